@@ -152,8 +152,14 @@ def operation_checks(
     def thin_back(module: Any) -> tuple[Tensor, ...]:
         bank.grads.zero_()
         dx = dy.clone()
-        module.thin_back(x, dqkv, dx, inner, group, route)
+        dh = module.thin_back(dqkv, dx, group, route)
+        module.thin_sums(x, dqkv, inner, dh, group, route)
         return dx, bank.grads[:lane_count].clone()
+
+    def gate_back(module: Any, gelu: bool) -> tuple[Tensor, ...]:
+        opened, product = gates.clone(), slope.clone()
+        module.gate_back_(opened, product, gelu)
+        return opened, product
 
     def thin(module: Any) -> tuple[Tensor, ...]:
         y = qkv.clone()
@@ -183,8 +189,8 @@ def operation_checks(
         ("norm_back", lambda: both(lambda m: m.norm_back(dy, x, gain, scale, add))),
         ("gate", lambda: both(lambda m: m.gate(gates))),
         ("gelu gate", lambda: both(lambda m: m.gate(gates, True))),
-        ("gelu gate_back", lambda: both(lambda m: m.gate_back_(gates.clone(), slope, True))),
-        ("gate_back", lambda: both(lambda m: m.gate_back_(gates.clone(), slope))),
+        ("gelu gate_back", lambda: both(lambda m: gate_back(m, True))),
+        ("gate_back", lambda: both(lambda m: gate_back(m, False))),
         ("rotate", lambda: both(lambda m: m.rotate_(qkv.clone(), turned, head, cos, sin))),
         ("rotate back", lambda: both(lambda m: m.rotate_(qkv.clone(), turned, head, cos, sin, back=True))),
         ("attend", lambda: both(lambda m: m.attend(q, k, v, rows, head**-0.5, None)[0])),

@@ -59,7 +59,7 @@ def main() -> None:
         kernels.fused_drop(torch.zeros(4, 32, dtype=dtype), torch.zeros(4, dtype=torch.int32), 12345, 0.1)
         kernels.gate_back_(torch.zeros(4, 64, dtype=dtype), kernels.gate(torch.zeros(4, 64, dtype=dtype)))
 
-    ready(kernels, work)
+    ready(kernels, "all", work)
     print(*sorted(compiled))
 
 

@@ -101,8 +101,11 @@ def test_gates(gelu: bool) -> None:
     g, u = wanted.chunk(2, dim=1)
     opened = torch.nn.functional.gelu(g, approximate="tanh") if gelu else torch.nn.functional.silu(g)
     (opened * u).backward(slope)
-    close(plain.gate_back_(both.clone(), slope, gelu), wanted.grad)
-    close(kernels.gate_back_(both.clone(), slope, gelu), wanted.grad)
+    for module in (plain, kernels):
+        into, product = both.clone(), slope.clone()
+        module.gate_back_(into, product, gelu)
+        close(into, wanted.grad)
+        close(product, (opened * u).detach())
 
 
 @pytest.mark.parametrize(("heads", "head"), [(3, 8), (4, 24)])
@@ -208,12 +211,13 @@ def test_thin_products(names: tuple[str, ...], dropout: float) -> None:
         bank.grads.fill_(0.5)
         out, dx = y.clone(), draw(tokens, 32, seed=3)
         h = module.thin(x, out, group, route)
-        module.thin_back(x, dy, dx, h, group, route)
-        module.thin_back(x, dy, None, h, group, route)
-        results.append((out, h, dx, bank.grads.clone()))
+        for into in (dx, None):
+            dh = module.thin_back(dy, into, group, route)
+            module.thin_sums(x, dy, h, dh, group, route)
+        results.append((out, h, dx, dh, bank.grads.clone()))
     for ours, theirs in zip(*results, strict=True):
         close(ours, theirs)
-    out, _, _, grads = results[0]
+    out, *_, grads = results[0]
     assert torch.equal(out[80:], y[80:])  # the bare model's tokens
     assert not torch.equal(out[:80], y[:80])
     assert bool((grads[1] == 0.5).all())

@@ -46,10 +46,10 @@ def operations(device: torch.device) -> Any:
     return plain if found is None else found
 
 
-def ready(module: Any, work: Callable[[], object]) -> None:
+def ready(module: Any, kind: str, work: Callable[[], object]) -> None:
     """Compile the kernels of some work, where operations have any, side by side and without running them."""
     if hasattr(module, "readying"):
-        with module.readying():
+        with module.readying(kind):
             work()
 
 

@@ -70,15 +70,16 @@ def gate(both: Tensor, gelu: bool = False) -> Tensor:
     return (opened * u).to(both.dtype)
 
 
-def gate_back_(both: Tensor, slope: Tensor, gelu: bool = False) -> Tensor:
-    """Replace ``both`` by its gradient, given the product's."""
+def gate_back_(both: Tensor, slope: Tensor, gelu: bool = False) -> None:
+    """Replace ``both`` by its gradient, given the product's, and that by the product."""
     g, u = both.float().chunk(2, dim=1)
-    wide = slope.float()
+    wide, product = slope.float(), gate(both, gelu)
     a, b = GELU
     opened = torch.sigmoid(a * (g + b * g**3) if gelu else g)
     gated = g * opened
     steep = gated * (1 - opened) * (a * (1 + 3 * b * g * g) if gelu else 1.0)
-    return both.copy_(torch.cat([wide * u * (opened + steep), wide * gated], dim=1))
+    both.copy_(torch.cat([wide * u * (opened + steep), wide * gated], dim=1))
+    slope.copy_(product)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, rows: Rows, scale: float, window: int | None) -> tuple[Tensor, Tensor]:
@@ -166,22 +167,27 @@ def thin(x: Tensor, y: Tensor, group: ThinGroup, route: Route) -> Tensor:
     return h
 
 
-def thin_back(x: Tensor, dy: Tensor, dx: Tensor | None, h: Tensor, group: ThinGroup, route: Route) -> None:
-    """Add the adapters' share to ``dx`` (where given) in place, and their own gradients to the lanes' sums."""
-    spans = route.spans.tolist()
+def thin_back(dy: Tensor, dx: Tensor | None, group: ThinGroup, route: Route) -> Tensor:
+    """Add the adapters' share to ``dx`` (where given) in place; returns the gradients of the inner values (S, N, r)."""
+    dh = dy.new_empty(len(group.sites), dy.shape[0], route.bank.lora.r)
     for number, (site, columns) in enumerate(group.parts()):
         a, b = (part.index_select(0, route.owners) for part in route.bank.views(route.bank.work, site))
-        slope = dy[:, columns].reshape(a.shape[0], route.stretch, -1)
-        dh = torch.bmm(slope, b.transpose(1, 2))
+        slope = torch.bmm(dy[:, columns].reshape(a.shape[0], route.stretch, -1), b.transpose(1, 2))
+        dh[number] = slope.view(dy.shape[0], -1)
+        if dx is not None:
+            dx += _kept(torch.bmm(slope, a.transpose(1, 2)).view_as(dx), site.index, route)
+    return dh
+
+
+def thin_sums(x: Tensor, dy: Tensor, h: Tensor, dh: Tensor, group: ThinGroup, route: Route) -> None:
+    """Add the adapters' own gradients to the lanes' sums."""
+    for number, (site, columns) in enumerate(group.parts()):
         kept = _kept(x, site.index, route)
         sums_a, sums_b = route.bank.views(route.bank.grads, site)
-        for slot, (begin, end) in enumerate(spans):
+        for slot, (begin, end) in enumerate(route.spans.tolist()):
             if begin < end:
-                mine = dh.view(x.shape[0], -1)[begin:end]
-                sums_a[slot] += (kept[begin:end].t() @ mine).float() * route.bank.lora.scale
+                sums_a[slot] += (kept[begin:end].t() @ dh[number, begin:end]).float() * route.bank.lora.scale
                 sums_b[slot] += (h[number, begin:end].t() @ dy[begin:end, columns]).float()
-        if dx is not None:
-            dx += _kept(torch.bmm(dh, a.transpose(1, 2)).view_as(x), site.index, route)
 
 
 def _kept(x: Tensor, layer: int, route: Route) -> Tensor:

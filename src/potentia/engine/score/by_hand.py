@@ -93,7 +93,8 @@ class _Forward:
     ) -> Tensor:
         if (adapted := self.whole.route is not None) not in self.whole.ready:
             self.whole.ready.add(adapted)
-            ready(self.whole.operations, lambda: self._layer(hidden_states, attention_mask, position_embeddings))
+            kind = f"scoring-{hidden_states.dtype}-{self.block.head}-{adapted}"
+            ready(self.whole.operations, kind, lambda: self._layer(hidden_states, attention_mask, position_embeddings))
         return self._layer(hidden_states, attention_mask, position_embeddings)
 
     def _layer(self, hidden_states: Tensor, attention_mask: Tensor | None, angles: tuple[Tensor, Tensor]) -> Tensor:

@@ -239,23 +239,27 @@ class _Layer(torch.autograd.Function):
         do, inputs, route = run.operations, run.inputs, run.route
         to_qkv, to_out, to_gates, to_down = block.products
 
-        def adapted(number: int, x: Tensor, dy: Tensor, dx: Tensor | None) -> None:
-            if inner[number] is not None:
-                do.thin_back(x, dy, dx, inner[number], block.adapters[number], route)
+        def adapted(number: int, dy: Tensor, dx: Tensor | None) -> Callable[[Tensor], None]:
+            """Add the adapters' share to the input's gradient; theirs are summed once the input itself is at hand."""
+            group, h = block.adapters[number], inner[number]
+            if group is None:
+                return lambda _: None
+            dh = do.thin_back(dy, dx, group, route)
+            return lambda x: do.thin_sums(x, dy, h, dh, group, route)
 
         dh3 = grads[0].contiguous()
         dz = block.norm_branch_back(do, AFTER[1], dh3, z, z_scale)
         slope = dz @ to_down
-        if inner[3] is not None:
-            adapted(3, do.gate(both, block.gelu), dz, slope)
-        both = do.gate_back_(both, slope, block.gelu)
+        sums = adapted(3, dz, slope)
+        do.gate_back_(both, slope, block.gelu)
+        sums(slope)
         dx2 = both @ to_gates
-        adapted(2, x2, both, dx2)
+        adapted(2, both, dx2)(x2)
         dh2 = do.norm_back(dx2, h2, block.gains[BEFORE[1]], scale2, dh3)
         answers = out.view(out.shape[0], -1)
         dy = block.norm_branch_back(do, AFTER[0], dh2, y, y_scale)
         dout = dy @ to_out
-        adapted(1, answers, dy, dout)
+        adapted(1, dy, dout)(answers)
         dqkv = torch.empty_like(qkv)
         q, k, v = block.queries_keys_values(turned, qkv)
         do.attend_back(
@@ -265,10 +269,10 @@ class _Layer(torch.autograd.Function):
         do.rotate_(dqkv, block.heads + block.kept, block.head, cos, sin, back=True)
         block.norm_heads_back(do, dqkv, qkv, head_scales)
         if not ctx.needs_input_grad[0]:
-            adapted(0, x, dqkv, None)
+            adapted(0, dqkv, None)(x)
             return (None,) * 6
         dx = dqkv @ to_qkv
-        adapted(0, x, dqkv, dx)
+        adapted(0, dqkv, dx)(x)
         return do.norm_back(dx, h, block.gains[BEFORE[0]], scale, dh2), None, None, None, None, None
 
 
@@ -348,7 +352,9 @@ class StaticPass:
     def __call__(self, inputs: StaticInputs, *, recompute: bool = False) -> None:
         """Add a laid-out pass's gradients to the bank's and its losses to the slots'."""
         if not self._ready:
-            ready(self.operations, lambda: self._pass(inputs, recompute=False))
+            lora, heads = self.bank.lora, [block.head for block in self.blocks.blocks[:1]] if self.blocks else []
+            kind = f"{self.bank.work.dtype}-{heads}-{lora.r}-{lora.dropout > 0}"
+            ready(self.operations, kind, lambda: self._pass(inputs, recompute=False))
             self.losses.zero_()  # what kernels leave unwritten is anything
             self._ready = True
         self._pass(inputs, recompute=recompute)
@@ -405,7 +411,8 @@ class _ThinLinear(torch.autograd.Function):
         weight, group, run = ctx.held
         dy = grads[0].contiguous()
         dx = dy @ weight.t() if ctx.needs_input_grad[0] else None
-        run.operations.thin_back(x, dy, dx, inner, group, run.route)
+        dh = run.operations.thin_back(dy, dx, group, run.route)
+        run.operations.thin_sums(x, dy, inner, dh, group, run.route)
         return dx, None, None, None, None, None
 
 

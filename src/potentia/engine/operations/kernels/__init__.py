@@ -18,4 +18,4 @@ from potentia.engine.operations.kernels.elementwise import (
     update_,
 )
 from potentia.engine.operations.kernels.launch import readying
-from potentia.engine.operations.kernels.thin import thin, thin_back
+from potentia.engine.operations.kernels.thin import thin, thin_back, thin_sums

@@ -174,6 +174,7 @@ def _gate_back(both_ptr, slope_ptr, width, A: tl.constexpr, B: tl.constexpr, BLO
         steep *= A * (1.0 + 3.0 * B * g * g)
     tl.store(gate_at, (slope * u * (open_ + steep)).to(both_ptr.dtype.element_ty), mask=inside)
     tl.store(up_at, (slope * gated).to(both_ptr.dtype.element_ty), mask=inside)
+    tl.store(slope_ptr + row * width + at, (gated * u).to(slope_ptr.dtype.element_ty), mask=inside)
 
 
 def _kind(gelu: bool) -> dict[str, float]:
@@ -188,10 +189,9 @@ def gate(both: Tensor, gelu: bool = False) -> Tensor:
     return out
 
 
-def gate_back_(both: Tensor, slope: Tensor, gelu: bool = False) -> Tensor:
+def gate_back_(both: Tensor, slope: Tensor, gelu: bool = False) -> None:
     rows, width = slope.shape
     launch(_gate_back, (rows, triton.cdiv(width, BLOCK)), both, slope, width, **_kind(gelu))
-    return both
 
 
 # ---- cross-entropy and its gradient in two readings of the logits, whose rounding alone is the model's dtype ----

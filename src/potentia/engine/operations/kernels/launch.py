@@ -25,14 +25,14 @@ def launch(kernel, grid: tuple[int, ...], *args, **options) -> None:
 
 
 @contextmanager
-def readying() -> Iterator[None]:
+def readying(kind: str) -> Iterator[None]:
     """Compile what is launched inside, side by side, and run none of it: what it would have written is not written.
 
-    Of the processes of a machine one compiles at a time, and the others find its kernels in Triton's cache.
+    Of the processes that need kernels of one kind, one compiles and the others find them in Triton's cache.
     """
     folder = Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton")
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "potentia.lock").open("w") as lock, ThreadPoolExecutor(os.cpu_count()) as threads:
+    with (folder / f"potentia-{kind}.lock").open("w") as lock, ThreadPoolExecutor(os.cpu_count()) as threads:
         fcntl.flock(lock, fcntl.LOCK_EX)
         before = _COMPILING.set(True)
         try:

@@ -6,6 +6,7 @@ the lane's own tokens, in their order, and added to the float32 sums: nothing de
 """
 
 # mypy: ignore-errors
+# ruff: noqa: D103 - what a function does is said of its namesake in ``plain``
 from __future__ import annotations
 
 import torch
@@ -29,16 +30,15 @@ def _mixed(keys_ptr, tokens, mix, inside):
 
 
 @triton.jit
-def _down_up(
-    x_ptr, y_ptr, h_ptr, keys_ptr, owners_ptr, work_ptr, table_ptr, x_stride, y_stride, row, tokens, width, threshold,
-    factor, R: tl.constexpr, RANK: tl.constexpr, DROP: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+def _down(
+    x_ptr, h_ptr, keys_ptr, owners_ptr, work_ptr, table_ptr, x_stride, row, tokens, width, threshold, factor,
+    R: tl.constexpr, RANK: tl.constexpr, DROP: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
     PRECISION: tl.constexpr
 ):  # fmt: skip
+    """Inner values of a stretch at a site."""
     block = tl.program_id(0)
     site = tl.program_id(1)
-    a_at, b_at = tl.load(table_ptr + site * 5), tl.load(table_ptr + site * 5 + 1)
-    column, wide = tl.load(table_ptr + site * 5 + 2), tl.load(table_ptr + site * 5 + 3)
-    mix = tl.load(table_ptr + site * 5 + 4)
+    a_at, mix = tl.load(table_ptr + site * 5), tl.load(table_ptr + site * 5 + 4)
     mine = work_ptr + tl.load(owners_ptr + block).to(tl.int64) * row
     t = block * BLOCK + tl.arange(0, BLOCK)
     r = tl.arange(0, RANK)
@@ -55,99 +55,106 @@ def _down_up(
             mine + a_at + at[:, None] * R + r[None, :], mask=(at < width)[:, None] & (r < R)[None, :], other=0.0
         )
         low = tl.dot(x, a, low, input_precision=PRECISION)
-    h = low.to(h_ptr.dtype.element_ty)
-    tl.store(h_ptr + (site * tokens + lines) * R + r[None, :], h, mask=(r < R)[None, :])
-    for begin in range(0, wide, WIDE):
-        at = begin + tl.arange(0, WIDE)
-        b = tl.load(
-            mine + b_at + r[:, None] * wide + at[None, :], mask=(r < R)[:, None] & (at < wide)[None, :], other=0.0
-        )
-        spot = y_ptr + lines * y_stride + column + at[None, :]
-        y = tl.load(spot, mask=(at < wide)[None, :], other=0.0).to(tl.float32)
-        y = tl.dot(h, b, y, input_precision=PRECISION)
-        tl.store(spot, y.to(y_ptr.dtype.element_ty), mask=(at < wide)[None, :])
+    tl.store(h_ptr + (site * tokens + lines) * R + r[None, :], low.to(h_ptr.dtype.element_ty), mask=(r < R)[None, :])
+
+
+@triton.jit
+def _up(
+    y_ptr, h_ptr, owners_ptr, work_ptr, table_ptr, y_stride, row, tokens,
+    R: tl.constexpr, RANK: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr, PIECE: tl.constexpr,
+    PRECISION: tl.constexpr
+):  # fmt: skip
+    """Add a stretch's products to a piece of a site's columns."""
+    block = tl.program_id(0)
+    site = tl.program_id(1)
+    b_at, column = tl.load(table_ptr + site * 5 + 1), tl.load(table_ptr + site * 5 + 2)
+    wide = tl.load(table_ptr + site * 5 + 3)
+    mine = work_ptr + tl.load(owners_ptr + block).to(tl.int64) * row
+    lines = (block * BLOCK + tl.arange(0, BLOCK))[:, None].to(tl.int64)
+    r = tl.arange(0, RANK)
+    first = tl.program_id(2) * PIECE
+    if first < wide:
+        h = tl.load(h_ptr + (site * tokens + lines) * R + r[None, :], mask=(r < R)[None, :], other=0.0)
+        for begin in range(first, tl.minimum(first + PIECE, wide), WIDE):
+            at = begin + tl.arange(0, WIDE)
+            b = tl.load(
+                mine + b_at + r[:, None] * wide + at[None, :], mask=(r < R)[:, None] & (at < wide)[None, :], other=0.0
+            )
+            spot = y_ptr + lines * y_stride + column + at[None, :]
+            y = tl.load(spot, mask=(at < wide)[None, :], other=0.0).to(tl.float32)
+            y = tl.dot(h, b, y, input_precision=PRECISION)
+            tl.store(spot, y.to(y_ptr.dtype.element_ty), mask=(at < wide)[None, :])
 
 
 @triton.jit
 def _up_back(
-    dy_ptr, dh_ptr, work_ptr, table_ptr, site: tl.constexpr, lines, lane, dy_stride, tokens, r,
+    dy_ptr, parts_ptr, owners_ptr, work_ptr, table_ptr, dy_stride, row, tokens, piece, SITES: tl.constexpr,
     R: tl.constexpr, RANK: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
+    """Gradient of a stretch's inner values by a piece of a site's columns."""
+    block = tl.program_id(0)
+    site = tl.program_id(1)
+    number = tl.program_id(2)
     b_at, column = tl.load(table_ptr + site * 5 + 1), tl.load(table_ptr + site * 5 + 2)
     wide = tl.load(table_ptr + site * 5 + 3)
+    mine = work_ptr + tl.load(owners_ptr + block).to(tl.int64) * row
+    lines = (block * BLOCK + tl.arange(0, BLOCK))[:, None].to(tl.int64)
+    r = tl.arange(0, RANK)
     dh = tl.zeros((BLOCK, RANK), tl.float32)
-    for begin in range(0, wide, WIDE):
+    for begin in range(number * piece, tl.minimum((number + 1) * piece, wide), WIDE):
         at = begin + tl.arange(0, WIDE)
         dy = tl.load(dy_ptr + lines * dy_stride + column + at[None, :], mask=(at < wide)[None, :], other=0.0)
-        spot = work_ptr + lane + b_at + r[None, :] * wide + at[:, None]
+        spot = mine + b_at + r[None, :] * wide + at[:, None]
         b = tl.load(spot, mask=(r < R)[None, :] & (at < wide)[:, None], other=0.0)
         dh = tl.dot(dy, b, dh, input_precision=PRECISION)
-    dh = dh.to(dh_ptr.dtype.element_ty)
-    tl.store(dh_ptr + (site * tokens + lines) * R + r[None, :], dh, mask=(r < R)[None, :])
-    return dh
+    out = parts_ptr + ((number * SITES + site) * tokens + lines) * R + r[None, :]
+    tl.store(out, dh, mask=(r < R)[None, :])
 
 
 @triton.jit
 def _down_back(
-    dh, keys, work_ptr, table_ptr, site: tl.constexpr, lane, at, width, threshold, factor, r,
-    R: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr
-):  # fmt: skip
-    a_at = tl.load(table_ptr + site * 5)
-    spot = work_ptr + lane + a_at + at[None, :] * R + r[:, None]
-    a = tl.load(spot, mask=(at < width)[None, :] & (r < R)[:, None], other=0.0)
-    dx = tl.dot(dh, a, input_precision=PRECISION)
-    if DROP:
-        dx = _kept(dx, keys, at, threshold, factor)
-    return dx
-
-
-@triton.jit
-def _back(
-    dy_ptr, dx_ptr, dh_ptr, keys_ptr, owners_ptr, work_ptr, table_ptr, dy_stride, dx_stride, row, tokens, width,
+    dx_ptr, dh_ptr, parts_ptr, keys_ptr, owners_ptr, work_ptr, table_ptr, dx_stride, row, tokens, width, pieces,
     threshold, factor, SITES: tl.constexpr, R: tl.constexpr, RANK: tl.constexpr, DROP: tl.constexpr,
-    INPUT: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr
+    INPUT: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr, PIECE: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
+    """Sum the pieces' gradients of inner values, and add what they mean for a piece of the input's columns."""
     block = tl.program_id(0)
-    lane = tl.load(owners_ptr + block).to(tl.int64) * row
+    first = tl.program_id(1) * PIECE
+    mine = work_ptr + tl.load(owners_ptr + block).to(tl.int64) * row
     t = block * BLOCK + tl.arange(0, BLOCK)
     lines = t[:, None].to(tl.int64)
     r = tl.arange(0, RANK)
-    one = _up_back(
-        dy_ptr, dh_ptr, work_ptr, table_ptr, 0, lines, lane, dy_stride, tokens, r, R, RANK, BLOCK, WIDE, PRECISION
-    )
-    two = one
-    three = one
-    if SITES > 1:
-        two = _up_back(
-            dy_ptr, dh_ptr, work_ptr, table_ptr, 1, lines, lane, dy_stride, tokens, r, R, RANK, BLOCK, WIDE, PRECISION
-        )
-    if SITES > 2:
-        three = _up_back(
-            dy_ptr, dh_ptr, work_ptr, table_ptr, 2, lines, lane, dy_stride, tokens, r, R, RANK, BLOCK, WIDE, PRECISION
-        )
+    if first == 0:
+        for site in tl.static_range(SITES):
+            dh = _summed(parts_ptr, dh_ptr, site, SITES, pieces, tokens, lines, r, R, RANK, BLOCK)
+            tl.store(dh_ptr + (site * tokens + lines) * R + r[None, :], dh, mask=(r < R)[None, :])
     if INPUT:
-        keys_one = _mixed(keys_ptr, t, tl.load(table_ptr + 4), t < tokens) if DROP else t.to(tl.uint32)
-        keys_two, keys_three = keys_one, keys_one
-        if DROP and SITES > 1:
-            keys_two = _mixed(keys_ptr, t, tl.load(table_ptr + 9), t < tokens)
-        if DROP and SITES > 2:
-            keys_three = _mixed(keys_ptr, t, tl.load(table_ptr + 14), t < tokens)
-        for begin in range(0, width, WIDE):
+        for begin in range(first, tl.minimum(first + PIECE, width), WIDE):
             at = begin + tl.arange(0, WIDE)
             spot = dx_ptr + lines * dx_stride + at[None, :]
             dx = tl.load(spot, mask=(at < width)[None, :], other=0.0).to(tl.float32)
-            dx += _down_back(
-                one, keys_one, work_ptr, table_ptr, 0, lane, at, width, threshold, factor, r, R, DROP, PRECISION
-            )
-            if SITES > 1:
-                dx += _down_back(
-                    two, keys_two, work_ptr, table_ptr, 1, lane, at, width, threshold, factor, r, R, DROP, PRECISION
-                )
-            if SITES > 2:
-                dx += _down_back(
-                    three, keys_three, work_ptr, table_ptr, 2, lane, at, width, threshold, factor, r, R, DROP, PRECISION
-                )
+            for site in tl.static_range(SITES):
+                dh = _summed(parts_ptr, dh_ptr, site, SITES, pieces, tokens, lines, r, R, RANK, BLOCK)
+                a_at = mine + tl.load(table_ptr + site * 5) + at[None, :] * R + r[:, None]
+                a = tl.load(a_at, mask=(at < width)[None, :] & (r < R)[:, None], other=0.0)
+                add = tl.dot(dh, a, input_precision=PRECISION)
+                if DROP:
+                    keys = _mixed(keys_ptr, t, tl.load(table_ptr + site * 5 + 4), t < tokens)
+                    add = _kept(add, keys, at, threshold, factor)
+                dx += add
             tl.store(spot, dx.to(dx_ptr.dtype.element_ty), mask=(at < width)[None, :])
+
+
+@triton.jit
+def _summed(
+    parts_ptr, dh_ptr, site, SITES: tl.constexpr, pieces, tokens, lines, r, R: tl.constexpr, RANK: tl.constexpr,
+    BLOCK: tl.constexpr
+):  # fmt: skip
+    total = tl.zeros((BLOCK, RANK), tl.float32)
+    for number in range(pieces):
+        spot = parts_ptr + ((number * SITES + site) * tokens + lines) * R + r[None, :]
+        total += tl.load(spot, mask=(r < R)[None, :], other=0.0)
+    return total.to(dh_ptr.dtype.element_ty)
 
 
 @triton.jit
@@ -219,52 +226,73 @@ def _sums(
             )  # fmt: skip
 
 
-SUMS = {"BLOCK": 32, "WIDE": 64, "num_warps": 4}
+PIECE = 512  # columns that a program treats: shorter chains of loads than a whole row of a wide layer
+MOST_PIECES = 4  # that a sum over columns is made of
 
 
 def _options(x: Tensor, route) -> dict[str, object]:
     return {
         "R": route.bank.lora.r,
         "RANK": max(16, triton.next_power_of_2(route.bank.lora.r)),
-        "DROP": route.keys is not None,
         "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32",
     }
 
 
-def _draws(route) -> tuple[int, float]:
-    return round(route.bank.lora.dropout * 65536), 1.0 / (1.0 - route.bank.lora.dropout)
+def _drops(route) -> tuple[Tensor, int, float, bool]:
+    """The tokens' keys (or anything), threshold and factor, and whether anything is dropped."""
+    p = route.bank.lora.dropout
+    drop = route.keys is not None
+    return route.keys if drop else route.owners, round(p * 65536), 1.0 / (1.0 - p), drop
 
 
 def thin(x: Tensor, y: Tensor, group, route) -> Tensor:
-    """Add every site's adapter product to its columns of ``y`` (N, …), in place; returns the inner values (S, N, r)."""
     tokens, width = x.shape
-    h = x.new_empty(len(group.sites), tokens, route.bank.lora.r)
-    keys = route.keys if route.keys is not None else route.owners
+    sites, work = len(group.sites), route.bank.work
+    h = x.new_empty(sites, tokens, route.bank.lora.r)
+    keys, threshold, factor, drop = _drops(route)
+    options = {**_options(x, route), "BLOCK": route.stretch, "WIDE": 128, "num_warps": 4}
     launch(
-        _down_up, (tokens // route.stretch, len(group.sites)),
-        x, y, h, keys, route.owners, route.bank.work, group.table, x.stride(0), y.stride(0),
-        route.bank.work.stride(0), tokens, width, *_draws(route), **_options(x, route), BLOCK=route.stretch, WIDE=128,
-        num_warps=4,
+        _down, (tokens // route.stretch, sites),
+        x, h, keys, route.owners, work, group.table, x.stride(0), work.stride(0), tokens, width, threshold, factor,
+        DROP=drop, **options,
+    )  # fmt: skip
+    launch(
+        _up, (tokens // route.stretch, sites, triton.cdiv(group.widest, PIECE)),
+        y, h, route.owners, work, group.table, y.stride(0), work.stride(0), tokens, PIECE=PIECE, **options,
     )  # fmt: skip
     return h
 
 
-def thin_back(x: Tensor, dy: Tensor, dx: Tensor | None, h: Tensor, group, route) -> None:
-    """Add the adapters' share to ``dx`` (where given) in place, and their own gradients to the lanes' sums."""
-    tokens, width = x.shape
-    dh = torch.empty_like(h)
-    options, draws = _options(x, route), _draws(route)
-    keys = route.keys if route.keys is not None else route.owners
+def thin_back(dy: Tensor, dx: Tensor | None, group, route) -> Tensor:
+    tokens, sites, r = dy.shape[0], len(group.sites), route.bank.lora.r
+    work = route.bank.work
+    piece = max(PIECE, triton.cdiv(triton.cdiv(group.widest, MOST_PIECES), 128) * 128)
+    pieces = triton.cdiv(group.widest, piece)
+    parts = torch.empty(pieces, sites, tokens, r, dtype=torch.float32, device=dy.device)
+    dh = dy.new_empty(sites, tokens, r)
+    keys, threshold, factor, drop = _drops(route)
+    options = {**_options(dy, route), "SITES": sites, "BLOCK": route.stretch, "WIDE": 128, "num_warps": 4}
     launch(
-        _back, (tokens // route.stretch,),
-        dy, dy if dx is None else dx, dh, keys, route.owners, route.bank.work, group.table, dy.stride(0),
-        dy.stride(0) if dx is None else dx.stride(0), route.bank.work.stride(0), tokens, width, *draws,
-        SITES=len(group.sites), INPUT=dx is not None, **options, BLOCK=route.stretch, WIDE=128, num_warps=4,
+        _up_back, (tokens // route.stretch, sites, pieces),
+        dy, parts, route.owners, work, group.table, dy.stride(0), work.stride(0), tokens, piece, **options,
     )  # fmt: skip
-    slots = route.spans.shape[0]
-    pieces = triton.cdiv(width, 64)
+    into = dy if dx is None else dx
+    width = 0 if dx is None else dx.shape[1]
     launch(
-        _sums, (slots, pieces + triton.cdiv(group.widest, 64), len(group.sites)),
+        _down_back, (tokens // route.stretch, max(1, triton.cdiv(width, PIECE))),
+        into, dh, parts, keys, route.owners, work, group.table, into.stride(0), work.stride(0), tokens, width, pieces,
+        threshold, factor, DROP=drop, INPUT=dx is not None, PIECE=PIECE, **options,
+    )  # fmt: skip
+    return dh
+
+
+def thin_sums(x: Tensor, dy: Tensor, h: Tensor, dh: Tensor, group, route) -> None:
+    tokens, width = x.shape
+    pieces = triton.cdiv(width, 64)
+    keys, threshold, factor, drop = _drops(route)
+    launch(
+        _sums, (route.spans.shape[0], pieces + triton.cdiv(group.widest, 64), len(group.sites)),
         x, dy, h, dh, keys, route.spans, route.bank.grads, group.table, x.stride(0), dy.stride(0),
-        route.bank.grads.stride(0), tokens, width, *draws, route.bank.lora.scale, pieces, **options, **SUMS,
+        route.bank.grads.stride(0), tokens, width, threshold, factor, route.bank.lora.scale, pieces, DROP=drop,
+        **_options(x, route), BLOCK=32 if x.dtype == torch.float32 else 128, WIDE=64, num_warps=4,
     )  # fmt: skip
