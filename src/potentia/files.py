@@ -130,7 +130,7 @@ def read_yaml(
         if isinstance(problem, InputError):
             raise
         reason = problem.strerror if isinstance(problem, OSError) else str(problem).splitlines()[0]
-        raise error(f"cannot read {what}: {reason or type(problem).__name__}", where=_short(file)) from None
+        raise error(f"cannot read {what}: {reason or type(problem).__name__}", where=str(file)[:300]) from None
     except yaml.YAMLError as problem:
         mark = getattr(problem, "problem_mark", None)
         words = getattr(problem, "problem", None) or str(problem).splitlines()[0]
@@ -156,12 +156,6 @@ def _bounded(loader: type[yaml.SafeLoader]) -> Any:
                 raise yaml.scanner.ScannerError(None, None, "it is nested too deeply", self.get_mark())
 
     return Bounded
-
-
-def _short(file: Path) -> str:
-    """Return a path that can be shown, also where it is too long to be one."""
-    text = str(file)
-    return text if len(text) < 300 else f"{text[:100]} … {text[-100:]}"
 
 
 class _Walk:

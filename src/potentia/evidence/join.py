@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -98,9 +97,10 @@ def _merged(one: Origin, two: Origin) -> Origin:
 def joined(parts: Sequence[Evidence]) -> Evidence:
     """Join several sources, protocol by protocol; what cannot be compared, and a cell that two have, is refused."""
     matrices = [(part.source, protocol, matrix) for part in parts for protocol, matrix in part.scores.items()]
+    by_name = {part.source: part for part in parts}
     refuse_unlike(
         ((source, protocol, task, cell) for source, protocol, matrix in matrices for task, cell in _cells(matrix)),
-        recipe=partial(_recipe_in, {part.source: part for part in parts}),
+        recipe=lambda source, *cell: next((recipe_of(*store, *cell) for store in by_name[source]._opened()), {}),
         hint="show them apart, with --apart: scores compare where data, metric and fine-tuning are the same",
     )
     protocols = in_order({protocol for _, protocol, _ in matrices})
@@ -116,10 +116,6 @@ def joined(parts: Sequence[Evidence]) -> Evidence:
         without_items={p: frozenset().union(*(part.without_items.get(p, ()) for part in parts)) for p in protocols},
         items_read={p: _items([part.items_read.get(p, {}) for part in parts]) for p in protocols},
     )
-
-
-def _recipe_in(parts: Mapping[str, Evidence], source: str, protocol: str, task: str) -> Mapping[str, Any]:
-    return next((recipe_of(*opened, protocol, task) for opened in parts[source]._opened()), {})
 
 
 def _every(parts: Sequence[Evidence], name: str) -> tuple[Any, ...]:

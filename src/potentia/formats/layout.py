@@ -146,12 +146,8 @@ def _tidy(table: RawTable, found: Mapping[str, str], says: Says) -> Layout:
     cells = []
     for at, values in table.rows:
         row = ({"metric": metric} if metric else {}) | {field: values[k] for field, k in place.items()}
-        value, error = _value(row["score"])
-        if value is not None:  # **0.46 ± 0.01** is a number with its error
-            row["score"] = value
-            row["stderr"] = error if row.get("stderr") is None else row["stderr"]
         row |= _protocol(row, f"{table.where}, {at}, column {found.get('shots')}")
-        cells.append(_Cell(at, row, "%" in str(values[place["score"]])))
+        cells.append(_cell(at, row, row["score"], row.get("stderr")))
     if "higher_is_better" in place:
         return Layout(tuple((cell.at, cell.row) for cell in cells))
     rows, read = _decided(table, cells, says)
@@ -208,7 +204,7 @@ def _wide(table: RawTable, found: Mapping[str, str], says: Says) -> Layout | Non
         said = {field: row[column] for field, column in about.items()}
         models.append((at, row, {"model": _unlinked(row[model]), **said, **_protocol(said, f"{table.where}, {at}")}))
     cells = [
-        _cell(f"{at}, column {c}", {**shared, "benchmark": task}, row[c], row[errors[c]] if c in errors else None)
+        _cell(f"{at}, column {c}", {**shared, "benchmark": task}, row[c], _value(row.get(errors.get(c)))[0])
         for c, task in tasks.items()
         for at, row, shared in models
     ]
@@ -251,15 +247,15 @@ def _passed_over(name: str, says: Says) -> bool:
 
 
 def _cell(at: str, row: dict[str, Any], content: Any, spread: Any = None) -> _Cell:
-    """Take one square of a wide table, with the error in it or in the column of errors."""
+    """Take one score, with the error that stands by it (**0.46 ± 0.01**) or in a column of its own."""
     value, error = _value(content)
-    row |= {"score": value, "stderr": error if spread is None else _value(spread)[0]}
-    return _Cell(at, row, "%" in f"{content}{row['benchmark']}")
+    row |= {"score": str(content) if value is None else value, "stderr": error if spread is None else spread}
+    return _Cell(at, row, "%" in f"{content}{row.get('benchmark')}")
 
 
 def _grid(table: RawTable, cells: Sequence[_Cell], says: Says, left: list[str], *notes: str) -> Layout:
     """Return the scores of a wide table, each task read as its name and values say."""
-    known = [cell for cell in cells if cell.row["score"] is not None]
+    known = [cell for cell in cells if isinstance(cell.row["score"], float)]
     says.check([*dict.fromkeys(cell.row["benchmark"] for cell in known), *left], table.where)
     rows, read = _decided(table, known, says)
     return Layout(rows, notes, Reading(read, tuple(dict.fromkeys(left))))
@@ -269,11 +265,11 @@ def _decided(table: RawTable, cells: Sequence[_Cell], says: Says) -> tuple[tuple
     """Decide what the scores of each task are, by the metric that the table names or by their values."""
     columns: dict[tuple[str, str], list[_Cell]] = {}
     for cell in cells:
-        if cell.column[0].strip() and _value(cell.row["score"])[0] is not None:
+        if cell.column[0].strip() and isinstance(cell.row["score"], float):
             columns.setdefault(cell.column, []).append(cell)
     read = {}
     for (task, metric), members in columns.items():
-        values, percent = [_value(cell.row["score"])[0] or 0.0 for cell in members], any(c.percent for c in members)
+        values, percent = [cell.row["score"] for cell in members], any(cell.percent for cell in members)
         read[task, metric] = decide(task, values, says, metric=metric or None, percent=percent, where=table.where)
     rows: list[Row] = [(cell.at, _said(cell.row, read.get(cell.column))) for cell in cells]
     return tuple(rows), tuple(read.values())

@@ -185,7 +185,12 @@ class Store(Reading):
         """Write the cells whose keys are free, and add all to their studies; returns how many were new."""
         studies = {name: self._study_key(connection, name) for name in {cell.study for cell in cells}}
         unique = {cell.key: cell for cell in reversed(cells)}  # the first of a key counts
-        rows = [_cell_row(cell, studies[cell.study], items) for cell in reversed(unique.values())]
+        rows = [
+            {name: getattr(cell, name) for name in CELL}
+            | {"study": studies[cell.study], "item_count": items}
+            | dict(zip(ORIGIN, astuple(cell.score.origin), strict=True))
+            for cell in reversed(unique.values())
+        ]
         claim = self._insert(s.cells).on_conflict_do_nothing().returning(s.cells.c.key, s.cells.c.id)
         fresh = dict(connection.execute(claim, rows).all()) if rows else {}
         self._describe(connection, [(number, unique[key]) for key, number in fresh.items()])
@@ -280,11 +285,6 @@ def _check(cell: CellRecord) -> None:
         raise StoreError(f"the main metric {cell.metric!r} is not among the scores", where=place)
     if not math.isfinite(cell.scores[cell.metric].value):
         raise StoreError("the main score is not a finite number", where=place, hint="record the cell as failed instead")
-
-
-def _cell_row(cell: CellRecord, study: str, items: int | None) -> dict[str, Any]:
-    row = {name: getattr(cell, name) for name in CELL} | {"study": study, "item_count": items}
-    return row | dict(zip(ORIGIN, astuple(cell.score.origin), strict=True))
 
 
 def _score_rows(number: int, cell: CellRecord) -> list[dict[str, Any]]:

@@ -205,10 +205,6 @@ class TaskSpec(Strict):
 EXPOSED = "+exposed"  # follows the name of a model that `treat` tunes
 
 
-def _switched(value: Any) -> Any:
-    return {"on": value} if isinstance(value, bool) else value
-
-
 def _once(kind: str, names: list[str]) -> None:
     twice = sorted(name for name, times in Counter(names).items() if times > 1)
     if twice:
@@ -298,7 +294,7 @@ class Study(Strict):
         None, description="tune these cells alone, as `potentia plan --budget` writes them; all where absent"
     )
     treat: Treat | None = Field(None, description="show some models test tasks before the study, on purpose")
-    probe: Annotated[Probe, BeforeValidator(_switched)] = Field(
+    probe: Annotated[Probe, BeforeValidator(lambda given: {"on": given} if isinstance(given, bool) else given)] = Field(
         Probe(), description="record how much is left to learn, for `analyze exposure`: true, false, or a record"
     )
     seed: int = Field(0, description="seed of splits, orders and examples, and the first of the fine-tuning seeds")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -61,7 +62,8 @@ class Writer:
         self.spread = is_spread(network.model)
         at_once = network.device.type == "cuda" and not self.spread
         self.continuous = at_once if continuous is None else continuous
-        self._lengths: dict[str, int] = {}
+        encode = encoder.tokenizer.encode
+        self._length = cache(lambda stop: len(encode(stop, add_special_tokens=False)))
 
     def write(
         self, requests: Sequence[Generation], owners: Sequence[int] | None, progress: Callable[[int], None] | None
@@ -182,11 +184,6 @@ class Writer:
             prompt = [prompt[0], *prompt[-(space - 1) :]] if keep else prompt[-space:]
         lookback = max((self._length(stop) for stop in request.stop), default=0) + LOOKBACK
         return Draft(index, prompt, request.stop, room, owner, lookback, request.options)
-
-    def _length(self, stop: str) -> int:
-        if stop not in self._lengths:
-            self._lengths[stop] = len(self.tokenizer.encode(stop, add_special_tokens=False))
-        return self._lengths[stop]
 
     def _write_batch(self, batch: list[Draft], decoding: Decoding, *, own: bool) -> None:
         if not own:
