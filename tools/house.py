@@ -48,6 +48,7 @@ def modules() -> dict[str, Path]:
 def imports(name: str, path: Path, known: dict[str, Path], *, lazy: bool, through: bool = False) -> set[str]:
     """Return our modules that a module imports when it is loaded; with ``lazy`` also those inside its functions.
 
+    ``potentia.run.plan_study`` is one too: the room is loaded when it is first named.
     Imports under ``if TYPE_CHECKING`` do not count, nor does the package that a named module lies in. ``from package
     import name`` is the package where its ``__init__`` gives the name, else the module of that name; ``through`` looks
     behind the door, at the module that the name comes from.
@@ -68,7 +69,11 @@ def imports(name: str, path: Path, known: dict[str, Path], *, lazy: bool, throug
                 for handler in getattr(node, "handlers", []):
                     visit(handler.body)
 
-    visit(ast.parse(path.read_text("utf-8")).body)
+    tree = ast.parse(path.read_text("utf-8"))
+    visit(tree.body)
+    for node in ast.walk(tree) if lazy else ():
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "potentia":
+            found.update({f"potentia.{node.attr}"} & known.keys())
     return found - {name}
 
 

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.3.0"
 
 if TYPE_CHECKING:
-    from potentia import analysis, engine, facts, tasks
+    from potentia import analysis, engine, evidence, facts, files, formats, integrations  # isort: skip
+    from potentia import lab, papers, run, show, store, study, tasks  # isort: skip
     from potentia.api import *  # noqa: F403
 
 _ROOMS = ("analysis", "engine", "facts", "tasks")

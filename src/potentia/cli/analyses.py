@@ -10,8 +10,9 @@ import os
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import potentia
 from potentia.cli import options as shared
 from potentia.cli import output as out
 from potentia.cli.app import analyze
@@ -19,12 +20,9 @@ from potentia.cli.options import Option, argument, command, filled, flag, many, 
 from potentia.errors import InputError, PotentiaError
 from potentia.values.findings import Finding, telling
 
-if TYPE_CHECKING:
-    from potentia.evidence import Evidence
-
 Found = Mapping[str, Finding]
-Find = Callable[["Evidence", Any], Found]
-Show = Callable[[Found, "Evidence", Any], None]
+Find = Callable[["potentia.Evidence", Any], Found]
+Show = Callable[[Found, "potentia.Evidence", Any], None]
 OF_STORES = ("outlook", "exposure", "judge")  # analyses that no table can answer
 SHOWN = 20  # models of the score table
 CAP = 50_000  # training examples of a task that count, as a study uses them at most
@@ -71,10 +69,8 @@ def analysis(
     return register
 
 
-def _print_rankings(found: Found, evidence: Evidence, asked: Any) -> None:
+def _print_rankings(found: Found, evidence: potentia.Evidence, asked: Any) -> None:
     """Print the scores and a summary, or every table; of checkpoints, which are no rivals, the runs."""
-    from potentia.analysis.rankings import summarise
-
     runs = out.training_of(evidence)
     if runs is not None:
         out.print_training(runs)
@@ -85,7 +81,7 @@ def _print_rankings(found: Found, evidence: Evidence, asked: Any) -> None:
         out.print_findings({name: f for name, f in found.items() if name != "scoreboard"})
         return
     out.console.print()
-    for table in filter(None, map(telling, summarise(asked.found))):
+    for table in filter(None, map(telling, potentia.analysis.rankings.summarise(asked.found))):
         out.print_table(table)
     tables = sum(len(finding.tables()) for finding in found.values())
     out.say(f"All {tables} tables: --all. As a page: potentia report {shlex.quote(asked.sources[0])}", style="dim")
@@ -103,7 +99,7 @@ def _print_rankings(found: Found, evidence: Evidence, asked: Any) -> None:
     level=option("Confidence level.", float, 0.95, min=0.5, max=0.999),
     everything=flag("--all", "Print every table of every finding; else the scores and a summary."),
 )
-def rankings(evidence: Evidence, asked: Any) -> Found:
+def rankings(evidence: potentia.Evidence, asked: Any) -> Found:
     """Say who is best and how sure that is, how far the tasks rank the models alike, and which differences are real.
 
     Examples:
@@ -113,17 +109,18 @@ def rankings(evidence: Evidence, asked: Any) -> Found:
 
       potentia analyze rankings scores.csv --protocols direct train_before_test --exclude-flagged --json
     """
-    from potentia.analysis.rankings import GAPS, Options, find_rankings
-
-    if asked.gaps not in GAPS:
-        raise InputError(f"no treatment of gaps {asked.gaps!r}", hint=f"--gaps is one of: {', '.join(GAPS)}")
-    asked.found = find_rankings(evidence, filled(Options, asked))
+    if asked.gaps not in potentia.analysis.rankings.GAPS:
+        raise InputError(
+            f"no treatment of gaps {asked.gaps!r}",
+            hint=f"--gaps is one of: {', '.join(potentia.analysis.rankings.GAPS)}",
+        )
+    asked.found = potentia.analysis.rankings.find_rankings(evidence, filled(potentia.analysis.rankings.Options, asked))
     named: Found = asked.found.named()
     return named
 
 
 @analysis("outlook", history=shared.HISTORY)
-def outlook(evidence: Evidence, asked: Any) -> Found:
+def outlook(evidence: potentia.Evidence, asked: Any) -> Found:
     """Predict the cells that a study has not measured, and its final ranking: P(best), ranks with intervals.
 
     Report and board show the same. Predictions are in no other table.
@@ -131,9 +128,7 @@ def outlook(evidence: Evidence, asked: Any) -> Found:
     Example:
       potentia analyze outlook potentia.db
     """
-    from potentia.analysis.planning import find_outlook
-
-    found = find_outlook(evidence, history=out.history(asked))
+    found = potentia.analysis.planning.find_outlook(evidence, history=out.history(asked))
     if found is None:
         store = asked.sources[0]
         hint = f"potentia analyze rankings {shlex.quote(store)}"
@@ -142,7 +137,7 @@ def outlook(evidence: Evidence, asked: Any) -> Found:
 
 
 @analysis("few-tasks")
-def few_tasks(evidence: Evidence, asked: Any) -> Found:
+def few_tasks(evidence: potentia.Evidence, asked: Any) -> Found:
     """Choose tasks on half of the models and see how well they rank the others, against their cost.
 
     The scores are those of the protocol that ranks, or of the one that --protocol names.
@@ -150,14 +145,16 @@ def few_tasks(evidence: Evidence, asked: Any) -> Found:
     Example:
       potentia analyze few-tasks scores.csv --protocol train_before_test
     """
-    from potentia.analysis.planning import find_task_curve
-
     if evidence.main is None or evidence.main not in evidence.scores:
         there = f"there are {', '.join(evidence.protocols)}"
         raise InputError(f"no scores of {evidence.main}", where=asked.sources[0], hint=there)
     known = evidence.background
     sizes = {task: min(n, CAP) for task, n in known.train_examples.items()}
-    return {"few_tasks": find_task_curve(evidence.scores[evidence.main], costs=sizes, lineages=known.lineages)}
+    return {
+        "few_tasks": potentia.analysis.planning.find_task_curve(
+            evidence.scores[evidence.main], costs=sizes, lineages=known.lineages
+        )
+    }
 
 
 @analysis(
@@ -167,7 +164,7 @@ def few_tasks(evidence: Evidence, asked: Any) -> Found:
     baseline=shared.BASELINE,
     power=option("Share of pairs that a resolved gap tells apart.", float, 0.8, min=0.5, max=1.0),
 )
-def checkpoints(evidence: Evidence, asked: Any) -> Found:
+def checkpoints(evidence: potentia.Evidence, asked: Any) -> Found:
     """Say how stably scores grow with pretraining: tau with steps, and the smallest gap each benchmark resolves.
 
     Examples:
@@ -175,14 +172,14 @@ def checkpoints(evidence: Evidence, asked: Any) -> Found:
 
       potentia analyze checkpoints scores.csv --steps steps.csv --tasks arc_easy --json
     """
-    from potentia.analysis.base_models import find_stability, read_checkpoints
-
     unit, given = asked.unit, None
     if unit not in (None, "steps", "tokens"):
         raise InputError(f"no unit {unit!r}", hint="--unit steps or --unit tokens")
     if asked.steps is not None:
-        given, unit = read_checkpoints(asked.steps, unit)
-    found = find_stability(evidence, given, unit=unit, baseline=asked.baseline, power=asked.power)
+        given, unit = potentia.analysis.base_models.read_checkpoints(asked.steps, unit)
+    found = potentia.analysis.base_models.find_stability(
+        evidence, given, unit=unit, baseline=asked.baseline, power=asked.power
+    )
     return {"stability": found}
 
 
@@ -192,7 +189,7 @@ def checkpoints(evidence: Evidence, asked: Any) -> Found:
     instruct_by=option("Method that scores the instruct versions, or 'same'; else instruct, else direct."),
     baseline=shared.BASELINE,
 )
-def consistency(evidence: Evidence, asked: Any) -> Found:
+def consistency(evidence: potentia.Evidence, asked: Any) -> Found:
     """Say whether better base models become better instruct models, by every method; rank the methods.
 
     Examples:
@@ -200,17 +197,17 @@ def consistency(evidence: Evidence, asked: Any) -> Found:
 
       potentia analyze consistency scores.csv --pairs pairs.csv --instruct-by same --json
     """
-    from potentia.analysis.base_models import find_consistency, read_pairs
-
-    pairs = read_pairs(asked.pairs) if asked.pairs is not None else None
-    return find_consistency(evidence, pairs, instruct_by=asked.instruct_by, baseline=asked.baseline).named()
+    pairs = potentia.analysis.base_models.read_pairs(asked.pairs) if asked.pairs is not None else None
+    return potentia.analysis.base_models.find_consistency(
+        evidence, pairs, instruct_by=asked.instruct_by, baseline=asked.baseline
+    ).named()
 
 
 @analysis(
     "ablation",
     models=many("The models to compare on; else all but instruct ones."),
 )
-def ablation(evidence: Evidence, asked: Any) -> Found:
+def ablation(evidence: potentia.Evidence, asked: Any) -> Found:
     """Rank the methods (protocols and prompt forms) in every cell of model and benchmark.
 
     Examples:
@@ -218,13 +215,11 @@ def ablation(evidence: Evidence, asked: Any) -> Found:
 
       potentia analyze ablation scores.csv --models Llama-3.1-8B Qwen2.5-7B --json
     """
-    from potentia.analysis.base_models import find_ablation
-
-    return {"ablation": find_ablation(evidence, asked.models)}
+    return {"ablation": potentia.analysis.base_models.find_ablation(evidence, asked.models)}
 
 
 @analysis("exposure", clean=many("Models that did not see these tests; of four other families or more."))
-def exposure(evidence: Evidence, asked: Any) -> Found:
+def exposure(evidence: potentia.Evidence, asked: Any) -> Found:
     """Say where a model has less left to learn of a task than models of other families: it may have seen such text.
 
     Evidence, not proof; and a high value is no evidence of innocence. The study must have run with `probe: true`.
@@ -234,9 +229,7 @@ def exposure(evidence: Evidence, asked: Any) -> Found:
 
       potentia analyze exposure potentia.db --clean SmolLM2-135M gemma-3-270m stories15M TinyLlama-1.1B
     """
-    from potentia.analysis.test_task import find_exposure
-
-    found = find_exposure(evidence, clean=asked.clean or ())
+    found = potentia.analysis.test_task.find_exposure(evidence, clean=asked.clean or ())
     out.say(*found.left_out, *found.sentences(), to=out.errors)
     return {"signs": found}
 
@@ -251,7 +244,7 @@ def exposure(evidence: Evidence, asked: Any) -> Found:
     best=flag("--best", "Take the better of both scores after adjustment, as the paper does."),
     resamples=shared.DRAWS,
 )
-def test_task(evidence: Evidence, asked: Any) -> Found:
+def test_task(evidence: potentia.Evidence, asked: Any) -> Found:
     """Ask what a group of models has more at equal compute, before and after all were tuned on the same task data.
 
     Examples:
@@ -263,9 +256,9 @@ def test_task(evidence: Evidence, asked: Any) -> Found:
 
       potentia analyze test-task lab/potentia.db --facts lab/facts.csv --exposed --chance 0.25
     """
-    from potentia.analysis.test_task import Options, find_test_task
-
-    made = find_test_task(evidence, filled(Options, asked, draws=asked.resamples))
+    made = potentia.analysis.test_task.find_test_task(
+        evidence, filled(potentia.analysis.test_task.Options, asked, draws=asked.resamples)
+    )
     found = made.named()
     divided = any("adjustment" in by for by in made.tasks.values())
     if not found or ((asked.since or asked.column) and not divided):  # what was asked for in so many words is not there
@@ -299,7 +292,7 @@ def test_task(evidence: Evidence, asked: Any) -> Found:
     pairs=flag("--pairs/--no-pairs", "Compare choosing and scoring on base and chat models."),
     families=flag("--families/--no-families", "Keep a model family on one side of every split."),
 )
-def proxy(evidence: Evidence, asked: Any) -> Found:
+def proxy(evidence: potentia.Evidence, asked: Any) -> Found:
     """Choose proxy tasks for a target, weigh them, predict, and test the prediction against perplexity's.
 
     Examples:
@@ -309,13 +302,11 @@ def proxy(evidence: Evidence, asked: Any) -> Found:
 
       potentia analyze proxy potentia.db --target t_eval --on base --pair-file pairs.csv --families
     """
-    from potentia.analysis.base_models import read_pairs
-    from potentia.analysis.proxy import Options, find_proxies
-    from potentia.evidence import read
-
-    pairs = read_pairs(asked.pair_file) if asked.pair_file is not None else asked.pairs
-    truth = read(asked.truth) if asked.truth is not None else None
-    made = find_proxies(evidence, filled(Options, asked, pairs=pairs, protocol=evidence.main), truth)
+    pairs = potentia.analysis.base_models.read_pairs(asked.pair_file) if asked.pair_file is not None else asked.pairs
+    truth = potentia.evidence.read(asked.truth) if asked.truth is not None else None
+    made = potentia.analysis.proxy.find_proxies(
+        evidence, filled(potentia.analysis.proxy.Options, asked, pairs=pairs, protocol=evidence.main), truth
+    )
     out.say(*made.problems, to=out.errors)
     return made.named()
 
@@ -327,20 +318,18 @@ def proxy(evidence: Evidence, asked: Any) -> Found:
     key_env=option("The environment variable that holds the endpoint's key; none is sent otherwise."),
     most=option("Answers of each cell at most.", int | None, None, min=1),
 )
-def judge(evidence: Evidence, asked: Any) -> Found:
+def judge(evidence: potentia.Evidence, asked: Any) -> Found:
     """Let a language model judge written answers: the upper bound beside math-verify (BOSE, table 11).
 
     Example:
       potentia analyze judge potentia.db --url http://localhost:8000/v1 --model gpt-4o --key-env OPENAI_API_KEY
     """
-    from potentia.integrations import Judge, judge_answers
-
     store, key = asked.sources[0], asked.key_env
     if key is not None and not os.environ.get(key):
         raise InputError(f"the environment variable {key} is empty", hint="set it to the endpoint's key")
     memory = Path(f"{store}.judge.jsonl" if "://" not in store else "potentia.judge.jsonl")
-    asking = Judge(asked.url, asked.model, memory, os.environ.get(key) if key else None)
-    found = judge_answers(evidence, asking, most=asked.most)
+    asking = potentia.integrations.Judge(asked.url, asked.model, memory, os.environ.get(key) if key else None)
+    found = potentia.integrations.judge_answers(evidence, asking, most=asked.most)
     out.say(f"{asking.asked} answers judged now, the rest remembered in {memory}", to=out.errors)
     return {"judge": found}
 
@@ -351,7 +340,7 @@ def judge(evidence: Evidence, asked: Any) -> Found:
     {"name": argument("The benchmark to judge.", "TASK")},
     data_dir=shared.STUDY["data_dir"],
 )
-def benchmark(evidence: Evidence, asked: Any) -> Found:
+def benchmark(evidence: potentia.Evidence, asked: Any) -> Found:
     """Say whether a benchmark is to be kept, fixed or dropped, and why: agreement, reliability, items to look at.
 
     Examples:
@@ -359,26 +348,22 @@ def benchmark(evidence: Evidence, asked: Any) -> Found:
 
       potentia analyze benchmark my-task scores.csv --json
     """
-    from potentia.analysis.benchmark import find_benchmark
-
     in_train = _in_train(evidence, asked.name, asked.data_dir)
-    return {"benchmark": find_benchmark(evidence, asked.name, in_train=in_train)}
+    return {"benchmark": potentia.analysis.benchmark.find_benchmark(evidence, asked.name, in_train=in_train)}
 
 
-def _in_train(evidence: Evidence, name: str, data_dir: Path | None) -> int | None:
+def _in_train(evidence: potentia.Evidence, name: str, data_dir: Path | None) -> int | None:
     """Count the test documents that are in train, where a study says where the data is and it is there."""
-    from potentia.evidence import study_of
-    from potentia.run import load_tasks
-    from potentia.tasks import overlap
-
-    for study in filter(None, map(study_of, evidence.studies)):
+    for study in filter(None, map(potentia.evidence.study_of, evidence.studies)):
         spec = study.benchmark(name)
         if spec is None or not (data_dir or study.data_dir or spec.file):
             continue
         folder = str(data_dir) if data_dir else study.data_dir
         try:
-            (task,) = load_tasks(study.model_copy(update={"tasks": (spec,), "data_dir": folder})).benchmarks.values()
+            (task,) = potentia.run.load_tasks(
+                study.model_copy(update={"tasks": (spec,), "data_dir": folder})
+            ).benchmarks.values()
         except PotentiaError:
             return None
-        return overlap(task).test_exact
+        return potentia.tasks.overlap(task).test_exact
     return None

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 from rich.markup import escape
 from typer.core import TyperGroup
 
+import potentia
 from potentia.cli.app import app
 from potentia.cli.options import ALLOW_CODE, JSON, READ, STUDY, argument, command, flag, many, option
 from potentia.cli.output import answer, columns_of, console, errors, print_json, print_table, say
 from potentia.errors import InputError
 from potentia.values.findings import Table
-
-if TYPE_CHECKING:
-    from potentia.facts import ModelFacts, ModelTable
-    from potentia.tasks import Prompt, Task
 
 
 class _ListFirst(TyperGroup):
@@ -56,9 +53,7 @@ def list_models(asked: Any) -> None:
 
       potentia models gemma-2-2b --json
     """
-    from potentia.facts import models as known_models
-
-    table = known_models(extra_csv=asked.facts)
+    table = potentia.facts.models(extra_csv=asked.facts)
     chosen = list(table) if asked.name is None else _named(table, asked.name)
     if asked.family is not None:
         chosen = [model for model in chosen if model.family == asked.family.strip().casefold()]
@@ -75,7 +70,7 @@ def list_models(asked: Any) -> None:
     answer(asked.as_json, [{**vars(m), "flops": m.flops} for m in chosen], shown)
 
 
-def _named(table: ModelTable, name: str) -> list[ModelFacts]:
+def _named(table: potentia.facts.ModelTable, name: str) -> list[potentia.facts.ModelFacts]:
     """Return the model of this name, else all whose names hold it."""
     exact = table.find(name)
     found = [exact] if exact is not None else table.search(name)
@@ -111,14 +106,13 @@ def check(asked: Any) -> None:
 
       potentia models check ./my-model --dtype bfloat16 --json
     """
-    from potentia.engine import load
     from potentia.engine.tune import LoraConfig, beside_peft
 
     if asked.model.startswith((".", "/", "~")) and not Path(asked.model).expanduser().exists():
         raise InputError(f"there is no folder or file {asked.model}", hint="give a folder, a GGUF file or a Hub name")
     with errors.status(f"loading {asked.model} …"):
         how = {"device": asked.device or "auto", "dtype": asked.dtype or "auto"}
-        loaded = load(asked.model, trust_remote_code=asked.trust_remote_code, **how)
+        loaded = potentia.engine.load(asked.model, trust_remote_code=asked.trust_remote_code, **how)
     with errors.status("comparing with transformers and PEFT …"):
         found = beside_peft(loaded, LoraConfig(4, 8, 0.0, tuple(asked.targets or ()) or None, asked.adapter))
     named = f"{type(loaded.model).__name__} in {str(loaded.dtype).removeprefix('torch.')} on {loaded.device}"
@@ -148,13 +142,11 @@ def list_tasks(asked: Any) -> None:
     Example:
       potentia tasks
     """
-    from potentia.facts import CATEGORIES, benchmarks
-
     if asked.everything:
         _list_all(asked.as_json)
         return
-    known = benchmarks()
-    meaning = ", ".join(f"{short} {long}" for short, long in CATEGORIES.items())
+    known = potentia.facts.benchmarks()
+    meaning = ", ".join(f"{short} {long}" for short, long in potentia.facts.CATEGORIES.items())
     paper = tuple((b.task, b.name, b.category, b.metric, b.train_size) for b in known if b.status == "paper")
     note = f"{meaning}. Train: documents of the public split."
     left_out = tuple((b.task, b.name, b.metric, b.train_size, b.reason) for b in known if b.status == "excluded")
@@ -169,9 +161,7 @@ def list_tasks(asked: Any) -> None:
 
 
 def _list_all(as_json: bool) -> None:
-    from potentia.tasks import task_index
-
-    names = sorted(task_index().items())
+    names = sorted(potentia.tasks.task_index().items())
     found = {name: {"kind": entry.kind, "file": entry.path} for name, entry in names}
     answer(as_json, found, *(name if entry.kind == "task" else f"{name} ({entry.kind})" for name, entry in names))
 
@@ -192,15 +182,16 @@ def show(asked: Any) -> None:
     Example:
       potentia tasks show arc_easy --data-dir data/benchmarks
     """
-    from potentia import files
-    from potentia import tasks as library
-
     if asked.allow_code:
-        files.allow(files.CODE)
+        potentia.files.allow(potentia.files.CODE)
     name, drop = asked.name, asked.drop_bad_rows
-    own = library.OwnData((name,), columns=columns_of(asked.columns), drop_bad_rows=drop) if asked.columns else None
-    task = library.load(name, data_dir=asked.data_dir, own=own, drop_bad_rows=drop)
-    found = library.overlap(task)
+    own = (
+        potentia.tasks.OwnData((name,), columns=columns_of(asked.columns), drop_bad_rows=drop)
+        if asked.columns
+        else None
+    )
+    task = potentia.tasks.load(name, data_dir=asked.data_dir, own=own, drop_bad_rows=drop)
+    found = potentia.tasks.overlap(task)
     prompts = task.prompts(task.documents("test")[:3])
     if asked.as_json:
         print_json(_described(task, found.to_dict(), prompts))
@@ -222,7 +213,9 @@ def show(asked: Any) -> None:
     say(f"fingerprint {task.fingerprint}", style="dim")
 
 
-def _described(task: Task, overlap: dict[str, Any], prompts: list[Prompt]) -> dict[str, Any]:
+def _described(
+    task: potentia.tasks.Task, overlap: dict[str, Any], prompts: list[potentia.tasks.Prompt]
+) -> dict[str, Any]:
     plain = ("name", "kind", "metric", "metrics", "higher_is_better", "subtasks", "fingerprint", "labels", "notes")
     return {name: getattr(task, name) for name in plain} | {
         "splits": task.plan.to_dict(),
@@ -234,7 +227,7 @@ def _described(task: Task, overlap: dict[str, Any], prompts: list[Prompt]) -> di
     }
 
 
-def _print_prompt(number: int, prompt: Prompt) -> None:
+def _print_prompt(number: int, prompt: potentia.tasks.Prompt) -> None:
     console.print(f"[bold]Example {number}[/bold] [dim](document {prompt.doc_id})[/dim]")
     contexts = {getattr(request, "context", "") for request in prompt.requests}
     if len(contexts) == 1:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 from rich.cells import cell_len
@@ -15,14 +15,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
+import potentia
 from potentia.errors import InputError, PotentiaError, without_password
 from potentia.values.findings import Finding, Table, jsonable, on_one_scale, telling, written
-
-if TYPE_CHECKING:
-    from potentia.analysis.base_models import Training
-    from potentia.analysis.benchmark import Classification
-    from potentia.analysis.rankings import Scoreboard
-    from potentia.evidence import Evidence
 
 
 class Voice(Console):
@@ -121,7 +116,9 @@ def print_findings(findings: Mapping[str, Finding], *, as_json: bool = False) ->
             console.print(headline(), style="bold", markup=False)
 
 
-def print_scoreboard(board: Scoreboard, *, most: int | None = None, hint: str = "--all") -> None:
+def print_scoreboard(
+    board: potentia.analysis.rankings.Scoreboard, *, most: int | None = None, hint: str = "--all"
+) -> None:
     """Print the score table, then who is first and how sure that is; ``hint`` says where the rest of a long one is."""
     for table in board.tables():
         rest = 0 if most is None else len(table.rows) - most
@@ -132,25 +129,23 @@ def print_scoreboard(board: Scoreboard, *, most: int | None = None, hint: str = 
         print_sentences(board.certainty())
 
 
-def print_classes(found: Classification) -> None:
+def print_classes(found: potentia.analysis.benchmark.Classification) -> None:
     """Print models beside what needs no language model, the classes of the best, and what to distrust."""
     for table in found.tables()[: 3 if len(found.labels) <= 8 else 2]:
         print_table(table)
     print_sentences(found.sentences())
 
 
-def training_of(evidence: Evidence) -> Training | None:
+def training_of(evidence: potentia.Evidence) -> potentia.analysis.base_models.Training | None:
     """Return the pretraining runs of a study that is of checkpoints alone."""
-    from potentia.analysis.base_models import find_training
-
     try:
-        found = find_training(evidence)
+        found = potentia.analysis.base_models.find_training(evidence)
     except InputError:
         return None
     return found if found.whole else None
 
 
-def print_training(training: Training) -> None:
+def print_training(training: potentia.analysis.base_models.Training) -> None:
     """Print how pretraining runs grow over their checkpoints, then which ends best and when that was settled."""
     print_table(training.tables()[0])
     console.print(training.headline(), style="bold", markup=False)
@@ -163,7 +158,7 @@ def print_sentences(sentences: Iterable[str]) -> None:
         console.print(sentence, markup=False)
 
 
-def print_notes(evidence: Evidence) -> None:
+def print_notes(evidence: potentia.Evidence) -> None:
     """Say what a reader must know of the evidence: which study it is, how a table was read, what was left out."""
     if evidence.reading is not None:
         for table in evidence.reading.tables():
@@ -171,24 +166,20 @@ def print_notes(evidence: Evidence) -> None:
     say(*evidence.notes, style="dim", to=errors)
 
 
-def opened(*sources: Any, notes: bool = True, **asked: Any) -> Evidence:
+def opened(*sources: Any, notes: bool = True, **asked: Any) -> potentia.Evidence:
     """Read scores as a command was asked to, and say what is to be known of them; pairs such as --map are read."""
-    from potentia.evidence import read
-
     for name, option in PAIRS.items():
         if name in asked:
             asked[name] = columns_of(asked[name], option)
-    evidence = read(*sources, **asked)
+    evidence = potentia.evidence.read(*sources, **asked)
     if notes:
         print_notes(evidence)
     return evidence
 
 
-def history(asked: Any) -> Evidence | None:
+def history(asked: Any) -> potentia.Evidence | None:
     """Read what ``--history`` names: scores of other models."""
-    from potentia.evidence import read
-
-    return read(*asked.history) if asked.history else None
+    return potentia.evidence.read(*asked.history) if asked.history else None
 
 
 PAIRS = {"columns": "--map", "scale": "--scale", "kind": "--kind"}  # options that say name=what
@@ -212,9 +203,7 @@ TABLES = ("csv", "latex")
 
 def check_formats(asked: Any) -> list[str]:
     """Return the formats asked for, pdf where none is; refuse what cannot be drawn before anything is."""
-    from potentia.show import FORMATS
-
-    known, chosen = (*FORMATS, *TABLES), list(dict.fromkeys(asked.format or ["pdf"]))
+    known, chosen = (*potentia.show.FORMATS, *TABLES), list(dict.fromkeys(asked.format or ["pdf"]))
     if wrong := [name for name in chosen if name not in known]:
         raise InputError(f"no figure format {wrong[0]!r}", hint=f"--format takes: {', '.join(known)}")
     return chosen
@@ -224,18 +213,15 @@ def draw_figures(findings: Iterable[Finding], folder: Path | None, asked: Any) -
     """Draw every chart of the findings where a folder is given, write their tables, say so, and return the files."""
     if folder is None:
         return []
-    from potentia.formats import write_tables
-    from potentia.show import draw_all
-
     found, formats = list(findings), check_formats(asked)
     files: list[Path] = []
     if figures := [name for name in formats if name not in TABLES]:
         charts = on_one_scale(chart for finding in found for chart in finding.charts() if chart.tells)
-        files = draw_all(charts, folder, figures, titles=not asked.no_titles)
+        files = potentia.show.draw_all(charts, folder, figures, titles=not asked.no_titles)
         say(f"{len(files)} figures in {folder}", to=errors)
     if tables := [name for name in formats if name in TABLES]:
         every = [table for finding in found for table in map(telling, finding.tables()) if table is not None]
-        made = write_tables(every, folder, tables)
+        made = potentia.formats.write_tables(every, folder, tables)
         say(f"{len(made)} tables in {folder}", to=errors)
         files += made
     return files

@@ -8,25 +8,19 @@ import sys
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 from rich.markup import escape
 from rich.status import Status
 
+import potentia
 from potentia.cli import options as shared
 from potentia.cli import output as out
 from potentia.cli.app import analyze, app
 from potentia.cli.options import argument, command, flag, many, option, output, overrides
 from potentia.errors import InputError, StudyError, without_password
-from potentia.values.findings import Table
-
-if TYPE_CHECKING:
-    from potentia.analysis.rankings import Scoreboard
-    from potentia.evidence import Evidence
-    from potentia.run import RunResult, StudyCost, StudyPlan
-    from potentia.study import Study
-    from potentia.values.findings import Cell
+from potentia.values.findings import Cell, Table
 
 SHOWN = 20  # models of the final table
 FILE = argument("The study file; or use the flags alone.", "STUDY", Path | None, None)
@@ -60,26 +54,24 @@ def run(asked: Any) -> None:
 
       potentia run --models HuggingFaceTB/SmolLM2-135M --tasks arc_easy boolq --protocols direct train_before_test
     """
-    from potentia import files
     from potentia.cli.view import watch
-    from potentia.run import default_workers, estimate_cost, plan_study, run_study
 
     for name, what in CONSENT.items():
         if getattr(asked, name):
-            files.allow(getattr(files, what))
+            potentia.files.allow(getattr(potentia.files, what))
     made = _asked_study(asked)
     with out.errors.status("reading tasks and models …") as status:
-        plan = plan_study(made, tell=partial(_update, status))
+        plan = potentia.run.plan_study(made, tell=partial(_update, status))
     out.say(*_notes(plan), to=out.errors)
     if asked.dry_run:
-        told, tables = _tell_cost(plan, estimate_cost(plan, calibrate=False))
+        told, tables = _tell_cost(plan, potentia.run.estimate_cost(plan, calibrate=False))
         out.answer(asked.as_json, told, *tables)
         return
-    workers = asked.workers or default_workers(plan)
+    workers = asked.workers or potentia.run.default_workers(plan)
     if asked.adaptive or asked.budget or asked.confidence:
         result = _run_adaptive(plan, asked, workers, watch)
     else:
-        result = run_study(
+        result = potentia.run.run_study(
             plan, workers=workers, threads=asked.threads, executor=asked.executor, watch=watch, split=asked.split
         )
     found = None if result.interrupted else _scores_of(made.store, result.study)
@@ -98,10 +90,8 @@ def _update(status: Status, text: str) -> None:
     status.update(f"{text} …")
 
 
-def _asked_study(asked: Any) -> Study:
+def _asked_study(asked: Any) -> potentia.Study:
     """Read the study file and what the flags say."""
-    from potentia.study import read_study
-
     if asked.study is None and not ((asked.models or asked.checkpoints) and asked.tasks):
         raise StudyError(
             "give a study file, or both --models and --tasks",
@@ -113,14 +103,12 @@ def _asked_study(asked: Any) -> Study:
         raise StudyError("this is no study file", where=str(asked.study), hint=hint)
     if asked.study is not None and not asked.study.exists():
         raise StudyError("there is no such file", where=str(asked.study), hint=f"potentia init {file} writes one")
-    return read_study(asked.study, overrides(asked))
+    return potentia.study.read_study(asked.study, overrides(asked))
 
 
-def _run_adaptive(planned: StudyPlan, asked: Any, workers: int, watch: Any) -> RunResult:
+def _run_adaptive(planned: potentia.run.StudyPlan, asked: Any, workers: int, watch: Any) -> potentia.run.RunResult:
     """Run a study by need and show what is known in the end; predictions stay apart from scores."""
-    from potentia.run import AdaptiveRun
-
-    run = AdaptiveRun(
+    run = potentia.run.AdaptiveRun(
         planned, budget=asked.budget, confidence=asked.confidence, top=asked.top, workers=workers, watch=watch,
         history=out.history(asked),
         tell=lambda text: out.errors.print(f"{text} …", style="dim"),
@@ -133,7 +121,7 @@ def _run_adaptive(planned: StudyPlan, asked: Any, workers: int, watch: Any) -> R
     return result
 
 
-def _notes(plan: StudyPlan) -> list[str]:
+def _notes(plan: potentia.run.StudyPlan) -> list[str]:
     """Say what is computed anew and why, and what is to be known of the tasks."""
     told = []
     if plan.outdated:
@@ -146,19 +134,16 @@ def _notes(plan: StudyPlan) -> list[str]:
     return [*told, *plan.notes()]
 
 
-def _scores_of(store: str, study: str) -> tuple[Evidence, Scoreboard] | None:
+def _scores_of(store: str, study: str) -> tuple[potentia.Evidence, potentia.analysis.rankings.Scoreboard] | None:
     """Return a study's scores and their scoreboard; None where there is no score to show."""
-    from potentia.analysis.rankings import find_scoreboard
-    from potentia.evidence import read
-
     try:
-        evidence = read(store, study=study)
-        return evidence, find_scoreboard(evidence)
+        evidence = potentia.evidence.read(store, study=study)
+        return evidence, potentia.analysis.rankings.find_scoreboard(evidence)
     except InputError:  # every cell failed; the reasons are told
         return None
 
 
-def _as_json(evidence: Evidence, board: Scoreboard) -> dict[str, Any]:
+def _as_json(evidence: potentia.Evidence, board: potentia.analysis.rankings.Scoreboard) -> dict[str, Any]:
     """Return the scoreboard, every score as one record, as ``potentia export`` writes it, and pretraining runs."""
     scores = [
         {"protocol": protocol, "model": model, "task": task, "metric": score.metric.name or None,
@@ -170,20 +155,18 @@ def _as_json(evidence: Evidence, board: Scoreboard) -> dict[str, Any]:
     return {"scoreboard": board.to_dict(), "scores": scores, **({"training": runs.to_dict()} if runs else {})}
 
 
-def _print_scores(evidence: Evidence, board: Scoreboard, store: str) -> None:
-    from potentia.analysis.benchmark import find_classification
-
+def _print_scores(evidence: potentia.Evidence, board: potentia.analysis.rankings.Scoreboard, store: str) -> None:
     if (runs := out.training_of(evidence)) is not None:
         out.print_training(runs)
     else:
         out.print_scoreboard(board, most=SHOWN, hint=f"potentia analyze rankings {shlex.quote(store)} --all")
-        for one in find_classification(evidence):
+        for one in potentia.analysis.benchmark.find_classification(evidence):
             out.console.print()
             out.print_classes(one)
     out.print_notes(evidence)
 
 
-def _report_result(result: RunResult, store: str, question: str) -> None:
+def _report_result(result: potentia.run.RunResult, store: str, question: str) -> None:
     """Say how the run ended and what to do next."""
     shown = escape(shlex.quote(store))
     if result.interrupted:
@@ -222,15 +205,13 @@ def plan(asked: Any) -> None:
 
       potentia plan study.yaml --budget 2gpu-hours --history earlier.db -o first.yaml
     """
-    from potentia.run import estimate_cost, plan_study, read_budget
-
     if asked.budget is not None:
-        read_budget(asked.budget, 1.0)  # what cannot be read is said before anything is timed
+        potentia.run.read_budget(asked.budget, 1.0)  # what cannot be read is said before anything is timed
     made = _asked_study(asked)
     with out.errors.status("reading tasks and models …") as status:
         tell = partial(_update, status)
-        planned = plan_study(made, tell=tell)
-        cost = estimate_cost(planned, calibrate=asked.calibrate, tell=tell)
+        planned = potentia.run.plan_study(made, tell=tell)
+        cost = potentia.run.estimate_cost(planned, calibrate=asked.calibrate, tell=tell)
     out.say(*_notes(planned), to=out.errors)
     told, tables = _tell_cost(planned, cost)
     cells = None
@@ -244,40 +225,36 @@ def plan(asked: Any) -> None:
         _write(planned, cells, asked.output, asked.as_json)
 
 
-def _tell_cost(planned: StudyPlan, cost: StudyCost) -> tuple[dict[str, Any], list[Table]]:
+def _tell_cost(planned: potentia.run.StudyPlan, cost: potentia.run.StudyCost) -> tuple[dict[str, Any], list[Table]]:
     """Return what a study will cost, for scripts and for people."""
     total = _total(planned, cost)
     told = {"study": planned.study.name, "device": cost.device, "times": cost.source or None, **total}
     return {**told, "cells": cost.cells}, cost_tables(planned, cost, total)
 
 
-def _choose(planned: StudyPlan, cost: StudyCost, asked: Any) -> tuple[Any, Any]:
+def _choose(planned: potentia.run.StudyPlan, cost: potentia.run.StudyCost, asked: Any) -> tuple[Any, Any]:
     """Choose the cells that are worth their cost, with what is expected of the whole study."""
     import numpy as np
 
-    from potentia.analysis.planning import choose_cells
-    from potentia.run import complete_study, costs_of, grid_of, read_budget
-
-    completion = complete_study(planned, history=out.history(asked))
-    costs = costs_of(grid_of(planned), cost)
-    room = None if asked.budget is None else read_budget(asked.budget, float(np.nansum(costs.values)))
+    completion = potentia.run.complete_study(planned, history=out.history(asked))
+    costs = potentia.run.costs_of(potentia.run.grid_of(planned), cost)
+    room = None if asked.budget is None else potentia.run.read_budget(asked.budget, float(np.nansum(costs.values)))
     if room is not None and costs.unit != "seconds" and not asked.budget.rstrip().endswith("%"):
         told = "no times are known, so a budget in time says nothing"
         raise InputError(told, hint="leave --calibrate on, or say 10%")
-    return choose_cells(completion, costs, budget=room, confidence=asked.confidence, top=asked.top), completion
+    return potentia.analysis.planning.choose_cells(
+        completion, costs, budget=room, confidence=asked.confidence, top=asked.top
+    ), completion
 
 
 def _write(planned: Any, cells: Any, output: Path, as_json: bool) -> None:
     """Write the chosen cells as a study of its own, without the password of its store."""
-    from potentia.files import write_file
-    from potentia.run import proposed_study, study_text
-
     if output.exists():
         raise InputError("the file is there already", where=str(output), hint="give a new name with --output")
-    study = proposed_study(planned.study, cells, name=f"{planned.study.name}-chosen")
-    text = study_text(study, f"potentia run {shlex.quote(str(output))}")
+    study = potentia.run.proposed_study(planned.study, cells, name=f"{planned.study.name}-chosen")
+    text = potentia.run.study_text(study, f"potentia run {shlex.quote(str(output))}")
     bare = without_password(text).replace(":***@", "@")  # PostgreSQL takes it from PGPASSWORD or ~/.pgpass
-    write_file(output, bare)
+    potentia.files.write_file(output, bare)
     if bare != text:
         out.say("The password of the store is not in the file: have it in PGPASSWORD or ~/.pgpass.", to=out.errors)
     if not as_json:
@@ -293,7 +270,7 @@ def _sums(cells: Iterable[Any]) -> dict[str, Any]:
     return {"cells_to_do": len(left), **{part: sum(getattr(cell, part) for cell in left) for part in AMOUNTS}}
 
 
-def _total(planned: StudyPlan, cost: StudyCost) -> dict[str, Any]:
+def _total(planned: potentia.run.StudyPlan, cost: potentia.run.StudyCost) -> dict[str, Any]:
     total, seconds = _sums(cost.cells), cost.seconds(anew=True)
     return {
         **total,
@@ -305,7 +282,7 @@ def _total(planned: StudyPlan, cost: StudyCost) -> dict[str, Any]:
     }
 
 
-def cost_tables(planned: StudyPlan, cost: StudyCost, total: dict[str, Any]) -> list[Table]:
+def cost_tables(planned: potentia.run.StudyPlan, cost: potentia.run.StudyCost, total: dict[str, Any]) -> list[Table]:
     """Return the cost by row and by task."""
     rows = [_row_cost(row, cost) for row in planned.rows]
     columns = ("model", "in store", "to do", "lanes", "train", "score", "FLOPs", "weights", "time", "problem")
@@ -318,36 +295,30 @@ def cost_tables(planned: StudyPlan, cost: StudyCost, total: dict[str, Any]) -> l
     ]
 
 
-def _row_cost(row: Any, cost: StudyCost) -> tuple[Cell, ...]:
-    from potentia.run import tell_time
-
+def _row_cost(row: Any, cost: potentia.run.StudyCost) -> tuple[Cell, ...]:
     name = row.model.name
     own = [cell for cell in cost.cells if cell.model == name]
     left = _sums(own)
     todo = left["cells_to_do"]
     tokens = [short(left[part]) for part in ("train_tokens", "score_tokens", "flops")]
-    time = tell_time(left["seconds"] + (cost.loads[name] if todo else 0.0))
+    time = potentia.run.tell_time(left["seconds"] + (cost.loads[name] if todo else 0.0))
     weights = short(cost.weights[name], "B")
     return (name, len(own) - todo, todo, round(left["lanes"]), *tokens, weights, time, row.problem or "")
 
 
-def _task_cost(name: str, cost: StudyCost) -> tuple[Cell, ...]:
-    from potentia.run import tell_time
-
+def _task_cost(name: str, cost: potentia.run.StudyCost) -> tuple[Cell, ...]:
     whole, own = _sums(cost.cells), _sums(cell for cell in cost.cells if cell.task == name)
     by = "flops" if math.isnan(whole["seconds"]) else "seconds"
     share = own[by] / (whole[by] or 1.0)
-    return name, own["cells_to_do"], short(own["train_tokens"]), tell_time(own["seconds"]), f"{share:.0%}"
+    return name, own["cells_to_do"], short(own["train_tokens"]), potentia.run.tell_time(own["seconds"]), f"{share:.0%}"
 
 
-def _cost_note(cost: StudyCost, total: dict[str, Any]) -> str:
-    from potentia.run import tell_time
-
-    time = f"{tell_time(total['seconds'])} on {cost.device}"
+def _cost_note(cost: potentia.run.StudyCost, total: dict[str, Any]) -> str:
+    time = f"{potentia.run.tell_time(total['seconds'])} on {cost.device}"
     if not math.isnan(total["hours"]):
         time += f" = {total['hours']:.3g} {'GPU-hours' if cost.device == 'cuda' else 'hours of this machine'}"
     if cost.start >= 1 and cost.pending:
-        time += f", {tell_time(cost.start)} of it before the first cell"
+        time += f", {potentia.run.tell_time(cost.start)} of it before the first cell"
     source = f"from {cost.source}" if cost.source else "times are not known: leave --calibrate on"
     return (
         f"To do: {total['cells_to_do']:,} cells ({total['cells_done']:,} in the store), {total['lanes']:,} lanes, "
@@ -386,13 +357,10 @@ def elicitation(asked: Any) -> None:
     Example:
       potentia analyze elicitation study.yaml --tasks arc_easy boolq --rank 64
     """
-    from potentia.run import elicit
-    from potentia.study import read_study
-
     folder = str(asked.data_dir) if asked.data_dir else None
-    made = read_study(asked.study, {"store": asked.store, "data_dir": folder})
+    made = potentia.study.read_study(asked.study, {"store": asked.store, "data_dir": folder})
     with out.errors.status("tuning in three ways …"):
-        found = elicit(
+        found = potentia.run.elicit(
             made, models=asked.models or (), tasks=asked.tasks or (), rank=asked.rank, workers=asked.workers or 1
         )
     out.print_findings({"elicitation": found}, as_json=asked.as_json)

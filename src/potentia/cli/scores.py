@@ -5,21 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import potentia
 from potentia.cli import options as shared
 from potentia.cli import output as out
 from potentia.cli.app import app, is_source
 from potentia.cli.options import argument, command, filled, flag, option, output, path, some
 from potentia.errors import InputError, without_password
 from potentia.values.findings import Table
-
-if TYPE_CHECKING:
-    from potentia.analysis.rankings import Pair
-    from potentia.evidence import Evidence
-    from potentia.values.findings import Finding
-    from potentia.values.protocol import Protocol
-    from potentia.values.scores import ScoreMatrix
+from potentia.values.protocol import Protocol
 
 EXCERPT = 160  # characters of a prompt's end
 
@@ -40,11 +35,9 @@ def compare(asked: Any) -> None:
 
       potentia compare SmolLM2-135M pythia-160m potentia.db --tasks arc_easy --items 5
     """
-    from potentia.analysis.rankings import find_pair
-
     first, second, source = _two_models(asked.given)
     evidence = out.opened(source, **some(asked, shared.WHICH))
-    pair = find_pair(evidence, first, second)
+    pair = potentia.analysis.rankings.find_pair(evidence, first, second)
     documents = _documents(evidence, pair, asked.items) if asked.items else []
     if asked.as_json:
         shown = {"items": documents} if asked.items else {}
@@ -71,7 +64,7 @@ def _two_models(given: list[str]) -> tuple[str, str, str]:
     return names[0], names[1], source
 
 
-def _documents(evidence: Evidence, pair: Pair, most: int) -> list[dict[str, Any]]:
+def _documents(evidence: potentia.Evidence, pair: potentia.analysis.rankings.Pair, most: int) -> list[dict[str, Any]]:
     """Return documents that one model alone gets right, each with what both said; ``most`` of each kind and task."""
     keys = {(cell.protocol, cell.task, cell.model): cell.key for cell in evidence.cells()}
     found = []
@@ -92,7 +85,7 @@ def _documents(evidence: Evidence, pair: Pair, most: int) -> list[dict[str, Any]
     return found
 
 
-def _print_documents(found: list[dict[str, Any]], pair: Pair) -> None:
+def _print_documents(found: list[dict[str, Any]], pair: potentia.analysis.rankings.Pair) -> None:
     names = dict(zip((pair.first, pair.second), pair.names, strict=True))
     rows = tuple(
         (d["protocol"].label, d["task"], d["document"], names[d["right"]], d["gold"], d["first"], d["second"],
@@ -136,25 +129,21 @@ def report(asked: Any) -> None:
 
       potentia report staged.csv --facts models.csv --before base --after tuned_mc_3ep
     """
-    from potentia.analysis.proxy import Options as ProxyOptions
-    from potentia.analysis.test_task import Options as TestTaskOptions
-    from potentia.show import ReportOptions, make_report, save_report
-
     out.check_formats(asked)
     with out.errors.status("reading scores, computing findings …"):
         evidence = out.opened(*asked.sources, notes=False, **some(asked, shared.READ))
         divided = any(some(asked, shared.TEST_TASK).values())
-        wanted = ReportOptions(
-            test_task=filled(TestTaskOptions, asked) if divided else None,
-            proxies=filled(ProxyOptions, asked, protocol=evidence.main) if asked.target else None,
+        wanted = potentia.show.ReportOptions(
+            test_task=filled(potentia.analysis.test_task.Options, asked) if divided else None,
+            proxies=filled(potentia.analysis.proxy.Options, asked, protocol=evidence.main) if asked.target else None,
             baseline=asked.baseline,
             history=out.history(asked),
         )
-        data = make_report(evidence, items=asked.items, options=wanted)
+        data = potentia.show.make_report(evidence, items=asked.items, options=wanted)
         if asked.baseline and not (data.stability or data.consistency):
             hint = "they are compared over checkpoints, or over base models and their instruct versions"
             raise InputError(f"no methods to compare with {asked.baseline}", where=evidence.source, hint=hint)
-        place = save_report(data, asked.output)
+        place = potentia.show.save_report(data, asked.output)
     out.print_notes(data.evidence)
     with out.errors.status("drawing figures …"):
         drawn = out.draw_figures(data.named().values(), asked.figures, asked)
@@ -204,25 +193,21 @@ def reproduce(asked: Any) -> None:
     out.draw_figures([found], asked.figures, asked)
 
 
-def _reproduced(asked: Any) -> Finding:
-    from potentia import papers
-
+def _reproduced(asked: Any) -> potentia.Finding:
     if asked.paper == "proxy":
-        return papers.reproduce_proxy()
+        return potentia.papers.reproduce_proxy()
     if asked.paper == "bose":
-        return papers.reproduce_bose()
+        return potentia.papers.reproduce_bose()
     if asked.paper == "train-before-test":
-        from potentia.evidence import read
-
-        return papers.reproduce_train_before_test(read(asked.files[0]).scores, resamples=asked.resamples or 1000)
-    from potentia.analysis.test_task import Cohort
-    from potentia.facts import read_facts
-    from potentia.formats import StagedScores
-
+        return potentia.papers.reproduce_train_before_test(
+            potentia.evidence.read(asked.files[0]).scores, resamples=asked.resamples or 1000
+        )
     scores, facts = map(Path, asked.files)
-    tree = papers.Evaluations.read(asked.evaluations) if asked.evaluations is not None else None
-    cohort = Cohort.known(table=read_facts(facts))
-    return papers.reproduce_task_training(StagedScores(scores), cohort, tree, draws=asked.resamples or 1999)
+    tree = potentia.papers.Evaluations.read(asked.evaluations) if asked.evaluations is not None else None
+    cohort = potentia.analysis.test_task.Cohort.known(table=potentia.facts.read_facts(facts))
+    return potentia.papers.reproduce_task_training(
+        potentia.formats.StagedScores(scores), cohort, tree, draws=asked.resamples or 1999
+    )
 
 
 @command(
@@ -247,9 +232,6 @@ def import_scores(asked: Any) -> None:
 
       potentia import tuned/ --name both --protocol adjust --short-names
     """
-    from potentia import formats
-    from potentia.store import Store
-
     how = some(asked, ("subtasks", *shared.TABLE))
     read = []
     for source in asked.sources:
@@ -258,10 +240,10 @@ def import_scores(asked: Any) -> None:
         read += [(source, _short_named(part, source) if asked.short_names else part) for part in parts]
     imported = []
     counts: dict[tuple[str, str], tuple[int, int]] = {}
-    with Store.open(asked.store) as into:
+    with potentia.store.Store.open(asked.store) as into:
         for source, scores in read:
             shown = without_password(source)
-            done = formats.import_scores(into, scores, source=shown, name=asked.name)
+            done = potentia.formats.import_scores(into, scores, source=shown, name=asked.name)
             new, known = counts.get((shown, done.study), (0, 0))
             counts[shown, done.study] = new + done.new, known + done.known
             imported.append({"source": shown, **vars(done)})
@@ -272,11 +254,9 @@ def import_scores(asked: Any) -> None:
 
 
 def _as_protocol(
-    scores: Mapping[Protocol, ScoreMatrix], name: str, source: str
-) -> list[Mapping[Protocol, ScoreMatrix]]:
+    scores: Mapping[Protocol, potentia.ScoreMatrix], name: str, source: str
+) -> list[Mapping[Protocol, potentia.ScoreMatrix]]:
     """Say by which protocol a source was scored, whatever number of examples its files name for its tasks."""
-    from potentia.values.protocol import Protocol
-
     chosen = Protocol(name)
     tasks = [task for matrix in scores.values() for task in matrix.tasks]
     if twice := next((task for task in tasks if tasks.count(task) > 1), None):
@@ -285,7 +265,7 @@ def _as_protocol(
     return [{chosen: replace(matrix, protocol=chosen)} for matrix in scores.values()]
 
 
-def _short_named(scores: Mapping[Protocol, ScoreMatrix], source: str) -> dict[Protocol, ScoreMatrix]:
+def _short_named(scores: Mapping[Protocol, potentia.ScoreMatrix], source: str) -> dict[Protocol, potentia.ScoreMatrix]:
     """Call every model by the last part of its path."""
     made = {}
     for protocol, matrix in scores.items():
@@ -320,14 +300,12 @@ def export(asked: Any) -> None:
 
       potentia export potentia.db -o travel --format every-eval-ever
     """
-    from potentia.formats import write_scores
-
     evidence = out.opened(asked.source, **some(asked, ("study", "protocols", *shared.TABLE)))
     matrices = evidence.scores
     if str(asked.output) == "-":
         _print_file(matrices, asked.format or "csv")
         return
-    written = write_scores(matrices, asked.output, asked.format, items=evidence.items_of)
+    written = potentia.formats.write_scores(matrices, asked.output, asked.format, items=evidence.items_of)
     sizes = {name: {"models": len(m.models), "tasks": len(m.tasks)} for name, m in matrices.items()}
     what = ", ".join(f"{name} ({len(m.models)} × {len(m.tasks)})" for name, m in matrices.items())
     where = str(written[0]) if len(written) == 1 else f"{len(written)} files in {asked.output}"
@@ -335,16 +313,14 @@ def export(asked: Any) -> None:
     out.answer(asked.as_json, found, f"{what}, models × tasks → {where}")
 
 
-def _print_file(matrices: Mapping[Protocol, ScoreMatrix], format: str) -> None:
+def _print_file(matrices: Mapping[Protocol, potentia.ScoreMatrix], format: str) -> None:
     """Write the one file of a format to standard output, byte for byte."""
     import sys
     import tempfile
 
-    from potentia.formats import write_scores
-
     if format in ("lm-eval", "every-eval-ever", "hub"):
         raise InputError(f"{format} results are several files", hint="give a folder: -o results")
     with tempfile.TemporaryDirectory() as folder:
-        (file,) = write_scores(matrices, Path(folder) / "scores", format)
+        (file,) = potentia.formats.write_scores(matrices, Path(folder) / "scores", format)
         sys.stdout.buffer.write(file.read_bytes())
         sys.stdout.flush()

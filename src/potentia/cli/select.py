@@ -6,21 +6,17 @@ import math
 import shlex
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
+import potentia
 from potentia.cli import options as shared
 from potentia.cli.app import app
 from potentia.cli.options import argument, command, option, output, overrides, path, some
 from potentia.cli.output import agree, answer, columns_of, errors, opened, print_classes, print_json, print_table, say
 from potentia.errors import InputError, StudyError
 from potentia.values.findings import Table
-
-if TYPE_CHECKING:
-    from potentia.analysis.planning import Choice
-    from potentia.integrations.cards import ExportedAdapter
-    from potentia.store import CellRecord, Store
 
 OF_STUDY = ("drop_bad_rows", "data_dir", "device", "epochs", "learning_rates", "train", "validation", "test")
 
@@ -44,26 +40,25 @@ def select(asked: Any) -> None:
     Example:
       potentia select --data my.jsonl --models HuggingFaceTB/SmolLM2-135M EleutherAI/pythia-160m --budget 30min
     """
-    from potentia.analysis.benchmark import find_classification
-    from potentia.evidence import read
-    from potentia.run import Race, read_budget
-    from potentia.study import read_study
-
     if len(asked.models) < 2:
         raise StudyError("one candidate leaves nothing to select", hint="give at least two --models")
     if asked.budget is not None and asked.budget.strip().endswith("%"):
         raise StudyError("a share of what is not known", hint="say the budget as a time: --budget 30min")
-    seconds = None if asked.budget is None else read_budget(asked.budget, 0.0)
+    seconds = None if asked.budget is None else potentia.run.read_budget(asked.budget, 0.0)
     fixed = {"name": "select", "protocols": ["direct", "train_before_test"], "store": str(asked.output / "select.db")}
-    study = read_study(asked.recipe, overrides(asked, tasks=[_entry(asked.data, asked.columns)], **fixed))
+    study = potentia.study.read_study(
+        asked.recipe, overrides(asked, tasks=[_entry(asked.data, asked.columns)], **fixed)
+    )
     asked.output.mkdir(parents=True, exist_ok=True)
     with errors.status("reading the data …") as status:
         note = partial(say, to=errors)
         tell = (lambda text: status.update(f"{text} …")) if errors.is_terminal else note
-        race = Race(study, seconds, tell=tell, note=note, workers=asked.workers)
+        race = potentia.run.Race(study, seconds, tell=tell, note=note, workers=asked.workers)
         choice = race.run()
     adapter = _export(race, choice, asked.output / "adapter")
-    classes = find_classification(read(study.store, study=race.last), best=choice.best)
+    classes = potentia.analysis.benchmark.find_classification(
+        potentia.evidence.read(study.store, study=race.last), best=choice.best
+    )
     found = {**choice.to_dict(), "answer": choice.answer(), "store": study.store}
     found["adapter"] = {"folder": str(adapter.folder), "load": list(adapter.lines)}
     if classes:
@@ -89,13 +84,12 @@ def _entry(data: str, columns: list[str] | None) -> str | dict[str, Any]:
     return entry | ({"columns": columns_of(columns)} if columns else {})
 
 
-def _export(race: Any, choice: Choice, folder: Path) -> ExportedAdapter:
+def _export(
+    race: Any, choice: potentia.analysis.planning.Choice, folder: Path
+) -> potentia.integrations.ExportedAdapter:
     """Write the winner's adapter in the place of one of an earlier selection."""
-    from potentia.integrations import export_adapter
-    from potentia.store import Store
-
-    with Store.open(race.study.store, readonly=True) as store:
-        return export_adapter(store, race.final(store, choice.best), folder, replace=True)
+    with potentia.store.Store.open(race.study.store, readonly=True) as store:
+        return potentia.integrations.export_adapter(store, race.final(store, choice.best), folder, replace=True)
 
 
 SHOWN = 10  # rows of the printed table
@@ -123,11 +117,9 @@ def predict(asked: Any) -> None:
     """
     from rich.progress import Progress
 
-    from potentia.integrations import predict as predicted
-
     with Progress(console=errors, transient=True) as bar:
         work = bar.add_task("predicting", total=None)
-        found = predicted(
+        found = potentia.integrations.predict(
             asked.adapter, asked.file, base=asked.base, device=asked.device or "auto",
             drop_bad_rows=bool(asked.drop_bad_rows), progress=lambda amount: bar.update(work, advance=amount),
         )  # fmt: skip
@@ -157,9 +149,7 @@ def list_adapters(asked: Any) -> None:
     Example:
       potentia adapters list potentia.db
     """
-    from potentia.store import Store
-
-    with Store.open(asked.store, readonly=True) as store:
+    with potentia.store.Store.open(asked.store, readonly=True) as store:
         rows = [{**_facts(cell), "bytes": _size(store, cell), "key": cell.key} for cell in _kept(store, asked)]
     total = sum(row["bytes"] for row in rows)
     table = Table(
@@ -179,10 +169,7 @@ def export(asked: Any) -> None:
     Example:
       potentia adapters export potentia.db --model HuggingFaceTB/SmolLM2-135M --task arc_easy -o my-adapter
     """
-    from potentia.integrations import export_adapter
-    from potentia.store import Store
-
-    with Store.open(asked.store, readonly=True) as store:
+    with potentia.store.Store.open(asked.store, readonly=True) as store:
         cells = {(cell.model, cell.task, cell.protocol): cell for cell in _kept(store, asked)}
         if len(cells) != 1:
             several = [" × ".join(names) for names in cells]
@@ -190,7 +177,7 @@ def export(asked: Any) -> None:
             hint = f"name one by --model, --task and --protocol; potentia adapters list {shlex.quote(asked.store)}"
             raise InputError(told, where=asked.store, hint=hint)
         (cell,) = cells.values()
-        written = export_adapter(store, cell, asked.output)
+        written = potentia.integrations.export_adapter(store, cell, asked.output)
     told = f"{written.folder}: the adapter of {cell.model} on {cell.task}, with its card"
     found = {"folder": str(written.folder), "base": written.base, "load": written.lines}
     answer(asked.as_json, found, told, "To use it:", *(f"  {line}" for line in written.lines))
@@ -203,10 +190,8 @@ def merge(asked: Any) -> None:
     Example:
       potentia adapters merge my-adapter -o my-model
     """
-    from potentia.integrations import merge as merged
-
     with errors.status("merging …"):
-        folder = merged(asked.adapter, asked.output, base=asked.base)
+        folder = potentia.integrations.merge(asked.adapter, asked.output, base=asked.base)
     answer(asked.as_json, {"folder": str(folder)}, f"{folder}: the whole model, with its tokenizer")
 
 
@@ -217,9 +202,7 @@ def drop(asked: Any) -> None:
     Example:
       potentia adapters drop potentia.db --model HuggingFaceTB/SmolLM2-135M
     """
-    from potentia.store import Store
-
-    with Store.open(asked.store, readonly=True) as store:
+    with potentia.store.Store.open(asked.store, readonly=True) as store:
         cells = _kept(store, asked)
         total = sum(_size(store, cell) for cell in cells)
         if cells:
@@ -229,20 +212,20 @@ def drop(asked: Any) -> None:
     answer(asked.as_json, {"dropped": len(cells), "bytes": freed}, told)
 
 
-def _kept(store: Store, asked: Any) -> list[CellRecord]:
+def _kept(store: potentia.Store, asked: Any) -> list[potentia.store.CellRecord]:
     """Return the cells whose adapter is kept, of those that were asked for."""
     names = [name for name in shared.CELLS if name in vars(asked)]
     cells = opened(asked.store, **some(asked, names)).cells()
     return [cell for cell in cells if store.adapter(cell.key) is not None]
 
 
-def _size(store: Store, cell: CellRecord) -> int:
+def _size(store: potentia.Store, cell: potentia.store.CellRecord) -> int:
     """Return the bytes that a cell's adapter takes."""
     folder = store.adapter(cell.key)
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if folder else 0
 
 
-def _facts(cell: CellRecord) -> dict[str, Any]:
+def _facts(cell: potentia.store.CellRecord) -> dict[str, Any]:
     chosen = cell.selection
     return {
         "model": cell.model,

@@ -14,6 +14,7 @@ from typing import Any
 
 import typer
 
+import potentia
 from potentia.cli.app import app
 from potentia.cli.options import JSON, STUDY, argument, command, flag, many, output
 from potentia.cli.output import answer, console, dicts, errors, say
@@ -43,8 +44,6 @@ def init(asked: Any) -> None:
 
       potentia init mine.yaml --models HuggingFaceTB/SmolLM2-135M --data my-questions.csv --quick
     """
-    from potentia.files import write_file
-
     file, tasks, data = asked.output, asked.tasks or [], asked.data or []
     if file.exists() and not asked.force:
         raise InputError(f"{file} is there already", hint="give another name, or --force")
@@ -54,7 +53,7 @@ def init(asked: Any) -> None:
         data = [name for name in told if Path(name).exists()]
         tasks = [name for name in told if name not in data]
     protocols = asked.protocols or ["direct", "train_before_test"]
-    write_file(file, without_password(study_text(file, models, tasks, data, protocols, asked.quick)))
+    potentia.files.write_file(file, without_password(study_text(file, models, tasks, data, protocols, asked.quick)))
     written = f"{file} is written. See what it will cost, then run it:"
     lines = [f"  potentia {act} {shlex.quote(str(file))}" for act in ("plan", "run")]
     answer(asked.as_json, {"study": str(file)}, written, *lines)
@@ -64,8 +63,6 @@ def study_text(
     path: Path, models: list[str], tasks: list[str], data: list[str], protocols: list[str], quick: bool
 ) -> str:
     """Return the study as a file with comments; it is one that can be read."""
-    from potentia.study import make_study
-
     entries: list[Any] = [*tasks, *(_own(one) for one in data)]
     body: dict[str, Any] = {"name": path.stem, "models": models, "tasks": entries, "protocols": protocols}
     more = [
@@ -79,7 +76,7 @@ def study_text(
             f"caps: {_yaml(body['caps'])}   # documents of each split at most, for a try",
             f"tuning: {_yaml(body['tuning'])}   # without it: five epochs or more, the rate searched",
         ]
-    make_study(body)
+    potentia.study.make_study(body)
     lines = [
         f"# potentia run {shlex.quote(str(path))}",
         "#",
@@ -99,18 +96,16 @@ def study_text(
 
 def _own(given: str) -> dict[str, Any]:
     """Describe data of one's own: where it is, and which of its columns is what."""
-    from potentia.tasks import OwnData, guess_columns
-
     path = Path(given)
     if path.exists():
-        own = OwnData(files=(given,))
+        own = potentia.tasks.OwnData(files=(given,))
         entry: dict[str, Any] = {"name": own.label, "file": given}
     elif given.count("/") == 1 and not path.suffix:
-        own = OwnData(dataset=given)
+        own = potentia.tasks.OwnData(dataset=given)
         entry = {"name": own.label, "dataset": given}
     else:
         raise InputError(f"there is no {given}", hint="give a file, a folder, or a dataset of the hub as org/name")
-    columns = guess_columns(own)
+    columns = potentia.tasks.guess_columns(own)
     few = (own.documents_in_one_split() or FEW) < FEW
     return entry | ({"columns": columns} if columns else {}) | ({"ratios": [6, 1, 3]} if few else {})
 
@@ -145,27 +140,24 @@ def demo(asked: Any) -> None:
     Example: potentia demo --quick
     """
     from potentia.cli.view import watch
-    from potentia.lab import demo_findings, demo_study
-    from potentia.run import plan_study, run_study
-    from potentia.show import write_report
 
-    study = demo_study(asked.output, quick=asked.quick)
-    plan = plan_study(study)
+    study = potentia.lab.demo_study(asked.output, quick=asked.quick)
+    plan = potentia.run.plan_study(study)
     todo = sum(len(row.pending) for row in plan.rows)
     if todo and not asked.as_json:
         console.print(
             f"[bold]Potentia demo[/bold]: {len(plan.rows)} tiny models × {len(study.tasks)} tasks, as they are "
             f"and after the same fine-tuning: {todo} cells to compute on this CPU."
         )
-    result = run_study(plan, workers=min(4, os.cpu_count() or 1), watch=watch)
+    result = potentia.run.run_study(plan, workers=min(4, os.cpu_count() or 1), watch=watch)
     if result.interrupted:
         errors.print("[bold]Stopped.[/bold] Everything finished is saved.")
         again = f"potentia demo -o {shlex.quote(str(asked.output))}{' --quick' if asked.quick else ''}"
         say(f"To go on: {again}", to=errors)
         raise typer.Exit(130)
-    finding, report = demo_findings(study), asked.output / "report.html"
+    finding, report = potentia.lab.demo_findings(study), asked.output / "report.html"
     if result.computed or not report.exists():
-        write_report(study.store, report, study=study.name)
+        potentia.show.write_report(study.store, report, study=study.name)
     answer(
         asked.as_json,
         {**finding.to_dict(), "report": str(report), "failed": result.failed},
@@ -192,9 +184,7 @@ def zoo(asked: Any) -> None:
 
     Example: potentia zoo lab
     """
-    from potentia.lab import lay_out
-
-    made = lay_out(asked.folder)
+    made = potentia.lab.lay_out(asked.folder)
     told = {"folder": str(asked.folder), "models": made.models, "tasks": made.tasks, "facts": str(made.facts)}
     told |= {"store": str(made.store), "commands": made.commands()}
     counted = f"{made.models} models, {made.tasks} benchmarks, {made.facts.name} and {len(made.studies)} studies"
@@ -260,9 +250,7 @@ def doctor(asked: Any) -> None:
 
 def examine() -> dict[str, Any]:
     """Look at this machine; nothing is downloaded or changed."""
-    from potentia import __version__
-
-    versions: dict[str, str | None] = {"python": platform.python_version(), "potentia": __version__}
+    versions: dict[str, str | None] = {"python": platform.python_version(), "potentia": potentia.__version__}
     for part in _PARTS:
         try:
             versions[part] = metadata.version(part)

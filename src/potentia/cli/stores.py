@@ -9,10 +9,11 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
+import potentia
 from potentia.cli.app import app
 from potentia.cli.options import CELLS, HISTORY, JSON, THE_STORE, YES, argument, command, flag, option, output
 from potentia.cli.output import agree, answer, console, dicts, history, print_json, print_table, say
@@ -20,9 +21,6 @@ from potentia.errors import InputError, MissingExtraError, without_password
 from potentia.timing import clock
 from potentia.values.findings import Table
 from potentia.values.protocol import TaskName
-
-if TYPE_CHECKING:
-    from potentia.store import CellRecord, Store
 
 store_group = typer.Typer(help="A store's upkeep: check it, discard cells, rename and delete studies.")
 app.add_typer(store_group, name="store")
@@ -45,14 +43,12 @@ def status(asked: Any) -> None:
 
     Example: potentia status potentia.db --watch
     """
-    from potentia.run import store_status
-
-    state = store_status(asked.store, asked.study)
+    state = potentia.run.store_status(asked.store, asked.study)
     if asked.study is not None and not state["studies"]:
         hint = f"potentia status {shlex.quote(asked.store)} shows them all"
         raise InputError(f"no study {asked.study!r}", where=asked.store, hint=hint)
     if asked.watch:
-        _follow(partial(store_status, asked.store, asked.study), as_json=asked.as_json)
+        _follow(partial(potentia.run.store_status, asked.store, asked.study), as_json=asked.as_json)
     elif asked.as_json:
         print_json(state)
     else:
@@ -81,14 +77,12 @@ def _print_status(state: dict[str, Any]) -> None:
 
 def running(state: dict[str, Any]) -> Table:
     """Return the rows that run now: the phase, how far, how fast, how long still; which process runs it, since when."""
-    from potentia.run import is_running
-
     rows = []
     for one in state["studies"]:
         leases = {lease["row"]: lease for lease in one["leases"]}
         for name in dict.fromkeys([*one["rows"], *leases]):
             row, lease = one["rows"].get(name, {}), leases.get(name)
-            if lease is not None or is_running(row):
+            if lease is not None or potentia.run.is_running(row):
                 who = f"process {lease['pid']} on {lease['host']}" if lease else ""
                 since = clock(max(0.0, time.time() - lease["since"])) if lease else ""
                 far = f"{row.get('done') or 0}/{row['total']}" if row.get("total") else ""
@@ -127,12 +121,10 @@ def _line(one: dict[str, Any], *, as_json: bool) -> str:
     return f"{one['name']}: {one['done']}{asked} cells, {one['failed']} failed, {one['running']} rows running"
 
 
-def _there(store: str) -> Store:
+def _there(store: str) -> potentia.store.Store:
     """Open a store that is there, to change it: none is made."""
-    from potentia.store import Store
-
-    Store.open(store, readonly=True).close()
-    return Store.open(store)
+    potentia.store.Store.open(store, readonly=True).close()
+    return potentia.store.Store.open(store)
 
 
 @command(
@@ -148,12 +140,10 @@ def check(asked: Any) -> None:
     Example:
       potentia store check potentia.db --repair
     """
-    from potentia.store import Store, check_store, repair_store
-
-    with _there(asked.store) if asked.repair else Store.open(asked.store, readonly=True) as opened:
-        problems = check_store(opened)
+    with _there(asked.store) if asked.repair else potentia.store.Store.open(asked.store, readonly=True) as opened:
+        problems = potentia.store.check_store(opened)
         if asked.repair:
-            repair_store(opened, problems)
+            potentia.store.repair_store(opened, problems)
         cells = opened.count()
     wrong = [problem for problem in problems if problem.kind != "lanes"]
     rows = tuple((p.kind, p.what, p.key or "", str(p.path or "")) for p in problems)
@@ -189,7 +179,7 @@ def discard(asked: Any) -> None:
     say(f"{len(cells)} cells discarded")
 
 
-def _wanted(cell: CellRecord, asked: Any) -> bool:
+def _wanted(cell: potentia.store.CellRecord, asked: Any) -> bool:
     tasks = {cell.task, TaskName(cell.task).base}
     return (
         cell.model in (asked.models or [cell.model])
@@ -204,11 +194,9 @@ def rename(asked: Any) -> None:
 
     Example: potentia store rename potentia.db study first-try
     """
-    from potentia.store import find_study, rename_study
-
     with _there(asked.store) as opened:
-        record = find_study(opened, asked.study)
-        rename_study(opened, record.key, asked.name)
+        record = potentia.store.find_study(opened, asked.study)
+        potentia.store.rename_study(opened, record.key, asked.name)
     told = f"{record.name} ({record.key[:8]}) is called {asked.name} now"
     answer(asked.as_json, {"key": record.key, "before": record.name, "name": asked.name}, told)
 
@@ -219,18 +207,15 @@ def delete(asked: Any) -> None:
 
     Example: potentia store delete potentia.db first-try --yes
     """
-    from potentia.run import store_status
-    from potentia.store import count_shared, delete_study, find_study
-
     with _there(asked.store) as opened:
-        record = find_study(opened, asked.study)
-        rows = sum(found["running"] for found in store_status(asked.store, record.key)["studies"])
+        record = potentia.store.find_study(opened, asked.study)
+        rows = sum(found["running"] for found in potentia.run.store_status(asked.store, record.key)["studies"])
         if rows:
             raise InputError(f"{record.name} is running ({rows} rows)", where=asked.store, hint="stop it first: Ctrl-C")
-        alone, shared = count_shared(opened, record.key)
+        alone, shared = potentia.store.count_shared(opened, record.key)
         stay = f" ({shared} more are used by other studies and stay)" if shared else ""
         agree(f"delete {record.name} ({record.key[:8]}) with {alone} cells{stay}", yes=asked.yes)
-        done = delete_study(opened, record.key)
+        done = potentia.store.delete_study(opened, record.key)
     stay = f"; {done.kept} that other studies use are still there" if done.kept else ""
     answer(asked.as_json, done, f"deleted {done.study} ({done.key[:8]}) with {done.cells} cells{stay}")
 
@@ -262,9 +247,8 @@ def serve(asked: Any) -> None:
         raise MissingExtraError("the live board needs FastAPI", hint="pip install 'potentia[web]'") from error
     from potentia.show.board.app import address, bind, choose_token
     from potentia.show.board.app import serve as run_server
-    from potentia.store import Store
 
-    Store.open(asked.store, readonly=True).close()  # say at once what is wrong with it
+    potentia.store.Store.open(asked.store, readonly=True).close()  # say at once what is wrong with it
     history(asked)
     token = choose_token(asked.host, asked.token)
     listener = bind(asked.host, asked.port)
@@ -292,14 +276,11 @@ def track(asked: Any) -> None:
 
     Example: potentia track potentia.db --to tensorboard -o tracks
     """
-    from potentia.integrations import send
-    from potentia.store import Store
-
-    with Store.open(asked.store, readonly=True) as opened:
+    with potentia.store.Store.open(asked.store, readonly=True) as opened:
         names = [record.name for record in opened.studies()]
         if not names:
             raise InputError("the store holds no study", where=asked.store, hint="run one first: potentia run STUDY")
         chosen = asked.study or names[0]
-        counts = send(opened, chosen, to=asked.to, folder=asked.output)
+        counts = potentia.integrations.send(opened, chosen, to=asked.to, folder=asked.output)
     told = f"{sum(counts.values())} values of {len(counts)} models of {chosen} sent to {asked.to}"
     answer(asked.as_json, {"study": chosen, "to": asked.to, "values": counts}, told)
