@@ -104,7 +104,7 @@ def _bar(plan: StudyPlan) -> Iterator[None]:
     count = Count(plan)
     with (
         Store.open(plan.study.store) as store,
-        tqdm(total=count.todo, unit="cell", desc=plan.study.name, disable=False) as bar,
+        tqdm(total=len(count.asked), unit="cell", desc=plan.study.name, disable=False) as bar,
     ):
         seen = store.last_event(plan.key)
 

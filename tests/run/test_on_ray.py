@@ -81,12 +81,12 @@ def test_needs_follow_from_the_weights(tmp_path: Path):
     row = plan_study(made).rows[0]
     assert weight_bytes(row) == (tmp_path / "m0" / "model.safetensors").stat().st_size
     small = needs(row, 80 * 2**30)
-    assert (small.gpu, small.options()["num_gpus"]) == (0.05, 0.05), "many small models share a GPU"
-    assert needs(row, 2**30).gpu == 1.0
-    assert "num_gpus" not in needs(row, None).options()
+    assert small["num_gpus"] == 0.05, "many small models share a GPU"
+    assert needs(row, 2**30)["num_gpus"] == 1.0
+    assert "num_gpus" not in needs(row, None)
     unknown = replace(row, model=row.model.model_copy(update={"path": "nobody/knows", "parameters": None}))
     assert weight_bytes(unknown) is None
-    assert needs(unknown, 80 * 2**30).gpu == 1.0
+    assert needs(unknown, 80 * 2**30)["num_gpus"] == 1.0
 
 
 def test_a_cluster_of_several_machines_wants_a_shared_store(tmp_path: Path):

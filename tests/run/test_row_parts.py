@@ -14,6 +14,7 @@ from potentia.evidence import read
 from potentia.run import execute, local, plan_study, row_parts, run_study
 from potentia.run.plan import StudyPlan
 from potentia.run.progress import lanes_name
+from potentia.run.row import RowOutcome
 from potentia.store import Store
 from potentia.study import make_study
 
@@ -325,7 +326,7 @@ def test_who_chooses_waits_for_the_lanes_also_of_another_run(world: Path, tmp_pa
     first, second, third = (queue.take() for _ in range(3))
     assert (first, second, third) == tuple(parts[:3])
     assert queue.take([first, third]) is None
-    queue.held(first)
+    queue.end(first, RowOutcome(held="another run"))
     assert queue.take() is None, "another run trains these lanes"
     assert len(queue) == 2
     with Store.open(asked.store) as store:

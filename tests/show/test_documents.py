@@ -57,7 +57,7 @@ def base_models(tmp_path: Path) -> tuple[Path, Path]:
 def test_sections_of_base_models_say_what_the_terminal_says(base_models: tuple[Path, Path], tmp_path: Path) -> None:
     scores, facts = map(str, base_models)
     data = make_report(read(scores, facts=facts), options=ReportOptions(baseline="instruct"))
-    sections = {s.id: s.html for s in build_sections(data)}
+    sections = {id: html for id, _, html in build_sections(data)}
     assert {"stability", "consistency", "ablation"} <= set(sections)
     assert "proxies" not in sections
     assert "1 where every later checkpoint scores higher" in sections["stability"]
@@ -78,7 +78,7 @@ def test_forms_without_pairs_are_ranked_too(base_models: tuple[Path, Path]) -> N
     data = make_report(read(scores))
     assert data.consistency is None
     assert data.ablation is not None
-    assert "ablation" in {s.id for s in build_sections(data)}
+    assert "ablation" in {id for id, _, _ in build_sections(data)}
     assert run("analyze", "ablation", scores)["ablation"] == json.loads(json.dumps(data.ablation.to_dict()))
     bare = run("analyze", "ablation", scores, "--models", "b0", "b1", "b2")["ablation"]
     assert bare["models"] == ["b0", "b1", "b2"]
@@ -87,7 +87,7 @@ def test_forms_without_pairs_are_ranked_too(base_models: tuple[Path, Path]) -> N
 
 def test_a_plain_report_has_none_of_these_sections(tmp_path: Path) -> None:
     rows = [("direct", f"m{k}", task, 0.3 + 0.02 * k, 0.01, "true") for k in range(5) for task in TASKS]
-    ids = {s.id for s in build_sections(make_report(read(table(tmp_path / "s.csv", rows))))}
+    ids = {id for id, _, _ in build_sections(make_report(read(table(tmp_path / "s.csv", rows))))}
     assert not {"stability", "consistency", "ablation", "proxies", "test-task"} & ids
 
 

@@ -404,7 +404,7 @@ def test_a_page_of_three_models_without_errors_claims_no_more_than_it_knows(tmp_
     """No interval in words where there is none, no agreement in view, and how the table was read is in view."""
     table = tmp_path / "wide.csv"
     table.write_text("Model,arc_easy,boolq,perplexity\na,45.2,60.1,12.3\nb,50.2,62.1,10.3\nc,55.1,64.2,9.1\n")
-    sections = {section.id: section.html for section in build_sections(read_report(table))}
+    sections = {id: html for id, _, html in build_sections(read_report(table))}
     assert "95 % interval" not in sections["answer"]
     assert "agreement between tasks" not in sections["answer"]
     for name in ("agreement", "structure", "perplexity"):
@@ -422,5 +422,5 @@ def test_one_task_has_no_ways_of_taking_tasks_together(tmp_path: Path):
     table.write_text(
         "model,benchmark,score,stderr,n\n" + "".join(f"m{k},boolq,0.{40 + 4 * k},0.01,900\n" for k in range(6))
     )
-    sections = {section.id: section.html for section in build_sections(read_report(table))}
+    sections = {id: html for id, _, html in build_sections(read_report(table))}
     assert "Rank by each way of aggregating" not in sections.get("ranks", "")

@@ -234,14 +234,9 @@ def _tell_cost(planned: potentia.run.StudyPlan, cost: potentia.run.StudyCost) ->
 
 def _choose(planned: potentia.run.StudyPlan, cost: potentia.run.StudyCost, asked: Any) -> tuple[Any, Any]:
     """Choose the cells that are worth their cost, with what is expected of the whole study."""
-    import numpy as np
-
     completion = potentia.run.complete_study(planned, history=out.history(asked))
     costs = potentia.run.costs_of(potentia.run.grid_of(planned), cost)
-    room = None if asked.budget is None else potentia.run.read_budget(asked.budget, float(np.nansum(costs.values)))
-    if room is not None and costs.unit != "seconds" and not asked.budget.rstrip().endswith("%"):
-        told = "no times are known, so a budget in time says nothing"
-        raise InputError(told, hint="leave --calibrate on, or say 10%")
+    room = potentia.run.within(asked.budget, costs, "leave --calibrate on, or say 10%")
     return potentia.analysis.planning.choose_cells(
         completion, costs, budget=room, confidence=asked.confidence, top=asked.top
     ), completion
@@ -271,7 +266,7 @@ def _sums(cells: Iterable[Any]) -> dict[str, Any]:
 
 
 def _total(planned: potentia.run.StudyPlan, cost: potentia.run.StudyCost) -> dict[str, Any]:
-    total, seconds = _sums(cost.cells), cost.seconds(anew=True)
+    total, seconds = _sums(cost.cells), cost.seconds
     return {
         **total,
         "cells_done": len(cost.cells) - total["cells_to_do"],

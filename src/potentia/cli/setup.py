@@ -225,41 +225,38 @@ def doctor(asked: Any) -> None:
     Example:
       potentia doctor
     """
-    report = examine()
-    device, hub = report["device"], report["hub"]
+    versions: dict[str, str | None] = {"python": platform.python_version(), "potentia": potentia.__version__}
+    versions |= {part: _version(part) for part in _PARTS}
+    device, hub, caches = _device(), _hub(), _caches()
+    missing = dicts(("what", "needed for", "get it"), _missing(versions, device, hub))
     machine = [("kind", device["kind"]), ("cores", str(device["cores"]))]
     machine += [(f"gpu {i}", f"{gpu['name']}, {gpu['memory_gib']} GiB") for i, gpu in enumerate(device["gpus"])]
     machine += [("problem", device["problem"])] if "problem" in device else []
     machine.append(("hub", f"{hub['endpoint']}: {hub['state']}"))
-    versions = tuple((part, version or "missing") for part, version in report["versions"].items())
-    caches = tuple(
-        (c["use"], c["path"], "yes" if c["writable"] else "no", f"{c['free_gib']} GiB") for c in report["caches"]
-    )
-    missing = tuple(tuple(m.values()) for m in report["missing"])
+    places = [(c["use"], c["path"], "yes" if c["writable"] else "no", f"{c['free_gib']} GiB") for c in caches]
+    wanted = tuple(tuple(one.values()) for one in missing)
     answer(
         asked.as_json,
-        report,
-        Table("Versions", ("part", "version"), versions),
+        {"versions": versions, "device": device, "caches": caches, "hub": hub, "missing": missing},
+        Table("Versions", ("part", "version"), tuple((part, found or "missing") for part, found in versions.items())),
         Table("Machine", ("what", "found"), tuple(machine)),
-        Table("Folders", ("for", "path", "writable", "free"), caches),
-        Table("Missing" if missing else "Nothing is missing", ("what", "needed for", "how to get it"), missing),
+        Table("Folders", ("for", "path", "writable", "free"), tuple(places)),
+        Table("Missing" if wanted else "Nothing is missing", ("what", "needed for", "how to get it"), wanted),
     )
-    if any(version is None for version in report["versions"].values()):
-        raise typer.Exit(1)
+    raise typer.Exit(int(None in versions.values()))
 
 
-def examine() -> dict[str, Any]:
-    """Look at this machine; nothing is downloaded or changed."""
-    versions: dict[str, str | None] = {"python": platform.python_version(), "potentia": potentia.__version__}
-    for part in _PARTS:
-        try:
-            versions[part] = metadata.version(part)
-        except metadata.PackageNotFoundError:
-            versions[part] = None
-    device, hub = _device(), _hub()
-    wanted = [
-        (part, "Potentia itself", "pip install --upgrade potentia") for part, found in versions.items() if found is None
-    ]
+def _version(part: str) -> str | None:
+    try:
+        return metadata.version(part)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _missing(versions: dict[str, str | None], device: dict[str, Any], hub: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Return what is missing, what it is needed for, and how to get it."""
+    again = "pip install --upgrade potentia"
+    wanted = [(part, "Potentia itself", again) for part, found in versions.items() if found is None]
     for extra, (modules, purpose) in _EXTRAS.items():
         absent = [module for module in modules if importlib.util.find_spec(module) is None]
         wanted += [(", ".join(absent), purpose, f"pip install 'potentia[{extra}]'")] if absent else []
@@ -268,8 +265,7 @@ def examine() -> dict[str, Any]:
         wanted.append(("a GPU", large, "a machine with CUDA and a torch built for it"))
     if hub["fix"]:
         wanted.append(("the hub", "models and benchmarks that are not on this disk", hub["fix"]))
-    missing = dicts(("what", "needed for", "get it"), wanted)
-    return {"versions": versions, "device": device, "caches": _caches(), "hub": hub, "missing": missing}
+    return wanted
 
 
 def _device() -> dict[str, Any]:

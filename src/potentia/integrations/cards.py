@@ -8,6 +8,7 @@ import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,24 +67,14 @@ def loading_lines(
     place = f"{base!r}" if gguf is None else f"{base!r}, gguf_file={gguf!r}"
     if base.endswith(".gguf"):
         place = f"{str(Path(base).parent)!r}, gguf_file={Path(base).name!r}"
-    names, bits = "AutoModelForCausalLM, AutoTokenizer", ""
+    bits = ""
     if few is not None:
-        names += ", BitsAndBytesConfig"
+        kind = f"torch.{few[1]}"
         four = "load_in_4bit=True, bnb_4bit_quant_type='nf4', bnb_4bit_use_double_quant=True,"
-        four += f" bnb_4bit_compute_dtype=torch.{few[1]}"
-        kept = four if few[0] == "4bit" else "load_in_8bit=True"
-        bits = f", dtype=torch.{few[1]}, quantization_config=BitsAndBytesConfig({kept})"
+        kept = f"{four} bnb_4bit_compute_dtype={kind}" if few[0] == "4bit" else "load_in_8bit=True"
+        bits = f", dtype={kind}, quantization_config=BitsAndBytesConfig({kept})"
     late = bool(before) or ", gguf_file=" in place  # first whole, then in few bits
-    lines = ["from peft import PeftModel", f"from transformers import {names}", *(["import torch"] if few else []), ""]
-    lines += [
-        f"tokenizer = AutoTokenizer.from_pretrained({place})",
-        f"base = AutoModelForCausalLM.from_pretrained({place}{'' if late else bits})",
-    ]
-    lines += [f"base = PeftModel.from_pretrained(base, {other!r}).merge_and_unload()" for other in before]
-    if few is not None and late:
-        lines.append(f"base = type(base).from_pretrained(None, config=base.config, state_dict=base.state_dict(){bits})")
-    whole = "model = base" if folder is None else f"model = PeftModel.from_pretrained(base, {folder!r})"
-    return (*lines, whole)
+    return _lines("loading.py.txt", place=place, bits=bits, late=late, before=before, folder=folder)
 
 
 def adapter_card(cell: CellRecord, base: str, lines: tuple[str, ...], folder: str) -> str:
@@ -94,39 +85,16 @@ def adapter_card(cell: CellRecord, base: str, lines: tuple[str, ...], folder: st
     task = cell.manifest.get("task") or {}
     splits = task.get("splits") or {}
     used = {name: (splits.get(name) or {}).get("used") for name in ("train", "validation", "test")}
-    chosen, score = cell.selection, cell.score
     name = f"{cell.model.rpartition('/')[2]}-{cell.task}"
-    recipe = [f"| {key.replace('_', ' ')} | {_plain(value)} |" for key, value in tuning.items() if value is not None]
-    direct = "" if cell.direct_value is None else f" (untuned: {cell.direct_value:.4f})"
     beside = {m: cell.scores[m].value for m in ("macro_f1", "balanced_accuracy") if m in cell.scores}
     beside |= {what: given.get("acc", math.nan) for what, given in (task.get("baselines") or {}).items()}
-    asking = asking_lines(task)
-    torch = ["import torch"] if asking and "import torch" not in lines else []
-    what = "A LoRA adapter of" if chosen.get("tuned", True) else "Validation kept the untuned model: this is"
-    body = f"""
-# {name}
-
-{what} `{base}`, fine-tuned on {cell.task} by Potentia ({cell.protocol}).
-
-- Data: {used["train"]} training, {used["validation"]} validation and {used["test"]} test documents of {cell.task}.
-- Split: {(splits.get("test") or {}).get("origin", "unknown")}, seed {splits.get("seed", "unknown")}.
-- Chosen on validation: learning rate {chosen.get("learning_rate")}, epoch {chosen.get("epoch")},
-  validation {cell.metric} {_plain(chosen.get("validation"))}.
-- Test {cell.metric}: {score.value:.4f}, standard error {_plain(score.stderr)}, {score.n} documents{direct}.
-{chr(10).join(f"  - {which}: {value:.4f}" for which, value in beside.items())}
-
-## Use
-
-```python
-{chr(10).join([*torch, *lines, *asking])}
-```
-{_prompt_of(task, folder)}
-## Recipe
-
-| setting | value |
-|---|---|
-{chr(10).join(recipe)}
-"""
+    body = _templates().get_template("card.md").render(
+        name=name, base=base, cell=cell, score=cell.score, chosen=cell.selection, used=used, beside=beside, lines=lines,
+        tuned=cell.selection.get("tuned", True), origin=(splits.get("test") or {}).get("origin", "unknown"),
+        seed=splits.get("seed", "unknown"), asking=asking_lines(task), config=task.get("config") or {},
+        labels=task.get("labels") or {}, folder=shlex.quote(folder),
+        recipe={key: value for key, value in tuning.items() if value is not None},
+    )  # fmt: skip
     return str(ModelCard(f"---\n{_card_head(cell, base, name)}\n---\n{body}"))
 
 
@@ -162,35 +130,21 @@ def asking_lines(task: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
     for name in fields:
         template = template.replace("{{" + name + "}}", f"<{name}>")
-    given = ", ".join(fields)
-    fill = "".join(f".replace('<{name}>', {name})" for name in fields)
-    return (
-        "",
-        f"labels = {json.dumps(labels, ensure_ascii=False)}",
-        "",
-        f"def predict({given}):",
-        f"    prompt = {template!r}{fill}",
-        "    start = tokenizer(prompt, return_tensors='pt').input_ids.shape[1]",
-        "    scores = []",
-        "    for words in labels.values():",
-        "        ids = tokenizer(prompt + ' ' + words, return_tensors='pt').input_ids",
-        "        with torch.no_grad():",
-        "            logprobs = model.eval()(ids).logits[0, :-1].float().log_softmax(-1)",
-        "        scores.append(logprobs.gather(1, ids[0, 1:, None])[start - 1 :].sum())",
-        "    return dict(zip(labels, torch.stack(scores).softmax(0).tolist()))",
-        "",
-        f"print(predict({', '.join(repr('Your ' + name.replace('_', ' ')) for name in fields)}))",
-    )
+    return _lines("asking.py.txt", labels=json.dumps(labels, ensure_ascii=False), fields=fields, prompt=template)
 
 
-def _prompt_of(task: Mapping[str, Any], folder: str) -> str:
-    """Return how to label a whole file, and the prompt with its labels, of a user's own task."""
-    config = task.get("config") or {}
-    if not config:
-        return ""
-    whole = f"Or a whole file: `potentia predict {shlex.quote(folder)} file.csv -o predictions.csv`."
-    labels = "".join(f"\n- `{raw}`: {words}" for raw, words in (task.get("labels") or {}).items())
-    return f"\n{whole}\n\n## Prompt\n\n```text\n{config.get('doc_to_text')}\n```\n{labels}\n"
+@cache
+def _templates() -> Any:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    how: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
+    made = Environment(loader=PackageLoader("potentia.integrations"), undefined=StrictUndefined, **how)
+    made.filters.update(repr=repr, plain=_plain)
+    return made
+
+
+def _lines(template: str, **context: Any) -> tuple[str, ...]:
+    return tuple(_templates().get_template(template).render(**context).splitlines())
 
 
 def _plain(value: Any) -> str:

@@ -14,17 +14,15 @@ from potentia.run.plan import CellPlan, RowPlan, StudyPlan, load_tasks, plan_stu
 from potentia.run.progress import Count, asked_cells, is_running, store_status
 
 if TYPE_CHECKING:
-    from potentia.run.adaptive import AdaptiveRun, complete_study, costs_of, grid_of, proposed_study, study_text
-    from potentia.run.elicitation import elicit
-    from potentia.run.select import Race
+    from potentia.run.adaptive import AdaptiveRun, complete_study, costs_of, grid_of, proposed_study, study_text, within
+    from potentia.run.select import Race, elicit
     from potentia.run.tuned import schedule
 
 _LATER = {
     **dict.fromkeys(
-        ("AdaptiveRun", "complete_study", "costs_of", "grid_of", "proposed_study", "study_text"), "adaptive"
+        ("AdaptiveRun", "complete_study", "costs_of", "grid_of", "proposed_study", "study_text", "within"), "adaptive"
     ),
-    "Race": "select",
-    "elicit": "elicitation",
+    **dict.fromkeys(("Race", "elicit"), "select"),
     "schedule": "tuned",
 }
 

@@ -24,7 +24,7 @@ from potentia.run.cost import StudyCost, read_budget
 from potentia.run.execute import RunResult, run_study
 from potentia.run.local import Stay
 from potentia.run.plan import CellPlan, StudyPlan, seen
-from potentia.run.progress import find_store, opened
+from potentia.run.progress import events_of, find_store, opened
 from potentia.study import Study, Wanted
 from potentia.values.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol, TaskName
 
@@ -71,6 +71,14 @@ def costs_of(grid: Grid, cost: StudyCost) -> Costs:
         values = np.ones_like(values)
         return Costs(grid.models, grid.tasks, values, "cells")
     return Costs(grid.models, grid.tasks, values, "seconds" if timed else "FLOPs")
+
+
+def within(budget: str | None, costs: Costs, hint: str) -> float | None:
+    """Return a budget in the unit of the costs; None where there is none."""
+    room = None if budget is None else read_budget(budget, float(np.nansum(costs.values)))
+    if budget is not None and costs.unit != "seconds" and not budget.rstrip().endswith("%"):
+        raise InputError("no times are known, so a budget in time says nothing", hint=hint)
+    return room
 
 
 def _known_so_far(plan: StudyPlan) -> Evidence | None:
@@ -160,10 +168,7 @@ class AdaptiveRun:
         journal = self._journal()
         # The price of a cell is what was thought on the first day; without times the whole study counts as 100 %.
         costs = _costs_from(journal[0]) if journal else self._price()
-        whole = float(np.nansum(costs.values))
-        room = read_budget(self.budget, whole) if self.budget is not None else None
-        if room is not None and costs.unit != "seconds" and not str(self.budget).strip().endswith("%"):
-            raise InputError("no times are known, so a budget in time says nothing", hint="say a share: --budget 25%")
+        room = within(self.budget, costs, "say a share: --budget 25%")
         self._run_part(first)
         if not journal:
             with opened(self.plan.study.store) as store:
@@ -239,17 +244,11 @@ class AdaptiveRun:
         store = find_store(self.plan.study.store)
         if store is None:
             return []
-        found: list[dict[str, Any]] = []
         with store:
-            if not any(record.key == self.plan.key for record in store.studies()):
-                return []
-            last = 0
-            while page := store.events(self.plan.key, after_id=last):
-                last = page[-1].id
-                prices = [dict(event.payload) for event in page if event.kind == "adaptive"]
-                found += [] if found else prices[:1]
-                found += [dict(event.payload) for event in page if event.kind == "wave"]
-        return found
+            events = [event for event in events_of(store, self.plan.key) if event.kind in ("adaptive", "wave")]
+        prices = [event for event in events if event.kind == "adaptive"]
+        waves = [event for event in events if event.kind == "wave"]
+        return [dict(event.payload) for event in (*prices[:1], *waves)]
 
     # --- running -------------------------------------------------------------------------------------------------
 

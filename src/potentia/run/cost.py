@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from potentia.errors import InputError
+from potentia.run.progress import events_of
 from potentia.study import adjust_tuning
 from potentia.values.protocol import TRAIN_BEFORE_TEST, Protocol
 
@@ -79,12 +80,12 @@ class StudyCost:
         """The cells still to compute."""
         return tuple(cell for cell in self.cells if not cell.done)
 
-    def seconds(self, *, everything: bool = False, anew: bool = False) -> float:
-        """Seconds of what is left, or of the whole study as if nothing were in the store; ``anew`` in a new process."""
-        cells = self.cells if everything else self.pending
-        models = {cell.model for cell in cells}
-        begin = self.start if anew and cells else 0.0
-        return float(begin + sum(c.seconds for c in cells) + sum(self.loads[m] for m in models))
+    @property
+    def seconds(self) -> float:
+        """Seconds of what is left, in a process that begins anew."""
+        left = self.pending
+        begin = self.start if left else 0.0
+        return float(begin + sum(c.seconds for c in left) + sum(self.loads[m] for m in {c.model for c in left}))
 
 
 def work_of(plan: StudyPlan) -> list[CellWork]:
@@ -300,15 +301,8 @@ def _timed(store: Store, cell: CellPlan, device: str) -> CellRecord | None:
 
 def _loads(plan: StudyPlan, store: Store) -> dict[str, float]:
     """Return the seconds that the rows of this study took to load when they ran last."""
-    found: dict[str, float] = {}
-    if any(record.key == plan.key for record in store.studies()):
-        last = 0
-        while page := store.events(plan.key, after_id=last):
-            last = page[-1].id
-            for event in page:
-                if event.kind == "row" and "load" in event.payload.get("tally", {}):
-                    found[str(event.payload["row"])] = float(event.payload["tally"]["load"])
-    return found
+    rows = [event.payload for event in events_of(store, plan.key) if event.kind == "row"]
+    return {str(row["row"]): float(row["tally"]["load"]) for row in rows if "load" in row.get("tally", {})}
 
 
 UNITS = {

@@ -92,14 +92,13 @@ def run_study(
     """
     plan = study if isinstance(study, StudyPlan) else plan_study(study)
     check_machine(plan.study, executor)
-    _register(plan)
+    if any(row.pending for row in plan.rows):
+        plan = _under_way(plan, workers, threads)
     todo = [row for row in plan.rows if row.pending]
-    if todo:
-        run = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:6]}"  # sorts by time
-        each = threads or _threads(workers)
-        todo = [replace(row, run=run, threads=each) for row in todo]
-        plan = replace(plan, run=run, rows=tuple(replace(row, run=run, threads=each) for row in plan.rows))
-    log = _begin_log(plan, workers, executor)
+    log = _register(plan)
+    facts = {"study": plan.study.name, "key": plan.key, "run": plan.run, "workers": workers, "executor": executor}
+    facts |= {"threads": plan.rows[0].threads if plan.rows else 0, "versions": versions() if todo else {}}
+    log.write("begin", **facts, rows={row.model.name: len(row.pending) for row in todo})
     outcomes: dict[str, RowOutcome] | None = {}
     with stoppable() as stop, watch(plan) if watch and todo else nullcontext():
         try:
@@ -115,11 +114,24 @@ def run_study(
     return result
 
 
+def _under_way(plan: StudyPlan, workers: int, threads: int) -> StudyPlan:
+    """Name the run, and give its rows their threads: an even share by the workers asked for, not by the rows left."""
+    import torch
+
+    run = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:6]}"  # sorts by time
+    each = threads or max(1, torch.get_num_threads() // max(workers, 1))
+    return replace(plan, run=run, rows=tuple(replace(row, run=run, threads=each) for row in plan.rows))
+
+
 def _result(plan: StudyPlan, outcomes: Mapping[str, RowOutcome] | None) -> RunResult:
     """Sum up how the rows ended; None where the run was stopped."""
     rows = outcomes or {}
     found, done, failed = (sum(getattr(row, what) for row in rows.values()) for what in ("found", "done", "failed"))
-    reasons = [in_one(name, cells, why) for name, row in rows.items() for why, cells in row.reasons.items()]
+    reasons = [
+        f"{name} × {cells[0]}: {why}" if len(cells) == 1 else f"{name}, {len(cells)} cells: {why}"
+        for name, row in rows.items()
+        for why, cells in row.reasons.items()
+    ]
     before = sum(cell.done for cell in plan.cells())
     return RunResult(plan.key, before + found, done, failed, outcomes is None, reasons)
 
@@ -144,24 +156,8 @@ def check_machine(study: Study, executor: str) -> None:
                              hint=f"use {', '.join(f'cuda:{k}' for k in range(count))} or cuda")  # fmt: skip
 
 
-def in_one(model: str, cells: Sequence[str], reason: str) -> str:
-    """Say once why cells of a model failed, however many they are."""
-    return f"{model} × {cells[0]}: {reason}" if len(cells) == 1 else f"{model}, {len(cells)} cells: {reason}"
-
-
-def _begin_log(plan: StudyPlan, workers: int, executor: str) -> RunLog:
-    """Open the log of a run with what it is to do."""
-    with opened(plan.study.store) as store:
-        log = RunLog.of(store, plan.run)
-    rows = {row.model.name: len(row.pending) for row in plan.rows if row.pending}
-    threads = plan.rows[0].threads if plan.rows else 0
-    facts = {"study": plan.study.name, "key": plan.key, "run": plan.run, "workers": workers, "executor": executor}
-    log.write("begin", **facts, threads=threads, versions=versions() if rows else {}, rows=rows)
-    return log
-
-
-def _register(plan: StudyPlan) -> None:
-    """Make the study known to its store, which is created where there is none, with the cells that are done."""
+def _register(plan: StudyPlan) -> RunLog:
+    """Make the study known to its store, made where there is none, with the cells that are done; give the run's log."""
     with opened(plan.study.store, create=True) as store:
         spec = plan.study.model_dump(mode="json")
         if "://" in plan.study.store:
@@ -171,6 +167,7 @@ def _register(plan: StudyPlan) -> None:
             store.release(plan.key, plan.outdated)
         for row in plan.rows:
             take_over(row, store)
+        return RunLog(store, plan.run)
 
 
 def default_workers(plan: StudyPlan) -> int:
@@ -194,13 +191,6 @@ def default_workers(plan: StudyPlan) -> int:
     return gpus * max(1, int(each))
 
 
-def _threads(workers: int) -> int:
-    """Return an even share of the machine's threads: by the workers asked for, not by the rows that are left."""
-    import torch
-
-    return max(1, torch.get_num_threads() // max(workers, 1))
-
-
 def _settle(plan: StudyPlan, finished: int) -> None:
     """Tidy up, and make sure that what this run has finished is in the store."""
     with opened(plan.study.store) as store:
@@ -221,7 +211,7 @@ def _execute(
     executor: str,
     stop: Callable[[], bool],
     split: bool | None,
-    stay: Stay | None = None,
+    stay: Stay | None,
 ) -> dict[str, RowOutcome]:
     def divide(workers: int, device: str) -> list[RowPlan]:
         wanted = device != "cpu" if split is None else split

@@ -15,15 +15,15 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import lru_cache
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.synchronize import Event
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from potentia.errors import PotentiaError, StoreError
 from potentia.processes import leave_with_parent
@@ -33,6 +33,7 @@ from potentia.run.mps import Sharing
 from potentia.run.plan import LoadedTasks, RowPlan, load_tasks, seen
 from potentia.run.progress import RunLog, Stopped, opened
 from potentia.run.row import RowOutcome, RowRun
+from potentia.timing import repeatedly
 from potentia.values.protocol import TRAIN_BEFORE_TEST
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from potentia.study import Study
 
 Stop = Callable[[], bool]
+Answer = RowOutcome | PotentiaError | None  # how a row ended, what went wrong, or nothing: it was stopped
 FULL = 0.9  # of a GPU's memory: weights beyond this do not fit it
 BESIDE = 0.97  # of a GPU's memory, for rows that share it: each process has a context of its own besides
 LEAST_GPU = 4 << 30  # bytes; smaller weights fit any GPU
@@ -48,9 +50,11 @@ AGAIN_SECONDS = 1.0  # after which a row that another process has is asked for a
 
 
 class Turns:
-    """Rows in order; one that another process has comes back at the end, after the others."""
+    """Rows in order, and how they ended; one that another process has comes back at the end, after the others."""
 
-    def __init__(self, rows: Iterable[RowPlan]) -> None:
+    def __init__(self, rows: Iterable[RowPlan], tasks: LoadedTasks | None = None) -> None:
+        self.ended: dict[str, RowOutcome] = {}  # by model
+        self._tasks = tasks
         self._ready = deque(rows)
         self._held: deque[tuple[float, RowPlan]] = deque()
 
@@ -75,12 +79,20 @@ class Turns:
         return [
             row
             for row in self._ready
-            if row.lane_part is not None or not lanes or lanes.isdisjoint((row.model.name, c) for c in row.cells)
+            if row.lane_part is not None or lanes.isdisjoint((row.model.name, cell) for cell in row.cells)
         ]
 
-    def held(self, row: RowPlan) -> None:
-        """Put a row back that another process has."""
-        self._held.append((time.monotonic() + AGAIN_SECONDS, row))
+    def end(self, row: RowPlan, answer: Answer) -> None:
+        """Note how a row ended, or a part of it; one that another process has waits, what went wrong is given up."""
+        if isinstance(answer, StoreError):
+            raise answer
+        if isinstance(answer, PotentiaError):
+            answer = give_up_row(row, self._tasks, answer.message)
+        if answer is not None and answer.held:
+            self._held.append((time.monotonic() + AGAIN_SECONDS, row))
+        elif answer is not None:
+            before = self.ended.get(row.model.name)
+            self.ended[row.model.name] = answer if before is None else before.join(answer)
 
     def clear(self) -> None:
         """Forget what waits."""
@@ -88,30 +100,24 @@ class Turns:
         self._held.clear()
 
 
-class Keeper:
-    """Says that a row's process is alive while the row runs, and hears when the lease was taken away."""
+@contextmanager
+def kept(store: Store, lease: LeaseRecord) -> Iterator[Stop]:
+    """Say that a row's process is alive while the row runs; gives whether the lease was taken away."""
+    from potentia.store import BEAT_SECONDS
 
-    def __init__(self, store: Store, lease: LeaseRecord) -> None:
-        self.store, self.lease, self.lost = store, lease, False
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._beat, daemon=True, name=f"lease of {lease.row}")
+    lost = threading.Event()
 
-    def __enter__(self) -> Keeper:
-        self._thread.start()
-        return self
+    def beat() -> None:
+        with suppress(StoreError):  # the row hears of it too, and decides
+            if not lost.is_set() and not store.beat(lease):
+                lost.set()
 
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
+    try:
+        with repeatedly(beat, BEAT_SECONDS):
+            yield lost.is_set
+    finally:
         with suppress(StoreError):  # the store is away: the lease ends with this process
-            self.store.let_go(self.lease)
-
-    def _beat(self) -> None:
-        from potentia.store import BEAT_SECONDS
-
-        while not self._over.wait(BEAT_SECONDS) and not self.lost:
-            with suppress(StoreError):  # the row hears of it too, and decides
-                self.lost = not self.store.beat(self.lease)
+            store.let_go(lease)
 
 
 POLITE = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -152,19 +158,16 @@ def run_rows(
             ended = pool.run(small, stop)
         rows = large  # these have all GPUs to themselves, one after the other
     turns = Turns(rows)
+    turns.ended = ended
     while turns:
         row = turns.take()
-        if row is None:
-            if stop():
-                raise Stopped
-            time.sleep(0.1)
-            continue
-        outcome = work_row(row, stop, tasks=tasks, shelf=stay.shelf if stay is not None else None)
-        if outcome.held:
-            turns.held(row)
+        if row is not None:
+            turns.end(row, work_row(row, stop, tasks=tasks, shelf=stay.shelf if stay is not None else None))
+        elif stop():
+            raise Stopped
         else:
-            note(ended, row, outcome)
-    return ended
+            time.sleep(0.1)
+    return turns.ended
 
 
 def too_large(rows: Sequence[RowPlan]) -> list[RowPlan]:
@@ -194,12 +197,6 @@ def shared_out(rows: Sequence[RowPlan], each: int) -> list[RowPlan]:
     return [replace(row, memory=need / most) for row, need in zip(rows, needs, strict=True)]
 
 
-def note(ended: dict[str, RowOutcome], row: RowPlan, outcome: RowOutcome) -> None:
-    """Note how a row ended, or a part of it."""
-    before = ended.get(row.model.name)
-    ended[row.model.name] = outcome if before is None else before.join(outcome)
-
-
 def work_row(
     row: RowPlan,
     stop: Stop,
@@ -216,32 +213,42 @@ def work_row(
     with opened(row.study.store) as store:
         store.stop = stop
         lease = _claim(row, store)
-        log = RunLog.of(store, row.run)
+        log = RunLog(store, row.run)
         if not store.mine(lease):
             log.write("held", row=row.label, by=lease.told)
             return RowOutcome(held=lease.told)
         log.write("lease", row=row.label, cells=len(row.pending))
-        with Keeper(store, lease) as keeper:
-            made = RowRun(
-                row, tasks or _tasks(row.study), store, lambda: stop() or keeper.lost, device or row.study.device, shelf
-            )
+        with kept(store, lease) as lost:
+            how = tasks or _tasks(row.study), store, lambda: stop() or lost(), device or row.study.device, shelf
             try:
-                return made.run()
+                return RowRun(row, *how).run()
             except Stopped:
-                if keeper.lost and not stop():  # this process slept too long, and another has the row now
+                if lost() and not stop():  # this process slept too long, and another has the row now
                     return RowOutcome(held="another process")
                 raise
 
 
-def give_up_row(row: RowPlan, tasks: LoadedTasks, reason: str) -> RowOutcome:
+def answer_row(row: RowPlan, stop: Stop, **how: Any) -> Answer:
+    """Run one row; what went wrong is an answer too, and the other rows go on. None where it was stopped."""
+    try:
+        return work_row(row, stop, **how)
+    except Stopped:
+        return None
+    except PotentiaError as error:
+        return error
+    except Exception as error:
+        return PotentiaError(f"{type(error).__name__}: {error}")
+
+
+def give_up_row(row: RowPlan, tasks: LoadedTasks | None, reason: str) -> RowOutcome:
     """Record that a row was lost with the process that ran it; unless another has taken it up."""
     with opened(row.study.store) as store:
         lease = _claim(row, store)
         if not store.mine(lease):
             return RowOutcome(held=lease.told)
-        with Keeper(store, lease):
+        with kept(store, lease):
             (left,) = seen([row], store)
-            return RowRun(left, tasks, store, lambda: False, row.study.device).give_up(reason)
+            return RowRun(left, tasks or _tasks(row.study), store, lambda: False, row.study.device).give_up(reason)
 
 
 def _claim(row: RowPlan, store: Store) -> LeaseRecord:
@@ -280,9 +287,8 @@ class _Pool:
         self.had: dict[Connection, set[str]] = {}  # the rows that a worker has had: it may have their models
 
     def run(self, rows: Sequence[RowPlan], stop: Stop) -> dict[str, RowOutcome]:
-        ended = dict[str, RowOutcome]()
         try:
-            turns = Turns(self._share_gpus(rows))
+            turns = Turns(self._share_gpus(rows), self.tasks)
             for number in sorted({*range(self.workers)} - {*self.numbers.values()}):
                 self._start(number)
             while turns or self.busy:
@@ -295,7 +301,7 @@ class _Pool:
                     time.sleep(0.1)
                 for spoke in wait(list(self.busy), timeout=0.2) if self.busy else ():
                     assert isinstance(spoke, Connection)
-                    self._receive(spoke, turns, ended)
+                    self._receive(spoke, turns)
         except KeyboardInterrupt:
             self.end(0)  # at once: the second time somebody asks
             raise
@@ -307,7 +313,7 @@ class _Pool:
             self.end(LEAVE_SECONDS)
         if self.halt.is_set():
             raise Stopped
-        return ended
+        return turns.ended
 
     def _share_gpus(self, rows: Sequence[RowPlan]) -> Sequence[RowPlan]:
         """Let workers that share a GPU compute side by side, where that works; the run's log says whether."""
@@ -320,7 +326,7 @@ class _Pool:
             self.sharing.start(each)
             with opened(rows[0].study.store) as store:
                 facts = {"rows_per_gpu": each, "mps": self.sharing.on, "why_not": self.sharing.why_not}
-                RunLog.of(store, rows[0].run).write("sharing", **facts)
+                RunLog(store, rows[0].run).write("sharing", **facts)
         return shared_out(rows, each)
 
     def end(self, seconds: float) -> None:
@@ -357,27 +363,20 @@ class _Pool:
             self.busy[pipe] = row
             pipe.send(row)
 
-    def _receive(self, pipe: Connection, turns: Turns, ended: dict[str, RowOutcome]) -> None:
+    def _receive(self, pipe: Connection, turns: Turns) -> None:
         row = self.busy.pop(pipe)
         try:
-            outcome: RowOutcome | PotentiaError | None = pipe.recv()
+            answer: Answer = pipe.recv()
         except (EOFError, ConnectionResetError):
             process, number = self.pipes.pop(pipe), self.numbers.pop(pipe)
             process.join()
             self.sharing.leave()
-            outcome = give_up_row(row, self.tasks, _death(process.exitcode))
+            answer = give_up_row(row, self.tasks, _death(process.exitcode))
             if turns:
                 self._start(number)  # on the GPU of the one that died
-        if isinstance(outcome, StoreError):
-            raise outcome
-        if isinstance(outcome, PotentiaError):
-            outcome = give_up_row(row, self.tasks, outcome.message)
-        if outcome is not None and outcome.held:
-            turns.held(row)
-            if not self.pipes:
-                self._start(0)
-        elif outcome is not None:
-            note(ended, row, outcome)
+        turns.end(row, answer)
+        if turns and not self.pipes:
+            self._start(0)
 
 
 def _start_tracker() -> None:
@@ -426,17 +425,8 @@ def _work_one(pipe: Connection, halt: Event, number: int, gpus: int, shelf: Mode
     device = place_of(row.study.device, number, gpus)
     if device.startswith("cuda"):
         torch.cuda.set_per_process_memory_fraction(row.memory, int(device.partition(":")[2] or 0))
-    answer: RowOutcome | PotentiaError | None
     try:
-        answer = work_row(row, halt.is_set, device=device, shelf=shelf)
-    except Stopped:
-        answer = None
-    except PotentiaError as error:
-        answer = error
-    except Exception as error:  # the row's own doing: the others go on
-        answer = PotentiaError(f"{type(error).__name__}: {error}")
-    try:
-        pipe.send(answer)
+        pipe.send(answer_row(row, halt.is_set, device=device, shelf=shelf))
     except (BrokenPipeError, ConnectionResetError):
         return False
     return True

@@ -12,16 +12,17 @@ import re
 import threading
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from potentia.errors import InputError, MissingExtraError, PotentiaError, StoreError
+from potentia.errors import InputError, MissingExtraError, StoreError
 from potentia.run.cost import weight_bytes
-from potentia.run.local import Turns, give_up_row, note, work_row
+from potentia.run.local import Answer, Turns, answer_row, give_up_row
 from potentia.run.plan import LoadedTasks, RowPlan
 from potentia.run.progress import Stopped, opened
 from potentia.run.row import RowOutcome
+from potentia.timing import repeatedly
 
 STOP_SECONDS = 60.0  # that rows get to end once they are told to stop
 TRIES = 3  # of a row whose worker or machine is lost, after the first
@@ -32,33 +33,19 @@ STEP = 0.05  # shares of a GPU are whole multiples of this
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
-@dataclass(frozen=True)
-class Needs:
-    """What a row asks of the machine it runs on."""
-
-    cpus: int
-    memory: int
-    gpu: float = 0.0
-
-    def options(self) -> dict[str, Any]:
-        """Return them in Ray's words."""
-        return {"num_cpus": self.cpus, "memory": self.memory, **({"num_gpus": self.gpu} if self.gpu else {})}
-
-
-def needs(row: RowPlan, gpu_bytes: int | None) -> Needs:
-    """Say what a row needs by the size of its weights; models that fit beside others share a GPU by its memory.
+def needs(row: RowPlan, gpu_bytes: int | None) -> dict[str, Any]:
+    """Say in Ray's words what a row needs by the size of its weights; models that fit beside others share a GPU.
 
     A row keeps to its share. One whose size is not known has a GPU to itself, one that does not fit a GPU several.
     """
     weights = weight_bytes(row)
     memory = int(ROOM * (weights or 0)) + ROOM_BYTES
-    cpus = max(1, row.threads)
     if gpu_bytes is None or row.study.device == "cpu":
-        return Needs(cpus, memory)
-    if weights is not None and weights > FULL * gpu_bytes:
-        return Needs(1, memory, float(math.ceil(weights / (FILLED * gpu_bytes))))
+        return {"num_cpus": max(1, row.threads), "memory": memory}
     share = 1.0 if weights is None else min(1.0, STEP * math.ceil(memory / gpu_bytes / STEP))
-    return Needs(1, memory, round(share, 2))
+    if weights is not None and weights > FULL * gpu_bytes:
+        share = float(math.ceil(weights / (FILLED * gpu_bytes)))
+    return {"num_cpus": 1, "memory": memory, "num_gpus": round(share, 2)}
 
 
 def run_elsewhere(
@@ -82,29 +69,25 @@ def run_elsewhere(
     gpu_bytes = _gpu_bytes(ray)
     rows = divide(*_workers(ray, rows[0], gpu_bytes))
     flag = ray.remote(num_cpus=0)(_Flag).remote()
-    turns, pending, ended = Turns(rows), dict[Any, RowPlan](), dict[str, RowOutcome]()
-    while turns or pending:
-        while (row := turns.take(pending.values())) is not None:
-            need = needs(row, gpu_bytes)
-            task = ray.remote(max_retries=TRIES, **_within(ray, need.options()))(_row)
-            pending[task.remote(row, flag, need.gpu)] = row
-        ready, _ = ray.wait(list(pending), timeout=0.5) if pending else ([], [])
-        for reference in ready:
-            row = pending.pop(reference)
-            outcome = _outcome(ray, reference, row, tasks)
-            if isinstance(outcome, StoreError):
-                _leave(ray, flag, pending)
-                raise outcome
-            if outcome is not None and outcome.held:
-                turns.held(row)
-            elif outcome is not None:
-                note(ended, row, outcome)
-        if stop():
-            _leave(ray, flag, pending)
-            raise Stopped
-        if not pending:
-            threading.Event().wait(0.2)
-    return ended
+    turns, pending = Turns(rows, tasks), dict[Any, RowPlan]()
+    try:
+        while turns or pending:
+            while (row := turns.take(pending.values())) is not None:
+                need = _within(ray, needs(row, gpu_bytes))
+                task = ray.remote(max_retries=TRIES, **need)(_row)
+                pending[task.remote(row, flag, need.get("num_gpus", 0))] = row
+            ready, _ = ray.wait(list(pending), timeout=0.5) if pending else ([], [])
+            for reference in ready:
+                row = pending.pop(reference)
+                turns.end(row, _outcome(ray, reference, row, tasks))
+            if stop():
+                raise Stopped
+            if not pending:
+                threading.Event().wait(0.2)
+    except (Stopped, StoreError):
+        _leave(ray, flag, pending)
+        raise
+    return turns.ended
 
 
 def _workers(ray: Any, row: RowPlan, gpu_bytes: int | None) -> tuple[int, str]:
@@ -125,15 +108,13 @@ def _within(ray: Any, options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _outcome(ray: Any, reference: Any, row: RowPlan, tasks: LoadedTasks) -> RowOutcome | StoreError | None:
+def _outcome(ray: Any, reference: Any, row: RowPlan, tasks: LoadedTasks) -> Answer:
     """Return how a task ended; what Ray could not bring to an end is given up with Ray's reason."""
     try:
-        outcome: RowOutcome | PotentiaError | None = ray.get(reference)
+        answer: Answer = ray.get(reference)
     except ray.exceptions.RayError as error:
         return give_up_row(row, tasks, f"its Ray task was lost: {cause(error)}")
-    if isinstance(outcome, PotentiaError) and not isinstance(outcome, StoreError):
-        return give_up_row(row, tasks, outcome.message)
-    return outcome
+    return answer
 
 
 def cause(error: BaseException) -> str:
@@ -217,43 +198,20 @@ class _Flag:
         return self.up
 
 
-def _row(row: RowPlan, flag: Any, share: float) -> RowOutcome | PotentiaError | None:
-    """Run a row on a machine of the cluster; what went wrong is an answer too."""
+def _row(row: RowPlan, flag: Any, share: float) -> Answer:
+    """Run a row on a machine of the cluster, which asks the flag now and then."""
+    import ray
+
     if 0 < share < 1:
         import torch
 
         torch.cuda.set_per_process_memory_fraction(share)
-    with _Listening(flag) as heard:
-        try:
-            return work_row(row, heard.is_set)
-        except Stopped:
-            return None
-        except PotentiaError as error:
-            return error
+    heard = threading.Event()
 
+    def ask() -> None:
+        with suppress(ray.exceptions.RayError):
+            if not heard.is_set() and ray.get(flag.is_set.remote(), timeout=10):
+                heard.set()
 
-class _Listening:
-    """Asks the flag now and then, from a thread."""
-
-    def __init__(self, flag: Any) -> None:
-        self.flag, self.heard, self.over = flag, threading.Event(), threading.Event()
-        self.thread = threading.Thread(target=self._ask, daemon=True)
-
-    def __enter__(self) -> threading.Event:
-        self.thread.start()
-        return self.heard
-
-    def __exit__(self, *_: object) -> None:
-        self.over.set()
-        self.thread.join()
-
-    def _ask(self) -> None:
-        import ray
-
-        while not self.over.wait(1.0):
-            try:
-                if ray.get(self.flag.is_set.remote(), timeout=10):
-                    self.heard.set()
-                    return
-            except ray.exceptions.RayError:
-                continue
+    with repeatedly(ask, 1.0):
+        return answer_row(row, heard.is_set)

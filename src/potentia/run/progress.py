@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -57,16 +58,20 @@ def _patient(where: str, store: Store) -> Store:
     return store
 
 
+def events_of(store: Store, study: str) -> Iterator[EventRecord]:
+    """Go through all that a study has told so far, page by page; nothing where the store does not know it."""
+    last = 0
+    known = any(record.key == study for record in store.studies())
+    while known and (page := store.events(study, after_id=last)):
+        last = page[-1].id
+        yield from page
+
+
 class RunLog:
-    """Appends lines to the log of a run; a run without a name has none."""
+    """Appends lines to the log of a run on a store; a run without a name has none."""
 
-    def __init__(self, folder: Path, run: str) -> None:
-        self.path = folder / f"{run}.jsonl" if run else None
-
-    @classmethod
-    def of(cls, store: Store, run: str) -> RunLog:
-        """Return the log of a run on this store."""
-        return cls(store.logs_folder, run)
+    def __init__(self, store: Store, run: str) -> None:
+        self.path = store.logs_folder / f"{run}.jsonl" if run else None
 
     def write(self, kind: str, **facts: Any) -> None:
         """Append one line, in one write: lines of several processes do not mix."""
@@ -107,7 +112,7 @@ class Board:
 
     def __init__(self, plan: RowPlan, store: Store, *, every: float = 1.0) -> None:
         self._store, self._study, self._every = store, plan.study_key, every
-        self._log = RunLog.of(store, plan.run)
+        self._log = RunLog(store, plan.run)
         self._row, self._label = plan.model.name, plan.label  # parts of a row have a state each
         self._state: dict[str, Any] = {"phase": "waiting", "done": 0, "total": 0, "began": time.time()}
         if self._label != self._row:
@@ -172,38 +177,31 @@ class Count:
         self.made = 0  # of those that ended, by computing them
 
     @property
-    def todo(self) -> int:
-        """How many there are."""
-        return len(self.asked)
-
-    @property
     def ended(self) -> int:
         """How many are done or failed."""
         return len(self.done | self.failed)
 
     def hear(self, event: EventRecord) -> bool:
         """Take an entry of the log; says whether a cell ended by it that was asked for."""
-        facts = event.payload
+        facts, ended = event.payload, ()
         if event.kind == "found":
-            named = {(facts["row"], task, protocol) for task, protocol in facts.get("done", ())} & self.asked
+            ended = facts.get("done", ())
         elif event.kind in ("cell", "failure"):
-            named = {(facts["row"], facts["task"], facts["protocol"])} & self.asked
-        else:
-            return False
+            ended = ((facts["task"], facts["protocol"]),)
+        named = {(facts["row"], task, protocol) for task, protocol in ended} & self.asked
+        new = named - self.done
         if event.kind == "failure":
-            new = named - self.done
             self.failed |= new
         else:
-            new = named - self.done
             self.done |= named
             self.failed -= named
-        if event.kind != "found":
-            self.made += len(new)
+        self.made += len(new) if event.kind != "found" else 0
         return bool(new)
 
 
 # --- what a store holds, in numbers: for ``potentia status`` and the live board --------------------------------------
 
+LEASE = ("row", "host", "pid", "since", "run")  # what is told of one
 ALIVE_SECONDS = 60.0  # a running row writes its state about once a second
 
 
@@ -217,7 +215,6 @@ def store_status(where: str, study: str | None = None) -> dict[str, Any]:
         failures = [asdict(f) for r in records for f in store.failures(study=r.key)]
         studies = []
         for record in records:
-            done = store.count(study=record.key)
             progress = store.get_progress(record.key)
             leases = store.leases(study=record.key)
             running = {lease.row for lease in leases} | {row for row, state in progress.items() if is_running(state)}
@@ -230,14 +227,11 @@ def store_status(where: str, study: str | None = None) -> dict[str, Any]:
                     "models": len(study_file.rows()) if study_file else None,
                     "tasks": len(study_file.tasks) if study_file else None,
                     "asked": asked_cells(store, record),
-                    "done": done,
+                    "done": store.count(study=record.key),
                     "failed": sum(f["study"] == record.key for f in failures),
                     "running": len(running),
                     "rows": progress,
-                    "leases": [
-                        {"row": lease.row, "host": lease.host, "pid": lease.pid, "since": lease.since, "run": lease.run}
-                        for lease in leases
-                    ],
+                    "leases": [{name: getattr(lease, name) for name in LEASE} for lease in leases],
                 }
             )
     return {"store": without_password(where), "studies": studies, "failures": failures}

@@ -1,8 +1,12 @@
-"""Choosing a model for one's own data: all candidates tuned identically, the weaker dropped early, the rest tested.
+"""Questions that several small studies answer, in one store: run again, everything that is there is found again.
 
-The rounds are ordinary studies in one store: direct scores of all, then train-before-test on a share of the training
-documents with hardly a test document (validation decides who stays), then the finalists on all of it, tested once.
-Run again, everything that is there is found again.
+**Choosing a model for one's own data**: all candidates tuned identically, the weaker dropped early, the rest tested.
+The rounds are direct scores of all, then train-before-test on a share of the training documents with hardly a test
+document (validation decides who stays), then the finalists on all of it, tested once.
+
+**Elicitation**: a sample of a study's cells tuned with more capacity, by adapters of a higher rank and by all weights.
+The ways differ from the study's recipe in this alone; each searches its own learning rate, as a study of its own, so
+that the study's tables stay as they are.
 """
 
 from __future__ import annotations
@@ -14,14 +18,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from potentia.analysis.planning import Choice, Standing
-from potentia.analysis.rankings import find_scoreboard
+from potentia.analysis.rankings import Elicitation, find_elicitation, find_scoreboard
 from potentia.analysis.stats import stay_in
 from potentia.errors import InputError, PotentiaError
 from potentia.run.execute import default_workers, run_study
 from potentia.run.local import Stay
 from potentia.run.plan import load_tasks, plan_study
 from potentia.run.progress import opened
-from potentia.study import Study
+from potentia.study import Study, Tuning
 from potentia.values.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol
 
 if TYPE_CHECKING:
@@ -216,3 +220,50 @@ def _validated(cell: CellRecord, documents: int) -> tuple[float, float]:
     value, error = (_number(cell.selection.get(key)) for key in ("validation", "validation_stderr"))
     p = min(max(value, 0.0), 1.0) if math.isfinite(value) else 0.5
     return value, error if error > 0 else math.sqrt((p * (1 - p) + 1.0 / documents) / documents)
+
+
+# --- elicitation ------------------------------------------------------------------------------------------------------
+
+RECIPE = "recipe"
+
+
+def ways_of(tuning: Tuning, rank: int) -> dict[str, Tuning]:
+    """Return the recipe, the same with a higher rank (its output scaled alike), and the same with all weights."""
+    said = {name: value for name, value in tuning if name not in ("recipe", "method", "learning_rates", "rate_bounds")}
+    more = (rank / tuning.rank) ** (0.5 if tuning.method == "rslora" else 1)
+    higher = tuning.model_copy(update={"rank": rank, "alpha": tuning.alpha * more})
+    return {RECIPE: tuning, f"rank {rank}": higher, "all weights": Tuning(method="full", **said)}
+
+
+def elicit(
+    study: Study, *, models: Sequence[str] = (), tasks: Sequence[str] = (), rank: int = 64, workers: int = 1
+) -> Elicitation:
+    """Tune the chosen cells of a study in every way and compare; all models and the first three tasks by default."""
+    if study.tuning.method == "full":
+        raise InputError("the study tunes all weights already", hint="name a study whose recipe trains adapters")
+    rows = {row.name: row for row in study.rows() if row.copy_of is None}
+    known = {task.name: task for task in study.benchmarks()}
+    for wanted, there in ((models, rows), (tasks, known)):
+        if unknown := [name for name in wanted if name not in there]:
+            raise InputError(f"{unknown[0]} is not part of the study", hint=f"it has: {', '.join(there)}")
+    found = {}
+    for name, tuning in ways_of(study.tuning, rank).items():
+        small = study.model_copy(
+            update={
+                "name": f"{study.name}, {name}",
+                "models": tuple(rows[model] for model in models or rows),
+                "tasks": tuple(known[task] for task in tasks or list(known)[:3]),
+                "protocols": (TRAIN_BEFORE_TEST,),
+                "tuning": tuning,
+                "treat": None,
+                "only": None,
+                "keep_adapters": False,
+            }
+        )
+        result = run_study(small, workers=workers)
+        if result.failed or result.interrupted:
+            raise PotentiaError(result.reasons[0] if result.reasons else "stopped", hint="run the same command again")
+        with opened(study.store, readonly=True) as store:
+            matrix = store.matrix(TRAIN_BEFORE_TEST, study=small.name)
+        found[name] = matrix.select(models=[m.name for m in small.models], tasks=[t.name for t in small.tasks])
+    return find_elicitation(RECIPE, found)

@@ -26,13 +26,7 @@ TOP = 3  # places that the chance to be among the first is told for
 MOST_RUNGS = 200  # models of the ladder
 
 
-@dataclass(frozen=True)
-class Tile:
-    """One number with what it means."""
-
-    value: str
-    label: str
-    note: str = ""
+Tile = dict[str, str]  # a number, what it is of, and a note
 
 
 @dataclass(frozen=True)
@@ -68,10 +62,14 @@ def answer(data: ReportData) -> Answer:
     return Answer(headline, tuple(map(unbroken, sentences)), _tiles(data), board)
 
 
+def _tile(value: str, label: str, note: str) -> Tile:
+    return {"value": value, "label": label, "note": note}
+
+
 def _tiles(data: ReportData) -> tuple[Tile, ...]:
     tiles = [_size(data), _first(data)]
     if data.failures:
-        tiles.append(Tile(str(len(data.failures)), "failed cells", "shown with their reason, never as zero"))
+        tiles.append(_tile(str(len(data.failures)), "failed cells", "shown with their reason, never as zero"))
     tiles += [_agreement(data), _resolved(data)]
     return tuple(tile for tile in tiles if tile is not None)
 
@@ -83,14 +81,14 @@ def _size(data: ReportData) -> Tile:
     cells = sum(int(np.isfinite(matrix.values).sum()) for matrix in data.evidence.scores.values())
     note = count(cells, "score") + (f", with {count(len(corpora), 'corpus', 'corpora')}" if corpora else "")
     what = "models × tasks" if runs is None else f"checkpoints × tasks, of {count(len(runs.runs), 'run')}"
-    return Tile(f"{len(data.evidence.models)} × {len(tasks)}", what, note)
+    return _tile(f"{len(data.evidence.models)} × {len(tasks)}", what, note)
 
 
 def _first(data: ReportData) -> Tile | None:
     ranking = data.rankings.overall.get(data.main) if data.rankings is not None else None
     if ranking is None or not ranking.known or data.runs is not None:
         return None
-    return Tile(chance(float(ranking.p_first.max())), "P(first)", f"by the {NAMES[ranking.method]}")
+    return _tile(chance(float(ranking.p_first.max())), "P(first)", f"by the {NAMES[ranking.method]}")
 
 
 def _agreement(data: ReportData) -> Tile | None:
@@ -100,9 +98,9 @@ def _agreement(data: ReportData) -> Tile | None:
     if change is not None and np.isfinite([change.mean_before, change.mean_after]).all():
         taus = f"{change.mean_before:.2f} → {change.mean_after:.2f}"
         note = f"mean Kendall's τ, {change.before.label} → {change.after.label}"
-        return Tile(taus, "agreement between tasks", note)
+        return _tile(taus, "agreement between tasks", note)
     if alone is not None and np.isfinite(alone.mean):
-        return Tile(f"{alone.mean:.2f}", "agreement between tasks", "mean Kendall's τ")
+        return _tile(f"{alone.mean:.2f}", "agreement between tasks", "mean Kendall's τ")
     return None
 
 
@@ -111,7 +109,7 @@ def _resolved(data: ReportData) -> Tile | None:
     if found is None or not any(found.pairs) or data.failures:
         return None
     share = sum(found.significant) / sum(found.pairs)
-    return Tile(percent(share), "comparisons resolved", "pairs of models on a task, 95 %")
+    return _tile(percent(share), "comparisons resolved", "pairs of models on a task, 95 %")
 
 
 def answer_context(data: ReportData) -> dict[str, Any]:

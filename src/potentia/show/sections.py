@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -29,14 +29,6 @@ from potentia.show.page import SCRIPTS, STYLES, Parts, Section, asset, charts_of
 from potentia.show.source import ReportData, ReportOptions, read_report
 from potentia.values.findings import Finding, Heatmap, Table
 from potentia.values.protocol import Protocol
-
-
-class Rendered(NamedTuple):
-    """A section as HTML."""
-
-    id: str
-    title: str
-    html: str
 
 
 def write_report(
@@ -80,11 +72,11 @@ def report_page(data: ReportData) -> str:
     )
 
 
-def build_sections(data: ReportData, parts: Parts | None = None) -> list[Rendered]:
-    """Render every section that the data has something for; ``parts`` takes their data, for a file or for the board."""
+def build_sections(data: ReportData, parts: Parts | None = None) -> list[tuple[str, str, str]]:
+    """Return id, title and HTML of every section that the data has something for; ``parts`` takes their data."""
     parts = parts or Parts()
     found = (section for make in SECTIONS if (section := make(data)) is not None)
-    return [Rendered(section.id, section.title, section.html(parts)) for section in found]
+    return [(section.id, section.title, section.html(parts)) for section in found]
 
 
 def _said(found: Iterable[Any]) -> str:
@@ -97,9 +89,9 @@ def _split(found: Mapping[Protocol, Finding], data: ReportData) -> tuple[list[Fi
     return [f for p, f in found.items() if p in compared], [f for p, f in found.items() if p not in compared]
 
 
-def _of_few(section: Section, data: ReportData) -> Section:
+def _of_few(section: Section | None, data: ReportData) -> Section | None:
     """Fold the figures of a few models away: they say nothing of other models."""
-    if not data.few:
+    if section is None or not data.few:
         return section
     lead = f"It takes {FEW_MODELS} models or more to say something of others: the figures are folded."
     return replace(section, lead=lead, charts=(), more=[*section.charts, *section.more], more_title="Figures")
@@ -127,9 +119,8 @@ def answer_section(data: ReportData) -> Section:
 
 def reading_section(data: ReportData) -> Section | None:
     """Say how a foreign table was read: metric, direction, scale and kind of each column, and why."""
-    if data.evidence.reading is None:
-        return None
-    return Section("reading", "How it was read", "", table=data.evidence.reading.tables()[0])
+    read = data.evidence.reading
+    return None if read is None else Section("reading", "How it was read", table=read.tables()[0])
 
 
 def scores_section(data: ReportData) -> Section:
@@ -263,12 +254,23 @@ def benchmarks_section(data: ReportData) -> Section | None:
     )
 
 
-def perplexity_section(data: ReportData) -> Section | None:
-    """Perplexity against tasks."""
+def _perplexity(data: ReportData) -> Iterable[Finding]:
     ranked = data.rankings
-    found = [] if ranked is None else [*ranked.perplexity.values(), *ranked.perplexity_by_kind.values()]
-    section = of_findings("perplexity", "Perplexity", "", found)
-    return None if section is None else _of_few(section, data)
+    return () if ranked is None else (*ranked.perplexity.values(), *ranked.perplexity_by_kind.values())
+
+
+def _show(
+    id: str, title: str, find: Callable[[ReportData], Iterable[Any]], *, heading: str = "", said: bool = False,
+    few: bool = False,
+) -> Callable[[ReportData], Section | None]:  # fmt: skip
+    """Make a section of findings alone, with what they say above them, folded for a few models; None is left out."""
+
+    def section(data: ReportData) -> Section | None:
+        found = [finding for finding in find(data) if finding is not None]
+        made = of_findings(id, title, _said(found) if said else "", found, heading=heading)
+        return _of_few(made, data) if few else made
+
+    return section
 
 
 def exposure_section(data: ReportData) -> Section | None:
@@ -291,18 +293,6 @@ def how_section(data: ReportData) -> Section:
     return Section("how", "How", template="how.html", context={"how": how_context(data)})
 
 
-def _show(
-    id: str, title: str, find: Callable[[ReportData], Iterable[Any]], *, heading: str = "", said: bool = False
-) -> Callable[[ReportData], Section | None]:
-    """Make a section of findings alone, with what they say above them; None is left out."""
-
-    def section(data: ReportData) -> Section | None:
-        found = [finding for finding in find(data) if finding is not None]
-        return of_findings(id, title, _said(found) if said else "", found, heading=heading)
-
-    return section
-
-
 SECTIONS: tuple[Callable[[ReportData], Section | None], ...] = (  # in reading order; the ids are addresses of the board
     apart_section,
     answer_section,
@@ -316,7 +306,7 @@ SECTIONS: tuple[Callable[[ReportData], Section | None], ...] = (  # in reading o
     evidence_section,
     structure_section,
     benchmarks_section,
-    perplexity_section,
+    _show("perplexity", "Perplexity", _perplexity, few=True),
     _show("test-task", "Test task", lambda data: [data.test_task], heading="Training on the test task"),
     exposure_section,
     # The answer begins with runs.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from potentia.analysis.rankings import find_elicitation
-from potentia.run.elicitation import ways_of
+from potentia.run.select import ways_of
 from potentia.study import Tuning
 from potentia.values.protocol import TRAIN_BEFORE_TEST
 from potentia.values.scores import ScoreMatrix

@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
-from html import escape
 from urllib.parse import parse_qs, urlencode
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from potentia.show import render
 
 COOKIE = "potentia"
 LONGEST_FORM = 4_096
@@ -78,17 +79,17 @@ class Guard:
 
     async def _ask(self, request: Request) -> Response:
         """Answer a request without the right cookie: take a token from the address or the form, or ask for it."""
-        message = ""
+        wrong = False
         if request.method == "GET" and self._is_token(request.query_params.get("token", "")):
             rest = urlencode([(name, value) for name, value in request.query_params.multi_items() if name != "token"])
             return self._welcome(request, request.url.path + (f"?{rest}" if rest else ""))
         if request.method == "POST" and request.url.path == "/login":
             if self._is_token(parse_qs(await _body(request)).get("token", [""])[0]):
                 return self._welcome(request, "/")
-            message = "<p role='alert'>That is not the token.</p>"
+            wrong = True
         headers = {"www-authenticate": 'Bearer realm="Potentia"'}
-        if message or "text/html" in request.headers.get("accept", ""):
-            return HTMLResponse(_LOGIN.format(message=message), 401, headers)
+        if wrong or "text/html" in request.headers.get("accept", ""):
+            return HTMLResponse(render("login.html", wrong=wrong), 401, headers)
         return JSONResponse({"detail": "a token is needed: send it as Authorization: Bearer TOKEN"}, 401, headers)
 
     def _welcome(self, request: Request, target: str) -> Response:
@@ -96,8 +97,7 @@ class Guard:
         cookie = f"{COOKIE}={self.cookie}; Path=/; HttpOnly; SameSite=Strict{secure}"
         # One slash: "//elsewhere" would be another host. A page, not a redirect: a strict cookie is not sent along
         # with the redirect of a link from another site.
-        place = escape("/" + target.lstrip("/\\"), quote=True)
-        return HTMLResponse(_WELCOME.format(place=place), headers={"set-cookie": cookie})
+        return HTMLResponse(render("login.html", place="/" + target.lstrip("/\\")), headers={"set-cookie": cookie})
 
 
 def is_loopback(host: str) -> bool:
@@ -122,22 +122,3 @@ async def _body(request: Request) -> str:
         if len(body) > LONGEST_FORM:
             break
     return body[:LONGEST_FORM].decode("utf-8", "replace")
-
-
-_HEAD = (
-    "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>Potentia</title>"
-    "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-    "<meta name='color-scheme' content='light dark'>"
-    "<style>body{{font:16px/1.5 system-ui,sans-serif;max-width:22rem;margin:14vh auto;padding:0 1rem}}"
-    "input,button{{font:inherit;padding:.5rem .7rem;width:100%;box-sizing:border-box;margin-top:.5rem}}</style>"
-)
-_LOGIN = (
-    _HEAD + "</head><body><main><h1>Potentia</h1>{message}<form method='post' action='/login'>"
-    "<label>Token, as <code>potentia serve</code> printed it"
-    "<input name='token' type='password' required autofocus autocomplete='current-password'></label>"
-    "<button>Open the board</button></form></main></body></html>"
-)
-_WELCOME = (
-    _HEAD + "<meta http-equiv='refresh' content='0;url={place}'></head>"
-    "<body><main><p>Welcome. <a href='{place}'>Open the board</a></p></main></body></html>"
-)

@@ -64,7 +64,7 @@ def make_snapshot(where: str, study: str, stamp: tuple[int, int], history: tuple
         study=study,
         stamp=stamp,
         seconds=time.monotonic() - began,
-        sections=tuple((s.id, s.title, s.html) for s in sections),
+        sections=tuple(sections),
         parts=parts.kept,
         problem=data.problem,
         answer=jsonable(answer(data)),
