@@ -33,7 +33,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def _run(*arguments: str) -> dict[str, object]:
-    result = CliRunner().invoke(app, ["analyze", "test-task", *arguments, "--json", "--draws", "49"])
+    result = CliRunner().invoke(app, ["analyze", "test-task", *arguments, "--json", "--resamples", "49"])
     if result.exception:
         raise result.exception
     found: dict[str, object] = json.loads(result.stdout)

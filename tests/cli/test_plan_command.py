@@ -195,7 +195,7 @@ def test_an_adaptive_run_has_the_scores_of_the_whole_one_and_survives_being_kill
     truth = scores(whole)
 
     def run(store: Path, **options: object) -> AdaptiveRun:
-        return AdaptiveRun(plan_study(study(world, store)), budget="70%", wave=2, calibrate=False, **options)
+        return AdaptiveRun(plan_study(study(world, store)), budget="70%", wave=2, **options)
 
     result, known, _ = run(tmp_path / "one.db").run()
     assert result.failed == 0
@@ -233,7 +233,7 @@ def test_a_model_that_does_not_load_is_tried_once(world, tmp_path):
     (tmp_path / "broken" / "model.safetensors").write_bytes(b"none")
     models = [*body(world, world)["models"][:2], {"name": "broken", "path": str(tmp_path / "broken")}]
     made = study(world, tmp_path / "new.db", models=models, tasks=body(world, world)["tasks"][:1])
-    run = AdaptiveRun(plan_study(made), budget="90%", wave=1, calibrate=False)
+    run = AdaptiveRun(plan_study(made), budget="90%", wave=1)
     result, _, _ = run.run()
     assert result.failed == 1  # its direct score
     assert {key[0] for key in scores(tmp_path / "new.db") if key[2] == "train_before_test"} <= {"m0", "m1"}

@@ -13,16 +13,16 @@ from potentia.run import run_study
 from potentia.study import make_study
 
 HERE = """
-from potentia.run.local import note, work_row
+from potentia.run.local import Turns, answer_row
 
 seen = []
 
 def run_elsewhere(rows, tasks, *, stop, divide):
-    ended = {}
-    for row in divide(1, "cpu"):
+    turns = Turns(divide(1, "cpu"), tasks)
+    while (row := turns.take()) is not None:
         seen.append(row.label)
-        note(ended, row, work_row(row, stop, tasks=tasks))
-    return ended
+        turns.end(row, answer_row(row, stop, tasks=tasks))
+    return turns.ended
 """
 
 

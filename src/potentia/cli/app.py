@@ -43,7 +43,6 @@ PARTS = {
     "Consent": "allow-code allow-pickle allow-missing-weights",
 }
 MANY = 15  # options that need parts
-MOVED = {"studies": ["status", "store rename", "store delete"]}
 
 
 class _InOrder(TyperGroup):
@@ -83,7 +82,6 @@ class _InOrder(TyperGroup):
     def _meant(self, ctx: Any, args: list[str]) -> str:
         groups = {name: group for name, group in self.commands.items() if hasattr(group, "commands")}
         inside = [f"{name} {args[0]}" for name, group in groups.items() if args[0] in group.commands]
-        inside = MOVED.get(args[0], inside)
         if not groups and is_source(args[0]):
             inside = [f"{next(iter(self.list_commands(ctx)))} {shlex.quote(args[0])}"]
         near = inside or get_close_matches(args[0], self.commands, n=3)

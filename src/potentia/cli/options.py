@@ -45,7 +45,7 @@ def path(help: str) -> Option:
 
 def output(help: str, default: Any = ..., kind: Any = Path) -> Option:
     """Describe where the result goes."""
-    return option(help, kind, default, "--output", "--out", "-o")
+    return option(help, kind, default, "--output", "-o")
 
 
 def argument(help: str, metavar: str, kind: Any = str, default: Any = ...) -> Option:
@@ -81,7 +81,7 @@ JSON = flag("--json", "Print JSON.")
 YES = flag("--yes", "Do not ask.")
 HISTORY = many("Stores or score files of other models, to predict unmeasured cells with.")
 RESAMPLES = option("Bootstrap resamples; else 1,000.", int | None, None, min=20)
-DRAWS = option("Bootstrap resamples, 0 for none; else 1,999.", int | None, None, "--resamples", "--draws", min=0)
+DRAWS = option("Bootstrap resamples, 0 for none; else 1,999.", int | None, None, min=0)
 ALLOW_CODE = flag("--allow-code", "Let your own task files run code (!function, fetched metrics).")
 BASE = option("Where the base model is now, if not where it was.")
 

@@ -38,7 +38,6 @@ CONSENT = {"allow_code": "CODE", "allow_pickle": "PICKLE", "allow_missing_weight
     split=flag("--split/--no-split", "Tasks of a row to several workers; by itself for long rows on GPUs.", None),
     adaptive=flag("--adaptive", "Run the cells that tell most, wave by wave; so with a budget or a confidence."),
     **shared.ADAPTIVE,
-    dry_run=flag("--dry-run", "Print what potentia plan --no-calibrate does, run nothing."),
     allow_code=shared.ALLOW_CODE,
     allow_pickle=flag("--allow-pickle", "Load weights that are pickles (*.bin), which can run code."),
     allow_missing_weights=flag(
@@ -63,10 +62,6 @@ def run(asked: Any) -> None:
     with out.errors.status("reading tasks and models …") as status:
         plan = potentia.run.plan_study(made, tell=partial(_update, status))
     out.say(*_notes(plan), to=out.errors)
-    if asked.dry_run:
-        told, tables = _tell_cost(plan, potentia.run.estimate_cost(plan, calibrate=False))
-        out.answer(asked.as_json, told, *tables)
-        return
     workers = asked.workers or potentia.run.default_workers(plan)
     if asked.adaptive or asked.budget or asked.confidence:
         result = _run_adaptive(plan, asked, workers, watch)

@@ -14,7 +14,7 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +33,7 @@ ASK = (
     "Does the answer to judge give the right answer, in whatever form? Reply with one word: correct or incorrect."
 )
 _VERDICT = re.compile(r"\b(incorrect|correct|yes|no)\b", re.IGNORECASE)
-TRIES, WAIT = 4, 1.0
+TRIES, WAIT, AT_ONCE = 4, 1.0, 8
 
 
 @dataclass
@@ -44,24 +44,19 @@ class Judge:
     model: str
     memory: Path
     key: str | None = field(default=None, repr=False)
-    at_once: int = 8
     asked: int = 0
 
-    def judge(
-        self, items: Sequence[tuple[str, str, str]], progress: Callable[[int], None] | None = None
-    ) -> list[bool | None]:
+    def judge(self, items: Sequence[tuple[str, str, str]]) -> list[bool | None]:
         """Return whether each (question, gold, answer) is right, None where the judge does not say; asks only once."""
         keys = [content_key(model=self.model, ask=ASK, question=q, gold=g, answer=a) for q, g, a in items]
         known = self._remembered()
         new = {key: item for key, item in zip(keys, items, strict=True) if key not in known}
-        with ThreadPoolExecutor(self.at_once) as pool, self.memory.open("a", encoding="utf-8") as file:
+        with ThreadPoolExecutor(AT_ONCE) as pool, self.memory.open("a", encoding="utf-8") as file:
             for key, verdict in zip(new, pool.map(self._ask, new.values()), strict=True):
                 known[key] = verdict
                 file.write(json.dumps({"key": key, "right": verdict}) + "\n")
                 file.flush()
                 self.asked += 1
-                if progress is not None:
-                    progress(1)
         return [known[key] for key in keys]
 
     def _remembered(self) -> dict[str, bool | None]:
@@ -77,12 +72,8 @@ class Judge:
     def _ask(self, item: tuple[str, str, str]) -> bool | None:
         question, gold, answer = item
         text = ASK.format(question=question, gold=gold, answer=answer)
-        body = {
-            "model": self.model,
-            "temperature": 0,
-            "max_tokens": 16,
-            "messages": [{"role": "user", "content": text}],
-        }
+        turns = [{"role": "user", "content": text}]
+        body = {"model": self.model, "temperature": 0, "max_tokens": 16, "messages": turns}
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
         place = f"{self.url.rstrip('/')}/chat/completions"
         for attempt in range(TRIES):
@@ -121,9 +112,7 @@ class Judged(Finding):
         return [Table(f"Written answers by three judges ({self.judge})", columns, tuple(rows), note)]
 
 
-def judge_answers(
-    evidence: Evidence, judge: Judge, *, most: int | None = None, progress: Callable[[int], None] | None = None
-) -> Judged:
+def judge_answers(evidence: Evidence, judge: Judge, *, most: int | None = None) -> Judged:
     """Judge the stored written answers of every cell (the first ``most`` of each), beside the scores they have."""
     rows = []
     for cell in evidence.cells():
@@ -136,7 +125,7 @@ def judge_answers(
         ]
         scores = [
             (item.value, verified(item.detail.get("metrics") or {}, item.gold, answer), float(right))
-            for item, (_, _, answer), right in zip(items, asked, judge.judge(asked, progress), strict=True)
+            for item, (_, _, answer), right in zip(items, asked, judge.judge(asked), strict=True)
             if right is not None
         ]
         means = np.mean(scores, axis=0).tolist() if scores else [math.nan] * 3

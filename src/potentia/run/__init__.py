@@ -16,14 +16,12 @@ from potentia.run.progress import Count, asked_cells, is_running, store_status
 if TYPE_CHECKING:
     from potentia.run.adaptive import AdaptiveRun, complete_study, costs_of, grid_of, proposed_study, study_text, within
     from potentia.run.select import Race, elicit
-    from potentia.run.tuned import schedule
 
 _LATER = {
     **dict.fromkeys(
         ("AdaptiveRun", "complete_study", "costs_of", "grid_of", "proposed_study", "study_text", "within"), "adaptive"
     ),
     **dict.fromkeys(("Race", "elicit"), "select"),
-    "schedule": "tuned",
 }
 
 

@@ -144,7 +144,6 @@ class AdaptiveRun:
     workers: int = 1
     watch: Callable[[StudyPlan], Any] | None = None
     tell: Callable[[str], Any] = lambda _: None
-    calibrate: bool = True
     keep: bool = True  # models and workers from wave to wave
     grid: Grid = field(init=False)
     results: list[RunResult] = field(init=False, default_factory=list)
@@ -167,7 +166,7 @@ class AdaptiveRun:
         first = self._only(self.plan, lambda _, cell: not cell.protocol.tuned)
         journal = self._journal()
         # The price of a cell is what was thought on the first day; without times the whole study counts as 100 %.
-        costs = _costs_from(journal[0]) if journal else self._price()
+        costs = self._price(journal)
         room = within(self.budget, costs, "say a share: --budget 25%")
         self._run_part(first)
         if not journal:
@@ -221,11 +220,15 @@ class AdaptiveRun:
             measured[place] = True
         return room
 
-    def _price(self) -> Costs:
-        """Price the cells: by the clock where the budget is a time, else what the store knows, else by arithmetic."""
+    def _price(self, journal: Sequence[dict[str, Any]]) -> Costs:
+        """Price the cells: as on the first day; then by the clock where the budget is a time, else what is known."""
+        if journal:
+            event = journal[0]
+            values = np.array([[np.nan if v is None else v for v in row] for row in event["costs"]], dtype=np.float64)
+            return Costs(tuple(event["models"]), tuple(event["tasks"]), values, str(event["unit"]))
         self.tell("estimating the cost")
         timed = self.budget is not None and not self.budget.strip().endswith("%")
-        return costs_of(self.grid, estimate_cost(self.plan, calibrate=self.calibrate and timed))
+        return costs_of(self.grid, estimate_cost(self.plan, calibrate=timed))
 
     def _measured(self, store: Store) -> list[list[bool]]:
         """Which tuned cells were there before the first wave."""
@@ -277,8 +280,3 @@ class AdaptiveRun:
         reasons = [reason for r in self.results for reason in r.reasons]
         first, last = self.results[0], self.results[-1]
         return RunResult(self.plan.key, first.reused, computed, failed, last.interrupted, reasons)
-
-
-def _costs_from(event: dict[str, Any]) -> Costs:
-    values = np.array([[np.nan if v is None else v for v in row] for row in event["costs"]], dtype=np.float64)
-    return Costs(tuple(event["models"]), tuple(event["tasks"]), values, str(event["unit"]))

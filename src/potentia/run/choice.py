@@ -205,132 +205,134 @@ def validated(made: Evaluation) -> tuple[float, float, str]:
 # --- the end of a search: testing what is chosen ---------------------------------------------------------------------
 
 
-def finish(tuning: FineTuning, name: str) -> None:
-    """Choose for one benchmark, seed by seed, test what is chosen, and commit the cell."""
-    tuned = tuning.states(name)
-    mine = {key: lane for key, lane in tuning.lanes.items() if name in tuning.served(lane)}
-    ended = [tuning.results[key] for key in mine]
-    failures = [f"{mine[e.key].learning_rate:g} {mine[e.key].style}: {e.reason}" for e in ended if e.reason]
-    if not tuned:
-        raise TuningError(f"every lane of {name} failed: {'; '.join(failures)}")
-    chosen, best_tuned = _chosen(tuning, name)
-    _publish_steps(tuning, name, best_tuned)
-    if (name, None) not in tuning.cells:
-        return
-    tests = [_test(tuning, name, best, selected=True) for best in chosen]
-    direct = tuning.row.direct_evaluation(name, tuning.trainer.bare)
-    test = Evaluation.mean(tests)
-    kept_direct = direct is not None and tuning.study.selection == "paper" and not _gains(tuning, name, test, direct)
-    dropped = [result for result in ended if result.status == "dropped"]
-    selection = _told(chosen, tests) | {
-        "tuned": chosen[0].tuned and not kept_direct,
-        "kept_direct": kept_direct,
-        "epochs_saved_by_race": sum(tuning.epochs(mine[result.key]) - len(result.epochs) for result in dropped),
-        "target_modules": list(ended[0].targets),
-        "failed_lanes": failures,
-        **_search(tuning, name, chosen, best_tuned, kept_direct),
-        **_also_tested(tuning, name, dict(zip(chosen, tests, strict=True)), best_tuned, kept_direct),
-    }
-    if not kept_direct:
-        tuning.keep(name, chosen[0])
-    final = direct if kept_direct and direct is not None else test
-    tuning.commit(name, None, final, selection, direct.main.value if direct is not None else None)
+class Ending:
+    """The end of one benchmark's search: choose seed by seed, test what is chosen, and commit the cell."""
+
+    def __init__(self, tuning: FineTuning, name: str) -> None:
+        self.tuning, self.name, self.task = tuning, name, tuning.benchmarks[name]
+        self.lanes = {key: lane for key, lane in tuning.lanes.items() if name in tuning.served(lane)}
+        self.results = [tuning.results[key] for key in self.lanes]
+
+    def finish(self) -> None:
+        """Choose, test and commit."""
+        tuning, name, lanes = self.tuning, self.name, self.lanes
+        failed = [(lanes[result.key], result.reason) for result in self.results if result.reason]
+        failures = [f"{lane.learning_rate:g} {lane.style}: {reason}" for lane, reason in failed]
+        if not tuning.states(name):
+            raise TuningError(f"every lane of {name} failed: {'; '.join(failures)}")
+        chosen, best_tuned = self._chosen()
+        self._publish_steps(best_tuned)
+        if (name, None) not in tuning.cells:
+            return
+        tests = [self._test(best, selected=True) for best in chosen]
+        direct, test = tuning.row.direct_evaluation(name, tuning.trainer.bare), Evaluation.mean(tests)
+        kept_direct = direct is not None and tuning.study.selection == "paper" and not self._gains(test, direct)
+        dropped = [result for result in self.results if result.status == "dropped"]
+        selection = _told(chosen, tests) | {
+            "tuned": chosen[0].tuned and not kept_direct,
+            "kept_direct": kept_direct,
+            "epochs_saved_by_race": sum(tuning.epochs(lanes[one.key]) - len(one.epochs) for one in dropped),
+            "target_modules": list(self.results[0].targets),
+            "failed_lanes": failures,
+            **self._search(chosen, best_tuned, kept_direct),
+            **self._also_tested(dict(zip(chosen, tests, strict=True)), best_tuned, kept_direct),
+        }
+        if not kept_direct:
+            tuning.keep(name, chosen[0])
+        final = direct if kept_direct and direct is not None else test
+        tuning.commit(name, None, final, selection, direct.main.value if direct is not None else None)
+
+    def _chosen(self) -> tuple[list[Candidate], list[Candidate]]:
+        """Return what is chosen for each seed, and the best tuned state of each seed that has one."""
+        tuning = self.tuning
+        untuned = [tuning.untuned[self.name, style] for style in tuning.styles]
+        blind = not self.task.documents("validation")  # as in MMLU: the tuned model stands
+        rivals = [] if blind or tuning.study.selection != "validation" else untuned
+        each = [tuning.states(self.name, tuning.study.seed + k) for k in range(tuning.study.seeds)]
+        return [select([*rivals, *own] or untuned) for own in each], [select(own) for own in each if own]
+
+    def _gains(self, test: Evaluation, direct: Evaluation) -> bool:
+        """Say whether the test is better after the tuning."""
+        gain = test.main.value - direct.main.value
+        return gain > 0 if self.task.higher_is_better else gain < 0
+
+    def _search(
+        self, chosen: Sequence[Candidate], best_tuned: Sequence[Candidate], kept_direct: bool
+    ) -> dict[str, Any]:
+        """Say what was searched, and where the best lies in it: over seeds, the most doubtful."""
+        tuning, name = self.tuning, self.name
+
+        def peaks(best: Candidate) -> Peaks:
+            return tuning.peaks(name, best.lane.rivals) if best.lane is not None else {}
+
+        found: list[Verdict] = ["kept untuned"] if kept_direct else []
+        for best in chosen:
+            curve = tuning.curves[best.lane.key, name] if best.lane is not None else ()
+            found.append(verdict(best, peaks(best), curve))
+        judge = tuning.judge(name)
+        worst = worst_of(found, chosen, judge.metric_of(judge.metric))
+        assert best_tuned[0].lane is not None
+        made = tuning.results[best_tuned[0].lane.key]
+        return {
+            "search": worst,
+            "may_have_more": worst in MORE,
+            "rates_tried": sorted({rate for best in best_tuned for rate in peaks(best)}),
+            "updates": made.step,
+            "tokens": sum(epoch.tokens for epoch in made.epochs),
+            "trainable": int(getattr(tuning.trainer, "trainable", tuning.loaded.parameters)),  # full: all
+        }
+
+    def _also_tested(
+        self, made: Mapping[Candidate, Evaluation], best_tuned: Sequence[Candidate], direct: bool
+    ) -> dict[str, Any]:
+        """Test what `selection: tuned` would give, where an untuned model stands, and every rate where it is asked."""
+        found: dict[str, Any] = {}
+        if direct or not all(best.tuned for best in made):
+            told = [self._at_end(best, made) for best in best_tuned]
+            means = {key: sum(one[key] for one in told) / len(told) for key in ("value", "stderr")}
+            found["best_tuned"] = told[0] | means
+        if self.tuning.every_rate:
+            found["rates"] = [self._at_end(one, made) for one in self.tuning.states(self.name)]
+        return found
+
+    def _at_end(self, state: Candidate, made: Mapping[Candidate, Evaluation]) -> dict[str, Any]:
+        """Return a state's test score beside what validation said of it (appendix B.3: what a larger search gives)."""
+        assert state.lane is not None
+        test = made[state] if state in made else self._test(state)
+        told = {"learning_rate": state.learning_rate, "style": state.style, "seed": state.lane.seed}
+        told |= {"validation": state.value, "value": test.main.value, "stderr": test.main.stderr}
+        return told | {"chosen": state in made}
+
+    def _test(self, state: Candidate, *, selected: bool = False) -> Evaluation:
+        """Score a state on the test split."""
+        tuning, name, lane, owner = self.tuning, self.name, state.lane, None
+        if lane is None:
+            tuning.trainer.bare()
+        else:
+            owner = tuning.trainer.restore(lane.key, state.epoch)
+        if selected:
+            tuning.phase(f"testing {name}", len(self.task.documents("test")))
+        made = _asked(tuning, name, state.style, owner, tuning.row.progress if selected else None)
+        if lane is not None and selected:
+            tuning.tell(lane, name, tuning.results[lane.key].status, selected=True)
+        return made
+
+    def _publish_steps(self, chosen: Sequence[Candidate]) -> None:
+        """Hand over the scores on the way of the lanes that were chosen in the end."""
+        for step in self.tuning.at_steps:
+            if (self.name, step) in self.tuning.cells:
+                tests = [_on_the_way(self.tuning, c.lane, step, self.name) for c in chosen if c.lane is not None]
+                selection = _told(chosen, tests) | {"step": step}
+                del selection["epoch"]  # the end of the tuning, where the lane was chosen
+                self.tuning.commit(self.name, step, Evaluation.mean(tests), selection)
 
 
-def _chosen(tuning: FineTuning, name: str) -> tuple[list[Candidate], list[Candidate]]:
-    """Return what is chosen for each seed, and the best tuned state of each seed that has one."""
-    chosen, best_tuned = [], []
-    blind = not tuning.benchmarks[name].documents("validation")  # as in MMLU: the tuned model stands
-    untuned = [tuning.untuned[name, style] for style in tuning.styles]
-    if blind or tuning.study.selection != "validation":
-        untuned = []
-    for seed in range(tuning.study.seed, tuning.study.seed + tuning.study.seeds):
-        own = tuning.states(name, seed)
-        chosen.append(select([*untuned, *own] or [tuning.untuned[name, style] for style in tuning.styles]))
-        best_tuned += [select(own)] if own else []
-    return chosen, best_tuned
-
-
-def _gains(tuning: FineTuning, name: str, test: Evaluation, direct: Evaluation) -> bool:
-    """Say whether the test is better after the tuning."""
-    gain = test.main.value - direct.main.value
-    return gain > 0 if tuning.benchmarks[name].higher_is_better else gain < 0
-
-
-def _search(
-    tuning: FineTuning, name: str, chosen: Sequence[Candidate], best_tuned: Sequence[Candidate], kept_direct: bool
-) -> dict[str, Any]:
-    """Say what was searched, and where the best lies in it: over seeds, the most doubtful."""
-
-    def peaks(best: Candidate) -> Peaks:
-        return tuning.peaks(name, best.lane.rivals) if best.lane is not None else {}
-
-    found: list[Verdict] = ["kept untuned"] if kept_direct else []
-    for best in chosen:
-        curve = tuning.curves[best.lane.key, name] if best.lane is not None else ()
-        found.append(verdict(best, peaks(best), curve))
-    judge = tuning.judge(name)
-    worst = worst_of(found, chosen, judge.metric_of(judge.metric))
-    assert best_tuned[0].lane is not None
-    made = tuning.results[best_tuned[0].lane.key]
-    return {
-        "search": worst,
-        "may_have_more": worst in MORE,
-        "rates_tried": sorted({rate for best in best_tuned for rate in peaks(best)}),
-        "updates": made.step,
-        "tokens": sum(epoch.tokens for epoch in made.epochs),
-        "trainable": int(getattr(tuning.trainer, "trainable", tuning.loaded.parameters)),  # full: all
-    }
-
-
-def _also_tested(
-    tuning: FineTuning, name: str, made: Mapping[Candidate, Evaluation], best_tuned: Sequence[Candidate], direct: bool
-) -> dict[str, Any]:
-    """Test what `selection: tuned` would give, where an untuned model stands, and every rate where that is asked."""
-    found: dict[str, Any] = {}
-    if direct or not all(best.tuned for best in made):
-        told = [_at_end(tuning, name, best, made) for best in best_tuned]
-        means = {key: sum(one[key] for one in told) / len(told) for key in ("value", "stderr")}
-        found["best_tuned"] = told[0] | means
-    if tuning.every_rate:
-        found["rates"] = [_at_end(tuning, name, one, made) for one in tuning.states(name)]
-    return found
-
-
-def _test(tuning: FineTuning, name: str, state: Candidate, *, selected: bool = False) -> Evaluation:
-    """Score a state on the test split."""
-    task, lane = tuning.benchmarks[name], state.lane
-    if lane is None:
-        tuning.trainer.bare()
-    owner = tuning.trainer.restore(lane.key, state.epoch) if lane is not None else None
-    if selected:
-        tuning.phase(f"testing {name}", len(task.documents("test")))
-    ask = tuning.ask(task, "test", state.style, owner)
+def _asked(tuning: FineTuning, name: str, style: Style, owner: int | None, progress: Any = None) -> Evaluation:
+    """Ask the test split of a benchmark."""
+    ask = tuning.ask(tuning.benchmarks[name], "test", style, owner)
     with spending("test"):
-        progress = tuning.row.progress if selected else None
         (made,) = evaluate(tuning.scorer, [ask], chat=tuning.chat, progress=progress)
-    if lane is not None and selected:
-        tuning.tell(lane, name, tuning.results[lane.key].status, selected=True)
     return made
-
-
-def _at_end(tuning: FineTuning, name: str, state: Candidate, made: Mapping[Candidate, Evaluation]) -> dict[str, Any]:
-    """Return a state's test score beside what validation said of it (appendix B.3: what a larger search is worth)."""
-    assert state.lane is not None
-    test = made[state] if state in made else _test(tuning, name, state)
-    told = {"learning_rate": state.learning_rate, "style": state.style, "seed": state.lane.seed}
-    told |= {"validation": state.value, "value": test.main.value, "stderr": test.main.stderr}
-    return told | {"chosen": state in made}
-
-
-def _publish_steps(tuning: FineTuning, name: str, chosen: Sequence[Candidate]) -> None:
-    """Hand over the scores on the way of the lanes that were chosen in the end."""
-    for step in tuning.at_steps:
-        if (name, step) in tuning.cells:
-            tests = [_on_the_way(tuning, c.lane, step, name) for c in chosen if c.lane is not None]
-            selection = _told(chosen, tests) | {"step": step}
-            del selection["epoch"]  # the end of the tuning, where the lane was chosen
-            tuning.commit(name, step, Evaluation.mean(tests), selection)
 
 
 def score_on_the_way(tuning: FineTuning, lane: LanePlan, step: int) -> None:
@@ -339,9 +341,7 @@ def score_on_the_way(tuning: FineTuning, lane: LanePlan, step: int) -> None:
         path = _waiting(tuning, lane, step, name)
         if (name, step) not in tuning.cells or path.exists():
             continue
-        ask = tuning.ask(tuning.benchmarks[name], "test", lane.style, tuning.trainer.slot(lane.key))
-        with spending("test"):
-            (made,) = evaluate(tuning.scorer, [ask], chat=tuning.chat)
+        made = _asked(tuning, name, lane.style, tuning.trainer.slot(lane.key))
         if len(tuning.lanes) > 1 or tuning.tuning.rate_bounds is not None:
             write_file(path, made.to_json(), synced=True)
         else:
@@ -364,16 +364,10 @@ def _on_the_way(tuning: FineTuning, lane: LanePlan, step: int, task: str) -> Eva
 
 def _told(chosen: Sequence[Candidate], tests: Sequence[Evaluation]) -> dict[str, Any]:
     """Return what was chosen, seed by seed."""
-    values = [test.main.value for test in tests]
-    return {
-        "style": chosen[0].style,
-        "learning_rate": chosen[0].learning_rate,
-        "epoch": chosen[0].epoch,
-        "validation": chosen[0].value,
-        "validation_stderr": chosen[0].stderr,
-        "validation_right": chosen[0].right,
-        "seeds": [
-            {"value": v, "learning_rate": c.learning_rate, "epoch": c.epoch, "style": c.style, "validation": c.value}
-            for v, c in zip(values, chosen, strict=True)
-        ],
-    }
+    first, parts = chosen[0], ("learning_rate", "epoch", "style")
+    seeds = [
+        {"value": test.main.value, **{part: getattr(c, part) for part in parts}, "validation": c.value}
+        for test, c in zip(tests, chosen, strict=True)
+    ]
+    told = {"style": first.style, "learning_rate": first.learning_rate, "epoch": first.epoch, "validation": first.value}
+    return told | {"validation_stderr": first.stderr, "validation_right": first.right, "seeds": seeds}

@@ -40,10 +40,10 @@ MOST_PER_GPU, CORES_PER_ROW = 6, 2
 
 
 class Elsewhere(Protocol):
-    """An executor, ``run_elsewhere`` of ``run/on_NAME.py``: hand each row to ``work_row`` on another machine.
+    """An executor, ``run_elsewhere`` of ``run/on_NAME.py``: hand each row to ``answer_row`` on another machine.
 
-    ``divide`` gives the rows in parts, for so many workers of a kind of device. A row that is lost goes to
-    ``give_up_row``; one that another process has (``outcome.held``) is asked for again.
+    ``divide`` gives the rows in parts, for so many workers of a kind of device. ``Turns`` says whose turn it is and
+    hears the answers; a row that is lost goes to ``give_up_row``.
     """
 
     def __call__(

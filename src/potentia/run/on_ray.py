@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from potentia.errors import InputError, MissingExtraError, StoreError
+from potentia.errors import InputError, StoreError
 from potentia.run.cost import weight_bytes
 from potentia.run.local import Answer, Turns, answer_row, give_up_row
 from potentia.run.plan import LoadedTasks, RowPlan
@@ -59,10 +59,8 @@ def run_elsewhere(
 
     ``divide`` gives the rows in parts, for so many workers of a kind of device.
     """
-    try:
-        import ray
-    except ImportError as error:
-        raise MissingExtraError("the ray executor needs Ray", hint="pip install 'potentia[ray]'") from error
+    import ray
+
     if not ray.is_initialized():
         ray.init(ignore_reinit_error=True, log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
     check_shared(ray, rows[0])

@@ -20,6 +20,7 @@ MARKERS: tuple[tuple[tuple[float, float], ...], ...] = (  # corners; none of a c
     ((0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)),
     ((0, -1.2), (1.2, 1), (-1.2, 1)),
 )
+MARK = 3.6  # pixels from the middle of a mark to its end
 DASHES = ("", "5 3", "1.5 2.5", "6 2 1.5 2")
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 HUES = 8  # colours of chart.css; past them they repeat with another dash or marker
@@ -83,13 +84,13 @@ class Sheet:
         """Draw a straight line."""
         self.add("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=class_, stroke_dasharray=dash)
 
-    def marker(self, x: float, y: float, place: int, tip: str = "", size: float = 3.6) -> None:
+    def marker(self, x: float, y: float, place: int, tip: str = "") -> None:
         """Draw the mark of the n-th series."""
         kind, hue = MARKERS[place // HUES % len(MARKERS)], f"f{place % HUES}"
         if not kind:
-            self.add("circle", tip, cx=x, cy=y, r=size, class_=hue)
+            self.add("circle", tip, cx=x, cy=y, r=MARK, class_=hue)
             return
-        path = "L".join(f"{x + size * right:.1f} {y + size * down:.1f}" for right, down in kind)
+        path = "L".join(f"{x + MARK * right:.1f} {y + MARK * down:.1f}" for right, down in kind)
         self.add("path", tip, d=f"M{path}z", class_=hue)
 
     def path(self, points: Sequence[tuple[float, float]], class_: str, dash: str = "", tip: str = "") -> None:

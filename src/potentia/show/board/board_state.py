@@ -8,7 +8,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict
 from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -183,7 +182,10 @@ class Watch:
         key = self.record.key
         while news := self.store.events(key, after_id=self._last_event):
             self._last_event = news[-1].id
-            self._events.extend(_brief(asdict(event)) for event in news[-RECENT:])
+            for event in news[-RECENT:]:
+                said = {k: v for k, v in event.payload.items() if k != "traceback"}
+                when = datetime.fromisoformat(event.created).timestamp()
+                self._events.append({"id": event.id, "kind": event.kind, "at": when, **said})
         progress = self.store.get_progress(key)
         rows: list[dict[str, Any]] = [
             {"name": name, "running": is_running(state), **{k: state.get(k) for k in ROW}}
@@ -257,9 +259,3 @@ class Watch:
                     queue.put_nowait(state)
             await asyncio.sleep(EVERY)
         self._task = None
-
-
-def _brief(event: dict[str, Any]) -> dict[str, Any]:
-    payload = {k: v for k, v in event["payload"].items() if k != "traceback"}
-    when = datetime.fromisoformat(event["created"]).timestamp()
-    return {"id": event["id"], "kind": event["kind"], "at": when, **payload}
