@@ -33,7 +33,7 @@ from torch import nn
 from potentia import engine, tasks, zoo
 from potentia.analysis.test_task.seen import PLANTED, Measures, Planted, Reading, measure_signs, planted, ways_table
 from potentia.engine.tune import LaneSpec, LaneTrainer, LoraConfig, Schedule, encode_examples
-from potentia.run.probe import ALPHA, LOSS, RANK, Probing
+from potentia.run.tuned import ALPHA, LOSS, RANK, Probing
 from potentia.study import Caps, Probe
 from potentia.tasks import Task
 from potentia.values.findings import written

@@ -60,7 +60,7 @@ def test_it_can_be_turned_off(daemon, monkeypatch, said):
 
 
 def test_it_ends_with_a_run_that_is_killed(daemon):
-    program = "import os, signal; from potentia.run.mps import Sharing; Sharing().begin(); os.kill(os.getpid(), 9)"
+    program = "import os, signal; from potentia.run.machine import Sharing; Sharing().begin(); os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", program], check=False)
     told, end = daemon / "told", time.monotonic() + 20
     while not told.exists() and time.monotonic() < end:

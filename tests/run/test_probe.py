@@ -77,7 +77,7 @@ def test_both_losses_of_every_document_before_any_update_and_their_sums_after_ea
 
 def test_progress_of_the_probe_ends_at_its_total(world: Path) -> None:
     from potentia import engine, tasks
-    from potentia.run.probe import Probing
+    from potentia.run.tuned import Probing
     from potentia.study import Probe
 
     done, ended = [0, 0], []
@@ -108,7 +108,7 @@ def test_by_default_it_is_made_where_it_costs_little(world: Path, tmp_path: Path
         world, tmp_path / "many.db", probe={"documents": 16}, tuning={"learning_rates": [3e-3, 1e-3], "epochs": 40}
     )
     from potentia import tasks
-    from potentia.run.probe import cost, wanted
+    from potentia.run.tuned import cost, wanted
 
     task = tasks.load(str(world / "colours.jsonl"))
     assert wanted(many.probe, many.tuning, task)

@@ -11,8 +11,7 @@ import pytest
 from potentia.errors import InputError
 from potentia.show import draw, draw_all
 from potentia.show.charts import by_position
-from potentia.show.draw import inline_svg
-from potentia.show.page import asset
+from potentia.show.page import asset, inline_svg
 from potentia.show.svg import FONT, cut, make_scale, width_of
 from potentia.values.findings import Bars, Bump, Chart, Heatmap, Line, Plot, Points, short_names
 

@@ -35,9 +35,8 @@ from potentia.run.choice import (
     validated,
 )
 from potentia.run.plan import CellPlan
-from potentia.run.probe import probe_row
 from potentia.run.progress import Stopped, lanes_name, remove_lanes
-from potentia.run.tuned import Begun, adapter, learned, on_threads, schedule
+from potentia.run.tuned import Begun, adapter, learned, on_threads, probe_row, schedule
 from potentia.study import adjust_tuning, content_key
 from potentia.timing import spending
 from potentia.values.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol

@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING, Any
 from potentia.errors import PotentiaError, StoreError
 from potentia.processes import leave_with_parent
 from potentia.run.cost import room_of, weight_bytes
-from potentia.run.model_cache import ModelCache
-from potentia.run.mps import Sharing
+from potentia.run.machine import ModelCache, Sharing
 from potentia.run.plan import LoadedTasks, RowPlan, load_tasks, seen
 from potentia.run.progress import RunLog, Stopped, opened
 from potentia.run.row import RowOutcome, RowRun

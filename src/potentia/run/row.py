@@ -22,7 +22,7 @@ from potentia.errors import DamagedItemsError, ModelError, PotentiaError, StoreE
 from potentia.facts import Kind
 from potentia.run.ask import Evaluation, Style, direct
 from potentia.run.fine_tuning import tune_row
-from potentia.run.mps import in_use
+from potentia.run.machine import in_use
 from potentia.run.plan import CellPlan, LoadedTasks, RowPlan, kind_of, seen, settled_kind, take_over
 from potentia.run.progress import Board, Stopped
 from potentia.study import SCORING_VERSION, adjust_tuning, cell_key, renamed
@@ -33,7 +33,7 @@ from potentia.values.protocol import ADJUST, DIRECT, TRAIN_BEFORE_TEST, Protocol
 if TYPE_CHECKING:
     from potentia.engine import LoadedModel
     from potentia.engine.score import Scorer
-    from potentia.run.model_cache import ModelCache
+    from potentia.run.machine import ModelCache
     from potentia.store import Store
     from potentia.study import Study
     from potentia.tasks import ChatTemplate, Task

@@ -102,7 +102,7 @@ scores = _table(
 
 manifests = _table("manifests", _cell(), *_some(Json, "manifest", "selection"))
 
-# What a short fine-tuning before the row's own said of the model and the task (see run/probe.py).
+# What a short fine-tuning before the row's own said of the model and the task (see run/tuned.py).
 probes = _table("probes", _cell(), *_some(Json, "probe"))
 
 # A cell belongs to every study that asked for it: content keys let a study reuse what another has computed.
