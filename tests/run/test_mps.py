@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from potentia.run import mps
+from potentia.run import machine
 
 DAEMON = """#!/bin/sh
 # what the real tool does with its arguments, without a GPU
@@ -20,30 +20,30 @@ read said; echo "$said" >> {told}
 
 @pytest.fixture
 def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    tool = tmp_path / "bin" / mps.CONTROL
+    tool = tmp_path / "bin" / machine.CONTROL
     tool.parent.mkdir()
     tool.write_text(DAEMON.format(began=tmp_path / "began", told=tmp_path / "told"))
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tool.parent}:/usr/bin:/bin")
-    monkeypatch.delenv(mps.OFF, raising=False)
-    monkeypatch.delenv(mps.PIPES, raising=False)
+    monkeypatch.delenv(machine.OFF, raising=False)
+    monkeypatch.delenv(machine.PIPES, raising=False)
     return tmp_path
 
 
 def test_a_service_that_computes_nothing_is_ended_and_rows_take_turns(daemon, monkeypatch):
-    monkeypatch.setattr(mps, "TRIAL", "import sys; sys.exit('no device')")
-    sharing = mps.Sharing()
+    monkeypatch.setattr(machine, "TRIAL", "import sys; sys.exit('no device')")
+    sharing = machine.Sharing()
     sharing.start(6)
     assert not sharing.on
     assert sharing.why_not == "no device"
-    assert not mps.in_use()
+    assert not machine.in_use()
     assert "quit" in (daemon / "told").read_text()
     assert not Path((daemon / "began").read_text().strip()).exists()
 
 
 def test_a_trial_that_went_past_the_service_is_not_believed(daemon, monkeypatch):
-    monkeypatch.setattr(mps, "TRIAL", "pass")  # computes, but the daemon knows of no client
-    sharing = mps.Sharing()
+    monkeypatch.setattr(machine, "TRIAL", "pass")  # computes, but the daemon knows of no client
+    sharing = machine.Sharing()
     sharing.start(6)
     assert not sharing.on
     assert "did not go through it" in sharing.why_not
@@ -51,11 +51,11 @@ def test_a_trial_that_went_past_the_service_is_not_believed(daemon, monkeypatch)
 
 @pytest.mark.parametrize("said", ["0", "off"])
 def test_it_can_be_turned_off(daemon, monkeypatch, said):
-    monkeypatch.setenv(mps.OFF, said)
-    sharing = mps.Sharing()
+    monkeypatch.setenv(machine.OFF, said)
+    sharing = machine.Sharing()
     sharing.start(6)
     assert not sharing.on
-    assert mps.OFF in sharing.why_not
+    assert machine.OFF in sharing.why_not
     assert not (daemon / "began").exists()
 
 

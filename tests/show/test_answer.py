@@ -102,7 +102,7 @@ def test_with_one_task_no_sentence_speaks_of_other_tasks():
     }
     data = make_report(Evidence.of(scores))
     told = answer(data)
-    spoken = " ".join([told.headline, *told.sentences, *(tile.note for tile in told.tiles)])
+    spoken = " ".join([told.headline, *told.sentences, *(tile["note"] for tile in told.tiles)])
     page = next(html for id, _, html in build_sections(data) if id == "answer")
     for words in ("median task", "over tasks", "other tasks", "choice of tasks"):
         assert words not in spoken
