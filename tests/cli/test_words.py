@@ -62,7 +62,6 @@ def test_singular_options_are_accepted(tmp_path: Path) -> None:
         ("report", "run a study first"),
         ("report scores.csv --baseline instruct", "no methods to compare with instruct"),
         ("run first.yaml", "potentia init first.yaml"),
-        ("studies list", "potentia store rename"),
     ],
 )
 def test_a_likely_mistake_is_told_with_its_mend(

@@ -77,7 +77,6 @@ def test_everything_is_read_once(world: Path, tmp_path: Path, monkeypatch: pytes
 
 def test_a_row_is_computed_from_its_plan_alone(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A worker gets the row's plan by pickle: it neither plans nor hashes the tasks again."""
-    from potentia import engine
     from potentia.run.local import work_row
 
     plan = plan_study(study(world, tmp_path / "s.db"))
@@ -86,7 +85,7 @@ def test_a_row_is_computed_from_its_plan_alone(world: Path, tmp_path: Path, monk
     run_study(study(world, tmp_path / "s.db", models=[{"name": "m1", "path": str(world / "m1")}]))
     with Store.open(tmp_path / "s.db") as store:
         store.study("planned", plan.key, {})
-    monkeypatch.setattr(engine, "fingerprint", None)
+    monkeypatch.setattr("potentia.run.plan.fingerprint", None)
     monkeypatch.setattr(Task, "fingerprint", property(lambda self: 1 / 0))
     assert work_row(row, lambda: False).done == 1
     with Store.open(tmp_path / "s.db") as store:

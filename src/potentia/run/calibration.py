@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from potentia.engine import pick_device
 from potentia.run.cost import CellWork, Pace, StudyCost, paces_of_store, parameters_of, price, work_of
 from potentia.run.execute import run_study
 from potentia.run.local import Stay
@@ -35,8 +36,6 @@ PATIENCE = 10.0  # seconds: a first run that takes longer is not made again
 
 def estimate_cost(plan: StudyPlan, *, calibrate: bool = True, tell: Callable[[str], Any] = lambda _: None) -> StudyCost:
     """Price a study by the rows in its store, else by a short calibration; without either, seconds are NaN."""
-    from potentia.engine import pick_device
-
     device = str(pick_device(plan.study.device)).partition(":")[0]
     store = find_store(plan.study.store)
     paces: list[Pace] = []

@@ -22,6 +22,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from potentia.engine import pick_device
 from potentia.errors import InputError, StoreError
 from potentia.run.cost import room_of
 from potentia.run.local import POLITE, Stay, Stop, run_rows
@@ -144,8 +145,6 @@ def check_machine(study: Study, executor: str) -> None:
         if executor == "ray" and find_spec("ray") is None:
             raise InputError("Ray is not installed", hint="pip install 'potentia[ray]', or drop --executor ray")
         return
-    from potentia.engine import pick_device
-
     device = pick_device(study.device)
     if device.type == "cuda" and device.index is not None:
         import torch
@@ -223,8 +222,6 @@ def _execute(
             return in_parts(plan, rows, store, workers, device=device, least=least if wanted else math.inf)
 
     if executor == "local":
-        from potentia.engine import pick_device
-
         device = pick_device(plan.study.device).type
         return run_rows(divide(workers, device), plan.tasks, workers=workers, stop=stop, stay=stay)
     elsewhere: Elsewhere = import_module(f"potentia.run.on_{executor}").run_elsewhere

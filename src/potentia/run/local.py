@@ -25,6 +25,7 @@ from multiprocessing.context import SpawnProcess
 from multiprocessing.synchronize import Event
 from typing import TYPE_CHECKING, Any
 
+from potentia.engine import VERDICTS
 from potentia.errors import PotentiaError, StoreError
 from potentia.processes import leave_with_parent
 from potentia.run.cost import room_of, weight_bytes
@@ -269,8 +270,6 @@ class _Pool:
     """Worker processes, each with a pipe: a row's plan goes in, its outcome comes back."""
 
     def __init__(self, workers: int, tasks: LoadedTasks, *, stays: bool = False) -> None:
-        from potentia.engine import VERDICTS
-
         self.context = multiprocessing.get_context("spawn")
         _start_tracker()
         self.workers = workers

@@ -24,8 +24,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from potentia.engine import LoadedModel
+
 if TYPE_CHECKING:
-    from potentia.engine import LoadedModel
     from potentia.run.plan import RowPlan
 
 log = logging.getLogger(__name__)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from potentia import limited
+from potentia.engine import fingerprint, may_have_template, planned_dtype, quantised_fingerprint
 from potentia.errors import InputError, PotentiaError
 from potentia.facts import Kind, decide_kind, models
 from potentia.files import LARGEST, plain_file
@@ -216,8 +217,6 @@ def kind_of(study: Study, model: ModelSpec, *, template: bool | None = None) -> 
 
 def settled_kind(study: Study, model: ModelSpec) -> Kind | None:
     """Decide the kind where it matters for the score: a model without a chat template is asked plainly anyway."""
-    from potentia.engine import may_have_template
-
     return kind_of(study, model) if may_have_template(model.source) else None
 
 
@@ -226,7 +225,6 @@ def settled_kind(study: Study, model: ModelSpec) -> Kind | None:
 
 def plan_study(study: Study, *, tell: Callable[[str], Any] = lambda _: None) -> StudyPlan:
     """Find every cell's key and whether the store has it. Model files are hashed, not loaded; nothing is written."""
-    from potentia.engine import planned_dtype
     from potentia.tasks import quiet
 
     models = study.rows()
@@ -260,8 +258,6 @@ def plan_study(study: Study, *, tell: Callable[[str], Any] = lambda _: None) -> 
 
 def _plan_row(whole: Study, study: Study, key: str, tasks: LoadedTasks, model: ModelSpec) -> RowPlan:
     """Plan one row; a model that cannot be read becomes a row with a problem, not an error."""
-    from potentia.engine import fingerprint, quantised_fingerprint
-
     original = weights = ""
     problem = None
     try:

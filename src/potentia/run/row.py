@@ -18,6 +18,7 @@ from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from potentia.engine import LoadedModel, chat_template, load, verdicts_of_run
 from potentia.errors import DamagedItemsError, ModelError, PotentiaError, StoreError
 from potentia.facts import Kind
 from potentia.run.ask import Evaluation, Style, direct
@@ -31,7 +32,6 @@ from potentia.values.metric import Origin, recipe_fingerprint
 from potentia.values.protocol import ADJUST, DIRECT, TRAIN_BEFORE_TEST, Protocol
 
 if TYPE_CHECKING:
-    from potentia.engine import LoadedModel
     from potentia.engine.score import Scorer
     from potentia.run.machine import ModelCache
     from potentia.store import Store
@@ -129,7 +129,6 @@ class RowRun:
     def _load(self) -> None:
         from transformers.utils import logging
 
-        from potentia.engine import chat_template
         from potentia.engine.score import Scorer
 
         logging.disable_progress_bar()  # the board shows progress; bars of other libraries would tear it
@@ -166,8 +165,6 @@ class RowRun:
 
     def load_model(self, *, source: str | None = None, more: str | None = None) -> LoadedModel:
         """Load the row's model, or the one at ``source``, with one more adapter than its own where one is given."""
-        from potentia.engine import load, verdicts_of_run
-
         model = self.plan.model
         elsewhere = source is not None
         loaded = load(

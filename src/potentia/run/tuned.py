@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from potentia.engine import LoadedModel
 from potentia.errors import PotentiaError, TuningError
 from potentia.files import write_file
 from potentia.run.ask import SplitName
@@ -33,7 +34,6 @@ from potentia.study import Tuning, content_key
 from potentia.timing import spending
 
 if TYPE_CHECKING:
-    from potentia.engine import LoadedModel
     from potentia.engine.score import Scorer
     from potentia.engine.tune import LaneEpoch, LaneSpec, LaneTrainer, LoraConfig, Schedule, TokenisedExamples
     from potentia.run.row import RowRun
