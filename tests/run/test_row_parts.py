@@ -210,8 +210,8 @@ def test_a_model_larger_than_a_gpu_asks_for_several_and_has_them_alone(
     monkeypatch.setattr(on_ray, "weight_bytes", lambda row: 100 << 30)
     plan = plan_study(study(world, tmp_path / "s.db", device="cuda"))
     assert local.too_large(plan.rows) == []  # no GPU here
-    assert on_ray.needs(plan.rows[0], 80 << 30).gpu == 2.0
-    assert on_ray.needs(plan.rows[0], 160 << 30).gpu <= 1.0
+    assert on_ray.needs(plan.rows[0], 80 << 30)["num_gpus"] == 2.0
+    assert on_ray.needs(plan.rows[0], 160 << 30)["num_gpus"] <= 1.0
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for size, large in ((80 << 30, list(plan.rows)), (120 << 30, [])):
