@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 import potentia
 from potentia.cli.app import app
-from potentia.cli.options import ALLOW_CODE, JSON, READ, STUDY, argument, command, flag, many, option
+from potentia.cli.options import ALLOW_CODE, READ, STUDY, argument, command, flag, many, option
 from potentia.cli.output import answer, columns_of, console, errors, print_json, print_table, say
 from potentia.errors import InputError
 from potentia.values.findings import Table
@@ -41,7 +41,6 @@ app.add_typer(models, name="models")
     name=argument("A model by any of its names, or a part of a name.", "NAME", str | None, None),
     family=option("Only this family, such as qwen."),
     facts=READ["facts"],
-    as_json=JSON,
 )
 def list_models(asked: Any) -> None:
     """List known models: parameters, training tokens, compute, date, and where the numbers come from.
@@ -94,7 +93,6 @@ def _billions(number: float | None) -> str | None:
     targets=many("Layers to adapt, by the ends of their names; else PEFT's default."),
     adapter=option("lora, rslora or dora.", str, "lora"),
     trust_remote_code=flag("--trust-remote-code", "Run the code that the model brings."),
-    as_json=JSON,
 )
 def check(asked: Any) -> None:
     """Compare a model's scores, texts, gradients and updates here with plain transformers' and PEFT's.
@@ -135,7 +133,7 @@ app.add_typer(tasks, name="tasks")
 _LONG = 1_200  # characters of a prompt that a person reads at a glance
 
 
-@command(tasks, "list", everything=flag("--all", "List every task name of the harness."), as_json=JSON)
+@command(tasks, "list", everything=flag("--all", "List every task name of the harness."))
 def list_tasks(asked: Any) -> None:
     """List the benchmarks of the papers, those they left out and why; with --all every name of the harness.
 
@@ -174,7 +172,6 @@ def _list_all(as_json: bool) -> None:
     columns=READ["columns"],
     drop_bad_rows=STUDY["drop_bad_rows"],
     allow_code=ALLOW_CODE,
-    as_json=JSON,
 )
 def show(asked: Any) -> None:
     """Show a task: splits and their sizes, metric, three examples with the right answer marked, train/test overlap.

@@ -53,8 +53,14 @@ def argument(help: str, metavar: str, kind: Any = str, default: Any = ...) -> Op
     return Option(Annotated[kind, typer.Argument(metavar=metavar, help=help)], default)
 
 
-def command(group: typer.Typer, name: str, /, **options: Option) -> Callable[[Callable[[Any], None]], Any]:
-    """Make a command of a function that takes a namespace of what was asked; its docstring is the help."""
+def command(
+    group: typer.Typer, name: str, /, json: bool = True, **options: Option
+) -> Callable[[Callable[[Any], None]], Any]:
+    """Make a command of a function that takes a namespace of what was asked; its docstring is the help.
+
+    Every command takes ``--json``, unless it has nothing to print.
+    """
+    options |= {"as_json": JSON} if json else {}
 
     def register(act: Callable[[Any], None]) -> Callable[[Any], None]:
         def made(**given: Any) -> None:
@@ -107,7 +113,6 @@ OUT = {
     "figures": path("Draw the figures, or write the tables, into this folder."),
     "format": many("Of figures pdf, png, svg; of tables csv, latex; several may be given."),
     "no_titles": flag("--no-titles", "Draw the figures without title and caption."),
-    "as_json": JSON,
 }
 STUDY = {
     "models": many("Hub names or folders.", "--models", "--model"),

@@ -43,7 +43,6 @@ CONSENT = {"allow_code": "CODE", "allow_pickle": "PICKLE", "allow_missing_weight
     allow_missing_weights=flag(
         "--allow-missing-weights", "Score models whose files lack weights, these filled at random."
     ),
-    as_json=shared.JSON,
 )
 def run(asked: Any) -> None:
     """Run a study: every model, every task, every protocol. Run it again to resume.
@@ -190,7 +189,6 @@ def _report_result(result: potentia.run.RunResult, store: str, question: str) ->
     **shared.ADAPTIVE,
     output=output("The study file to write.", None, Path | None),
     calibrate=flag("--calibrate/--no-calibrate", "Time the engine on a few documents first.", True),
-    as_json=shared.JSON,
 )
 def plan(asked: Any) -> None:
     """Say what a study will cost; with a budget or a confidence, which cells to run, as a study of its own.
@@ -337,7 +335,6 @@ def short(value: float, unit: str = "") -> str:
     data_dir=shared.STUDY["data_dir"],
     store=shared.STUDY["store"],
     workers=shared.WORKERS,
-    as_json=shared.JSON,
 )
 def elicitation(asked: Any) -> None:
     """Tune some cells of a study by adapters of a higher rank and by all weights too, and compare the rankings.

@@ -25,7 +25,6 @@ EXCERPT = 160  # characters of a prompt's end
     given=argument("Two models, by name or a part of it; and a store, or any scores.", "A B SOURCE", list[str]),
     items=option("Show this many documents of each task that one of the two alone gets right.", int, 0, min=0),
     **shared.WHICH,
-    as_json=shared.JSON,
 )
 def compare(asked: Any) -> None:
     """Say which of two models is better on each task, and whether that is real: paired, document by document.
@@ -220,7 +219,6 @@ def _reproduced(asked: Any) -> potentia.Finding:
     protocol=option("How all of these were scored, where the files do not say: direct, adjust, …"),
     short_names=flag("--short-names", "Call a model by the last part of its path: base and tuned folders join."),
     **shared.TABLE,
-    as_json=shared.JSON,
 )
 def import_scores(asked: Any) -> None:
     """Put scores measured elsewhere into a store: tidy CSV or Parquet, lm-eval results, the paper's JSON, a store.
@@ -286,7 +284,6 @@ def _short_named(scores: Mapping[Protocol, potentia.ScoreMatrix], source: str) -
     study=shared.READ["study"],
     protocols=shared.READ["protocols"],
     **shared.TABLE,
-    as_json=shared.JSON,
 )
 def export(asked: Any) -> None:
     """Write scores as a table, as lm-eval results, or as a leaderboard.

@@ -32,7 +32,6 @@ OF_STUDY = ("drop_bad_rows", "data_dir", "device", "epochs", "learning_rates", "
     workers=shared.WORKERS,
     columns=shared.READ["columns"],
     **{name: shared.STUDY[name] for name in OF_STUDY},
-    as_json=shared.JSON,
 )
 def select(asked: Any) -> None:
     """Find the best model for your data: tune all candidates alike, drop the weaker ones early, test the rest.
@@ -105,7 +104,6 @@ ADAPTER = argument("A folder that select or adapters export wrote.", "ADAPTER", 
     base=shared.BASE,
     device=shared.STUDY["device"],
     drop_bad_rows=shared.STUDY["drop_bad_rows"],
-    as_json=shared.JSON,
 )
 def predict(asked: Any) -> None:
     """Predict the rows of a file with a tuned model: the label and the probability of each.
@@ -142,7 +140,7 @@ app.add_typer(adapters, name="adapters")
 FOLDER = output("The folder to write; it must not hold anything yet.")
 
 
-@command(adapters, "list", store=shared.THE_STORE, **shared.KEPT, as_json=shared.JSON)
+@command(adapters, "list", store=shared.THE_STORE, **shared.KEPT)
 def list_adapters(asked: Any) -> None:
     """List the kept adapters with what validation chose and the disk they take.
 
@@ -162,7 +160,7 @@ def list_adapters(asked: Any) -> None:
     answer(asked.as_json, {"store": asked.store, "adapters": rows, "bytes": total}, table)
 
 
-@command(adapters, "export", store=shared.THE_STORE, output=FOLDER, **shared.CELLS, as_json=shared.JSON)
+@command(adapters, "export", store=shared.THE_STORE, output=FOLDER, **shared.CELLS)
 def export(asked: Any) -> None:
     """Write the tuned adapter of a cell in PEFT's form, with a model card: base, data, recipe, scores.
 
@@ -183,7 +181,7 @@ def export(asked: Any) -> None:
     answer(asked.as_json, found, told, "To use it:", *(f"  {line}" for line in written.lines))
 
 
-@command(adapters, "merge", adapter=ADAPTER, output=FOLDER, base=shared.BASE, as_json=shared.JSON)
+@command(adapters, "merge", adapter=ADAPTER, output=FOLDER, base=shared.BASE)
 def merge(asked: Any) -> None:
     """Merge an adapter into its base: a whole model that any tool loads.
 
@@ -195,7 +193,7 @@ def merge(asked: Any) -> None:
     answer(asked.as_json, {"folder": str(folder)}, f"{folder}: the whole model, with its tokenizer")
 
 
-@command(adapters, "drop", store=shared.THE_STORE, **shared.KEPT, yes=shared.YES, as_json=shared.JSON)
+@command(adapters, "drop", store=shared.THE_STORE, **shared.KEPT, yes=shared.YES)
 def drop(asked: Any) -> None:
     """Remove kept adapters, of all cells or of some; the scores stay.
 

@@ -16,7 +16,7 @@ import typer
 
 import potentia
 from potentia.cli.app import app
-from potentia.cli.options import JSON, STUDY, argument, command, flag, many, output
+from potentia.cli.options import STUDY, argument, command, flag, many, output
 from potentia.cli.output import answer, console, dicts, errors, say
 from potentia.errors import InputError, without_password
 from potentia.values.findings import Table
@@ -34,7 +34,6 @@ FEW = 1_000  # documents of one's own; a tenth of fewer is a small test
     protocols=STUDY["protocols"],
     force=flag("--force", "Write over a file that is there."),
     quick=flag("--quick", "Small caps and one learning rate, for a try."),
-    as_json=JSON,
 )
 def init(asked: Any) -> None:
     """Write a commented study file; what is not given is asked for on a terminal.
@@ -129,7 +128,6 @@ def _yaml(value: Any) -> str:
     "demo",
     output=output("Where models, scores and report go.", Path("potentia-demo")),
     quick=flag("--quick", "Fewer models, tasks and epochs: about two minutes."),
-    as_json=JSON,
 )
 def demo(asked: Any) -> None:
     """Fine-tune and test every embedded model on every embedded task, then show what that changes.
@@ -174,7 +172,6 @@ def demo(asked: Any) -> None:
     app,
     "zoo",
     folder=argument("Where models, tasks, facts and study files go.", "FOLDER", Path, Path("lab")),
-    as_json=JSON,
 )
 def zoo(asked: Any) -> None:
     """Lay out the embedded models, benchmarks and ready studies, to try every method where the truth is planted.
@@ -218,7 +215,7 @@ _EXTRAS = {
 _HUB_SECONDS = 3.0
 
 
-@command(app, "doctor", as_json=JSON)
+@command(app, "doctor")
 def doctor(asked: Any) -> None:
     """Print versions, device, cache folders, whether the hub answers, and what is missing.
 

@@ -15,7 +15,7 @@ import typer
 
 import potentia
 from potentia.cli.app import app
-from potentia.cli.options import CELLS, HISTORY, JSON, THE_STORE, YES, argument, command, flag, option, output
+from potentia.cli.options import CELLS, HISTORY, THE_STORE, YES, argument, command, flag, option, output
 from potentia.cli.output import agree, answer, console, dicts, history, print_json, print_table, say
 from potentia.errors import InputError, MissingExtraError, without_password
 from potentia.timing import clock
@@ -36,7 +36,6 @@ EVERY = 2.0  # seconds between two looks of `status --watch`
     store=THE_STORE,
     study=ONE_STUDY,
     watch=flag("--watch", "Follow it until Ctrl-C; in a pipe, a line a change."),
-    as_json=JSON,
 )
 def status(asked: Any) -> None:
     """Say what a store holds: studies, cells done and failed, rows that run now.
@@ -132,7 +131,6 @@ def _there(store: str) -> potentia.store.Store:
     "check",
     store=THE_STORE,
     repair=flag("--repair", "Have the next run replace broken cells."),
-    as_json=JSON,
 )
 def check(asked: Any) -> None:
     """Read every cell with its items and say what is not whole; exit code 1 where something is not.
@@ -160,7 +158,7 @@ def check(asked: Any) -> None:
     raise typer.Exit(int(bool(wrong) and not asked.repair))
 
 
-@command(store_group, "discard", store=THE_STORE, **CELLS, yes=YES)
+@command(store_group, "discard", json=False, store=THE_STORE, **CELLS, yes=YES)
 def discard(asked: Any) -> None:
     """Discard cells, with their items and adapters: the next run of their study computes them anew.
 
@@ -188,7 +186,7 @@ def _wanted(cell: potentia.store.CellRecord, asked: Any) -> bool:
     )
 
 
-@command(store_group, "rename", store=A_STORE, study=STUDY_NAME, name=argument("Its new name.", "NAME"), as_json=JSON)
+@command(store_group, "rename", store=A_STORE, study=STUDY_NAME, name=argument("Its new name.", "NAME"))
 def rename(asked: Any) -> None:
     """Give a study another name; its file goes on with it under the old name and the new one.
 
@@ -201,7 +199,7 @@ def rename(asked: Any) -> None:
     answer(asked.as_json, {"key": record.key, "before": record.name, "name": asked.name}, told)
 
 
-@command(store_group, "delete", store=A_STORE, study=STUDY_NAME, yes=YES, as_json=JSON)
+@command(store_group, "delete", store=A_STORE, study=STUDY_NAME, yes=YES)
 def delete(asked: Any) -> None:
     """Delete a study with the cells, items and adapters that are its alone; what another study uses stays.
 
@@ -223,6 +221,7 @@ def delete(asked: Any) -> None:
 @command(
     app,
     "serve",
+    json=False,
     store=THE_STORE,
     host=option("Address to listen on; any but loopback asks for a token.", str, "127.0.0.1"),
     port=option("Port; 0 takes a free one.", int, 8765, min=0, max=65535),
@@ -269,7 +268,6 @@ def serve(asked: Any) -> None:
     to=option("tensorboard, wandb or mlflow.", str, "tensorboard"),
     study=ONE_STUDY,
     output=output("Where TensorBoard's files go.", Path("potentia-tracks")),
-    as_json=JSON,
 )
 def track(asked: Any) -> None:
     """Send a study's learning curves and scores to TensorBoard, W&B or MLflow.
