@@ -184,22 +184,22 @@ def pace_of(parameters: float, timed: Iterable[tuple[CellWork, float]], *, load:
     The tuned cells of a row train together and are committed one by one, so their seconds count as one sum.
     """
     given = list(timed)
-    plain = [(w, s) for w, s in given if w.protocol.kind == "direct" and w.score_tokens]
-    shots = [(w, s) for w, s in given if w.protocol.kind == "few_shot" and w.score_tokens]
+    score = {w.task: s / w.score_tokens for w, s in given if w.protocol.kind == "direct" and w.score_tokens}
+    few = [(w, s) for w, s in given if w.protocol.kind == "few_shot" and w.score_tokens]
     tuned = [(w, s) for w, s in given if w.train_tokens]
-    score = {w.task: s / w.score_tokens for w, s in plain}
     if not score and not tuned:
         return None
-    usual = _typical(score)
-    train = None
-    if tuned:
-        whole, tokens = sum(s for _, s in tuned), sum(w.train_tokens for w, _ in tuned)
-        asked = sum(w.score_tokens * score.get(w.task, usual) for w, _ in tuned)
-        asked = asked if np.isfinite(asked) else 0.0
-        train = max(whole - asked, 0.1 * whole) / tokens
-        if not score:
-            score = {w.task: 0.0 for w, _ in tuned}  # unknown apart: all is in the training
-    return Pace(parameters, load, score, train, shown={(w.task, str(w.protocol)): s / w.score_tokens for w, s in shots})
+    shown = {(w.task, str(w.protocol)): s / w.score_tokens for w, s in few}
+    train = _trained(tuned, score) if tuned else None
+    return Pace(parameters, load, score or {w.task: 0.0 for w, _ in tuned}, train, shown=shown)
+
+
+def _trained(tuned: Sequence[tuple[CellWork, float]], score: Mapping[str, float]) -> float:
+    """Return the seconds per token trained: all but what asking took; where that is unknown, all."""
+    whole, usual = sum(s for _, s in tuned), _typical(score)
+    asked = sum(w.score_tokens * score.get(w.task, usual) for w, _ in tuned)
+    asked = asked if np.isfinite(asked) else 0.0
+    return max(whole - asked, 0.1 * whole) / sum(w.train_tokens for w, _ in tuned)
 
 
 def count_tokens(task: Task, split: Any) -> float:
