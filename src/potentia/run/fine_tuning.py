@@ -302,6 +302,10 @@ class FineTuning:
         self.began, self.tokens = time.monotonic(), 0
         self.row.board.phase(name, total=total, unit=unit, tokens_per_second=None)
 
+    def stop(self) -> bool:
+        """Say whether the row is to stop."""
+        return self.row.stop()
+
     # --- training ----------------------------------------------------------------------------------------------------
 
     def _train(self, wave: Mapping[str, LanePlan], parts: Sequence[Sequence[LanePlan]]) -> None:
@@ -319,7 +323,7 @@ class FineTuning:
             self._last, batch = None, [specs[lane.key] for lane in part]
             self._alone = part[0] if not self.together else None
             with spending("train"):
-                heard: dict[str, Any] = {"on_step": self._on_step, "on_recall": self._note_all, "stop": self.row.stop}
+                heard: dict[str, Any] = {"on_step": self._on_step, "on_recall": self._note_all, "stop": self.stop}
                 made = self.trainer.train(batch, on_epoch=self._on_epoch, **heard)
             self.results |= made
             for lane in part:
