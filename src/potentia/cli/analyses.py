@@ -73,7 +73,7 @@ def _print_rankings(found: Found, evidence: potentia.Evidence, asked: Any) -> No
     """Print the scores and a summary, or every table; of checkpoints, which are no rivals, the runs."""
     runs = out.training_of(evidence)
     if runs is not None:
-        out.print_training(runs)
+        out.print_told(runs.tables()[:1], runs.sentences(), runs.headline())
         out.console.print()
     if runs is None or asked.everything:
         out.print_scoreboard(asked.found.scoreboard, most=None if asked.everything else SHOWN)

@@ -125,15 +125,22 @@ def print_scoreboard(
         more = f"… and {rest} more models ({hint}). "
         print_table(replace(table, rows=table.rows[:most], note=more + table.note) if rest > 0 else table)
     if len(board.standings) > 1:
-        console.print(board.headline(), style="bold", markup=False)
-        print_sentences(board.certainty())
+        print_told((), board.certainty(), board.headline())
 
 
 def print_classes(found: potentia.analysis.benchmark.Classification) -> None:
     """Print models beside what needs no language model, the classes of the best, and what to distrust."""
-    for table in found.tables()[: 3 if len(found.labels) <= 8 else 2]:
+    print_told(found.tables()[: 3 if len(found.labels) <= 8 else 2], found.sentences())
+
+
+def print_told(tables: Iterable[Table], sentences: Iterable[str], headline: str = "") -> None:
+    """Print tables, then the headline and what people read; a terminal breaks the lines."""
+    for table in tables:
         print_table(table)
-    print_sentences(found.sentences())
+    if headline:
+        console.print(headline, style="bold", markup=False)
+    for sentence in sentences:
+        console.print(sentence, markup=False)
 
 
 def training_of(evidence: potentia.Evidence) -> potentia.analysis.base_models.Training | None:
@@ -143,19 +150,6 @@ def training_of(evidence: potentia.Evidence) -> potentia.analysis.base_models.Tr
     except InputError:
         return None
     return found if found.whole else None
-
-
-def print_training(training: potentia.analysis.base_models.Training) -> None:
-    """Print how pretraining runs grow over their checkpoints, then which ends best and when that was settled."""
-    print_table(training.tables()[0])
-    console.print(training.headline(), style="bold", markup=False)
-    print_sentences(training.sentences())
-
-
-def print_sentences(sentences: Iterable[str]) -> None:
-    """Print what people read; a terminal breaks the lines."""
-    for sentence in sentences:
-        console.print(sentence, markup=False)
 
 
 def print_notes(evidence: potentia.Evidence) -> None:

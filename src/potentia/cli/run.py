@@ -151,7 +151,7 @@ def _as_json(evidence: potentia.Evidence, board: potentia.analysis.rankings.Scor
 
 def _print_scores(evidence: potentia.Evidence, board: potentia.analysis.rankings.Scoreboard, store: str) -> None:
     if (runs := out.training_of(evidence)) is not None:
-        out.print_training(runs)
+        out.print_told(runs.tables()[:1], runs.sentences(), runs.headline())
     else:
         out.print_scoreboard(board, most=SHOWN, hint=f"potentia analyze rankings {shlex.quote(store)} --all")
         for one in potentia.analysis.benchmark.find_classification(evidence):

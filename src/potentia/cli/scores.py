@@ -42,9 +42,7 @@ def compare(asked: Any) -> None:
         shown = {"items": documents} if asked.items else {}
         out.print_json({**pair.to_dict(), "sentences": pair.sentences(), **shown})
         return
-    for table in pair.tables():
-        out.print_table(table)
-    out.print_sentences(pair.sentences())
+    out.print_told(pair.tables(), pair.sentences())
     if asked.items:
         _print_documents(documents, pair)
     elif any(part.documents for part in pair.tasks):
