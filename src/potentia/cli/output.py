@@ -110,10 +110,8 @@ def print_findings(findings: Mapping[str, Finding], *, as_json: bool = False) ->
         print_json({name: finding.to_dict() for name, finding in findings.items()})
         return
     for finding in findings.values():
-        for table in filter(None, map(telling, finding.tables())):
-            print_table(table)
-        if (headline := getattr(finding, "headline", None)) is not None:
-            console.print(headline(), style="bold", markup=False)
+        headline = getattr(finding, "headline", str)  # of some
+        print_told(filter(None, map(telling, finding.tables())), (), headline())
 
 
 def print_scoreboard(
