@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from made_store import make_store
-from potentia.show import ReportData, read_report
+from potentia.evidence import read
+from potentia.show import ReportData, make_report
 
 
 @pytest.fixture(scope="session")
@@ -15,4 +16,4 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def data(store: Path) -> ReportData:
-    return read_report(store)
+    return make_report(read(store))

@@ -28,7 +28,6 @@ from potentia.show import (
     ReportData,
     build_sections,
     make_report,
-    read_report,
     report_page,
     save_report,
     write_report,
@@ -208,8 +207,8 @@ def test_cells_hold_as_many_wrong_as_right_items(data: ReportData):
 
 
 def test_items_can_be_left_out(store: Path, tmp_path: Path):
-    assert read_report(store, items=0).items == {}
-    assert len(next(iter(read_report(store, items=6).items.values())).shown) == 6
+    assert make_report(open_evidence(store), items=0).items == {}
+    assert len(next(iter(make_report(open_evidence(store), items=6).items.values())).shown) == 6
 
 
 def test_the_numbers_are_the_command_lines(store: Path, data: ReportData):
@@ -261,7 +260,7 @@ def test_scores_with_gaps_never_show_nan(tmp_path: Path, seed: int):
         names = [f"m{k}" for k in range(shape[0])], [f"t{k}" for k in range(shape[1])]
         scores[protocol] = ScoreMatrix.build(*names, values, stderr=errors)
     write_scores(scores, tmp_path / "scores.csv")
-    page = report_page(read_report(tmp_path / "scores.csv"))
+    page = report_page(make_report(open_evidence(tmp_path / "scores.csv")))
     assert not re.search(r"\bnan\b", re.sub(r"<(script|style).*?</\1>", "", page, flags=re.S))
 
 
@@ -288,7 +287,7 @@ def test_an_empty_store_and_an_unknown_study_are_told(store: Path, tmp_path: Pat
 def test_items_left_behind_leave_the_scores(tmp_path: Path):
     path = make_store(tmp_path / "moved.db")
     (tmp_path / "moved.db.items").rename(tmp_path / "elsewhere")
-    data = read_report(path)
+    data = make_report(open_evidence(path))
     assert data.items == {}
     assert "train_before_test" in data.rankings.aggregate
 
@@ -334,7 +333,7 @@ def test_training_on_the_test_task_has_its_section(shared_data: Path, tmp_path: 
     before, after = before.select(models=some), after.select(models=some)
     scores = {"direct": replace(before, protocol="direct"), "adjust": replace(after, protocol="adjust")}
     write_scores(scores, tmp_path / "scores.csv")
-    data = read_report(tmp_path / "scores.csv")
+    data = make_report(open_evidence(tmp_path / "scores.csv"))
     assert data.main == "adjust"
     assert data.test_task.tasks["gsm8k"]["adjustment"].before.effect.value > 0
     page = report_page(data)
@@ -375,7 +374,7 @@ def test_the_outlook_says_the_same_in_report_and_python(page: str, store: Path, 
 
 def test_a_finished_study_has_nothing_to_predict(tmp_path: Path):
     whole = make_store(tmp_path / "whole.db", models=("org/a", "org/b", "org/c"))
-    found = read_report(whole)
+    found = make_report(open_evidence(whole))
     assert found.completion is None
     assert find_outlook(open_evidence(whole)) is None
     assert 'id="predicted"' not in report_page(found)
@@ -404,7 +403,7 @@ def test_a_page_of_three_models_without_errors_claims_no_more_than_it_knows(tmp_
     """No interval in words where there is none, no agreement in view, and how the table was read is in view."""
     table = tmp_path / "wide.csv"
     table.write_text("Model,arc_easy,boolq,perplexity\na,45.2,60.1,12.3\nb,50.2,62.1,10.3\nc,55.1,64.2,9.1\n")
-    sections = {id: html for id, _, html in build_sections(read_report(table))}
+    sections = {id: html for id, _, html in build_sections(make_report(open_evidence(table)))}
     assert "95 % interval" not in sections["answer"]
     assert "agreement between tasks" not in sections["answer"]
     for name in ("agreement", "structure", "perplexity"):
@@ -422,5 +421,5 @@ def test_one_task_has_no_ways_of_taking_tasks_together(tmp_path: Path):
     table.write_text(
         "model,benchmark,score,stderr,n\n" + "".join(f"m{k},boolq,0.{40 + 4 * k},0.01,900\n" for k in range(6))
     )
-    sections = {id: html for id, _, html in build_sections(read_report(table))}
+    sections = {id: html for id, _, html in build_sections(make_report(open_evidence(table)))}
     assert "Rank by each way of aggregating" not in sections.get("ranks", "")

@@ -20,13 +20,14 @@ import numpy as np
 from potentia.analysis.benchmark import benchmark_table
 from potentia.analysis.rankings import FEW_MODELS, find_scoreboard
 from potentia.errors import InputError
+from potentia.evidence import read
 from potentia.files import write_file
 from potentia.show.answer import answer, answer_context
 from potentia.show.how import how_context
 from potentia.show.matrix import cells_context, completed_view, has_details, names_of, score_views, shown_models
 from potentia.show.model_charts import evidence_chart, evidence_maps, evidence_payload, rank_charts
 from potentia.show.page import SCRIPTS, STYLES, Parts, Section, asset, charts_of, of_findings, render, tables_of
-from potentia.show.source import ReportData, ReportOptions, read_report
+from potentia.show.source import ReportData, ReportOptions, make_report
 from potentia.values.findings import Finding, Heatmap, Table
 from potentia.values.protocol import Protocol
 
@@ -36,7 +37,7 @@ def write_report(
     options: ReportOptions | None = None,
 ) -> Path:  # fmt: skip
     """Write the report of a store or of any file of scores into one HTML file, and return the file."""
-    return save_report(read_report(source, study=study, items=items, facts=facts, options=options), out)
+    return save_report(make_report(read(source, study=study, facts=facts), items=items, options=options), out)
 
 
 def save_report(data: ReportData, out: Path) -> Path:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 from potentia.analysis.base_models import (
@@ -27,7 +26,7 @@ from potentia.analysis.rankings import FEW_MODELS, Rankings, Scoreboard, find_ra
 from potentia.analysis.test_task import Exposure, TestTask, find_exposure, find_test_task
 from potentia.analysis.test_task import Options as TestTaskOptions
 from potentia.errors import InputError, PotentiaError
-from potentia.evidence import Evidence, read
+from potentia.evidence import Evidence
 from potentia.store import CellRecord, FailureRecord
 from potentia.values.findings import Finding
 from potentia.values.protocol import Protocol, TaskName
@@ -111,14 +110,6 @@ class ReportData:
                   "ablation": self.ablation, "completion": self.completion}  # fmt: skip
         found |= {f"classification-{one.task}": one for one in self.labelled}
         return found | {name: f for name, f in single.items() if f is not None}
-
-
-def read_report(
-    source: str | Path, *, study: str | Sequence[str] | None = None, items: int | None = None,
-    facts: str | Path | None = None, options: ReportOptions | None = None,
-) -> ReportData:  # fmt: skip
-    """Read a store or any file of scores and compute its findings."""
-    return make_report(read(source, study=study, facts=facts), items=items, options=options)
 
 
 def make_report(evidence: Evidence, *, items: int | None = None, options: ReportOptions | None = None) -> ReportData:

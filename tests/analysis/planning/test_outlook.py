@@ -13,7 +13,7 @@ from potentia.analysis.planning import find_outlook
 from potentia.cli.app import app
 from potentia.errors import InputError
 from potentia.evidence import read
-from potentia.show import read_report, report_page
+from potentia.show import make_report, report_page
 from potentia.store import CellRecord, Store
 from potentia.study import make_study
 from potentia.values.metric import Metric
@@ -96,7 +96,7 @@ def test_one_model_and_one_task_are_predicted_without_a_ranking(tmp_path: Path):
     done = find_outlook(read(store))
     assert done is not None
     assert (done.p_best.tolist(), done.rank.tolist(), done.agreement.value) == ([1.0], [1.0], 1.0)
-    page = report_page(read_report(store))
+    page = report_page(make_report(read(store)))
     assert "nothing to rank, only its scores are predicted" in page
     assert "nan" not in page.split('id="outlook"', 1)[1].split("</section>", 1)[0]
 
@@ -108,7 +108,7 @@ def test_a_failed_cell_is_predicted_and_told_as_failed_and_a_failed_row_is_no_ca
     done = find_outlook(read(store))
     assert done is not None
     assert done.models == ("a", "b")
-    page = report_page(read_report(store))
+    page = report_page(make_report(read(store)))
     assert "failed, predicted all the same" in page
     assert "out of memory" in page
 
@@ -140,7 +140,7 @@ def test_where_nothing_is_to_be_predicted_it_is_said_why(tmp_path: Path):
     with pytest.raises(InputError, match="no study of these scores tunes models"):
         find_outlook(read(untuned))
     for store, said in ((finished, "every cell is measured"), (untuned, "tunes models")):
-        assert read_report(store).completion is None
+        assert make_report(read(store)).completion is None
         shown = CliRunner().invoke(app, ["analyze", "outlook", str(store)])
         assert isinstance(shown.exception, InputError)
         assert said in shown.exception.message

@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 
 from made_store import DOCUMENT, EVIL, MODELS, STUDY, make_store
 from potentia.evidence import read
-from potentia.show import ReportOptions, read_report
+from potentia.show import ReportOptions, make_report
 from potentia.show.board.app import create_app
 from potentia.show.board.board_state import Watch
 from potentia.show.board.snapshot import Snapshots
@@ -47,7 +47,7 @@ def test_every_page_opens_and_escapes(board: TestClient, path: str):
 
 
 def test_pages_show_what_the_report_shows(board: TestClient, store: Path):
-    data = read_report(store, study="made", items=0)
+    data = make_report(read(store, study="made"), items=0)
     told = board.get(f"/api/studies/{STUDY}/answer").json()
     assert told["headline"]
     for name, finding in data.named().items():
@@ -57,7 +57,7 @@ def test_pages_show_what_the_report_shows(board: TestClient, store: Path):
 
 
 def test_the_board_predicts_as_the_report_does(board: TestClient, store: Path):
-    done = read_report(store, study="made", items=0).completion
+    done = make_report(read(store, study="made"), items=0).completion
     assert done is not None
     told = board.get(f"/api/studies/{STUDY}/outlook").json()
     assert told == json.loads(json.dumps(done.to_dict()))
@@ -73,7 +73,7 @@ def test_the_board_predicts_with_history_where_it_is_given(store: Path, tmp_path
         told = client.get(f"/api/studies/{STUDY}/outlook").json()
         assert told["history"] == 5
         assert "5 rows of history" in client.get(f"/studies/{STUDY}").text
-        done = read_report(store, items=0, options=ReportOptions(history=read(past))).completion
+        done = make_report(read(store), items=0, options=ReportOptions(history=read(past))).completion
         assert done is not None
         assert told == json.loads(json.dumps(done.to_dict()))
 

@@ -25,11 +25,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from potentia.errors import InputError, PotentiaError
-from potentia.show import SCRIPTS, STYLES, asset, cell_payload, environment
+from potentia.show import cell_payload
 from potentia.show.board.api import COUNTS, Name, make_api, metrics
 from potentia.show.board.board_state import Desk, there
 from potentia.show.board.security import Guard, is_loopback
 from potentia.show.board.snapshot import Snapshot, Snapshots, make_snapshot
+from potentia.show.page import SCRIPTS, STYLES, asset, environment
 from potentia.store import Store
 from potentia.timing import clock
 

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from potentia.show import render
+from potentia.show.page import render
 
 COOKIE = "potentia"
 LONGEST_FORM = 4_096

@@ -21,7 +21,8 @@ from typing import Any
 from potentia.errors import PotentiaError, StoreError
 from potentia.evidence import read
 from potentia.processes import leave_with_parent
-from potentia.show import Parts, ReportOptions, answer, build_sections, read_report
+from potentia.show import ReportOptions, answer, build_sections, make_report
+from potentia.show.page import Parts
 from potentia.values.findings import jsonable
 
 LEAST_SECONDS = 5.0  # between two snapshots of a study
@@ -55,7 +56,7 @@ def make_snapshot(where: str, study: str, stamp: tuple[int, int], history: tuple
     began = time.monotonic()
     try:
         options = ReportOptions(history=read(*history)) if history else None
-        data = read_report(where, study=study, items=0, options=options)
+        data = make_report(read(where, study=study), items=0, options=options)
         parts = Parts(f"/studies/{study}")
         sections = build_sections(data, parts)
     except PotentiaError as error:
