@@ -246,12 +246,6 @@ def _ignore(*_: Any, **__: Any) -> None:
     pass
 
 
-@dataclass(frozen=True)
-class _Texts:
-    rows: Rows
-    bytes: dict[str, list[int]]  # of whole texts and of answers
-
-
 @dataclass
 class Probing:
     """The probe of one loaded model on several tasks: a lane a task, and what the scorer says before and after."""
@@ -279,8 +273,8 @@ class Probing:
             for name, task in self.tasks.items()
         }
 
-    def _texts(self, task: Task, split: SplitName) -> _Texts:
-        """Return the split's documents for the probe, a fixed choice, as tokens."""
+    def _texts(self, task: Task, split: SplitName) -> tuple[Rows, dict[str, list[int]]]:
+        """Return the split's documents for the probe, a fixed choice, as tokens; and the bytes of texts and answers."""
         from potentia.engine.tune import encode_examples
 
         documents = task.documents(split)
@@ -291,7 +285,7 @@ class Probing:
         cut = [encoded.cut(i, most) for i in range(len(encoded))]
         answers = [len(one.continuation.encode()) for one in examples]
         wholes = [len(one.context.encode()) + answer for one, answer in zip(examples, answers, strict=True)]
-        return _Texts([(ids.tolist(), max(prompt, 1)) for ids, prompt in cut], {"text": wholes, "answer": answers})
+        return [(ids.tolist(), max(prompt, 1)) for ids, prompt in cut], {"text": wholes, "answer": answers}
 
     def run(self, trainer: LaneTrainer | None = None) -> dict[str, dict[str, Any]]:
         """Score, train, score again; a trainer whose lanes were checked before need not check them anew."""
@@ -306,10 +300,10 @@ class Probing:
         from potentia.engine.score import Scorer
 
         scorer = Scorer(self.loaded, token_budget=self.token_budget, router=trainer.router)
-        rows = [texts.rows for texts in self.texts.values()]
+        rows = [rows for rows, _ in self.texts.values()]
         self.phase("probing, before any update", total=2 * sum(map(len, rows)))
         for (name, split), losses in zip(self.texts, self._losses(scorer, rows, self.progress), strict=True):
-            self.records[name][split] = losses | {"bytes": self.texts[name, split].bytes}
+            self.records[name][split] = losses | {"bytes": self.texts[name, split][1]}
         specs = [self._lane(name) for name in self.records]
         self.phase("probing", total=sum(spec.total_steps for spec in specs), unit="steps")
         workspace, trainer.workspace = trainer.workspace, None  # what is scored on the way is in no snapshot
@@ -339,7 +333,7 @@ class Probing:
 
     def _learned(self, name: str, split: SplitName) -> Rows:
         """Return the documents that are learned from, or as many of another split."""
-        return self.texts[name, split].rows[: self.settings.learned]
+        return self.texts[name, split][0][: self.settings.learned]
 
     def _losses(
         self, scorer: Scorer, texts: Sequence[Rows], progress: Callable[[int], None], owners: Sequence[int] = ()

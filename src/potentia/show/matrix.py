@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, urlencode
@@ -57,7 +57,7 @@ class View:
     facts: dict[str, dict[str, str]]  # family and kind of a model
     failed: dict[tuple[str, str, str], str]  # model, task, protocol → reason
     address: Callable[[str, str, str], str] | None  # of a cell's details
-    cells: dict[Place, Shown] = field(default_factory=dict)
+    cells: dict[Place, Shown]
     gain: bool = False
 
     def shown_tasks(self) -> list[str]:
@@ -114,41 +114,37 @@ class View:
 
 def score_views(data: ReportData, told: Answer, live: str) -> list[View]:
     """Return the scores by every protocol, the one that ranks first, and the gains over the first."""
-    matrix = _matrix(data, told, live)
+    known = _known_of(data, told, live)
     protocols = in_order({*data.evidence.scores, *(f.protocol for f in data.failures)})
     cells = {p: _cells(data, p) for p in protocols}
     first = protocols[0]
     order = sorted(protocols, key=lambda p: p != data.main)
-    views = [replace(matrix, id=p, label=p.label, protocol=p, cells=cells[p]) for p in order]
+    views = [View(**known, id=p, label=p.label, protocol=p, cells=cells[p]) for p in order]
     for p in protocols[1:]:
         both = ((at, cells[first][at], cells[p][at]) for at in cells[p].keys() & cells[first].keys())
         gains = {at: Shown(b.value - a.value, math.hypot(a.stderr, b.stderr)) for at, a, b in both}
         label = f"gain, {p.label}" if len(protocols) > 2 else "gain"
-        views.append(replace(matrix, id=f"gain-{p}", label=label, protocol=p, cells=gains, gain=True))
+        views.append(View(**known, id=f"gain-{p}", label=label, protocol=p, cells=gains, gain=True))
     return views
 
 
 def completed_view(data: ReportData, told: Answer, done: Completion, live: str) -> View:
     """Return the matrix that the study will have: measured cells, and predicted ones with their intervals."""
     order = [int(i) for i in np.argsort(done.rank, kind="stable")][: max(20, MOST_CELLS // len(done.tasks))]
-    view = replace(
-        _matrix(data, told, live),
-        id="completed",
-        label=done.protocol.label,
-        protocol=done.protocol,
-        models=tuple(done.models[i] for i in order),
-        tasks=done.tasks,
-        ranks={done.models[i]: (done.rank[i], done.rank_low[i], done.rank_high[i]) for i in order},
-        method="mean z score over tasks, predicted",
-        up=dict(zip(done.tasks, done.higher_is_better, strict=True)),
-    )
+    known = _known_of(data, told, live) | {
+        "models": tuple(done.models[i] for i in order),
+        "tasks": done.tasks,
+        "ranks": {done.models[i]: (done.rank[i], done.rank_low[i], done.rank_high[i]) for i in order},
+        "method": "mean z score over tasks, predicted",
+        "up": dict(zip(done.tasks, done.higher_is_better, strict=True)),
+    }
     measured = _cells(data, done.protocol)
     cells = {}
     for i, model in enumerate(done.models):
         for j, task in enumerate(done.tasks):
             guess = Shown(float(done.mean[i, j]), interval=(float(done.low[i, j]), float(done.high[i, j])))
             cells[model, task] = measured.get((model, task), guess) if done.measured[i, j] else guess
-    return replace(view, cells=cells)
+    return View(**known, id="completed", label=done.protocol.label, protocol=done.protocol, cells=cells)
 
 
 def has_details(data: ReportData) -> bool:
@@ -207,25 +203,22 @@ def shown_models(data: ReportData, told: Answer) -> list[str]:
     return models[: max(20, MOST_CELLS // max(1, len(tasks)))]
 
 
-def _matrix(data: ReportData, told: Answer, live: str) -> View:
-    """Return the table that all views are made of: models and tasks in the order of the page, and what is known."""
+def _known_of(data: ReportData, told: Answer, live: str) -> dict[str, Any]:
+    """Return what all views share: models and tasks in the order of the page, and what is known of them."""
     measured = {t: m for x in data.evidence.scores.values() for t, m in zip(x.tasks, x.metrics, strict=True)}
     models, (_, tasks) = shown_models(data, told), names_of(data)
     tasks.sort(key=lambda task: task in measured and measured[task].is_text)  # texts to predict come after the tasks
     known = data.evidence.background
-    return View(
-        id="",
-        label="",
-        protocol=Protocol(""),
-        models=tuple(models),
-        tasks=tuple(tasks),
-        ranks={} if data.runs is not None else {s.model: (s.rank, *s.reach) for s in told.standings},
-        method=NAMES.get(told.method, told.method),
-        up={task: metric.higher_is_better for task, metric in measured.items()},
-        facts={m: {"family": known.families.get(m, ""), "kind": known.kinds.get(m, "")} for m in models},
-        failed={(f.model, f.task, f.protocol): f.reason for f in data.failures},
-        address=partial(_address, live) if has_details(data) else None,
-    )
+    return {
+        "models": tuple(models),
+        "tasks": tuple(tasks),
+        "ranks": {} if data.runs is not None else {s.model: (s.rank, *s.reach) for s in told.standings},
+        "method": NAMES.get(told.method, told.method),
+        "up": {task: metric.higher_is_better for task, metric in measured.items()},
+        "facts": {m: {"family": known.families.get(m, ""), "kind": known.kinds.get(m, "")} for m in models},
+        "failed": {(f.model, f.task, f.protocol): f.reason for f in data.failures},
+        "address": partial(_address, live) if has_details(data) else None,
+    }
 
 
 def _address(live: str, model: str, task: str, protocol: str) -> str:
