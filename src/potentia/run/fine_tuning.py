@@ -17,6 +17,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product, starmap
 from typing import TYPE_CHECKING, Any
 
 from potentia.errors import ModelError, TuningError
@@ -189,11 +190,9 @@ class FineTuning:
         return LanePlan(key, data, style, rate, seed)
 
     def _first_lanes(self, names: Sequence[str]) -> Iterator[LanePlan]:
-        for data in names if self.auxiliary is None else [self.auxiliary.name]:
-            for style in self.styles:
-                for rate in self.tuning.learning_rates:
-                    for seed in range(self.study.seed, self.study.seed + self.study.seeds):
-                        yield self._lane(data, style, rate, seed)
+        data = names if self.auxiliary is None else [self.auxiliary.name]
+        seeds = range(self.study.seed, self.study.seed + self.study.seeds)
+        return starmap(self._lane, product(data, self.styles, self.tuning.learning_rates, seeds))
 
     def _parts(self, wave: list[LanePlan]) -> list[list[LanePlan]]:
         """Return the lanes of a wave by who trains together; the first wave may be divided, and some of it be asked."""

@@ -166,17 +166,11 @@ class RowRun:
     def load_model(self, *, source: str | None = None, more: str | None = None) -> LoadedModel:
         """Load the row's model, or the one at ``source``, with one more adapter than its own where one is given."""
         model = self.plan.model
-        elsewhere = source is not None
-        loaded = load(
-            source or model.source,
-            device=self.device,
-            dtype=self.study.dtype,
-            revision=None if elsewhere else model.revision,
-            gguf_file=None if elsewhere else model.gguf_file,
-            trust_remote_code=model.trust_remote_code,
-            adapters=() if elsewhere else (*model.adapters, *([more] if more else [])),
-            quantise=model.quantise,
-        )
+        how: dict[str, Any] = {"trust_remote_code": model.trust_remote_code, "quantise": model.quantise}
+        if source is None:
+            adapters = (*model.adapters, *([more] if more else []))
+            how |= {"revision": model.revision, "gguf_file": model.gguf_file, "adapters": adapters}
+        loaded = load(source or model.source, device=self.device, dtype=self.study.dtype, **how)
         loaded.verdicts = verdicts_of_run()
         return loaded
 

@@ -170,18 +170,12 @@ class Race:
         validation |= {m: _number(cell.selection.get("validation")) for m, cell in final.items()}
 
         def standing(model: str) -> Standing:
-            before, after = (cells[model].score if model in cells else None for cells in (direct, final))
             return Standing(
-                model=model,
-                direct=before.value if before else math.nan,
-                direct_stderr=before.stderr if before else math.nan,
-                tuned=after.value if after else math.nan,
-                tuned_stderr=after.stderr if after else math.nan,
-                validation=validation.get(model, math.nan),
+                model, *_scored(direct.get(model)), *_scored(final.get(model)), validation.get(model, math.nan),
                 p_best=chance.get(model, math.nan),
                 out=self.out[model].round if model in self.out else None,
-                problem="" if after else self.problems.get(model, ""),
-            )
+                problem="" if model in final else self.problems.get(model, ""),
+            )  # fmt: skip
 
         standings = [standing(row.name) for row in self.study.rows()]
         standings.sort(key=lambda s: (-s.p_best if s.p_best == s.p_best else 0.0, s.out is None))
@@ -206,6 +200,10 @@ def rounds(candidates: int, documents: int) -> list[int]:
     shares = [1 / 4] if candidates <= 6 else [1 / 9, 1 / 3]
     early = sorted({max(LEAST, int(documents * share)) for share in shares})
     return [*(size for size in early if size < documents), documents]
+
+
+def _scored(cell: CellRecord | None) -> tuple[float, float]:
+    return (math.nan, math.nan) if cell is None else (cell.score.value, cell.score.stderr)
 
 
 def _number(value: Any) -> float:
