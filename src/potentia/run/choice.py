@@ -312,7 +312,7 @@ class Ending:
             owner = tuning.trainer.restore(lane.key, state.epoch)
         if selected:
             tuning.phase(f"testing {name}", len(self.task.documents("test")))
-        made = _asked(tuning, name, state.style, owner, tuning.row.progress if selected else None)
+        made = _asked(tuning, name, state.style, owner, progress=tuning.row.progress if selected else None)
         if lane is not None and selected:
             tuning.tell(lane, name, tuning.results[lane.key].status, selected=True)
         return made
@@ -327,11 +327,11 @@ class Ending:
                 self.tuning.commit(self.name, step, Evaluation.mean(tests), selection)
 
 
-def _asked(tuning: FineTuning, name: str, style: Style, owner: int | None, progress: Any = None) -> Evaluation:
+def _asked(tuning: FineTuning, name: str, style: Style, owner: int | None, **heard: Any) -> Evaluation:
     """Ask the test split of a benchmark."""
     ask = tuning.ask(tuning.benchmarks[name], "test", style, owner)
     with spending("test"):
-        (made,) = evaluate(tuning.scorer, [ask], chat=tuning.chat, progress=progress)
+        (made,) = evaluate(tuning.scorer, [ask], chat=tuning.chat, **heard)
     return made
 
 
