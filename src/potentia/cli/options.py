@@ -54,7 +54,7 @@ def argument(help: str, metavar: str, kind: Any = str, default: Any = ...) -> Op
 
 
 def command(
-    group: typer.Typer, name: str, /, json: bool = True, **options: Option
+    group: typer.Typer, name: str, json: bool = True, /, **options: Option
 ) -> Callable[[Callable[[Any], None]], Any]:
     """Make a command of a function that takes a namespace of what was asked; its docstring is the help.
 

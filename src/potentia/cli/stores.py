@@ -158,7 +158,7 @@ def check(asked: Any) -> None:
     raise typer.Exit(int(bool(wrong) and not asked.repair))
 
 
-@command(store_group, "discard", json=False, store=THE_STORE, **CELLS, yes=YES)
+@command(store_group, "discard", False, store=THE_STORE, **CELLS, yes=YES)
 def discard(asked: Any) -> None:
     """Discard cells, with their items and adapters: the next run of their study computes them anew.
 
@@ -221,7 +221,7 @@ def delete(asked: Any) -> None:
 @command(
     app,
     "serve",
-    json=False,
+    False,  # it prints nothing that a script would read
     store=THE_STORE,
     host=option("Address to listen on; any but loopback asks for a token.", str, "127.0.0.1"),
     port=option("Port; 0 takes a free one.", int, 8765, min=0, max=65535),
