@@ -250,7 +250,9 @@ def _version(part: str) -> str | None:
         return None
 
 
-def _missing(versions: dict[str, str | None], device: dict[str, Any], hub: dict[str, Any]) -> list[tuple[str, ...]]:
+def _missing(
+    versions: dict[str, str | None], device: dict[str, Any], hub: dict[str, Any]
+) -> list[tuple[str, str, str]]:
     """Return what is missing, what it is needed for, and how to get it."""
     again = "pip install --upgrade potentia"
     wanted = [(part, "Potentia itself", again) for part, found in versions.items() if found is None]

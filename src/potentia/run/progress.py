@@ -183,11 +183,10 @@ class Count:
 
     def hear(self, event: EventRecord) -> bool:
         """Take an entry of the log; says whether a cell ended by it that was asked for."""
-        facts, ended = event.payload, ()
-        if event.kind == "found":
-            ended = facts.get("done", ())
-        elif event.kind in ("cell", "failure"):
-            ended = ((facts["task"], facts["protocol"]),)
+        facts = event.payload
+        ended: Any = facts.get("done", ()) if event.kind == "found" else ()
+        if event.kind in ("cell", "failure"):
+            ended = [(facts["task"], facts["protocol"])]
         named = {(facts["row"], task, protocol) for task, protocol in ended} & self.asked
         new = named - self.done
         if event.kind == "failure":
