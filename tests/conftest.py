@@ -18,7 +18,6 @@ ROOT = Path(__file__).resolve().parents[1]
 # Files that take longest go first: a file is one worker's, and the others would wait for one that comes last.
 LONGEST = (
     "test_docs.py",
-    "e2e/test_resume.py",
     "e2e/test_demo.py",
     "e2e/test_planted_truth.py",
     "e2e/test_report_browser.py",

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from faults import FAULTS, World, begun
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[World]:
     server: postgres.Server = request.getfixturevalue("postgres_own")
-    made = World.make(tmp_path_factory.mktemp("faults"), server=server, documents=60, epochs=1)
+    made = World.make(tmp_path_factory.mktemp("faults"), server=server, documents=120, epochs=3)
     made.several = False
     yield made
     made.close()
@@ -33,6 +34,24 @@ SHORT = [("two-drivers", "sqlite"), ("two-drivers", "postgres"), ("kills", "sqli
 @pytest.mark.parametrize(("fault", "kind"), SHORT)
 def test_the_scores_are_those_of_an_undisturbed_run(world: World, fault: str, kind: str):
     FAULTS[fault](world, kind, random.Random(1))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(2, 6))
+def test_killed_runs_end_with_the_same_scores(world: World, seed: int):
+    FAULTS["kills"](world, "sqlite", random.Random(seed))
+
+
+def test_ctrl_c_saves_says_how_to_go_on_and_exits_with_130(world: World):
+    store = world.store("sqlite")
+    driver = world.drive(store)
+    while "[2/8]" not in driver.said:  # the first model has been scored as it is; its tuning begins
+        assert driver.alive, driver.said
+        time.sleep(0.02)
+    driver.signal(signal.SIGINT)
+    assert driver.wait() == 130, driver.said
+    assert f"To go on: potentia run {world.study} --store {store}\n" in driver.said, "on one line, to be pasted"
+    world.finish(store)
 
 
 def test_a_store_removed_under_a_run_is_an_error(world: World):

@@ -196,9 +196,10 @@ def test_test_documents_are_asked_only_after_selection(world: Path, tmp_path: Pa
         log.append("test" if any(id(doc) in test for doc in docs) else "other")
         return prompts(self, docs, **options)
 
-    def spying_grade(self, *args, **options):
-        log.append("graded")
-        return grade(self, *args, **options)
+    def spying_grade(self, asked, *args, **options):
+        test = {id(doc) for doc in self.documents("test")}
+        log.append("graded test" if any(id(prompt.doc) in test for prompt in asked) else "graded")
+        return grade(self, asked, *args, **options)
 
     def spying_train(self, *args, **options):
         log.append("train begins")
@@ -213,9 +214,9 @@ def test_test_documents_are_asked_only_after_selection(world: Path, tmp_path: Pa
     only = made.model_copy(update={"models": made.models[:1]})
     # The direct score, for the gain, is a protocol of its own and comes after selection too.
     run_study(only)
-    assert "test" not in log[: log.index("train ends")]
+    assert not {"test", "graded test"} & set(log[: log.index("train ends")])
     assert "graded" in log[log.index("train begins") : log.index("train ends")], "validation took place in between"
-    assert log.count("test") == 4  # per task: the chosen checkpoint once, the direct score once
+    assert log.count("graded test") == 4  # per task: the chosen checkpoint once, the direct score once
 
 
 def test_selection_paper_reports_the_direct_score_where_tuning_does_not_help(world: Path, tmp_path: Path):

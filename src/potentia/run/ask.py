@@ -134,24 +134,28 @@ def _by_document(progress: Callable[[int], None], documents: int, requests: int)
     return hear
 
 
-REMEMBERED_PROMPTS = 4
-# Validation prompts of a task, rendered once for all lanes and epochs: (shots, seed, chat template) → prompts.
-_rendered: WeakKeyDictionary[Task, dict[tuple[int, int, ChatTemplate | None], list[Prompt]]] = WeakKeyDictionary()
+REMEMBERED, SMALL = 6, 1000  # renderings of a task, and the documents of one
+_rendered: WeakKeyDictionary[Task, dict[tuple[Any, ...], list[Any]]] = WeakKeyDictionary()
+
+
+def remembered(task: Task, how: tuple[Any, ...], render: Callable[[], list[Any]]) -> list[Any]:
+    """Render a split once for all lanes, epochs and models that are asked alike; a large one every time."""
+    known = _rendered.setdefault(task, {})
+    if how in known:
+        return known[how]
+    made = render()
+    if len(made) <= SMALL:
+        if len(known) >= REMEMBERED:  # chat templates of models that are gone
+            known.clear()
+        known[how] = made
+    return made
 
 
 def _prompts(ask: Ask, chat: ChatTemplate | None) -> list[Prompt]:
     def render() -> list[Prompt]:
         return ask.task.prompts(ask.task.documents(ask.split), shots=ask.shots, chat=chat, seed=ask.seed)
 
-    if ask.split != "validation":
-        return render()
-    known = _rendered.setdefault(ask.task, {})
-    key = (ask.shots, ask.seed, chat)
-    if key not in known:
-        if len(known) > REMEMBERED_PROMPTS:  # templates of models that are gone
-            known.clear()
-        known[key] = render()
-    return known[key]
+    return remembered(ask.task, (ask.split, ask.shots, ask.seed, chat), render)
 
 
 def _answer(kind: type, value: Any) -> Any:

@@ -74,6 +74,7 @@ class RowRun:
     chat: ChatTemplate | None = field(init=False, default=None)
     styles: tuple[Style, ...] = field(init=False, default=("plain",))
     outcome: RowOutcome = field(init=False, default_factory=RowOutcome)
+    unknown: dict[str, float] = field(init=False, default_factory=dict)  # shares of tokens, by task
     tally: Tally = field(init=False, default_factory=Tally)
 
     def __post_init__(self) -> None:
@@ -300,13 +301,13 @@ class RowRun:
 
     def _unknown(self, task: Task) -> dict[str, float]:
         """Tell the share of a task's tokens that the tokenizer does not know, where there are any."""
-        tokenizer = self.loaded.tokenizer
-        docs = task.documents("test")[:LOOKED_AT]
-        if getattr(tokenizer, "unk_token_id", None) is None or not docs:
-            return {}
-        texts = [value for doc in docs for value in doc.data.values() if isinstance(value, str)]
-        ids = [i for text in texts for i in tokenizer(text, add_special_tokens=False)["input_ids"]]
-        share = ids.count(tokenizer.unk_token_id) / max(len(ids), 1)
+        if task.name not in self.unknown:
+            tokenizer, docs = self.loaded.tokenizer, task.documents("test")[:LOOKED_AT]
+            mark = getattr(tokenizer, "unk_token_id", None)
+            texts = [value for doc in docs for value in doc.data.values() if isinstance(value, str)]
+            found = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts and mark is not None else []
+            self.unknown[task.name] = sum(ids.count(mark) for ids in found) / max(sum(map(len, found)), 1)
+        share = self.unknown[task.name]
         return {"unknown_tokens": share} if share else {}
 
     def direct_evaluation(self, task: str, ready: Callable[[], None]) -> Evaluation | None:

@@ -20,6 +20,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -28,7 +29,7 @@ import numpy as np
 from potentia.engine import LoadedModel
 from potentia.errors import PotentiaError, TuningError
 from potentia.files import write_file
-from potentia.run.ask import SplitName
+from potentia.run.ask import SplitName, remembered
 from potentia.run.progress import Stopped, remove_lanes
 from potentia.study import Tuning, content_key
 from potentia.timing import spending
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from potentia.run.row import RowRun
     from potentia.study import Probe, Tuning
     from potentia.tasks import ChatTemplate, Task
+    from potentia.values.requests import Example
 
 NOTE = "wave.json"
 
@@ -50,7 +52,11 @@ def learned(
     from potentia.engine.tune import encode_examples
 
     every = tuning.answers == "all"
-    texts = [e for task in data for e in task.examples(task.documents("train"), chat=chat, every_answer=every)]
+
+    def examples(task: Task) -> list[Example]:
+        return task.examples(task.documents("train"), chat=chat, every_answer=every)
+
+    texts = [e for task in data for e in remembered(task, ("train", every, chat), partial(examples, task))]
     end = loaded.tokenizer.eos_token_id
     if end is not None:
         texts = [replace(e, end=bool(e.context) or tuning.end_of_text == "texts") for e in texts]

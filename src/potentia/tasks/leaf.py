@@ -67,6 +67,7 @@ class Prompt:
     gold: str
     text: str
     choices: tuple[str, ...]
+    right: tuple[int, ...]  # places of the right choices
     doc: Doc = field(repr=False, compare=False)
 
 
@@ -188,7 +189,8 @@ class Leaf:
         requests = self.requests(doc.data, shots=shots, chat=chat)
         contexts = dict.fromkeys(r.text if isinstance(r, Document) else r.context for r in requests)
         choices = tuple(self.choices(doc.data))
-        return Prompt(doc.id, requests, self.gold(doc.data), "\n".join(contexts), choices, doc)
+        right = tuple(self.gold_indices(doc.data)) if self.has_options else ()
+        return Prompt(doc.id, requests, self.gold(doc.data), "\n".join(contexts), choices, right, doc)
 
     def requests(self, doc: dict[str, Any], *, shots: int, chat: ChatTemplate | None) -> tuple[Request, ...]:
         """Ask lm-eval for a document's requests, and turn them into ours."""
@@ -327,15 +329,19 @@ class Leaf:
             detail["logprobs"] = [float(answer[0]) for answer in given]
             prediction = prompt.gold if given[0][1] else ""
         if self.has_options:
-            answers, gold = given[: len(prompt.choices)], self.gold_indices(doc)
+            answers = given[: len(prompt.choices)]
             if len(answers) == len(prompt.choices):
-                wanted = {self.config.get("main_metric"), *(grading.OF_LABELS if self.config.get("labels") else ())}
-                values |= grading.of_choices(prompt.choices, answers, gold, values, wanted)
+                values |= grading.of_choices(prompt.choices, answers, prompt.right, values, self._wanted)
             detail["choices"] = list(prompt.choices)
             prediction = prompt.choices[grading.best(metric, prompt.choices, answers)]
         return ItemOutcome(
             prompt.doc_id, grading.item_value(metric, values.get(metric, math.nan)), prediction, prompt.gold, detail
         )
+
+    @cached_property
+    def _wanted(self) -> frozenset[Any]:
+        """The metrics of options that are asked for beside the usual ones."""
+        return frozenset((self.config.get("main_metric"), *(grading.OF_LABELS if self.config.get("labels") else ())))
 
     @cached_property
     def metric_names(self) -> tuple[str, ...]:
