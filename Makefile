@@ -27,7 +27,9 @@ lint: $(STAMP) ## style, types and import contracts
 	@echo "== mypy" && $(BIN)/mypy
 	@echo "== import contracts" && $(BIN)/lint-imports && $(BIN)/python tools/house.py --check
 
-PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n auto
+# One more than cores: some tests wait for servers, locks and deadlines.
+WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
+PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS)
 
 test: lint ## lint, then all tests but those of `make long`
 	@echo "== tests"

@@ -18,15 +18,19 @@ ROOT = Path(__file__).resolve().parents[1]
 # Files that take longest go first: a file is one worker's, and the others would wait for one that comes last.
 LONGEST = (
     "test_docs.py",
-    "e2e/test_demo.py",
-    "e2e/test_planted_truth.py",
     "e2e/test_report_browser.py",
-    "e2e/test_cli.py",
-    "run/test_study_run.py",
-    "run/test_on_ray.py",
-    "store/test_password.py",
+    "e2e/test_demo.py",
     "e2e/test_faults.py",
+    "run/test_tuned.py",
+    "run/test_on_ray.py",
+    "run/test_study_run.py",
+    "engine/tune/test_lanes.py",
+    "engine/tune/test_layers.py",
+    "engine/tune/test_lane_check.py",
+    "cli/test_plan_command.py",
+    "engine/score/test_trials.py",
     "run/test_adapters.py",
+    "store/test_password.py",
     "e2e/test_report_looks.py",
 )
 

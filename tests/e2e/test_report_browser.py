@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -18,8 +19,10 @@ import pytest
 
 import tiny
 from made_store import EVIL, STUDY, make_store, tune
+from potentia.run import RunResult, run_study
 from potentia.show import write_report
 from potentia.store import Store
+from potentia.study import make_study
 
 pytestmark = pytest.mark.browser
 POTENTIA = str(Path(sys.executable).with_name("potentia"))
@@ -473,20 +476,18 @@ def test_the_board_during_a_real_run(page, tmp_path: Path):
     tiny.save_questions(tmp_path / "colours.jsonl", n=300)
     store = tmp_path / "live.db"
     Store.open(store).close()
-    run = subprocess.Popen(
-        [POTENTIA, "run", "--models", "./m0", "--tasks", "colours.jsonl", "--epochs", "3",
-         "--learning-rates", "1e-3", "3e-3", "--store", str(store), "--device", "cpu"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=ENVIRONMENT,
-        cwd=tmp_path,
-    )  # fmt: skip
-    serving = None
+    tuning = {"epochs": 5, "learning_rates": [1e-3, 3e-3]}
+    study = make_study({
+        "models": [str(tmp_path / "m0")], "tasks": [str(tmp_path / "colours.jsonl")], "tuning": tuning,
+        "device": "cpu", "store": str(store),
+    })  # fmt: skip
+    ended: list[RunResult] = []
+    run = threading.Thread(target=lambda: ended.append(run_study(study)))
+    serving = Serving(store)  # before the run has begun
     try:
-        serving = Serving(store)  # before the run has begun: it loads for longer
+        run.start()
         deadline = time.monotonic() + 120
-        while not (keys := _studies(store)) and run.poll() is None and time.monotonic() < deadline:
+        while not (keys := _studies(store)) and run.is_alive() and time.monotonic() < deadline:
             time.sleep(0.1)
         page.goto(f"{serving.address}/studies/{keys[0]}")
         until(page, "document.querySelector('[data-live=link]').textContent === 'live'", 60)
@@ -494,16 +495,14 @@ def test_the_board_during_a_real_run(page, tmp_path: Path):
         page.locator(".row-card").first.wait_for(timeout=60_000)
         page.locator(".lane svg path").first.wait_for(timeout=120_000, state="attached")
         until(page, "Number(document.getElementById('board')?.dataset.done) === 2", 180)
-        assert run.wait(timeout=120) == 0, run.stderr.read()
+        run.join(120)
+        assert ended[0].failed == 0
         until(page, "!document.querySelector('[data-live=state]').classList.contains('on')", 90)
         page.locator("#answer .headline").wait_for(timeout=120_000)
         assert serious(page) == []
     finally:
-        if run.poll() is None:
-            run.terminate()
-            run.wait(timeout=60)
-        if serving is not None:
-            serving.stop()
+        serving.stop()
+        run.join(120)
 
 
 def _studies(store: Path) -> list[str]:

@@ -210,11 +210,13 @@ def test_copies_are_shown_the_training_data_and_nothing_else_changes(world: Path
 
 
 def test_a_copy_is_made_once_and_a_resumed_row_has_the_same_weights(world: Path, tmp_path: Path) -> None:
-    made = treated(world, tmp_path / "s.db", tasks=[{"name": "colours", "file": str(world / "colours.jsonl")}])
+    one: dict[str, Any] = {"models": [{"name": "base", "path": str(world / "base")}]}
+    one["tasks"] = [{"name": "colours", "file": str(world / "colours.jsonl")}]
+    made = treated(world, tmp_path / "s.db", **one)
     assert run_study(made).failed == 0
-    (folder, _) = sorted((tmp_path / "s.db.adapters").glob("treated-*"))
+    (folder,) = (tmp_path / "s.db.adapters").glob("treated-*")
     stamp = (folder / "adapter_model.safetensors").stat().st_mtime_ns
-    more = treated(world, tmp_path / "s.db", protocols=["direct", "train_before_test"])
+    more = treated(world, tmp_path / "s.db", **one, protocols=["direct", "train_before_test"])
     assert run_study(more).failed == 0
     assert (folder / "adapter_model.safetensors").stat().st_mtime_ns == stamp
     with Store.open(made.store) as store:

@@ -112,7 +112,7 @@ def lowered(monkeypatch: pytest.MonkeyPatch) -> Crossings:
     lower(lane_run, "LOOK_EVERY", 2)
     lower(lane_run, "SNAPSHOT_SECONDS", 0.0)
     lower(identity, "REMEMBER_ABOVE", 0)
-    lower(ask, "REMEMBERED_PROMPTS", 0)
+    lower(ask, "REMEMBERED", 0)
     lower(live, "_CHUNK", 2)
     plan = trainer.make_plan
     lower(trainer, "make_plan", lambda **options: plan(**{**options, "token_budget": 64}))

@@ -28,7 +28,7 @@ sys.addaudithook(heard)
 """
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_data_and_models_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
     (tmp_path / "sitecustomize.py").write_text(HOOK)
     log, data = tmp_path / "opened.txt", tickets.write(tmp_path / "tickets.csv", tickets.of_the_zoo(260))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -117,13 +118,33 @@ def test_another_study_takes_over_what_it_shares(finished: Study):
     assert (counted["asked"], counted["done"]) == (10, 10), "a study that is done looks done"
 
 
-def test_the_same_row_in_a_worker_gives_the_same_scores(finished: Study, world: Path, tmp_path: Path):
+# What a worker does at its start, because this file is on its path: it dies when it opens the weights of "lost".
+HOOK = """
+import os, signal, sys
+def heard(event, arguments):
+    if event == "open" and str(arguments[0]).endswith("lost/model.safetensors"):
+        os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(heard)
+"""
+
+
+def test_workers_give_the_same_scores_and_a_lost_one_costs_its_row_alone(
+    finished: Study, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    tiny.save_model(tmp_path / "lost", seed=2)
     again = study(world, tmp_path / "again.db")
-    result = run_study(again, workers=2)
-    assert result.computed == 8
+    lost = again.models[0].model_copy(update={"name": "lost", "path": str(tmp_path / "lost")})
+    again = again.model_copy(update={"models": (*again.models, lost)})
+    plan = plan_study(again)
+    (tmp_path / "sitecustomize.py").write_text(HOOK)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    result = run_study(plan, workers=2)
+    assert (result.computed, result.failed) == (8, 4)
+    assert all("SIGKILL" in reason for reason in result.reasons)
     with Store.open(finished.store) as one, Store.open(again.store) as two:
         for protocol in ("direct", "train_before_test"):
             first, second = one.matrix(protocol, study="tiny"), two.matrix(protocol, study="tiny")
+            assert first.models == second.models == ("base", "chat")
             assert (first.values == second.values).all()
 
 
@@ -142,15 +163,6 @@ def test_a_broken_model_fails_its_own_cells_alone(world: Path, tmp_path: Path):
         assert all(f.reason for f in store.failures())
 
 
-def test_a_lost_worker_costs_its_row_alone(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    made = study(world, tmp_path / "s.db", protocols=["direct"])
-    monkeypatch.setenv("POTENTIA_TEST_KILL_ROW", "base")
-    monkeypatch.setattr("potentia.run.local._worker", _suicidal_worker)
-    result = run_study(made, workers=2)
-    assert (result.computed, result.failed) == (2, 2)
-    assert all("SIGKILL" in reason for reason in result.reasons)
-
-
 def test_a_commit_whose_answer_got_lost_is_told_once(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The database went away after it had committed: the cell is tried again, and found to be this run's own."""
     commit = Store.commit_cell
@@ -161,19 +173,6 @@ def test_a_commit_whose_answer_got_lost_is_told_once(world: Path, tmp_path: Path
     with Store.open(made.store) as store:
         told = [(e.payload["row"], e.payload["task"]) for e in store.events("tiny") if e.kind == "cell"]
     assert sorted(told) == [(m, t) for m in ("base", "chat") for t in ("colours", "notes")]
-
-
-def _suicidal_worker(pipe, halt, number, *_):  # module level, so that spawn can find it
-    import os
-    import signal
-
-    from potentia.run.local import work_row
-
-    while True:
-        row = pipe.recv()
-        if row.model.name == os.environ["POTENTIA_TEST_KILL_ROW"]:
-            os.kill(os.getpid(), signal.SIGKILL)
-        pipe.send(work_row(row, halt.is_set))
 
 
 def test_a_missing_folder_is_bad_input(world: Path, tmp_path: Path):

@@ -47,6 +47,11 @@ def ran(made: Study) -> tuple[dict[str, CellRecord], list[LaneRecord]]:
         return cells, store.lanes()
 
 
+@pytest.fixture(scope="module")
+def bare(world: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, CellRecord]:
+    return ran(study(world, tmp_path_factory.mktemp("bare") / "direct.db", "direct"))[0]
+
+
 BOTH = pytest.mark.parametrize("protocol", ["train_before_test", "adjust"])
 
 
@@ -133,7 +138,10 @@ def test_full_and_lora_are_other_cells(world: Path, tmp_path: Path):
 
 @BOTH
 @pytest.mark.parametrize("method", ["lora", "full"])
-def test_seeds_choose_and_test_for_themselves(world: Path, tmp_path: Path, protocol: str, method: str):
+def test_seeds_choose_and_test_for_themselves(
+    world: Path, bare: dict[str, CellRecord], tmp_path: Path, protocol: str, method: str
+):
+    """The gain is over the bare model, whatever was tested before the direct score that the study did not ask for."""
     tuning = TUNING | {"method": method, "learning_rates": [1e-8, 1e-2]}
     cells, lanes = ran(study(world, tmp_path / "s.db", protocol, seeds=2, tuning=tuning, selection="tuned"))
     for name in ("colours", "notes"):
@@ -141,6 +149,8 @@ def test_seeds_choose_and_test_for_themselves(world: Path, tmp_path: Path, proto
         values = [seed["value"] for seed in cell.selection["seeds"]]
         assert len(values) == 2
         assert cell.score.value == pytest.approx(sum(values) / 2)
+        assert cell.direct_value == bare[f"{name} direct"].score.value
+        assert cell.gain == cell.score.value - cell.direct_value != 0
         assert cell.score.seeds == pytest.approx(values), "every seed's value comes back from the store"
         assert cell.score.stderr >= abs(values[0] - values[1]) / 2, "the seeds' part is in it"
         if method == "lora":
@@ -168,18 +178,6 @@ def test_the_race_drops_what_is_behind(world: Path, tmp_path: Path, protocol: st
     slow = next(lane for lane in lanes if lane.learning_rate == 1e-8)
     assert cell.selection["epochs_saved_by_race"] == 4 - (len(slow.epochs) - 1) > 0
     assert cell.selection["learning_rate"] == 1e-2
-
-
-@BOTH
-@pytest.mark.parametrize("method", ["lora", "full"])
-def test_the_gain_is_over_the_untuned_model(world: Path, tmp_path: Path, protocol: str, method: str):
-    """The direct score that a study did not ask for is taken of the bare model, whatever was tested before."""
-    bare, _ = ran(study(world, tmp_path / "direct.db", "direct"))
-    cells, _ = ran(study(world, tmp_path / "s.db", protocol, tuning=TUNING | {"method": method}, selection="tuned"))
-    for name in ("colours", "notes"):
-        cell = cells[f"{name} {protocol}"]
-        assert cell.direct_value == bare[f"{name} direct"].score.value
-        assert cell.gain == cell.score.value - cell.direct_value != 0
 
 
 @BOTH
@@ -227,8 +225,7 @@ def test_scores_on_the_way_are_the_chosen_rates(world: Path, tmp_path: Path, met
     assert cells["colours adjust"].selection["learning_rate"] == 1e-2, "not the first rate"
 
 
-@pytest.mark.parametrize("rates", [[3e-3], [1e-3, 3e-3]])
-@pytest.mark.parametrize("method", ["lora", "full"])
+@pytest.mark.parametrize(("method", "rates"), [("lora", [3e-3]), ("full", [1e-3, 3e-3])])
 def test_a_stopped_adjustment_scores_no_step_twice(
     world: Path, tmp_path: Path, method: str, rates: list[float], monkeypatch: pytest.MonkeyPatch
 ):

@@ -151,12 +151,12 @@ def test_a_lock_that_another_left_behind_is_waited_for(postgres_own: postgres.Se
     from potentia.store import live
 
     where = postgres_own.database()
-    monkeypatch.setattr(database, "_TIMEOUTS", {"lock_timeout": 1, "idle_in_transaction_session_timeout": 2})
+    monkeypatch.setattr(database, "_TIMEOUTS", {"lock_timeout": 1, "idle_in_transaction_session_timeout": 1})
     monkeypatch.setattr(database, "_STATEMENT", {})
     silent = psycopg.connect(where.replace("+psycopg", ""))
     with contextlib.closing(silent), Store.open(where, patience=60) as store:
         store.study("first", "s1", {})
-        silent.execute("SET idle_in_transaction_session_timeout = '4s'")
+        silent.execute("SET idle_in_transaction_session_timeout = '2s'")
         silent.commit()
         silent.execute("SELECT pg_advisory_xact_lock(%s)", [live._EVENT_LOCK])  # and not a word more
         store.patience = 0
@@ -169,7 +169,7 @@ def test_a_lock_that_another_left_behind_is_waited_for(postgres_own: postgres.Se
         def fall_silent() -> None:
             with store._writing() as connection:
                 connection.execute(sa.text("SELECT 1"))
-                time.sleep(3)
+                time.sleep(1.5)
                 connection.execute(sa.text("SELECT 1"))
 
         with pytest.raises(StoreAwayError):  # so that the server does not keep its locks

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
@@ -21,7 +20,6 @@ from potentia.errors import without_password
 from potentia.run import plan_study
 from potentia.study import read_study
 
-POTENTIA = str(Path(sys.executable).with_name("potentia"))
 SECRET = "hunter2-is-secret"
 
 
@@ -128,15 +126,8 @@ def test_the_password_is_written_nowhere(
 
     monkeypatch.chdir(tmp_path)
 
-    def alone(*arguments: str) -> str:
-        """In a process of its own, whose every word is heard."""
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        done = subprocess.run([POTENTIA, *arguments], capture_output=True, text=True, timeout=300, env=environment)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout + done.stderr
-
     def run(*arguments: str) -> str:
-        """In this one: the command as the shell calls it, with its errors in words."""
+        """Return all that a command says, called as the shell calls it, with its errors in words."""
         with monkeypatch.context() as patch, mock.patch.dict(os.environ):
             patch.setattr(sys, "argv", ["potentia", *arguments])
             with pytest.raises(SystemExit) as ended:
@@ -148,7 +139,7 @@ def test_the_password_is_written_nowhere(
         return said
 
     study = ("run", "--models", "./m0", "./m1", "--tasks", "q.jsonl", "--store", url, "--epochs", "1")
-    said = [alone(*study, "--learning-rates", "1e-3")]
+    said = [run(*study, "--learning-rates", "1e-3")]
     for command, lines in COMMANDS.items():
         for line in lines:
             given = [word.replace("URL", url).replace("NOWHERE", url.replace(name, "nowhere")) for word in line.split()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import sqlite3
 from pathlib import Path
 
@@ -19,22 +20,30 @@ from potentia.store.records import items_path
 from potentia.study import Study, make_study
 
 
-@pytest.fixture
-def study(tmp_path: Path) -> Study:
-    tiny.save_model(tmp_path / "m0", seed=0)
-    tiny.save_questions(tmp_path / "colours.jsonl", n=60)
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    folder = tmp_path_factory.mktemp("whole")
+    tiny.save_model(folder / "m0", seed=0)
+    tiny.save_questions(folder / "colours.jsonl", n=60)
     made = make_study(
         {
             "name": "damaged",
-            "models": [{"name": "m0", "path": str(tmp_path / "m0")}],
-            "tasks": [{"name": "colours", "file": str(tmp_path / "colours.jsonl")}],
+            "models": [{"name": "m0", "path": str(folder / "m0")}],
+            "tasks": [{"name": "colours", "file": str(folder / "colours.jsonl")}],
             "tuning": {"learning_rates": [1e-3], "epochs": 1},
             "device": "cpu",
-            "store": str(tmp_path / "s.db"),
+            "store": str(folder / "s.db"),
         }
     )
     assert run_study(made).computed == 2
     return made
+
+
+@pytest.fixture
+def study(finished: Study, tmp_path: Path) -> Study:
+    """That study, with a copy of its store."""
+    shutil.copytree(Path(finished.store).parent, tmp_path, dirs_exist_ok=True)
+    return finished.model_copy(update={"store": str(tmp_path / "s.db")})
 
 
 def items_of(study: Study, protocol: str) -> Path:
@@ -88,7 +97,7 @@ def test_a_changed_value_inside_the_items_is_found(study: Study):
     with Store.open(study.store, readonly=True) as store:
         (cell,) = store.cells(protocol="direct")
         before = store.items(cell.key)
-        for place in range(4, len(whole) - 8, 11):  # one bit, at many places in turn
+        for place in range(4, len(whole) - 8, 31):  # one bit, at many places in turn
             path.write_bytes(bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]))
             found = [problem.kind for problem in check_store(store)]
             assert found == ["items"] or store.items(cell.key) == before, place

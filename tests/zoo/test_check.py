@@ -42,6 +42,7 @@ def test_direct_scores_follow_exposure_rather_than_knowledge() -> None:
     assert birch > aster + 0.25
 
 
+@pytest.mark.long
 def test_tuning_shows_what_the_unexposed_model_knows() -> None:
     shape, weights = shipped(64, ["aster-159k", "birch-159k"])
     sizes = {"train": 240, "validation": 40, "test": 150}

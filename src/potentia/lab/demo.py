@@ -49,8 +49,8 @@ QUICK: dict[str, Any] = {
     "name": "demo-quick",
     "sizes": ("71k", "159k"),
     "tasks": ("ask", "record", "table", "beside", "fix", "claim"),
-    "caps": {"train": 400, "validation": 100, "test": 500},
-    "tuning": recipe(LEARNING_RATES[:1], epochs=3),
+    "caps": {"train": 240, "validation": 80, "test": 300},
+    "tuning": recipe((3e-3,), epochs=3) | {"alpha": 32},
 }
 
 
