@@ -235,10 +235,10 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
 
 def planned_dtype(name: str, device: str) -> str:
     """Return the dtype that a model will be loaded in; a GPU that is named but not here is taken to have bfloat16."""
+    if name != "auto" or device == "cpu":
+        return name if name != "auto" else "float32"
     import torch
 
-    if name != "auto":
-        return name
     if device.startswith("cuda") and not torch.cuda.is_available():
         return "bfloat16"
     return str(pick_dtype(name, pick_device(device))).removeprefix("torch.")

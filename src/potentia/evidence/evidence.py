@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from potentia.errors import InputError
+from potentia.errors import InputError, PotentiaError
 from potentia.facts import Background, Benchmark, ModelFacts, ModelTable, read_facts
 from potentia.facts import models as known_models
 from potentia.formats import Reading
@@ -173,6 +174,19 @@ class Evidence:
     def items(self, cell: str) -> list[ItemOutcome]:
         """Return the outcomes of one cell; none where it is imported or its items are gone."""
         return next((store.items(cell) for store, _ in self._opened() if store.has(cell)), [])
+
+    def samples(
+        self, cells: Sequence[str], choose: Callable[[str, list[float]], list[int]]
+    ) -> Iterator[tuple[str, list[ItemOutcome]]]:
+        """Give outcomes of each cell, chosen by their values; items left behind or damaged are passed over."""
+        left = list(cells)
+        for store, _ in self._opened():
+            mine = store.names(left)
+            for key in (key for key in left if key in mine):
+                with suppress(PotentiaError):
+                    if outcomes := store.items(key, partial(choose, key)):
+                        yield key, outcomes
+            left = [key for key in left if key not in mine]
 
     def items_of(self, protocol: str, model: str, task: str) -> list[ItemOutcome]:
         """Return the outcomes of one cell by its names; none where no store has them."""

@@ -183,26 +183,24 @@ def _test_task(evidence: Evidence, options: TestTaskOptions | None) -> TestTask 
 def _samples(evidence: Evidence, cells: tuple[CellRecord, ...], share: int) -> dict[str, ItemSample]:
     """Take items of each cell, until so many were read that the reader would wait."""
     found: dict[str, ItemSample] = {}
-    left = READ_BUDGET if share else 0
-    for cell in cells:
+    judged = {c.key: c.score.higher_is_better and not c.score.metric.is_text for c in cells}  # right or wrong
+    sizes: dict[str, tuple[int, int | None]] = {}
+
+    def choose(key: str, values: list[float]) -> list[int]:
+        """Take the first wrong and the first right items; where one kind is short the other fills up."""
+        right = [k for k, value in enumerate(values) if value > 0.5]
+        sizes[key] = len(values), len(right) if judged[key] else None
+        if not judged[key]:
+            return list(range(min(share, len(values))))
+        wrong = [k for k, value in enumerate(values) if value <= 0.5]
+        few = min(len(wrong), max(share // 2, share - len(right)))
+        return [*wrong[:few], *right[: share - few]]
+
+    left = READ_BUDGET
+    for key, outcomes in evidence.samples(list(judged), choose) if share else ():
+        shown = sorted(outcomes, key=lambda item: item.doc_id) if judged[key] else outcomes
+        found[key] = ItemSample(*sizes[key], tuple(shown))
+        left -= sizes[key][0]
         if left <= 0:
             break
-        try:
-            outcomes = evidence.items(cell.key)
-        except PotentiaError:  # left behind or damaged: the scores still stand
-            continue
-        if outcomes:
-            found[cell.key] = _sample(cell, outcomes, share)
-            left -= len(outcomes)
     return found
-
-
-def _sample(cell: CellRecord, outcomes: list[ItemOutcome], count: int) -> ItemSample:
-    """Take the first wrong and the first right items of a cell; where one kind is short the other fills up."""
-    if cell.score.metric.is_text or not cell.score.higher_is_better:  # neither right nor wrong
-        return ItemSample(len(outcomes), None, tuple(outcomes[:count]))
-    right = [item for item in outcomes if item.value > 0.5]
-    wrong = [item for item in outcomes if item.value <= 0.5]
-    few = min(len(wrong), max(count // 2, count - len(right)))
-    shown = sorted([*wrong[:few], *right[: count - few]], key=lambda item: item.doc_id)
-    return ItemSample(len(outcomes), len(right), tuple(shown))

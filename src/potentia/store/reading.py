@@ -12,7 +12,16 @@ import sqlalchemy as sa
 from potentia.errors import DataError, InputError, StoreError
 from potentia.store import schema as s
 from potentia.store.live import Leases, chunks, columns
-from potentia.store.records import CellRecord, ChoiceRecord, StudyRecord, load, load_values, loads, looks_whole
+from potentia.store.records import (
+    CellRecord,
+    ChoiceRecord,
+    Choose,
+    StudyRecord,
+    load,
+    load_values,
+    loads,
+    looks_whole,
+)
 from potentia.values.metric import Metric, Origin
 from potentia.values.scores import ItemOutcome, Score, ScoreMatrix
 
@@ -124,12 +133,15 @@ class Reading(Leases):
         with self._reading() as connection:
             return float(connection.execute(sa.select(what).where(*self._wanted(connection, **which))).scalar_one())
 
-    def items(self, cell_key: str) -> list[ItemOutcome]:
-        """Return the per-item outcomes of a cell; an imported cell has none."""
+    def items(self, cell_key: str, choose: Choose | None = None) -> list[ItemOutcome]:
+        """Return the per-item outcomes of a cell, of all or at the places that are chosen by their values.
+
+        An imported cell has none.
+        """
         found = self._of_keys([cell_key], s.cells.c.item_count)
         if not found:
             raise StoreError(f"no cell {cell_key!r} in this store", where=self.where)
-        return [] if found[0][0] is None else load(self.items_folder, cell_key)
+        return [] if found[0][0] is None else load(self.items_folder, cell_key, choose)
 
     def outcomes(self, *, study: Studies = None) -> Iterator[tuple[str, str, str, str | None, dict[int, float]]]:
         """Give (protocol, task, model, data, value by document) of every cell with items, the newest of several last.

@@ -12,7 +12,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -308,11 +308,14 @@ def publish(folder: Path, key: str, staged: Path) -> None:
         os.close(handle)
 
 
-def load(folder: Path, key: str) -> list[ItemOutcome]:
-    """Read the items of a cell that has some."""
+Choose = Callable[[list[float]], list[int]]  # places, by the values of all items
+
+
+def load(folder: Path, key: str, choose: Choose | None = None) -> list[ItemOutcome]:
+    """Read the items of a cell that has some, or those that are chosen by their values."""
     path = items_path(folder, key)
     try:
-        columns = _columns(path, "doc_id", "value", "prediction", "gold", "detail")
+        columns = _columns(path, "doc_id", "value", "prediction", "gold", "detail", choose=choose)
         return [ItemOutcome(i, v, p, g, json.loads(d)) for i, v, p, g, d in zip(*columns, strict=True)]
     except FileNotFoundError:
         hint = "keep the .items folder beside the database when you move it; or potentia store check --repair"
@@ -334,12 +337,14 @@ def load_values(folder: Path, key: str) -> dict[int, float] | None:
 _UNREADABLE = (OSError, KeyError, ValueError, TypeError)
 
 
-def _columns(path: Path, *names: str) -> list[list[Any]]:
+def _columns(path: Path, *names: str, choose: Choose | None = None) -> list[list[Any]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         table = pq.read_table(path, columns=list(names), partitioning=None, page_checksum_verification=True)
+        if choose is not None:
+            table = table.take(choose(table["value"].to_pylist()))
         return [table.column(name).to_pylist() for name in names]
     except pa.ArrowException as error:  # not all of them are errors of value or type
         raise ValueError(str(error)) from error
