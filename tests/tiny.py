@@ -7,32 +7,9 @@ import random
 from pathlib import Path
 
 WORDS = [
-    "the",
-    "a",
-    "of",
-    "is",
-    "was",
-    "in",
-    "red",
-    "blue",
-    "green",
-    "old",
-    "new",
-    "cat",
-    "dog",
-    "bird",
-    "tree",
-    "house",
-    "river",
-    "who",
-    "what",
-    "where",
-    "answer",
-    "question",
-    ":",
-    "?",
-    ".",
-]
+    "the", "a", "of", "is", "was", "in", "red", "blue", "green", "old", "new", "cat", "dog", "bird", "tree", "house",
+    "river", "who", "what", "where", "answer", "question", ":", "?", ".",
+]  # fmt: skip
 CHAT = (
     "{% for m in messages %}<user> {{ m['content'] }} {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )

@@ -218,21 +218,6 @@ def test_test_documents_are_asked_only_after_selection(world: Path, tmp_path: Pa
     assert log.count("graded test") == 4  # per task: the chosen checkpoint once, the direct score once
 
 
-def test_selection_paper_reports_the_direct_score_where_tuning_does_not_help(world: Path, tmp_path: Path):
-    made = study(
-        world,
-        tmp_path / "s.db",
-        selection="paper",
-        tuning={"learning_rates": [1e-9], "epochs": 1, "dropout": 0.0},
-    )
-    run_study(made)
-    with Store.open(made.store) as store:
-        for cell in store.cells(protocol="train_before_test"):
-            assert cell.selection["kept_direct"] == (cell.gain == 0)
-            assert cell.selection["kept_direct"] or cell.gain != 0
-        assert any(cell.selection["kept_direct"] for cell in store.cells(protocol="train_before_test"))
-
-
 def test_seeds_and_race(world: Path, tmp_path: Path):
     made = study(
         world,

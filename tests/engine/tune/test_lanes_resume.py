@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -47,10 +49,14 @@ def race(epochs):
     return {epoch.key for epoch in epochs if epoch.key == "lane-3" and epoch.epoch == 2}
 
 
-@pytest.mark.parametrize("steps", [0, 1, 7, 14, 20])
-@pytest.mark.parametrize("budget", [160, 2048])
+@cache
+def undisturbed(budget: int = 512, judge: Any = None) -> tuple[Any, Any]:
+    return finish(tiny("llama"), None, judge=judge, budget=budget)
+
+
+@pytest.mark.parametrize(("steps", "budget"), [(0, 160), (7, 160), (20, 160), (1, 2048), (14, 2048)])
 def test_stopped_and_resumed_is_bitwise_the_same(steps: int, budget: int, tmp_path: Path) -> None:
-    whole_results, whole = finish(tiny("llama"), None, judge=race, budget=budget)
+    whole_results, whole = undisturbed(budget, race)
     results, _ = finish(tiny("llama"), tmp_path, stop=stopping_after(steps), judge=race, budget=budget)
     assert any(result.status == "interrupted" for result in results.values())
     results, resumed = finish(tiny("llama"), tmp_path, judge=race, budget=budget)
@@ -60,7 +66,7 @@ def test_stopped_and_resumed_is_bitwise_the_same(steps: int, budget: int, tmp_pa
 
 def test_killed_at_random_steps_and_resumed_is_bitwise_the_same(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(lane_run, "SNAPSHOT_SECONDS", 0.0)
-    _, whole = finish(tiny("llama"), None)
+    _, whole = undisturbed()
 
     class Killed(BaseException):
         pass
@@ -120,7 +126,7 @@ def damage(path: Path, how: str) -> None:
 @pytest.mark.parametrize("how", ["cut", "flipped"])
 def test_a_broken_snapshot_falls_back_to_the_one_before(how: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(lane_run, "SNAPSHOT_SECONDS", 0.0)
-    _, whole = finish(tiny("llama"), None)
+    _, whole = undisturbed()
     finish(tiny("llama"), tmp_path, stop=stopping_after(13))
     files = list(tmp_path.glob("*/snapshot-*.sealed"))
     assert len(files) == 2
