@@ -189,7 +189,8 @@ class Reading(Leases):
     def _check_metrics(self, cells: dict[tuple[str, str], Score]) -> None:
         """Refuse cells of a task that are of different metrics."""
         found: dict[str, Metric] = {}
-        for task, metric in dict.fromkeys((task, score.metric) for (_, task), score in cells.items()):
+        kinds = {(task, id(score.metric)): score.metric for (_, task), score in cells.items()}
+        for (task, _), metric in kinds.items():
             for what, one, two in found.setdefault(task, metric).differences(metric):
                 hint = "choose one metric for all: --metric NAME"
                 raise DataError(f"{task} has two kinds of scores: {what} {one} and {two}", where=self.where, hint=hint)

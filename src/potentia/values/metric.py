@@ -78,7 +78,8 @@ class Metric:
         if self == other:
             return self
         gaps = {what: getattr(other, what) for what in ("name", "kind", "scale", "chance") if not getattr(self, what)}
-        return replace(self, **{what: value for what, value in gaps.items() if value is not None})
+        known = {what: value for what, value in gaps.items() if value is not None}
+        return replace(self, **known) if known else self
 
 
 def _known(

@@ -170,8 +170,12 @@ class ScoreMatrix:
         for (model, task), score in cells.items():
             place = rows[model], columns[task]
             values[place], stderr[place], n[place] = score.value, score.stderr, score.n or np.nan
-            origins[place], seeds[place] = score.origin if score.origin != UNKNOWN else None, score.seeds or None
-            metrics[task] = score.metric.merged(metrics[task])
+            if score.origin != UNKNOWN:
+                origins[place] = score.origin
+            if score.seeds:
+                seeds[place] = score.seeds
+            if score.metric is not metrics[task]:  # of a store, equal ones are the same
+                metrics[task] = score.metric.merged(metrics[task])
         known = [array if any(array.flat) else None for array in (origins, seeds)]
         return cls(Protocol(protocol), tuple(rows), tuple(columns), values, stderr, n, tuple(metrics.values()), *known)
 
