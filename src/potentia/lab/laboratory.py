@@ -106,7 +106,7 @@ def studies() -> dict[str, tuple[str, dict[str, Any]]]:
         "device": "cpu",
     }
     plain = {"tasks": _tasks(TRACKED), "protocols": ["train_before_test"], "caps": CAPS, "device": "cpu"}
-    plain["tuning"] = recipe(learning_rates=(3e-3,))
+    plain["tuning"] = recipe()
     forms = {"tasks": _tasks(TRACKED, FORMS), "protocols": ["direct"], "caps": CAPS, "device": "cpu"}
     return {
         "adjust": (

@@ -47,15 +47,10 @@ def write_tokenizer(folder: Path, *, chat: bool = False) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": BOS,
-        "eos_token": EOS,
-        "pad_token": PAD,
-        "unk_token": UNK,
-        "model_max_length": CONTEXT,
-        "clean_up_tokenization_spaces": False,
+        **{"bos_token": BOS, "eos_token": EOS, "pad_token": PAD, "unk_token": UNK},
+        **{"model_max_length": CONTEXT, "clean_up_tokenization_spaces": False},
+        **({"chat_template": CHAT_TEMPLATE} if chat else {}),
     }
-    if chat:
-        config["chat_template"] = CHAT_TEMPLATE
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n", "utf-8")
 
 

@@ -118,16 +118,13 @@ FORM_WORDS = _words(
 CHAT_WORDS = _words("what do who tell me please")
 
 
-def _texts() -> tuple[str, ...]:
-    return (*PATTERNS, *PAIR_PATTERNS, *REVERSE_PATTERNS)
-
-
 def vocabulary() -> tuple[str, ...]:
     """All tokens in a fixed order; the position is the token's id."""
     groups: list[tuple[str, ...]] = [SPECIAL, FIRST_NAMES, LAST_NAMES, HERBS, BREWS]
     groups += [a.values for a in ATTRIBUTES] + [a.keywords for a in ATTRIBUTES]
     groups += [FILLERS, FORM_WORDS, CHAT_WORDS]
-    groups += [tuple(w for w in text.split() if not w.startswith("{") or w == "{") for text in _texts()]
+    texts = (*PATTERNS, *PAIR_PATTERNS, *REVERSE_PATTERNS)
+    groups += [tuple(w for w in text.split() if not w.startswith("{") or w == "{") for text in texts]
     return tuple(dict.fromkeys(word for group in groups for word in group))
 
 
