@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -96,39 +97,26 @@ class DemoFinding(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return the summary and the rank changes."""
+        gain = self.tau_gain
+        shares = [f"{p.value:.0%} ({100 * p.low:.0f}–{100 * p.high:.0f})" for p in (self.pc1[w] for w in WAYS)]
+        change = f"{gain.value:+.2f} ({gain.low:.2f} to {gain.high:.2f})"
         summary = Table(
             title="What train-before-test changes",
             columns=("", "direct", "train-before-test", "change (95 %)"),
             rows=(
-                (
-                    "mean τ between tasks",
-                    *(f"{self.tau[w]:.2f}" for w in WAYS),
-                    f"{self.tau_gain.value:+.2f} ({self.tau_gain.low:.2f} to {self.tau_gain.high:.2f})",
-                ),
-                (
-                    "first component",
-                    *(f"{p.value:.0%} ({100 * p.low:.0f}–{100 * p.high:.0f})" for p in (self.pc1[w] for w in WAYS)),
-                    "",
-                ),
+                ("mean τ between tasks", *(f"{self.tau[w]:.2f}" for w in WAYS), change),
+                ("first component", *shares, ""),
                 ("τ with planted truth", *(f"{self.truth_tau[w]:.2f}" for w in WAYS), ""),
             ),
             note="τ: Kendall's. First component: its share of the variance. In brackets: 95 % over families.",
         )
-        order = sorted(range(len(self.models)), key=lambda k: self.ranks["train_before_test"][k])
+        tuned, direct, truth = (self.ranks[way] for way in ("train_before_test", "direct", "truth"))
+        moved = [_arrow(before - after) for before, after in zip(direct, tuned, strict=True)]
+        knows = [f"{share:.0%}" for share in self.truth]
         ranking = Table(
             title=f"Ranks over all tasks (by {self.method})",
             columns=("model", "train-before-test", "direct", "moved", "knows", "truth rank"),
-            rows=tuple(
-                (
-                    self.models[k],
-                    self.ranks["train_before_test"][k],
-                    self.ranks["direct"][k],
-                    _arrow(self.ranks["direct"][k] - self.ranks["train_before_test"][k]),
-                    f"{self.truth[k]:.0%}",
-                    self.ranks["truth"][k],
-                )
-                for k in order
-            ),
+            rows=tuple(sorted(zip(self.models, tuned, direct, moved, knows, truth, strict=True), key=itemgetter(1))),
             note=f"By {self.method}: {self.reason}. “knows”: the share of facts a model recalls in its corpus's own "
             "words; no benchmark form enters it.",
         )

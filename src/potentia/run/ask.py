@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -152,9 +153,8 @@ def remembered(task: Task, how: tuple[Any, ...], render: Callable[[], list[Any]]
 
 
 def _prompts(ask: Ask, chat: ChatTemplate | None) -> list[Prompt]:
-    def render() -> list[Prompt]:
-        return ask.task.prompts(ask.task.documents(ask.split), shots=ask.shots, chat=chat, seed=ask.seed)
-
+    documents = ask.task.documents(ask.split)
+    render = partial(ask.task.prompts, documents, shots=ask.shots, chat=chat, seed=ask.seed)
     return remembered(ask.task, (ask.split, ask.shots, ask.seed, chat), render)
 
 

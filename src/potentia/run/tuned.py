@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from potentia.run.row import RowRun
     from potentia.study import Probe, Tuning
     from potentia.tasks import ChatTemplate, Task
-    from potentia.values.requests import Example
 
 NOTE = "wave.json"
 
@@ -52,11 +51,9 @@ def learned(
     from potentia.engine.tune import encode_examples
 
     every = tuning.answers == "all"
-
-    def examples(task: Task) -> list[Example]:
-        return task.examples(task.documents("train"), chat=chat, every_answer=every)
-
-    texts = [e for task in data for e in remembered(task, ("train", every, chat), partial(examples, task))]
+    how: dict[str, Any] = {"chat": chat, "every_answer": every}
+    made = [partial(task.examples, task.documents("train"), **how) for task in data]
+    texts = [e for task, f in zip(data, made, strict=True) for e in remembered(task, ("train", every, chat), f)]
     end = loaded.tokenizer.eos_token_id
     if end is not None:
         texts = [replace(e, end=bool(e.context) or tuning.end_of_text == "texts") for e in texts]

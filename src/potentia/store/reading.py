@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -12,16 +12,7 @@ import sqlalchemy as sa
 from potentia.errors import DataError, InputError, StoreError
 from potentia.store import schema as s
 from potentia.store.live import Leases, chunks, columns
-from potentia.store.records import (
-    CellRecord,
-    ChoiceRecord,
-    Choose,
-    StudyRecord,
-    load,
-    load_values,
-    loads,
-    looks_whole,
-)
+from potentia.store.records import CellRecord, ChoiceRecord, StudyRecord, load, load_values, loads, looks_whole
 from potentia.values.metric import Metric, Origin
 from potentia.values.scores import ItemOutcome, Score, ScoreMatrix
 
@@ -133,7 +124,7 @@ class Reading(Leases):
         with self._reading() as connection:
             return float(connection.execute(sa.select(what).where(*self._wanted(connection, **which))).scalar_one())
 
-    def items(self, cell_key: str, choose: Choose | None = None) -> list[ItemOutcome]:
+    def items(self, cell_key: str, choose: Callable[[list[float]], list[int]] | None = None) -> list[ItemOutcome]:
         """Return the per-item outcomes of a cell, of all or at the places that are chosen by their values.
 
         An imported cell has none.

@@ -17,8 +17,8 @@ from typing import Any
 
 from potentia.errors import ModelError
 from potentia.files import keep_file
-from potentia.zoo.benchmarks import BENCHMARKS, Benchmark, documents
-from potentia.zoo.world import ASSISTANT, BOS, EOS, PAD, SPECIAL, UNK, USER, World, make_world, vocabulary
+from potentia.zoo.benchmarks import BENCHMARKS, documents
+from potentia.zoo.world import ASSISTANT, BOS, EOS, PAD, SPECIAL, SPLITS, UNK, USER, World, make_world, vocabulary
 
 CONTEXT = 64
 CHAT_TEMPLATE = (
@@ -129,28 +129,18 @@ def task_folder(cache_dir: Path, world: World | None = None) -> dict[str, Path]:
             keep_file(file, "".join(json.dumps(line) + "\n" for line in lines))
             files[split] = str(file)
         path = Path(cache_dir) / f"{benchmark.name}.yaml"
-        keep_file(path, json.dumps(_definition(benchmark, files), indent=1) + "\n")  # JSON is YAML
+        data = {"task": f"zoo_{benchmark.name}", "dataset_path": "json", "dataset_kwargs": {"data_files": files}}
+        keep_file(path, json.dumps(data | _SPLITS | _KINDS[benchmark.kind], indent=1) + "\n")  # JSON is YAML
         tasks[benchmark.name] = path
     return tasks
-
-
-def _definition(benchmark: Benchmark, files: dict[str, str]) -> dict[str, Any]:
-    return {
-        "task": f"zoo_{benchmark.name}",
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": files},
-        "training_split": "train",
-        "validation_split": "validation",
-        "test_split": "test",
-        "metadata": {"version": 1.0},
-        **_KINDS[benchmark.kind],
-    }
 
 
 def _metric(name: str, aggregation: str = "mean", higher: bool = True, **more: Any) -> dict[str, Any]:
     return {"metric": name, "aggregation": aggregation, "higher_is_better": higher, **more}
 
 
+_SPLITS: dict[str, Any] = {f"{use}_split": split for use, split in zip(("training", *SPLITS[1:]), SPLITS, strict=True)}
+_SPLITS["metadata"] = {"version": 1.0}
 _KINDS: dict[str, dict[str, Any]] = {
     "choice": {
         "output_type": "multiple_choice",
