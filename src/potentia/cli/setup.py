@@ -153,11 +153,11 @@ def demo(asked: Any) -> None:
         again = f"potentia demo -o {shlex.quote(str(asked.output))}{' --quick' if asked.quick else ''}"
         say(f"To go on: {again}", to=errors)
         raise typer.Exit(130)
-    report, show = asked.output / "report.html", potentia.show
-    data = show.read_report(study.store, study=study.name) if result.computed or not report.exists() else None
-    finding = potentia.lab.demo_findings(study, data.rankings if data is not None else None)
-    if data is not None:
-        show.save_report(data, report)
+    report, found = asked.output / "report.html", None
+    if result.computed or not report.exists():
+        data = potentia.show.make_report(potentia.evidence.read(study.store, study=study.name))
+        found, report = data.rankings, potentia.show.save_report(data, report)
+    finding = potentia.lab.demo_findings(study, found)
     answer(
         asked.as_json,
         {**finding.to_dict(), "report": str(report), "failed": result.failed},
