@@ -54,16 +54,17 @@ def make_plan(
 
     A pass saturates an accelerator when its arithmetic (4 operations per parameter and token: forward, and the input
     gradient) outlasts its kernel launches, some tens of milliseconds: about 4e12 / parameters tokens, and never fewer
-    than 4,096. Twice that many may share a pass, where ``memory`` (the accelerator's, less the weights; None for a
-    processor) holds their activations; activations are recomputed where fewer than 2,048 tokens would fit. A processor
-    has caches instead: some thousands of tokens.
+    than 4,096. Two and a half times as many may share a pass (two passes of half a step's rows are slower), where
+    ``memory`` (the accelerator's, less the weights; None for a processor) holds their activations; activations are
+    recomputed where fewer than 2,048 tokens would fit. A processor has caches instead: some thousands of tokens.
     """
     recompute = False
     if memory is not None:
         saturating = int(min(65536, max(4096, 4e12 / max(1, parameters))))
         fitting = int(0.6 * memory / max(1, token_bytes))
         recompute = fitting < 2048
-        budget = 2 * saturating if recompute else min(2 * saturating, fitting)
+        most = 5 * saturating // 2
+        budget = most if recompute else min(most, fitting)
         # what launching a pass costs, in tokens' worth of arithmetic: measured on an H200 as about 7,800 for a model
         # of 410M parameters and 1,400 for one of 8B; a power law between and beyond
         price = round(0.8 * saturating * min(1.0, 4e12 / saturating / parameters) ** 0.4)
