@@ -510,7 +510,8 @@ def _trusted(by: str, model: Any) -> bool:
     pairs = [(stem, stream.integers(8, 380, count).tolist()) for stem in stems for count in (1, 2, 4)]
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
-        if by == "adapters":
+        if by == "adapters":  # after the bare model, as in a row
+            Scorer(loaded).loglikelihood_ids(pairs)
             trainer = stack.enter_context(LaneTrainer(loaded))
             trainer.bank(LoraConfig(r=4, alpha=8, dropout=0.0), 3).randomise()
             owners = [number % 3 for number in range(len(pairs))]

@@ -14,7 +14,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from architectures.odd import ODD
 from architectures.tiny import build, words
-from lane_models import spec, tiny
+from lane_models import examples, spec, tiny
 from potentia.engine import LoadedModel
 from potentia.engine.identity import Verdicts, structure
 from potentia.engine.score import Scorer, trial
@@ -112,7 +112,7 @@ def test_a_known_form_is_not_believed_where_a_row_differs() -> None:
     lora = LoraConfig(targets=("q_proj", "v_proj"), dropout=0.0)
     specs = [replace(spec(f"l{i}", seed=i), lora=lora) for i in range(3)]
     with LaneTrainer(loaded, static=True) as trainer:
-        loaded.verdicts.put({"form": HAND, "longest": 1 << 20}, *trainer._alike(lora))
+        loaded.verdicts.put({"form": HAND, "recomputes": True}, *trainer._alike(lora))
         trainer._check(lora, specs)
         assert trainer.verdict(lora).form == LONG
 
@@ -133,16 +133,30 @@ def test_weights_that_are_no_numbers_are_not_trained_for_a_known_structure(dtype
         trainer._check(specs[0].lora, specs)
 
 
-def test_processes_of_a_run_hear_of_longer_rows(tmp_path: Path) -> None:
-    """Found on a GPU: a copy remembered its own verdict of short rows, and did not look for its original's."""
+def test_longer_rows_are_checked_by_two_of_them_and_processes_of_a_run_hear_of_forms(tmp_path: Path) -> None:
+    """Found on a GPU: a probe's rows were checked in full, and the longer ones of its row in full again."""
+    short, long = ([spec(f"l{i}", data=examples(12, seed=i, high=high)) for i in range(3)] for high in (24, 60))
     one, other = Verdicts(tmp_path), Verdicts(tmp_path)
-    one.put({"longest": 10}, "structure", "lanes")
-    assert other.get("structure", "lanes") == {"longest": 10}
-    one.put({"longest": 20}, "structure", "lanes")
-    assert other.get("structure", "lanes") == {"longest": 20}
-    specs = [spec(f"l{i}", seed=i) for i in range(3)]
+    kind = type(tiny("llama").model)
     with LaneTrainer(replace(LoadedModel.of(tiny("llama"), words()), verdicts=one)) as trainer:
-        longer = trainer._alike(specs[0].lora)
-        one.put({"form": SHARED, "longest": 1 << 20}, *longer)
-        trainer._check(specs[0].lora, specs)
-        assert other.get(*longer) == {"form": SHARED, "longest": 1 << 20}
+        whole = passes(kind, lambda: trainer._check(short[0].lora, short))
+        assert passes(kind, lambda: trainer._check(long[0].lora, long)) < whole / 2
+        found = trainer.verdict(long[0].lora)
+        assert (found.form, found.recomputes, found.longest) == (SHARED, True, max(one.longest for one in long))
+        assert {"judged", "update"} <= found.facts.keys()
+        assert passes(kind, lambda: trainer._check(short[0].lora, short)) == 0
+        assert other.get(*trainer._alike(short[0].lora))["form"] == SHARED
+
+
+def test_adapters_are_tried_on_a_few_rows_where_the_bare_model_is_right() -> None:
+    loaded = LoadedModel.of(build("llama").to(torch.bfloat16), words())
+    kind, asked = type(loaded.model.model), pairs(length=70)
+    bare = passes(kind, lambda: Scorer(loaded).loglikelihood_ids(asked))
+    with LaneTrainer(loaded) as trainer:
+        trainer.bank(LoraConfig(dropout=0.0), 3).randomise()
+        owners = [number % 3 for number in range(len(asked))]
+        scorer = Scorer(loaded, router=trainer.router)
+        tuned = passes(kind, lambda: scorer.loglikelihood_ids(asked, owners=owners))
+    assert tuned < bare
+    assert loaded.checked["tree with adapters"] == "agrees"
+    assert max(facts["off_by"] for facts in loaded.record["scoring"].values()) < 1e-4  # in float32

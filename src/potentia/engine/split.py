@@ -9,6 +9,7 @@ any architecture.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +22,9 @@ from potentia.errors import ModelError
 _PIECE_BYTES = {"cuda": 1 << 30, "cpu": 1 << 22}  # of logits at a time
 LEAST_PIECE = 64  # targets
 _ATTENTION = "potentia"  # what transformers knows our attention by
+# found by trying, once a model: the names of models' bodies, and those of layers that a text reaches
+_BODIES: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
+REACHED: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
 
 
 class SplitModel:
@@ -148,6 +152,21 @@ def attending(
 
 def find_body(model: nn.Module) -> nn.Module:
     """Find the part that the model's forward calls for hidden states: its base model, or a part of that (OPT)."""
+    if model not in _BODIES:
+        called = _called(model)
+        _BODIES[model] = next((name for name, module in model.named_modules() if module is called), "")
+    return model.get_submodule(_BODIES[model])
+
+
+def built_alike(model: nn.Module, other: nn.Module) -> None:
+    """Note that a model is a copy of another: what was found of that holds for it."""
+    for known in (_BODIES, REACHED):
+        if other in known:
+            known[model] = known[other]
+
+
+def _called(model: nn.Module) -> nn.Module:
+    """Run the model on two tokens, and see which part of it is asked."""
     base = getattr(model, "base_model", model)
     called: list[nn.Module] = []
     hooks = [

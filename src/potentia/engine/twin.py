@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from potentia.engine.quantised import is_quantised
+from potentia.engine.split import built_alike
 from potentia.engine.spread import find_blocks, free_memory, is_spread
 
 SHARE = 0.5  # of the free memory that a copy may take
@@ -68,6 +69,7 @@ def _copied(model: nn.Module, device: torch.device) -> Twin:
             if blocks is not None and kept is not None:
                 blocks._modules = {str(n): kept[str(place)] for n, place in enumerate(chosen)}
             made = copy.deepcopy(model)
+            built_alike(made, model)
         finally:
             if blocks is not None and kept is not None:
                 blocks._modules = kept

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from architectures.odd import ODD
 from architectures.tiny import build
 from architectures.tune import by_peft, distance, read_back
 from lane_models import examples, spec, tiny
+from potentia.engine import operations
 from potentia.engine.operations import plain
 from potentia.engine.tune import LaneSpec, LaneTrainer, LoraConfig, Schedule
 from potentia.engine.tune.check import check_lanes
@@ -152,6 +154,33 @@ def test_adapters_of_every_kind_are_pefts(case: str, kind: Any, static: bool) ->
     for lane in lanes:
         theirs = by_peft(build(case), lane, starts[lane.key], bank)
         assert distance(ours[lane.key], theirs, starts[lane.key]) < 2e-3
+
+
+@pytest.mark.parametrize("broken", ["", "norm", "gate_back_", "thin", "thin_back", "attend_back", "attend"])
+def test_kernels_are_compared_one_by_one_in_the_dtype_of_the_run(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Structure is judged by plain operations: no kernel is made for a dtype that nothing is trained in."""
+    seen: set[tuple[str, torch.dtype]] = set()
+
+    def kernel(name: str) -> Any:
+        def run(*args: Any, **options: Any) -> Any:
+            seen.add((name, args[0].dtype))
+            if name == "update_" or name != broken:
+                return getattr(plain, name)(*args, **options)
+            at = {"attend": 2, "thin_back": 1}.get(name, 0)
+            return getattr(plain, name)(*args[:at], args[at] * 2.0, *args[at + 1 :], **options)
+
+        return run
+
+    names = [name for name, made in vars(plain).items() if callable(made) and made.__module__ == plain.__name__]
+    kernels = SimpleNamespace(**{name: kernel(name) for name in names})
+    monkeypatch.setattr(operations, "kernels_for", lambda _: kernels)
+    found = check_lanes(tiny("llama").to(torch.bfloat16), specs()[0].lora, specs(), static=True)
+    assert {dtype for name, dtype in seen if name != "update_"} == {torch.bfloat16}
+    assert (found.form == HAND) == (not broken)
+    if broken:
+        assert f"the kernel of {broken} is off" in found.facts["not_taken"][HAND]
+    else:
+        assert max(found.facts["kernels"].values()) == 0
 
 
 def test_dora_with_dropout_is_its_judges() -> None:

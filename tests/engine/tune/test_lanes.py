@@ -189,6 +189,33 @@ def test_where_memory_is_short_lanes_are_checked_with_recomputed_activations(mon
     assert asked == [True]
 
 
+@pytest.mark.parametrize("right", [True, False])
+def test_activations_are_computed_again_in_mid_run_only_where_that_was_checked(
+    right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found before: memory ran out, recomputing was switched on, and nobody had compared it with anything."""
+    from potentia.engine.tune import passes, trainer
+
+    def short_of_memory(self, rows, compute, clear, hint):
+        def tight(plan):
+            if not plan.checkpointing:
+                raise torch.OutOfMemoryError("CUDA out of memory (simulated)")
+            return compute(plan)
+
+        return own(self, rows, tight, clear, hint)
+
+    own, again = trainer.Trainer.in_passes, passes.checkpoint
+    specs = neighbours(2)
+    plain = states(tiny("llama"), specs)
+    monkeypatch.setattr(trainer.Trainer, "in_passes", short_of_memory)
+    if not right:
+        monkeypatch.setattr(passes, "checkpoint", lambda *given, **options: again(*given, **options) * 1.02)
+        with pytest.raises(TuningError, match="does not fit in memory"):
+            states(tiny("llama"), specs)
+        return
+    assert max(gap(plain[key], state) for key, state in states(tiny("llama"), specs).items()) < 1e-6
+
+
 def test_recomputing_activations_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     from potentia.engine.tune import passes
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -12,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+_chosen: ContextVar[Any] = ContextVar("operations", default=None)
 TILE = 64  # tokens that attention treats at a time; a tile never looks beyond its part of the long row
 
 
@@ -40,10 +43,40 @@ def tile(ends: Sequence[int]) -> npt.NDArray[np.int32]:
 
 def operations(device: torch.device) -> Any:
     """Return the module with the operations for a device: ``kernels``, or ``plain`` where these do not run."""
+    return _chosen.get() or kernels_for(device) or plain_operations()
+
+
+def plain_operations() -> Any:
+    """Return the plain operations."""
     from potentia.engine.operations import plain
 
-    found = triton_kernels() if device.type == "cuda" else None
-    return plain if found is None else found
+    return plain
+
+
+def kernels_for(device: torch.device) -> Any:
+    """Return the kernels, or None where they do not run."""
+    return triton_kernels() if device.type == "cuda" else None
+
+
+def compared_kernels(device: torch.device, dtype: torch.dtype) -> Any:
+    """Return kernels that are compared with the plain operations, call by call, in 16 bits; None where there are none.
+
+    In float32 a whole pass tells as much.
+    """
+    from potentia.engine.operations.compared import Compared
+
+    kernels = kernels_for(device)
+    return Compared(kernels) if kernels is not None and dtype not in (torch.float32, torch.float64) else None
+
+
+@contextmanager
+def choosing(operations: Any) -> Iterator[None]:
+    """Let what is made inside the block compute by these operations; None for the device's own."""
+    token = _chosen.set(operations)
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
 
 
 def ready(module: Any, kind: str, work: Callable[[], object]) -> None:

@@ -7,7 +7,8 @@ from float32's numbers as the reference is. What holds for short rows need not h
 that no config names. So a path is trusted up to a length: it is tried at the far end of the range that is asked for, on
 rows of every range below and on short rows alone; where that fails, range by range from the shortest. Padded rows are
 tried together with shared beginnings, on the same texts; layers written out by hand (``by_hand``) before the model's
-own. Where a model of the same structure was found right in this run, a few rows in its own dtype are enough.
+own. A few rows are enough for adapters where the bare model was right, and, in its own dtype, where a model of the same
+structure was.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from potentia.engine.admission import admit
+from potentia.engine.operations import choosing, compared_kernels, plain_operations
 from potentia.engine.score.generate import Draft
 from potentia.engine.score.network import HAND, Forest, Network, Strand, batches, horizons, plant
 from potentia.engine.spread import out_of_memory, with_room
@@ -43,8 +45,8 @@ RANGES = (64, 256, 1024, 4096, 16384, 65536)  # lengths up to which a path is tr
 MASK_CELLS = 1 << 24
 POOL = 64
 NEW_TOKENS = 5
-COMPARED = 8  # strands of long rows, and of short ones, each computed by itself
-FEW = 4  # the same where a model of the same structure was right
+COMPARED = 4  # strands of long rows, and of short ones, each computed by itself, and one more of every owner
+FEW = 2  # the same where structure is known
 READ = 64  # last tokens of a long text that are compared: what lies before them is in them
 SLOTS = 3  # adapters that requests of a trial are shared out among, beside the bare model
 MULTIPLE, ROUNDED = 3.0, 0.02  # in 16 bits: of the reference's distance from float32, and what is rounding anyway
@@ -64,12 +66,13 @@ Judged = tuple[str | None, dict[str, Any]]  # what is wrong, or None, and how fa
 Told = dict[str, Found | str]  # by path, or why it is refused
 Tried = Callable[["_Stage"], Told]
 TUNED, BY_HAND = " with adapters", " by hand"
+WHOLE = (torch.float32, torch.float64)
 AGREES, _REFUSED = "agrees", "the model refuses it ({}: {})"
 
 
 @dataclass(frozen=True)
 class _Stage:
-    """A network to try a path on, and whose requests; ``few`` rows where a model of the same structure was right."""
+    """A network to try a path on, and whose requests; ``few`` rows where structure is known."""
 
     network: Network
     owners: list[int]
@@ -126,9 +129,9 @@ class Trials:
         wanted = names[paths[0]]
         if all(self.checked.get(name, AGREES) == AGREES for name in wanted):
             self._try({path: told[-1] for path, told in names.items()}, owners, partial(trial, *asked[-1]))
-            for told in names.values():
+            for path, told in names.items():
                 if self.checked.get(told[-1]) == AGREES:
-                    for name in told:
+                    for name in [*told, *self._bare(path + form, owners)]:
                         self._note(name, AGREES)
             if self.checked[wanted[-1]] == AGREES:
                 return UNBOUNDED
@@ -139,6 +142,13 @@ class Trials:
             if self.checked[wanted[place]] != AGREES:
                 return begin
         return UNBOUNDED
+
+    def _bare(self, path: str, owners: set[int]) -> list[str]:
+        """Name the ranges of a path with adapters that the bare model was right in: adapters know of no lengths."""
+        if max(owners) < 0:
+            return []
+        right = [begin for begin, _ in self.ranges if self.checked.get(_name(path, begin, {-1})) == AGREES]
+        return [_name(path, begin, owners) for begin in right]
 
     def failures(self) -> Iterator[str]:
         """Tell what is not used, and why."""
@@ -153,10 +163,10 @@ class Trials:
             admit(self.network.model, self.loaded.tokenizer)
             self.checked["predictions"] = AGREES
 
-    def _note(self, name: str, verdict: str) -> None:
+    def _note(self, name: str, verdict: str, rounding: float = 0.0) -> None:
         if name not in self.checked:
             self.checked[name] = verdict
-            self.loaded.verdicts.put({"verdict": verdict}, *self._place(name))
+            self.loaded.verdicts.put({"verdict": verdict, "rounding": rounding}, *self._place(name))
 
     def _record(self, name: str, facts: dict[str, Any]) -> None:
         if facts:
@@ -180,11 +190,11 @@ class Trials:
             return
         names = {path: name for path, name in names.items() if name not in self.checked}
         alike = [self.loaded.verdicts.get(*self._place(name)) for name in names.values()]
-        known = all(told is not None and told["verdict"] == AGREES for told in alike)
+        told = [found for found in alike if found is not None and found["verdict"] == AGREES]
 
         def judge() -> None:
-            if known:
-                self._judge_lightly(names, owners, trial)
+            if len(told) == len(names):
+                self._judge_lightly(names, owners, trial, max(found["rounding"] for found in told))
             if first not in self.checked:
                 self._judge(names, owners, trial)
 
@@ -199,32 +209,52 @@ class Trials:
 
     def _judge(self, names: dict[str, str], owners: set[int], trial: Tried) -> None:
         """Compare what paths say with the reference, in float32 and then in the model's own 16 bits."""
-        with self._stages(owners) as (judge, own, whole):
+        right_bare = max(owners) >= 0 and all(
+            self.checked.get(name.removesuffix(TUNED)) == AGREES for name in names.values()
+        )
+        with self._stages(owners, few=right_bare) as (judge, own, whole):
             found = trial(judge)
             exactly = {path: _wrong(found[path], judge, copied=own is not None) for path in names if path in found}
             right = any(wrong is None for wrong, _ in exactly.values())
-            in_few_bits = trial(own) if own is not None and right else {}
+            in_few_bits = self._comparing(own, trial) if own is not None and right else {}
             for path, (wrong, facts) in exactly.items():
                 if wrong is None and own is not None:
                     wrong, more = _wrong_in_few_bits(in_few_bits[path], judge, own, whole=whole)
                     facts |= more
                 self._record(names[path], facts)
-                self._note(names[path], wrong or AGREES)
+                self._note(names[path], wrong or AGREES, facts.get("reference_off_by", 0.0))
 
-    def _judge_lightly(self, names: dict[str, str], owners: set[int], trial: Tried) -> None:
-        """Compare a few rows in the model's own dtype: models of this structure are right, but weights differ."""
-        with self._own_stage(owners) as stage:
+    def _comparing(self, own: _Stage, trial: Tried) -> Told:
+        """Try paths in the model's own 16 bits, with kernels of hand-written layers compared one by one."""
+        hand, compared = self.network.by_hand, compared_kernels(self.network.device, self.network.dtype)
+        if hand is None or compared is None:
+            return trial(own)
+        hand.operations = compared
+        try:
+            return trial(own)
+        finally:
+            hand.operations = compared.kernels
+
+    def _judge_lightly(self, names: dict[str, str], owners: set[int], trial: Tried, rounding: float) -> None:
+        """Compare a few rows in the model's own dtype: models of this structure are right, but weights differ.
+
+        ``rounding`` is how far the reference of such a model was from float32.
+        """
+        with self._own_stage(owners, few=True) as stage:
             found = trial(stage)
             for path, name in names.items():
-                wrong, facts = _wrong(found[path], stage, copied=False)
+                if self.network.dtype in WHOLE:
+                    wrong, facts = _wrong(found[path], stage, copied=False)
+                else:
+                    wrong, facts = _wrong_in_few_bits(found[path], stage, stage, whole=False, rounding=rounding)
                 if wrong is not None:
                     log.debug("%s: %s on a few rows, so it is tried in full", name, wrong)
                     return
                 self._record(name, facts | {"rows": "few: its structure is known"})
-                self._note(name, AGREES)
+                self._note(name, AGREES, rounding)
 
     @contextmanager
-    def _own_stage(self, owners: set[int], *, few: bool = True) -> Iterator[_Stage]:
+    def _own_stage(self, owners: set[int], *, few: bool) -> Iterator[_Stage]:
         """Give the model itself, with adapters made up for a trial where adapters are asked for."""
         from potentia.engine.tune.adapters import installed_on
 
@@ -236,13 +266,13 @@ class Trials:
             yield _Stage(self.network, [-1, *range(count)], few)
 
     @contextmanager
-    def _stages(self, owners: set[int]) -> Iterator[tuple[_Stage, _Stage | None, bool]]:
+    def _stages(self, owners: set[int], *, few: bool) -> Iterator[tuple[_Stage, _Stage | None, bool]]:
         """Give the float32 stage, the model's own where that is another, and whether the first is the whole model."""
         from potentia.engine.tune.adapters import AdapterBank, installed_on
 
         with ExitStack() as stack:
             judge = stack.enter_context(twin(self.network.model))
-            own = stack.enter_context(self._own_stage(owners, few=False))
+            own = stack.enter_context(self._own_stage(owners, few=few))
             if not judge.copied:
                 yield own, None, True
                 return
@@ -253,10 +283,11 @@ class Trials:
                 stack.callback(copied.close)
                 copied.randomise()
             upcast = replace(self.loaded, model=judge.model, dtype=torch.float32, checked={}, record={})
-            network = Network(upcast, copied, by_hand=self.network.by_hand is not None)
+            with choosing(plain_operations()):
+                network = Network(upcast, copied, by_hand=self.network.by_hand is not None)
             if self.network.by_hand is not None and network.by_hand is None:
                 raise ValueError("a copy in float32 has layers of another kind")
-            yield _Stage(network, own.owners if bank is not None else [-1]), own, judge.whole
+            yield _Stage(network, own.owners if bank is not None else [-1], few), own, judge.whole
 
     # ---- rows -----------------------------------------------------------------------------------------------------
 
@@ -270,10 +301,10 @@ class Trials:
             rows.append((0, RANGES[0], RANGES[0]))
         found: Told = {}
         made = 0
-        for low, width, most in rows:
+        for place, (low, width, most) in enumerate(rows):
             strands = self.made_up(paths[0], low, width, texts, stage.owners, first=made)
             made += len(strands)
-            for path in paths:
+            for path in paths if place == 0 else paths[:1]:  # short rows beside long ones were tried by all
                 before = found.get(path, [])
                 if isinstance(before, str):
                     continue
@@ -343,14 +374,14 @@ class Trials:
         """Let prompts of several lengths be continued together, one leaving early, and each by the model itself."""
         begin, end = (0, RANGES[0]) if stage.few else (begin, end)
         strands = self.made_up("plain", begin, self._wide(begin, end), texts, stage.owners)
-        strands = strands[:FEW] if stage.few else strands
+        strands = strands[: 2 * FEW] if stage.few else strands
         most = max(1, self.max_length - NEW_TOKENS)
         drafts = [
             Draft(place, strand.ids[:most], (), NEW_TOKENS - 3 * (place % 2), strand.owner, 0)
             for place, strand in enumerate(strands)
         ]
         logprobs = write(stage.network, drafts)
-        if stage.network.dtype in (torch.float32, torch.float64):  # others may decide a near tie otherwise
+        if stage.network.dtype in WHOLE:  # others may decide a near tie otherwise
             for draft in drafts[-2:]:
                 own = stage.network.own_tokens(draft.prompt, draft.room, draft.owner)
                 if draft.written != own[: len(draft.written)]:
@@ -368,7 +399,7 @@ def _wrong(found: Found | str, stage: _Stage, *, copied: bool) -> Judged:
     if isinstance(found, str):
         return found, {}
     worst, dtype = 0.0, stage.network.dtype
-    exact = dtype in (torch.float32, torch.float64)
+    exact = dtype in WHOLE
     for strand, ours in found:
         wanted = stage.reference(strand)
         gaps = [a - b for a, b in zip(ours, wanted, strict=True)]
@@ -380,19 +411,22 @@ def _wrong(found: Found | str, stage: _Stage, *, copied: bool) -> Judged:
     return None, {name: float(f"{worst:.1e}"), "in": str(dtype).removeprefix("torch.")}
 
 
-def _wrong_in_few_bits(found: Found | str, judge: _Stage, own: _Stage, *, whole: bool) -> Judged:
-    """Say the same in 16 bits, beside float32's numbers where the copy is ``whole``."""
+def _wrong_in_few_bits(found: Found | str, judge: _Stage, own: _Stage, *, whole: bool, rounding: float = 0.0) -> Judged:
+    """Say the same in 16 bits, beside float32's numbers where the copy is ``whole``, else beside the reference's.
+
+    ``rounding`` is how far references of this kind are from float32's: two that round by it differ by more.
+    """
     if isinstance(found, str):
         return found, {}
-    gaps, rounding = [], []
-    for strand, ours in sorted(found, key=lambda entry: entry[0].index)[::2]:  # the same half of every path
+    gaps, own_gaps = [], []
+    for strand, ours in sorted(found, key=lambda entry: entry[0].index)[:: 1 if own.few else 2]:  # of every path alike
         reference = own.reference(strand)
         wanted = judge.reference(strand) if whole else reference
         gaps += [a - b for a, b in zip(ours, wanted, strict=True)]
-        rounding += [a - b for a, b in zip(reference, wanted, strict=True)]
-    off, least = root_mean_square(gaps), root_mean_square(rounding)
-    facts = {"off_by_in_16_bits": float(f"{off:.1e}"), "reference_off_by": float(f"{least:.1e}")}
-    if off <= (MULTIPLE * least + ROUNDED if whole else 5 * ROUNDED):
+        own_gaps += [a - b for a, b in zip(reference, wanted, strict=True)]
+    off, least = root_mean_square(gaps), root_mean_square(own_gaps)
+    facts = {"off_by_in_16_bits": float(f"{off:.1e}")} | ({"reference_off_by": float(f"{least:.1e}")} if whole else {})
+    if off <= (MULTIPLE * least + ROUNDED if whole else max(5 * ROUNDED, math.sqrt(2) * MULTIPLE * rounding)):
         return None, facts
     return f"in 16 bits log-probabilities are off by {off:.3f}, where the reference's are by {least:.3f}", facts
 
@@ -438,13 +472,13 @@ def _pool(texts: Sequence[Ids], vocabulary: int, draw: random.Random) -> list[in
 
 
 def _telling(rows: Sequence[Forest], few: int) -> list[Strand]:
-    """Choose the strands to compare: all where they are few, else the deepest, and those farthest from their stems."""
+    """Choose the strands to compare: the deepest, the one farthest from its stem, others between, and all owners."""
     reads = [
         (strand, row.depths[nodes[-1]], nodes[-1] - row.depths[nodes[-1]])
         for row in rows
         for strand, nodes in row.reads
     ]
-    if len(reads) > few:
-        depths, gaps = (sorted(reads, key=itemgetter(column)) for column in (1, 2))
-        reads = [*depths[: few // 4], *depths[-few // 4 :], *gaps[-few // 2 :]]
-    return list({strand.index: strand for strand, _, _ in reads}.values())
+    depths, gaps = (sorted(reads, key=itemgetter(column)) for column in (1, 2))
+    chosen = [depths[-1], gaps[-1], depths[0], gaps[len(gaps) // 2]][:few]
+    chosen += {strand.owner: (strand, depth, gap) for strand, depth, gap in gaps}.values()
+    return list({strand.index: strand for strand, _, _ in chosen}.values())

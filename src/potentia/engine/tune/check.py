@@ -11,7 +11,9 @@ whose losses, gradients of every adapter and updates are the judge's is taken:
 
 Structure is judged in float32, on an upcast copy of a model of 16 bits (``twin``): there a wrong factor is a thousand
 times what rounding is. In 16 bits a lane's gradient may then be 1.5 times as far from float32's as the model's own, and
-one layer's three times.
+one layer's three times. The copy computes by plain operations; kernels are compared with these one by one, in the
+model's own dtype (``operations.compared``). Each form is also tried with activations computed again, which a run may
+need when memory runs out.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from potentia.engine.operations import choosing, compared_kernels, plain_operations
 from potentia.engine.split import SplitModel
 from potentia.engine.spread import out_of_memory
 from potentia.engine.tune.adapters import AdapterBank
@@ -76,6 +79,7 @@ class Distance(NamedTuple):
         return f"losses off by {self.loss:.1e}, gradients by {self.lane:.1e}, one layer's by {self.layer:.1e}"
 
 
+WHOLE = (torch.float32, torch.float64)
 WHOLE_BITS = Distance(1e-4, 1e-3, 1e-2)
 FEW_BITS = Distance(4e-3, 2e-2, 5e-2)  # beside float32
 FEW_ROWS = Distance(8e-3, 4e-2, 0.2)  # beside the model's own 16 bits
@@ -90,6 +94,7 @@ class Verdict:
 
     form: str = ""
     longest: int = 0  # of the rows that it was found for
+    recomputes: bool = False  # whether activations may be computed again
     facts: dict[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -110,7 +115,7 @@ def check_lanes(
     began = time.monotonic()
     refused: dict[str, str] = {}
     with twin(model) as judge:
-        structure = _Trial(judge.model, lora, specs, limit, recompute)
+        structure = _Trial(judge.model, lora, specs, limit, recompute, copied=judge.copied)
         if not judge.whole:
             structure.facts["judged_blocks"] = f"{judge.blocks} of {judge.of}, one of each kind"
         with closing(structure.bank):
@@ -119,7 +124,9 @@ def check_lanes(
                 if told is None and judge.copied:
                     told = _wrong_in_few_bits(model, structure, form, whole=judge.whole)
                 if told is None:
-                    return _taken(type(model).__name__, form, refused, structure.told(began))
+                    recomputes = recompute or structure.recomputes(form)
+                    verdict = _taken(type(model).__name__, form, refused, structure.told(began))
+                    return replace(verdict, recomputes=recomputes)
                 refused[form] = told
     raise TuningError(
         f"{type(model).__name__} cannot be tuned here: {refused[ROW]}",
@@ -141,19 +148,19 @@ def _taken(name: str, form: str, refused: dict[str, str], facts: dict[str, Any])
 def recheck(
     model: nn.Module, lora: LoraConfig, specs: Sequence[LaneSpec], verdict: Verdict, *, limit: int, recompute: bool
 ) -> Verdict | None:
-    """Return what was found of a model built alike, where a row of each lane is right here too.
+    """Return what was found of a model built alike, or on shorter rows, where a row of two lanes is right here too.
 
     Structure is all that few rows can tell, and float32 tells it: 16 bits round a gradient of one row by a tenth of it.
     """
     began = time.monotonic()
     with twin(model) as judge:
-        trial = _Trial(judge.model, lora, specs, limit, recompute, rows_each=1)
+        trial = _Trial(judge.model, lora, specs, limit, recompute, few=True, copied=judge.copied)
         with closing(trial.bank):
             told = trial.wrong(verdict.form)
     if told is not None:
         log.debug("%s: %s on a few rows, so it is checked in full", type(model).__name__, told)
         return None
-    return replace(verdict, facts=trial.told(began) | {"judged": "a row a lane"})
+    return replace(verdict, facts=trial.told(began) | {"judged": "two rows"})
 
 
 class _Trial:
@@ -169,10 +176,13 @@ class _Trial:
         specs: Sequence[LaneSpec],
         limit: int | None,
         recompute: bool,
-        rows_each: int = 2,
+        *,
+        few: bool = False,
+        copied: bool = False,
         exact: _Trial | None = None,
     ) -> None:
-        self.model, self.specs, self.recompute, self.rows_each, self.exact = model, specs, recompute, rows_each, exact
+        self.model, self.specs, self.recompute, self.few, self.exact = model, specs, recompute, few, exact
+        self.copied = copied  # what runs is another: a model of 16 bits
         self.split = SplitModel(model)
         self.bank = AdapterBank(model, lora, SLOTS)
         self.bank.randomise()
@@ -200,7 +210,8 @@ class _Trial:
             return self.exact.rows(draw)
         key = draw, self.bank.lora.dropout > 0
         while key not in self._judged:
-            rows = [row for row in trial_rows(self.specs, self.most, draw) if row.place < self.rows_each]
+            rows = trial_rows(self.specs, self.most, draw)
+            rows = [row for row in rows if row.place == 0][:2] if self.few else rows
             try:
                 truth = own_gradients(self.model, self.bank, rows)
             except (torch.OutOfMemoryError, RuntimeError) as error:
@@ -235,30 +246,52 @@ class _Trial:
 
     def _tried(self, form: str, draw: int) -> str | None:
         rows, truth = self.rows(draw)
+        compared = compared_kernels(self.bank.device, self.bank.dtype)
         try:
-            most = self._allowed(rows, truth)
-            distance = distance_of(self.bank, self.gradients(form, rows), truth)
-            if self.exact is not None:
-                self.facts["distance_in_few_bits"] = distance.as_dict()
-            if not distance.within(most):
-                return f"{distance} ({most.loss:.1e}, {most.lane:.1e} and {most.layer:.1e} are allowed)"
-            if self.exact is not None:
-                return None
-            if form == SHARED:
-                mixed = distance_of(self.bank, self.gradients(form, rows[::-1]), truth)
-                if not mixed.within(most):
-                    return f"losses and gradients depend on the order of rows: {mixed}"
-            update = update_distance(self.bank, truth[1], self.specs[0].schedule)
+            with choosing(plain_operations() if self.copied else compared):
+                return self._differs(form, rows, truth)
         except Exception as error:  # whatever it is, the form is not taken
             return _refusal(error)
-        if not update <= UPDATE:
-            return f"its updates are off by {update:.1e} from AdamW's"
-        self.facts |= {"distance": distance.as_dict(), "update": update}
+        finally:
+            if compared is not None and compared.worst:
+                self.facts["kernels"] = compared.worst
+
+    def _differs(self, form: str, rows: Sequence[Lesson], truth: Gradients) -> str | None:
+        """Say how a form's losses, gradients and updates differ from the judge's by more than is allowed, or None."""
+        most = self._allowed(rows, truth)
+        distance = distance_of(self.bank, self.gradients(form, rows), truth)
+        self.facts["distance" if self.exact is None else "distance_in_few_bits"] = distance.as_dict()
+        if not distance.within(most):
+            return f"{distance} ({most.loss:.1e}, {most.lane:.1e} and {most.layer:.1e} are allowed)"
+        if form == SHARED and self.exact is None:
+            mixed = distance_of(self.bank, self.gradients(form, rows[::-1]), truth)
+            if not mixed.within(most):
+                return f"losses and gradients depend on the order of rows: {mixed}"
+        if self.copied:  # updates are made in the dtype of the run
+            return None
+        self.facts["update"] = update_distance(self.bank, truth[1], self.specs[0].schedule)
+        if not self.facts["update"] <= UPDATE:
+            return f"its updates are off by {self.facts['update']:.1e} from AdamW's"
         return None
+
+    def recomputes(self, form: str) -> bool:
+        """Say whether a form that is right is so where activations are computed again, too."""
+        self.recompute = True
+        try:
+            with choosing(plain_operations() if self.copied else None), self.dropping(form):
+                rows, truth = self.rows()
+                distance = distance_of(self.bank, self.gradients(form, rows), truth)
+                right = distance.within(self._allowed(rows, truth))
+        except Exception as error:
+            self.facts["recomputing"] = _refusal(error)
+            return False
+        if not right:
+            self.facts["recomputing"] = str(distance)
+        return right
 
     def _allowed(self, rows: Sequence[Lesson], truth: Gradients) -> Distance:
         """Return how far a form may be off: in 16 bits by the model's own rounding, on other shapes or from float32."""
-        if self.bank.dtype in (torch.float32, torch.float64):
+        if self.bank.dtype in WHOLE:
             return WHOLE_BITS
         padding = 5 if self.exact is None else 0
         own = distance_of(self.bank, own_gradients(self.model, self.bank, rows, padding=padding), truth)
@@ -287,10 +320,8 @@ def _wrong_in_few_bits(model: nn.Module, structure: _Trial, form: str, *, whole:
     trial = _Trial(model, bank.lora, structure.specs, structure.most, structure.recompute, exact=exact)
     with closing(trial.bank):
         told = trial.wrong(form)
-    if whole:
-        structure.facts |= {
-            name: trial.facts[name] for name in ("distance_in_few_bits", "own_rounding") if name in trial.facts
-        }
+    shown = ("distance_in_few_bits", "own_rounding", "update", "kernels")
+    structure.facts |= {name: trial.facts[name] for name in shown if name in trial.facts}
     return told
 
 

@@ -123,7 +123,7 @@ class FullLanes(Trainer):
             return
         with spending("check"), twin(self.model) as judge:
             found = check_full(judge.model, spec, self.limit, forms)
-        self.form, self._checked = found.form, longest
+        self.form, self.may_recompute, self._checked = found.form, found.recomputes, longest
         self.record["training"] = found.as_dict()
 
     # ---- states ---------------------------------------------------------------------------------------------------

@@ -94,29 +94,28 @@ class LaneTrainer(Trainer):
 
     def _check(self, lora: LoraConfig, specs: Sequence[LaneSpec]) -> None:
         """Compare lanes with the model's own code, once a model for a shape of adapters and the longest rows so far."""
-        longest, recompute = min(self.limit, max(spec.longest for spec in specs)), self.recomputes
-        known = self._verdicts.get(self._way(lora))
-        if known is not None and longest <= known.longest:
-            self.record["training"] = known.as_dict()
-            return
-        self._take_off()
-        with spending("check"):
-            alike = self._alike(lora)
-            found, verdict = self._shared.get(*alike), None
-            if found is not None and longest <= found["longest"]:
-                verdict = Verdict(found["form"], found["longest"])
-                verdict = recheck(self.model, lora, specs, verdict, limit=self.limit, recompute=recompute)
-            if verdict is None:
-                verdict = replace(
-                    check_lanes(self.model, lora, specs, limit=self.limit, static=self.static, recompute=recompute),
-                    longest=longest,
-                )
-                found = self._shared.get(*alike)
-                tried = NO_MEMORY not in verdict.facts.get("not_taken", {}).values()
-                if tried and (found is None or found["longest"] < longest):  # another may know of longer rows by now
-                    self._shared.put(asdict(verdict), *alike)
-        self._verdicts[self._way(lora)] = verdict
-        self.record["training"] = verdict.as_dict()
+        longest, way = min(self.limit, max(spec.longest for spec in specs)), self._way(lora)
+        known = self._verdicts.get(way)
+        if known is None or longest > known.longest:
+            self._take_off()
+            with spending("check"):
+                found, before = self._found(lora, specs), known.facts if known is not None else {}
+                known = self._verdicts[way] = replace(found, longest=longest, facts=before | found.facts)
+        self.may_recompute = known.recomputes
+        self.record["training"] = known.as_dict()
+
+    def _found(self, lora: LoraConfig, specs: Sequence[LaneSpec]) -> Verdict:
+        """Check in full, or on a few rows where models built alike were; whoever runs beside is told."""
+        how, alike = {"limit": self.limit, "recompute": self.recomputes}, self._alike(lora)
+        found = self._shared.get(*alike)
+        if found is not None:
+            verdict = recheck(self.model, lora, specs, Verdict(found["form"], recomputes=found["recomputes"]), **how)
+            if verdict is not None:
+                return verdict
+        verdict = check_lanes(self.model, lora, specs, static=self.static, **how)
+        if NO_MEMORY not in verdict.facts.get("not_taken", {}).values():
+            self._shared.put(asdict(verdict), *alike)
+        return verdict
 
     def _alike(self, lora: LoraConfig) -> tuple[str, ...]:
         """Name what a verdict holds for: adapters of another rank, scale or dropout go the same ways."""

@@ -32,11 +32,11 @@ class PassPlan:
     pass_price: int
     checkpointing: bool = False
 
-    def smaller(self) -> PassPlan | None:
-        """Say what to try when memory runs out: half the tokens, then recomputation, then nothing (None)."""
+    def smaller(self, *, recompute: bool) -> PassPlan | None:
+        """Say what to try when memory runs out: half the tokens, then recomputation if that is right, then None."""
         if self.token_budget > 64:
             return replace(self, token_budget=max(64, self.token_budget // 2))
-        if not self.checkpointing:
+        if recompute and not self.checkpointing:
             return replace(self, checkpointing=True)
         return None
 

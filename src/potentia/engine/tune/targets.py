@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from potentia.engine.split import asking, find_body
+from potentia.engine.split import REACHED, asking, find_body
 from potentia.engine.spread import out_of_memory
 from potentia.engine.tune.schedule import LoraConfig
 from potentia.errors import TuningError
@@ -120,7 +120,9 @@ def _layers(model: nn.Module, config: Any, *, strict: bool) -> list[tuple[str, n
     """Choose the layers that PEFT's config names, a text reaches and can be adapted; ``strict`` refuses the others."""
     from peft.tuners.tuners_utils import check_target_module_exists
 
-    reached, inside = _reached(model), set(find_body(model).modules())
+    if model not in REACHED:
+        REACHED[model] = _reached(model)
+    reached, inside = REACHED[model], set(find_body(model).modules())
     matching = {name: module for name, module in model.named_modules() if check_target_module_exists(config, name)}
     lost = _not_read_back(model, config, matching)
     chosen = []

@@ -51,6 +51,7 @@ class Trainer:
         self.record: dict[str, Any] = getattr(loaded, "record", {})  # how tuning was checked and run, for manifests
         self.token_budget, self.workspace = token_budget, workspace
         self.plan: PassPlan | None = None
+        self.may_recompute = False  # whether activations may be computed again where memory runs out: the check says so
         self._was_training = self.model.training
         self.model.eval()
 
@@ -113,7 +114,7 @@ class Trainer:
             except (torch.OutOfMemoryError, RuntimeError) as error:
                 if not out_of_memory(error):
                     raise
-                smaller = self.plan.smaller()
+                smaller = self.plan.smaller(recompute=self.may_recompute)
                 if smaller is None and pressed:
                     raise too_long(rows, hint) from error
             clear()
