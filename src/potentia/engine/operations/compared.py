@@ -9,7 +9,8 @@ model may be off by half of its size.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,19 +32,22 @@ class Compared:
         self._readying = False
 
     @contextmanager
-    def readying(self) -> Iterator[None]:
-        """Let kernels be compiled alone inside the block: what they write is nothing to compare."""
+    def _compiling(self, readying: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+        """Let kernels be compiled alone inside the block: they write nothing that could be compared."""
         self._readying = True
         try:
-            with self.kernels.readying() if hasattr(self.kernels, "readying") else nullcontext():
+            with readying():
                 yield
         finally:
             self._readying = False
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        ours, theirs = getattr(self.kernels, name), getattr(plain, name)
+        ours: Callable[..., Any] = getattr(self.kernels, name)
+        if name == "readying":
+            return partial(self._compiling, ours)
         if self._readying:
-            return ours  # type: ignore[no-any-return]
+            return ours
+        theirs = getattr(plain, name)
         written = WRITTEN.get(name, 0 if name.endswith("_") else None)
 
         def both(*args: Any, **options: Any) -> Any:
@@ -77,7 +81,8 @@ def _sums(group: Any, route: Any) -> list[Tensor]:
 def _gap(one: Tensor, other: Tensor) -> Tensor:
     """Return ‖one − other‖ / ‖other‖."""
     one, other = one.detach().float(), other.detach().float()
-    return torch.linalg.vector_norm(one - other) / torch.linalg.vector_norm(other).clamp(min=1e-30)
+    gap: Tensor = torch.linalg.vector_norm(one - other) / torch.linalg.vector_norm(other).clamp(min=1e-30)
+    return gap
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -396,10 +396,12 @@ def update_distance(bank: AdapterBank, grads: Tensor, schedule: Schedule) -> flo
                 judge.param_groups[0]["lr"] = numbers[0]
                 judge.step()
         wanted = torch.stack([leaf.detach() for leaf in leaves])
-        worked = (bank.work[:n] - (bank.weights[:n] * bank.factors).to(bank.work.dtype)).abs().max()
         moved = torch.linalg.vector_norm(wanted - kept[:n])
-        error = torch.linalg.vector_norm(bank.weights[:n] - wanted) / moved.clamp(min=1e-12)
-        return float(error + worked) if float(moved) > 0 else float(worked)
+        error = torch.linalg.vector_norm(bank.weights[:n] - wanted)
+        used = bank.weights[:n] * bank.factors
+        stale, rounding = (torch.linalg.vector_norm(part - used) for part in (bank.work[:n], used.to(bank.work.dtype)))
+        error += (stale - MULTIPLE * rounding).clamp(min=0)
+        return float(error / moved.clamp(min=1e-12) if float(moved) > 0 else error)
     finally:
         bank.grads.zero_()
         bank.weights.copy_(kept)

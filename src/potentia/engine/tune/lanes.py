@@ -106,7 +106,8 @@ class LaneTrainer(Trainer):
 
     def _found(self, lora: LoraConfig, specs: Sequence[LaneSpec]) -> Verdict:
         """Check in full, or on a few rows where models built alike were; whoever runs beside is told."""
-        how, alike = {"limit": self.limit, "recompute": self.recomputes}, self._alike(lora)
+        how: dict[str, Any] = {"limit": self.limit, "recompute": self.recomputes}
+        alike = self._alike(lora)
         found = self._shared.get(*alike)
         if found is not None:
             verdict = recheck(self.model, lora, specs, Verdict(found["form"], recomputes=found["recomputes"]), **how)
