@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from potentia.engine.operations import operations, ready
+from potentia.engine.operations import compared_kernels, operations, ready
 from potentia.engine.split import computing
 from potentia.engine.spread import find_blocks, is_spread
 from potentia.engine.tune.adapters import installed_on
@@ -61,6 +61,16 @@ class HandWritten:
         self._angles.clear()
         with computing(self.forwards):
             yield
+
+    @contextmanager
+    def compared(self) -> Iterator[None]:
+        """Compare kernels with the plain operations inside the block, in 16 bits."""
+        own, first = self.operations, next(self.model.parameters())
+        self.operations = compared_kernels(first.device, first.dtype) or own
+        try:
+            yield
+        finally:
+            self.operations = own
 
     @property
     def usable(self) -> bool:

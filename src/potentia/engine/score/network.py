@@ -9,11 +9,13 @@ and unrelated questions stand side by side in a row without seeing each other. T
 from __future__ import annotations
 
 import inspect
+import random
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from operator import attrgetter
+from itertools import chain
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -375,3 +377,29 @@ def horizons(config: Any, longest: int) -> list[int]:
 
     look(config.to_dict())
     return sorted(found)
+
+
+# ---- rows of trials ----
+
+POOL = 64  # tokens that they are made of
+
+
+def token_pool(texts: Sequence[Ids], vocabulary: int, draw: random.Random) -> list[int]:
+    """Choose tokens to make rows from: those of the requests, and others where these are few."""
+    seen = list(dict.fromkeys(chain.from_iterable(texts)))
+    if len(seen) > POOL:
+        seen = draw.sample(seen, POOL)
+    return seen if len(seen) >= 8 else [*seen, *(draw.randrange(vocabulary) for _ in range(16))]
+
+
+def telling(rows: Sequence[Forest], few: int) -> list[Strand]:
+    """Choose the strands to compare: the deepest, the one farthest from its stem, others between, and all owners."""
+    reads = [
+        (strand, row.depths[nodes[-1]], nodes[-1] - row.depths[nodes[-1]])
+        for row in rows
+        for strand, nodes in row.reads
+    ]
+    depths, gaps = (sorted(reads, key=itemgetter(column)) for column in (1, 2))
+    chosen = [depths[-1], gaps[-1], depths[0], gaps[len(gaps) // 2]][:few]
+    chosen += {strand.owner: (strand, depth, gap) for strand, depth, gap in gaps}.values()
+    return list({strand.index: strand for strand, _, _ in chosen}.values())

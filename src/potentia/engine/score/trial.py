@@ -17,19 +17,17 @@ import logging
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from potentia.engine.admission import admit
-from potentia.engine.operations import choosing, compared_kernels, plain_operations
+from potentia.engine.operations import choosing, plain_operations
 from potentia.engine.score.generate import Draft
-from potentia.engine.score.network import HAND, Forest, Network, Strand, batches, horizons, plant
+from potentia.engine.score.network import HAND, Network, Strand, batches, horizons, plant, telling, token_pool
 from potentia.engine.spread import out_of_memory, with_room
 from potentia.engine.twin import twin
 from potentia.timing import spending
@@ -43,7 +41,6 @@ log = logging.getLogger(__name__)
 UNBOUNDED = 1 << 60
 RANGES = (64, 256, 1024, 4096, 16384, 65536)  # lengths up to which a path is tried, beside those that a config names
 MASK_CELLS = 1 << 24
-POOL = 64
 NEW_TOKENS = 5
 COMPARED = 4  # strands of long rows, and of short ones, each computed by itself, and one more of every owner
 FEW = 2  # the same where structure is known
@@ -209,31 +206,19 @@ class Trials:
 
     def _judge(self, names: dict[str, str], owners: set[int], trial: Tried) -> None:
         """Compare what paths say with the reference, in float32 and then in the model's own 16 bits."""
-        right_bare = max(owners) >= 0 and all(
-            self.checked.get(name.removesuffix(TUNED)) == AGREES for name in names.values()
-        )
-        with self._stages(owners, few=right_bare) as (judge, own, whole):
+        bare = [self.checked.get(name.removesuffix(TUNED)) for name in names.values() if max(owners) >= 0]
+        with self._stages(owners, few={*bare} == {AGREES}) as (judge, own, whole):
             found = trial(judge)
             exactly = {path: _wrong(found[path], judge, copied=own is not None) for path in names if path in found}
             right = any(wrong is None for wrong, _ in exactly.values())
-            in_few_bits = self._comparing(own, trial) if own is not None and right else {}
+            with own.network.by_hand.compared() if own is not None and own.network.by_hand else nullcontext():
+                in_few_bits = trial(own) if own is not None and right else {}
             for path, (wrong, facts) in exactly.items():
                 if wrong is None and own is not None:
                     wrong, more = _wrong_in_few_bits(in_few_bits[path], judge, own, whole=whole)
                     facts |= more
                 self._record(names[path], facts)
                 self._note(names[path], wrong or AGREES, facts.get("reference_off_by", 0.0))
-
-    def _comparing(self, own: _Stage, trial: Tried) -> Told:
-        """Try paths in the model's own 16 bits, with kernels of hand-written layers compared one by one."""
-        hand, compared = self.network.by_hand, compared_kernels(self.network.device, self.network.dtype)
-        if hand is None or compared is None:
-            return trial(own)
-        hand.operations = compared
-        try:
-            return trial(own)
-        finally:
-            hand.operations = compared.kernels
 
     def _judge_lightly(self, names: dict[str, str], owners: set[int], trial: Tried, rounding: float) -> None:
         """Compare a few rows in the model's own dtype: models of this structure are right, but weights differ.
@@ -330,7 +315,7 @@ class Trials:
             outcome = stage.network.score(batch)
             for index, value in zip(outcome.strands.tolist(), outcome.logprobs.tolist(), strict=True):
                 found.setdefault(index, []).append(value)
-        return [(strand, found[strand.index]) for strand in _telling(rows, FEW if stage.few else COMPARED)]
+        return [(strand, found[strand.index]) for strand in telling(rows, FEW if stage.few else COMPARED)]
 
     def _wide(self, begin: int, end: int) -> int:
         """Return the length of a trial's longest row: the far end of the range, or past the longest text."""
@@ -341,7 +326,7 @@ class Trials:
     ) -> list[Strand]:
         """Make strands for a trial: for a tree, rows both as deep and as wide as the range goes."""
         draw = random.Random(begin)
-        pool = _pool(texts, self.network.vocabulary, draw)
+        pool = token_pool(texts, self.network.vocabulary, draw)
         most = min(wide, self.max_length)
 
         def some(count: int) -> Ids:
@@ -461,24 +446,3 @@ def root_mean_square(gaps: Sequence[float]) -> float:
 
 def _name(path: str, begin: int, owners: set[int]) -> str:
     return path + (f" beyond {begin} tokens" if begin else "") + (TUNED if max(owners) >= 0 else "")
-
-
-def _pool(texts: Sequence[Ids], vocabulary: int, draw: random.Random) -> list[int]:
-    """Choose tokens to make rows from: those of the requests, and others where these are few."""
-    seen = list(dict.fromkeys(chain.from_iterable(texts)))
-    if len(seen) > POOL:
-        seen = draw.sample(seen, POOL)
-    return seen if len(seen) >= 8 else [*seen, *(draw.randrange(vocabulary) for _ in range(16))]
-
-
-def _telling(rows: Sequence[Forest], few: int) -> list[Strand]:
-    """Choose the strands to compare: the deepest, the one farthest from its stem, others between, and all owners."""
-    reads = [
-        (strand, row.depths[nodes[-1]], nodes[-1] - row.depths[nodes[-1]])
-        for row in rows
-        for strand, nodes in row.reads
-    ]
-    depths, gaps = (sorted(reads, key=itemgetter(column)) for column in (1, 2))
-    chosen = [depths[-1], gaps[-1], depths[0], gaps[len(gaps) // 2]][:few]
-    chosen += {strand.owner: (strand, depth, gap) for strand, depth, gap in gaps}.values()
-    return list({strand.index: strand for strand, _, _ in chosen}.values())
