@@ -57,6 +57,12 @@ def test_each_column_has_its_own_scale(tmp_path: Path) -> None:
     assert all(row[-1] for row in shown.rows), "every decision has its reason"
 
 
+def test_a_column_without_a_name_is_no_column_of_errors(tmp_path: Path) -> None:
+    """pandas writes models as its index so; a gap among errors is unknown."""
+    found = table(tmp_path, ",arc_easy,boolq,boolq_stderr\n13,0.612,0.71,0.01\nb,0.55,0.66,-\n")
+    assert str(found.scores["direct"].stderr.tolist()) == "[[nan, 0.01], [nan, nan]]"
+
+
 @pytest.mark.parametrize("first", ["Benchmark", "Task", "Dataset", ""])
 def test_a_transposed_table(tmp_path: Path, first: str) -> None:
     found = table(

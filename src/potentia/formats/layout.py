@@ -203,11 +203,11 @@ def _wide(table: RawTable, found: Mapping[str, str], says: Says) -> Layout | Non
             continue
         said = {field: row[column] for field, column in about.items()}
         models.append((at, row, {"model": _unlinked(row[model]), **said, **_protocol(said, f"{table.where}, {at}")}))
-    cells = [
-        _cell(f"{at}, column {c}", {**shared, "benchmark": task}, row[c], _value(row.get(errors.get(c, "")))[0])
-        for c, task in tasks.items()
-        for at, row, shared in models
-    ]
+    cells = []
+    for c, task in tasks.items():
+        for at, row, shared in models:
+            spread = _value(row[errors[c]])[0] if c in errors else None
+            cells.append(_cell(f"{at}, column {c}", {**shared, "benchmark": task}, row[c], spread))
     return _grid(table, cells, says, left)
 
 
