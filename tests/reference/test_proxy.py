@@ -6,11 +6,16 @@ import numpy as np
 import pytest
 from scipy.optimize import nnls
 
-from potentia.analysis.proxy.proxies import choose_proxies, measure_robustness, predict
-from potentia.analysis.proxy.sampling import PAPER_CONFIGURATIONS, measure_sampling
+from potentia.analysis.proxy.proxies import (
+    PAPER_CONFIGURATIONS,
+    choose_proxies,
+    measure_robustness,
+    measure_sampling,
+    predict,
+)
 from potentia.analysis.proxy.validation import validate
 from potentia.papers import reproduce_proxy
-from potentia.papers.printed import printed as tables_of
+from potentia.papers.train_before_test import printed as tables_of
 from potentia.values.scores import ScoreMatrix
 from score_files import read_scores
 

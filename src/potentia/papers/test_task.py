@@ -20,9 +20,7 @@ import numpy as np
 from potentia.analysis.left_out import inside, outside
 from potentia.analysis.test_task import adjustment as adjusting
 from potentia.analysis.test_task import changes
-from potentia.analysis.test_task.adjustment import GroupScaling, TaskAdjustment, Treatment, compare_groups
 from potentia.analysis.test_task.cohort import Cohort, Pair, best_of, pair_up
-from potentia.analysis.test_task.emergence import EmergenceCurve, FrontierShift, frontier_shift, trace_emergence
 from potentia.errors import DataError
 from potentia.formats import StagedScores
 from potentia.values.findings import Finding, Findings, Table, jsonable
@@ -133,12 +131,12 @@ class BenchmarkResults(Findings):
     """Every finding on one benchmark, in the document's order."""
 
     benchmark: Benchmark
-    adjustment: TaskAdjustment
+    adjustment: adjusting.TaskAdjustment
     gain: changes.Gain
-    treatment: Treatment | None  # figure 3, where the models after one epoch are at hand
+    treatment: adjusting.Treatment | None  # figure 3, where the models after one epoch are at hand
     families: changes.FamilyComparison
-    frontier: FrontierShift
-    emergence: EmergenceCurve
+    frontier: adjusting.FrontierShift
+    emergence: adjusting.EmergenceCurve
     mediation: changes.Mediation
     splits: adjusting.SplitComparison
     discrimination: changes.Discrimination
@@ -151,11 +149,11 @@ class TaskTrainingPaper(Findings):
 
     mmlu: BenchmarkResults
     gsm8k: BenchmarkResults
-    cloze: GroupScaling
-    brier: GroupScaling
-    leaderboard: dict[str, TaskAdjustment]  # figures 15 and 16
-    reformulated: dict[str, TaskAdjustment]  # figure 4: as cloze and as choice
-    reformulated_brier: dict[str, GroupScaling]  # figure 18
+    cloze: adjusting.GroupScaling
+    brier: adjusting.GroupScaling
+    leaderboard: dict[str, adjusting.TaskAdjustment]  # figures 15 and 16
+    reformulated: dict[str, adjusting.TaskAdjustment]  # figure 4: as cloze and as choice
+    reformulated_brier: dict[str, adjusting.GroupScaling]  # figure 18
     missing: tuple[str, ...]
 
     def lines(self) -> tuple[Line, ...]:
@@ -213,7 +211,7 @@ def _compared(
     chance: float,
     how: Mapping[str, Any],
     prefix: str = "",  # of the task in the tree
-) -> TaskAdjustment | None:
+) -> adjusting.TaskAdjustment | None:
     """Compare newer with older models on one task of the tree, before and after; None where it is not there."""
     first, second = (tree.scores(stage, prefix + name, *METRICS) for stage in stages)
     models = inside(cohort.models, first, second)
@@ -222,10 +220,12 @@ def _compared(
     here = cohort.select(models)
     before, tuned = (np.array([by[m] for m in models]) for by in (first, second))
     pair = Pair(name, here, before, np.maximum(before, tuned), chance)
-    return compare_groups(pair, here.since(CUTOFF), **how)
+    return adjusting.compare_groups(pair, here.since(CUTOFF), **how)
 
 
-def _as_they_are(task: str, cohort: Cohort, scores: Mapping[str, float], how: Mapping[str, Any]) -> GroupScaling | None:
+def _as_they_are(
+    task: str, cohort: Cohort, scores: Mapping[str, float], how: Mapping[str, Any]
+) -> adjusting.GroupScaling | None:
     """Fit the models as they are, in another form or metric (figures 5 and 18); None where there are no scores."""
     models = inside(cohort.models, scores)
     if not models:
@@ -265,7 +265,7 @@ def _missing(scores: StagedScores, tree: Evaluations, cohort: Cohort) -> tuple[s
 
 def _treatment(
     tree: Evaluations, b: Benchmark, base: dict[str, float], older: Cohort, how: Mapping[str, Any]
-) -> Treatment | None:
+) -> adjusting.Treatment | None:
     """Return figure 3: older models and their copies tuned for an epoch; then all tuned for two epochs more.
 
     A model keeps the best of its scores so far, as in all of the document's numbers.
@@ -299,14 +299,14 @@ def _benchmark(
     others = here.since("2023-09"), here.since("2024-01"), here.where("language", "en+cn")
     return BenchmarkResults(
         benchmark=b,
-        adjustment=compare_groups(pair, split, **how),
+        adjustment=adjusting.compare_groups(pair, split, **how),
         gain=changes.measure_gain(pair, split),
         treatment=_treatment(tree, b, before, older, how),
         families=changes.compare_families(pair, families),
-        frontier=frontier_shift(pair, split),
-        emergence=trace_emergence(b.name, trace, older, chance=b.chance),
+        frontier=adjusting.frontier_shift(pair, split),
+        emergence=adjusting.trace_emergence(b.name, trace, older, chance=b.chance),
         mediation=changes.mediate(pair, split),
-        splits=adjusting.SplitComparison(tuple(compare_groups(pair, other, **how) for other in others)),
+        splits=adjusting.SplitComparison(tuple(adjusting.compare_groups(pair, other, **how) for other in others)),
         discrimination=changes.discriminate(replace(pair, after=on_the_way), split, seed=how["seed"]),
         ranks=changes.shift_of_ranks(pair),
     )
@@ -379,11 +379,11 @@ def _benchmark_lines(part: BenchmarkResults) -> Iterator[Line]:
         yield Line("figure 17", f"{name} largest shift of ranks", part.ranks.largest, "16")
 
 
-def _theta(place: str, what: str, one: GroupScaling, printed: str) -> Line:
+def _theta(place: str, what: str, one: adjusting.GroupScaling, printed: str) -> Line:
     return Line(place, what, one.effect.value, printed, _verdict(one))
 
 
-def _treated(found: Treatment, theta: str) -> Iterator[Line]:
+def _treated(found: adjusting.Treatment, theta: str) -> Iterator[Line]:
     said = {"before": f"slightly above {theta}", "after": "small, n.s."}
     for stage, fit in (("before", found.before), ("after", found.after)):
         if fit is not None and fit.effect is not None:
@@ -405,6 +405,6 @@ def _emergence(part: BenchmarkResults) -> Iterator[Line]:
         yield Line(place, f"{name} log-linear R², {amount:,} examples", curve.lines[i].r2, r2)
 
 
-def _verdict(one: GroupScaling) -> str:
+def _verdict(one: adjusting.GroupScaling) -> str:
     wild = f", wild {one.fit.wild_p:.3f}" if np.isfinite(one.fit.wild_p) else ""
     return f"p by family {one.effect.clustered_p:.3f}{wild}"

@@ -7,6 +7,7 @@ from scipy.stats import kendalltau
 
 from potentia.analysis.proxy import Options, find_proxies
 from potentia.analysis.proxy.proxies import (
+    PAPER_CONFIGURATIONS,
     Robustness,
     choose_proxies,
     ignore_robustness,
@@ -15,7 +16,6 @@ from potentia.analysis.proxy.proxies import (
     sigmoid,
     variance_ratio,
 )
-from potentia.analysis.proxy.sampling import PAPER_CONFIGURATIONS
 from potentia.analysis.proxy.validation import _halves, by_perplexity, make_forecast, reversed_pairs, validate
 from potentia.errors import InputError
 from potentia.evidence import Evidence

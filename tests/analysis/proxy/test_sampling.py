@@ -4,8 +4,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from potentia.analysis.proxy.proxies import METRICS, correlate_target, measure_relevance, normalise
-from potentia.analysis.proxy.sampling import measure_sampling, top_share
+from potentia.analysis.proxy.proxies import (
+    METRICS,
+    correlate_target,
+    measure_relevance,
+    measure_sampling,
+    normalise,
+    top_share,
+)
 from potentia.errors import InputError
 from potentia.values.scores import ScoreMatrix
 

@@ -8,10 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from potentia.analysis.test_task.adjustment import compare_copies, compare_groups, favour_group
+from potentia.analysis.test_task.adjustment import (
+    compare_copies,
+    compare_groups,
+    favour_group,
+    frontier_shift,
+    pareto_frontier,
+    trace_emergence,
+)
 from potentia.analysis.test_task.changes import compare_families, discriminate, measure_gain, mediate, shift_of_ranks
 from potentia.analysis.test_task.cohort import Cohort, Pair, Split, best_of, pair_up, unpaired
-from potentia.analysis.test_task.emergence import frontier_shift, pareto_frontier, trace_emergence
 from potentia.analysis.test_task.find import analyze_pair
 from potentia.errors import DataError, InputError
 from potentia.facts import benchmarks, chance, models, read_facts

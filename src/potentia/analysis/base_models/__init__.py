@@ -3,6 +3,7 @@
 from potentia.analysis.base_models.ablation import Ablation, compare_methods
 from potentia.analysis.base_models.find import (
     ConsistencyFindings,
+    Training,
     find_ablation,
     find_consistency,
     find_stability,
@@ -17,4 +18,3 @@ from potentia.analysis.base_models.stability import (
     measure_consistency,
     measure_stability,
 )
-from potentia.analysis.base_models.training import Training

@@ -11,9 +11,8 @@ import numpy as np
 
 from potentia.analysis.base_models.find import known_pairs
 from potentia.analysis.left_out import few, left_out, outside
-from potentia.analysis.proxy import proxies, sampling, validation
-from potentia.analysis.proxy.proxies import METRICS, ProxyTasks, Robustness, Transform
-from potentia.analysis.proxy.sampling import SamplingConsistency
+from potentia.analysis.proxy import proxies, validation
+from potentia.analysis.proxy.proxies import METRICS, ProxyTasks, Robustness, SamplingConsistency, Transform
 from potentia.analysis.proxy.validation import Forecast, TooFewError, Validation
 from potentia.errors import InputError
 from potentia.values.findings import Findings
@@ -67,8 +66,8 @@ class Options:
     def configurations(self) -> Sequence[tuple[int, int]]:
         """Return the (n, k) of algorithm 1."""
         if not self.sampled and not self.rounds:
-            return sampling.PAPER_CONFIGURATIONS
-        return [(n, k) for n in self.sampled or sampling.PAPER_SAMPLED for k in self.rounds or sampling.PAPER_ROUNDS]
+            return proxies.PAPER_CONFIGURATIONS
+        return [(n, k) for n in self.sampled or proxies.PAPER_SAMPLED for k in self.rounds or proxies.PAPER_ROUNDS]
 
     def transform(self) -> Transform:
         """Return f(R) of S = C · f(R)."""
@@ -173,7 +172,7 @@ def _sampling(reference: ScoreMatrix, options: Options, wanted: Sequence[str]) -
     if not sizes or not 0 < top < len(wanted):
         return None
     how = cast("proxies.Normalise", options.normalise)
-    return sampling.measure_sampling(usable, options.target, wanted, top=top, configurations=sizes, how=how)
+    return proxies.measure_sampling(usable, options.target, wanted, top=top, configurations=sizes, how=how)
 
 
 def _later(truth: Evidence, options: Options, couples: Mapping[str, str]) -> dict[str, float]:

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from potentia.analysis.left_out import left_out
-from potentia.analysis.test_task.adjustment import Rates, compare_groups, stored_rates, weigh_rates
+from potentia.analysis.test_task import adjustment
 from potentia.analysis.test_task.changes import compare_families, discriminate, measure_gain, mediate, shift_of_ranks
 from potentia.analysis.test_task.cohort import Cohort, Pair, Split, best_of, pair_up, unpaired
 from potentia.analysis.test_task.copies import Copies, ExposureEffect, measure_copies, measure_exposure
-from potentia.analysis.test_task.emergence import LEAST_MODELS, frontier_shift, trace_emergence
 from potentia.errors import InputError
 from potentia.facts import chance, known_chance
 from potentia.study import adjust_tuning
@@ -102,7 +101,7 @@ def find_test_task(evidence: Evidence, options: Options | None = None) -> TestTa
     steps = {p.step: m for p, m in evidence.scores.items() if p.step is not None and p.base == stage}
     batch = options.batch or (_batch(evidence, stage) if steps else BATCH)
     tasks: dict[str, dict[str, Finding]] = {}
-    rates = stored_rates(evidence, after)
+    rates = adjustment.stored_rates(evidence, after)
     for pair in pairs:
         tasks[pair.task], problem = _of_task(pair, options, steps, batch, rates.get(pair.task, {}))
         problems += [f"{pair.task}: {problem}"] if problem else []
@@ -155,10 +154,10 @@ def analyze_pair(
     Families are compared where at least two have three models; groups told apart where both have five.
     """
     found: dict[str, Finding] = {
-        "adjustment": compare_groups(pair, parts, draws=draws, seed=seed),
+        "adjustment": adjustment.compare_groups(pair, parts, draws=draws, seed=seed),
         "mediation": mediate(pair, parts),
         "gain": measure_gain(pair, parts),
-        "frontier": frontier_shift(pair, parts),
+        "frontier": adjustment.frontier_shift(pair, parts),
         "ranks": shift_of_ranks(pair),
         **_families(pair, families),
     }
@@ -168,7 +167,7 @@ def analyze_pair(
 
 
 def _of_task(
-    pair: Pair, options: Options, steps: Mapping[int, ScoreMatrix], batch: int, rates: Rates
+    pair: Pair, options: Options, steps: Mapping[int, ScoreMatrix], batch: int, rates: adjustment.Rates
 ) -> tuple[dict[str, Finding], str]:
     """Return what one task shows; where its models cannot be divided, what needs no division, and why."""
     outside: Sequence[str] = pair.cohort.models
@@ -184,7 +183,7 @@ def _of_task(
     found |= _emergence(pair, outside, steps, batch)
     chosen = dict(zip(pair.cohort.models, pair.after.tolist(), strict=True))
     if rated := {model: by for model, by in rates.items() if model in chosen}:
-        found["rates"] = weigh_rates(pair.task, rated, pair, parts, chosen=chosen, **how)
+        found["rates"] = adjustment.weigh_rates(pair.task, rated, pair, parts, chosen=chosen, **how)
     return found, problem
 
 
@@ -235,7 +234,7 @@ def _emergence(pair: Pair, models: Sequence[str], steps: Mapping[int, ScoreMatri
         if pair.task in matrix.tasks:
             column = matrix.select(tasks=[pair.task]).values[:, 0]
             stages[batch * step] = dict(zip(matrix.models, column.tolist(), strict=True))
-    if len(stages) == 1 or len(models) < LEAST_MODELS:
+    if len(stages) == 1 or len(models) < adjustment.LEAST_MODELS:
         return {}
     how: dict[str, Any] = {"chance": pair.chance, "higher_is_better": pair.higher_is_better, "batch": batch}
-    return {"emergence": trace_emergence(pair.task, stages, pair.cohort.select(models), **how)}
+    return {"emergence": adjustment.trace_emergence(pair.task, stages, pair.cohort.select(models), **how)}
