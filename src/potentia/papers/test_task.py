@@ -386,10 +386,10 @@ def _theta(place: str, what: str, one: adjusting.GroupScaling, printed: str) -> 
 def _treated(found: adjusting.Treatment, theta: str) -> Iterator[Line]:
     said = {"before": f"slightly above {theta}", "after": "small, n.s."}
     for stage, fit in (("before", found.before), ("after", found.after)):
-        if fit is not None and fit.effect is not None:
-            note = f"{len(found.treated)} treated, {len(found.control)} not; p by family {fit.effect.clustered_p:.3f}"
+        if fit is not None:
+            note = f"{len(found.treated)} treated, {len(found.control)} not; p by family {fit.theta.clustered_p:.3f}"
             what = f"{found.task} θ of treatment {stage} adjustment"
-            yield Line("figure 3", what, fit.effect.value, said[stage], note)
+            yield Line("figure 3", what, fit.theta.value, said[stage], note)
 
 
 def _emergence(part: BenchmarkResults) -> Iterator[Line]:

@@ -63,7 +63,7 @@ def test_within_models_a_family_that_is_better_everywhere_has_no_advantage():
         if pair.task in ("two", "three")
     ]
     found = measure_exposure(made, draws=0).before
-    assert found.effect.value > 0.08
+    assert found.fit.theta.value > 0.08
     assert abs(found.within.value) < 0.03
     direct = [np.mean(p.before[[f == SEEN[p.task] for f in p.cohort.family]]) for p in made]
     assert direct[1] > direct[0] + 0.2

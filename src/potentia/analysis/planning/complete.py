@@ -140,9 +140,7 @@ def complete(
     history: ScoreMatrix | Sequence[ScoreMatrix] | None = None,
     facts: ModelTable | None = None,
     chances: Mapping[str, float] | None = None,
-    level: float = LEVEL,
     draws: int = DRAWS,
-    seed: int = 0,
     fitted: Fitted | None = None,
     check: bool = True,
 ) -> Completion:
@@ -160,33 +158,33 @@ def complete(
     table = facts if facts is not None else known_models()
     problem, scale, kinship = set_up(tuned, before, past, table, chances, fitted.scale if fitted else None)
     rows, tasks = np.arange(len(tuned.models)), np.arange(len(tuned.tasks))
-    weights = fitted.weights if fitted else learn(problem, seed=seed)
+    weights = fitted.weights if fitted else learn(problem)
     solved = solve(problem, weights)
     if fitted:
         calibration = fitted.calibration
     elif check:
-        calibration = calibrate(problem, solved, rows, lineage=kinship.lineage, family=kinship.family, seed=seed)
+        calibration = calibrate(problem, solved, rows, lineage=kinship.lineage, family=kinship.family)
     else:
         calibration = pooled(np.zeros(0), np.zeros(0))
     posterior = predict(problem, solved, rows, tasks)
     measured = np.isfinite(tuned.values)
-    reach = calibration.distance(level) * np.sqrt(posterior.variance)
+    reach = calibration.distance(LEVEL) * np.sqrt(posterior.variance)
     middle, one, other = (scale.scores(posterior.mean + k * reach) for k in (0.0, -1.0, 1.0))
     completed = np.where(measured, tuned.values, middle)
     spread = expected_spread(completed, posterior, scale)
     aggregate = expected_z(completed * tuned.sign, spread)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     drawn = _draw_aggregates(tuned, posterior, scale, draws, rng)
     freedom = calibration.freedom
     wider = calibration.wider * np.sqrt(freedom / rng.chisquare(freedom, size=(draws, 1)))
     stretch = 1.0 + STRETCH * (1.0 - problem.known.mean()) * rng.standard_normal((draws, 1))
     drawn = aggregate * stretch + wider * (drawn - drawn.mean(axis=0))
     noise = noise_of_tests(np.where(measured, tuned.stderr, 0.0), spread)
-    luck = np.random.default_rng([seed, 1])  # of the tests; among models that tie, chance decides
+    luck = np.random.default_rng([0, 1])  # of the tests; among models that tie, chance decides
     true = drawn + noise * luck.standard_normal(drawn.shape) + TIE * luck.uniform(size=drawn.shape)
     ranks = rankdata(-true, axis=1, method="ordinal").astype(int)  # (draws, models)
     shares = np.stack([np.bincount(column - 1, minlength=len(rows)) for column in ranks.T]) / draws
-    tail = (1.0 - level) / 2.0
+    tail = (1.0 - LEVEL) / 2.0
     alike = tau_rows(aggregate, drawn[: min(draws, max(20, 2_000_000 // len(rows) ** 2))])
     alike = np.nan_to_num(alike, nan=1.0 if len(rows) == 1 or measured.all() else 0.0)  # all tied: no order to agree on
     return Completion(
@@ -199,14 +197,14 @@ def complete(
         mean=np.where(measured, np.nan, middle),
         low=np.where(measured, np.nan, np.minimum(one, other)),
         high=np.where(measured, np.nan, np.maximum(one, other)),
-        level=level,
+        level=LEVEL,
         aggregate=aggregate,
         rank=rankdata(-aggregate),
         rank_low=np.quantile(ranks, tail, axis=0, method="lower"),
         rank_high=np.quantile(ranks, 1.0 - tail, axis=0, method="higher"),
         p_best=shares[:, 0],
         p_rank=shares,
-        agreement=interval(float(alike.mean()), alike, level=level),
+        agreement=interval(float(alike.mean()), alike, level=LEVEL),
         history=sum(len(m.models) for m in past),
         checked=calibration.checked,
         fitted=Fitted(weights, scale, calibration),

@@ -173,11 +173,11 @@ def rest_covariance(problem: Problem, weights: Weights) -> Floats:
     return np.asarray(rest * kin + share * own + level + common)
 
 
-def learn(problem: Problem, *, seed: int = 0) -> Weights:
+def learn(problem: Problem) -> Weights:
     """Find the weights; of many rows, those with the most known scores speak."""
     rows = np.flatnonzero(problem.known.any(axis=1))
     if len(rows) > MOST_ROWS:
-        count = problem.known[rows].sum(axis=1) + np.random.default_rng(seed).random(len(rows))
+        count = problem.known[rows].sum(axis=1) + np.random.default_rng(0).random(len(rows))
         rows = np.sort(rows[np.argsort(-count)[:MOST_ROWS]])
     part = problem.take(rows) if len(rows) else problem.take(np.arange(min(len(problem.z), 2)))
     tasks = problem.z.shape[1]

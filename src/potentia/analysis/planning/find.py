@@ -44,7 +44,7 @@ def find_grid(evidence: Evidence) -> Grid:
     task of which nothing is known yet, under no protocol, has no metric either and waits; a row of which every tuned
     cell failed is no candidate.
     """
-    studies = [study for study in map(study_of, evidence.studies) if study is not None]
+    studies = list(filter(None, map(study_of, evidence.studies)))
     protocol = next((p for p in (TRAIN_BEFORE_TEST, ADJUST) for s in studies if p in s.protocols), None)
     if protocol is None:
         raise InputError("there is nothing to predict: no study of these scores tunes models")

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Literal, get_args
 
 import numpy as np
@@ -29,7 +30,7 @@ import numpy.typing as npt
 from scipy.stats import f as f_distribution
 from scipy.stats import rankdata
 
-from potentia.analysis.stats.bootstrap import Spread, spread_of
+from potentia.analysis.stats.bootstrap import spread_of
 from potentia.analysis.stats.correlation import kendall_matrix, pearson_matrix, spearman_matrix
 from potentia.errors import InputError
 from potentia.values.findings import Bars, Chart, Finding, Interval, Table
@@ -67,10 +68,8 @@ class Robustness(Finding):
             note += f" Groups as small as {data} and {seeds} models: the interval spans a factor of {widest:.0f}."
         columns = ("task", "data models", "seed models", "seed variance", "data variance", "R", "low", "high", "p",
                    "verdict")  # fmt: skip
-        rows = [
-            (t.task, t.data_models, t.seed_models, t.seed_variance, t.data_variance, t.ratio, t.p_value, t.verdict)
-            for t in self.tasks
-        ]
+        names = "task", "data_models", "seed_models", "seed_variance", "data_variance", "ratio", "p_value", "verdict"
+        rows = map(attrgetter(*names), self.tasks)
         title = "Robustness to training: variance over data against variance over seeds"
         return (Table(title, columns, rows, note),)
 
@@ -230,17 +229,10 @@ class ProxyTasks(Finding):
                 " normalise by task alone (feature), or name more candidates."
             )
         columns = ("task", *METRICS, "R", "S", "weight", "dropped because")
-        rows = [
-            (
-                p.task,
-                *(p.by_metric[m] for m in METRICS),
-                p.robustness.ratio.value if p.robustness else None,
-                p.score,
-                p.weight,
-                p.dropped,
-            )
-            for p in self.proxies
-        ]
+        rows = []
+        for p in self.proxies:
+            ratio = p.robustness.ratio.value if p.robustness else None
+            rows.append((p.task, *(p.by_metric[m] for m in METRICS), ratio, p.score, p.weight, p.dropped))
         return (Table(f"Proxy tasks for {self.target}", columns, rows, note),)
 
     def charts(self) -> Sequence[Chart]:
@@ -324,8 +316,8 @@ class Indices:
     metric: Metric
     n: int
     k: int
-    baseline: Spread  # s
-    sampling: Spread  # r
+    baseline: Interval  # s, over runs
+    sampling: Interval  # r, over runs
     leads: float  # share of repetitions in which the metric has both the highest s and the highest r
 
 
@@ -343,7 +335,7 @@ class SamplingConsistency(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return table 3's layout, with the spread of single runs."""
-        rows = [(i.n, i.k, i.metric, i.baseline, i.sampling, i.leads) for i in self.indices]
+        rows = map(attrgetter("n", "k", "metric", "baseline", "sampling", "leads"), self.indices)
         of = f"top {self.top} tasks for {self.target} ({self.models} models, {self.candidates} candidates)"
         columns = ("n", "k", "metric", "s", "2.5 % of runs", "97.5 %", "r", "2.5 % of runs ", "97.5 % ", "leads")
         verdict = "No metric has both the highest s and the highest r in most configurations."

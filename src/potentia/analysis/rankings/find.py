@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from potentia.analysis.left_out import outside
 from potentia.analysis.rankings import aggregate
 from potentia.analysis.rankings import agreement as agreeing
 from potentia.analysis.rankings import components as pca
@@ -30,7 +31,7 @@ from potentia.analysis.stats.significance import Outcomes, Significance
 from potentia.errors import InputError
 from potentia.facts import Background, known_chance
 from potentia.values.findings import Finding, Findings, Interval, Table
-from potentia.values.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol, in_order, main_protocol
+from potentia.values.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol, in_order
 from potentia.values.scores import ScoreMatrix
 
 if TYPE_CHECKING:
@@ -125,21 +126,19 @@ def find_rankings(evidence: Evidence, options: Options | None = None) -> Ranking
         return replace(found, same=find_same(evidence, shown))
 
 
-def find_scoreboard(evidence: Evidence, options: Options | None = None) -> Scoreboard:
+def find_scoreboard(evidence: Evidence) -> Scoreboard:
     """Return the scoreboard alone, as ``find_rankings`` has it; also of one model, and of texts where there is no task.
 
     This is what a run ends with: it needs the overall ranking and none of the rest.
     """
-    options = options or Options()
     every = [evidence.planned[p] for p in in_order(evidence.planned)]
     matrices = [m for m in (matrix.benchmarks() for matrix in every) if m.models and m.tasks]
     matrices = matrices or [m for m in map(_texts, every) if m.models and m.tasks]
     if not matrices:
         raise InputError("there is no score yet")
     shown = [m for m in matrices if m.shape[0] > 1] or matrices
-    stored = evidence.outcomes if options.use_items else {}
     with threadpool_limits(1, user_api="blas"):
-        return _scoreboard(shown, _overall(shown, options, stored, evidence), stored)
+        return make_scoreboard(shown, _overall(shown, Options(), evidence.outcomes, evidence), evidence.outcomes)
 
 
 def _texts(matrix: ScoreMatrix) -> ScoreMatrix:
@@ -175,7 +174,7 @@ def rank_scores(
         matrices, screening = _screened(matrices, background, options)
         overall = _overall(matrices, options, items, evidence)
         analysis = _Analysis(scores, matrices, background, options, items, options.how(background))
-        board = _scoreboard(matrices, overall, items)
+        board = make_scoreboard(matrices, overall, items)
         return Rankings(scoreboard=board, overall=overall, screening=screening, **analysis.findings())
 
 
@@ -189,7 +188,7 @@ def _screened(
     known = {task: guess for task, guess in guesses.items() if guess is not None}
     screening = screen(first, tuned, train_examples=background.train_examples, chance=known, level=options.level)
     if options.exclude_flagged:
-        matrices = [m.select(tasks=[t for t in m.tasks if t not in screening.flagged]) for m in matrices]
+        matrices = [m.select(tasks=outside(m.tasks, screening.flagged)) for m in matrices]
         if not all(m.tasks for m in matrices):
             raise InputError("every task is flagged; nothing is left to rank", hint="drop --exclude-flagged")
     return matrices, screening
@@ -206,15 +205,6 @@ def _overall(
         p = matrix.protocol
         found[p] = decide(matrix, items.get(p), unseen=unseen.get(p), level=options.level, seed=options.seed)
     return found
-
-
-def _scoreboard(
-    matrices: Sequence[ScoreMatrix], overall: Mapping[Protocol, Ranking], items: Mapping[Protocol, Outcomes]
-) -> Scoreboard:
-    by_protocol = {m.protocol: m for m in matrices}
-    main = main_protocol(by_protocol)
-    assert main is not None
-    return make_scoreboard(by_protocol, overall, main, items)
 
 
 @dataclass(frozen=True)

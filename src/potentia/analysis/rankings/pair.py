@@ -213,7 +213,7 @@ class Pair(Finding):
         return [Table(f"{one} against {two}", columns, rows, note)]
 
 
-def find_pair(evidence: Evidence, first: str, second: str, *, level: float = LEVEL) -> Pair:
+def find_pair(evidence: Evidence, first: str, second: str) -> Pair:
     """Compare two models, given by name or by a part of it that no other model has."""
     from potentia.analysis.planning.find import unseen_cells  # planning lies above this room
 
@@ -227,12 +227,12 @@ def find_pair(evidence: Evidence, first: str, second: str, *, level: float = LEV
         if not {one, two} <= set(matrix.models):
             continue
         outcomes = evidence.outcomes.get(protocol, {})
-        found = compare_tasks(matrix.select(models=[one, two]), outcomes, level=level)
+        found = compare_tasks(matrix.select(models=[one, two]), outcomes)
         if not found:
             continue
         pairs += found
         ranked = matrix.benchmarks() if any(not pair.text for pair in found) else matrix.corpora()
-        ranking = decide(ranked, outcomes, unseen=unseen_cells(evidence, [ranked]).get(protocol), level=level)
+        ranking = decide(ranked, outcomes, unseen=unseen_cells(evidence, [ranked]).get(protocol))
         lead = lead_of(ranking, ranked, outcomes, one, two)
         if lead is not None:
             leads[protocol] = lead
@@ -240,7 +240,7 @@ def find_pair(evidence: Evidence, first: str, second: str, *, level: float = LEV
             missing |= {} if more is None else {protocol: more}
     if not pairs:
         raise InputError(f"{one} and {two} share no task", where=evidence.source)
-    return Pair(one, two, tuple(pairs), leads, missing, level)
+    return Pair(one, two, tuple(pairs), leads, missing)
 
 
 def compare_tasks(matrix: ScoreMatrix, outcomes: Outcomes, *, level: float = LEVEL) -> list[TaskPair]:

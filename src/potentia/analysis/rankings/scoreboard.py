@@ -11,17 +11,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import compress
 from typing import Any
 
 import numpy as np
 from scipy.stats import norm
 
+from potentia.analysis.left_out import inside, outside
 from potentia.analysis.rankings import sentences
 from potentia.analysis.rankings.decide import NAMES, Ranking, on_same_documents, span, stands_for
 from potentia.analysis.rankings.pair import Lead, Missing, lead_of, what_is_missing
 from potentia.analysis.stats.significance import items_per_task
 from potentia.values.findings import Chart, Finding, Interval, Plot, Points, Table, jsonable, short_names
-from potentia.values.protocol import Protocol
+from potentia.values.protocol import Protocol, main_protocol
 from potentia.values.scores import Floats, Outcomes, ScoreMatrix
 
 
@@ -155,16 +157,14 @@ def told(score: Interval | None, digits: int = 3, *, sign: bool = False) -> str 
 
 
 def make_scoreboard(
-    matrices: Mapping[Protocol, ScoreMatrix],
-    overall: Mapping[Protocol, Ranking],
-    main: Protocol,
-    items: Mapping[Protocol, Outcomes],
+    given: Sequence[ScoreMatrix], overall: Mapping[Protocol, Ranking], items: Mapping[Protocol, Outcomes]
 ) -> Scoreboard:
-    """Put scores, gains and ranks side by side; ``matrices`` hold the tasks alone."""
-    ranking, first = overall[main], next(iter(matrices))
-    earlier = overall.get(first) if first != main else None
+    """Put scores, gains and ranks side by side; the matrices hold the tasks alone, from the least preparation on."""
+    matrices = {m.protocol: m for m in given}
+    first, main = given[0].protocol, main_protocol(matrices) or given[-1].protocol
+    ranking, earlier = overall[main], overall.get(first) if first != main else None
     level, models = ranking.level, list(ranking.models)
-    shown, tasks = _shared(matrices, models, [p for p in matrices if p in (first, main)], list(matrices))
+    shown, tasks = _shared(matrices, models, [p for p in matrices if p in (first, main)])
     means = {p: _means(matrices[p], models, tasks, level) for p in shown}
     gains: dict[str, Interval] = {}
     if first != main and first in shown and tasks:
@@ -196,14 +196,14 @@ def make_scoreboard(
 def _hardest(ranking: Ranking, matrix: ScoreMatrix, items: Outcomes | None) -> Missing | None:
     """Return what separates the first from the rival that is hardest to tell from it, and no variant of it."""
     sizes = items_per_task(matrix)
-    rivals = [m for m in ranking.rivals if m not in ranking.variants] or ranking.rivals
+    rivals = outside(ranking.rivals, ranking.variants) or ranking.rivals
     every = [what_is_missing(ranking, matrix, items, sizes, ranking.first, rival) for rival in rivals[:20]]
     found = [missing for missing in every if missing is not None]
     return max(found, key=lambda m: (m.times, math.inf if m.tasks is None else m.tasks)) if found else None
 
 
 def _shared(
-    matrices: Mapping[Protocol, ScoreMatrix], models: Sequence[str], ends: list[Protocol], every: list[Protocol]
+    matrices: Mapping[Protocol, ScoreMatrix], models: Sequence[str], ends: list[Protocol]
 ) -> tuple[list[Protocol], list[str]]:
     """Return protocols, as many as possible, and the tasks of which every model has all scores under them.
 
@@ -211,25 +211,21 @@ def _shared(
     those that are no shares of 1 (ratings, BLEU), are taken only where there are no others: a mean over both says
     nothing.
     """
-    for protocols in (every, ends, ends[-1:]):
-        if protocols and all(p in matrices for p in protocols):
-            kept = _common([matrices[p] for p in protocols], models)
-            if kept:
-                return protocols, kept
+    for protocols in (list(matrices), ends, ends[-1:]):
+        if kept := _common([matrices[p] for p in protocols], models):
+            return protocols, kept
     return ends[-1:], []
 
 
 def _common(matrices: Sequence[ScoreMatrix], models: Sequence[str]) -> list[str]:
     """Return the tasks of which every model has all scores, but for models that lack more than half of them."""
-    last = matrices[-1]
-    metrics = {t: m for t, m in zip(last.tasks, last.metrics, strict=True) if all(t in one.tasks for one in matrices)}
-    tasks = [t for t, m in metrics.items() if m.higher_is_better] or list(metrics)
+    metrics = dict(zip(matrices[-1].tasks, matrices[-1].metrics, strict=True))
+    tasks = inside(metrics, *(one.tasks for one in matrices))
+    tasks = [t for t in tasks if metrics[t].higher_is_better] or tasks
     tasks = [t for t in tasks if metrics[t].scale in ("share", None) or metrics[t].guess == "zero"] or tasks
-    if not tasks:
-        return []
     known = np.logical_and.reduce([np.isfinite(m.laid_out(models, tasks)[0]) for m in matrices])
-    whole = known[known.mean(axis=1) > 0.5]
-    return [t for k, t in enumerate(tasks) if len(whole) and whole[:, k].all()]
+    whole = known[known.sum(axis=1) > 0.5 * len(tasks)]
+    return list(compress(tasks, whole.all(axis=0))) if len(whole) else []
 
 
 def _means(matrix: ScoreMatrix, models: Sequence[str], tasks: Sequence[str], level: float) -> dict[str, Interval]:

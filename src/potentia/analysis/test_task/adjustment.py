@@ -48,8 +48,7 @@ class GroupScaling(Finding):
     @property
     def effect(self) -> Coefficient:
         """θ, with its standard errors."""
-        assert self.fit.effect is not None
-        return self.fit.effect
+        return self.fit.theta
 
     def tables(self) -> Sequence[Table]:
         """Return θ and the curve."""

@@ -184,12 +184,6 @@ class Worth:
     within: Coefficient
     within_p: float
 
-    @property
-    def effect(self) -> Coefficient:
-        """θ at equal compute."""
-        assert self.fit.effect is not None
-        return self.fit.effect
-
 
 @dataclass(frozen=True)
 class ExposureEffect(Finding):
@@ -209,7 +203,7 @@ class ExposureEffect(Finding):
         cells, families, *_ = self.before.fit.effect_row()
         counts = f"{cells} scores of {families} families in {', '.join(self.tasks)}."
         title = "What having seen a test's form is worth at equal compute"
-        thetas = [(one.stage, *one.fit.effect_row()[2:], one.effect.p, one.assigned_p) for one in stages]
+        thetas = [(one.stage, *one.fit.effect_row()[2:], one.fit.theta.p, one.assigned_p) for one in stages]
         heads = ("", *EFFECT_COLUMNS[2:], "plain p", "assigned p")
         equal = Table(title, heads, thetas, f"{counts} {EFFECT_NOTE} {share}")
         if len(self.tasks) == 1:
@@ -242,8 +236,7 @@ def measure_exposure(pairs: Sequence[Pair], *, draws: int = 1999, seed: int = 0)
         if len(pairs) > 1:
             within = scaling.linear_coefficients(np.column_stack([group, levels]), y, families)[0][0]
             within_p = _share(_within(others, y, levels), within.value, exact)
-        assert fit.effect is not None
-        stages.append(Worth(stage, fit, _share(by_chance, fit.effect.value, exact), within, within_p))
+        stages.append(Worth(stage, fit, _share(by_chance, fit.theta.value, exact), within, within_p))
     return ExposureEffect(tuple(pair.task for pair in pairs), stages[0], stages[1], len(others), exact)
 
 

@@ -62,19 +62,23 @@ class HingeFit:
         x = np.asarray(log_compute, dtype=np.float64)
         c = self.emergence.value
         rise = self.slope.value * np.maximum(0.0, x - c) if np.isfinite(c) else np.full_like(x, self.level)
-        shift = self.effect.value if member and self.effect else 0.0
+        shift = self.theta.value if member else 0.0
         return np.asarray(self.chance + rise + shift)
 
     @property
     def relative_effect(self) -> float:
         """θ as a share of the difference between the best and the worst model (appendix E)."""
-        return self.effect.value / self.spread if self.effect and self.spread > 0 else float("nan")
+        return self.theta.value / self.spread if self.spread > 0 else float("nan")
+
+    @property
+    def theta(self) -> Coefficient:
+        """The effect; NaN where there is no group."""
+        return self.effect or Coefficient(float("nan"), float("nan"), float("nan"))
 
     def effect_row(self) -> tuple[Cell, ...]:
         """Return the cells of ``EFFECT_COLUMNS``."""
-        effect = self.effect or Coefficient(float("nan"), float("nan"), float("nan"))
-        errors = (effect.stderr, effect.clustered_stderr, effect.clustered_p, self.wild_p)
-        return self.n, self.clusters, effect.value, *errors
+        value, error, _, by_family, p = self.theta.row()
+        return self.n, self.clusters, value, error, by_family, p, self.wild_p
 
     def curve_row(self) -> tuple[Cell, ...]:
         """Return the cells of ``CURVE_COLUMNS``."""
