@@ -25,6 +25,7 @@ from potentia.analysis.base_models import stability as taus
 from potentia.analysis.base_models.ablation import Ablation, compare_methods
 from potentia.analysis.base_models.stability import Checkpoint, Consistency, Stability, by_series
 from potentia.analysis.left_out import left_out, noted, outside
+from potentia.analysis.rankings.sentences import plus_minus
 from potentia.analysis.stats.bootstrap import tau_rows
 from potentia.errors import DataError, InputError
 from potentia.files import csv_rows
@@ -151,7 +152,7 @@ class Training(Finding):
         first, gain = self.protocols[0], len(self.protocols) > 1
         rows = []
         for run, (k, step) in ((of, place) for of in self.runs for place in enumerate(of.steps)):
-            scores = [_noisy(run.scores[p][k], Z * run.errors[p][k]) for p in self.protocols]
+            scores = [plus_minus(run.scores[p][k], Z * run.errors[p][k]) for p in self.protocols]
             more = [f"{run.scores[self.main][k] - run.scores[first][k]:+.3f}"] if gain else []
             rows.append((self.names[run.series], f"{step:,.0f}", *scores, *more))
         labels = [p.label for p in self.protocols]
@@ -223,10 +224,6 @@ def _shared_tasks(matrices: Sequence[ScoreMatrix]) -> tuple[str, ...]:
     """Return the tasks that every model has under every protocol, and of which more is better."""
     whole = [set(compress(m.tasks, np.isfinite(m.values).all(axis=0) & np.array(m.higher_is_better))) for m in matrices]
     return tuple(task for task in matrices[-1].tasks if all(task in of for of in whole)) if matrices else ()
-
-
-def _noisy(value: float, half: float) -> str:
-    return f"{value:.3f}" + (f" ± {half:.3f}" if np.isfinite(half) else "")
 
 
 @dataclass(frozen=True)

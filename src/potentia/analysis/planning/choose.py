@@ -30,7 +30,7 @@ from scipy.special import ndtr, owens_t
 from potentia.analysis.planning.complete import Completion, expected_spread, steepness
 from potentia.analysis.rankings.decide import Ranking
 from potentia.analysis.rankings.pair import Missing
-from potentia.analysis.rankings.sentences import headline, missing_sentence, percent
+from potentia.analysis.rankings.sentences import headline, missing_sentence, percent, plus_minus
 from potentia.analysis.stats.bootstrap import interval, tau_rows
 from potentia.analysis.stats.first import root
 from potentia.errors import InputError
@@ -410,14 +410,8 @@ class Choice(Finding):
         for s in self.standings:
             state = s.problem or ("best" if s.model == self.best else "close" if s.model in self.ranking.rivals else "")
             state = f"out in round {s.out}" if s.out is not None else state
-            scores = _span(s.direct, s.direct_stderr), _span(s.tuned, s.tuned_stderr)
+            scores = plus_minus(s.direct, Z * s.direct_stderr), plus_minus(s.tuned, Z * s.tuned_stderr)
             rows.append((s.model, *scores, s.validation, s.p_best, state))
         note = self.answer() + "".join(f" {note}" for note in self.notes)
         columns = ("model", "direct", "tuned", "validation", "P(best)", "")
         return [Table(f"{self.task} ({self.metric}), tuned on {self.train} documents", columns, rows, note)]
-
-
-def _span(value: float, stderr: float) -> str | None:
-    if not math.isfinite(value):
-        return None
-    return f"{value:.3f}" + (f" ± {Z * stderr:.3f}" if math.isfinite(stderr) else "")

@@ -172,14 +172,18 @@ def complete(
     middle, one, other = (scale.scores(posterior.mean + k * reach) for k in (0.0, -1.0, 1.0))
     completed = np.where(measured, tuned.values, middle)
     spread = expected_spread(completed, posterior, scale)
-    aggregate = expected_z(completed * tuned.sign, spread)
+    oriented = completed * tuned.sign
+    aggregate = in_spreads(oriented - oriented.mean(axis=0), spread).mean(axis=1)  # ``mean_z`` where all is measured
     rng = np.random.default_rng(0)
     drawn = _draw_aggregates(tuned, posterior, scale, draws, rng)
     freedom = calibration.freedom
     wider = calibration.wider * np.sqrt(freedom / rng.chisquare(freedom, size=(draws, 1)))
     stretch = 1.0 + STRETCH * (1.0 - problem.known.mean()) * rng.standard_normal((draws, 1))
     drawn = aggregate * stretch + wider * (drawn - drawn.mean(axis=0))
-    noise = noise_of_tests(np.where(measured, tuned.stderr, 0.0), spread)
+    errors = in_spreads(
+        np.nan_to_num(np.where(measured, tuned.stderr, 0.0)), spread
+    )  # what is drawn has its noise in it
+    noise = np.sqrt((errors**2).sum(axis=1)) / len(tasks)
     luck = np.random.default_rng([0, 1])  # of the tests; among models that tie, chance decides
     true = drawn + noise * luck.standard_normal(drawn.shape) + TIE * luck.uniform(size=drawn.shape)
     ranks = rankdata(-true, axis=1, method="ordinal").astype(int)  # (draws, models)
@@ -230,16 +234,9 @@ def steepness(posterior: Posterior, scale: Scale) -> Floats:
     return np.abs(scale.scores(posterior.mean + step) - scale.scores(posterior.mean - step)) / (2 * step)
 
 
-def expected_z(scores: Floats, spread: Floats) -> Floats:
-    """Mean z score over tasks with the spreads of the finished study; ``mean_z`` where all is measured."""
-    centred = scores - scores.mean(axis=0)
-    return np.asarray(np.where(spread > 1e-12, centred / np.maximum(spread, 1e-12), 0.0).mean(axis=1))
-
-
-def noise_of_tests(stderr: Floats, spread: Floats) -> Floats:
-    """Standard error of each model's mean z score from the tests that were made; what is drawn has its noise in it."""
-    z = np.where(spread > 1e-12, np.nan_to_num(stderr) / np.maximum(spread, 1e-12), 0.0)
-    return np.asarray(np.sqrt((z**2).sum(axis=1)) / len(spread))
+def in_spreads(scores: Floats, spread: Floats) -> Floats:
+    """Divide by how far apart the models are on each task; 0 where they are not."""
+    return np.where(spread > 1e-12, scores / np.maximum(spread, 1e-12), 0.0)
 
 
 def _draw_aggregates(
@@ -256,8 +253,7 @@ def _draw_aggregates(
     for chunk in posterior.draws(draws, rng):
         scores = np.where(measured, tuned.values, scale.scores(chunk)) * tuned.sign  # (chunk, models, tasks)
         centred = scores - scores.mean(axis=1, keepdims=True)
-        spread = scores.std(axis=1, keepdims=True)
-        result.append(np.where(spread > 1e-12, centred / np.maximum(spread, 1e-12), 0.0).mean(axis=2))
+        result.append(in_spreads(centred, scores.std(axis=1, keepdims=True)).mean(axis=2))
     return np.concatenate(result)
 
 

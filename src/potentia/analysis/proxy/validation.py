@@ -43,7 +43,8 @@ class Forecast(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return each model's prediction and rank, and the reverse-ordered pairs."""
-        by_proxy, by_perplexity, true = map(_ranks, (self.predicted, self.perplexity, self.truth))
+        scores = self.predicted, self.perplexity, self.truth
+        by_proxy, by_perplexity, true = (rankdata(-values, nan_policy="omit") for values in scores)
         order = np.argsort(np.where(np.isfinite(self.predicted), -self.predicted, np.inf), kind="stable")
         note = "Predicted: weighted mean of the proxy scores, which orders models; it is not a score of the target."
         if self.reversed_by_proxy is not None:
@@ -98,10 +99,6 @@ def by_perplexity(scores: ScoreMatrix, corpora: Sequence[str]) -> Floats:
     if not corpora:
         return np.full(len(scores.models), np.nan)
     return np.asarray(scores.select(tasks=corpora).oriented().mean(axis=1))
-
-
-def _ranks(values: Floats) -> Floats:
-    return np.asarray(rankdata(-values, nan_policy="omit"))
 
 
 # --- base models and their chat versions -----------------------------------------------------------------------------

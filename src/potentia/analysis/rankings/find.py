@@ -222,7 +222,9 @@ class _Analysis:
         """Everything but the overall ranking, by the names of ``Rankings``."""
         level, matrices = self.options.level, self.matrices
         ranked: dict[str, Any] = {"simultaneous": self.options.simultaneous, "level": level, "seed": self.options.seed}
-        tested = [m for m in map(_tested, matrices) if m.tasks]
+        bare = [np.isfinite(m.values) & ~np.isfinite(m.stderr) for m in matrices]  # scores without a standard error
+        every = [m.select(tasks=~gaps.any(axis=0)) for m, gaps in zip(matrices, bare, strict=True)]
+        tested = [m for m in every if m.tasks]
         items = {m.protocol: (m, self.items.get(m.protocol)) for m in tested}
         agreement, components = self.agreement(matrices), self.components()
         several = [m for m in matrices if m.protocol in agreement]
@@ -358,12 +360,6 @@ def _least_alike(matrix: ScoreMatrix, agreement: Mapping[Protocol, Agreement]) -
         return None
     i, j = np.unravel_index(np.nanargmin(tau), tau.shape)
     return matrix.tasks[int(i)], matrix.tasks[int(j)]
-
-
-def _tested(matrix: ScoreMatrix) -> ScoreMatrix:
-    """Return the tasks whose every score has a standard error."""
-    bare = np.isfinite(matrix.values) & ~np.isfinite(matrix.stderr)
-    return matrix.select(tasks=~bare.any(axis=0))
 
 
 def _flat(part: Mapping[Any, Any]) -> Iterator[tuple[str, Finding]]:

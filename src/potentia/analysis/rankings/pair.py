@@ -123,8 +123,12 @@ def what_is_missing(
     if allowed > choice and 0 < noise <= MOST_DOCUMENTS * (allowed - choice):
         times = noise / (allowed - choice)
         known = [sizes[t] for t in tasks if t in sizes]
-        more = max(1, math.ceil((times - 1) * float(np.median(known)))) if known else None
-        return Missing(one, two, times, None if more is None else _two_digits(more), None, several, opposed)
+        more = None
+        if known:
+            more = max(1, math.ceil((times - 1) * float(np.median(known))))
+            unit = int(10 ** max(0, len(str(more)) - 2))
+            more = -(-more // unit) * unit  # two digits, rounded up: nobody knows more
+        return Missing(one, two, times, more, None, several, opposed)
     wanted = len(tasks) * total / allowed if allowed > 0 else math.inf
     few = ranking.general and wanted <= MOST_TASKS * len(tasks)
     more = max(1, math.ceil(wanted) - len(tasks)) if few else None
@@ -134,12 +138,6 @@ def what_is_missing(
 def reach(level: float = LEVEL) -> float:
     """Return the standard errors of a difference that is found with 80 % power."""
     return float(norm.ppf(0.5 + level / 2) + norm.ppf(POWER))
-
-
-def _two_digits(count: int) -> int:
-    """Round up to two digits: nobody knows more."""
-    unit = int(10 ** max(0, len(str(count)) - 2))
-    return -(-count // unit) * unit
 
 
 @dataclass(frozen=True)

@@ -147,13 +147,9 @@ class Scoreboard(Finding):
         return parts
 
 
-def told(score: Interval | None, digits: int = 3, *, sign: bool = False) -> str | None:
-    """Write a score with the half-width of its interval: 0.612 ± 0.021."""
-    if score is None or not math.isfinite(score.value):
-        return None
-    value = f"{score.value:{'+' if sign else ''}.{digits}f}"
-    half = (score.high - score.low) / 2
-    return f"{value} ± {half:.{digits}f}" if math.isfinite(half) else value
+def told(score: Interval | None, *, sign: bool = False) -> str | None:
+    """Write a score with the half-width of its interval; nothing where there is none."""
+    return None if score is None else sentences.plus_minus(score.value, (score.high - score.low) / 2, sign=sign)
 
 
 def make_scoreboard(

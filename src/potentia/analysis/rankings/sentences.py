@@ -40,6 +40,13 @@ def percent(chance: float) -> str:
     return f"{100 * chance:.0f} %" if chance >= 0.01 else "under 1 %"
 
 
+def plus_minus(value: float, half: float, *, sign: bool = False) -> str | None:
+    """Write a score with the half-width of its interval, where it is known: 0.612 ± 0.021."""
+    if not math.isfinite(value):
+        return None
+    return f"{value:{'+' if sign else ''}.3f}" + (f" ± {half:.3f}" if math.isfinite(half) else "")
+
+
 def count(number: int, noun: str) -> str:
     """Write a count with its noun: 1 task, 2 tasks."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
