@@ -180,9 +180,7 @@ def complete(
     wider = calibration.wider * np.sqrt(freedom / rng.chisquare(freedom, size=(draws, 1)))
     stretch = 1.0 + STRETCH * (1.0 - problem.known.mean()) * rng.standard_normal((draws, 1))
     drawn = aggregate * stretch + wider * (drawn - drawn.mean(axis=0))
-    errors = in_spreads(
-        np.nan_to_num(np.where(measured, tuned.stderr, 0.0)), spread
-    )  # what is drawn has its noise in it
+    errors = in_spreads(np.where(measured, np.nan_to_num(tuned.stderr), 0.0), spread)  # drawn cells hold their noise
     noise = np.sqrt((errors**2).sum(axis=1)) / len(tasks)
     luck = np.random.default_rng([0, 1])  # of the tests; among models that tie, chance decides
     true = drawn + noise * luck.standard_normal(drawn.shape) + TIE * luck.uniform(size=drawn.shape)

@@ -18,6 +18,7 @@ errors each) and do not agree. The gain of a way is its mean advantage over the 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -27,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import rankdata
 
+from potentia.analysis.left_out import inside
 from potentia.analysis.rankings.decide import decide
 from potentia.analysis.stats.bootstrap import tau_rows
 from potentia.analysis.stats.correlation import nan_mean
@@ -37,7 +39,7 @@ from potentia.values.scores import Floats, ScoreMatrix
 if TYPE_CHECKING:
     from potentia.evidence import Evidence
 
-Chosen = Mapping[str, Sequence[tuple[str, Mapping[str, Any]]]]  # by model: its tasks and what was chosen on each
+Chosen = Sequence[tuple[str, str, Mapping[str, Any]]]  # models, tasks, and what was chosen on each
 Places = npt.NDArray[np.intp]
 DOUBTS = ("at the bound", "still rising", "kept untuned")  # as cells record them: these may have more in them
 
@@ -126,14 +128,12 @@ def find_same(evidence: Evidence, planned: Mapping[Protocol, ScoreMatrix]) -> di
     """Return what every model was given under each tuned protocol whose cells say it."""
     found: dict[Protocol, SameForAll] = {}
     for protocol, matrix in planned.items():
-        if not protocol.tuned or protocol.step is not None or not evidence.stores:
-            continue
-        cells: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
-        for cell in evidence.choices(protocol):
-            if cell.model in matrix.models and cell.task in matrix.tasks and cell.names("search"):
-                cells.setdefault(cell.model, []).append((cell.task, cell.selection))
+        stored = evidence.choices(protocol) if protocol.tuned and protocol.step is None and evidence.stores else []
+        there = [c for c in stored if c.model in matrix.models and c.task in matrix.tasks]
+        cells = [(c.model, c.task, c.selection) for c in there if c.names("search")]
         if cells:
-            given = tuple(_given(model, cells[model], matrix) for model in matrix.models if model in cells)
+            models = inside(matrix.models, {model for model, _, _ in cells})
+            given = tuple(_given(model, [cell[1:] for cell in cells if cell[0] == model], matrix) for model in models)
             kept, ranks = _always_tuned(matrix, cells)
             found[protocol] = SameForAll(protocol, given, _moved(matrix, cells), kept, ranks)
     return found
@@ -146,28 +146,27 @@ def _always_tuned(matrix: ScoreMatrix, cells: Chosen) -> tuple[dict[str, tuple[s
     """
     values = matrix.values.copy()
     kept: dict[str, tuple[str, ...]] = {}
-    for model, own in cells.items():
-        for task, selection in own:
-            if not selection.get("tuned", True):
-                kept[model] = (*kept.get(model, ()), task)
-                other = (selection.get("best_tuned") or {}).get("value")
-                place = matrix.models.index(model), matrix.tasks.index(task)
-                values[place] = values[place] if other is None else other
+    for model, task, selection in cells:
+        if not selection.get("tuned", True):
+            kept[model] = (*kept.get(model, ()), task)
+            other = (selection.get("best_tuned") or {}).get("value")
+            place = matrix.models.index(model), matrix.tasks.index(task)
+            values[place] = values[place] if other is None else other
     if not kept:
         return {}, {}
     ranking = decide(replace(matrix, values=values))
-    return kept, dict(zip(ranking.models, map(float, ranking.ranks), strict=True))
+    return kept, dict(zip(ranking.models, ranking.ranks.tolist(), strict=True))
 
 
 def _given(model: str, cells: Sequence[tuple[str, Mapping[str, Any]]], matrix: ScoreMatrix) -> Given:
-    chosen = [selection for _, selection in cells]
-    noise = matrix.select(models=[model], tasks=[task for task, _ in cells]).stderr.ravel()
+    tasks, chosen = zip(*cells, strict=True)
+    noise = matrix.select(models=[model], tasks=tasks).stderr.ravel()
     spread = [one["spread"] for one in chosen if one.get("spread") is not None]
     parts = dict.fromkeys(name for one in chosen for name in one.get("target_modules") or ())
     rates = sorted(one["learning_rate"] for one in chosen if one.get("learning_rate"))
     trainable, tokens, updates = (_median([one[name] for one in chosen]) for name in ("trainable", "tokens", "updates"))
-    doubts = {doubt: sum(one["search"] == doubt for one in chosen) for doubt in DOUBTS}
-    given = trainable, tuple(parts), tokens, updates, tuple(rates), doubts
+    ends = Counter(one["search"] for one in chosen)
+    given = trainable, tuple(parts), tokens, updates, tuple(rates), {doubt: ends[doubt] for doubt in DOUBTS}
     return Given(model, len(chosen), *given, _median(spread), _median(noise))
 
 
@@ -178,8 +177,9 @@ def _moved(matrix: ScoreMatrix, cells: Chosen) -> tuple[str, ...]:
         z = (values - np.nanmean(values, axis=0)) / np.nanstd(values, axis=0)
     z = np.where(np.isfinite(z), z, np.nan)
     sure = z.copy()
-    for model, task in ((m, task) for m, own in cells.items() for task, one in own if one.get("may_have_more")):
-        sure[matrix.models.index(model), matrix.tasks.index(task)] = np.nan
+    for model, task, selection in cells:
+        if selection.get("may_have_more"):
+            sure[matrix.models.index(model), matrix.tasks.index(task)] = np.nan
     whole, left = (rankdata(-nan_mean(one), method="min", nan_policy="omit") for one in (z, sure))
     return tuple(m for k, m in enumerate(matrix.models) if np.isfinite(left[k]) and left[k] != whole[k])
 
