@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import TypeVar
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 N = TypeVar("N", bound=str)
+NONE: Mapping[str, Any] = MappingProxyType({})  # where nothing is known of models or tasks
 
 
 def few(names: Collection[str], most: int = 3) -> str:

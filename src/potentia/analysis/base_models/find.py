@@ -24,7 +24,7 @@ import numpy as np
 from potentia.analysis.base_models import stability as taus
 from potentia.analysis.base_models.ablation import Ablation, compare_methods
 from potentia.analysis.base_models.stability import Checkpoint, Consistency, Stability, by_series
-from potentia.analysis.left_out import left_out, noted, outside
+from potentia.analysis.left_out import NONE, left_out, noted, outside
 from potentia.analysis.rankings.sentences import plus_minus
 from potentia.analysis.stats.bootstrap import tau_rows
 from potentia.errors import DataError, InputError
@@ -323,7 +323,7 @@ def known_pairs(evidence: Evidence) -> dict[str, str]:
     return pair_models(evidence.models, evidence.facts, bases)
 
 
-def pair_models(models: Sequence[str], table: ModelTable, bases: Mapping[str, str] | None = None) -> dict[str, str]:
+def pair_models(models: Sequence[str], table: ModelTable, bases: Mapping[str, str] = NONE) -> dict[str, str]:
     """Pair base models with their instruct versions among ``models``: base → instruct.
 
     ``bases`` (instruct → base) is what a study says; facts say the rest. A base model with several instruct versions
@@ -335,7 +335,7 @@ def pair_models(models: Sequence[str], table: ModelTable, bases: Mapping[str, st
     for model, found in facts.items():
         known = table.find(found.base_model) if found.kind == "instruct" and found.base_model else None
         told[model] = by_facts.get(known.name) if known else None
-    told |= bases or {}
+    told |= bases
     pairs: dict[str, str] = {}
     for model in models:
         base = told.get(model)

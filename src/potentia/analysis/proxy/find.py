@@ -123,10 +123,10 @@ def find_proxies(evidence: Evidence, options: Options, truth: Evidence | None = 
     if not tasks.weights:
         problems.append("no task passed the thresholds: lower --min-relevance or --min-robustness to predict")
     elif options.early:
-        known = _later(truth, options, couples) if truth is not None else None
+        known = _later(truth, options, couples) if truth is not None else {}
         early = whole.select(models=options.early)
         forecast = validation.make_forecast(tasks.weights, early, target, truth=known, corpora=rivals)
-    families = evidence.background.families if options.families else None
+    families = evidence.background.families if options.families else {}
     paired: dict[str, Any] = {"corpora": rivals, "pairs": couples or None, "groups": families, "splits": options.splits}
     try:
         judged = validation.validate(others, target, wanted, **paired, **choice)

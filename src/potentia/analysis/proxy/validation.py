@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import rankdata
 
+from potentia.analysis.left_out import NONE
 from potentia.analysis.proxy.proxies import choose_proxies, predict
 from potentia.analysis.stats.bootstrap import spread_of, tau_rows
 from potentia.analysis.stats.correlation import nan_mean
@@ -81,12 +82,12 @@ def make_forecast(
     early: ScoreMatrix,
     target: str,
     *,
-    truth: Mapping[str, float] | None = None,
+    truth: Mapping[str, float] = NONE,
     corpora: Sequence[str] = (),
 ) -> Forecast:
     """Rank early models by their proxy scores; ``truth`` are the later scores on the target, where known."""
     predicted = predict(weights, early)
-    actual = np.array([(truth or {}).get(model, np.nan) for model in early.models], dtype=np.float64)
+    actual = np.array([truth.get(model, np.nan) for model in early.models], dtype=np.float64)
     perplexity = by_perplexity(early, corpora)
     known = bool(np.isfinite(actual).sum() > 1)
     wrong, pairs = reversed_pairs(predicted, actual)
@@ -235,7 +236,7 @@ def validate(
     *,
     corpora: Sequence[str] = (),
     pairs: Mapping[str, str] | None = None,
-    groups: Mapping[str, str] | None = None,
+    groups: Mapping[str, str] = NONE,
     splits: int = 200,
     seed: int = 0,
     **choice: Any,
@@ -257,8 +258,7 @@ def validate(
     rival = "perplexity of {} models" if pairs else "perplexity"
     against = {name: rival.format(on) for name, _, on in strategies} if corpora else {}
     perplexity = {rival.format(on): by_perplexity(joined.views[on], corpora) for _, _, on in strategies if corpora}
-    families = groups or {}
-    labels = [families.get(c, families.get(b, c)) for b, c in zip(joined.models, joined.chats, strict=True)]
+    labels = [groups.get(c, groups.get(b, c)) for b, c in zip(joined.models, joined.chats, strict=True)]
     chosen = list(dict.fromkeys(on for _, on, _ in strategies))
     rng = np.random.default_rng(seed)
     outcomes: dict[str, list[tuple[float, float]]] = {}  # tau and share of reversed pairs, half by half

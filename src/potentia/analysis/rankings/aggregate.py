@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import norm, rankdata
 
+from potentia.analysis.left_out import NONE
 from potentia.analysis.rankings.components import principal, standardise
 from potentia.analysis.rankings.decide import covariance_of
 from potentia.analysis.stats.bootstrap import LEVEL, tau_rows
@@ -299,8 +300,8 @@ class TaskCurve(Finding):
 def find_task_curve(
     matrix: ScoreMatrix,
     *,
-    costs: Mapping[str, float] | None = None,
-    lineages: Mapping[str, str] | None = None,
+    costs: Mapping[str, float] = NONE,
+    lineages: Mapping[str, str] = NONE,
     splits: int = SPLITS,
     seed: int = 0,
 ) -> TaskCurve:
@@ -310,9 +311,9 @@ def find_task_curve(
     if not enough_for_a_curve(whole):
         few = f"{len(names)} models have all of {len(whole.tasks)} tasks: too few to choose on some and judge on others"
         raise InputError(few, hint=f"at least {LEAST} models and two tasks are needed")
-    price = np.array([(costs or {}).get(t, np.nan) for t in whole.tasks], dtype=np.float64)
+    price = np.array([costs.get(t, np.nan) for t in whole.tasks], dtype=np.float64)
     price = np.where(np.isnan(price), np.nanmedian(price) if np.isfinite(price).any() else 1.0, price)
-    kin = np.array([(lineages or {}).get(m, m) for m in names])
+    kin = np.array([lineages.get(m, m) for m in names])
     kin = kin if len(set(kin.tolist())) >= LEAST // 2 else np.array(names)
     rng = np.random.default_rng(seed)
     count = len(whole.tasks)

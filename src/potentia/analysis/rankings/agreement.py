@@ -16,7 +16,7 @@ from typing import Unpack
 import numpy as np
 import numpy.typing as npt
 
-from potentia.analysis.left_out import inside
+from potentia.analysis.left_out import NONE, inside
 from potentia.analysis.stats.bootstrap import MODELS, How, Sampling, interval, intervals, item_values, pair_mean
 from potentia.analysis.stats.bootstrap import row_draws as draw_rows
 from potentia.analysis.stats.correlation import FIRST_ORDER, METHODS, Correlate, mean_offdiagonal, nan_mean
@@ -175,7 +175,7 @@ def measure_agreement(
     matrix: ScoreMatrix,
     *,
     method: str = "kendall",
-    categories: Mapping[str, str] | None = None,
+    categories: Mapping[str, str] = NONE,
     items: Mapping[str, npt.ArrayLike] | None = None,
     **how: Unpack[How],
 ) -> Agreement:
@@ -186,8 +186,7 @@ def measure_agreement(
     """
     sampling = Sampling(**how)
     level, draws = sampling.level, _resample([matrix], method, items, sampling)[0]
-    groups = categories or {}
-    names = tuple(dict.fromkeys(c for t, c in groups.items() if t in matrix.tasks and c))
+    names = tuple(dict.fromkeys(filter(None, map(categories.get, inside(categories, matrix.tasks)))))
     per_task, drawn = mean_offdiagonal(draws.matrix, axis=True), mean_offdiagonal(draws.by_units, axis=True)
     return Agreement(
         matrix.protocol,
@@ -199,7 +198,7 @@ def measure_agreement(
         draws.intervals(level),
         per_task=intervals(per_task, drawn, level=level),
         categories=names,
-        by_category=_by_category(draws.matrix, matrix.tasks, groups, names),
+        by_category=_by_category(draws.matrix, matrix.tasks, categories, names),
         over=draws.over,
     )
 

@@ -16,13 +16,14 @@ pair is found from the two sides alone: n steps of vector work, instead of the n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from scipy.stats import rankdata
 
+from potentia.analysis.left_out import NONE
 from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.analysis.stats.correlation import kendall_matrix
 from potentia.analysis.stats.significance import better
@@ -67,7 +68,7 @@ class Alignment(Finding):
 
 
 def align(
-    matrix: ScoreMatrix, first: str, second: str, *, level: float = LEVEL, families: dict[str, str] | None = None
+    matrix: ScoreMatrix, first: str, second: str, *, level: float = LEVEL, families: Mapping[str, str] = NONE
 ) -> Alignment:
     """Align the rankings of two tasks over the models that both have scores of (algorithm 3)."""
     pair = matrix.select(tasks=[first, second]).complete()
@@ -81,7 +82,7 @@ def align(
         tasks=(first, second),
         models=pair.models,
         ranks=aligned,
-        groups=tuple((families or {}).get(m, "") for m in pair.models),
+        groups=tuple(families.get(m, "") for m in pair.models),
         tau=float(kendall_matrix(values)[0, 1]),
         aligned_tau=float(kendall_matrix(-aligned.astype(np.float64))[0, 1]),
         moved=int((aligned[:, 0] != aligned[:, 1]).sum()),

@@ -19,6 +19,7 @@ from typing import Unpack
 import numpy as np
 from scipy.stats import linregress
 
+from potentia.analysis.left_out import NONE
 from potentia.analysis.stats.bootstrap import How, Sampling
 from potentia.analysis.stats.correlation import kendall_matrix
 from potentia.analysis.stats.first import FEW_MODELS
@@ -210,7 +211,7 @@ class ComputeFit(Finding):
 
 
 def fit_compute(
-    found: Components, flops: Mapping[str, float], *, families: Mapping[str, str] | None = None, **how: Unpack[How]
+    found: Components, flops: Mapping[str, float], *, families: Mapping[str, str] = NONE, **how: Unpack[How]
 ) -> ComputeFit:
     """Fit PC1 on log10 of pretraining compute over the models whose compute is known."""
     models = [m for m in found.models if np.isfinite(flops.get(m, np.nan)) and flops[m] > 0]
@@ -229,7 +230,7 @@ def fit_compute(
     return ComputeFit(
         protocol=found.protocol,
         models=tuple(models),
-        families=tuple((families or {}).get(m, "models") for m in models),
+        families=tuple(families.get(m, "models") for m in models),
         flops=tuple(float(flops[m]) for m in models),
         pc1=tuple(y.tolist()),
         slope=sampling.interval(float(fit.slope), slopes),

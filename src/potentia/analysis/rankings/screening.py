@@ -14,6 +14,7 @@ from dataclasses import astuple, dataclass, replace
 import numpy as np
 from scipy.stats import kendalltau
 
+from potentia.analysis.left_out import NONE
 from potentia.analysis.rankings.aggregate import mean_z
 from potentia.analysis.rankings.agreement import shared
 from potentia.analysis.stats.bootstrap import LEVEL
@@ -97,8 +98,8 @@ def screen(
     direct: ScoreMatrix,
     tuned: ScoreMatrix | None = None,
     *,
-    train_examples: Mapping[str, float] | None = None,
-    chance: Mapping[str, float] | None = None,
+    train_examples: Mapping[str, float] = NONE,
+    chance: Mapping[str, float] = NONE,
     level: float = LEVEL,
 ) -> Screening:
     """Flag the tasks of a study; every check runs only where its evidence exists.
@@ -109,7 +110,7 @@ def screen(
     if tuned is not None:
         direct, tuned = shared(direct, tuned)
     final = tuned or direct
-    train = np.array([float((train_examples or {}).get(t, np.nan)) for t in direct.tasks])
+    train = np.array([float(train_examples.get(t, np.nan)) for t in direct.tasks])
     agreement, unrelated = _with_others(direct.oriented())
     pairs, apart = (np.array(counts) for counts in count_pairs(final, level=level))
     resolved = np.divide(apart, pairs, out=np.full(len(direct.tasks), np.nan), where=pairs > 0)
@@ -119,7 +120,7 @@ def screen(
     )
     flags: list[Flag] = []
     for k, task in enumerate(direct.tasks):
-        told = _evidence(found, final, k, (chance or {}).get(task, 0.0))
+        told = _evidence(found, final, k, chance.get(task, 0.0))
         flags += [Flag(task, why, evidence, SUGGESTIONS[why]) for why, (bad, evidence) in told.items() if bad]
     return replace(found, flags=tuple(flags))
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from potentia.analysis.left_out import inside
+from potentia.analysis.left_out import NONE, inside
 from potentia.analysis.test_task import scaling
 from potentia.analysis.test_task.cohort import Cohort, Pair, Split, against_compute
 from potentia.analysis.test_task.scaling import Coefficient, HingeFit, LogLinearFit, fit_hinge, fit_log_linear
@@ -246,7 +246,7 @@ def weigh_rates(
     pair: Pair | None = None,
     parts: Split | None = None,
     *,
-    chosen: Mapping[str, float] | None = None,
+    chosen: Mapping[str, float] = NONE,
     draws: int = 1999,
     seed: int = 0,
 ) -> RateBudget:
@@ -254,7 +254,7 @@ def weigh_rates(
     models = tuple(rates)
     grid = tuple(sorted({rate for by in rates.values() for rate in by}))
     values = np.array([[rates[m].get(rate, np.nan) for rate in grid] for m in models])
-    taken = tuple(float((chosen or {}).get(m, np.nan)) for m in models)
+    taken = tuple(float(chosen.get(m, np.nan)) for m in models)
     if pair is None or parts is None:
         return RateBudget(task, models, grid, values, taken)
     sweep = np.array([[rates.get(m, {}).get(rate, np.nan) for m in pair.cohort.models] for rate in grid])

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.stats import beta, mannwhitneyu, ttest_ind
 
-from potentia.analysis.left_out import outside
+from potentia.analysis.left_out import NONE, outside
 from potentia.errors import InputError
 from potentia.values.findings import Cell, Chart, Finding, Heatmap, Table
 from potentia.values.scores import Floats
@@ -176,7 +176,7 @@ def measure_signs(
     families: Mapping[str, str],
     *,
     clean: Collection[str] = (),
-    exposed: Mapping[str, Collection[str]] | None = None,
+    exposed: Mapping[str, Collection[str]] = NONE,
     least_families: int = CLEAN_FAMILIES,
 ) -> tuple[list[Sign], list[str]]:
     """Measure every model on every task beside models of other families; returns also who is left out, and why.
@@ -189,7 +189,7 @@ def measure_signs(
         here = {model: reading for (model, other), reading in readings.items() if other == task}
         data = Counter(reading.data for reading in here.values()).most_common(1)[0][0]
         alike = {model: reading for model, reading in here.items() if reading.data == data}
-        seen = {model for model in alike if task in (exposed or {}).get(model, ())}
+        seen = {model for model in alike if task in exposed.get(model, ())}
         unseen = {model: families.get(model, model) for model in alike if model not in seen}
         measured = []
         for model, reading in alike.items():
