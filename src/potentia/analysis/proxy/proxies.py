@@ -30,7 +30,7 @@ import numpy.typing as npt
 from scipy.stats import f as f_distribution
 from scipy.stats import rankdata
 
-from potentia.analysis.stats.bootstrap import spread_of
+from potentia.analysis.stats.bootstrap import Spread, spread_of
 from potentia.analysis.stats.correlation import kendall_matrix, pearson_matrix, spearman_matrix
 from potentia.errors import InputError
 from potentia.values.findings import Bars, Chart, Finding, Interval, Table
@@ -316,8 +316,8 @@ class Indices:
     metric: Metric
     n: int
     k: int
-    baseline: Interval  # s, over runs
-    sampling: Interval  # r, over runs
+    baseline: Spread  # s
+    sampling: Spread  # r
     leads: float  # share of repetitions in which the metric has both the highest s and the highest r
 
 

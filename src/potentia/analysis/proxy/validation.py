@@ -19,10 +19,10 @@ from scipy.stats import rankdata
 
 from potentia.analysis.left_out import NONE
 from potentia.analysis.proxy.proxies import choose_proxies, predict
-from potentia.analysis.stats.bootstrap import spread_of, tau_rows
+from potentia.analysis.stats.bootstrap import Spread, spread_of, tau_rows
 from potentia.analysis.stats.correlation import nan_mean
 from potentia.errors import InputError
-from potentia.values.findings import Bars, Chart, Finding, Interval, Plot, Points, Table, picked
+from potentia.values.findings import Bars, Chart, Finding, Plot, Points, Table, picked
 from potentia.values.metric import Metric
 from potentia.values.scores import Floats, ScoreMatrix
 
@@ -163,9 +163,9 @@ class Trial:
     """One way to predict, over all splits: Kendall's tau with the truth, and the share of reversed pairs."""
 
     name: str
-    tau: Interval  # over halves
+    tau: Spread  # over halves
     reversed_share: float
-    gain: Interval | None  # tau less perplexity's, half by half
+    gain: Spread | None  # tau less perplexity's, half by half
     wins: float | None  # share of splits in which its tau is above perplexity's
 
 
@@ -199,7 +199,7 @@ class Validation(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return tau, its gain over perplexity, and the reverse-ordered pairs of each strategy (table 10's layout)."""
-        none = Interval(math.nan, math.nan, math.nan)
+        none = Spread(math.nan, math.nan, math.nan)
         rows = [(t.name, t.tau, t.reversed_share, t.gain or none, t.wins) for t in self.trials]
         columns = ("predict by", "mean tau", "2.5 % of halves", "97.5 %", "reversed", "mean gain over perplexity",
                    "2.5 % of halves ", "97.5 % ", "wins")  # fmt: skip

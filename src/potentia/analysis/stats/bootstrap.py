@@ -157,12 +157,22 @@ def intervals(values: Floats, draws: Floats, *, level: float = LEVEL) -> tuple[I
     return tuple(interval(value, draws[:, k], level=level) for k, value in enumerate(values))
 
 
-def spread_of(values: Floats) -> Interval:
-    """Return the mean and the middle 95 % of some repetitions, which is no confidence interval; NaN where none is."""
+@dataclass(frozen=True)
+class Spread:
+    """A mean over repetitions and the range that holds a share of them; what single runs do, no confidence interval."""
+
+    value: float
+    low: float
+    high: float
+    share: float = LEVEL
+
+
+def spread_of(values: Floats) -> Spread:
+    """Return the mean and the middle 95 % of some repetitions; NaN where there is none."""
     if not len(values):
-        return Interval(float("nan"), float("nan"), float("nan"))
+        return Spread(float("nan"), float("nan"), float("nan"))
     low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Interval(float(values.mean()), float(low), float(high))
+    return Spread(float(values.mean()), float(low), float(high))
 
 
 def tau_rows(first: npt.ArrayLike, second: npt.ArrayLike) -> Floats:
