@@ -28,8 +28,8 @@ from potentia.analysis.left_out import inside, outside
 from potentia.analysis.proxy.proxies import Robustness, measure_robustness
 from potentia.analysis.rankings import groups
 from potentia.analysis.rankings.agreement import SIGNIFICANT, compare_agreement, measure_agreement
-from potentia.analysis.rankings.alignment import align
 from potentia.analysis.rankings.components import Components, find_components, fit_compute
+from potentia.analysis.rankings.groups import align
 from potentia.analysis.stats.bootstrap import RESAMPLES
 from potentia.analysis.stats.correlation import kendall_matrix, mean_offdiagonal
 from potentia.analysis.stats.significance import measure_significance

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.stats import rankdata
 
-from potentia.analysis.rankings.alignment import align, rank_models
+from potentia.analysis.rankings.groups import align, rank_models
 from potentia.analysis.stats.significance import better
 from potentia.errors import InputError
 from potentia.values.scores import ScoreMatrix

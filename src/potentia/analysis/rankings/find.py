@@ -17,10 +17,9 @@ from potentia.analysis.rankings import components as pca
 from potentia.analysis.rankings import groups as grouped
 from potentia.analysis.rankings.aggregate import Aggregate, RankIntervals, TaskCurve
 from potentia.analysis.rankings.agreement import SIGNIFICANT, Agreement, AgreementChange
-from potentia.analysis.rankings.alignment import Alignment, align
 from potentia.analysis.rankings.components import Components, ComputeFit
 from potentia.analysis.rankings.decide import Ranking, decide
-from potentia.analysis.rankings.groups import GroupAgreement, PerplexityAgreement
+from potentia.analysis.rankings.groups import Alignment, GroupAgreement, PerplexityAgreement, align
 from potentia.analysis.rankings.scoreboard import Scoreboard, make_scoreboard
 from potentia.analysis.rankings.screening import Screening, screen
 from potentia.analysis.rankings.tuning import SameForAll, find_same
