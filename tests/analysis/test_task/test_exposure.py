@@ -39,9 +39,9 @@ def test_a_planted_effect_is_found_and_its_absence_too():
     found = measure_exposure(pairs(0.4, 0.0), draws=199)
     assert found.exact
     assert found.assignments == 4**4
-    assert found.before.effect.value == pytest.approx(0.4, abs=0.03)
+    assert found.before.fit.theta.value == pytest.approx(0.4, abs=0.03)
     assert found.before.assigned_p == 1 / 256, "no other assignment reaches it"
-    assert abs(found.after.effect.value) < 0.04
+    assert abs(found.after.fit.theta.value) < 0.04
     assert found.after.assigned_p > 0.05
     assert found.before.within.value == pytest.approx(0.4, abs=0.03)
     assert found.before.within_p <= 2 / 256
