@@ -3,12 +3,13 @@
 The structure of a form is judged in float32 by the plain operations (see ``engine.tune.check``), so kernels are not
 compiled for numbers that no run computes with. That they compute what the plain ones do is judged here, in the dtype of
 the run and on its own values, operation by operation: rounding is a hundredth there, where the gradient of a whole
-model may be off by half of its size.
+model may be off by half of its size. What all calls of a pass give is judged together: a layer whose gradients cancel
+is rounding alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
@@ -18,25 +19,35 @@ from torch import Tensor
 
 from potentia.engine.operations import plain
 
-FORWARD, BACKWARD = 0.1, 0.5  # of an operation's result: gradients lose more, where what they add up cancels
-WRITTEN = {"thin": 1, "thin_back": 2, "attend_back": 9}  # the argument that an operation writes into, else its first
+FORWARD, BACKWARD = 0.05, 0.09  # of an operation's results: gradients lose more, where what they add up cancels
+WRITTEN = {"thin": (1,), "thin_back": (1,), "attend_back": (9,), "gate_back_": (0, 1)}  # arguments that are written to
 ALIKE = {"attend": 1}  # results that are compared, where not all: each form has log-sums in a base of its own
 
 
 class Compared:
-    """The kernels; each call is made by the plain operation too, and refused where the two differ."""
+    """The kernels; each call is made by the plain operation too, and how far the two differ is summed up."""
 
     def __init__(self, kernels: Any) -> None:
         self.kernels = kernels
-        self.worst: dict[str, float] = {}  # by operation
         self._readying = False
+        self._gaps: dict[str, list[Tensor]] = {}  # by operation: squares of gaps and of results, one by one (k, 2)
+
+    def judge(self) -> dict[str, float]:
+        """Return how far kernels are off, as shares of all their results; refuse what is off by more than rounding."""
+        found = {}
+        for name, sums in self._gaps.items():
+            gaps = torch.stack(sums).double().sum(0)  # (results, 2)
+            found[name] = float((gaps[:, 0] / gaps[:, 1].clamp(min=1e-30)).max().sqrt())
+            if not found[name] <= (BACKWARD if "back" in name or name == "thin_sums" else FORWARD):
+                raise ArithmeticError(f"the kernel of {name} is off by {found[name]:.1e} of its results")
+        return {name: float(f"{off:.1e}") for name, off in found.items()}
 
     @contextmanager
-    def _compiling(self, readying: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    def _compiling(self, readying: Callable[..., AbstractContextManager[None]], *kind: str) -> Iterator[None]:
         """Let kernels be compiled alone inside the block: they write nothing that could be compared."""
         self._readying = True
         try:
-            with readying():
+            with readying(*kind):
                 yield
         finally:
             self._readying = False
@@ -45,32 +56,22 @@ class Compared:
         ours: Callable[..., Any] = getattr(self.kernels, name)
         if name == "readying":
             return partial(self._compiling, ours)
-        if self._readying:
-            return ours
-        theirs = getattr(plain, name)
-        written = WRITTEN.get(name, 0 if name.endswith("_") else None)
+        return ours if self._readying else partial(self._both, name, ours, getattr(plain, name))
 
-        def both(*args: Any, **options: Any) -> Any:
-            copies, plain_options = _copied([*args]), {key: _copied(value) for key, value in options.items()}
-            sums = _sums(*args[-2:]) if name == "thin_back" else []
-            before = _copied(sums)
-            results = [ours(*args, **options)]
-            found = [*_tensors(results)][: ALIKE.get(name)] + _copied(sums)
-            _put(sums, before)
-            plainly = [*_tensors([theirs(*copies, **plain_options)])][: ALIKE.get(name)] + _copied(sums)
-            if written is not None and args[written] is not None:
-                found, plainly = [_joint(args[written]), *found], [_joint(copies[written]), *plainly]
-            _put(sums, found[len(found) - len(sums) :])
-            self._judge(name, found, plainly)
-            return results[0]
-
-        return both
-
-    def _judge(self, name: str, ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
-        off = float(torch.stack([_gap(one, other) for one, other in zip(ours, theirs, strict=True)]).max())
-        if not off <= (BACKWARD if "back" in name else FORWARD):
-            raise ArithmeticError(f"the kernel of {name} is off by {off:.1e} of its result")
-        self.worst[name] = max(float(f"{off:.1e}"), self.worst.get(name, 0.0))
+    def _both(self, name: str, ours: Callable[..., Any], theirs: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        written = WRITTEN.get(name, (0,) if name.endswith("_") else ())
+        copies, kept = _copied([*args]), {key: _copied(value) for key, value in options.items()}
+        sums = _sums(*args[-2:]) if name == "thin_sums" else []
+        before = _copied(sums)
+        result = ours(*args, **options)
+        added = _copied(sums)
+        found = [*_results(name, result), *(_joint(args[place], args[0]) for place in written), _joint(sums, args[0])]
+        _put(sums, before)
+        plainly = _results(name, theirs(*copies, **kept))
+        wanted = [*plainly, *(_joint(copies[place], args[0]) for place in written), _joint(sums, args[0])]
+        _put(sums, added)
+        self._gaps.setdefault(name, []).append(torch.stack([*map(_squares, found, wanted)]))
+        return result
 
 
 def _sums(group: Any, route: Any) -> list[Tensor]:
@@ -78,11 +79,14 @@ def _sums(group: Any, route: Any) -> list[Tensor]:
     return [route.bank.grads[:, site.offset : site.offset + site.size] for site in group.sites]
 
 
-def _gap(one: Tensor, other: Tensor) -> Tensor:
-    """Return ‖one − other‖ / ‖other‖."""
+def _squares(one: Tensor, other: Tensor) -> Tensor:
+    """Return ‖one − other‖² and ‖other‖²."""
     one, other = one.detach().float(), other.detach().float()
-    gap: Tensor = torch.linalg.vector_norm(one - other) / torch.linalg.vector_norm(other).clamp(min=1e-30)
-    return gap
+    return torch.stack([(one - other).square().sum(), other.square().sum()])
+
+
+def _results(name: str, result: Any) -> list[Tensor]:
+    return [*_tensors(result)][: ALIKE.get(name)]
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -93,9 +97,9 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(part)
 
 
-def _joint(value: Any) -> Tensor:
-    """Return all numbers of a result as one: what is small beside the rest may be rounding alone."""
-    return torch.cat([part.flatten().float() for part in _tensors(value)])
+def _joint(value: Any, like: Tensor) -> Tensor:
+    """Return all numbers of a result as one, none where it is None: the small beside the rest may be rounding alone."""
+    return torch.cat([part.flatten().float() for part in (*_tensors(value), like.new_zeros(0))])
 
 
 def _copied(value: Any) -> Any:

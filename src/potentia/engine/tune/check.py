@@ -249,12 +249,12 @@ class _Trial:
         compared = compared_kernels(self.bank.device, self.bank.dtype)
         try:
             with choosing(plain_operations() if self.copied else compared):
-                return self._differs(form, rows, truth)
+                told = self._differs(form, rows, truth)
+            if compared is not None:
+                self.facts["kernels"] = compared.judge()
+            return told
         except Exception as error:  # whatever it is, the form is not taken
             return _refusal(error)
-        finally:
-            if compared is not None and compared.worst:
-                self.facts["kernels"] = compared.worst
 
     def _differs(self, form: str, rows: Sequence[Lesson], truth: Gradients) -> str | None:
         """Say how a form's losses, gradients and updates differ from the judge's by more than is allowed, or None."""
