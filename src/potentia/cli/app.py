@@ -204,7 +204,9 @@ def expand_many(command: Any, arguments: list[str]) -> list[str]:
     several = {flag for flag, one in options.items() if one.multiple}
     if not end[1:] and all(_is_flag(group[0]) for group in groups):
         lending = several - OWN_FILES.get(name, frozenset())
-        taken = _sources([group for group in groups if group[0] in lending], _most(command))
+        own = [one.nargs for one in command.params if one.param_type_name == "argument"]  # of the command itself
+        most = sys.maxsize if any(count < 0 for count in own) else len(own)
+        taken = _sources([group for group in groups if group[0] in lending], most)
         end = ["--", *taken] if taken else end
     written = [part for group in groups for part in (_repeated(*group) if group[0] in several else group)]
     return [*start, *written, *end]
@@ -212,12 +214,6 @@ def expand_many(command: Any, arguments: list[str]) -> list[str]:
 
 def _repeated(flag: str, *values: str) -> list[str]:
     return [part for value in values for part in (flag, value)] or [flag]
-
-
-def _most(command: Any) -> int:
-    """Return how many arguments of its own a command takes."""
-    own = [one.nargs for one in command.params if one.param_type_name == "argument"]
-    return sys.maxsize if any(count < 0 for count in own) else len(own)
 
 
 def _is_flag(text: str) -> bool:

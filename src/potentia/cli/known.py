@@ -141,7 +141,10 @@ def list_tasks(asked: Any) -> None:
       potentia tasks
     """
     if asked.everything:
-        _list_all(asked.as_json)
+        names = sorted(potentia.tasks.task_index().items())
+        found = {name: {"kind": entry.kind, "file": entry.path} for name, entry in names}
+        told = (name if entry.kind == "task" else f"{name} ({entry.kind})" for name, entry in names)
+        answer(asked.as_json, found, *told)
         return
     known = potentia.facts.benchmarks()
     meaning = ", ".join(f"{short} {long}" for short, long in potentia.facts.CATEGORIES.items())
@@ -156,12 +159,6 @@ def list_tasks(asked: Any) -> None:
         Table("Left out there", ("task", "name", "metric", "train", "reason"), left_out),
         Table("Others: MMLU and leaderboard v2", ("task", "name", "metric", "note"), others),
     )
-
-
-def _list_all(as_json: bool) -> None:
-    names = sorted(potentia.tasks.task_index().items())
-    found = {name: {"kind": entry.kind, "file": entry.path} for name, entry in names}
-    answer(as_json, found, *(name if entry.kind == "task" else f"{name} ({entry.kind})" for name, entry in names))
 
 
 @command(

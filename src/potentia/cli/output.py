@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,13 @@ def answer(as_json: bool, value: Any, *told: str | Table) -> None:
         return
     for one in told:
         print_table(one) if isinstance(one, Table) else say(one)
+
+
+@contextmanager
+def status(what: str) -> Iterator[Callable[[str], None]]:
+    """Say what is going on, on a terminal; gives who is told what goes on now."""
+    with errors.status(f"{what} …") as shown:
+        yield lambda text: shown.update(f"{text} …")
 
 
 def agree(what: str, *, yes: bool) -> None:

@@ -6,13 +6,11 @@ import math
 import shlex
 import sys
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import typer
 from rich.markup import escape
-from rich.status import Status
 
 import potentia
 from potentia.cli import options as shared
@@ -58,8 +56,8 @@ def run(asked: Any) -> None:
         if getattr(asked, name):
             potentia.files.allow(getattr(potentia.files, what))
     made = _asked_study(asked)
-    with out.errors.status("reading tasks and models …") as status:
-        plan = potentia.run.plan_study(made, tell=partial(_update, status))
+    with out.status("reading tasks and models") as tell:
+        plan = potentia.run.plan_study(made, tell=tell)
     out.say(*_notes(plan), to=out.errors)
     workers = asked.workers or potentia.run.default_workers(plan)
     if asked.adaptive or asked.budget or asked.confidence:
@@ -78,10 +76,6 @@ def run(asked: Any) -> None:
         of_run = bool(plan.rows) and all(row.model.series is not None for row in plan.rows)
         _report_result(result, place, "checkpoints" if of_run else "rankings")
     raise typer.Exit(result.exit_code)
-
-
-def _update(status: Status, text: str) -> None:
-    status.update(f"{text} …")
 
 
 def _asked_study(asked: Any) -> potentia.Study:
@@ -201,8 +195,7 @@ def plan(asked: Any) -> None:
     if asked.budget is not None:
         potentia.run.read_budget(asked.budget, 1.0)  # what cannot be read is said before anything is timed
     made = _asked_study(asked)
-    with out.errors.status("reading tasks and models …") as status:
-        tell = partial(_update, status)
+    with out.status("reading tasks and models") as tell:
         planned = potentia.run.plan_study(made, tell=tell)
         cost = potentia.run.estimate_cost(planned, calibrate=asked.calibrate, tell=tell)
     out.say(*_notes(planned), to=out.errors)

@@ -14,7 +14,7 @@ import potentia
 from potentia.cli import options as shared
 from potentia.cli.app import app
 from potentia.cli.options import argument, command, option, output, overrides, path, some
-from potentia.cli.output import agree, answer, columns_of, errors, opened, print_classes, print_json, print_table, say
+from potentia.cli.output import agree, answer, columns_of, errors, opened, print_classes, say, status
 from potentia.errors import InputError, StudyError
 from potentia.values.findings import Table
 
@@ -49,12 +49,14 @@ def select(asked: Any) -> None:
         asked.recipe, overrides(asked, tasks=[_entry(asked.data, asked.columns)], **fixed)
     )
     asked.output.mkdir(parents=True, exist_ok=True)
-    with errors.status("reading the data …") as status:
+    with status("reading the data") as tell:
         note = partial(say, to=errors)
-        tell = (lambda text: status.update(f"{text} …")) if errors.is_terminal else note
-        race = potentia.run.Race(study, seconds, tell=tell, note=note, workers=asked.workers)
+        heard = tell if errors.is_terminal else note
+        race = potentia.run.Race(study, seconds, tell=heard, note=note, workers=asked.workers)
         choice = race.run()
-    adapter = _export(race, choice, asked.output / "adapter")
+    with potentia.store.Store.open(study.store, readonly=True) as store:  # in the place of an earlier selection's
+        final, place = race.final(store, choice.best), asked.output / "adapter"
+        adapter = potentia.integrations.export_adapter(store, final, place, replace=True)
     classes = potentia.analysis.benchmark.find_classification(
         potentia.evidence.read(study.store, study=race.last), best=choice.best
     )
@@ -81,14 +83,6 @@ def _entry(data: str, columns: list[str] | None) -> str | dict[str, Any]:
         return data
     entry: dict[str, Any] = {"name": path.stem if path.is_file() else path.resolve().name, "file": data}
     return entry | ({"columns": columns_of(columns)} if columns else {})
-
-
-def _export(
-    race: Any, choice: potentia.analysis.planning.Choice, folder: Path
-) -> potentia.integrations.ExportedAdapter:
-    """Write the winner's adapter in the place of one of an earlier selection."""
-    with potentia.store.Store.open(race.study.store, readonly=True) as store:
-        return potentia.integrations.export_adapter(store, race.final(store, choice.best), folder, replace=True)
 
 
 SHOWN = 10  # rows of the printed table
@@ -122,17 +116,16 @@ def predict(asked: Any) -> None:
             drop_bad_rows=bool(asked.drop_bad_rows), progress=lambda amount: bar.update(work, advance=amount),
         )  # fmt: skip
     records, known = found.records(), sum(gold is not None for gold in found.gold)
-    if asked.as_json:
-        accuracy = found.accuracy if known else None
-        print_json({"predictions": records, "labelled": known, "accuracy": accuracy, "tested": found.tested})
-        return
-    found.write(asked.output)
+    value = {"predictions": records, "labelled": known, "accuracy": found.accuracy if known else None}
     rows = tuple((n, row["predicted"], row["probability"] or math.nan) for n, row in enumerate(records[:SHOWN], 1))
     note = f"{len(records)} rows → {asked.output}"
-    print_table(Table("Predictions", ("row", "predicted", "probability"), rows, note=note))
+    told: list[str | Table] = [Table("Predictions", ("row", "predicted", "probability"), rows, note=note)]
     if known:
         tested = "" if found.tested is None else f" The test gave {found.tested:.3f} ({found.metric})."
-        say(f"Accuracy {found.accuracy:.3f} on {known} labelled rows.{tested}")
+        told.append(f"Accuracy {found.accuracy:.3f} on {known} labelled rows.{tested}")
+    if not asked.as_json:
+        found.write(asked.output)
+    answer(asked.as_json, {**value, "tested": found.tested}, *told)
 
 
 adapters = typer.Typer(help="Tuned adapters: list, export, merge, drop.", no_args_is_help=True, rich_markup_mode="rich")

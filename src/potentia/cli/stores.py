@@ -16,7 +16,7 @@ import typer
 import potentia
 from potentia.cli.app import app
 from potentia.cli.options import CELLS, HISTORY, THE_STORE, YES, argument, command, flag, option, output
-from potentia.cli.output import agree, answer, console, dicts, history, print_json, print_table, say
+from potentia.cli.output import agree, answer, console, dicts, history, say
 from potentia.errors import InputError, MissingExtraError, without_password
 from potentia.timing import clock
 from potentia.values.findings import Table
@@ -48,30 +48,25 @@ def status(asked: Any) -> None:
         raise InputError(f"no study {asked.study!r}", where=asked.store, hint=hint)
     if asked.watch:
         _follow(partial(potentia.run.store_status, asked.store, asked.study), as_json=asked.as_json)
-    elif asked.as_json:
-        print_json(state)
     else:
-        _print_status(state)
+        answer(asked.as_json, state, *_tables(state))
 
 
-def _print_status(state: dict[str, Any]) -> None:
-    rows = tuple(
-        (s["name"], s["key"][:8], s["models"], s["tasks"], s["done"], s["asked"], s["failed"], s["running"])
-        for s in state["studies"]
-    )
+def _tables(state: dict[str, Any]) -> list[Table]:
+    """Return the studies, the rows that run, and the cells that failed: a row for each model and reason."""
+    names = ("models", "tasks", "done", "asked", "failed", "running")
+    rows = tuple((s["name"], s["key"][:8], *(s[name] for name in names)) for s in state["studies"])
     columns = ("study", "key", "models", "tasks", "cells done", "asked", "failed", "running")
-    print_table(Table(f"Studies in {state['store']}", columns, rows))
-    if any(one["running"] for one in state["studies"]):
-        print_table(running(state))
-    failed: dict[tuple[str, str], list[str]] = defaultdict(list)  # one row for each model and reason
+    tables = [Table(f"Studies in {state['store']}", columns, rows)]
+    tables += [running(state)] if any(one["running"] for one in state["studies"]) else []
+    failed: dict[tuple[str, str], list[str]] = defaultdict(list)
     for one in state["failures"]:
         failed[one["model"], one["reason"]].append(f"{one['task']} × {one['protocol']}")
-    if failed:
-        listed = [
-            (model, cells[0] if len(cells) == 1 else f"{len(cells)} cells", reason)
-            for (model, reason), cells in failed.items()
-        ]
-        print_table(Table("Failed cells", ("model", "cells", "reason"), tuple(listed)))
+    listed = [
+        (model, cells[0] if len(cells) == 1 else f"{len(cells)} cells", reason)
+        for (model, reason), cells in failed.items()
+    ]
+    return tables + ([Table("Failed cells", ("model", "cells", "reason"), tuple(listed))] if listed else [])
 
 
 def running(state: dict[str, Any]) -> Table:
@@ -100,7 +95,7 @@ def _follow(look: Callable[[], dict[str, Any]], *, as_json: bool) -> None:
             state = look()
             if console.is_terminal and not as_json:
                 console.clear()
-                _print_status(state)
+                answer(False, state, *_tables(state))
                 console.print(f"{time.strftime('%H:%M:%S')} · every {EVERY:g} s · Ctrl-C ends", style="dim")
             else:
                 for one in state["studies"]:
