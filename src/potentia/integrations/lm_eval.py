@@ -9,7 +9,7 @@ In Python, importing this module is enough: ``lm_eval.simple_evaluate(model="pot
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -101,11 +101,10 @@ class PotentiaLM(TemplateLM):  # type: ignore[misc]
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Log-probability of each continuation, and whether greedy decoding would write it."""
-        with _bar(len(requests), "loglikelihood", disable_tqdm) as bar:
-            found = self.scorer.loglikelihood([Continuation(*r.args) for r in requests], progress=bar.update)
-        answers = [(entry.logprob, entry.greedy) for entry in found]
-        self._keep("loglikelihood", [request.args for request in requests], answers)
-        return answers
+        found = _asked(
+            "loglikelihood", self.scorer.loglikelihood, [Continuation(*r.args) for r in requests], disable_tqdm
+        )
+        return self._kept("loglikelihood", requests, [(entry.logprob, entry.greedy) for entry in found])
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], Ids, Ids]], **_: Any
@@ -115,11 +114,10 @@ class PotentiaLM(TemplateLM):  # type: ignore[misc]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Log-probability of each whole text."""
-        with _bar(len(requests), "loglikelihood_rolling", disable_tqdm) as bar:
-            found = self.scorer.rolling([Document(r.args[0]) for r in requests], progress=bar.update)
-        answers = [entry.logprob for entry in found]
-        self._keep("loglikelihood_rolling", [request.args for request in requests], answers)
-        return answers
+        found = _asked(
+            "loglikelihood_rolling", self.scorer.rolling, [Document(r.args[0]) for r in requests], disable_tqdm
+        )
+        return self._kept("loglikelihood_rolling", requests, [entry.logprob for entry in found])
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Greedy continuations, each cut at its first stop string."""
@@ -135,19 +133,18 @@ class PotentiaLM(TemplateLM):  # type: ignore[misc]
             stop = handle_stop_sequences(settings.get("until"), eos=self.tokenizer.eos_token)
             stops = tuple(text for text in stop if text)
             wanted.append(Generation(context, stops, settings["max_gen_toks"], decoding_options(settings)))
-        with _bar(len(requests), "generate_until", disable_tqdm) as bar:
-            texts = self.scorer.generate(wanted, progress=bar.update)
+        texts = _asked("generate_until", self.scorer.generate, wanted, disable_tqdm)
         if self.think_end_token:
             texts = [
                 postprocess_generated_text(text, list(request.stop), self.think_end_token)
                 for text, request in zip(texts, wanted, strict=True)
             ]
-        self._keep("generate_until", [request.args for request in requests], texts)
-        return texts
+        return self._kept("generate_until", requests, texts)
 
-    def _keep(self, kind: str, arguments: list[Any], answers: Sequence[Any]) -> None:
-        for request, answer in zip(arguments, answers, strict=True):
-            self.cache_hook.add_partial(kind, request, answer)
+    def _kept(self, kind: str, requests: Sequence[Any], answers: list[Any]) -> list[Any]:
+        for request, answer in zip(requests, answers, strict=True):
+            self.cache_hook.add_partial(kind, request.args, answer)
+        return answers
 
 
 def _device(asked: str | None) -> str:
@@ -159,10 +156,11 @@ def _device(asked: str | None) -> str:
     return asked or "auto"
 
 
-def _bar(total: int, what: str, hidden: bool) -> Any:
+def _asked(what: str, answer: Callable[..., list[Any]], requests: Sequence[Any], hidden: bool) -> list[Any]:
     from tqdm import tqdm
 
-    return tqdm(total=total, desc=f"potentia: {what}", disable=hidden)
+    with tqdm(total=len(requests), desc=f"potentia: {what}", disable=hidden) as bar:
+        return answer(requests, progress=bar.update)
 
 
 def main() -> None:
