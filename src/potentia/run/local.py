@@ -105,16 +105,19 @@ def kept(store: Store, lease: LeaseRecord) -> Iterator[Stop]:
     """Say that a row's process is alive while the row runs; gives whether the lease was taken away."""
     from potentia.store import BEAT_SECONDS
 
-    lost = threading.Event()
+    lost, over = threading.Event(), threading.Event()
 
     def beat() -> None:
         with suppress(StoreError):  # the row hears of it too, and decides
-            if not lost.is_set() and not store.beat(lease):
+            if not (lost.is_set() or over.is_set()) and not store.beat(lease):
                 lost.set()
 
     try:
         with repeatedly(beat, BEAT_SECONDS):
-            yield lost.is_set
+            try:
+                yield lost.is_set
+            finally:
+                over.set()  # a store that is away is not waited for once more
     finally:
         with suppress(StoreError):  # the store is away: the lease ends with this process
             store.let_go(lease)
