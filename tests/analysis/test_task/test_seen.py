@@ -131,7 +131,7 @@ def test_it_speaks_where_calibration_allows_and_only_there():
     assert made.rows[1][4] == 1.0
 
 
-@pytest.mark.parametrize("rate", [5e-4, 2e-3])
+@pytest.mark.parametrize("rate", [5e-4, pytest.param(2e-3, marks=pytest.mark.long)])
 def test_the_calibration_that_is_shipped_finds_exposure_in_form_and_names_what_escapes(rate):
     from potentia.analysis.test_task.seen import IN_FORM, planted
 
