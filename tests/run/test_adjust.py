@@ -104,25 +104,3 @@ def test_selection_tuned_never_keeps_the_untuned_model(world: Path, tmp_path: Pa
     assert not kept["validation"]["notes"].selection["tuned"]
     assert all(cell.selection["tuned"] for cell in kept["tuned"].values())
     assert kept["tuned"]["notes"].score.value > kept["validation"]["notes"].score.value, "more bits per byte"
-
-
-def test_full_tuning_goes_on_where_it_was_stopped(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from potentia.engine.tune.full import Job
-    from potentia.run.fine_tuning import FineTuning
-
-    tuning = {"method": "full", "learning_rates": [3e-3], "epochs": 3}
-    whole, halted = (study(world, tmp_path / f"{name}.db", tuning=tuning) for name in ("whole", "halted"))
-    steps: list[int] = []
-    gradients = Job._gradients
-    monkeypatch.setattr(Job, "_gradients", lambda self, rows: steps.append(1) or gradients(self, rows))
-    assert run_study(whole).failed == 0
-    total = len(steps)
-    with monkeypatch.context() as patch:
-        patch.setattr(FineTuning, "stop", lambda self: len(steps) >= total + 15)
-        assert run_study(halted).interrupted
-    assert run_study(halted).failed == 0
-    assert len(steps) == 2 * total, "no step was computed twice"
-    with Store.open(whole.store) as one, Store.open(halted.store) as two:
-        for protocol in ("adjust@10", "adjust"):
-            assert (one.matrix(protocol).values == two.matrix(protocol).values).all()
-    assert not any(tmp_path.joinpath("halted.db.lanes").glob("*")), "nothing is left behind"
