@@ -212,10 +212,20 @@ def plan(asked: Any) -> None:
 
 
 def _tell_cost(planned: potentia.run.StudyPlan, cost: potentia.run.StudyCost) -> tuple[dict[str, Any], list[Table]]:
-    """Return what a study will cost, for scripts and for people."""
-    total = _total(planned, cost)
+    """Return what a study will cost, for scripts and for people: by row and by task."""
+    total = _sums(cost.cells)
+    total |= {"cells_done": len(cost.cells) - total["cells_to_do"], "lanes": round(total["lanes"])}
+    total |= {"seconds": cost.seconds, "hours": cost.seconds / 3600}
+    problems = {row.model.name: row.problem for row in planned.rows if row.problem}
+    columns = ("model", "in store", "to do", "lanes", "train", "score", "FLOPs", "weights", "time", "problem")
+    most = len(columns) - (not problems)
+    by_row = tuple(_row_cost(row, cost)[:most] for row in planned.rows)
+    by_task = tuple(_task_cost(name, cost) for name in planned.tasks.benchmarks)
     told = {"study": planned.study.name, "device": cost.device, "times": cost.source or None, **total}
-    return {**told, "cells": cost.cells}, cost_tables(planned, cost, total)
+    return {**told, "problems": problems, "cells": cost.cells}, [
+        Table(f"Plan of {planned.study.name}", columns[:most], by_row, note=_cost_note(cost, total)),
+        Table("By task", ("task", "to do", "train", "time", "share"), by_task),
+    ]
 
 
 def _choose(planned: potentia.run.StudyPlan, cost: potentia.run.StudyCost, asked: Any) -> tuple[Any, Any]:
@@ -249,31 +259,6 @@ def _sums(cells: Iterable[Any]) -> dict[str, Any]:
     """Add up what the cells that are not done will take."""
     left = [cell for cell in cells if not cell.done]
     return {"cells_to_do": len(left), **{part: sum(getattr(cell, part) for cell in left) for part in AMOUNTS}}
-
-
-def _total(planned: potentia.run.StudyPlan, cost: potentia.run.StudyCost) -> dict[str, Any]:
-    total, seconds = _sums(cost.cells), cost.seconds
-    return {
-        **total,
-        "cells_done": len(cost.cells) - total["cells_to_do"],
-        "lanes": round(total["lanes"]),
-        "seconds": seconds,
-        "hours": seconds / 3600,
-        "problems": {row.model.name: row.problem for row in planned.rows if row.problem},
-    }
-
-
-def cost_tables(planned: potentia.run.StudyPlan, cost: potentia.run.StudyCost, total: dict[str, Any]) -> list[Table]:
-    """Return the cost by row and by task."""
-    rows = [_row_cost(row, cost) for row in planned.rows]
-    columns = ("model", "in store", "to do", "lanes", "train", "score", "FLOPs", "weights", "time", "problem")
-    most = len(columns) - (not total["problems"])
-    by_row = tuple(row[:most] for row in rows)
-    by_task = tuple(_task_cost(name, cost) for name in planned.tasks.benchmarks)
-    return [
-        Table(f"Plan of {planned.study.name}", columns[:most], by_row, note=_cost_note(cost, total)),
-        Table("By task", ("task", "to do", "train", "time", "share"), by_task),
-    ]
 
 
 def _row_cost(row: Any, cost: potentia.run.StudyCost) -> tuple[Cell, ...]:

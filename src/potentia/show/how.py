@@ -68,14 +68,11 @@ def _path(cell: CellRecord) -> tuple[Cell, ...]:
     training, scorer = cell.manifest.get("training") or {}, cell.manifest.get("scorer") or {}
     reasons = [f"{form}: {why}" for form, why in (training.get("not_taken") or {}).items() if why != ABSENT]
     slower = "; ".join([*reasons, *map(str, scorer.get("fallbacks") or ())]) or None
-    how = (*_trained(training), *_scored(cell.manifest["engine"], scorer))
-    return (cell.model, Protocol(cell.protocol).label, *how, slower)
-
-
-def _trained(training: Mapping[str, Any]) -> tuple[Cell, Cell, Cell, Cell]:
     distance = training.get("distance_in_few_bits") or training.get("distance") or {}
     targets = ", ".join(map(str, training.get("targets") or ())) or None
-    return training.get("form"), _size(distance.get("lane")), _size(training.get("update")), targets
+    trained = training.get("form"), _size(distance.get("lane")), _size(training.get("update")), targets
+    scored = _scored(cell.manifest["engine"], scorer)
+    return (cell.model, Protocol(cell.protocol).label, *trained, *scored, slower)
 
 
 def _scored(engine: Mapping[str, Any], scorer: Mapping[str, Any]) -> tuple[Cell, Cell, str]:
