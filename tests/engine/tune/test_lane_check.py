@@ -168,7 +168,7 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize("broken", ["", *KERNELS])
+@pytest.mark.parametrize("broken", ["", "norm", "gate_back_", "thin_sums", "attend_back"])
 def test_kernels_are_compared_one_by_one_in_the_dtype_of_the_run(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Structure is judged by plain operations: no kernel is made for a dtype that nothing is trained in."""
     seen: set[tuple[str, torch.dtype]] = set()

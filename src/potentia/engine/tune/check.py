@@ -52,6 +52,7 @@ COSTS = {
 }
 SLOTS = 3
 DRAWS = 3  # a router decides near ties by rounding: what is wrong is wrong on other rows too
+MOST_PLAIN = 2048  # tokens of rows that plain attention has memory for: it keeps tokens × tokens
 SHORTEST = 32  # tokens that rows are cut to before memory is given up on
 ABSENT, NO_MEMORY = "its layers are of another kind", "no memory to try it"
 
@@ -246,15 +247,21 @@ class _Trial:
 
     def _tried(self, form: str, draw: int) -> str | None:
         rows, truth = self.rows(draw)
-        compared = compared_kernels(self.bank.device, self.bank.dtype)
+        do = self._operations(rows)
         try:
-            with choosing(plain_operations() if self.copied else compared):
+            with choosing(do):
                 told = self._differs(form, rows, truth)
-            if compared is not None:
-                self.facts["kernels"] = compared.judge()
+            if hasattr(do, "judge"):
+                self.facts["kernels"] = do.judge()
             return told
         except Exception as error:  # whatever it is, the form is not taken
             return _refusal(error)
+
+    def _operations(self, rows: Sequence[Lesson]) -> Any:
+        """Return plain operations for a copy, kernels beside them for a model of 16 bits; None for the device's own."""
+        if max(len(row.ids) for row in rows) > MOST_PLAIN:
+            return None
+        return plain_operations() if self.copied else compared_kernels(self.bank.device, self.bank.dtype)
 
     def _differs(self, form: str, rows: Sequence[Lesson], truth: Gradients) -> str | None:
         """Say how a form's losses, gradients and updates differ from the judge's by more than is allowed, or None."""
@@ -278,8 +285,9 @@ class _Trial:
         """Say whether a form that is right is so where activations are computed again, too."""
         self.recompute = True
         try:
-            with choosing(plain_operations() if self.copied else None), self.dropping(form):
+            with self.dropping(form):
                 rows, truth = self.rows()
+            with self.dropping(form), choosing(self._operations(rows) if self.copied else None):
                 distance = distance_of(self.bank, self.gradients(form, rows), truth)
                 right = distance.within(self._allowed(rows, truth))
         except Exception as error:
