@@ -35,7 +35,7 @@ from potentia.analysis.stats.correlation import kendall_matrix, mean_offdiagonal
 from potentia.analysis.stats.significance import measure_significance
 from potentia.errors import InputError
 from potentia.facts import ModelFacts, benchmarks, models
-from potentia.values.findings import Chart, Finding, Table
+from potentia.values.findings import Chart, Finding, Findings, Table
 from potentia.values.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol
 from potentia.values.scores import ScoreMatrix
 
@@ -51,7 +51,7 @@ BEST, CLOSE = 28, 2  # cells of 36 in which ICLiP is best, and near the best
 
 
 @dataclass(frozen=True, eq=False)
-class Bose(Finding):
+class Bose(Findings):
     """Our numbers from the printed table beside the paper's."""
 
     ablation: Ablation
@@ -69,10 +69,6 @@ class Bose(Finding):
         note = "From the scores of table 4. The two instruct methods are level there; the text says that shots help."
         return (Table("BOSE: ours and the paper's", ("place", "number", "ours", "paper"), rows, note), *found.tables())
 
-    def charts(self) -> Sequence[Chart]:
-        """Return the ablation's charts."""
-        return self.ablation.charts()
-
 
 def reproduce_bose() -> Bose:
     """Rank the methods of table 4 in every cell."""
@@ -87,7 +83,7 @@ NEAR = 0.06  # of the printed value: the tables are rounded, and the document do
 
 
 @dataclass(frozen=True, eq=False)
-class ProxyPaper(Finding):
+class ProxyPaper(Findings):
     """Our variances and ratios from the printed scores beside the paper's."""
 
     robustness: Robustness
@@ -105,10 +101,6 @@ class ProxyPaper(Finding):
         columns = ("task", "number", "ours", "paper", f"within {NEAR:.0%}")
         title = "Proxy tasks, table 5: ours and the paper's"
         return Table(title, columns, rows, note), *self.robustness.tables()
-
-    def charts(self) -> Sequence[Chart]:
-        """Return the finding's charts."""
-        return self.robustness.charts()
 
 
 def reproduce_proxy() -> ProxyPaper:

@@ -69,15 +69,8 @@ class Problem:
     def take(self, rows: npt.NDArray[np.intp]) -> Problem:
         """Return the problem of these rows alone."""
         square = np.ix_(rows, rows)
-        return Problem(
-            z=self.z[rows],
-            excess=self.excess[rows],
-            grams=np.stack([gram[square] for gram in self.grams]),
-            mean=self.mean[rows],
-            kin=self.kin[square],
-            own=self.own[rows],
-            level_variance=self.level_variance,
-        )
+        by_row = {name: getattr(self, name)[rows] for name in ("z", "excess", "mean", "own")}
+        return replace(self, **by_row, kin=self.kin[square], grams=np.stack([gram[square] for gram in self.grams]))
 
     def hide(self, cells: npt.NDArray[np.bool_]) -> Problem:
         """Return the problem with these cells unknown."""

@@ -312,11 +312,8 @@ class _Analysis:
 
     def compute(self, components: Mapping[Protocol, pca.Components]) -> dict[Protocol, pca.ComputeFit]:
         flops, families = self.background.flops, self.background.families
-        return {
-            protocol: pca.fit_compute(whole, flops, families=families, **self.how)
-            for protocol, whole in components.items()
-            if len({flops[m] for m in whole.models if m in flops}) > 2
-        }
+        known = {p: whole for p, whole in components.items() if len({*map(flops.get, whole.models)} - {None}) > 2}
+        return {p: pca.fit_compute(whole, flops, families=families, **self.how) for p, whole in known.items()}
 
     def perplexity(self) -> dict[Protocol, grouped.PerplexityAgreement]:
         """Perplexity against tasks within each protocol."""

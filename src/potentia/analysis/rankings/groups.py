@@ -126,16 +126,14 @@ def _built(
 ) -> GroupAgreement:
     """Measure the mean agreement of each group; by Kendall's τ, or a method for each."""
     groups = list(cells.values())
+    means = {name: methods[name] if methods else kendall_matrix for name in cells}
     return GroupAgreement(
         by=by,
         groups=tuple(cells),
         models=tuple(group[0].shape[0] for group in groups),
         tasks=tuple(group[0].shape[1] for group in groups),
         protocols=tuple(matrix.protocol for matrix in groups[0]),
-        means=tuple(
-            tuple(_mean(m, how, methods[name] if methods else kendall_matrix) for m in group)
-            for name, group in cells.items()
-        ),
+        means=tuple(tuple(_mean(m, how, means[name]) for m in group) for name, group in cells.items()),
         over=tuple(how.units.over(group[0].models) for group in groups),
         measure="agreement" if methods else NAMES["kendall"],
     )

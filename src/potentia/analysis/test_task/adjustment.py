@@ -22,7 +22,7 @@ from potentia.analysis.test_task import scaling
 from potentia.analysis.test_task.cohort import Cohort, Pair, Split, against_compute
 from potentia.analysis.test_task.scaling import Coefficient, HingeFit, LogLinearFit, fit_hinge, fit_log_linear
 from potentia.errors import InputError
-from potentia.values.findings import Chart, Finding, Line, Plot, Table, picked
+from potentia.values.findings import Chart, Finding, Findings, Line, Plot, Table, picked
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats
 
@@ -67,7 +67,7 @@ class GroupScaling(Finding):
 
 
 @dataclass(frozen=True)
-class TaskAdjustment(Finding):
+class TaskAdjustment(Findings):
     """θ on one task before and after all models were tuned on the same task data."""
 
     before: GroupScaling
@@ -76,10 +76,6 @@ class TaskAdjustment(Finding):
     def tables(self) -> Sequence[Table]:
         """Return both stages, a row each."""
         return _tables((self.before, self.after))
-
-    def charts(self) -> Sequence[Chart]:
-        """Return both pictures."""
-        return (*self.before.charts(), *self.after.charts())
 
 
 @dataclass(frozen=True)
