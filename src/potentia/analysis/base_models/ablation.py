@@ -204,8 +204,18 @@ def compare_methods(
     best, near = cube == highest, (cube < highest) & (highest - cube <= tolerance)
     ranked = np.where(counted, rankdata(-cube, axis=1, nan_policy="omit"), np.nan)
     wins, close = (tuple((part & counted).sum(axis=(0, 2)).tolist()) for part in (best, near))
-    of = tuple(compress(rows, of_rows)), names, tuple(compress(tasks, of_tasks)), cube
-    return Ablation(*of, _mean_ranks(ranked), wins, close, int(whole.sum()), tolerance, left_out(reasons))
+    return Ablation(
+        models=tuple(compress(rows, of_rows)),
+        methods=names,
+        tasks=tuple(compress(tasks, of_tasks)),
+        scores=cube,
+        mean_rank=_mean_ranks(ranked),
+        best=wins,
+        near=close,
+        cells=int(whole.sum()),
+        tolerance=tolerance,
+        left_out=left_out(reasons),
+    )
 
 
 def _sharing(found: Columns, models: Sequence[str]) -> tuple[str, ...]:

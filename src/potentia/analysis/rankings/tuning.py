@@ -166,8 +166,19 @@ def _given(model: str, cells: Sequence[tuple[str, Mapping[str, Any]]], matrix: S
     rates = sorted(one["learning_rate"] for one in chosen if one.get("learning_rate"))
     trainable, tokens, updates = (_median([one[name] for one in chosen]) for name in ("trainable", "tokens", "updates"))
     ends = Counter(one["search"] for one in chosen)
-    given = trainable, tuple(parts), tokens, updates, tuple(rates), {doubt: ends[doubt] for doubt in DOUBTS}
-    return Given(model, len(chosen), *given, _median(spread), _median(noise))
+    doubts = {doubt: ends[doubt] for doubt in DOUBTS}
+    return Given(
+        model,
+        cells=len(chosen),
+        trainable=trainable,
+        parts=tuple(parts),
+        tokens=tokens,
+        updates=updates,
+        rates=tuple(rates),
+        doubts=doubts,
+        seed_spread=_median(spread),
+        noise=_median(noise),
+    )
 
 
 def _moved(matrix: ScoreMatrix, cells: Chosen) -> tuple[str, ...]:

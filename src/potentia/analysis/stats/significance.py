@@ -87,8 +87,8 @@ def measure_significance(
         shared.append((right.shape[1] if len(p) else 0, int((p < 1 - level).sum()), int((real < 1 - level).sum())))
     items, by_items, item_discoveries = zip(*shared, strict=True) if shared else ((), (), ())
     detectable = tuple(detectable_difference(matrix, level=level).tolist())
-    tested = level, matrix.shape[0], matrix.tasks, pairs, significant, tuple(kept), detectable
-    return Significance(matrix.protocol, *tested, items, by_items, item_discoveries)
+    about = matrix.protocol, level, matrix.shape[0], matrix.tasks
+    return Significance(*about, pairs, significant, tuple(kept), detectable, items, by_items, item_discoveries)
 
 
 def pair_z(matrix: ScoreMatrix) -> Floats:
