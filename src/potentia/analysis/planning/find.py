@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from potentia.analysis.left_out import inside
 from potentia.analysis.planning.complete import DRAWS, Completion, complete
 from potentia.analysis.rankings.decide import Unseen
 from potentia.analysis.stats.first import FEW_MODELS
@@ -45,14 +46,15 @@ def find_grid(evidence: Evidence) -> Grid:
     cell failed is no candidate.
     """
     studies = list(filter(None, map(study_of, evidence.studies)))
-    protocol = next((p for p in (TRAIN_BEFORE_TEST, ADJUST) for s in studies if p in s.protocols), None)
+    every = {protocol for study in studies for protocol in study.protocols}
+    protocol = next(iter(inside((TRAIN_BEFORE_TEST, ADJUST), every)), None)
     if protocol is None:
         raise InputError("there is nothing to predict: no study of these scores tunes models")
     metrics: dict[str, Metric] = {}
     for matrix in reversed(evidence.planned.values()):
         metrics |= dict(zip(matrix.tasks, matrix.metrics, strict=True))
     asked = dict.fromkeys(TaskName(task.name).whole for study in studies for task in study.benchmarks())
-    tasks = tuple(t for t in asked if t in metrics and not metrics[t].is_text)
+    tasks = tuple(t for t in inside(asked, metrics) if not metrics[t].is_text)
     failed = {(f.model, TaskName(f.task).whole) for f in evidence.failures() if f.protocol == protocol}
     rows = dict.fromkeys(row.name for study in studies for row in study.rows())
     models = tuple(m for m in rows if not {(m, t) for t in tasks} <= failed)

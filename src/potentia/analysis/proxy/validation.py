@@ -264,11 +264,7 @@ def validate(
     outcomes: dict[str, list[tuple[float, float]]] = {}  # tau and share of reversed pairs, half by half
     counts: Counter[str] = Counter()
     for _ in range(splits):
-        first, second = _halves(labels, rng)
-        if min(len(first), len(second)) < LEAST_MODELS // 2:
-            large = f"a family holds {max(len(first), len(second))} of the {units} {unit}"
-            message = f"{large}: no two halves without a common family are large enough"
-            raise InputError(message, hint="split by model instead of by family")
+        first, second = _halves(labels, rng, unit)
         weights = {on: choose_proxies(joined.matrix(on, wanted, first), target, **choice).weights for on in chosen}
         counts.update(list(weights[chosen[0]]))
         predicted = {name: _predict(weights[on], joined.view(to, second)) for name, on, to in strategies}
@@ -297,13 +293,17 @@ def _views(
     return joined, strategies
 
 
-def _halves(labels: Sequence[str], rng: np.random.Generator) -> tuple[list[int], list[int]]:
+def _halves(labels: Sequence[str], rng: np.random.Generator, unit: str = "models") -> tuple[list[int], list[int]]:
     """Split places into two halves that share no label: labels in random order go to the side that has less so far."""
     sides: tuple[list[int], list[int]] = ([], [])
     for label in rng.permutation(sorted(set(labels))):
         sizes = len(sides[0]), len(sides[1])
         side = int(rng.integers(2)) if sizes[0] == sizes[1] else int(sizes[0] > sizes[1])
         sides[side].extend(i for i, own in enumerate(labels) if own == label)
+    if min(map(len, sides)) < LEAST_MODELS // 2:
+        large = f"a family holds {max(map(len, sides))} of the {len(labels)} {unit}"
+        message = f"{large}: no two halves without a common family are large enough"
+        raise InputError(message, hint="split by model instead of by family")
     return sorted(sides[0]), sorted(sides[1])
 
 

@@ -161,22 +161,21 @@ def make_scoreboard(
     ranking, earlier = overall[main], overall.get(first) if first != main else None
     level, models = ranking.level, list(ranking.models)
     shown, tasks = _shared(matrices, models, [p for p in matrices if p in (first, main)])
-    means = {p: _means(matrices[p], models, tasks, level) for p in shown}
+    means = [_means(matrices[p], models, tasks, level) for p in shown]
     gains: dict[str, Interval] = {}
     if first != main and first in shown and tasks:
         stored = items.get(first, {}), items.get(main, {})
         gains = _gains(matrices[first], matrices[main], models, tasks, stored, level)
     missing = _hardest(ranking, matrices[main], items.get(main))
-    second = next((m for m in models if m != ranking.first), None)
+    second = next(iter(outside(models, [ranking.first])), None)
     rival = missing.rival if missing is not None else next(iter(ranking.rivals), second)
-    metrics = {m.name for t, m in zip(matrices[main].tasks, matrices[main].metrics, strict=True) if t in tasks}
     lead = lead_of(ranking, matrices[main], items.get(main), ranking.first, rival) if rival else None
-    before = dict.fromkeys(models) if earlier is None else {m: earlier.rank(m) for m in models}
+    metrics = {metric.name for metric in matrices[main].select(tasks=tasks).metrics}
+    by_model = ranking.ranks, ranking.low, ranking.high, ranking.p_first
     standings = []
-    for k, m in enumerate(models):
-        rank, low, high, chance = (float(x[k]) for x in (ranking.ranks, ranking.low, ranking.high, ranking.p_first))
-        scores = tuple(means[p].get(m) for p in shown)
-        standings.append(Standing(m, rank, low, high, chance, before[m], scores, gains.get(m)))
+    for m, rank, low, high, chance in zip(models, *(array.tolist() for array in by_model), strict=True):
+        before = None if earlier is None else earlier.rank(m)
+        standings.append(Standing(m, rank, low, high, chance, before, tuple(by.get(m) for by in means), gains.get(m)))
     return Scoreboard(
         protocols=tuple(shown),
         ranking=ranking,
