@@ -136,7 +136,7 @@ def test_nothing_that_is_shown_is_nan():
     board = find_scoreboard(evidence)
     told = answer(make_report(evidence))
     shown = [*board.tables()[0].rows, board.headline(), *board.certainty(), told.headline, *told.sentences]
-    shown += [f"{tile.value} {tile.note}" for tile in told.tiles]
+    shown += [f"{tile['value']} {tile['note']}" for tile in told.tiles]
     assert "nan" not in str(shown)
     assert "3 models have" in board.tables()[0].note
 
