@@ -83,7 +83,7 @@ def test_one_run_has_a_course_and_no_order():
 
 def test_the_report_leads_with_curves_instead_of_many_models():
     data = make_report(evidence())
-    sections = {s.id: s.html for s in build_sections(data)}
+    sections = {id: html for id, _, html in build_sections(data)}
     assert data.training is not None
     assert "one ends first of 2 runs" in sections["answer"].replace('<span class="whole">', "").replace("</span>", "")
     assert 'id="fig-training"' in sections["answer"]
@@ -92,7 +92,7 @@ def test_the_report_leads_with_curves_instead_of_many_models():
     assert "most likely the best" not in sections["answer"]
     assert "ranks" not in sections, "checkpoints of a run are no rivals"
     mixed = make_report(evidence(models=[*MODELS, "another"]))
-    told = {s.id: s.html for s in build_sections(mixed)}
+    told = {id: html for id, _, html in build_sections(mixed)}
     assert 'id="fig-training"' not in told["answer"]
     assert 'id="fig-training"' in told["stability"]
     assert "ranks" in told
