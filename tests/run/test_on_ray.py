@@ -25,7 +25,7 @@ def cluster() -> Iterator[None]:
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:  # short, for sockets
         options = {"_node_ip_address": "127.0.0.1", "_temp_dir": folder}
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, **options)
+        ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, **options)
         yield
         ray.shutdown()
 
