@@ -57,7 +57,7 @@ WORTH = 3.0  # times the model's own rounding
 
 @dataclass(frozen=True)
 class Break:
-    """One break: its name, what notices it (a form, dora, score, adapters, write, seats), and how it is made."""
+    """One break: its name, what notices it (a form, again, dora, score, adapters, write, seats), and how it is made."""
 
     name: str
     by: str
@@ -419,6 +419,7 @@ def breaks() -> list[Break]:
         Break("mask: sees a sibling's first token", "score", changed(network.Network, "_masks", _ends_late)),
         Break("mask: window not looked at", "score", changed(network.Network, "_masks", _window_gone), "mistral"),
         Break("positions: by place in the row", "score", changed(network.Network, "_tree", _tree_positions)),
+        Break("recomputing: 2 % too large", "again", changed(passes, "checkpoint", _scaled(0, 1.02))),
         Break("DoRA: gains of the step before", "dora", changed(AdapterBank, "measure", _measured_once)),
         Break("DoRA: gains of another lane", "dora", changed(AdapterBank, "measure", _gains_of_another)),
         Break("DoRA: lengths learn half as fast", "dora", changed(lane_layers.Dora, "backward", _lengths_slower)),
@@ -470,6 +471,7 @@ def build(name: str, dtype: torch.dtype) -> Any:
 
 
 FORM = {"hand": passes.HAND, "long": passes.LONG, "shared": passes.SHARED, "dora": passes.SHARED}
+FORM["again"] = passes.HAND  # with activations computed again
 
 
 def noticed(broken: Break, dtype: torch.dtype) -> bool:
@@ -494,6 +496,9 @@ def trusted(by: str, name: str, dtype: torch.dtype) -> bool:
 
 def _check(model: Any, by: str, name: str) -> str:
     specs = lanes(name, by)
+    if by == "again":
+        found = check.check_lanes(model, specs[0].lora, specs, static=True)
+        return found.form if found.recomputes else ""
     if by != "long":
         return check.check_lanes(model, specs[0].lora, specs, static=by == "hand").form
     with patch.object(check.Blocks, "of", lambda _: None):
@@ -533,10 +538,10 @@ def moved(broken: Break, dtype: torch.dtype) -> float | None:
         exact = check._Trial(judge.model, specs[0].lora, specs, 96, False)
         rows, truth = exact.rows()
         exact.bank.close()
-    own = check._Trial(model, specs[0].lora, specs, 96, False)
+    own = check._Trial(model, specs[0].lora, specs, 96, broken.by == "again")
     try:
         rounding = check.distance_of(own.bank, check.own_gradients(model, own.bank, rows), truth).lane
-        own.blocks = check.Blocks.of(model) if broken.by == "hand" else None
+        own.blocks = check.Blocks.of(model) if broken.by in ("hand", "again") else None
         with broken.made():
             update = check.update_distance(own.bank, truth[1], specs[0].schedule)
             own.bank.refresh()

@@ -59,27 +59,26 @@ def _copied(model: nn.Module, device: torch.device) -> Twin:
     from potentia.engine.tune.adapters import installed_on
 
     blocks = _block_list(model)
-    chosen = list(range(len(blocks))) if blocks is not None else [0]
-    if blocks is not None and 4 * sum(p.numel() for p in model.parameters()) > _free(device):
+    kept = dict(blocks._modules)
+    chosen = list(range(len(kept)))
+    if kept and 4 * sum(p.numel() for p in model.parameters()) > _free(device):
         chosen = sorted({kind(block): place for place, block in reversed(list(enumerate(blocks)))}.values())
     bank = installed_on(model)
     with bank.suspended() if bank is not None else nullcontext():
-        kept = None if blocks is None else dict(blocks._modules)
         try:
-            if blocks is not None and kept is not None:
-                blocks._modules = {str(n): kept[str(place)] for n, place in enumerate(chosen)}
+            blocks._modules = {str(n): kept[str(place)] for n, place in enumerate(chosen)}
             made = copy.deepcopy(model)
-            built_alike(made, model)
         finally:
-            if blocks is not None and kept is not None:
-                blocks._modules = kept
-    return Twin(made.float().eval().requires_grad_(False), len(chosen), 1 if blocks is None else len(blocks), True)
+            blocks._modules = kept
+    built_alike(made, model)
+    return Twin(made.float().eval().requires_grad_(False), len(chosen), len(kept), True)
 
 
-def _block_list(model: nn.Module) -> nn.ModuleList | None:
+def _block_list(model: nn.Module) -> nn.ModuleList:
+    """Return the model's list of blocks; an empty one where it has none."""
     lists: list[nn.ModuleList] = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     if not lists:
-        return None
+        return nn.ModuleList()
     found = find_blocks(model)
     return next(one for one in lists if len(one) == len(found) and one[0] is found[0])
 
