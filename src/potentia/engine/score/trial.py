@@ -206,19 +206,21 @@ class Trials:
 
     def _judge(self, names: dict[str, str], owners: set[int], trial: Tried) -> None:
         """Compare what paths say with the reference, in float32 and then in the model's own 16 bits."""
-        bare = [self.checked.get(name.removesuffix(TUNED)) for name in names.values() if max(owners) >= 0]
-        with self._stages(owners, few={*bare} == {AGREES}) as (judge, own, whole):
+        bare = {self.checked.get(name.removesuffix(TUNED)) for name in names.values() if max(owners) >= 0}
+        with self._stages(owners, few=bare == {AGREES}) as (judge, own, whole):
             found = trial(judge)
-            exactly = {path: _wrong(found[path], judge, copied=own is not None) for path in names if path in found}
-            right = any(wrong is None for wrong, _ in exactly.values())
-            with own.network.by_hand.compared() if own is not None and own.network.by_hand else nullcontext():
-                in_few_bits = trial(own) if own is not None and right else {}
-            for path, (wrong, facts) in exactly.items():
-                if wrong is None and own is not None:
-                    wrong, more = _wrong_in_few_bits(in_few_bits[path], judge, own, whole=whole)
-                    facts |= more
-                self._record(names[path], facts)
-                self._note(names[path], wrong or AGREES, facts.get("reference_off_by", 0.0))
+            judged = {path: _wrong(found[path], judge, copied=own is not None) for path in names if path in found}
+            right = [path for path, (wrong, _) in judged.items() if wrong is None]
+            if own is not None and right:
+                hand = own.network.by_hand
+                with hand.compared() if hand is not None else nullcontext():
+                    found = trial(own)
+                for path in right:
+                    wrong, more = _wrong_in_few_bits(found[path], judge, own, whole=whole)
+                    judged[path] = wrong, judged[path][1] | more
+        for path, (wrong, facts) in judged.items():
+            self._record(names[path], facts)
+            self._note(names[path], wrong or AGREES, facts.get("reference_off_by", 0.0))
 
     def _judge_lightly(self, names: dict[str, str], owners: set[int], trial: Tried, rounding: float) -> None:
         """Compare a few rows in the model's own dtype: models of this structure are right, but weights differ.
