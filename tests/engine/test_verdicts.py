@@ -83,10 +83,13 @@ def test_a_known_structure_is_not_believed_where_a_few_rows_differ() -> None:
     scorer = Scorer(loaded)
     for begin, _ in scorer.trials.ranges:
         for path in ("tree", "plain"):
-            loaded.verdicts.put({"verdict": "agrees"}, *scorer.trials._place(trial._name(path, begin, {-1})))
+            loaded.verdicts.put(
+                {"verdict": "agrees", "rounding": 0.0}, *scorer.trials._place(trial._name(path, begin, {-1}))
+            )
     fast = scorer.loglikelihood_ids(pairs(length=90))
     assert max(abs(a.logprob - b.logprob) for a, b in zip(fast, slow, strict=True)) < 1e-3
     assert set(loaded.checked.values()) != {"agrees"}
+    assert not any("KeyError" in told for told in loaded.checked.values())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
