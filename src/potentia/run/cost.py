@@ -8,6 +8,7 @@ pays in proportion to its size.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 
 CHARACTERS_PER_TOKEN = 4.0  # a rough reading of English text; paces are measured by the same ruler
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-LEAST_ROOM, ROOM_PER_PARAMETER = 8 * 2**30, 12.0  # bytes of a GPU that a row needs
+LEAST_ROOM, ROOM_PER_PARAMETER = 4 * 2**30, 6.0  # bytes of a GPU: what any row has, weights and their float32 copy
+ROOM_PER_TOKEN, PASS_TOKENS = 72.0, 20_000  # activations per token and √parameter, and tokens that a pass may hold
 FEW_BYTES = {"8bit": 1.2, "4bit": 0.75}  # per weight; embeddings and head among them, which keep their dtype
 
 
@@ -213,8 +215,13 @@ def count_tokens(task: Task, split: Any) -> float:
 
 
 def room_of(model: ModelSpec) -> float:
-    """Return the bytes of a GPU that a row needs: weights, passes of lanes, caches; NaN where its size is unknown."""
-    return LEAST_ROOM + ROOM_PER_PARAMETER * parameters_of(model)
+    """Return the bytes of a GPU that a row needs: weights, passes of lanes, caches; NaN where its size is unknown.
+
+    Passes need most: small models hold longer ones, and one whose passes find no room runs them kernel by kernel.
+    """
+    size = parameters_of(model)
+    tokens = min(PASS_TOKENS, max(10_000, 1e13 / size))
+    return LEAST_ROOM + ROOM_PER_PARAMETER * size + ROOM_PER_TOKEN * math.sqrt(size) * tokens
 
 
 def parameters_of(model: ModelSpec) -> float:

@@ -202,6 +202,8 @@ class StaticSteps:
         """Capture what ``work`` queues, or say once why that cannot be done; kernels keep their stream's priority."""
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()  # what passes kept for themselves is the pool's now
+        if not any(piece.graph is not None for piece in (*self._passes.values(), self._updating)):
+            self._pool = None  # it went with the last of its graphs
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.Stream(self.device, priority=-1) if hurried else None  # type: ignore[no-untyped-call]
         try:
