@@ -103,6 +103,8 @@ def test_lanes_of_a_model_built_alike_are_checked_by_a_row_each(dtype: torch.dty
             found = trainer.verdict(specs[0].lora)
             assert found.form == HAND
             assert ("judged" in found.facts) == bool(number)
+            whole = found.facts["in_full"] if number else found.facts  # what the whole check found is not lost
+            assert ("own_rounding" if dtype is torch.bfloat16 else "distance") in whole
             trainer._check(replace(specs[0].lora, r=3), specs)  # another rank, the same ways
             assert "judged" in trainer.verdict(replace(specs[0].lora, r=3)).facts
 

@@ -81,6 +81,8 @@ class Distance(NamedTuple):
 
 
 WHOLE = (torch.float32, torch.float64)
+IN_FEW_BITS = ("distance_in_few_bits", "own_rounding", "update", "kernels")
+SHOWN = ("rows", "distance", *IN_FEW_BITS, "not_taken")  # of the whole check, where few rows were judged after it
 WHOLE_BITS = Distance(1e-4, 1e-3, 1e-2)
 FEW_BITS = Distance(4e-3, 2e-2, 5e-2)  # beside float32
 FEW_ROWS = Distance(8e-3, 4e-2, 0.2)  # beside the model's own 16 bits
@@ -161,7 +163,8 @@ def recheck(
     if told is not None:
         log.debug("%s: %s on a few rows, so it is checked in full", type(model).__name__, told)
         return None
-    return replace(verdict, facts=trial.told(began) | {"judged": "two rows"})
+    full = {name: fact for name, fact in verdict.facts.items() if name in SHOWN}
+    return replace(verdict, facts=trial.told(began) | {"judged": "two rows", "in_full": full})
 
 
 class _Trial:
@@ -328,8 +331,7 @@ def _wrong_in_few_bits(model: nn.Module, structure: _Trial, form: str, *, whole:
     trial = _Trial(model, bank.lora, structure.specs, structure.most, structure.recompute, exact=exact)
     with closing(trial.bank):
         told = trial.wrong(form)
-    shown = ("distance_in_few_bits", "own_rounding", "update", "kernels")
-    structure.facts |= {name: trial.facts[name] for name in shown if name in trial.facts}
+    structure.facts |= {name: trial.facts[name] for name in IN_FEW_BITS if name in trial.facts}
     return told
 
 

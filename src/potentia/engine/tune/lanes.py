@@ -110,7 +110,8 @@ class LaneTrainer(Trainer):
         alike = self._alike(lora)
         found = self._shared.get(*alike)
         if found is not None:
-            verdict = recheck(self.model, lora, specs, Verdict(found["form"], recomputes=found["recomputes"]), **how)
+            before = Verdict(found["form"], recomputes=found["recomputes"], facts=found.get("facts", {}))
+            verdict = recheck(self.model, lora, specs, before, **how)
             if verdict is not None:
                 return verdict
         verdict = check_lanes(self.model, lora, specs, static=self.static, **how)
