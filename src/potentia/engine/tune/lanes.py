@@ -99,8 +99,7 @@ class LaneTrainer(Trainer):
         if known is None or longest > known.longest:
             self._take_off()
             with spending("check"):
-                found, before = self._found(lora, specs), known.facts if known is not None else {}
-                known = self._verdicts[way] = replace(found, longest=longest, facts=before | found.facts)
+                known = self._verdicts[way] = replace(self._found(lora, specs), longest=longest)
         self.may_recompute = known.recomputes
         self.record["training"] = known.as_dict()
 

@@ -7,7 +7,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -33,7 +33,8 @@ def readying(kind: str) -> Iterator[None]:
     folder = Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton")
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"potentia-{kind}.lock").open("w") as lock, ThreadPoolExecutor(os.cpu_count()) as threads:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        with suppress(OSError):  # some file systems have no locks: then each compiles for itself
+            fcntl.flock(lock, fcntl.LOCK_EX)
         before = _COMPILING.set(True)
         try:
             with triton.AsyncCompileMode(threads) if hasattr(triton, "AsyncCompileMode") else nullcontext():
