@@ -195,3 +195,12 @@ def test_a_study_is_the_same_from_wherever_it_is_read(tmp_path: Path, monkeypatc
     assert study_key(read_study("study.yaml")) == far
     monkeypatch.chdir(tmp_path / "models")
     assert study_key(read_study("../study.yaml")) == far
+
+
+def test_a_list_of_nothing_but_mistakes_is_not_told_to_be_empty_too() -> None:
+    body = {"tasks": ["q.jsonl"], "protocols": ["direct"]}
+    with pytest.raises(StudyError) as told:
+        make_study({**body, "models": [{"path": "a"}, {"path": "b"}]})
+    assert "2 problems" in told.value.message
+    with pytest.raises(StudyError, match="models: name at least one"):
+        make_study({**body, "models": []})

@@ -52,7 +52,10 @@ def make_study(
     try:
         made = Study.model_validate(dict(raw))
     except ValidationError as error:
-        problems = [_problem(item, where, lines or {}, flags or {}) for item in error.errors()]
+        found = error.errors()
+        bad = {item["loc"][:n] for item in found for n in range(len(item["loc"]))}  # a list is short of what is wrong
+        found = [item for item in found if item["type"] != "too_short" or item["loc"] not in bad]
+        problems = [_problem(item, where, lines or {}, flags or {}) for item in found]
         if len(problems) == 1:
             raise StudyError(problems[0]) from None
         listed = "\n".join(f"  {p}" for p in problems)
@@ -154,6 +157,8 @@ def _message(item: Any, place: Place) -> str:
     message = str(item["msg"]).removeprefix("Value error, ")
     if item["type"] == "missing":
         return "this key is missing"
+    if item["type"] == "too_short":
+        return "name at least one"
     if item["type"] == "extra_forbidden":
         known = _fields_at(place[:-1])
         nearest = difflib.get_close_matches(str(place[-1]), known, n=1, cutoff=0.5)

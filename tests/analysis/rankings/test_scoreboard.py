@@ -165,7 +165,7 @@ def test_where_tasks_disagree_documents_alone_would_not_do():
     board = find_scoreboard(Evidence.of(matrix(values, stderr=0.001)))
     assert board.missing.times == math.inf
     assert board.missing.documents is None
-    assert "More test documents will not separate them" in board.certainty()[-1]
+    assert "If that is so, more test documents will not separate them" in board.certainty()[-1]
     assert "On these 5 tasks m0 scores 0.004 more than m1 (95 % interval 0.003 to 0.005)." in board.certainty()
 
 

@@ -134,8 +134,8 @@ def missing_sentence(missing: Missing) -> str:
     if missing.several:
         more = f"about {count(missing.tasks, 'more task')} would" if missing.tasks else "more tasks may"
         how = "lead on different tasks" if missing.opposed else "differ little on these tasks"
-        return f"{one} and {two} {how}. More test documents will not separate them; {more}."
-    return f"{one} and {two} score alike. Even 100 times as many test documents would not separate them."
+        return f"{one} and {two} {how}. If that is so, more test documents will not separate them; {more}."
+    return f"{one} and {two} score alike. If that is so, not even 100 times as many test documents would separate them."
 
 
 def pair_sentences(lead: Lead, protocol: Protocol, pairs: Sequence[TaskPair], missing: Missing | None) -> list[str]:
