@@ -137,7 +137,7 @@ def operation_checks(
     begins = torch.arange(lane_count, device=device) * per_lane
     spans = torch.stack([begins, begins + per_lane - 3], dim=1).to(torch.int32)
     drops = torch.randint(0, 1 << 31, (tokens,), generator=stream, device=device).to(torch.int32)
-    route = Route(bank, owners, spans, drops)
+    route = Route(bank, owners, spans, drops, rows.tiles)
     columns = {"q_proj": 0, "k_proj": heads * head, "v_proj": (heads + kept) * head}
     group = ThinGroup(
         [(site, columns[site.name.rsplit(".", 1)[-1]]) for site in bank.sites], bank.lora.r, torch.device(device)
@@ -250,7 +250,7 @@ def captures(bench: Bench) -> None:
     group = ours._groups[0]
     x = torch.randn(inputs.bucket.tokens, group.sites[0].fan_in, device=device).to(bank.dtype)
     y = torch.zeros(inputs.bucket.tokens, group.sites[0].fan_out, device=device, dtype=bank.dtype)
-    route = Route(bank, inputs.owners, inputs.spans, inputs.keys)
+    route = Route(bank, inputs.owners, inputs.spans, inputs.keys, inputs.tiles)
 
     def forward() -> None:
         with torch.no_grad(), attending(ours._configs, _within_rows(run)), ours.blocks.active(run):

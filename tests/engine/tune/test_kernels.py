@@ -200,7 +200,8 @@ def test_thin_products(names: tuple[str, ...], dropout: float) -> None:
     owners = torch.tensor([0, 0, 2, 2, 2, 3], dtype=torch.int32, device=DEVICE)
     spans = torch.tensor([[0, 32], [0, 0], [32, 80]], dtype=torch.int32, device=DEVICE)
     keys = torch.randint(0, 1 << 31, (tokens,), dtype=torch.int32, device=DEVICE) if dropout else None
-    route = Route(bank, owners, spans, keys)
+    tiles = torch.from_numpy(tile([32, 80, tokens]).reshape(-1, 2)).to(DEVICE)
+    route = Route(bank, owners, spans, keys, tiles)
     starts = {"q_proj": 0, "k_proj": 32, "v_proj": 48}
     sites = [(site, starts[name]) for site in bank.sites[: len(names)] for name in names if site.name.endswith(name)]
     group = ThinGroup(sites, bank.lora.r, DEVICE)
@@ -274,3 +275,7 @@ def test_the_compiler_takes_every_kernel(tmp_path: Path) -> None:
     launched = {name for file in source.glob("*.py") for name in re.findall(r"launch\(\s*(_\w+)", file.read_text())}
     assert len(launched) >= 12
     assert set(ran.stdout.split()) == launched
+    made = [file for name in ("down", "up", "up_back", "down_back", "sums") for file in tmp_path.glob(f"*/_{name}.ptx")]
+    assert len(made) >= 5
+    for file in made:  # places that are multiples of 16 are read 16 bytes at a time, not two
+        assert ".global.b16" not in file.read_text(), file.name

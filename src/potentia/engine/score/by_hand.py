@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from potentia.engine.operations import compared_kernels, operations, ready
+from potentia.engine.operations import TILE, compared_kernels, operations, ready
 from potentia.engine.split import computing
 from potentia.engine.spread import find_blocks, is_spread
 from potentia.engine.tune.adapters import installed_on
@@ -57,7 +57,10 @@ class HandWritten:
         if bank is not None and owners is not None:
             self.blocks.adapt(bank)
             each = owners.to(torch.int32).repeat_interleave(length // STRETCH)
-            self.route = Route(bank, each, each, None)  # spans are gradients' affair
+            ends = length * torch.arange(1, owners.shape[0] + 1, dtype=torch.int32, device=owners.device)[:, None]
+            starts = ends - length + torch.arange(0, length, TILE, dtype=torch.int32, device=owners.device)
+            tiles = torch.stack([starts, ends.expand_as(starts)], dim=2).view(-1, 2)
+            self.route = Route(bank, each, each, None, tiles)  # spans are gradients' affair
         self._angles.clear()
         with computing(self.forwards):
             yield

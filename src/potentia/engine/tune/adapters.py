@@ -212,7 +212,8 @@ class AdapterBank:
         r, cut = site.rank, site.offset + site.fan_in * site.rank
         stop = cut + r * site.fan_out
         rows = flat.shape[0]
-        return flat[:, site.offset : cut].view(rows, site.fan_in, r), flat[:, cut:stop].view(rows, r, site.fan_out)
+        a, b = flat[:, site.offset : cut].view(rows, r, site.fan_in), flat[:, cut:stop].view(rows, r, site.fan_out)
+        return a.transpose(1, 2), b  # both lie as (r, width)
 
     def fresh(self, seed: int) -> Tensor:
         """Draw a new adapter's flat row from the seed alone, as PEFT draws it."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 LOOK_EVERY = 25  # steps between two looks at the lanes' health: each look waits for the device
 SNAPSHOT_SECONDS = 60.0  # that a kill may cost
-SNAPSHOT_FORM = "5"  # snapshots of another form are not taken up
+SNAPSHOT_FORM = "6"  # snapshots of another form are not taken up
 
 
 class LaneRun:

@@ -9,6 +9,7 @@ that no loss looks at.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -35,6 +36,7 @@ class Route:
     owners: Tensor  # (N / 16,) slots; the bank's last row is the bare model
     spans: Tensor  # (slots, 2) first token of the slot and one past its last
     keys: Tensor | None  # (N,)
+    tiles: Tensor  # (T, 2), see ``operations.Rows``: none has tokens of two lanes
     stretch: int = STRETCH
 
 
@@ -50,6 +52,7 @@ class ThinGroup:
             for site, column in sites
         ]
         self.table = torch.tensor(rows, dtype=torch.int32, device=device)  # (S, 5)
+        self.align = math.gcd(16, *(number for row in rows for number in row[:4]))  # of all places and widths
 
     def parts(self) -> Iterator[tuple[Site, slice]]:
         """Each site with its columns of the output."""
@@ -71,14 +74,14 @@ class Bucket:
 
     @classmethod
     def holding(cls, tokens: int, targets: int, slots: int, *, few: bool, grain: int = GRAIN) -> Bucket:
-        """Return the least bucket; with ``few``, of a ladder with eight steps between a size and its double.
+        """Return the least bucket; with ``few``, of a ladder with 16 steps between a size and its double.
 
-        Sizes are multiples of ``grain`` then, and targets come in few sizes too: their number goes with the tokens. One
+        Sizes are multiples of ``grain`` then, and targets come in fewer sizes: their number goes with the tokens. One
         token and one target more than asked for are always there, for the filling to point at.
         """
         if not few:
             return cls(_least(tokens + 1, GRAIN), _least(targets + 1, 64), slots)
-        size = _least(tokens + 1, max(grain, _eighth(tokens + 1)))
+        size = _least(tokens + 1, max(grain, _eighth(tokens + 1) // 2))
         return cls(size, _least(targets + 1, max(_eighth(targets + 1), min(512, _least(size // 16, 64)))), slots)
 
     @property

@@ -361,7 +361,7 @@ class StaticPass:
 
     def _pass(self, inputs: StaticInputs, *, recompute: bool) -> None:
         dropped = self.bank.lora.dropout > 0
-        route = Route(self.bank, inputs.owners, inputs.spans, inputs.keys if dropped else None)
+        route = Route(self.bank, inputs.owners, inputs.spans, inputs.keys if dropped else None, inputs.tiles)
         run = StaticRun(self.operations, inputs, route)
         with (
             usual_attention(self.bank.device),

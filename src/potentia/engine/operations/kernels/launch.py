@@ -9,19 +9,23 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 
+import torch
 import triton
 
-_COMPILING = ContextVar("compiling", default=False)
+_MADE = ContextVar("made", default=None)  # kernels that are being readied, by their numbers
 
 
 def launch(kernel, grid: tuple[int, ...], *args, **options) -> None:
     """Launch a kernel; where kernels are being readied, compile it and let it be."""
-    if _COMPILING.get():
-        kernel.warmup(*args, grid=grid, **options)
-    else:
+    made = _MADE.get()
+    if made is None:
         kernel[grid](*args, **options)
+    else:
+        compiled = kernel.warmup(*args, grid=grid, **options)
+        made[id(compiled)] = compiled
 
 
 @contextmanager
@@ -35,9 +39,19 @@ def readying(kind: str) -> Iterator[None]:
     with (folder / f"potentia-{kind}.lock").open("w") as lock, ThreadPoolExecutor(os.cpu_count()) as threads:
         with suppress(OSError):  # some file systems have no locks: then each compiles for itself
             fcntl.flock(lock, fcntl.LOCK_EX)
-        before = _COMPILING.set(True)
+        made = {}
+        before = _MADE.set(made)
         try:
             with triton.AsyncCompileMode(threads) if hasattr(triton, "AsyncCompileMode") else nullcontext():
                 yield
         finally:
-            _COMPILING.reset(before)
+            _MADE.reset(before)
+        if torch.cuda.is_available():  # what hands arguments over is compiled too, a third of a second each
+            on = torch.cuda.current_device()
+            done = {id(one): one for one in (one.result() if hasattr(one, "result") else one for one in made.values())}
+            list(threads.map(partial(_load, on), done.values()))
+
+
+def _load(device: int, kernel) -> None:
+    with torch.cuda.device(device):
+        kernel.run  # noqa: B018 - a property that loads
