@@ -47,7 +47,7 @@ from potentia.engine.tune import (
     steps,
 )
 from potentia.engine.tune.adapters import AdapterBank
-from potentia.engine.tune.static import Block
+from potentia.engine.tune.static import Block, Picked
 from potentia.engine.twin import twin
 from potentia.errors import PotentiaError
 from potentia.values.requests import Generation
@@ -193,6 +193,16 @@ def _lengths_slower(own: Any, adapter: Any, ctx: Any, slope: Tensor) -> Any:
 
 def _thin_owners(own: Any, x: Tensor, y: Tensor, group: Any, route: Any) -> Any:
     return own(x, y, group, replace(route, owners=route.owners.roll(1)))
+
+
+def _picked_before(own: Any, *given: Any) -> Any:
+    found = own(*given)
+    return replace(found, at=(found.at - 1).clamp(min=0))
+
+
+def _picked_owners(own: Any, *given: Any) -> Any:
+    found = own(*given)
+    return replace(found, route=replace(found.route, owners=found.route.owners.roll(1)))
 
 
 def _thin_last(own: Any, x: Tensor, y: Tensor, group: Any, route: Any) -> Any:
@@ -386,6 +396,8 @@ def breaks() -> list[Break]:
         Break("attention: gradient of keys", long, changed(plain, "attend_back", _attend_back_scaled(1))),
         Break("window: one token wider", long, changed(plain, "_scores", _argument(5, _wider)), "mistral"),
         Break("window: not looked at", long, changed(plain, "attend", _argument(5, lambda _: None)), "mistral"),
+        Break("tail: what is computed one token early", hand, changed(Picked, "of", _picked_before)),
+        Break("routing: answers by another's adapter", hand, changed(Picked, "of", _picked_owners)),
         Break("routing: the stretch before", long, changed(plain, "thin", _thin_owners)),
         Break("routing: one adapter for all", long, changed(plain, "thin", _thin_last)),
         Break("scale: none in A's gradient", long, changed(plain, "thin_sums", _thin_back_grads(0, 0.5))),

@@ -20,7 +20,7 @@ from potentia.engine.tune.check import ABSENT, Verdict, check_lanes
 from potentia.engine.tune.lanes import LaneTrainer
 from potentia.engine.tune.layout import STRETCH, Bucket, StaticInputs, lay
 from potentia.engine.tune.passes import HAND, LONG, SHARED
-from potentia.engine.tune.schedule import Lane, Lesson, LoraConfig
+from potentia.engine.tune.schedule import Lane, Lesson, LoraConfig, TokenisedExamples
 from potentia.engine.tune.static import Blocks
 from potentia.engine.tune.steps import COLUMNS, LaneStates, PlainSteps, StaticSteps
 
@@ -131,6 +131,42 @@ def test_a_pass_and_an_update_can_be_captured(kind: str) -> None:
         steps._update()
     assert audit.count > 100
     assert audit.found == []
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_the_end_of_the_last_layer_is_computed_where_losses_look(
+    kind: str, dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny(kind)
+    bank = AdapterBank(model, LoraConfig(r=4, dropout=dropout, targets=("all-linear",)), 4)
+    bank.randomise()
+    found = static_module.StaticPass(SplitModel(model), bank, Blocks.of(model))
+    stream = np.random.default_rng(0)
+    rows = []
+    for slot in (3, 0, 1):  # in no order, and one is absent
+        ids = [stream.integers(3, VOCAB, n).tolist() for n in stream.integers(30, 60, 8)]
+        data = TokenisedExamples.of(ids, [len(row) - 1 - k % 3 for k, row in enumerate(ids)])
+        lane = Lane(spec(f"l{slot}", seed=slot, data=data, dropout=dropout, loss="completion"))
+        lane.slot = slot
+        rows += lane.batch(64)
+    inputs = place(lay(rows), bank, few=False)
+    sizes, gates = [], found.operations.gate
+    monkeypatch.setattr(found.operations, "gate", lambda both, gelu: (sizes.append(len(both)), gates(both, gelu))[1])
+    results = []
+    for picking in (True, False):
+        if not picking:
+            monkeypatch.setattr(static_module.Picked, "of", lambda *_: None)
+        bank.grads.zero_()
+        found.losses.zero_()
+        found(inputs)
+        results.append((bank.grads.clone(), found.losses.clone()))
+        assert {*sizes} == {inputs.bucket.tokens, inputs.bucket.picked if picking else inputs.bucket.tokens}
+        sizes.clear()
+    assert 4 * inputs.bucket.picked < inputs.bucket.tokens
+    for ours, theirs in zip(*results, strict=True):
+        assert float(theirs.norm()) > 0
+        assert float((ours - theirs).norm()) < 1e-6 * float(theirs.norm())
 
 
 def test_a_wrong_form_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,15 +85,20 @@ class Bucket:
         return cls(size, _least(targets + 1, max(_eighth(targets + 1), min(512, _least(size // 16, 64)))), slots)
 
     @property
+    def picked(self) -> int:
+        """Room for the tokens before targets, lane by lane in whole stretches."""
+        return _least(self.targets + STRETCH * self.slots, TILE)
+
+    @property
     def fields(self) -> dict[str, int]:
         """Length of every field of the buffer, in their order."""
-        n, t = self.tokens, self.targets
+        n, t, p = self.tokens, self.targets, self.picked
         return {
             **dict.fromkeys(("ids", "places", "keys", "first", "last"), n),
-            "owners": n // STRETCH,
+            **{"owners": n // STRETCH, "picked": p, "picked_owners": p // STRETCH},
             **dict.fromkeys(("positions", "targets", "target_owners", "weights"), t),  # weights: float32 in 32 bits
-            "spans": 2 * self.slots,
-            "tiles": 2 * (n // TILE + self.slots + 1),
+            **dict.fromkeys(("spans", "picked_spans"), 2 * self.slots),
+            **{"tiles": 2 * (n // TILE + self.slots + 1), "picked_tiles": 2 * (p // TILE + self.slots + 1)},
         }
 
     @property
@@ -133,13 +138,23 @@ class LongRow:
         assert len(self.ids) < bucket.tokens
         assert len(self.targets) < bucket.targets
         alone = np.arange(len(self.ids), bucket.tokens, dtype=np.int32)
-        spans = np.zeros((bucket.slots, 2), np.int32)
+        spans, wanted = (np.zeros((bucket.slots, 2), np.int32) for _ in range(2))
         for slot, span in self.spans.items():
             spans[slot] = span
         tiles = tile([*self.ends.tolist(), bucket.tokens])
         parts = vars(self) | {"spans": spans.ravel(), "tiles": tiles, "weights": self.weights.view(np.int32)}
-        filling: dict[str, Any] = {"first": alone, "last": alone + 1, "positions": bucket.tokens - 1}  # no real token
-        filling |= dict.fromkeys(("owners", "target_owners"), bucket.slots)
+        no_token = bucket.tokens - 1  # none that is real
+        begins = np.flatnonzero(np.diff(self.target_owners, prepend=-1))
+        slots, counts = self.target_owners[begins], np.diff(begins, append=len(self.target_owners))
+        whole = -(-counts // STRETCH) * STRETCH
+        ends = np.cumsum(whole)
+        wanted[slots, 0], wanted[slots, 1] = ends - whole, ends - whole + counts
+        picked = np.full(ends[-1], no_token, np.int32)
+        picked[np.arange(len(self.positions)) + np.repeat(ends - whole - begins, counts)] = self.positions
+        parts |= {"picked": picked, "picked_owners": np.repeat(slots, whole // STRETCH), "picked_spans": wanted.ravel()}
+        parts["picked_tiles"] = tile([*ends.tolist(), bucket.picked])
+        filling: dict[str, Any] = {"first": alone, "last": alone + 1, "positions": no_token, "picked": no_token}
+        filling |= dict.fromkeys(("owners", "picked_owners", "target_owners"), bucket.slots)
         buffer = np.empty(bucket.size, np.int32)
         begin = 0
         for name, length in bucket.fields.items():
@@ -208,7 +223,6 @@ class StaticInputs(SimpleNamespace):
         """Make room for a bucket on the device."""
         buffer = torch.zeros(bucket.size, dtype=torch.int32, device=device)
         views = dict(zip(bucket.fields, torch.split(buffer, list(bucket.fields.values())), strict=True))
-        views["spans"] = views["spans"].view(bucket.slots, 2)
-        views["tiles"] = views["tiles"].view(-1, 2)
+        views |= {name: views[name].view(-1, 2) for name in ("spans", "tiles", "picked_spans", "picked_tiles")}
         views["weights"] = views["weights"].view(torch.float32)
         return cls(bucket=bucket, buffer=buffer, **views)

@@ -10,8 +10,9 @@ out by hand for frozen weights: it adds attention and a gated feed-forward block
 Queries and keys may be normed head by head before they are turned, branches normed before they are added, gates opened
 by gelu, and attention may see a window, as in Qwen 3 and Gemma 3. As one unit it needs eight large products and a dozen
 passes over memory, about a third of what its parts need one by one: projections of the same input are one product,
-residual sums ride on norms, gradients of gates overwrite the gates. Whether a model's layers are of this kind is found
-by trying (see ``check``): an attribute's name proves nothing.
+residual sums ride on norms, gradients of gates overwrite the gates. In the last layer, what comes after attention is
+computed at the tokens that a loss looks at, a tenth of all where losses are of answers. Whether a model's layers are of
+this kind is found by trying (see ``check``): an attribute's name proves nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import copy
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,6 +46,32 @@ class StaticRun:
     operations: Any
     inputs: StaticInputs
     route: Route
+    picked: Picked | None = None
+
+
+@dataclass(frozen=True)
+class Picked:
+    """The tokens that a loss looks at, few among all: beyond the last layer's attention no other matters."""
+
+    at: Tensor  # (M,) tokens, lane by lane; those that fill up are no real ones, and have no gradient
+    route: Route
+
+    @classmethod
+    def of(cls, inputs: StaticInputs, route: Route) -> Picked | None:
+        """Return them; None where they are so many that leaving others out saves little."""
+        if 2 * inputs.picked.shape[0] > inputs.ids.shape[0]:
+            return None
+        at = inputs.picked.long()
+        keys = None if route.keys is None else route.keys.index_select(0, at)
+        return cls(at, Route(route.bank, inputs.picked_owners, inputs.picked_spans, keys, inputs.picked_tiles))
+
+    def gather(self, *wholes: Tensor) -> Iterator[Tensor]:
+        """Return their rows of tensors (N, d)."""
+        return (whole.index_select(0, self.at) for whole in wholes)
+
+    def spread(self, like: Tensor, *parts: Tensor) -> Iterator[Tensor]:
+        """Return tensors (N, d) that have these rows, and are zero elsewhere."""
+        return (like.new_zeros(like.shape[0], part.shape[1]).index_copy_(0, self.at, part) for part in parts)
 
 
 class Block:
@@ -173,7 +200,8 @@ class Blocks:
     def active(self, run: StaticRun) -> Iterator[None]:
         """Let the layers compute in this form inside the block."""
         self.adapt(run.route.bank)
-        with computing({block.layer: _Forward(block, run) for block in self.blocks}):
+        early, last = replace(run, picked=None), self.blocks[-1]
+        with computing({block.layer: _Forward(block, run if block is last else early) for block in self.blocks}):
             yield
 
 
@@ -200,7 +228,7 @@ class _Layer(torch.autograd.Function):
         def adapted(number: int, x: Tensor, y: Tensor) -> None:
             group = block.adapters[number]
             if group is not None:
-                inner[number] = do.thin(x, y, group, route)
+                inner[number] = do.thin(x, y, group, run.picked.route if run.picked and number else route)
 
         x, scale = do.norm(h, block.gains[BEFORE[0]])
         qkv = x @ to_qkv.t() if block.bias is None else torch.addmm(block.bias, x, to_qkv.t())
@@ -209,11 +237,13 @@ class _Layer(torch.autograd.Function):
         do.rotate_(turned, block.heads + block.kept, block.head, cos, sin)
         q, k, v = block.queries_keys_values(turned, qkv)
         out, lse = do.attend(q, k, v, inputs, block.scale, block.window)
-        answers = out.view(out.shape[0], -1)
+        answers, base = out.view(out.shape[0], -1), h
+        if run.picked:
+            answers, base = run.picked.gather(answers, base)
         y = answers @ to_out.t()
         adapted(1, answers, y)
         branch, y_scale = block.norm_branch(do, AFTER[0], y)
-        h2, x2, scale2 = do.add_norm(h, branch, block.gains[BEFORE[1]])
+        h2, x2, scale2 = do.add_norm(base, branch, block.gains[BEFORE[1]])
         both = x2 @ to_gates.t()
         adapted(2, x2, both)
         act = do.gate(both, block.gelu)
@@ -227,7 +257,8 @@ class _Layer(torch.autograd.Function):
             *inner, *head_scales,
         )  # fmt: skip
         ctx.held = block, run
-        return z if z_scale is None else branch.add_(h2)
+        result = z if z_scale is None else branch.add_(h2)
+        return next(run.picked.spread(h, result)) if run.picked else result
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -244,10 +275,13 @@ class _Layer(torch.autograd.Function):
             group, h = block.adapters[number], inner[number]
             if group is None:
                 return lambda _: None
-            dh = do.thin_back(dy, dx, group, route)
-            return lambda x: do.thin_sums(x, dy, h, dh, group, route)
+            on = run.picked.route if run.picked and number else route
+            dh = do.thin_back(dy, dx, group, on)
+            return lambda x: do.thin_sums(x, dy, h, dh, group, on)
 
-        dh3 = grads[0].contiguous()
+        dh3, answers = grads[0].contiguous(), out.view(out.shape[0], -1)
+        if run.picked:
+            dh3, answers = run.picked.gather(dh3, answers)
         dz = block.norm_branch_back(do, AFTER[1], dh3, z, z_scale)
         slope = dz @ to_down
         sums = adapted(3, dz, slope)
@@ -256,10 +290,11 @@ class _Layer(torch.autograd.Function):
         dx2 = both @ to_gates
         adapted(2, both, dx2)(x2)
         dh2 = do.norm_back(dx2, h2, block.gains[BEFORE[1]], scale2, dh3)
-        answers = out.view(out.shape[0], -1)
         dy = block.norm_branch_back(do, AFTER[0], dh2, y, y_scale)
         dout = dy @ to_out
         adapted(1, dy, dout)(answers)
+        if run.picked:
+            dh2, dout = run.picked.spread(h, dh2, dout)
         dqkv = torch.empty_like(qkv)
         q, k, v = block.queries_keys_values(turned, qkv)
         do.attend_back(
@@ -362,7 +397,7 @@ class StaticPass:
     def _pass(self, inputs: StaticInputs, *, recompute: bool) -> None:
         dropped = self.bank.lora.dropout > 0
         route = Route(self.bank, inputs.owners, inputs.spans, inputs.keys if dropped else None, inputs.tiles)
-        run = StaticRun(self.operations, inputs, route)
+        run = StaticRun(self.operations, inputs, route, Picked.of(inputs, route) if self.blocks is not None else None)
         with (
             usual_attention(self.bank.device),
             # in this thread, whose streams and handles are known: another would have to be woken for every pass

@@ -116,7 +116,7 @@ HURRIED = 2e12
 
 @dataclass
 class _Piece:
-    """Work that runs operation by operation at first, which readies every kernel, and is captured the second time."""
+    """Work that runs operation by operation at first, which readies every kernel, and is captured later."""
 
     inputs: StaticInputs | None = None
     hurried: bool = False
@@ -127,9 +127,9 @@ class _Piece:
 class StaticSteps:
     """Steps of lanes through static passes: a step of small lanes is hundreds of launches, a captured graph is one.
 
-    The second pass of a bucket is captured while it is queued, and from then on replayed. Graphs share one pool of
-    memory, and those used longest ago are let go. Where the arithmetic of a pass outlasts its launches, nothing is
-    captured. Nothing here waits for the device.
+    The second pass is captured while it is queued, and from then on replayed; a pass of another bucket at once, since
+    its kernels are ready and its memory is the graphs' own. Graphs share one pool, and those used longest ago are let
+    go. Where the arithmetic of a pass outlasts its launches, nothing is captured. Nothing here waits for the device.
     """
 
     def __init__(self, static: StaticPass, states: LaneStates) -> None:
@@ -189,8 +189,8 @@ class StaticSteps:
         return self._passes[bucket]
 
     def _run(self, piece: _Piece, work: Callable[[], None]) -> None:
-        if piece.graph is None and piece.uses > 0 and self.capturing:
-            piece.graph = self._capture(work, hurried=piece.hurried)
+        if piece.graph is None and self.capturing and (piece.uses > 0 or self._pool is not None):
+            piece.graph = self._capture(work, hurried=piece.hurried, at_once=piece.uses == 0)
         piece.uses += 1
         if piece.graph is None:
             work()
@@ -198,8 +198,11 @@ class StaticSteps:
             self.replayed += 1
             piece.graph.replay()
 
-    def _capture(self, work: Callable[[], None], *, hurried: bool) -> torch.cuda.CUDAGraph | None:
-        """Capture what ``work`` queues, or say once why that cannot be done; kernels keep their stream's priority."""
+    def _capture(self, work: Callable[[], None], *, hurried: bool, at_once: bool) -> torch.cuda.CUDAGraph | None:
+        """Capture what ``work`` queues, or say once why that cannot be done; kernels keep their stream's priority.
+
+        What cannot be captured ``at_once`` may be later: a kernel that is new to it has to be loaded.
+        """
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()  # what passes kept for themselves is the pool's now
         if not any(piece.graph is not None for piece in (*self._passes.values(), self._updating)):
@@ -211,6 +214,11 @@ class StaticSteps:
                 work()
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
             log.debug("what could not be captured", exc_info=error)
+            if at_once:
+                torch.cuda.synchronize(self.device)
+                if out_of_memory(error):
+                    raise  # whoever called gives memory back, and tries again
+                return None
             self.capturing = False
             self.release()
             torch.cuda.synchronize(self.device)
