@@ -47,7 +47,8 @@ from potentia.engine.tune import (
     steps,
 )
 from potentia.engine.tune.adapters import AdapterBank
-from potentia.engine.tune.static import Block, Picked
+from potentia.engine.tune.layout import Picked
+from potentia.engine.tune.static import Block
 from potentia.engine.twin import twin
 from potentia.errors import PotentiaError
 from potentia.values.requests import Generation

@@ -226,3 +226,42 @@ class StaticInputs(SimpleNamespace):
         views |= {name: views[name].view(-1, 2) for name in ("spans", "tiles", "picked_spans", "picked_tiles")}
         views["weights"] = views["weights"].view(torch.float32)
         return cls(bucket=bucket, buffer=buffer, **views)
+
+
+@dataclass(frozen=True)
+class Picked:
+    """The tokens that a loss looks at, few among all: beyond the last layer's attention no other matters."""
+
+    at: Tensor  # (M,) tokens, lane by lane; those that fill up are no real ones, and have no gradient
+    route: Route
+
+    @classmethod
+    def of(cls, inputs: StaticInputs, route: Route) -> Picked | None:
+        """Return them; None where they are so many that leaving others out saves little."""
+        if 2 * inputs.picked.shape[0] > inputs.ids.shape[0]:
+            return None
+        at = inputs.picked.long()
+        keys = None if route.keys is None else route.keys.index_select(0, at)
+        return cls(at, Route(route.bank, inputs.picked_owners, inputs.picked_spans, keys, inputs.picked_tiles))
+
+    def gather(self, *wholes: Tensor) -> Iterator[Tensor]:
+        """Return their rows of tensors (N, d)."""
+        return (whole.index_select(0, self.at) for whole in wholes)
+
+    def spread(self, like: Tensor, *parts: Tensor) -> Iterator[Tensor]:
+        """Return tensors (N, d) that have these rows, and are zero elsewhere."""
+        return (like.new_zeros(like.shape[0], part.shape[1]).index_copy_(0, self.at, part) for part in parts)
+
+
+@dataclass(frozen=True)
+class StaticRun:
+    """What every layer of a pass reads: the operations, the rows' bounds, the lanes."""
+
+    operations: Any
+    inputs: StaticInputs
+    route: Route
+    picked: Picked | None = None
+
+    def route_of(self, group: int) -> Route:
+        """Return the lanes of the tokens that the layers of a group see."""
+        return self.picked.route if self.picked and group else self.route

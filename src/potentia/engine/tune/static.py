@@ -20,8 +20,8 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,47 +31,12 @@ from potentia.engine.operations import Gain, operations, ready
 from potentia.engine.split import SplitModel, attending, computing, configs_of
 from potentia.engine.tune.adapters import AdapterBank, Site
 from potentia.engine.tune.lane_layers import LaneForward
-from potentia.engine.tune.layout import Route, StaticInputs, ThinGroup
+from potentia.engine.tune.layout import Picked, Route, StaticInputs, StaticRun, ThinGroup
 from potentia.engine.tune.passes import recomputing, usual_attention
 
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
 BEFORE, AFTER = ("before attention", "before the gates"), ("after attention", "after the gates")  # places of norms
 HEADS = ("q_norm", "k_norm")
-
-
-@dataclass(frozen=True)
-class StaticRun:
-    """What every layer of a pass reads: the operations, the rows' bounds, the lanes."""
-
-    operations: Any
-    inputs: StaticInputs
-    route: Route
-    picked: Picked | None = None
-
-
-@dataclass(frozen=True)
-class Picked:
-    """The tokens that a loss looks at, few among all: beyond the last layer's attention no other matters."""
-
-    at: Tensor  # (M,) tokens, lane by lane; those that fill up are no real ones, and have no gradient
-    route: Route
-
-    @classmethod
-    def of(cls, inputs: StaticInputs, route: Route) -> Picked | None:
-        """Return them; None where they are so many that leaving others out saves little."""
-        if 2 * inputs.picked.shape[0] > inputs.ids.shape[0]:
-            return None
-        at = inputs.picked.long()
-        keys = None if route.keys is None else route.keys.index_select(0, at)
-        return cls(at, Route(route.bank, inputs.picked_owners, inputs.picked_spans, keys, inputs.picked_tiles))
-
-    def gather(self, *wholes: Tensor) -> Iterator[Tensor]:
-        """Return their rows of tensors (N, d)."""
-        return (whole.index_select(0, self.at) for whole in wholes)
-
-    def spread(self, like: Tensor, *parts: Tensor) -> Iterator[Tensor]:
-        """Return tensors (N, d) that have these rows, and are zero elsewhere."""
-        return (like.new_zeros(like.shape[0], part.shape[1]).index_copy_(0, self.at, part) for part in parts)
 
 
 class Block:
@@ -181,12 +146,9 @@ class Blocks:
         """Look for layers that have the attributes of this kind; None where some layer has not."""
         layers = [module for module in model.modules() if hasattr(module, "self_attn") and hasattr(module, "mlp")]
         count = getattr(getattr(model.config, "text_config", None) or model.config, "num_hidden_layers", None)
-        if not layers or len(layers) != count:
-            return None
-        try:
-            return cls(layers)
-        except (AttributeError, TypeError, ValueError, RuntimeError):
-            return None
+        with suppress(AttributeError, TypeError, ValueError, RuntimeError):
+            return cls(layers) if layers and len(layers) == count else None
+        return None
 
     def adapt(self, bank: AdapterBank) -> None:
         """Note where a bank's adapters lie, once: tables sent during a pass would stall it, and spoil its capture."""
@@ -221,14 +183,13 @@ class _Forward:
 class _Layer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, h: Tensor, anchor: Tensor, cos: Tensor, sin: Tensor, block: Block, run: StaticRun) -> Tensor:
-        do, inputs, route = run.operations, run.inputs, run.route
+        do, inputs = run.operations, run.inputs
         to_qkv, to_out, to_gates, to_down = block.products
         inner: list[Tensor | None] = [None] * len(GROUPS)
 
         def adapted(number: int, x: Tensor, y: Tensor) -> None:
-            group = block.adapters[number]
-            if group is not None:
-                inner[number] = do.thin(x, y, group, run.picked.route if run.picked and number else route)
+            if (group := block.adapters[number]) is not None:
+                inner[number] = do.thin(x, y, group, run.route_of(number))
 
         x, scale = do.norm(h, block.gains[BEFORE[0]])
         qkv = x @ to_qkv.t() if block.bias is None else torch.addmm(block.bias, x, to_qkv.t())
@@ -267,7 +228,7 @@ class _Layer(torch.autograd.Function):
             ctx.saved_tensors
         )
         inner, head_scales = rest[: len(GROUPS)], rest[len(GROUPS) :]
-        do, inputs, route = run.operations, run.inputs, run.route
+        do, inputs = run.operations, run.inputs
         to_qkv, to_out, to_gates, to_down = block.products
 
         def adapted(number: int, dy: Tensor, dx: Tensor | None) -> Callable[[Tensor], None]:
@@ -275,9 +236,8 @@ class _Layer(torch.autograd.Function):
             group, h = block.adapters[number], inner[number]
             if group is None:
                 return lambda _: None
-            on = run.picked.route if run.picked and number else route
-            dh = do.thin_back(dy, dx, group, on)
-            return lambda x: do.thin_sums(x, dy, h, dh, group, on)
+            dh = do.thin_back(dy, dx, group, run.route_of(number))
+            return lambda x: do.thin_sums(x, dy, h, dh, group, run.route_of(number))
 
         dh3, answers = grads[0].contiguous(), out.view(out.shape[0], -1)
         if run.picked:

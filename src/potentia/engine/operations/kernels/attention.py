@@ -35,10 +35,10 @@ def _keep(ptr, value, tokens, stop, stride, d, HEAD: tl.constexpr):
 
 
 @triton.jit
-def place(tiles_ptr, BLOCK: tl.constexpr, TILE: tl.constexpr):
-    """Return this program's first token and its lane's end."""
-    part = tl.program_id(0) % (TILE // BLOCK)
-    tile = tl.program_id(0) // (TILE // BLOCK)
+def place(tiles_ptr, number, BLOCK: tl.constexpr, TILE: tl.constexpr):
+    """Return a program's first token and its lane's end."""
+    part = number % (TILE // BLOCK)
+    tile = number // (TILE // BLOCK)
     return tl.load(tiles_ptr + 2 * tile) + part * BLOCK, tl.load(tiles_ptr + 2 * tile + 1)
 
 
@@ -47,7 +47,7 @@ def _forward(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, first_ptr, tiles_ptr, qn, qh, kn, kh, vn, vh, on, oh, tokens, group, scale,
     window, HEAD: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    start, stop = place(tiles_ptr, BLOCK, TILE)
+    start, stop = place(tiles_ptr, tl.program_id(0), BLOCK, TILE)
     if start < stop:
         head = tl.program_id(1)
         d = tl.arange(0, WIDE)
@@ -81,7 +81,7 @@ def _back_queries(
     qn, qh, kn, kh, vn, vh, on, oh, gn, gh, dn, dh, tokens, group, scale, factor, window,
     HEAD: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    start, stop = place(tiles_ptr, BLOCK, TILE)
+    start, stop = place(tiles_ptr, tl.program_id(0), BLOCK, TILE)
     if start < stop:
         head = tl.program_id(1)
         d = tl.arange(0, WIDE)
@@ -113,7 +113,7 @@ def _back_keys(
     qn, qh, kn, kh, vn, vh, gn, gh, dkn, dkh, dvn, dvh, tokens, group, scale, factor, window,
     HEAD: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    start, stop = place(tiles_ptr, BLOCK, TILE)
+    start, stop = place(tiles_ptr, tl.program_id(0), BLOCK, TILE)
     if start < stop:
         kept = tl.program_id(1)
         d = tl.arange(0, WIDE)

@@ -272,20 +272,9 @@ def update_(
 ) -> None:  # fmt: skip
     rows, width = first.shape
     launch(
-        _update,
-        (rows, triton.cdiv(width, BLOCK)),
-        weights,
-        first,
-        second,
-        grads,
-        work,
-        factors,
-        settings,
-        norms,
-        width,
-        settings.stride(0),
-        BLOCK=BLOCK,
-    )
+        _update, (rows, triton.cdiv(width, BLOCK)),
+        weights, first, second, grads, work, factors, settings, norms, width, settings.stride(0), BLOCK=BLOCK,
+    )  # fmt: skip
     # not in the kernel: a store that waits for no load may overtake the load of another thread
     grads[:rows].zero_()
 
@@ -328,17 +317,7 @@ def fused_drop(x: Tensor, keys: Tensor, mix: int, p: float, add: Tensor | None =
     block = min(2048, triton.next_power_of_2(width))
     other = add.contiguous() if add is not None else x
     launch(
-        _drop,
-        (x.numel() // width, triton.cdiv(width, block)),
-        x,
-        other,
-        out,
-        keys,
-        mix,
-        width,
-        round(p * 65536),
-        1.0 / (1.0 - p),
-        ADD=add is not None,
-        BLOCK=block,
-    )
+        _drop, (x.numel() // width, triton.cdiv(width, block)),
+        x, other, out, keys, mix, width, round(p * 65536), 1.0 / (1.0 - p), ADD=add is not None, BLOCK=block,
+    )  # fmt: skip
     return out

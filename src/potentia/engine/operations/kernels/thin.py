@@ -30,13 +30,10 @@ def _kept(x, keys, at, threshold, factor):
 
 
 @triton.jit
-def _keys(keys_ptr, table_ptr, site, t, stop, DROP: tl.constexpr):
+def _keys(keys_ptr, table_ptr, site, t, stop):
     """The tokens' keys for a site's dropout."""
-    keys = t.to(tl.uint32)
-    if DROP:
-        mix = tl.load(table_ptr + site * 5 + 4)
-        keys = tl.load(keys_ptr + t, mask=t < stop, other=0).to(tl.uint32) * 2 + mix.to(tl.uint32)
-    return keys
+    mix = tl.load(table_ptr + site * 5 + 4)
+    return tl.load(keys_ptr + t, mask=t < stop, other=0).to(tl.uint32) * 2 + mix.to(tl.uint32)
 
 
 @triton.jit
@@ -60,126 +57,64 @@ def _inner(h_ptr, t, stop, R: tl.constexpr, RANK: tl.constexpr):
 
 
 @triton.jit
-def _keep(h_ptr, h, t, stop, R: tl.constexpr, RANK: tl.constexpr):
-    r = tl.arange(0, RANK)[None, :]
-    tl.store(h_ptr + t[:, None] * R + r, h.to(h_ptr.dtype.element_ty), mask=(t < stop)[:, None] & (r < R))
-
-
-@triton.jit
-def _plus(
-    h, x, ptr, at, wide, keys, threshold, factor, R: tl.constexpr, RANK: tl.constexpr, DROP: tl.constexpr,
-    PRECISION: tl.constexpr
-):  # fmt: skip
-    """Inner values plus what some columns of their source add."""
-    if DROP:
-        x = _kept(x, keys, at, threshold, factor).to(x.dtype)
-    return tl.dot(x, tl.trans(_factor(ptr, at, wide, R, RANK)), h, input_precision=PRECISION)
-
-
-@triton.jit
-def _down(
+def _inward(
     x_ptr, h_ptr, keys_ptr, tiles_ptr, owners_ptr, work_ptr, table_ptr, x_stride, row, tokens, width, threshold, factor,
-    SITES: tl.constexpr, ALIGN: tl.constexpr, R: tl.constexpr, RANK: tl.constexpr, DROP: tl.constexpr,
+    BACK: tl.constexpr, ALIGN: tl.constexpr, R: tl.constexpr, RANK: tl.constexpr, DROP: tl.constexpr,
     STRETCH: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    """Inner values of a tile at all sites, x A."""
-    start, stop = place(tiles_ptr, BLOCK, TILE)
+    """Inner values of a tile at a site, x A; or, going back, their gradient dy Bᵀ by the site's own columns."""
+    site = tl.program_id(0)  # the quickest to change: sites that share an input find it in the cache
+    start, stop = place(tiles_ptr, tl.program_id(1), BLOCK, TILE)
     if start < stop:
         t = start + tl.arange(0, BLOCK)
         mine = work_ptr + tl.load(owners_ptr + start // STRETCH).to(tl.int64) * row
-        lines = x_ptr + t[:, None].to(tl.int64) * x_stride
-        one = tl.zeros((BLOCK, RANK), tl.float32)
-        two = tl.zeros((BLOCK, RANK), tl.float32)
-        three = tl.zeros((BLOCK, RANK), tl.float32)
-        one_keys = _keys(keys_ptr, table_ptr, 0, t, stop, DROP)
-        two_keys = _keys(keys_ptr, table_ptr, SITES // 2, t, stop, DROP)
-        three_keys = _keys(keys_ptr, table_ptr, SITES - 1, t, stop, DROP)
-        for begin in range(0, width, WIDE):
-            at = begin + tl.arange(0, WIDE)
-            x = tl.load(lines + at[None, :], mask=(t < stop)[:, None] & (at < width)[None, :], other=0.0)
-            a = mine + _entry(table_ptr, 0, 0, ALIGN)
-            one = _plus(one, x, a, at, width, one_keys, threshold, factor, R, RANK, DROP, PRECISION)
-            if SITES > 1:
-                a = mine + _entry(table_ptr, 1, 0, ALIGN)
-                two = _plus(two, x, a, at, width, two_keys, threshold, factor, R, RANK, DROP, PRECISION)
-            if SITES > 2:
-                a = mine + _entry(table_ptr, 2, 0, ALIGN)
-                three = _plus(three, x, a, at, width, three_keys, threshold, factor, R, RANK, DROP, PRECISION)
-        _keep(h_ptr, one, t, stop, R, RANK)
-        if SITES > 1:
-            _keep(h_ptr + tokens * R, two, t, stop, R, RANK)
-        if SITES > 2:
-            _keep(h_ptr + 2 * tokens * R, three, t, stop, R, RANK)
-
-
-@triton.jit
-def _up_back(
-    dy_ptr, dh_ptr, tiles_ptr, owners_ptr, work_ptr, table_ptr, dy_stride, row, tokens, ALIGN: tl.constexpr,
-    R: tl.constexpr, RANK: tl.constexpr, STRETCH: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
-    WIDE: tl.constexpr, PRECISION: tl.constexpr
-):  # fmt: skip
-    """Gradient of a tile's inner values at a site, dy Bᵀ."""
-    start, stop = place(tiles_ptr, BLOCK, TILE)
-    if start < stop:
-        site = tl.program_id(1)
-        t = start + tl.arange(0, BLOCK)
-        mine = work_ptr + tl.load(owners_ptr + start // STRETCH).to(tl.int64) * row
-        wide, b = _entry(table_ptr, site, 3, ALIGN), mine + _entry(table_ptr, site, 1, ALIGN)
-        lines = dy_ptr + t[:, None].to(tl.int64) * dy_stride + _entry(table_ptr, site, 2, ALIGN)
-        dh = tl.zeros((BLOCK, RANK), tl.float32)
+        lines, wide = x_ptr + t[:, None].to(tl.int64) * x_stride, width
+        if BACK:
+            lines += _entry(table_ptr, site, 2, ALIGN)
+            wide = _entry(table_ptr, site, 3, ALIGN)
+        matrix = mine + _entry(table_ptr, site, BACK, ALIGN)
+        h = tl.zeros((BLOCK, RANK), tl.float32)
         for begin in range(0, wide, WIDE):
             at = begin + tl.arange(0, WIDE)
-            dy = tl.load(lines + at[None, :], mask=(t < stop)[:, None] & (at < wide)[None, :], other=0.0)
-            dh = _plus(dh, dy, b, at, wide, t, 0, 1.0, R, RANK, False, PRECISION)
-        _keep(dh_ptr + site * tokens * R, dh, t, stop, R, RANK)
+            x = tl.load(lines + at[None, :], mask=(t < stop)[:, None] & (at < wide)[None, :], other=0.0)
+            if DROP:
+                x = _kept(x, _keys(keys_ptr, table_ptr, site, t, stop), at, threshold, factor).to(x.dtype)
+            h = tl.dot(x, tl.trans(_factor(matrix, at, wide, R, RANK)), h, input_precision=PRECISION)
+        r = tl.arange(0, RANK)[None, :]
+        spot = h_ptr + (site * tokens + t[:, None]) * R + r
+        tl.store(spot, h.to(h_ptr.dtype.element_ty), mask=(t < stop)[:, None] & (r < R))
 
 
 @triton.jit
-def _up(
-    y_ptr, h_ptr, tiles_ptr, owners_ptr, work_ptr, table_ptr, y_stride, row, tokens, ALIGN: tl.constexpr,
-    R: tl.constexpr, RANK: tl.constexpr, STRETCH: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
-    WIDE: tl.constexpr, PRECISION: tl.constexpr
+def _outward(
+    y_ptr, h_ptr, keys_ptr, tiles_ptr, owners_ptr, work_ptr, table_ptr, y_stride, row, tokens, width, threshold, factor,
+    BACK: tl.constexpr, SITES: tl.constexpr, ALIGN: tl.constexpr, R: tl.constexpr, RANK: tl.constexpr,
+    DROP: tl.constexpr, STRETCH: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr
 ):  # fmt: skip
-    """Add a tile's products h B to some of a site's columns."""
-    start, stop = place(tiles_ptr, BLOCK, TILE)
-    site = tl.program_id(2)
-    wide, first = _entry(table_ptr, site, 3, ALIGN), tl.program_id(1) * WIDE
+    """Add a tile's products h B to some of a site's columns; or, going back, dh Aᵀ of all sites to the input's."""
+    start, stop = place(tiles_ptr, tl.program_id(0), BLOCK, TILE)
+    first, wide, column = tl.program_id(1) * WIDE, width, 0
+    if not BACK:
+        wide = _entry(table_ptr, tl.program_id(2), 3, ALIGN)
+        column = _entry(table_ptr, tl.program_id(2), 2, ALIGN)
     if (start < stop) & (first < wide):
         t = start + tl.arange(0, BLOCK)
         at = first + tl.arange(0, WIDE)
         there = (t < stop)[:, None] & (at < wide)[None, :]
         mine = work_ptr + tl.load(owners_ptr + start // STRETCH).to(tl.int64) * row
-        spot = y_ptr + t[:, None].to(tl.int64) * y_stride + _entry(table_ptr, site, 2, ALIGN) + at[None, :]
+        spot = y_ptr + t[:, None].to(tl.int64) * y_stride + column + at[None, :]
         y = tl.load(spot, mask=there, other=0.0).to(tl.float32)
-        h = _inner(h_ptr + site * tokens * R, t, stop, R, RANK)
-        b = _factor(mine + _entry(table_ptr, site, 1, ALIGN), at, wide, R, RANK)
-        tl.store(spot, tl.dot(h, b, y, input_precision=PRECISION).to(y_ptr.dtype.element_ty), mask=there)
-
-
-@triton.jit
-def _down_back(
-    dx_ptr, dh_ptr, keys_ptr, tiles_ptr, owners_ptr, work_ptr, table_ptr, dx_stride, row, tokens, width, threshold,
-    factor, SITES: tl.constexpr, ALIGN: tl.constexpr, R: tl.constexpr, RANK: tl.constexpr, DROP: tl.constexpr,
-    STRETCH: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr
-):  # fmt: skip
-    """Add what all sites' inner gradients mean for some of the input's columns, dh Aᵀ."""
-    start, stop = place(tiles_ptr, BLOCK, TILE)
-    if start < stop:
-        t = start + tl.arange(0, BLOCK)
-        at = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
-        there = (t < stop)[:, None] & (at < width)[None, :]
-        mine = work_ptr + tl.load(owners_ptr + start // STRETCH).to(tl.int64) * row
-        spot = dx_ptr + t[:, None].to(tl.int64) * dx_stride + at[None, :]
-        dx = tl.load(spot, mask=there, other=0.0).to(tl.float32)
-        for site in tl.static_range(SITES):
-            dh = _inner(dh_ptr + site * tokens * R, t, stop, R, RANK)
-            a = _factor(mine + _entry(table_ptr, site, 0, ALIGN), at, width, R, RANK)
+        for number in tl.static_range(SITES if BACK else 1):
+            site = number if BACK else tl.program_id(2)
+            h = _inner(h_ptr + site * tokens * R, t, stop, R, RANK)
+            matrix = _factor(mine + _entry(table_ptr, site, 0 if BACK else 1, ALIGN), at, wide, R, RANK)
             if DROP:
-                keys = _keys(keys_ptr, table_ptr, site, t, stop, DROP)
-                dx += _kept(tl.dot(dh, a, input_precision=PRECISION), keys, at, threshold, factor)
+                add = tl.dot(h, matrix, input_precision=PRECISION)
+                y += _kept(add, _keys(keys_ptr, table_ptr, site, t, stop), at, threshold, factor)
             else:
-                dx = tl.dot(dh, a, dx, input_precision=PRECISION)
-        tl.store(spot, dx.to(dx_ptr.dtype.element_ty), mask=there)
+                y = tl.dot(h, matrix, y, input_precision=PRECISION)
+        tl.store(spot, y.to(y_ptr.dtype.element_ty), mask=there)
 
 
 @triton.jit
@@ -195,7 +130,7 @@ def _sum(
         lines = x_ptr + t[:, None].to(tl.int64) * stride
         x = tl.load(lines + at[None, :], mask=(t < end)[:, None] & (at < wide)[None, :], other=0.0)
         if DROP:
-            x = _kept(x, _keys(keys_ptr, table_ptr, site, t, end, DROP), at, threshold, factor).to(x.dtype)
+            x = _kept(x, _keys(keys_ptr, table_ptr, site, t, end), at, threshold, factor).to(x.dtype)
         total = tl.dot(tl.trans(_inner(h_ptr, t, end, R, RANK)), x, total, input_precision=PRECISION)
     r = tl.arange(0, RANK)[:, None]
     spot, there = sums_ptr + r * wide + at[None, :], (r < R) & (at < wide)[None, :]
@@ -241,13 +176,22 @@ def _options(x: Tensor, group, route) -> dict[str, object]:
     }
 
 
-def _tiled(x: Tensor, group, route, block: int) -> tuple[int, dict[str, object]]:
-    """Programs, and the sizes of a kernel that treats so many tokens at a time; fewer where their numbers are large."""
+def _tiled(x: Tensor, h: Tensor, group, route, width: int, block: int, whole: bool):
+    """Programs, arguments and sizes of a kernel on tiles of so many tokens; fewer where their numbers are large.
+
+    Nothing is dropped on the ``whole`` side of an adapter, its output.
+    """
     options = _options(x, group, route)
-    rank = options["RANK"]
+    rank, work = options["RANK"], route.bank.work
     block = 16 if x.dtype == torch.float32 or rank > 64 else block
+    keys, threshold, factor, drop = _drops(route)
+    given = (
+        x, h, keys, route.tiles, route.owners, work, group.table, x.stride(0), work.stride(0), x.shape[0], width,
+        threshold, factor,
+    )  # fmt: skip
     sizes = {"STRETCH": route.stretch, "BLOCK": block, "TILE": TILE, "WIDE": 128 if rank <= 32 else 32}
-    return route.tiles.shape[0] * (TILE // block), options | sizes
+    sizes |= {"BACK": whole, "DROP": drop and not whole}
+    return route.tiles.shape[0] * (TILE // block), given, options | sizes
 
 
 def _drops(route) -> tuple[Tensor, int, float, bool]:
@@ -257,44 +201,34 @@ def _drops(route) -> tuple[Tensor, int, float, bool]:
     return route.keys if drop else route.owners, round(p * 65536), 1.0 / (1.0 - p), drop
 
 
-# tokens at a time, stages and widths: the best of 15 to 44 forms for three models' sizes on an H200
 def thin(x: Tensor, y: Tensor, group, route) -> Tensor:
-    tokens, width = x.shape
-    sites, work = len(group.sites), route.bank.work
-    h = x.new_empty(sites, tokens, route.bank.lora.r)
-    keys, threshold, factor, drop = _drops(route)
-    programs, options = _tiled(x, group, route, 64)
-    launch(
-        _down, (programs,),
-        x, h, keys, route.tiles, route.owners, work, group.table, x.stride(0), work.stride(0), tokens, width, threshold,
-        factor, SITES=sites, DROP=drop, num_stages=3, **options,
-    )  # fmt: skip
-    programs, options = _tiled(x, group, route, 32)
-    launch(
-        _up, (programs, triton.cdiv(group.widest, options["WIDE"]), sites),
-        y, h, route.tiles, route.owners, work, group.table, y.stride(0), work.stride(0), tokens, **options,
-    )  # fmt: skip
+    h = _in(x, group, route, x.shape[1], back=False)
+    _out(y, h, group, route, group.widest, back=False)
     return h
 
 
 def thin_back(dy: Tensor, dx: Tensor | None, group, route) -> Tensor:
-    tokens, sites, work = dy.shape[0], len(group.sites), route.bank.work
-    dh = dy.new_empty(sites, tokens, route.bank.lora.r)
-    programs, options = _tiled(dy, group, route, 64)
-    launch(
-        _up_back, (programs, sites),
-        dy, dh, route.tiles, route.owners, work, group.table, dy.stride(0), work.stride(0), tokens, num_stages=3,
-        **options,
-    )  # fmt: skip
+    dh = _in(dy, group, route, group.widest, back=True)
     if dx is not None:
-        keys, threshold, factor, drop = _drops(route)
-        programs, options = _tiled(dy, group, route, 32)
-        launch(
-            _down_back, (programs, triton.cdiv(dx.shape[1], options["WIDE"])),
-            dx, dh, keys, route.tiles, route.owners, work, group.table, dx.stride(0), work.stride(0), tokens,
-            dx.shape[1], threshold, factor, SITES=sites, DROP=drop, **options,
-        )  # fmt: skip
+        _out(dx, dh, group, route, dx.shape[1], back=True)
     return dh
+
+
+# tokens at a time, widths and stages: the best of 15 to 44 forms for three models' sizes on an H200
+def _in(x: Tensor, group, route, width: int, *, back: bool) -> Tensor:
+    h = x.new_empty(len(group.sites), x.shape[0], route.bank.lora.r)
+    programs, given, options = _tiled(x, h, group, route, width, 64, back)
+    launch(_inward, (len(group.sites), programs), *given, num_stages=3, **options)
+    return h
+
+
+def _out(y: Tensor, h: Tensor, group, route, width: int, *, back: bool) -> None:
+    programs, given, options = _tiled(y, h, group, route, width, 32, not back)
+    sites = len(group.sites)
+    launch(
+        _outward, (programs, triton.cdiv(width, options["WIDE"]), 1 if back else sites),
+        *given, SITES=sites, **{**options, "BACK": back},
+    )  # fmt: skip
 
 
 def thin_sums(x: Tensor, dy: Tensor, h: Tensor, dh: Tensor, group, route) -> None:
