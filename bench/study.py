@@ -21,7 +21,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-KINDS = ("load", "check", "probe", "treat", "tokenise", "train", "validate", "test", "select", "save", "other")
+KINDS = (
+    *("load", "compile", "check", "probe", "treat", "tokenise"),
+    *("train", "validate", "test", "select", "save", "other"),
+)
 
 
 def main() -> int:

@@ -40,3 +40,16 @@ def test_nothing_is_counted_without_a_tally_or_in_another_thread():
 
 def test_shares_are_told_largest_first():
     assert told({"load": 1.0, "train": 60.0, "test": 38.9, "save": 0.1}) == "train 60%, test 39%, load 1%"
+
+
+def test_compiling_kernels_is_no_cost_of_the_check_that_comes_upon_them_first():
+    from contextlib import nullcontext
+    from types import SimpleNamespace
+
+    from potentia.engine.operations import ready
+
+    tally = Tally()
+    with tally.kept(), spending("check"):
+        ready(SimpleNamespace(readying=lambda _: nullcontext()), "a kind", lambda: time.sleep(0.03))
+    assert tally.seconds["compile"] >= 0.03
+    assert tally.seconds["check"] < 0.02

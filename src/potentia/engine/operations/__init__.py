@@ -14,6 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from potentia.timing import spending
+
 _chosen: ContextVar[Any] = ContextVar("operations", default=None)
 TILE = 64  # tokens that attention treats at a time; a tile never looks beyond its part of the long row
 
@@ -82,7 +84,7 @@ def choosing(operations: Any) -> Iterator[None]:
 def ready(module: Any, kind: str, work: Callable[[], object]) -> None:
     """Compile the kernels of some work, where operations have any, side by side and without running them."""
     if hasattr(module, "readying"):
-        with module.readying(kind):
+        with spending("compile"), module.readying(kind):  # not the check's: a run without checks would wait as long
             work()
 
 
