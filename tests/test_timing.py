@@ -53,3 +53,9 @@ def test_compiling_kernels_is_no_cost_of_the_check_that_comes_upon_them_first():
         ready(SimpleNamespace(readying=lambda _: nullcontext()), "a kind", lambda: time.sleep(0.03))
     assert tally.seconds["compile"] >= 0.03
     assert tally.seconds["check"] < 0.02
+
+
+def test_what_a_row_does_once_is_left_out_of_its_pace():
+    from potentia.run.calibration import Timed
+
+    assert Timed([], {"check": 1.0, "compile": 2.0, "load": 3.0, "train": 3.0}, 10.0).beside_checks == 4.0

@@ -138,8 +138,8 @@ class Timed:
 
     @property
     def beside_checks(self) -> float:
-        """Seconds without checks and loading, which are made once."""
-        return self.whole - self.tally.get("check", 0.0) - self.tally.get("load", 0.0)
+        """Seconds without checks, compiling and loading, which are done once."""
+        return self.whole - sum(self.tally.get(kind, 0.0) for kind in ("check", "compile", "load"))
 
     @property
     def plain(self) -> dict[str, tuple[CellWork, float]]:
