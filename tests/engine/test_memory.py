@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,7 +16,10 @@ from lane_models import tiny as lane_model
 from potentia.engine import LoadedModel
 from potentia.engine.score import Scorer
 from potentia.engine.spread import give_back, may_give_back
-from potentia.engine.tune import LaneTrainer
+from potentia.engine.tune import LaneSpec, LaneTrainer
+from potentia.engine.tune.passes import PassPlan
+from potentia.engine.tune.schedule import Lane, Lesson
+from potentia.engine.tune.steps import COLUMNS
 from potentia.values.requests import Continuation, Generation
 
 
@@ -131,3 +136,46 @@ def test_captured_passes_are_let_go_and_made_again_in_fewer_sizes() -> None:
         assert not steps._passes
         assert steps.most_graphs == 3
         assert not give_back(torch.device("cpu"))
+
+
+def lanes_rows(specs: list[LaneSpec]) -> list[Lesson]:
+    made = [Lane(spec) for spec in specs]
+    for slot, lane in enumerate(made):
+        lane.slot = slot
+    return [row for lane in made for row in lane.batch(64)]
+
+
+def test_a_pass_that_finds_no_memory_when_it_is_captured_is_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was run kernel by kernel instead, and so were all after it: a row of 135M took minutes in place of one."""
+
+    @contextmanager
+    def capturing(*_: object, **__: object) -> Iterator[None]:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+        yield
+
+    for name in ("synchronize", "empty_cache", "CUDAGraph", "Stream"):
+        monkeypatch.setattr(torch.cuda, name, type(name, (), {"__init__": lambda *_, **__: None}))
+    monkeypatch.setattr(torch.cuda, "graph", capturing)
+    plans = []
+    with LaneTrainer(lane_model("llama"), static=True) as trainer:
+        trainer.train(lanes(2))
+        assert trainer.run_under_way is not None
+        steps = trainer.run_under_way.steps
+        steps.capturing = True
+        rows = lanes_rows(lanes(2))
+        assert trainer.plan is not None
+        trainer.plan = replace(trainer.plan, token_budget=1024)
+
+        def compute(plan: PassPlan) -> None:
+            plans.append(plan.token_budget)
+            steps.gradients(rows, plan)
+            steps.capturing = plan.token_budget > 256  # smaller ones do fit
+            steps.gradients(rows, plan)
+
+        trainer.in_passes(rows, compute, steps.clear, "")
+        steps.capturing = True
+        steps._updating.uses = 1
+        steps.update(np.zeros((steps.bank.slots, COLUMNS), np.float32))  # this goes on without
+        assert steps.capturing
+    assert plans[0] == 1024
+    assert plans[-1] == 256

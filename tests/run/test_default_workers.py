@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 import tiny
 from potentia.run import default_workers, plan_study
-from potentia.run.local import shared_out
+from potentia.run.local import part_of
 from potentia.study import make_study
 
 GIB = 2**30
@@ -66,6 +67,19 @@ def test_one_row_at_a_time_on_a_cpu(plan, monkeypatch) -> None:
 
 def test_rows_on_one_gpu_have_memory_by_need(plan) -> None:
     """With equal parts the passes of a model of 1.1 B found no room, with parts by parameters those of 0.5 B."""
-    rows = shared_out(plan([1.1e9] * 2 + [5e8] * 2 + [2e7] * 6).rows, 6)
-    assert min(rows[0].memory, rows[2].memory) > 1 / 6 > rows[4].memory > 0.05
-    assert sum(sorted(row.memory for row in rows)[-6:]) == pytest.approx(0.97)
+    waiting = list(plan([1.1e9] * 2 + [5e8] * 2 + [2e7] * 6).rows)
+    busy = []
+    while len(busy) < 6:
+        row = waiting.pop(0)
+        busy.append(replace(row, memory=part_of(row, busy, waiting, 6)))
+    assert min(busy[0].memory, busy[2].memory) > 1 / 6 > busy[4].memory > 0.05
+    assert sum(row.memory for row in busy) == pytest.approx(0.97)
+    busy = busy[1:4]  # a large one and two small ones have ended: the small ones that are left share what these had
+    row = waiting.pop(0)
+    part = part_of(row, busy, waiting, 6)
+    assert part == pytest.approx((0.97 - sum(row.memory for row in busy)) / 3)
+    busy.append(replace(row, memory=part))
+    while waiting:
+        row = waiting.pop(0)
+        busy.append(replace(row, memory=part_of(row, busy, waiting, 6)))
+    assert sum(row.memory for row in busy) == pytest.approx(0.97)

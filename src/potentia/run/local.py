@@ -61,6 +61,11 @@ class Turns:
     def __len__(self) -> int:
         return len(self._ready) + len(self._held)
 
+    @property
+    def waiting(self) -> list[RowPlan]:
+        """The rows that are still to come."""
+        return [*self._ready, *(row for _, row in self._held)]
+
     def take(self, busy: Collection[RowPlan] = (), own: Collection[str] = ()) -> RowPlan | None:
         """Return the next row to try, of these models first; None while all wait for others, or for what is busy."""
         free = self._free(busy)
@@ -74,7 +79,7 @@ class Turns:
 
     def _free(self, busy: Collection[RowPlan]) -> list[RowPlan]:
         """Return the rows that choose from no lanes that are still to be trained."""
-        open_rows = (*self._ready, *(row for _, row in self._held), *busy)
+        open_rows = (*self.waiting, *busy)
         lanes = {(row.model.name, row.cells[0]) for row in open_rows if row.lane_part is not None}
         return [
             row
@@ -191,13 +196,16 @@ def place_of(device: str, number: int, gpus: int) -> str:
     return f"cuda:{number % gpus}" if gpus and device in ("auto", "cuda") else device
 
 
-def shared_out(rows: Sequence[RowPlan], each: int) -> list[RowPlan]:
-    """Return rows with their part of a GPU's memory where so many run on one: by need, with room for the largest."""
-    needs = [room_of(row.model) for row in rows]
-    if math.isnan(sum(needs)):
-        needs = [1.0] * len(rows)
-    most = sum(sorted(needs)[-each:]) / BESIDE
-    return [replace(row, memory=need / most) for row, need in zip(rows, needs, strict=True)]
+def part_of(row: RowPlan, beside: Sequence[RowPlan], waiting: Sequence[RowPlan], each: int) -> float:
+    """Return a row's part of a GPU's memory: by need, of what the rows there leave it and those that may still come.
+
+    So that rows that run last, and are small, have all that the large ones have left.
+    """
+    own, *needs = (room_of(other.model) for other in (row, *waiting))
+    if math.isnan(own + sum(needs)):
+        own, needs = 1.0, [1.0] * len(needs)
+    coming = sorted(needs, reverse=True)[: max(0, each - 1 - len(beside))]
+    return (BESIDE - sum(other.memory for other in beside)) * own / (own + sum(coming))
 
 
 def work_row(
@@ -283,13 +291,15 @@ class _Pool:
         self.busy: dict[Connection, RowPlan] = {}
         self.stays = stays  # from one run to the next
         self.sharing = Sharing()
+        self.gpus, self.each = 0, 1  # rows on each GPU
         self.verdicts = tempfile.TemporaryDirectory(prefix="potentia-", ignore_cleanup_errors=True)
         os.environ[VERDICTS] = self.verdicts.name  # workers are told where they share what checks find
         self.had: dict[Connection, set[str]] = {}  # the rows that a worker has had: it may have their models
 
     def run(self, rows: Sequence[RowPlan], stop: Stop) -> dict[str, RowOutcome]:
         try:
-            turns = Turns(self._share_gpus(rows), self.tasks)
+            self._share_gpus(rows)
+            turns = Turns(rows, self.tasks)
             for number in sorted({*range(self.workers)} - {*self.numbers.values()}):
                 self._start(number)
             while turns or self.busy:
@@ -316,19 +326,17 @@ class _Pool:
             raise Stopped
         return turns.ended
 
-    def _share_gpus(self, rows: Sequence[RowPlan]) -> Sequence[RowPlan]:
+    def _share_gpus(self, rows: Sequence[RowPlan]) -> None:
         """Let workers that share a GPU compute side by side, where that works; the run's log says whether."""
         device = rows[0].study.device if rows else "cpu"
         gpus = 0 if device in ("cpu", "spread") else _gpus()
-        each = -(-self.workers // gpus) if device in ("auto", "cuda") and gpus else self.workers
-        if not gpus or each == 1:
-            return rows
-        if not self.pipes:
-            self.sharing.start(each)
+        self.gpus = gpus if device in ("auto", "cuda") else min(gpus, 1)
+        self.each = -(-self.workers // self.gpus) if gpus else 1
+        if self.each > 1 and not self.pipes:
+            self.sharing.start(self.each)
             with opened(rows[0].study.store) as store:
-                facts = {"rows_per_gpu": each, "mps": self.sharing.on, "why_not": self.sharing.why_not}
+                facts = {"rows_per_gpu": self.each, "mps": self.sharing.on, "why_not": self.sharing.why_not}
                 RunLog(store, rows[0].run).write("sharing", **facts)
-        return shared_out(rows, each)
 
     def end(self, seconds: float) -> None:
         """Let the workers go; those that have not left after some seconds are ended."""
@@ -360,6 +368,10 @@ class _Pool:
     def _hand_over(self, pipe: Connection, turns: Turns) -> None:
         row = turns.take(self.busy.values(), self.had.setdefault(pipe, set()))
         if row is not None:
+            if self.each > 1:
+                here = self.numbers[pipe] % self.gpus
+                beside = [other for at, other in self.busy.items() if self.numbers[at] % self.gpus == here]
+                row = replace(row, memory=part_of(row, beside, turns.waiting, self.each))
             self.had[pipe].add(row.model.name)
             self.busy[pipe] = row
             pipe.send(row)

@@ -190,7 +190,7 @@ class StaticSteps:
 
     def _run(self, piece: _Piece, work: Callable[[], None]) -> None:
         if piece.graph is None and self.capturing and (piece.uses > 0 or self._pool is not None):
-            piece.graph = self._capture(work, hurried=piece.hurried, at_once=piece.uses == 0)
+            piece.graph = self._capture(piece, work)
         piece.uses += 1
         if piece.graph is None:
             work()
@@ -198,33 +198,29 @@ class StaticSteps:
             self.replayed += 1
             piece.graph.replay()
 
-    def _capture(self, work: Callable[[], None], *, hurried: bool, at_once: bool) -> torch.cuda.CUDAGraph | None:
+    def _capture(self, piece: _Piece, work: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
         """Capture what ``work`` queues, or say once why that cannot be done; kernels keep their stream's priority.
 
-        What cannot be captured ``at_once`` may be later: a kernel that is new to it has to be loaded.
+        A pass that finds no memory is an error, as it would be uncaptured: whoever asked for it gives memory back or
+        makes passes smaller. What cannot be captured at once may be later: a kernel that is new has to be loaded.
         """
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()  # what passes kept for themselves is the pool's now
         if not any(piece.graph is not None for piece in (*self._passes.values(), self._updating)):
             self._pool = None  # it went with the last of its graphs
         graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream(self.device, priority=-1) if hurried else None  # type: ignore[no-untyped-call]
+        stream = torch.cuda.Stream(self.device, priority=-1) if piece.hurried else None  # type: ignore[no-untyped-call]
         try:
             with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
                 work()
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
             log.debug("what could not be captured", exc_info=error)
-            if at_once:
-                torch.cuda.synchronize(self.device)
-                if out_of_memory(error):
-                    raise  # whoever called gives memory back, and tries again
-                return None
-            self.capturing = False
-            self.release()
             torch.cuda.synchronize(self.device)
-            if out_of_memory(error):
-                log.warning("no memory for captured passes: they run one operation at a time")
-            else:
+            if out_of_memory(error) and piece.inputs is not None:
+                raise
+            if piece.uses > 0 and not out_of_memory(error):
+                self.capturing = False
+                self.release()
                 log.warning("passes cannot be captured (%s): they run one operation at a time", str(error)[:200])
             return None
         self.captured += 1
