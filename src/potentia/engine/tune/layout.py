@@ -244,13 +244,13 @@ class Picked:
         keys = None if route.keys is None else route.keys.index_select(0, at)
         return cls(at, Route(route.bank, inputs.picked_owners, inputs.picked_spans, keys, inputs.picked_tiles))
 
-    def gather(self, *wholes: Tensor) -> Iterator[Tensor]:
+    def gather(self, *wholes: Tensor) -> list[Tensor]:
         """Return their rows of tensors (N, d)."""
-        return (whole.index_select(0, self.at) for whole in wholes)
+        return [whole.index_select(0, self.at) for whole in wholes]
 
-    def spread(self, like: Tensor, *parts: Tensor) -> Iterator[Tensor]:
+    def spread(self, like: Tensor, *parts: Tensor) -> list[Tensor]:
         """Return tensors (N, d) that have these rows, and are zero elsewhere."""
-        return (like.new_zeros(like.shape[0], part.shape[1]).index_copy_(0, self.at, part) for part in parts)
+        return [like.new_zeros(like.shape[0], part.shape[1]).index_copy_(0, self.at, part) for part in parts]
 
 
 @dataclass(frozen=True)

@@ -219,7 +219,7 @@ class _Layer(torch.autograd.Function):
         )  # fmt: skip
         ctx.held = block, run
         result = z if z_scale is None else branch.add_(h2)
-        return next(run.picked.spread(h, result)) if run.picked else result
+        return run.picked.spread(h, result)[0] if run.picked else result
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

@@ -192,17 +192,14 @@ class StaticSteps:
         if piece.graph is None and self.capturing and (piece.uses > 0 or self._pool is not None):
             piece.graph = self._capture(piece, work)
         piece.uses += 1
-        if piece.graph is None:
-            work()
-        else:
-            self.replayed += 1
-            piece.graph.replay()
+        self.replayed += piece.graph is not None
+        work() if piece.graph is None else piece.graph.replay()
 
     def _capture(self, piece: _Piece, work: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
         """Capture what ``work`` queues, or say once why that cannot be done; kernels keep their stream's priority.
 
-        A pass that finds no memory is an error, as it would be uncaptured: whoever asked for it gives memory back or
-        makes passes smaller. What cannot be captured at once may be later: a kernel that is new has to be loaded.
+        A pass that finds no memory is an error, as it would be uncaptured: passes are made smaller then. What cannot be
+        captured at once may be later: a kernel that is new has to be loaded.
         """
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()  # what passes kept for themselves is the pool's now
