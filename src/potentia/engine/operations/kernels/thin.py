@@ -189,8 +189,8 @@ def _tiled(x: Tensor, h: Tensor, group, route, width: int, block: int, whole: bo
         x, h, keys, route.tiles, route.owners, work, group.table, x.stride(0), work.stride(0), x.shape[0], width,
         threshold, factor,
     )  # fmt: skip
-    sizes = {"STRETCH": route.stretch, "BLOCK": block, "TILE": TILE, "WIDE": 128 if rank * x.element_size() <= 128 else 32}
-    sizes |= {"BACK": whole, "DROP": drop and not whole}
+    sizes = {"STRETCH": route.stretch, "BLOCK": block, "TILE": TILE, "BACK": whole, "DROP": drop and not whole}
+    sizes["WIDE"] = 128 if rank * x.element_size() <= 128 else 32
     return route.tiles.shape[0] * (TILE // block), given, options | sizes
 
 
