@@ -72,6 +72,8 @@ def fill(study: Path) -> None:
             with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
                 made = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.bfloat16)
             made.save_pretrained(folder)
+            del made
+            torch.cuda.empty_cache()  # the study's rows are to have it
             print(f"{model['name']}: random weights", flush=True)
 
 
