@@ -261,7 +261,8 @@ def _add_gradients(
     """Add the gradients of A and B, row by row in order."""
     da, db = bank.views(bank.grads, site)
     db.index_add_(0, owners, beside(torch.bmm(h.transpose(1, 2), dy).float(), db))
-    da.index_add_(0, owners, beside(torch.bmm(kept.transpose(1, 2), dh).float(), da), alpha=bank.lora.scale)
+    da = da.transpose(1, 2)  # as it lies
+    da.index_add_(0, owners, beside(torch.bmm(dh.transpose(1, 2), kept).float(), da), alpha=bank.lora.scale)
 
 
 class StackedForward:
