@@ -11,7 +11,7 @@ from potentia import tasks
 from potentia.errors import TaskError
 from potentia.facts import CATEGORIES, benchmarks
 from potentia.tasks import definitions as module
-from potentia.tasks.definitions import build_index, task_index, tasks_folder
+from potentia.tasks.definitions import build_index, scan_names, task_index, tasks_folder
 
 
 def test_every_kind_of_name_is_found() -> None:
@@ -35,7 +35,7 @@ def test_the_index_is_kept_and_trusted_only_for_its_version(tmp_path: Path, monk
         task_index.cache_clear()
         assert list(task_index()) == ["arc_easy"]
     assert len(built) == 1
-    (file,) = (tmp_path / "cache").iterdir()
+    (file,) = (tmp_path / "cache").glob("tasks-*")
     kept = json.loads(file.read_text())
     for spoiled in ("{", json.dumps({**kept, "stamp": {"lm_eval": "0.0"}}), "[]", json.dumps({"stamp": kept["stamp"]})):
         file.write_text(spoiled)
@@ -48,6 +48,34 @@ def test_the_index_is_kept_and_trusted_only_for_its_version(tmp_path: Path, monk
     assert list(task_index()) == ["arc_easy"]
     monkeypatch.undo()
     task_index.cache_clear()
+
+
+def test_names_found_in_the_text_are_lm_evals() -> None:
+    """Most tasks need no YAML to be read: the first study of a machine waits a second for its names, not ten."""
+    found, all_names = scan_names(tasks_folder()), task_index()
+    assert len(found) > 10_000
+    assert {name: all_names[name].path for name in found} == found
+    classes = {name for name in found if all_names[name].kind != "task"}
+    assert all(all_names[name].kind == "class" for name in classes)  # what a file includes says so
+    with pytest.raises(TaskError, match="Python class"):
+        tasks.leaf_configs(min(classes))
+    assert {"arc_easy", "boolq", "gsm8k", "hellaswag", "winogrande"} <= set(found)
+    assert not {"mmlu", "squadv2"} & set(found)
+
+
+def test_a_study_of_plain_tasks_reads_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POTENTIA_CACHE", str(tmp_path))
+    monkeypatch.setattr(module, "build_index", None)
+    for known in (task_index, module._plain_tasks):
+        known.cache_clear()
+    try:
+        assert tasks.leaf_configs("arc_easy")[0][0]["dataset_path"] == "allenai/ai2_arc"
+        with pytest.raises(TypeError):  # a group has to be looked up
+            tasks.leaf_configs("mmlu")
+    finally:
+        monkeypatch.undo()
+        for known in (task_index, module._plain_tasks):
+            known.cache_clear()
 
 
 def test_facts_name_tasks_of_the_harness() -> None:

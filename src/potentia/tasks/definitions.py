@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -50,24 +51,57 @@ def tasks_folder() -> Path:
     return Path(next(iter(found.submodule_search_locations))) / "tasks"
 
 
+def find_entry(name: str) -> Entry | None:
+    """Return what a name of the harness stands for; None where it is no name of it."""
+    plain = _plain_tasks().get(name)
+    return task_index().get(name) if plain is None else Entry("task", plain)
+
+
 @cache
 def task_index() -> dict[str, Entry]:
-    """Return every name of the installed harness; a quarter of a minute on the first call ever, then milliseconds.
+    """Return every name of the installed harness; a quarter of a minute on the first call ever, then milliseconds."""
+    known = _kept("tasks", lambda folder: {name: asdict(entry) for name, entry in build_index(folder).items()})
+    return {name: Entry(e["kind"], e["path"], tuple(e["members"])) for name, e in known.items()}
 
-    The user's cache folder keeps it (``POTENTIA_CACHE`` moves that).
-    """
+
+@cache
+def _plain_tasks() -> dict[str, str]:
+    """Return the tasks whose names need no YAML to be read, with their files: a second on the first call ever."""
+    return _kept("plain-tasks", scan_names)
+
+
+def _kept(what: str, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """Return what the user's cache folder (``POTENTIA_CACHE`` moves it) has of the harness, made where it has not."""
     folder = tasks_folder()
     stamp = {"format": 1, "lm_eval": version("lm_eval"), "folder": str(folder)}
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "potentia"
-    file = Path(os.environ.get("POTENTIA_CACHE") or caches) / f"tasks-lm_eval-{stamp['lm_eval']}.json"
+    file = Path(os.environ.get("POTENTIA_CACHE") or caches) / f"{what}-lm_eval-{stamp['lm_eval']}.json"
     with suppress(OSError, ValueError, KeyError, TypeError):
         stored = json.loads(file.read_text("utf-8"))
         if stored["stamp"] == stamp:
-            return {name: Entry(e["kind"], e["path"], tuple(e["members"])) for name, e in stored["names"].items()}
-    names = build_index(folder)
+            return dict(stored["names"])
+    names = make(folder)
     with suppress(OSError):  # a folder that cannot be written only costs time
-        write_file(file, json.dumps({"stamp": stamp, "names": {name: asdict(entry) for name, entry in names.items()}}))
+        write_file(file, json.dumps({"stamp": stamp, "names": names}))
     return names
+
+
+_NAME = re.compile(r"""^(task|group)[ \t]*:[ \t]*['"]?([^\s'"#\[{]+)['"]?[ \t]*(?:#.*)?$""", re.MULTILINE)
+_CLASS = re.compile(r"^class[ \t]*:", re.MULTILINE)
+
+
+def scan_names(folder: Path) -> dict[str, str]:
+    """Return the tasks whose name is written as one line of one file alone, and is no group's; with their files.
+
+    Text is not read as YAML, which takes ten times as long; what is written otherwise is left to lm-eval.
+    """
+    found: dict[str, set[str]] = {}
+    for file in folder.rglob("*yaml*"):
+        text = file.read_text("utf-8", "replace") if file.is_file() else ""
+        path = file.relative_to(folder).as_posix() if file.suffix == ".yaml" and not _CLASS.search(text) else ""
+        for kind, name in _NAME.findall(text):
+            found.setdefault(name, set()).add(path if kind == "task" else "")
+    return {name: path for name, (path, *others) in found.items() if path and not others}
 
 
 def build_index(folder: Path) -> dict[str, Entry]:
@@ -93,15 +127,17 @@ def leaf_configs(name: str) -> tuple[list[Config], dict[str, bool]]:
 
     With a group comes, per metric, whether lm-eval weights its subtasks by size (no entry: it does).
     """
-    entry = task_index()[name]
+    entry = find_entry(name)
+    if entry is None:
+        raise KeyError(name)
     if entry.kind == "tag":
         return [leaf for member in entry.members for leaf in leaf_configs(member)[0]], {}
-    if entry.kind == "class":
+    config = _stock(entry)
+    if entry.kind == "class" or "class" in config:
         raise TaskError(
             f"{name} is written as a Python class, which cannot be given other data",
             hint="use a task that is defined by a YAML file",
         )
-    config = _stock(entry)
     if entry.kind == "task":
         return [config], {}
     return [leaf for leaf, _ in _group_leaves(name, config, {})], _weights(config)
@@ -114,7 +150,7 @@ def user_leaves(path: Path) -> tuple[str, list[Config], dict[str, bool]]:
         leaves = _group_leaves(str(config["group"]), config, {})
     else:
         name = config.get("task")
-        entry = task_index().get(name) if isinstance(name, str) else None
+        entry = find_entry(name) if isinstance(name, str) else None
         leaves = [(config, _stock(entry) if entry is not None and entry.kind == "task" else None)]
     made = [admitted(leaf, [*stock, *([own] if own else [])], str(path)) for leaf, own in leaves]
     return str(config.get("group") or config.get("task") or path.stem), made, _weights(config)
@@ -143,7 +179,7 @@ def _group_leaves(name: str, config: Mapping[str, Any], overrides: Mapping[str, 
         member = item if isinstance(item, str) else own.get("group") or own.get("task")
         if not isinstance(member, str):
             raise TaskError(f"the group {name} has a member without a name: {item!r}")
-        entry = task_index().get(member)
+        entry = find_entry(member)
         if entry is None and "group" in own:
             leaves += _group_leaves(f"{name}::{member}", own, below)
             continue

@@ -21,7 +21,7 @@ from potentia.facts import benchmark
 from potentia.study import Caps
 from potentia.tasks import forms, kinds
 from potentia.tasks.data import LIMITED, SUFFIXES, Bad, OwnData, Record, Records, as_list, from_records, load_splits
-from potentia.tasks.definitions import leaf_configs, task_index, user_leaves
+from potentia.tasks.definitions import find_entry, leaf_configs, task_index, user_leaves
 from potentia.tasks.harness import SPLIT_KEYS
 from potentia.tasks.leaf import Leaf
 from potentia.tasks.task import Division, Split, Task
@@ -138,7 +138,7 @@ def _read(
 
 
 def _stock_leaves(name: str) -> tuple[list[kinds.Config], dict[str, bool]]:
-    if name not in task_index():
+    if find_entry(name) is None:
         near = difflib.get_close_matches(name, task_index(), n=3, cutoff=0.6)
         hint = f"did you mean {', '.join(near)}?" if near else "potentia tasks --all lists every name"
         raise TaskError(f"no task {name!r} in the harness, and no such file", hint=hint)
@@ -194,7 +194,7 @@ def _own_path(name: str) -> Path | None:
     looks = "/" in name or "\\" in name or path.suffix in (*SUFFIXES, ".txt", ".yaml", ".yml")
     if looks and not path.exists():
         raise TaskError(f"there is no file or folder {name}", hint="check the path, or name a task of the harness")
-    return path if looks or (path.exists() and name not in task_index()) else None
+    return path if looks or (path.exists() and find_entry(name) is None) else None
 
 
 # --- a user's own data -----------------------------------------------------------------------------------------------
