@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import shutil
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -64,15 +66,42 @@ def test_planning_tells_how_far_it_is(world: Path, tmp_path: Path, monkeypatch: 
 def test_everything_is_read_once(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Tasks are loaded and rows planned by the plan alone; running its rows does neither again."""
     from potentia import tasks
+    from potentia.engine import identity
     from potentia.run import plan
 
     seen: list[str] = []
-    for module, name in ((tasks, "load"), (plan, "fingerprint"), (plan, "study_key")):
+    for module, name in ((tasks, "load"), (identity, "fingerprint"), (plan, "study_key")):
         real = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *a, real=real, name=name, **k: seen.append(name) or real(*a, **k))
     made = study(world, tmp_path / "s.db", protocols=["direct", "train_before_test"], tuning={"epochs": 1})
     assert run_study(plan_study(made)).computed == 4
     assert sorted(seen) == ["fingerprint", "fingerprint", "load", "study_key"]
+
+
+def test_models_are_hashed_side_by_side_while_tasks_are_read(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from potentia.engine import identity
+    from potentia.run import plan
+
+    both, hashed, read = threading.Barrier(3, timeout=20), identity.fingerprint, plan.load_tasks
+    monkeypatch.setattr(identity, "fingerprint", lambda *a, **k: (both.wait(), hashed(*a, **k))[1])
+    monkeypatch.setattr(plan, "load_tasks", lambda made: (both.wait(), read(made))[1])
+    rows = plan_study(study(world, tmp_path / "s.db")).rows
+    assert len({row.weights for row in rows}) == 2
+    assert not any(row.problem for row in rows)
+
+
+def test_a_study_that_is_refused_waits_for_no_hashing(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from potentia.engine import identity
+
+    never, began = threading.Event(), time.monotonic()
+    monkeypatch.setattr(identity, "fingerprint", lambda *a, **k: never.wait(60))
+    made = study(world, tmp_path / "s.db", tasks=[{"name": "nowhere", "file": str(tmp_path / "nowhere.jsonl")}])
+    with pytest.raises(InputError, match="nowhere"):
+        plan_study(made)
+    assert time.monotonic() - began < 30
+    never.set()
 
 
 def test_a_row_is_computed_from_its_plan_alone(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -85,7 +114,7 @@ def test_a_row_is_computed_from_its_plan_alone(world: Path, tmp_path: Path, monk
     run_study(study(world, tmp_path / "s.db", models=[{"name": "m1", "path": str(world / "m1")}]))
     with Store.open(tmp_path / "s.db") as store:
         store.study("planned", plan.key, {})
-    monkeypatch.setattr("potentia.run.plan.fingerprint", None)
+    monkeypatch.setattr("potentia.run.plan.fingerprints", None)
     monkeypatch.setattr(Task, "fingerprint", property(lambda self: 1 / 0))
     assert work_row(row, lambda: False).done == 1
     with Store.open(tmp_path / "s.db") as store:

@@ -17,10 +17,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 import time
 import uuid
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -67,6 +68,27 @@ def fingerprint(
     if path.is_dir():
         return _join(_folder_parts(path, gguf_file))
     return _join(["hub", source, _commit(source, revision, gguf_file), gguf_file or ""])
+
+
+Named = tuple[str, str | None, str | None, tuple[str, ...]]  # source, revision, GGUF file, adapters
+AT_ONCE = 8  # models that are hashed
+
+
+def fingerprints(models: Iterable[Named]) -> Mapping[Named, Future[str]]:
+    """Name the content of models side by side, and wait for nothing: neither here nor where the program ends."""
+    found: dict[Named, Future[str]] = {model: Future() for model in models}
+    left = iter(list(found.items()))
+
+    def work() -> None:
+        for (source, revision, gguf_file, adapters), future in left:
+            try:
+                future.set_result(fingerprint(source, revision=revision, gguf_file=gguf_file, adapters=adapters))
+            except Exception as error:  # told to who asks
+                future.set_exception(error)
+
+    for _ in range(min(AT_ONCE, len(found))):
+        threading.Thread(target=work, daemon=True).start()
+    return found
 
 
 def may_have_template(source: str) -> bool:

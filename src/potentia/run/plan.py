@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import product
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from potentia import limited
-from potentia.engine import fingerprint, may_have_template, planned_dtype, quantised_fingerprint
+from potentia.engine import fingerprints, may_have_template, planned_dtype, quantised_fingerprint
 from potentia.errors import InputError, PotentiaError
 from potentia.facts import Kind, decide_kind, models
 from potentia.files import LARGEST, plain_file
@@ -230,6 +231,8 @@ def plan_study(study: Study, *, tell: Callable[[str], Any] = lambda _: None) -> 
     models = study.rows()
     for model in models:
         check_source(model)
+    named = [(model.source, model.revision, model.gguf_file, tuple(model.adapters)) for model in models]
+    prints = fingerprints(named)  # while tasks are read; a study that is refused waits for none
     with quiet():  # once for all tasks
         tasks = load_tasks(study)
     _check_adjust(study, tasks)
@@ -237,8 +240,8 @@ def plan_study(study: Study, *, tell: Callable[[str], Any] = lambda _: None) -> 
     dtype = planned_dtype(study.dtype, study.device)
     bare = study.model_copy(update={"dtype": dtype, "models": (), "only": None})
     rows, told = [], time.monotonic()
-    for model in models:
-        rows.append(_plan_row(study, bare, key, tasks, model))
+    for model, name in zip(models, named, strict=True):
+        rows.append(_plan_row(study, bare, key, tasks, model, prints[name]))
         if time.monotonic() - told > TOLD_SECONDS:
             told = time.monotonic()
             tell(f"reading models: {len(rows):,} of {len(models):,}")
@@ -256,13 +259,14 @@ def plan_study(study: Study, *, tell: Callable[[str], Any] = lambda _: None) -> 
     return StudyPlan(study, key, tuple(rows), tasks, tuple(outdated), tuple(damaged))
 
 
-def _plan_row(whole: Study, study: Study, key: str, tasks: LoadedTasks, model: ModelSpec) -> RowPlan:
+def _plan_row(
+    whole: Study, study: Study, key: str, tasks: LoadedTasks, model: ModelSpec, print_of: Future[str]
+) -> RowPlan:
     """Plan one row; a model that cannot be read becomes a row with a problem, not an error."""
     original = weights = ""
     problem = None
     try:
-        where = {"revision": model.revision, "gguf_file": model.gguf_file, "adapters": model.adapters}
-        original = fingerprint(model.source, **where)  # type: ignore[arg-type]
+        original = print_of.result()
         weights = quantised_fingerprint(original, model.quantise)
         weights = weights if model.copy_of is None else _treated(study, weights, tasks.shown)
     except (PotentiaError, OSError) as error:
