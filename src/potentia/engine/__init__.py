@@ -14,6 +14,7 @@ from potentia.engine.identity import (
 from potentia.engine.loading import (
     LoadedModel,
     context_length,
+    going_first,
     load,
     pick_device,
     pick_dtype,

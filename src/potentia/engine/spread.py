@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -44,6 +45,22 @@ def pinned(values: npt.NDArray[Any]) -> Tensor:
     host = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=True)
     np.copyto(host.numpy(), values)
     return host
+
+
+@contextmanager
+def on_stream(device: torch.device, priority: int) -> Iterator[None]:
+    """Queue what is done inside the block on a stream of this priority: 0 for training, less for what goes first."""
+    before = torch.cuda.current_stream(device) if device.type == "cuda" else None
+    if before is None or before.priority == priority:
+        yield
+        return
+    stream = torch.cuda.Stream(device, priority=priority) if priority else torch.cuda.default_stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(before)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        before.wait_stream(stream)
 
 
 def device_of(tensor: Tensor) -> torch.device:

@@ -13,12 +13,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from potentia.engine import LoadedModel, chat_template, load, verdicts_of_run
+from potentia.engine import LoadedModel, chat_template, going_first, load, verdicts_of_run
 from potentia.errors import DamagedItemsError, ModelError, PotentiaError, StoreError
 from potentia.facts import Kind
 from potentia.run.ask import Evaluation, Style, direct
@@ -83,7 +84,8 @@ class RowRun:
 
     def run(self) -> RowOutcome:
         """Compute every cell of the row that the store does not have by now, and tell where the time went."""
-        with self.tally.kept():
+        shared = self.plan.memory < 1.0
+        with self.tally.kept(), going_first(self.device) if shared else nullcontext():
             outcome = self._run()
         if self.outcome.done or self.plan.lane_part is not None:
             self.board.event("row", seconds=self.tally.total, tally=self.tally.seconds)

@@ -7,8 +7,11 @@ import pytest
 import torch
 
 from lane_models import examples, gap, spec, tiny
+from potentia.engine import going_first
+from potentia.engine.spread import on_stream
 from potentia.engine.tune.dropout import Dropout, token_keys
 from potentia.engine.tune.lanes import LaneTrainer
+from potentia.engine.tune.passes import HAND
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -21,7 +24,7 @@ def train(model, specs):
     with LaneTrainer(model) as trainer:
         results = trainer.train(specs)
         assert all(result.status == "done" for result in results.values())
-        return trainer.plan, {s.key: trainer.adapter_state(s.key) for s in specs}
+        return trainer.record["training"]["form"], {s.key: trainer.adapter_state(s.key) for s in specs}
 
 
 def test_the_kernel_draws_the_same_masks() -> None:
@@ -35,16 +38,16 @@ def test_the_kernel_draws_the_same_masks() -> None:
 
 
 def test_float32_equals_the_cpu() -> None:
-    plan, there = train(tiny("llama").cuda(), lanes())
-    assert plan.packed
+    form, there = train(tiny("llama").cuda(), lanes())
+    assert form == HAND
     _, here = train(tiny("llama"), lanes())
     assert max(gap(here[key], there[key]) for key in here) < 5e-5
 
 
 def test_bf16_learns_the_same_direction() -> None:
     model = tiny("llama").to("cuda", torch.bfloat16)
-    plan, there = train(model, lanes())
-    assert plan.packed
+    form, there = train(model, lanes())
+    assert form == HAND
     _, here = train(tiny("llama"), lanes())
     for key, wanted in here.items():
         for name, value in wanted.items():
@@ -58,3 +61,15 @@ def test_a_lane_alone_is_the_lane_among_others_in_bf16() -> None:
     _, alone = train(tiny("llama").to("cuda", torch.bfloat16), specs[:1])
     name = next(iter(alone["l0"]))
     assert torch.cosine_similarity(among["l0"][name].flatten(), alone["l0"][name].flatten(), dim=0) > 0.999
+
+
+def test_a_row_that_goes_first_trains_as_others_do() -> None:
+    device = torch.device("cuda", 0)
+    _, alone = train(tiny("llama").cuda(), lanes())
+    with going_first("cuda:0"):
+        assert torch.cuda.current_stream(device).priority < 0
+        with on_stream(device, 0):
+            assert torch.cuda.current_stream(device).priority == 0
+        _, there = train(tiny("llama").cuda(), lanes())
+    assert torch.cuda.current_stream(device) == torch.cuda.default_stream(device)
+    assert max(gap(alone[key], there[key]) for key in alone) < 1e-6

@@ -13,7 +13,7 @@ from torch import nn
 from potentia.engine.loading import context_length
 from potentia.engine.quantised import count_parameters
 from potentia.engine.split import SplitModel
-from potentia.engine.spread import give_back, out_of_memory, room_for_passes
+from potentia.engine.spread import give_back, on_stream, out_of_memory, room_for_passes
 from potentia.engine.tune.passes import PassPlan, make_plan, token_bytes, too_long
 from potentia.engine.tune.schedule import Lane, LaneEpoch, LaneSpec, Lesson, StepInfo
 from potentia.errors import InputError
@@ -110,7 +110,8 @@ class Trainer:
         while True:
             assert self.plan is not None
             try:
-                return compute(self.plan)
+                with on_stream(next(self.model.parameters()).device, 0):
+                    return compute(self.plan)
             except (torch.OutOfMemoryError, RuntimeError) as error:
                 if not out_of_memory(error):
                     raise
