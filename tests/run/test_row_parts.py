@@ -11,7 +11,7 @@ import pytest
 
 import tiny
 from potentia.evidence import read
-from potentia.run import execute, local, plan_study, row_parts, run_study
+from potentia.run import execute, local, machine, plan_study, row_parts, run_study
 from potentia.run.plan import StudyPlan
 from potentia.run.progress import lanes_name
 from potentia.run.row import RowOutcome
@@ -194,9 +194,9 @@ def test_two_runs_share_the_parts_of_one_row(world: Path, tmp_path: Path) -> Non
     ],
 )
 def test_a_worker_has_a_gpu_or_shares_one(number: int, gpus: int, place: str) -> None:
-    assert local.place_of("auto", number, gpus) == place
-    assert local.place_of("cpu", number, gpus) == "cpu"
-    assert local.place_of("cuda:5", number, gpus) == "cuda:5"
+    assert machine.place_of("auto", number, gpus) == place
+    assert machine.place_of("cpu", number, gpus) == "cpu"
+    assert machine.place_of("cuda:5", number, gpus) == "cuda:5"
 
 
 def test_a_model_larger_than_a_gpu_asks_for_several_and_has_them_alone(

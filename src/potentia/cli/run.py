@@ -56,16 +56,18 @@ def run(asked: Any) -> None:
         if getattr(asked, name):
             potentia.files.allow(getattr(potentia.files, what))
     made = _asked_study(asked)
-    with out.status("reading tasks and models") as tell:
-        plan = potentia.run.plan_study(made, tell=tell)
-    out.say(*_notes(plan), to=out.errors)
-    workers = asked.workers or potentia.run.default_workers(plan)
-    if asked.adaptive or asked.budget or asked.confidence:
-        result = _run_adaptive(plan, asked, workers, watch)
-    else:
-        result = potentia.run.run_study(
-            plan, workers=workers, threads=asked.threads, executor=asked.executor, watch=watch, split=asked.split
-        )
+    adaptive = asked.adaptive or asked.budget or asked.confidence
+    early = 0 if adaptive or asked.executor != "local" else potentia.run.expected_workers(made, asked.workers)
+    with potentia.run.Crew(early, made) as crew:
+        with out.status("reading tasks and models") as tell:
+            plan = potentia.run.plan_study(made, tell=tell)
+        out.say(*_notes(plan), to=out.errors)
+        workers = asked.workers or potentia.run.default_workers(plan)
+        if adaptive:
+            result = _run_adaptive(plan, asked, workers, watch)
+        else:
+            how = {"threads": asked.threads, "executor": asked.executor, "split": asked.split}
+            result = potentia.run.run_study(plan, workers=workers, watch=watch, crew=crew, **how)
     found = None if result.interrupted else _scores_of(made.store, result.study)
     place = without_password(made.store)
     if asked.as_json:

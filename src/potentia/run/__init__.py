@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from potentia.run.calibration import estimate_cost
 from potentia.run.cost import StudyCost, parameters_of, price, read_budget, tell_time, work_of
 from potentia.run.execute import RunResult, default_workers, run_study
+from potentia.run.machine import Crew, expected_workers
 from potentia.run.plan import CellPlan, RowPlan, StudyPlan, load_tasks, plan_study
 from potentia.run.progress import Count, asked_cells, is_running, store_status
 

@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from potentia.engine import pick_device
 from potentia.errors import InputError, StoreError
 from potentia.run.cost import room_of
-from potentia.run.local import POLITE, Stay, Stop, run_rows
+from potentia.run.local import Stay, Stop, run_rows
+from potentia.run.machine import CORES_PER_ROW, MOST_PER_GPU, POLITE, Crew
 from potentia.run.plan import LoadedTasks, RowPlan, StudyPlan, plan_study, seen, take_over
 from potentia.run.progress import RunLog, Stopped, lanes_name, opened, remove_lanes
 from potentia.run.row import RowOutcome, versions
@@ -35,9 +36,6 @@ from potentia.values.protocol import ADJUST, TRAIN_BEFORE_TEST
 if TYPE_CHECKING:
     from potentia.store import Store
     from potentia.study import Study
-
-
-MOST_PER_GPU, CORES_PER_ROW = 6, 2
 
 
 class Elsewhere(Protocol):
@@ -84,12 +82,14 @@ def run_study(
     watch: Callable[[StudyPlan], Any] | None = None,
     split: bool | None = None,
     stay: Stay | None = None,
+    crew: Crew | None = None,
 ) -> RunResult:
     """Run what is not done yet of a study, or of a plan just made of it.
 
     ``threads`` are those of a row on a CPU, by default an even share of the machine: the last bits of a score follow
     from them. ``watch`` gives a context manager that shows progress while the rows run. ``split`` lets the tasks of a
-    long row go to several workers: by default on GPUs. ``stay`` keeps models and workers for the next call.
+    long row go to several workers: by default on GPUs. ``stay`` keeps models and workers for the next call; ``crew``
+    are workers who are there already.
     """
     plan = study if isinstance(study, StudyPlan) else plan_study(study)
     check_machine(plan.study, executor)
@@ -103,7 +103,7 @@ def run_study(
     outcomes: dict[str, RowOutcome] | None = {}
     with stoppable() as stop, watch(plan) if watch and todo else nullcontext():
         try:
-            outcomes = _execute(plan, todo, workers, executor, stop, split, stay) if todo else {}
+            outcomes = _execute(plan, todo, workers, executor, stop, split, stay, crew) if todo else {}
         except (Stopped, KeyboardInterrupt):
             outcomes = None
         except BaseException as error:
@@ -211,6 +211,7 @@ def _execute(
     stop: Callable[[], bool],
     split: bool | None,
     stay: Stay | None,
+    crew: Crew | None,
 ) -> dict[str, RowOutcome]:
     def divide(workers: int, device: str) -> list[RowPlan]:
         wanted = device != "cpu" if split is None else split
@@ -223,7 +224,7 @@ def _execute(
 
     if executor == "local":
         device = pick_device(plan.study.device).type
-        return run_rows(divide(workers, device), plan.tasks, workers=workers, stop=stop, stay=stay)
+        return run_rows(divide(workers, device), plan.tasks, workers=workers, stop=stop, stay=stay, crew=crew)
     elsewhere: Elsewhere = import_module(f"potentia.run.on_{executor}").run_elsewhere
     return elsewhere(rows, plan.tasks, stop=stop, divide=divide)
 

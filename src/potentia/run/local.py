@@ -8,7 +8,6 @@ failed and the rows that wait go to a new worker. Ctrl-C lets every worker finis
 from __future__ import annotations
 
 import math
-import multiprocessing
 import os
 import signal
 import tempfile
@@ -16,20 +15,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from multiprocessing.synchronize import Event
 from typing import TYPE_CHECKING, Any
 
 from potentia.engine import VERDICTS
 from potentia.errors import PotentiaError, StoreError
-from potentia.processes import leave_with_parent
 from potentia.run.cost import room_of, weight_bytes
-from potentia.run.machine import ModelCache, Sharing
+from potentia.run.machine import Crew, ModelCache, Sharing, gpus
 from potentia.run.plan import LoadedTasks, RowPlan, load_tasks, seen
 from potentia.run.progress import RunLog, Stopped, opened
 from potentia.run.row import RowOutcome, RowRun
@@ -128,9 +124,6 @@ def kept(store: Store, lease: LeaseRecord) -> Iterator[Stop]:
             store.let_go(lease)
 
 
-POLITE = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-
-
 class Stay:
     """What stays from one run to the next of the same tasks: models in this process, or workers with theirs."""
 
@@ -149,12 +142,18 @@ class Stay:
     def pool(self, workers: int, tasks: LoadedTasks) -> _Pool:
         """Return the workers, who are there from the first time they are asked for."""
         if self._pool is None:
-            self._pool = _Pool(workers, tasks, stays=True)
+            self._pool = _Pool(workers, tasks, Crew(), stays=True)
         return self._pool
 
 
 def run_rows(
-    rows: Sequence[RowPlan], tasks: LoadedTasks, *, workers: int, stop: Stop, stay: Stay | None = None
+    rows: Sequence[RowPlan],
+    tasks: LoadedTasks,
+    *,
+    workers: int,
+    stop: Stop,
+    stay: Stay | None = None,
+    crew: Crew | None = None,
 ) -> dict[str, RowOutcome]:
     """Run these rows of a study, whose tasks are loaded here, and return how each ended."""
     ended = dict[str, RowOutcome]()
@@ -162,9 +161,12 @@ def run_rows(
         large = too_large(rows)
         small = [row for row in rows if row not in large]
         if small:
-            pool = _Pool(min(workers, len(small)), tasks) if stay is None else stay.pool(workers, tasks)
+            few = min(workers, len(small))
+            pool = _Pool(few, tasks, crew or Crew()) if stay is None else stay.pool(workers, tasks)
             ended = pool.run(small, stop)
         rows = large  # these have all GPUs to themselves, one after the other
+    if crew is not None:
+        crew.dismiss()
     turns = Turns(rows)
     turns.ended = ended
     while turns:
@@ -189,11 +191,6 @@ def too_large(rows: Sequence[RowPlan]) -> list[RowPlan]:
         return []
     whole = min(torch.cuda.get_device_properties(k).total_memory for k in range(torch.cuda.device_count()))
     return [row for row in rows if sizes.get(row.label, 0) > FULL * whole]
-
-
-def place_of(device: str, number: int, gpus: int) -> str:
-    """Return the device of a worker: one each, or as many workers as there are on each."""
-    return f"cuda:{number % gpus}" if gpus and device in ("auto", "cuda") else device
 
 
 def part_of(row: RowPlan, beside: Sequence[RowPlan], waiting: Sequence[RowPlan], each: int) -> float:
@@ -230,7 +227,7 @@ def work_row(
             return RowOutcome(held=lease.told)
         log.write("lease", row=row.label, cells=len(row.pending))
         with kept(store, lease) as lost:
-            how = tasks or _tasks(row.study), store, lambda: stop() or lost(), device or row.study.device, shelf
+            how = tasks or tasks_of(row.study), store, lambda: stop() or lost(), device or row.study.device, shelf
             try:
                 return RowRun(row, *how).run()
             except Stopped:
@@ -259,7 +256,7 @@ def give_up_row(row: RowPlan, tasks: LoadedTasks | None, reason: str) -> RowOutc
             return RowOutcome(held=lease.told)
         with kept(store, lease):
             (left,) = seen([row], store)
-            return RowRun(left, tasks or _tasks(row.study), store, lambda: False, row.study.device).give_up(reason)
+            return RowRun(left, tasks or tasks_of(row.study), store, lambda: False, row.study.device).give_up(reason)
 
 
 def _claim(row: RowPlan, store: Store) -> LeaseRecord:
@@ -271,21 +268,19 @@ def _claim(row: RowPlan, store: Store) -> LeaseRecord:
     return store.claim(row.study_key, row.label, keys, run=row.run)
 
 
-@lru_cache(maxsize=2)
-def _tasks(study: Study) -> LoadedTasks:
+def tasks_of(study: Study) -> LoadedTasks:
     """Load the tasks of a study once for all rows that this process is handed."""
-    return load_tasks(study)
+    return _tasks(study.model_copy(update={"models": (), "only": None, "dtype": "auto"}))  # these change no task
+
+
+_tasks = lru_cache(maxsize=2)(load_tasks)
 
 
 class _Pool:
     """Worker processes, each with a pipe: a row's plan goes in, its outcome comes back."""
 
-    def __init__(self, workers: int, tasks: LoadedTasks, *, stays: bool = False) -> None:
-        self.context = multiprocessing.get_context("spawn")
-        _start_tracker()
-        self.workers = workers
-        self.tasks = tasks
-        self.halt: Event = self.context.Event()
+    def __init__(self, workers: int, tasks: LoadedTasks, crew: Crew, *, stays: bool = False) -> None:
+        self.workers, self.tasks, self.crew, self.halt = workers, tasks, crew, crew.halt
         self.pipes: dict[Connection, SpawnProcess] = {}
         self.numbers: dict[Connection, int] = {}
         self.busy: dict[Connection, RowPlan] = {}
@@ -302,6 +297,7 @@ class _Pool:
             turns = Turns(rows, self.tasks)
             for number in sorted({*range(self.workers)} - {*self.numbers.values()}):
                 self._start(number)
+            self.crew.dismiss()
             while turns or self.busy:
                 if stop():
                     self.halt.set()
@@ -329,9 +325,9 @@ class _Pool:
     def _share_gpus(self, rows: Sequence[RowPlan]) -> None:
         """Let workers that share a GPU compute side by side, where that works; the run's log says whether."""
         device = rows[0].study.device if rows else "cpu"
-        gpus = 0 if device in ("cpu", "spread") else _gpus()
-        self.gpus = gpus if device in ("auto", "cuda") else min(gpus, 1)
-        self.each = -(-self.workers // self.gpus) if gpus else 1
+        there = 0 if device in ("cpu", "spread") else gpus()
+        self.gpus = there if device in ("auto", "cuda") else min(there, 1)
+        self.each = -(-self.workers // self.gpus) if there else 1
         if self.each > 1 and not self.pipes:
             self.sharing.start(self.each)
             with opened(rows[0].study.store) as store:
@@ -353,17 +349,9 @@ class _Pool:
             self.sharing.end()
 
     def _start(self, number: int) -> None:
-        ours, theirs = self.context.Pipe()
-        process = self.context.Process(
-            target=_worker,
-            args=(theirs, self.halt, number, self.workers, self.stays),
-            daemon=True,
-            name=f"potentia worker {number}",
-        )
-        process.start()
-        theirs.close()
-        self.pipes[ours] = process
-        self.numbers[ours] = number
+        pipe, process = self.crew.hire(number, self.workers, self.stays)
+        self.pipes[pipe] = process
+        self.numbers[pipe] = number
 
     def _hand_over(self, pipe: Connection, turns: Turns) -> None:
         row = turns.take(self.busy.values(), self.had.setdefault(pipe, set()))
@@ -392,54 +380,6 @@ class _Pool:
             self._start(0)
 
 
-def _start_tracker() -> None:
-    """Start the process that tidies up semaphores so that SIGHUP to the group does not end it before ours."""
-    if hasattr(signal, "SIGHUP"):
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
-        try:
-            resource_tracker.ensure_running()  # it inherits what is blocked; INT and TERM it ignores by itself
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _death(code: int | None) -> str:
     how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
     return f"the worker of this row died ({how}); if the kernel killed it, memory ran out"
-
-
-def _worker(pipe: Connection, halt: Event, number: int, workers: int, stays: bool = False) -> None:
-    for asked in POLITE:
-        signal.signal(asked, signal.SIG_IGN)  # the parent decides, through `halt`
-    leave_with_parent()
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # a fair share of the cores; nothing is forked here
-    os.environ.setdefault("RAYON_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
-    from potentia.tasks import reading_once
-
-    gpus, shelf = _gpus(), ModelCache(among=workers) if stays else None
-    with reading_once() if stays else nullcontext():  # rounds of a selection differ in their caps alone
-        while _work_one(pipe, halt, number, gpus, shelf):
-            pass
-
-
-def _gpus() -> int:
-    import torch
-
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
-def _work_one(pipe: Connection, halt: Event, number: int, gpus: int, shelf: ModelCache | None) -> bool:
-    """Take one row and answer how it went; False when there is nobody to answer."""
-    import torch
-
-    try:
-        row: RowPlan = pipe.recv()
-    except (EOFError, ConnectionResetError):
-        return False
-    device = place_of(row.study.device, number, gpus)
-    if device.startswith("cuda"):
-        torch.cuda.set_per_process_memory_fraction(row.memory, int(device.partition(":")[2] or 0))
-    try:
-        pipe.send(answer_row(row, halt.is_set, device=device, shelf=shelf))
-    except (BrokenPipeError, ConnectionResetError):
-        return False
-    return True

@@ -1,9 +1,12 @@
-"""What rows on one machine share: its GPUs, and the models that stay loaded.
+"""What rows on one machine share: its GPUs, processes that compute them, and the models that stay loaded.
 
 Several processes on a GPU compute side by side by NVIDIA's Multi-Process Service, started for a run and ended with it.
 Without it their kernels take turns, and small ones leave most of the GPU idle. The service is a daemon of this run
 alone: its pipes lie in a temporary folder that only this run's workers know. It is used where a trial in a process of
 its own computes right under it, and where ``POTENTIA_MPS`` is not 0. Numbers are the same: the kernels are.
+
+Processes begin anew, so that nothing of the run is in them by accident, and that takes seconds: libraries, then a
+study's tasks. Those of a :class:`Crew` are there before it is known what for, while a study is planned.
 
 Models stay loaded between the waves of an adaptive run, so that a row is loaded, and its passes proven, once. A model
 on a GPU waits in the memory of the machine: what is free on the GPU decides how many lanes share a pass, and with that
@@ -15,22 +18,33 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from functools import cached_property
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from potentia.engine import LoadedModel
+from potentia.errors import PotentiaError
+from potentia.processes import leave_with_parent
 
 if TYPE_CHECKING:
     from potentia.run.plan import RowPlan
+    from potentia.study import Study
 
 log = logging.getLogger(__name__)
 
+MOST_PER_GPU, CORES_PER_ROW = 6, 2
 CONTROL = "nvidia-cuda-mps-control"
 PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 OFF = "POTENTIA_MPS"
@@ -150,6 +164,131 @@ def _try() -> None:
     )
     if not any(line.strip().isdigit() for line in asked.stdout.splitlines()):
         raise ValueError("the trial did not go through it")
+
+
+POLITE = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+# asking for GPUs is not to begin with them: a service that starts later would not be used
+BY_DRIVER = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+Post = tuple[int, int, bool, dict[str, str]]  # a worker's number, of how many, whether models stay, the environment
+
+
+class Crew:
+    """Worker processes, each with a pipe: rows' plans go in, their outcomes come back."""
+
+    def __init__(self, count: int = 0, study: Study | None = None) -> None:
+        self.context = multiprocessing.get_context("spawn")
+        self._early = [self._start() for _ in range(count)]
+        for pipe, _ in self._early:
+            pipe.send(study)
+
+    @cached_property
+    def halt(self) -> Event:
+        """What tells all of them to stop."""
+        _start_tracker()
+        return self.context.Event()
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.dismiss()
+
+    def dismiss(self) -> None:
+        """Let those go who were not needed; they have nothing to lose."""
+        while self._early:
+            pipe, process = self._early.pop()
+            pipe.close()
+            process.kill()
+            process.join()
+
+    def hire(self, number: int, workers: int, stays: bool) -> tuple[Connection, SpawnProcess]:
+        """Return the pipe of a worker who waits for rows, and its process."""
+        self._early = [one for one in self._early if one[1].is_alive()]
+        pipe, process = self._early.pop() if self._early else self._start()
+        pipe.send((number, workers, stays, dict(os.environ)))
+        return pipe, process
+
+    def _start(self) -> tuple[Connection, SpawnProcess]:
+        ours, theirs = self.context.Pipe()
+        process = self.context.Process(target=_worker, args=(theirs, self.halt), daemon=True, name="potentia worker")
+        process.start()
+        theirs.close()
+        return ours, process
+
+
+def expected_workers(study: Study, asked: int | None = None) -> int:
+    """Return how many workers may be needed before it is known what rows need: as many as GPUs and cores allow."""
+    there = len(list(Path("/proc/driver/nvidia/gpus").glob("*"))) if study.device not in ("cpu", "spread") else 0
+    wanted = min(asked or min(there * MOST_PER_GPU, (os.cpu_count() or 1) // CORES_PER_ROW), len(study.rows()))
+    return wanted if wanted > 1 else 0  # one row at a time needs none
+
+
+def _start_tracker() -> None:
+    """Start the process that tidies up semaphores so that SIGHUP to the group does not end it before ours."""
+    if hasattr(signal, "SIGHUP"):
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
+        try:
+            resource_tracker.ensure_running()  # it inherits what is blocked; INT and TERM it ignores by itself
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def gpus() -> int:
+    """Return how many GPUs there are."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def place_of(device: str, number: int, gpus: int) -> str:
+    """Return the device of a worker: one each, or as many workers as there are on each."""
+    return f"cuda:{number % gpus}" if gpus and device in ("auto", "cuda") else device
+
+
+def _worker(pipe: Connection, halt: Event) -> None:
+    for asked in POLITE:
+        signal.signal(asked, signal.SIG_IGN)  # the parent decides, through `halt`
+    leave_with_parent()
+    os.environ |= BY_DRIVER
+    with contextlib.suppress(EOFError, OSError):  # the parent is gone, or needs nobody
+        told: Study | Post = pipe.recv()
+        if not isinstance(told, tuple):
+            _warm_up(told)
+            told = pipe.recv()
+        assert isinstance(told, tuple)
+        _serve(pipe, halt, *told)
+
+
+def _warm_up(study: Study) -> None:
+    """Load the libraries that every row needs, and the tasks."""
+    from transformers.models.llama import modeling_llama  # noqa: F401 - what all models' code imports takes seconds
+
+    import potentia.engine.score
+    import potentia.engine.tune  # noqa: F401
+    from potentia.run.local import tasks_of
+
+    with contextlib.suppress(PotentiaError):  # who plans the study says so
+        tasks_of(study)
+
+
+def _serve(pipe: Connection, halt: Event, number: int, workers: int, stays: bool, environment: dict[str, str]) -> None:
+    """Take row after row and answer how each went, until there is nobody to answer."""
+    os.environ |= environment
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # a fair share of the cores; nothing is forked here
+    os.environ.setdefault("RAYON_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
+    import torch
+
+    from potentia.run.local import answer_row
+    from potentia.tasks import reading_once
+
+    there, shelf = gpus(), ModelCache(among=workers) if stays else None
+    with reading_once() if stays else contextlib.nullcontext():  # rounds of a selection differ in their caps alone
+        while True:
+            row: RowPlan = pipe.recv()
+            device = place_of(row.study.device, number, there)
+            if device.startswith("cuda"):
+                torch.cuda.set_per_process_memory_fraction(row.memory, int(device.partition(":")[2] or 0))
+            pipe.send(answer_row(row, halt.is_set, device=device, shelf=shelf))
 
 
 SHARE = 0.5  # of the memory that is free now, over all processes that keep models

@@ -1,0 +1,115 @@
+"""Workers who are there before it is known what for: they serve the run, or leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+import tiny
+from potentia.cli.app import app
+from potentia.errors import InputError
+from potentia.run import Crew, expected_workers, plan_study, run_study
+from potentia.study import Study, make_study
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Study:
+    for seed in (0, 1):
+        tiny.save_model(tmp_path / f"m{seed}", seed=seed)
+    tiny.save_questions(tmp_path / "colours.jsonl", n=60)
+    return make_study(
+        {
+            "name": "early",
+            "models": [{"name": f"m{seed}", "path": str(tmp_path / f"m{seed}")} for seed in (0, 1)],
+            "tasks": [{"name": "colours", "file": str(tmp_path / "colours.jsonl")}],
+            "protocols": ["direct"],
+            "device": "cpu",
+            "store": str(tmp_path / "s.db"),
+        }
+    )
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_early_workers_serve_the_run_and_those_not_needed_leave(study: Study) -> None:
+    with Crew(3, study) as crew:
+        early = {process.pid for _, process in crew._early}
+        result = run_study(plan_study(study), workers=2, crew=crew)
+        assert not crew._early
+    assert result.computed == 2
+    (log,) = Path(f"{study.store}.logs").glob("*.jsonl")
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    served = {line["pid"] for line in lines if line["kind"] == "lease"}
+    assert served < early
+    assert all(map(gone, early))
+
+
+def test_a_worker_that_died_before_it_was_needed_is_replaced(study: Study) -> None:
+    with Crew(2, study) as crew:
+        for _, process in crew._early[:1]:
+            process.kill()
+            process.join()
+        assert run_study(plan_study(study), workers=2, crew=crew).computed == 2
+
+
+def test_a_study_that_is_refused_leaves_no_process(study: Study, tmp_path: Path) -> None:
+    (tmp_path / "colours.jsonl").unlink()
+    began, crew = time.monotonic(), Crew(2, study)
+    early = [process.pid for _, process in crew._early]
+    with pytest.raises(InputError), crew:
+        plan_study(study)
+    assert time.monotonic() - began < 20
+    assert all(map(gone, early))
+
+
+class Asks:
+    """Stands for a row's plan, and fails with what its worker sees."""
+
+    study, memory = SimpleNamespace(device="cpu"), 1.0
+
+    @property
+    def threads(self) -> int:
+        raise RuntimeError(f"heard {os.environ['SAID_LATER']}")
+
+
+def test_workers_hear_of_what_the_run_sets_after_they_began(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVIDIA's service starts after them, and says of itself in the environment."""
+    with Crew(1, study) as crew:
+        monkeypatch.setenv("SAID_LATER", "in time")
+        pipe, process = crew.hire(0, 1, False)
+        pipe.send(Asks())
+        assert pipe.recv().message == "RuntimeError: heard in time"
+        pipe.close()
+        process.join(20)
+        assert process.exitcode == 0
+
+
+def test_only_runs_of_several_rows_at_once_have_early_workers(study: Study) -> None:
+    assert [expected_workers(study, asked) for asked in (None, 1, 2, 8)] == [0, 0, 2, 2]
+
+
+def test_the_command_starts_workers_before_it_reads_tasks(
+    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from potentia.run import plan
+
+    read, begun, seen = plan.load_tasks, Crew._start, []
+    monkeypatch.setattr(Crew, "_start", lambda self: seen.append("worker") or begun(self))
+    monkeypatch.setattr(plan, "load_tasks", lambda made: seen.append("tasks") or read(made))
+    models = [part for seed in (0, 1) for part in ("--models", f"{tmp_path}/m{seed}")]
+    flags = ["--protocols", "direct", "--device", "cpu", "--store", study.store, "--workers", "2"]
+    ran = CliRunner().invoke(app, ["run", *models, "--tasks", f"{tmp_path}/colours.jsonl", *flags])
+    assert ran.exit_code == 0, ran.output
+    assert seen == ["worker", "worker", "tasks"]
