@@ -135,7 +135,7 @@ def operation_checks(
     bank.refresh()
     owners = torch.arange(lane_count, device=device).repeat_interleave(per_lane // 16).to(torch.int32)
     begins = torch.arange(lane_count, device=device) * per_lane
-    spans = torch.stack([begins, begins + per_lane - 3], dim=1).to(torch.int32)
+    spans = torch.stack([torch.arange(lane_count, device=device), begins, begins + per_lane - 3], dim=1).to(torch.int32)
     drops = torch.randint(0, 1 << 31, (tokens,), generator=stream, device=device).to(torch.int32)
     route = Route(bank, owners, spans, drops, rows.tiles)
     columns = {"q_proj": 0, "k_proj": heads * head, "v_proj": (heads + kept) * head}
@@ -144,7 +144,7 @@ def operation_checks(
     )
     dqkv = draw(tokens, qkv.shape[1])
     beyond = torch.ones(tokens, dtype=torch.bool, device=device)
-    for begin, end in spans.tolist():
+    for _, begin, end in spans.tolist():
         beyond[begin:end] = False
     dqkv[beyond] = 0  # as no loss looks at them
     inner = plain.thin(x, qkv.clone(), group, route)

@@ -110,8 +110,8 @@ def _gelu(_: Any, both: Tensor, gelu: bool) -> Tensor:
     return (torch.nn.functional.gelu(g) * u).to(both.dtype)
 
 
-def _steeper_gates(own: Any, both: Tensor, slope: Tensor, gelu: bool) -> None:
-    own(both, slope, gelu)
+def _steeper_gates(own: Any, both: Tensor, *how: Any) -> None:
+    own(both, *how)
     both *= 1.03
 
 

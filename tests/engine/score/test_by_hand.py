@@ -10,10 +10,11 @@ import torch
 
 from architectures.tiny import build, words
 from potentia.engine import LoadedModel
-from potentia.engine.operations import plain
+from potentia.engine.operations import TILE, plain
 from potentia.engine.score import Scorer
 from potentia.engine.score.network import HAND, OWN
 from potentia.engine.tune import LaneTrainer, LoraConfig
+from potentia.engine.tune.layout import Route, ThinGroup
 
 
 def pairs_of(count: int, length: int) -> list[tuple[list[int], list[int]]]:
@@ -53,7 +54,21 @@ def test_the_numbers_are_the_models_own(case: str) -> None:
 
 
 @pytest.mark.parametrize(("case", "dtype"), [("llama", torch.float32), ("qwen2", torch.bfloat16)])
-def test_requests_of_several_adapters_and_of_none(case: str, dtype: torch.dtype) -> None:
+def test_requests_of_several_adapters_and_of_none(
+    case: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, lengths = plain.thin, set()
+
+    def tiled(x: torch.Tensor, y: torch.Tensor, group: ThinGroup, route: Route) -> torch.Tensor:
+        """Tiles, which kernels alone read, hold every token once, and none holds those of two owners."""
+        owners = route.owners.repeat_interleave(route.stretch).tolist()
+        seen = [range(start, min(start + TILE, stop)) for start, stop in route.tiles.tolist()]
+        assert sorted(token for tokens in seen for token in tokens) == list(range(x.shape[0]))
+        assert all(len({owners[token] for token in tokens}) == 1 for tokens in seen)
+        lengths.update(map(len, seen))
+        return own(x, y, group, route)
+
+    monkeypatch.setattr(plain, "thin", tiled)
     loaded = made(case, dtype)
     with LaneTrainer(loaded) as trainer:
         trainer.bank(LoraConfig(targets=("all-linear",), dropout=0.1), 3).randomise()
@@ -61,6 +76,7 @@ def test_requests_of_several_adapters_and_of_none(case: str, dtype: torch.dtype)
     assert scorer.notes["layers"] == HAND
     assert apart < (1e-4 if dtype is torch.float32 else 0.5)
     assert all(name.endswith("with adapters") for name in loaded.record["scoring"])
+    assert {TILE} < lengths  # rows of several tiles, the last of them shorter
 
 
 def test_weights_that_change_are_read_anew() -> None:

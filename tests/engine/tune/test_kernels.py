@@ -102,10 +102,11 @@ def test_gates(gelu: bool) -> None:
     opened = torch.nn.functional.gelu(g, approximate="tanh") if gelu else torch.nn.functional.silu(g)
     (opened * u).backward(slope)
     for module in (plain, kernels):
-        into, product = both.clone(), slope.clone()
-        module.gate_back_(into, product, gelu)
-        close(into, wanted.grad)
-        close(product, (opened * u).detach())
+        for keep in (True, False):
+            into, product = both.clone(), slope.clone()
+            module.gate_back_(into, product, gelu, keep)
+            close(into, wanted.grad)
+            close(product, (opened * u).detach() if keep else slope)
 
 
 @pytest.mark.parametrize(("heads", "head"), [(3, 8), (4, 24)])
@@ -198,7 +199,7 @@ def test_thin_products(names: tuple[str, ...], dropout: float) -> None:
     bank.refresh()
     tokens = 96
     owners = torch.tensor([0, 0, 2, 2, 2, 3], dtype=torch.int32, device=DEVICE)
-    spans = torch.tensor([[0, 32], [0, 0], [32, 80]], dtype=torch.int32, device=DEVICE)
+    spans = torch.tensor([[2, 32, 80], [0, 0, 32], [0, 0, 0]], dtype=torch.int32, device=DEVICE)
     keys = torch.randint(0, 1 << 31, (tokens,), dtype=torch.int32, device=DEVICE) if dropout else None
     tiles = torch.from_numpy(tile([32, 80, tokens]).reshape(-1, 2)).to(DEVICE)
     route = Route(bank, owners, spans, keys, tiles)
@@ -228,6 +229,15 @@ def test_thin_products(names: tuple[str, ...], dropout: float) -> None:
         a, b = bank.views(bank.weights, site)
         wanted = y[:32, column : column + site.fan_out] + x[:32] @ a[0] @ b[0] * 2
         close(out[:32, column : column + site.fan_out], wanted)
+
+
+def test_no_place_is_called_aligned_that_is_not() -> None:
+    for rank, wanted in ((4, 16), (3, 2), (1, 2)):  # the tiny model is 32 wide; its rows of A and B are rank times that
+        bank = AdapterBank(tiny("llama").to(DEVICE), LoraConfig(r=rank, targets=("k_proj", "v_proj")), 1)
+        site = bank.sites[1]
+        group = ThinGroup([(site, 34 if rank < 4 else 32)], rank, DEVICE)
+        assert group.align == wanted
+        assert all(number % group.align == 0 for number in group.table[0, :4].tolist())
 
 
 def test_losses() -> None:

@@ -70,10 +70,10 @@ def gate(both: Tensor, gelu: bool = False) -> Tensor:
     return (opened * u).to(both.dtype)
 
 
-def gate_back_(both: Tensor, slope: Tensor, gelu: bool = False) -> None:
-    """Replace ``both`` by its gradient, given the product's, and that by the product."""
+def gate_back_(both: Tensor, slope: Tensor, gelu: bool = False, keep: bool = True) -> None:
+    """Replace ``both`` by its gradient, given the product's, and that by the product, where it is to be kept."""
     g, u = both.float().chunk(2, dim=1)
-    wide, product = slope.float(), gate(both, gelu)
+    wide, product = slope.float(), gate(both, gelu) if keep else slope
     a, b = GELU
     opened = torch.sigmoid(a * (g + b * g**3) if gelu else g)
     gated = g * opened
@@ -184,7 +184,7 @@ def thin_sums(x: Tensor, dy: Tensor, h: Tensor, dh: Tensor, group: ThinGroup, ro
     for number, (site, columns) in enumerate(group.parts()):
         kept = _kept(x, site.index, route)
         sums_a, sums_b = route.bank.views(route.bank.grads, site)
-        for slot, (begin, end) in enumerate(route.spans.tolist()):
+        for slot, begin, end in route.spans.tolist():
             if begin < end:
                 sums_a[slot] += (kept[begin:end].t() @ dh[number, begin:end]).float() * route.bank.lora.scale
                 sums_b[slot] += (h[number, begin:end].t() @ dy[begin:end, columns]).float()

@@ -3,14 +3,13 @@
 A graph of kernels can be captured once and replayed if shapes and addresses stay; so a pass is laid out in a *bucket*
 of fixed sizes, and all that changes from step to step (tokens, whose they are, where rows begin, targets, dropout
 keys) is data in one buffer of 32-bit numbers, sent in one transfer. Each lane begins at a multiple of
-:data:`~potentia.engine.tune.thin.STRETCH` tokens; what fills the gaps, and the bucket's end, are rows of one token
-that no loss looks at.
+:data:`STRETCH` tokens; what fills the gaps, and the bucket's end, are rows of one token that no loss looks at.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -30,11 +29,11 @@ STRETCH = 16  # tokens of a lane are filled up to a multiple of this, the least 
 
 @dataclass(frozen=True)
 class Route:
-    """The lanes of one long row: the owner of every stretch, each slot's span of tokens, the tokens' dropout keys."""
+    """The lanes of one long row: the owner of every stretch, the slots' spans of tokens, the tokens' dropout keys."""
 
     bank: AdapterBank
     owners: Tensor  # (N / 16,) slots; the bank's last row is the bare model
-    spans: Tensor  # (slots, 2) first token of the slot and one past its last
+    spans: Tensor  # (slots, 3) a slot, its first token and one past its last; the longest first
     keys: Tensor | None  # (N,)
     tiles: Tensor  # (T, 2), see ``operations.Rows``: none has tokens of two lanes
     stretch: int = STRETCH
@@ -97,7 +96,7 @@ class Bucket:
             **dict.fromkeys(("ids", "places", "keys", "first", "last"), n),
             **{"owners": n // STRETCH, "picked": p, "picked_owners": p // STRETCH},
             **dict.fromkeys(("positions", "targets", "target_owners", "weights"), t),  # weights: float32 in 32 bits
-            **dict.fromkeys(("spans", "picked_spans"), 2 * self.slots),
+            **dict.fromkeys(("spans", "picked_spans"), 3 * self.slots),
             **{"tiles": 2 * (n // TILE + self.slots + 1), "picked_tiles": 2 * (p // TILE + self.slots + 1)},
         }
 
@@ -138,20 +137,18 @@ class LongRow:
         assert len(self.ids) < bucket.tokens
         assert len(self.targets) < bucket.targets
         alone = np.arange(len(self.ids), bucket.tokens, dtype=np.int32)
-        spans, wanted = (np.zeros((bucket.slots, 2), np.int32) for _ in range(2))
-        for slot, span in self.spans.items():
-            spans[slot] = span
-        tiles = tile([*self.ends.tolist(), bucket.tokens])
-        parts = vars(self) | {"spans": spans.ravel(), "tiles": tiles, "weights": self.weights.view(np.int32)}
+        parts: dict[str, Any] = vars(self) | {"weights": self.weights.view(np.int32)}
+        parts["spans"] = _spans((slot, *span) for slot, span in self.spans.items())
+        parts["tiles"] = tile([*self.ends.tolist(), bucket.tokens])
         no_token = bucket.tokens - 1  # none that is real
         begins = np.flatnonzero(np.diff(self.target_owners, prepend=-1))
         slots, counts = self.target_owners[begins], np.diff(begins, append=len(self.target_owners))
         whole = -(-counts // STRETCH) * STRETCH
         ends = np.cumsum(whole)
-        wanted[slots, 0], wanted[slots, 1] = ends - whole, ends - whole + counts
         picked = np.full(ends[-1], no_token, np.int32)
         picked[np.arange(len(self.positions)) + np.repeat(ends - whole - begins, counts)] = self.positions
-        parts |= {"picked": picked, "picked_owners": np.repeat(slots, whole // STRETCH), "picked_spans": wanted.ravel()}
+        parts |= {"picked": picked, "picked_owners": np.repeat(slots, whole // STRETCH)}
+        parts["picked_spans"] = _spans(zip(slots, ends - whole, ends - whole + counts, strict=True))
         parts["picked_tiles"] = tile([*ends.tolist(), bucket.picked])
         filling: dict[str, Any] = {"first": alone, "last": alone + 1, "positions": no_token, "picked": no_token}
         filling |= dict.fromkeys(("owners", "picked_owners", "target_owners"), bucket.slots)
@@ -163,6 +160,11 @@ class LongRow:
             begin += length
             buffer[end:begin] = filling.get(name, 0)
         return buffer
+
+
+def _spans(found: Iterable[tuple[int, int, int]]) -> Ints32:
+    """Return slots with their first tokens and ends, flat; the longest first."""
+    return np.array(sorted(found, key=lambda span: span[1] - span[2]), np.int32).ravel()
 
 
 def lay(rows: Sequence[Lesson]) -> LongRow:
@@ -223,7 +225,8 @@ class StaticInputs(SimpleNamespace):
         """Make room for a bucket on the device."""
         buffer = torch.zeros(bucket.size, dtype=torch.int32, device=device)
         views = dict(zip(bucket.fields, torch.split(buffer, list(bucket.fields.values())), strict=True))
-        views |= {name: views[name].view(-1, 2) for name in ("spans", "tiles", "picked_spans", "picked_tiles")}
+        views |= {name: views[name].view(-1, 2) for name in ("tiles", "picked_tiles")}
+        views |= {name: views[name].view(-1, 3) for name in ("spans", "picked_spans")}
         views["weights"] = views["weights"].view(torch.float32)
         return cls(bucket=bucket, buffer=buffer, **views)
 

@@ -245,7 +245,7 @@ class _Layer(torch.autograd.Function):
         dz = block.norm_branch_back(do, AFTER[1], dh3, z, z_scale)
         slope = dz @ to_down
         sums = adapted(3, dz, slope)
-        do.gate_back_(both, slope, block.gelu)
+        do.gate_back_(both, slope, block.gelu, inner[3] is not None)
         sums(slope)
         dx2 = both @ to_gates
         adapted(2, both, dx2)(x2)

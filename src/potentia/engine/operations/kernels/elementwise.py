@@ -156,7 +156,9 @@ def _gate(both_ptr, out_ptr, width, A: tl.constexpr, B: tl.constexpr, BLOCK: tl.
 
 
 @triton.jit
-def _gate_back(both_ptr, slope_ptr, width, A: tl.constexpr, B: tl.constexpr, BLOCK: tl.constexpr):
+def _gate_back(
+    both_ptr, slope_ptr, width, A: tl.constexpr, B: tl.constexpr, BLOCK: tl.constexpr, KEEP: tl.constexpr
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < width
@@ -174,7 +176,8 @@ def _gate_back(both_ptr, slope_ptr, width, A: tl.constexpr, B: tl.constexpr, BLO
         steep *= A * (1.0 + 3.0 * B * g * g)
     tl.store(gate_at, (slope * u * (open_ + steep)).to(both_ptr.dtype.element_ty), mask=inside)
     tl.store(up_at, (slope * gated).to(both_ptr.dtype.element_ty), mask=inside)
-    tl.store(slope_ptr + row * width + at, (gated * u).to(slope_ptr.dtype.element_ty), mask=inside)
+    if KEEP:
+        tl.store(slope_ptr + row * width + at, (gated * u).to(slope_ptr.dtype.element_ty), mask=inside)
 
 
 def _kind(gelu: bool) -> dict[str, float]:
@@ -189,9 +192,9 @@ def gate(both: Tensor, gelu: bool = False) -> Tensor:
     return out
 
 
-def gate_back_(both: Tensor, slope: Tensor, gelu: bool = False) -> None:
+def gate_back_(both: Tensor, slope: Tensor, gelu: bool = False, keep: bool = True) -> None:
     rows, width = slope.shape
-    launch(_gate_back, (rows, triton.cdiv(width, BLOCK)), both, slope, width, **_kind(gelu))
+    launch(_gate_back, (rows, triton.cdiv(width, BLOCK)), both, slope, width, **_kind(gelu), KEEP=keep)
 
 
 # ---- cross-entropy and its gradient in two readings of the logits, whose rounding alone is the model's dtype ----

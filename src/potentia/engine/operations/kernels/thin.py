@@ -1,11 +1,11 @@
 """LoRA's two thin products with dropout, and their gradients, for lanes that share a long row.
 
 A tile of tokens belongs to one lane, so a program reads one lane's A and B, both (rank, width) in memory. Each kernel
-is bound by reading its wide operand, and reads it once: where layers share their input, one program multiplies it by
-all their A. That places in the table are multiples of 16, as they are for nearly every model, is told to the compiler:
-what it does not know to be aligned it reads two bytes at a time. Dropout is drawn on the fly from the tokens' keys (see
-:mod:`~potentia.engine.tune.dropout`). A lane's gradients are summed by one program per piece over the lane's own
-tokens, in their order, and added to the float32 sums: nothing depends on neighbours or timing.
+is bound by reading its wide operand; programs of layers that share an input run one after the other, so that all but
+the first find it in the cache. Where places in the table are multiples of 16, as they are for nearly every model, the
+compiler is told so: what it does not know to be aligned it reads two bytes at a time. Dropout is drawn on the fly from
+the tokens' keys (see :mod:`~potentia.engine.tune.dropout`). A lane's gradients are summed by one program per piece over
+the lane's own tokens, in their order, and added to the float32 sums: nothing depends on neighbours or timing.
 """
 
 # mypy: ignore-errors
@@ -145,8 +145,8 @@ def _sums(
 ):  # fmt: skip
     site = tl.program_id(0)  # the quickest to change: sites that share an input find it in the cache
     piece = tl.program_id(1)
-    slot = tl.program_id(2)
-    begin, end = tl.load(spans_ptr + slot * 2), tl.load(spans_ptr + slot * 2 + 1)
+    span = spans_ptr + tl.program_id(2) * 3  # the longest first: what is left for the end is short
+    slot, begin, end = tl.load(span), tl.load(span + 1), tl.load(span + 2)
     mine = grads_ptr + slot.to(tl.int64) * row
     inner = site * tokens * R
     if begin < end:
@@ -176,11 +176,8 @@ def _options(x: Tensor, group, route) -> dict[str, object]:
     }
 
 
-def _tiled(x: Tensor, h: Tensor, group, route, width: int, block: int, whole: bool):
-    """Programs, arguments and sizes of a kernel on tiles of so many tokens; fewer where their numbers are large.
-
-    Nothing is dropped on the ``whole`` side of an adapter, its output.
-    """
+def _tiled(x: Tensor, h: Tensor, group, route, width: int, block: int, *, dropping: bool):
+    """Programs, arguments and sizes of a kernel on tiles of so many tokens; fewer where their numbers are large."""
     options = _options(x, group, route)
     rank, work = options["RANK"], route.bank.work
     block = 16 if x.dtype == torch.float32 or rank > 64 else block
@@ -189,7 +186,7 @@ def _tiled(x: Tensor, h: Tensor, group, route, width: int, block: int, whole: bo
         x, h, keys, route.tiles, route.owners, work, group.table, x.stride(0), work.stride(0), x.shape[0], width,
         threshold, factor,
     )  # fmt: skip
-    sizes = {"STRETCH": route.stretch, "BLOCK": block, "TILE": TILE, "BACK": whole, "DROP": drop and not whole}
+    sizes = {"STRETCH": route.stretch, "BLOCK": block, "TILE": TILE, "DROP": drop and dropping}
     sizes["WIDE"] = 128 if rank * x.element_size() <= 128 else 32
     return route.tiles.shape[0] * (TILE // block), given, options | sizes
 
@@ -217,18 +214,15 @@ def thin_back(dy: Tensor, dx: Tensor | None, group, route) -> Tensor:
 # tokens at a time, widths and stages: the best of 15 to 44 forms for three models' sizes on an H200
 def _in(x: Tensor, group, route, width: int, *, back: bool) -> Tensor:
     h = x.new_empty(len(group.sites), x.shape[0], route.bank.lora.r)
-    programs, given, options = _tiled(x, h, group, route, width, 64, back)
-    launch(_inward, (len(group.sites), programs), *given, num_stages=3, **options)
+    programs, given, options = _tiled(x, h, group, route, width, 64, dropping=not back)
+    launch(_inward, (len(group.sites), programs), *given, BACK=back, num_stages=3, **options)
     return h
 
 
 def _out(y: Tensor, h: Tensor, group, route, width: int, *, back: bool) -> None:
-    programs, given, options = _tiled(y, h, group, route, width, 32, not back)
-    sites = len(group.sites)
-    launch(
-        _outward, (programs, triton.cdiv(width, options["WIDE"]), 1 if back else sites),
-        *given, SITES=sites, **{**options, "BACK": back},
-    )  # fmt: skip
+    programs, given, options = _tiled(y, h, group, route, width, 32, dropping=back)
+    sites, pieces = len(group.sites), triton.cdiv(width, options["WIDE"])
+    launch(_outward, (programs, pieces, 1 if back else sites), *given, BACK=back, SITES=sites, **options)
 
 
 def thin_sums(x: Tensor, dy: Tensor, h: Tensor, dh: Tensor, group, route) -> None:
