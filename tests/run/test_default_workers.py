@@ -46,9 +46,10 @@ def on_gpus(monkeypatch, count: int, memory: float, cores: int) -> None:
         ([1e8] * 10, 1, 139, 4, 2),  # but not the cores
         ([1e8] * 2, 1, 139, 16, 2),  # no more than there are rows
         ([1.1e9] * 2 + [2e7] * 8, 1, 139, 16, 6),
-        ([1.1e9] * 2 + [2e7] * 8, 1, 80, 16, 3),  # the largest may come together
-        ([1.1e9] * 2 + [5e8] * 2 + [2.7e8] * 6, 1, 139, 16, 4),  # passes of half a billion need as much as of one
-        ([8e9, 1e8, 1e8], 1, 139, 16, 2),  # a large one leaves room for a small one
+        ([1.1e9] * 2 + [2e7] * 8, 1, 56, 16, 3),  # the largest may come together
+        ([1.1e9] * 2 + [5e8] * 2 + [2.7e8] * 6, 1, 139, 16, 6),
+        ([1.1e9] * 2 + [5e8] * 2 + [2.7e8] * 6, 1, 80, 16, 3),  # passes of half a billion need as much as of one
+        ([8e9, 1e8, 1e8], 1, 105, 16, 2),  # a large one leaves room for a small one
         ([8e9, 8e9, 1e8], 1, 139, 16, 1),
         ([1e8] * 10, 4, 139, 64, 8),
     ],

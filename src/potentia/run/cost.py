@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 CHARACTERS_PER_TOKEN = 4.0  # a rough reading of English text; paces are measured by the same ruler
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 LEAST_ROOM, ROOM_PER_PARAMETER = 4 * 2**30, 6.0  # bytes of a GPU: what any row has, weights and their float32 copy
-ROOM_PER_TOKEN, PASS_TOKENS = 72.0, 20_000  # activations per token and √parameter, and tokens that a pass may hold
+# activations per token and √parameter, half as much again as the layers of five models keep, and tokens of a pass
+ROOM_PER_TOKEN, PASS_TOKENS = 44.0, 20_000
 FEW_BYTES = {"8bit": 1.2, "4bit": 0.75}  # per weight; embeddings and head among them, which keep their dtype
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -168,6 +170,72 @@ def test_the_end_of_the_last_layer_is_computed_where_losses_look(
     for ours, theirs in zip(*results, strict=True):
         assert float(theirs.norm()) > 0
         assert float((ours - theirs).norm()) < 1e-6 * float(theirs.norm())
+    monkeypatch.undo()
+    bank.weights[3].fill_(float("nan"))  # what fills up whole stretches is one token for all lanes
+    bank.refresh()
+    bank.grads.zero_()
+    found.losses.zero_()
+    found(inputs)
+    assert not bool(torch.isfinite(bank.grads[3]).all())
+    for ours, sound in zip((bank.grads, found.losses), results[0], strict=True):
+        assert torch.equal(ours[:3], sound[:3])
+
+
+def test_the_largest_pass_is_captured_first_and_none_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each size that was larger than those before it took memory of its own, until there was none."""
+    buckets: list[Bucket] = []
+
+    def capture(self: StaticSteps, piece, work):
+        if piece.inputs is not None:
+            buckets.append(piece.inputs.bucket)
+        self.captured += 1
+        return SimpleNamespace(replay=work)
+
+    made = StaticSteps.__init__
+    specs = [spec(f"l{i}", seed=i, data=examples(200, seed=i, high=60), epochs=2) for i in range(3)]
+    adapters = []
+    for capturing in (False, True):
+        with monkeypatch.context() as patch:
+            patch.setattr(StaticSteps, "_capture", capture)
+            now = partial(lambda how, *given: (made(*given), setattr(given[0], "capturing", how))[0], capturing)
+            patch.setattr(StaticSteps, "__init__", lambda *given, now=now: now(*given))
+            patch.setattr("potentia.engine.tune.steps.MOST_FILLED", 128)
+            with LaneTrainer(tiny("llama"), static=True) as trainer:
+                trainer.train(specs)
+                adapters.append([trainer.adapter_state(one.key) for one in specs])
+                steps = trainer.run_under_way.steps
+                assert steps.most_tokens >= max(sum(map(len, (row.ids for row in one.rows(0)))) for one in specs)
+    sizes = [bucket.tokens for bucket in buckets]
+    assert len(set(sizes)) > 2
+    assert sizes[0] == max(sizes)
+    assert len(buckets) == len(set(buckets))
+    assert max(map(gap, *adapters)) < 1e-5
+
+
+def test_tokens_of_steps_are_those_of_their_rows() -> None:
+    one = spec("l", data=examples(50, high=60), epochs=2)
+    for limit in (None, 24):
+        wanted = [sum(len(row.ids) for row in one.rows(step, limit)) for step in range(one.total_steps)]
+        assert one.step_tokens(limit).tolist() == wanted
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_activations_take_what_passes_are_planned_by(kind: str) -> None:
+    model = tiny(kind).to(torch.bfloat16)
+    bank = AdapterBank(model, LoraConfig(r=1, targets=("all-linear",)), 3)
+    found = static_module.StaticPass(SplitModel(model), bank, Blocks.of(model))
+    inputs, kept = place(lay(lessons((0, 1, 2))), bank, few=False), dict[int, int]()
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        whole = tensor.untyped_storage()
+        if tensor.shape[:1] == inputs.ids.shape or tensor.shape[-1:] == inputs.ids.shape:  # of tokens, not of weights
+            kept[whole.data_ptr()] = whole.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        found(inputs)
+    planned = found.blocks.kept_bytes * len(inputs.ids)
+    assert planned < sum(kept.values()) < 1.2 * planned  # and the angles, the last norm
 
 
 def test_a_wrong_form_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

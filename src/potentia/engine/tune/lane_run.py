@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,11 +19,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from potentia.engine.quantised import count_parameters
+from potentia.engine.spread import find_blocks
 from potentia.engine.tune.adapters import AdapterBank
 from potentia.engine.tune.checkpoint_file import Shelf, Snapshots
-from potentia.engine.tune.passes import LARGER, PassPlan
+from potentia.engine.tune.passes import HAND, LARGER, PassPlan
 from potentia.engine.tune.schedule import Lane, LaneEpoch, LoraConfig, StepInfo
-from potentia.engine.tune.steps import COLUMNS, LaneStates, settings_row, steps_in
+from potentia.engine.tune.static import Blocks
+from potentia.engine.tune.steps import COLUMNS, LaneStates, StaticSteps, settings_row, steps_in
 from potentia.engine.tune.trainer import Watch
 
 if TYPE_CHECKING:
@@ -57,6 +61,9 @@ class LaneRun:
         self.states = LaneStates(plan.slots, self.bank.width, self.bank.device)
         self.bank.grads.zero_()
         self.steps = steps_in(self.trainer.verdict(self.lora).form, self.trainer.split, self.bank, self.states)
+        if isinstance(self.steps, StaticSteps):  # lanes that start together; those that wait have shorter company
+            together = [lane.spec.step_tokens(self.trainer.limit) for lane in list(self.lanes.values())[: plan.slots]]
+            self.steps.most_tokens = int(max(map(sum, zip_longest(*together, fillvalue=0))))
         layers = Counter(re.sub(r"\b\d+\b", "*", site.name) for site in self.bank.sites)  # blocks differ in a number
         self.trainer.record["training"] |= {"targets": list(self.bank.targets), "layers": dict(layers)}
         if found:
@@ -75,7 +82,12 @@ class LaneRun:
             min(spec.schedule.max_tokens, float(spec.examples.lengths.mean())) * spec.schedule.batch
             for spec in (lane.spec for lane in self.lanes.values())
         ]
-        plan = self.trainer.pack(len(tokens), sum(tokens) / len(tokens))
+        known = {}
+        if self.trainer.verdict(self.lora).form == HAND:  # embeddings and head are no work of most tokens
+            blocks = find_blocks(self.trainer.model)
+            known["parameters"] = sum(map(count_parameters, blocks))
+            known["kept"] = Blocks(blocks, joined=False).kept_bytes
+        plan = self.trainer.pack(len(tokens), sum(tokens) / len(tokens), **known)
         return replace(plan, checkpointing=self.trainer.recomputes)
 
     # ---- slots ----------------------------------------------------------------------------------------------------

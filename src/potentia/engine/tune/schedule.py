@@ -237,6 +237,14 @@ class LaneSpec:
         weight = 1.0 / max(1, sum(len(ids) - first for ids, first in texts))
         return [Lesson(ids, first, slot, self.seed, step, place, weight) for place, (ids, first) in enumerate(texts)]
 
+    def step_tokens(self, limit: int | None = None) -> Ints:
+        """Return the tokens of every update."""
+        most = min(self.schedule.max_tokens, limit) if limit else self.schedule.max_tokens
+        lengths, count = np.minimum(self.examples.lengths, most), len(self.examples)
+        starts = np.arange(0, count, self.schedule.batch)
+        orders = (data_order(self.seed, epoch, count) for epoch in range(self.schedule.epochs))
+        return np.concatenate([np.add.reduceat(lengths[order], starts) for order in orders])
+
     def fingerprint(self) -> str:
         """Return a hash of everything that can change this lane's adapter, the model aside."""
         facts = {"key": self.key, "schedule": asdict(self.schedule), "lora": asdict(self.lora), "seed": self.seed}

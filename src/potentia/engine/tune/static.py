@@ -29,10 +29,12 @@ from torch import Tensor, nn
 
 from potentia.engine.operations import Gain, operations, ready
 from potentia.engine.split import SplitModel, attending, computing, configs_of
+from potentia.engine.spread import find_blocks
 from potentia.engine.tune.adapters import AdapterBank, Site
 from potentia.engine.tune.lane_layers import LaneForward
 from potentia.engine.tune.layout import Picked, Route, StaticInputs, StaticRun, ThinGroup
 from potentia.engine.tune.passes import recomputing, usual_attention
+from potentia.errors import ModelError
 
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
 BEFORE, AFTER = ("before attention", "before the gates"), ("after attention", "after the gates")  # places of norms
@@ -49,11 +51,8 @@ class Block:
     def __init__(self, layer: Any, *, joined: bool = True) -> None:
         self.layer = layer
         attention, mlp = layer.self_attn, layer.mlp
-        self.parts = {
-            name: getattr(attention if name in GROUPS[0] + GROUPS[1] else mlp, name)
-            for group in GROUPS
-            for name in group
-        }
+        homes = zip(GROUPS, (attention, attention, mlp, mlp), strict=True)
+        self.parts = {name: getattr(home, name) for group, home in homes for name in group}
         self.norms = _norms(layer)
         self._refuse()
         self.gains = {place: _gain(norm) for place, norm in self.norms.items()}
@@ -144,11 +143,20 @@ class Blocks:
     @classmethod
     def of(cls, model: nn.Module) -> Blocks | None:
         """Look for layers that have the attributes of this kind; None where some layer has not."""
-        layers = [module for module in model.modules() if hasattr(module, "self_attn") and hasattr(module, "mlp")]
-        count = getattr(getattr(model.config, "text_config", None) or model.config, "num_hidden_layers", None)
-        with suppress(AttributeError, TypeError, ValueError, RuntimeError):
-            return cls(layers) if layers and len(layers) == count else None
+        with suppress(AttributeError, TypeError, ValueError, RuntimeError, ModelError):
+            return cls(find_blocks(model))
         return None
+
+    @property
+    def kept_bytes(self) -> int:
+        """The bytes that a token's activations take until its gradient comes."""
+        total = 0
+        for block in self.blocks:
+            (inner, width), item = block.parts["up_proj"].weight.shape, block.parts["up_proj"].weight.element_size()
+            heads = 2 * (block.heads + block.kept) + (block.heads + block.kept) * (HEADS[0] in block.gains)
+            widths = 4 * width + 2 * width * (AFTER[0] in block.gains) + heads * block.head + 2 * inner
+            total += item * widths + 4 * (block.heads + 2)
+        return total
 
     def adapt(self, bank: AdapterBank) -> None:
         """Note where a bank's adapters lie, once: tables sent during a pass would stall it, and spoil its capture."""
@@ -339,8 +347,7 @@ class StaticPass:
         self.split, self.bank, self.blocks = split, bank, blocks
         self.operations = operations(bank.device)
         self.losses = torch.zeros(bank.slots + 1, device=bank.device)  # of the step under way, by slot
-        plain = [site for site in bank.sites if not site.experts]
-        self._groups = {site.index: ThinGroup([(site, 0)], bank.lora.r, bank.device) for site in plain}
+        self._groups = {s.index: ThinGroup([(s, 0)], bank.lora.r, bank.device) for s in bank.sites if not s.experts}
         self._configs = configs_of(split.model)
         self._ready = False  # the operations that the first pass launches are compiled side by side before it
 

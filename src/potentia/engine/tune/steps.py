@@ -23,7 +23,7 @@ from potentia.engine.operations import operations
 from potentia.engine.split import SplitModel
 from potentia.engine.spread import may_give_back, out_of_memory
 from potentia.engine.tune.adapters import AdapterBank
-from potentia.engine.tune.layout import GRAIN, Bucket, StaticInputs, lay
+from potentia.engine.tune.layout import GRAIN, STRETCH, Bucket, StaticInputs, lay
 from potentia.engine.tune.passes import HAND, LONG, SHARED, PassPlan, cut_end_to_end, run_step, send, to_device
 from potentia.engine.tune.schedule import Lesson, Schedule
 from potentia.engine.tune.static import Blocks, StaticPass
@@ -110,7 +110,7 @@ LAUNCH_BOUND = 2e13  # parameters × tokens under which launches can outlast the
 FILLED_FREE = 3e11  # parameters × tokens: what a millisecond or two fill up is cheaper than one more graph
 MOST_FILLED = 1024  # tokens
 # parameters × tokens under which a pass is a chain of short kernels: where processes share the GPU each would wait
-# behind the long ones of others (one lane of 135M: 10 ms a step alone, 91 beside five rows), so these go first
+# behind the long ones of others (one lane of 135M: 10 ms a step alone, 91 beside five rows), so these are foreground
 HURRIED = 2e12
 
 
@@ -127,9 +127,10 @@ class _Piece:
 class StaticSteps:
     """Steps of lanes through static passes: a step of small lanes is hundreds of launches, a captured graph is one.
 
-    The second pass is captured while it is queued, and from then on replayed; a pass of another bucket at once, since
-    its kernels are ready and its memory is the graphs' own. Graphs share one pool, and those used longest ago are let
-    go. Where the arithmetic of a pass outlasts its launches, nothing is captured. Nothing here waits for the device.
+    The second pass is captured while it is queued, and from then on replayed; a pass of another bucket at once,
+    since its kernels are ready and its memory is the graphs' own. Graphs share one pool, which is as large as the
+    largest of them needs: that comes first. Those used longest ago are let go. Where the arithmetic of a pass
+    outlasts its launches, nothing is captured. Nothing here waits for the device.
     """
 
     def __init__(self, static: StaticPass, states: LaneStates) -> None:
@@ -143,6 +144,7 @@ class StaticSteps:
         self._passes: OrderedDict[Bucket, _Piece] = OrderedDict()
         self._pool: Any = None
         self.most_graphs = MOST_GRAPHS
+        self.most_tokens = 0  # of a step that is to come, where that is known
         may_give_back(self)
         self._table = torch.zeros(self.bank.slots, COLUMNS, device=self.device)
         self._updating = _Piece()
@@ -151,8 +153,13 @@ class StaticSteps:
         """Add the gradients of one step of every lane into the bank, and its losses into the pass's."""
         for chosen in cut_end_to_end(rows, plan):
             row = lay(chosen)
-            worth = self.capturing and not plan.checkpointing and len(row.ids) * self.parameters < LAUNCH_BOUND
-            bucket = Bucket.holding(len(row.ids), len(row.targets), self.bank.slots, few=worth, grain=self.grain)
+            tokens = len(row.ids)
+            worth = self.capturing and not plan.checkpointing and tokens * self.parameters < LAUNCH_BOUND
+            if worth and not any(piece.graph for piece in self._passes.values()):  # all will have its memory
+                passes = max(1, -(-self.most_tokens // plan.token_budget))
+                longest = max(len(lesson.ids) for lesson in chosen)
+                tokens = max(tokens, -(-self.most_tokens // passes) + STRETCH * self.bank.slots // passes + longest)
+            bucket = Bucket.holding(tokens, len(row.targets), self.bank.slots, few=worth, grain=self.grain)
             if worth:
                 piece = self._pass(bucket)
                 assert piece.inputs is not None
@@ -181,6 +188,8 @@ class StaticSteps:
 
     def _pass(self, bucket: Bucket) -> _Piece:
         if bucket not in self._passes:
+            if self._passes and bucket.tokens > max(other.tokens for other in self._passes):
+                self.release()  # no memory of theirs is large enough for it
             while len(self._passes) >= self.most_graphs:
                 self._passes.popitem(last=False)
             hurried = bucket.tokens * self.parameters < HURRIED
@@ -189,7 +198,8 @@ class StaticSteps:
         return self._passes[bucket]
 
     def _run(self, piece: _Piece, work: Callable[[], None]) -> None:
-        if piece.graph is None and self.capturing and (piece.uses > 0 or self._pool is not None):
+        at_once = self.captured > 0 and self.most_graphs > 1  # one that the next pass throws out is not worth it
+        if piece.graph is None and self.capturing and (piece.uses > 0 or at_once):
             piece.graph = self._capture(piece, work)
         piece.uses += 1
         self.replayed += piece.graph is not None

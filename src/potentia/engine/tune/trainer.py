@@ -89,14 +89,19 @@ class Trainer:
     def _train(self, lanes: dict[str, Lane], watch: Watch) -> None:
         raise NotImplementedError
 
-    def pack(self, lanes: int, tokens_per_step: float, *, more: int = 0) -> PassPlan:
-        """Choose passes that fit beside the weights and ``more`` bytes for each of these."""
+    def pack(
+        self, lanes: int, tokens_per_step: float, *, more: int = 0, parameters: int = 0, kept: int = 0
+    ) -> PassPlan:
+        """Choose passes that fit beside the weights and ``more`` bytes for each of these.
+
+        ``parameters`` are those that every token meets, and ``kept`` the bytes that its activations take, where known.
+        """
         config = getattr(self.model.config, "text_config", None) or self.model.config
-        kept = token_bytes(config, next(self.model.parameters()).element_size())
+        kept = kept or token_bytes(config, next(self.model.parameters()).element_size())
         return make_plan(
             lanes=lanes,
             tokens_per_step=tokens_per_step,
-            parameters=count_parameters(self.model),
+            parameters=parameters or count_parameters(self.model),
             memory=room_for_passes(self.model, more=more),
             token_bytes=2 * kept if more else kept,
             token_budget=self.token_budget,
