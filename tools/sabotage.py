@@ -49,7 +49,7 @@ from potentia.engine.tune import (
 from potentia.engine.tune.adapters import AdapterBank
 from potentia.engine.tune.layout import Picked
 from potentia.engine.tune.static import Block
-from potentia.engine.twin import twin
+from potentia.engine.twin import Twin, twin
 from potentia.errors import PotentiaError
 from potentia.values.requests import Generation
 
@@ -548,10 +548,10 @@ def moved(broken: Break, dtype: torch.dtype) -> float | None:
         return None
     model, specs = build(broken.model, dtype), lanes(broken.model, broken.by)
     with twin(model) as judge:
-        exact = check._Trial(judge.model, specs[0].lora, specs, 96, False)
+        exact = check._Trial(judge, specs[0].lora, specs, 96, False)
         rows, truth = exact.rows()
         exact.bank.close()
-    own = check._Trial(model, specs[0].lora, specs, 96, broken.by == "again")
+    own = check._Trial(Twin(model, 1, 1, copied=False), specs[0].lora, specs, 96, broken.by == "again")
     try:
         rounding = check.distance_of(own.bank, check.own_gradients(model, own.bank, rows), truth).lane
         own.blocks = check.Blocks.of(model) if broken.by in ("hand", "again") else None

@@ -1,7 +1,8 @@
 """A float32 copy of a model, to judge structure by: what 16 bits hide, 32 show.
 
-The copy is whole where memory holds it; else it has one block of each kind, and all that is not a block. Kinds are told
-apart by their classes, sizes and plain settings, so that a layer that is unlike the others is in the copy too.
+The copy is whole where memory holds it; else it has two blocks of each kind, and all that is not a block: what is wrong
+with the size of a block's answer, a norm after it hides, and another block shows. Kinds are told apart by their
+classes, sizes and plain settings, so that a layer that is unlike the others is in the copy too.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import torch
 from torch import nn
 
 from potentia.engine.quantised import is_quantised
-from potentia.engine.split import built_alike
+from potentia.engine.split import built_alike, configs_of
 from potentia.engine.spread import find_blocks, free_memory, is_spread
 
 SHARE = 0.5  # of the free memory that a copy may take
+EACH = 2  # blocks of a kind
 PROCESSOR_BYTES = 8 << 30
 OF_ONE = ("layer_idx", "layer_id", "training", "name_or_path")  # settings that tell no kinds apart
 
@@ -40,13 +42,16 @@ class Twin:
 
 
 @contextmanager
-def twin(model: nn.Module) -> Iterator[Twin]:
-    """Give a float32 twin of a model for as long as the block lasts; quantised and spread models are their own."""
+def twin(model: nn.Module, *, whole: bool = True) -> Iterator[Twin]:
+    """Give a float32 twin of a model for as long as the block lasts; quantised and spread models are their own.
+
+    Without ``whole`` a copy has two blocks of each kind.
+    """
     first = next(p for p in model.parameters() if p.is_floating_point())
     if first.dtype in (torch.float32, torch.float64) or is_quantised(model) or is_spread(model):
         yield Twin(model, 1, 1, copied=False)
         return
-    made = _copied(model, first.device)
+    made = _copied(model, whole and 4 * sum(p.numel() for p in model.parameters()) <= _free(first.device))
     try:
         yield made
     finally:
@@ -55,14 +60,20 @@ def twin(model: nn.Module) -> Iterator[Twin]:
             torch.cuda.empty_cache()
 
 
-def _copied(model: nn.Module, device: torch.device) -> Twin:
+def _copied(model: nn.Module, whole: bool) -> Twin:
     from potentia.engine.tune.adapters import installed_on
 
     blocks = _block_list(model)
     kept = dict(blocks._modules)
     chosen = list(range(len(kept)))
-    if kept and 4 * sum(p.numel() for p in model.parameters()) > _free(device):
-        chosen = sorted({kind(block): place for place, block in reversed(list(enumerate(blocks)))}.values())
+    if not whole and kept:
+        places: dict[Any, list[int]] = {}
+        for place, block in enumerate(blocks):
+            places.setdefault(kind(block), []).append(place)
+        chosen = sorted(place for alike in places.values() for place in alike[:EACH])
+    for module in model.modules():  # what a pass left there to go back through cannot be copied
+        own = vars(module)
+        own |= {n: value.detach() for n, value in own.items() if isinstance(value, torch.Tensor) and value.grad_fn}
     bank = installed_on(model)
     with bank.suspended() if bank is not None else nullcontext():
         try:
@@ -71,6 +82,11 @@ def _copied(model: nn.Module, device: torch.device) -> Twin:
         finally:
             blocks._modules = kept
     built_alike(made, model)
+    for config in configs_of(made) if len(chosen) < len(kept) else ():  # which say of each block what it is
+        own = vars(config)
+        own |= {name: len(chosen) for name, value in own.items() if name == "num_hidden_layers"}
+        lists = {name: value for name, value in own.items() if isinstance(value, list) and len(value) == len(kept)}
+        own |= {name: [value[place] for place in chosen] for name, value in lists.items()}
     return Twin(made.float().eval().requires_grad_(False), len(chosen), len(kept), True)
 
 

@@ -13,11 +13,12 @@ import torch
 from architectures.odd import ODD
 from architectures.tiny import build
 from architectures.tune import by_peft, distance, read_back
+from architectures.tune import lanes as specs_of
 from lane_models import examples, spec, tiny
-from potentia.engine import operations
+from potentia.engine import operations, twin
 from potentia.engine.operations import plain
-from potentia.engine.tune import LaneSpec, LaneTrainer, LoraConfig, Schedule
-from potentia.engine.tune.check import check_lanes
+from potentia.engine.tune import LaneSpec, LaneTrainer, LoraConfig, Schedule, passes
+from potentia.engine.tune.check import check_lanes, recheck
 from potentia.engine.tune.passes import HAND, LANE, LONG, ROW, SHARED
 from potentia.errors import TuningError
 
@@ -190,6 +191,53 @@ def test_kernels_are_compared_one_by_one_in_the_dtype_of_the_run(broken: str, mo
     if not broken:
         assert {*KERNELS} <= found.facts["kernels"].keys()
         assert max(found.facts["kernels"].values()) == 0
+
+
+def deep(kind: str = "llama", layers: int = 4) -> Any:
+    small = tiny(kind)
+    settings = {name: value for name, value in small.config.to_dict().items() if name != "layer_types"}
+    config = type(small.config).from_dict(settings | {"num_hidden_layers": layers})
+    return type(small)(config).eval().to(torch.bfloat16)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_fewer_blocks_are_the_ones_that_they_were(kind: str) -> None:
+    """Gemma's config names the kind of every block: a copy of four had the first four kinds, and was wrong."""
+    model = deep(kind, 12)
+    lanes = [spec(f"l{i}", seed=i, data=examples(12, seed=i, low=20, high=40)) for i in range(3)]  # beyond its window
+    found = check_lanes(model, lanes[0].lora, lanes, static=True)
+    assert found.form == HAND
+    assert found.recomputes, found.facts["recomputing"]
+    again = recheck(model, lanes[0].lora, lanes, found, limit=128, recompute=False)
+    assert again is not None
+    assert again.facts["judged_blocks"].startswith("2 of 12" if kind == "llama" else "4 of 12")
+    assert len(getattr(model.config, "layer_types", None) or range(12)) == 12
+
+
+def test_a_model_too_large_for_a_whole_copy_keeps_its_hand_written_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its copy has fewer blocks than its config says: its layers were said to be of another kind, in silence."""
+    monkeypatch.setattr(twin, "_free", lambda _: 0)
+    found = check_lanes(deep(), specs()[0].lora, specs(), static=True)
+    assert found.facts["judged_blocks"] == "2 of 4, two of each kind"
+    assert found.form == HAND
+
+
+def test_recomputing_is_judged_by_blocks_that_another_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A norm after a model's only block hides how large its answer is."""
+    own = passes.checkpoint
+    monkeypatch.setattr(passes, "checkpoint", lambda *given, **how: own(*given, **how) * 1.02)
+    found = check_lanes(deep(), specs()[0].lora, specs(), static=True)
+    assert found.form == HAND
+    assert not found.recomputes
+    assert "losses off" in found.facts["recomputing"]
+
+
+def test_in_16_bits_gradients_are_at_most_half_as_far_off_again_as_the_models_own() -> None:
+    """By other rows where some are an accident: what is allowed had a floor, and this one was at 1.52 under it."""
+    lanes = specs_of(LoraConfig(r=4, alpha=8, dropout=0.0), int(build("roberta").config.vocab_size), 96)
+    found = check_lanes(build("roberta").to(torch.bfloat16), lanes[0].lora, lanes, static=False, limit=96)
+    assert found.form == SHARED
+    assert found.facts["distance_in_few_bits"]["lane"] <= 1.5 * found.facts["own_rounding"]["lane"]
 
 
 def test_dora_with_dropout_is_its_judges() -> None:

@@ -34,12 +34,12 @@ from potentia.engine.operations import choosing, compared_kernels, plain_operati
 from potentia.engine.split import SplitModel
 from potentia.engine.spread import out_of_memory
 from potentia.engine.tune.adapters import AdapterBank
-from potentia.engine.tune.judge import Gradients, own_gradients
+from potentia.engine.tune.judge import Gradients, own_gradients, own_loss
 from potentia.engine.tune.passes import HAND, LANE, LARGER, LONG, ROW, SHARED, PassPlan, too_long
 from potentia.engine.tune.schedule import LaneSpec, Lesson, LoraConfig, Schedule
 from potentia.engine.tune.static import Blocks
 from potentia.engine.tune.steps import LaneStates, apply_update, settings_row, steps_in
-from potentia.engine.twin import twin
+from potentia.engine.twin import Twin, twin
 from potentia.errors import TuningError
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ WHOLE = (torch.float32, torch.float64)
 IN_FEW_BITS = ("distance_in_few_bits", "own_rounding", "update", "kernels")
 SHOWN = ("rows", "distance", *IN_FEW_BITS, "not_taken")  # of the whole check, where few rows were judged after it
 WHOLE_BITS = Distance(1e-4, 1e-3, 1e-2)
-FEW_BITS = Distance(4e-3, 2e-2, 5e-2)  # beside float32
+FEW_BITS = Distance(4e-3, 4e-3, 5e-2)  # beside float32
 FEW_ROWS = Distance(8e-3, 4e-2, 0.2)  # beside the model's own 16 bits
 RATE, UPDATE = 1e-3, 1e-4  # of updates that are tried, and how far they may be off, of their size
 MULTIPLE = 3.0  # of the model's own rounding, which differs from form to form: what is wrong shows in float32
@@ -118,23 +118,24 @@ def check_lanes(
     began = time.monotonic()
     refused: dict[str, str] = {}
     with twin(model) as judge:
-        structure = _Trial(judge.model, lora, specs, limit, recompute, copied=judge.copied)
-        if not judge.whole:
-            structure.facts["judged_blocks"] = f"{judge.blocks} of {judge.of}, one of each kind"
+        structure = _Trial(judge, lora, specs, limit, recompute)
         with closing(structure.bank):
             for form in [HAND, LONG, SHARED, LANE, ROW][0 if static else 2 :]:
                 told = structure.wrong(form)
                 if told is None and judge.copied:
                     told = _wrong_in_few_bits(model, structure, form, whole=judge.whole)
                 if told is None:
-                    recomputes = recompute or structure.recomputes(form)
-                    verdict = _taken(type(model).__name__, form, refused, structure.told(began))
-                    return replace(verdict, recomputes=recomputes)
+                    break
                 refused[form] = told
-    raise TuningError(
-        f"{type(model).__name__} cannot be tuned here: {refused[ROW]}",
-        hint="potentia models check MODEL shows the distances; name other layers with `targets`",
-    )
+    if told is not None:
+        raise TuningError(
+            f"{type(model).__name__} cannot be tuned here: {told}",
+            hint="potentia models check MODEL shows the distances; name other layers with `targets`",
+        )
+    unlike = None if recompute else _few(model, lora, specs, form, limit, recompute=True)[0]
+    facts = structure.facts | ({} if unlike is None else {"recomputing": unlike})
+    verdict = _taken(type(model).__name__, form, refused, _timed(facts, began))
+    return replace(verdict, recomputes=unlike is None)
 
 
 def _taken(name: str, form: str, refused: dict[str, str], facts: dict[str, Any]) -> Verdict:
@@ -154,17 +155,41 @@ def recheck(
     """Return what was found of a model built alike, or on shorter rows, where a row of two lanes is right here too.
 
     Structure is all that few rows can tell, and float32 tells it: 16 bits round a gradient of one row by a tenth of it.
+    Of all its weights the model itself is asked whether they are numbers.
     """
     began = time.monotonic()
-    with twin(model) as judge:
-        trial = _Trial(judge.model, lora, specs, limit, recompute, few=True, copied=judge.copied)
-        with closing(trial.bank):
-            told = trial.wrong(verdict.form)
-    if told is not None:
+    row = min(trial_rows(specs, limit), key=lambda row: len(row.ids))
+    with torch.no_grad():
+        sound = math.isfinite(own_loss(model, row, next(model.parameters()).device))
+    told, facts = _few(model, lora, specs, verdict.form, limit, recompute=recompute)
+    if told is not None or not sound:
         log.debug("%s: %s on a few rows, so it is checked in full", type(model).__name__, told)
         return None
     full = {name: fact for name, fact in verdict.facts.items() if name in SHOWN}
-    return replace(verdict, facts=trial.told(began) | {"judged": "two rows", "in_full": full})
+    return replace(verdict, facts=_timed(facts, began) | {"judged": "two rows", "in_full": full})
+
+
+def _few(
+    model: nn.Module, lora: LoraConfig, specs: Sequence[LaneSpec], form: str, limit: int | None, *, recompute: bool
+) -> tuple[str | None, dict[str, Any]]:
+    """Say what is wrong with a form on a row of two lanes, in float32 and two blocks of each kind; and what was found.
+
+    Blocks of a kind are the same code, whatever their weights are; a model that cannot do with fewer has all of them.
+    """
+    told = ""
+    for whole in (False, True):
+        try:
+            with twin(model, whole=whole) as judge:
+                trial = _Trial(judge, lora, specs, limit, recompute, few=True)
+                with closing(trial.bank):
+                    return trial.wrong(form), trial.facts
+        except Exception as error:  # what is not known to be right is not taken
+            told = _refusal(error)
+    return told, {}
+
+
+def _timed(facts: dict[str, Any], began: float) -> dict[str, Any]:
+    return facts | {"seconds": round(time.monotonic() - began, 3)}
 
 
 class _Trial:
@@ -175,29 +200,30 @@ class _Trial:
 
     def __init__(
         self,
-        model: nn.Module,
+        judge: Twin,
         lora: LoraConfig,
         specs: Sequence[LaneSpec],
         limit: int | None,
         recompute: bool,
         *,
         few: bool = False,
-        copied: bool = False,
         exact: _Trial | None = None,
     ) -> None:
-        self.model, self.specs, self.recompute, self.few, self.exact = model, specs, recompute, few, exact
-        self.copied = copied  # what runs is another: a model of 16 bits
-        self.split = SplitModel(model)
-        self.bank = AdapterBank(model, lora, SLOTS)
-        self.bank.randomise()
+        self.model, self.specs, self.recompute, self.few, self.exact = judge.model, specs, recompute, few, exact
+        self.copied = judge.copied  # what runs is another: a model of 16 bits
+        self.split = SplitModel(self.model)
+        self.bank = AdapterBank(self.model, lora, SLOTS)
+        if exact is None:
+            self.bank.randomise()
+        else:
+            self.bank.weights.copy_(exact.bank.weights)
+            self.bank.refresh()
         self.facts: dict[str, Any] = {"judged_in": str(self.bank.dtype).removeprefix("torch.")}
+        if not judge.whole:
+            self.facts["judged_blocks"] = f"{judge.blocks} of {judge.of}, two of each kind"
         self.most = limit
         self.blocks: Blocks | None = None
         self._judged: dict[tuple[int, bool], tuple[list[Lesson], Gradients]] = {}
-
-    def told(self, began: float) -> dict[str, Any]:
-        """Return what was found, with the seconds that it took."""
-        return self.facts | {"seconds": round(time.monotonic() - began, 3)}
 
     @contextmanager
     def dropping(self, form: str) -> Iterator[None]:
@@ -284,22 +310,6 @@ class _Trial:
             return f"its updates are off by {self.facts['update']:.1e} from AdamW's"
         return None
 
-    def recomputes(self, form: str) -> bool:
-        """Say whether a form that is right is so where activations are computed again, too."""
-        self.recompute = True
-        try:
-            with self.dropping(form):
-                rows, truth = self.rows()
-            with self.dropping(form), choosing(self._operations(rows) if self.copied else None):
-                distance = distance_of(self.bank, self.gradients(form, rows), truth)
-                right = distance.within(self._allowed(rows, truth))
-        except Exception as error:
-            self.facts["recomputing"] = _refusal(error)
-            return False
-        if not right:
-            self.facts["recomputing"] = str(distance)
-        return right
-
     def _allowed(self, rows: Sequence[Lesson], truth: Gradients) -> Distance:
         """Return how far a form may be off: in 16 bits by the model's own rounding, on other shapes or from float32."""
         if self.bank.dtype in WHOLE:
@@ -328,7 +338,8 @@ def _wrong_in_few_bits(model: nn.Module, structure: _Trial, form: str, *, whole:
     Float32's gradients of a copy without all blocks are another model's: then the model is judged by itself.
     """
     bank, exact = structure.bank, structure if whole else None
-    trial = _Trial(model, bank.lora, structure.specs, structure.most, structure.recompute, exact=exact)
+    itself = Twin(model, 1, 1, copied=False)
+    trial = _Trial(itself, bank.lora, structure.specs, structure.most, structure.recompute, exact=exact)
     with closing(trial.bank):
         told = trial.wrong(form)
     structure.facts |= {name: trial.facts[name] for name in IN_FEW_BITS if name in trial.facts}
@@ -374,13 +385,14 @@ def distance_of(bank: AdapterBank, ours: Gradients, judge: Gradients) -> Distanc
     gap = grads[:n] - own[:n]
     lane = (torch.linalg.vector_norm(gap, dim=1) / sizes.clamp(min=1e-12)).max()
     floor = 0.1 * sizes / len(bank.sites) ** 0.5
-    layer = torch.zeros((), device=own.device)
-    for site in bank.sites:
-        span = slice(site.offset, site.offset + site.size)
-        size = torch.linalg.vector_norm(own[:n, span], dim=1)
-        layer = torch.maximum(
-            layer, (torch.linalg.vector_norm(gap[:, span], dim=1) / torch.maximum(size, floor).clamp(min=1e-12)).max()
-        )
+    ends = torch.tensor([0, *(site.offset + site.size for site in bank.sites)], device=own.device)
+
+    def layers(flat: Tensor) -> Tensor:
+        """Return the size of every layer's part (n, sites); they lie side by side."""
+        sums = nn.functional.pad(flat.double().square().cumsum(1), (1, 0))
+        return sums[:, ends].diff(dim=1).clamp(min=0).sqrt().float()
+
+    layer = (layers(gap) / torch.maximum(layers(own[:n]), floor[:, None]).clamp(min=1e-12)).max()
     return Distance(*(float(part) if bool(torch.isfinite(part)) else float("inf") for part in (loss, lane, layer)))
 
 
