@@ -86,6 +86,39 @@ def lanes_8b(bench: Bench) -> None:
     measure_rows(bench, "8b", [72], warm=2, steps=4)
 
 
+STUDY = (
+    *("arc_easy", "arc_challenge", "openbookqa", "commonsense_qa", "social_iqa", "headqa_en"),
+    *("sciq", "piqa", "winogrande", "boolq", "mrpc", "cola"),
+)
+
+
+def study_rows(bench: Bench) -> None:
+    """Rows of 24 lanes as a study trains them: 12 tasks, two rates, all linear layers, losses of answers."""
+    import torch
+
+    import lanes
+    from potentia.engine.tune import LaneSpec, LoraConfig, Schedule, TokenisedExamples
+
+    device = torch.device(bench.device)
+    cuda, batch = device.type == "cuda", 2 if bench.tiny else 16
+    warm, steps = (2, 2) if bench.tiny else (20, 20)
+    for name in ("0.5b", "1.1b"):
+        shape = bench.shape(name)
+        specs = []
+        for task in STUDY:
+            texts = lanes.texts(shape, task, batch * (warm + steps + 6))
+            data = TokenisedExamples.of(texts, [max(1, len(text) - 4) for text in texts])
+            for rate in (2e-4, 1e-3):
+                schedule = Schedule(epochs=1, batch=batch, learning_rate=rate, loss="completion")
+                lora = LoraConfig(dropout=0.0, targets=("all-linear",))
+                specs.append(LaneSpec(f"{task} {rate}", data, schedule, lora, seed=0))
+        model = lanes.build(shape, device, torch.bfloat16 if cuda else torch.float32)
+        found = time_row(model, specs, device, warm, steps, static=None, profiled=cuda)
+        bench.tell(what="study row", model=name, lanes=len(specs), **found)
+        del model
+        gc.collect()
+
+
 def measure_rows(bench: Bench, name: str, counts: list[int], *, warm: int, steps: int) -> None:
     """Time rows of lanes, and tell where the device's time goes."""
     import torch
@@ -509,6 +542,7 @@ STAGES: dict[str, tuple[Callable[[Bench], None], int]] = {  # and each one's lim
     "large": (large, 180),
     "lanes-410m": (lanes_410m, 110),
     "lanes-8b": (lanes_8b, 110),
+    "study-rows": (study_rows, 110),
     "generation": (generation, 200),
     "scoring": (scoring, 120),
     "scoring-8b": (scoring_8b, 120),

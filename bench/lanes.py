@@ -53,6 +53,8 @@ SHAPES: dict[str, dict[str, int]] = {
     "tiny": {"d": 64, "ff": 128, "layers": 3, "heads": 4, "kv": 4, "vocab": 600},  # the zoo's 159k shape
     "135m": {"d": 576, "ff": 1536, "layers": 30, "heads": 9, "kv": 3, "vocab": 49152, "tied": 1},
     "410m": {"d": 1024, "ff": 2816, "layers": 24, "heads": 16, "kv": 16, "vocab": 50304},
+    "0.5b": {"d": 896, "ff": 4864, "layers": 24, "heads": 14, "kv": 2, "vocab": 151936},
+    "1.1b": {"d": 2048, "ff": 5632, "layers": 22, "heads": 32, "kv": 4, "vocab": 32000},
     "8b": {"d": 4096, "ff": 14336, "layers": 32, "heads": 32, "kv": 8, "vocab": 128256},
 }
 READY: Any = None  # in a process that trains one row of several: all begin together
