@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from architectures import tune
+from architectures import score, tune
 from architectures.page import write_page
 from architectures.run import PAGE
-from architectures.tiny import SKIPPED, cases
+from architectures.tiny import SKIPPED, build, cases, words
 from architectures.trial import try_case
+from potentia.engine import LoadedModel
+from potentia.engine.score import Scorer
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +26,18 @@ def row() -> dict[str, Any]:
 def test_a_case_is_tried_whole(row: dict[str, Any]) -> None:
     assert row["verdict"] == "exact", row
     assert (row["paths"], row["writing"], row["written"]) == ("plain+tree", "fast", row["asked"])
-    assert 0 < row["choice"] < 2e-4
+    assert row["choice"] < 2e-4  # 0 where a processor rounds both alike
     assert 0 < row["all-linear"]["plain"] < tune.EXACT_ADAPTER
     assert "| gpt2 | GPT2LMHeadModel | fast |" in write_page([row])
+
+
+def test_scores_that_are_off_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Scorer.loglikelihood
+    shifted = lambda *given: [replace(one, logprob=one.logprob + 0.01) for one in own(*given)]  # noqa: E731
+    monkeypatch.setattr(Scorer, "loglikelihood", shifted)
+    found = score.compare(LoadedModel.of(build("gpt2"), words()))
+    assert found.choice == pytest.approx(0.01, rel=0.05)
+    assert found.rolling < 2e-4
 
 
 def test_what_is_wrong_is_said(row: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

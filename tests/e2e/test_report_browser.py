@@ -103,12 +103,19 @@ def until(page, expression: str, seconds: float = 30) -> None:
         page.wait_for_timeout(100)
 
 
-def unfold(page, *sections: str) -> None:
-    """Open sections as a reader does, and wait until their first drawing is in sight."""
-    for section in sections:
-        box = page.locator(f"#{section} > details")
+def open_section(page, section: str):
+    """Open a section as a reader does: once more where drawings above it moved it away under the pointer."""
+    box = page.locator(f"#{section} > details")
+    for _ in range(3):
         if box.get_attribute("open") is None:
             box.locator("> summary").click()
+    return box
+
+
+def unfold(page, *sections: str) -> None:
+    """Open sections and wait until their first drawing is in sight."""
+    for section in sections:
+        box = open_section(page, section)
         if box.locator("> .figures").count() == 0:  # those of a few models are folded
             box.locator("> details.more > summary").first.click()
         page.locator(f"#{section} svg.chart").first.wait_for()
@@ -357,7 +364,7 @@ def test_nothing_serious_for_accessibility(any_page, report: str):
     page.goto(report)
     unfold(page, "ranks", "agreement", "evidence", "structure")
     for section in ("scores", "predicted", "how", "cells"):
-        page.locator(f"#{section} > details > summary").click()
+        open_section(page, section)
     page.locator("#cells .item").first.wait_for(timeout=30_000)
     assert serious(page) == []
 
