@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from potentia import files
-from potentia.engine import fingerprint, load
+from potentia.engine import load
+from potentia.engine.identity import fingerprint
 from potentia.errors import ModelError
 from scoring_models import tiny
 
