@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 
 from potentia.cli.view import View, watch
-from potentia.run import plan_study, run_study, store_status
+from potentia.run import PACED, plan_study, run_study, seconds_left, store_status
 from potentia.run.local import work_row
 from potentia.run.progress import Stopped
 from potentia.run.row import Board
@@ -103,6 +103,15 @@ def test_more_events_than_cells_never_go_below_nothing_left(folder, tmp_path):
         board.reach(3, before=5)
         state = store.get_progress(plan.key)[name]
         assert (state["rate"], state["left"]) == (0.0, None)
+
+
+def test_time_left_is_told_at_the_pace_of_the_last_cells():
+    now = time.time()
+    assert seconds_left(now - 60, [], 5) is None
+    assert seconds_left(now - 60, [now - 70, now - 30, now], 5) == pytest.approx(150, rel=0.01)
+    quick, slow = [now - 1000 + k / 100 for k in range(400)], [now - 10 * k for k in range(PACED + 1)]
+    assert seconds_left(now - 1000, quick + slow, 3) == pytest.approx(30, rel=0.01)
+    assert seconds_left(now - 60, [now], -1) == 0.0
 
 
 def test_without_a_terminal_a_line_comes_though_no_cell_ends(folder, tmp_path):

@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from potentia.errors import StoreError
-from potentia.run import Count, StudyPlan
+from potentia.run import Count, StudyPlan, seconds_left
 from potentia.store import LeaseRecord, Store
 from potentia.timing import clock, repeatedly
 from potentia.timing import told as shares
@@ -31,7 +31,7 @@ class View:
         self.plan = plan
         self.store = store
         self.key = plan.key
-        self.began = time.monotonic()
+        self.began = time.time()
         self.old = {name: state.get("at") for name, state in store.get_progress(plan.key).items()}
         self.seen_event = store.last_event(self.key)
         self.total = sum(len(row.cells) for row in plan.rows)
@@ -50,8 +50,7 @@ class View:
     @property
     def left(self) -> float | None:
         """Seconds to go, at the pace of this run; None before its first cell."""
-        paced = self.count.made
-        return (time.monotonic() - self.began) / paced * (self.total - self.ended) if paced else None
+        return seconds_left(self.began, self.count.ends, self.total - self.ended)
 
     def news(self) -> list[str]:
         """Return one line for each cell that ended since the last call; a model that fails is told once a reason."""
@@ -87,7 +86,7 @@ class View:
 
     def state(self) -> str:
         """Say in one line how far the study is."""
-        parts = [f"{self.ended}/{self.total} cells", f"{clock(time.monotonic() - self.began)} spent"]
+        parts = [f"{self.ended}/{self.total} cells", f"{clock(time.time() - self.began)} spent"]
         if self.count.failed:
             parts.insert(1, f"{len(self.count.failed)} failed")
         if (left := self.left) is not None:
@@ -121,7 +120,7 @@ class View:
             ProgressBar(total=max(self.total, 1), completed=self.ended, width=30),
             f"{self.ended}/{self.total} cells",
             f"[red]{len(self.count.failed)} failed[/red]" if self.count.failed else "",
-            f"{clock(time.monotonic() - self.began)} spent",
+            f"{clock(time.time() - self.began)} spent",
             f"about {clock(left)} left" if left is not None else "",
         )
         table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))

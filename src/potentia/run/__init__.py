@@ -12,7 +12,7 @@ from potentia.run.cost import StudyCost, parameters_of, price, read_budget, tell
 from potentia.run.execute import RunResult, default_workers, run_study
 from potentia.run.machine import Crew, expected_workers
 from potentia.run.plan import CellPlan, RowPlan, StudyPlan, load_tasks, plan_study
-from potentia.run.progress import Count, asked_cells, is_running, store_status
+from potentia.run.progress import PACED, Count, asked_cells, is_running, seconds_left, store_status
 
 if TYPE_CHECKING:
     from potentia.run.adaptive import AdaptiveRun, complete_study, costs_of, grid_of, proposed_study, study_text, within

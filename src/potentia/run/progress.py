@@ -8,7 +8,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -174,7 +174,7 @@ class Count:
         }  # fmt: skip
         self.done: set[tuple[str, str, str]] = set()
         self.failed: set[tuple[str, str, str]] = set()
-        self.made = 0  # of those that ended, by computing them
+        self.ends: list[float] = []  # the moments at which those ended that were computed
 
     @property
     def ended(self) -> int:
@@ -194,8 +194,19 @@ class Count:
         else:
             self.done |= named
             self.failed -= named
-        self.made += len(new) if event.kind != "found" else 0
+        if event.kind != "found":
+            self.ends += [event.moment] * len(new)
         return bool(new)
+
+
+PACED = 40  # of the cells that ended, the last so many tell the pace
+
+
+def seconds_left(began: float, ends: Iterable[float], todo: int) -> float | None:
+    """Estimate how long so many cells take, by the moments at which others ended since; None where none did."""
+    last = sorted(end for end in ends if end >= began)[-PACED - 1 :]
+    since = last.pop(0) if len(last) > PACED else began
+    return (time.time() - since) / len(last) * max(todo, 0) if last else None
 
 
 # --- what a store holds, in numbers: for ``potentia status`` and the live board --------------------------------------

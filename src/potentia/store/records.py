@@ -223,6 +223,11 @@ class EventRecord:
     payload: Mapping[str, Any]
     created: str
 
+    @property
+    def moment(self) -> float:
+        """When it was, in seconds of the epoch."""
+        return datetime.fromisoformat(self.created).timestamp()
+
 
 BEAT_SECONDS = 10.0
 LEASE_SECONDS = 120.0  # without a beat; a server that restarts, or a busy machine, costs nobody his lease

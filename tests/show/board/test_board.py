@@ -250,6 +250,18 @@ def test_a_row_that_went_silent_does_not_run(tmp_path: Path):
         assert Watch(store, store.studies()[0]).look()["running"] == 0
 
 
+def test_time_left_is_by_cells_and_by_nothing_else_that_is_told(tmp_path: Path):
+    """Ends of rows, waves and the like were counted as cells: a study of one task was said to take half its time."""
+    untuned = frozenset((model, "boolq") for model in MODELS)
+    path = make_store(tmp_path / "live.db", tasks=("boolq",), untuned=untuned)  # 4 of 8 cells
+    with Store.open(path) as store:
+        for model in MODELS:
+            store.event(STUDY, "row", {"row": model, "seconds": 25.0, "tally": {}})
+        now = time.time()
+        store.put_progress(STUDY, "row", {"phase": "tuning", "done": 3, "total": 9, "at": now, "began": now - 100})
+        assert Watch(store, store.studies()[0]).look()["left"] == pytest.approx(100, rel=0.05)
+
+
 def test_snapshots_are_made_once_and_not_too_often(store: Path):
     async def ask() -> tuple:
         snapshots = Snapshots(str(store), ThreadPoolExecutor(1))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -17,7 +17,7 @@ from starlette.concurrency import run_in_threadpool
 
 from potentia.errors import StoreError
 from potentia.evidence import find_study
-from potentia.run import asked_cells, is_running
+from potentia.run import PACED, asked_cells, is_running, seconds_left
 from potentia.show import lane_payload
 from potentia.store import CellRecord, Store, StudyRecord
 from potentia.values.findings import jsonable
@@ -143,6 +143,7 @@ class Watch:
         self.store, self.record = store, record
         self.stopped = False
         self._events: deque[dict[str, Any]] = deque(maxlen=RECENT)
+        self._ends: deque[float] = deque(maxlen=PACED + 1)  # the moments at which cells ended
         self._last_event = store.last_event(record.key, before=RECENT)
         self._listeners: set[asyncio.Queue[str]] = set()
         self._task: asyncio.Task[None] | None = None
@@ -184,8 +185,8 @@ class Watch:
             self._last_event = news[-1].id
             for event in news[-RECENT:]:
                 said = {k: v for k, v in event.payload.items() if k != "traceback"}
-                when = datetime.fromisoformat(event.created).timestamp()
-                self._events.append({"id": event.id, "kind": event.kind, "at": when, **said})
+                self._events.append({"id": event.id, "kind": event.kind, "at": event.moment, **said})
+            self._ends.extend(event.moment for event in news if event.kind in ("cell", "failure"))
         progress = self.store.get_progress(key)
         rows: list[dict[str, Any]] = [
             {"name": name, "running": is_running(state), **{k: state.get(k) for k in ROW}}
@@ -194,12 +195,14 @@ class Watch:
         rows.sort(key=lambda row: (not row["running"], -(row["at"] or 0)))
         running = [row["name"] for row in rows if row["running"]]
         counts = self.counts()
+        began = min((float(progress[name].get("began", math.inf)) for name in running), default=math.inf)
+        todo = (counts["asked"] or 0) - counts["done"] - counts["failed"]
         told: dict[str, Any] = {
             **counts,
             "study": key,
             "running": len(running),
             "rows_total": len(rows),
-            "left": self._left([progress[name] for name in running], counts),
+            "left": seconds_left(began, self._ends, todo),
             "rows": rows[:MOST_ROWS],
             "lanes": {name: self._lanes(progress[name].get("model", name)) for name in running[:8]},
             "events": list(self._events)[::-1],
@@ -210,18 +213,6 @@ class Watch:
         lanes = self.store.lanes(study=self.record.key, model=model)
         lanes.sort(key=lambda lane: (lane.status != "training", lane.task, lane.learning_rate))
         return [lane_payload(lane) for lane in lanes[:MOST_LANES]]
-
-    def _left(self, running: list[dict[str, Any]], counts: dict[str, Any]) -> float | None:
-        """Estimate the seconds left from the pace of the cells that the rows running now have finished."""
-        began = min((float(state["began"]) for state in running if state.get("began")), default=None)
-        if began is None or counts["asked"] is None:
-            return None
-        times = sorted(event["at"] for event in self._events if event["at"] >= began)
-        todo = counts["asked"] - counts["done"] - counts["failed"]
-        if not times or todo <= 0:
-            return None
-        since = times[0] if len(times) == RECENT else began  # only the last events are kept
-        return float((time.time() - since) / len(times) * todo)
 
     async def stream(self) -> AsyncIterator[str]:
         """Yield server-sent events: the state at once, then whenever it changes."""
