@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -66,11 +68,31 @@ def test_a_worker_that_died_before_it_was_needed_is_replaced(study: Study) -> No
 
 def test_a_study_that_is_refused_leaves_no_process(study: Study, tmp_path: Path) -> None:
     (tmp_path / "colours.jsonl").unlink()
-    began, crew = time.monotonic(), Crew(2, study)
-    early = [process.pid for _, process in crew._early]
-    with pytest.raises(InputError), crew:
+    began = time.monotonic()
+    with pytest.raises(InputError), Crew(2, study) as crew:  # noqa: PT012
+        early = [process.pid for _, process in crew._early]
         plan_study(study)
     assert time.monotonic() - began < 20
+    assert all(map(gone, early))
+
+
+def test_an_interrupt_while_workers_start_leaves_none(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They ignore who asks them to end: the program waited for them without end."""
+    begun, early = Crew._start, []
+
+    def start(self: Crew) -> None:
+        early.append(begun(self)[1].pid)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Crew, "_start", start)
+    with pytest.raises(KeyboardInterrupt), Crew(2, study):
+        raise AssertionError
+    assert len(early) == 1
+    assert all(map(gone, early))
+    crew = Crew()
+    with pytest.raises(KeyboardInterrupt):
+        crew.hire(0, 1, False)
+    crew.close()
     assert all(map(gone, early))
 
 
@@ -94,6 +116,33 @@ def test_workers_hear_of_what_the_run_sets_after_they_began(study: Study, monkey
         pipe.close()
         process.join(20)
         assert process.exitcode == 0
+
+
+EARLY = """
+import os, signal, sys, time
+from potentia.run import Crew
+from potentia.study import read_study
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, lambda *_: None)
+    with Crew(2, read_study(sys.argv[1])) as crew:
+        asked = getattr(signal, sys.argv[2])
+        for _ in range(40):
+            os.kill(os.getpid() if asked == signal.SIGKILL else 0, asked)  # 0: the whole group, as a terminal does
+            time.sleep(0.05)
+        print(sum(process.is_alive() for _, process in crew._early))
+"""
+
+
+@pytest.mark.parametrize(("asked", "staying"), [("SIGINT", "2\n"), ("SIGTERM", ""), ("SIGKILL", "")])
+def test_a_run_that_is_stopped_while_it_is_planned_says_nothing(
+    study: Study, tmp_path: Path, asked: str, staying: str
+) -> None:
+    """Workers that had just begun told of an interrupt at length, and Python of semaphores that nobody let go."""
+    (tmp_path / "study.yaml").write_text(json.dumps(study.model_dump(mode="json", exclude_defaults=True)))
+    (tmp_path / "early.py").write_text(EARLY)
+    command = [sys.executable, "early.py", "study.yaml", asked]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, start_new_session=True, timeout=60)
+    assert (done.stdout, done.stderr) == (staying, "")
 
 
 def test_only_runs_of_several_rows_at_once_have_early_workers(study: Study) -> None:

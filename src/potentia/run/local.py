@@ -300,7 +300,7 @@ class _Pool:
             self.crew.dismiss()
             while turns or self.busy:
                 if stop():
-                    self.halt.set()
+                    self.halt.value = True
                     turns.clear()
                 for pipe in [pipe for pipe in self.pipes if pipe not in self.busy]:
                     self._hand_over(pipe, turns)
@@ -313,12 +313,12 @@ class _Pool:
             self.end(0)  # at once: the second time somebody asks
             raise
         except BaseException:
-            self.halt.set()  # the others save what they have
+            self.halt.value = True  # the others save what they have
             self.end(LEAVE_SECONDS)
             raise
-        if not self.stays or self.halt.is_set():
+        if not self.stays or self.halt.value:
             self.end(LEAVE_SECONDS)
-        if self.halt.is_set():
+        if self.halt.value:
             raise Stopped
         return turns.ended
 
@@ -342,10 +342,8 @@ class _Pool:
                 pipe.close()
             for process in self.pipes.values():
                 process.join(timeout=max(0.0, end - time.monotonic()))
-                if process.is_alive():
-                    process.kill()
-                    process.join()
         finally:
+            self.crew.close()
             self.sharing.end()
 
     def _start(self, number: int) -> None:

@@ -17,6 +17,7 @@ a whole, or that lies over several devices is let go and loaded again.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import multiprocessing
 import os
@@ -26,13 +27,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from functools import cached_property
+from collections.abc import Callable, Sequence
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
-from multiprocessing.synchronize import Event
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from potentia.engine import LoadedModel
 from potentia.errors import PotentiaError
@@ -169,37 +169,45 @@ def _try() -> None:
 POLITE = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 # asking for GPUs is not to begin with them: a service that starts later would not be used
 BY_DRIVER = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+Halt = ctypes.c_byte
 Post = tuple[int, int, bool, dict[str, str]]  # a worker's number, of how many, whether models stay, the environment
 
 
 class Crew:
-    """Worker processes, each with a pipe: rows' plans go in, their outcomes come back."""
+    """Worker processes, each with a pipe: rows' plans go in, their outcomes come back.
+
+    It knows all that it started: they ignore who asks them to end, so one that nobody knew would never be gone.
+    """
 
     def __init__(self, count: int = 0, study: Study | None = None) -> None:
         self.context = multiprocessing.get_context("spawn")
-        self._early = [self._start() for _ in range(count)]
-        for pipe, _ in self._early:
-            pipe.send(study)
-
-    @cached_property
-    def halt(self) -> Event:
-        """What tells all of them to stop."""
-        _start_tracker()
-        return self.context.Event()
+        self.halt = self.context.RawValue("b", False)  # tells all of them to stop; nothing is left of it behind
+        self._all: list[SpawnProcess] = []
+        self._early: list[tuple[Connection, SpawnProcess]] = []
+        self._wanted = count, study
 
     def __enter__(self) -> Crew:
+        count, study = self._wanted
+        try:
+            for _ in range(count):
+                self._early.append(self._start())
+                self._early[-1][0].send(study)
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.dismiss()
+        self.close()
+
+    def close(self) -> None:
+        """End everyone who is still here."""
+        _end(self._all)
 
     def dismiss(self) -> None:
         """Let those go who were not needed; they have nothing to lose."""
-        while self._early:
-            pipe, process = self._early.pop()
-            pipe.close()
-            process.kill()
-            process.join()
+        _end([process for _, process in self._early])
+        self._early = []
 
     def hire(self, number: int, workers: int, stays: bool) -> tuple[Connection, SpawnProcess]:
         """Return the pipe of a worker who waits for rows, and its process."""
@@ -211,7 +219,9 @@ class Crew:
     def _start(self) -> tuple[Connection, SpawnProcess]:
         ours, theirs = self.context.Pipe()
         process = self.context.Process(target=_worker, args=(theirs, self.halt), daemon=True, name="potentia worker")
-        process.start()
+        self._all.append(process)
+        for start in (resource_tracker.ensure_running, process.start):  # Python's own lets INT and TERM in again
+            _deafly(start)
         theirs.close()
         return ours, process
 
@@ -223,14 +233,20 @@ def expected_workers(study: Study, asked: int | None = None) -> int:
     return wanted if wanted > 1 else 0  # one row at a time needs none
 
 
-def _start_tracker() -> None:
-    """Start the process that tidies up semaphores so that SIGHUP to the group does not end it before ours."""
-    if hasattr(signal, "SIGHUP"):
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
-        try:
-            resource_tracker.ensure_running()  # it inherits what is blocked; INT and TERM it ignores by itself
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def _end(processes: Sequence[SpawnProcess]) -> None:
+    for process in processes:
+        if process.pid is not None:
+            process.kill()
+            process.join()
+
+
+def _deafly(start: Callable[[], Any]) -> None:
+    """Start a process that hears no signal, sent to our group perhaps, before it can ignore it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, POLITE)
+    try:
+        start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def gpus() -> int:
@@ -245,9 +261,10 @@ def place_of(device: str, number: int, gpus: int) -> str:
     return f"cuda:{number % gpus}" if gpus and device in ("auto", "cuda") else device
 
 
-def _worker(pipe: Connection, halt: Event) -> None:
+def _worker(pipe: Connection, halt: Halt) -> None:
     for asked in POLITE:
         signal.signal(asked, signal.SIG_IGN)  # the parent decides, through `halt`
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, POLITE)
     leave_with_parent()
     os.environ |= BY_DRIVER
     with contextlib.suppress(EOFError, OSError):  # the parent is gone, or needs nobody
@@ -271,7 +288,7 @@ def _warm_up(study: Study) -> None:
         tasks_of(study)
 
 
-def _serve(pipe: Connection, halt: Event, number: int, workers: int, stays: bool, environment: dict[str, str]) -> None:
+def _serve(pipe: Connection, halt: Halt, number: int, workers: int, stays: bool, environment: dict[str, str]) -> None:
     """Take row after row and answer how each went, until there is nobody to answer."""
     os.environ |= environment
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # a fair share of the cores; nothing is forked here
@@ -288,7 +305,7 @@ def _serve(pipe: Connection, halt: Event, number: int, workers: int, stays: bool
             device = place_of(row.study.device, number, there)
             if device.startswith("cuda"):
                 torch.cuda.set_per_process_memory_fraction(row.memory, int(device.partition(":")[2] or 0))
-            pipe.send(answer_row(row, halt.is_set, device=device, shelf=shelf))
+            pipe.send(answer_row(row, lambda: bool(halt.value), device=device, shelf=shelf))
 
 
 SHARE = 0.5  # of the memory that is free now, over all processes that keep models
