@@ -197,12 +197,8 @@ def _settle(model: Any, device: str, place: torch.device) -> None:
         spread(model, lay_out(model, devices))
     elif _several(device) and not fits(model, place):
         spread(model, lay_out(model, devices[:-1]))
-    elif not all(_at(parameter.device, place) for parameter in model.parameters()):
+    elif any(p.device.type != place.type or place.index not in (None, p.device.index) for p in model.parameters()):
         nn.Module.to(model, place)  # transformers' own refuses weights of 8 bits
-
-
-def _at(device: torch.device, place: torch.device) -> bool:
-    return device.type == place.type and place.index in (None, device.index)
 
 
 def pick_device(name: str) -> torch.device:

@@ -128,7 +128,8 @@ def choose_cells(
     expected: list[float] = []
     now = state.forecast()
     goal = np.inf if confidence is None else needed(confidence, top)
-    held = now.value if top is None else _named(completion, top)
+    # of a top: the expected share of the named that is truly in it, over the draws; for top 1, P(best)
+    held = now.value if top is None else float(np.sort(completion.p_top(top))[-top:].mean())
     untested = _untested(completion, top if confidence is not None else None)
     settled = held >= goal and not untested.any()
     while (most is None or len(cells) < most) and (held < goal or untested.any()):
@@ -182,11 +183,6 @@ def needed(confidence: float, top: int | None) -> float:
     crosses first is partly luck: the doubt that it may have is a third of the doubt asked for (``bench/planning.py``).
     """
     return confidence if top is None else 1.0 - (1.0 - confidence) / LUCK
-
-
-def _named(completion: Completion, top: int) -> float:
-    """The expected share of the named top that is truly in it, over the draws; for top 1, P(best)."""
-    return float(np.sort(completion.p_top(top))[::-1][:top].mean())
 
 
 def _untested(completion: Completion, top: int | None) -> npt.NDArray[np.int_]:
