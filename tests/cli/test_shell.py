@@ -6,6 +6,7 @@ import csv
 import io
 import os
 import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -102,3 +103,21 @@ def test_status_loads_none_of_the_analyses(tmp_path: Path):
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "s.db")], capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "[]", done.stdout + done.stderr
+
+
+def test_an_interrupt_that_a_library_wrapped_is_one(potentia, monkeypatch: pytest.MonkeyPatch):
+    """Ctrl-C while something is imported may come out of it as another error, which was told as a bug of ours."""
+
+    def wrapped(*_: object, **__: object) -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise RuntimeError("Error calling __set_name__ on 'Field'") from error
+
+    monkeypatch.setattr("potentia.run.store_status", wrapped)
+    kept = signal.getsignal(signal.SIGINT)
+    try:
+        done = potentia("status", "s.db")
+    finally:
+        signal.signal(signal.SIGINT, kept)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")

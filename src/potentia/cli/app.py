@@ -139,11 +139,11 @@ def run() -> None:
         command(args=expand_many(command, sys.argv[1:]), standalone_mode=True)
     except BrokenPipeError:
         sys.exit(0)
-    except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more changes nothing
-        errors.print("interrupted")
-        sys.exit(130)
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
+        if isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt):  # in an import
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more changes nothing
+            errors.print("interrupted")
+            sys.exit(130)
         told = _in_words(error)
         if told is None:
             raise
