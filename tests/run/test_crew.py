@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ import tiny
 from potentia.cli.app import app
 from potentia.errors import InputError
 from potentia.run import Crew, expected_workers, plan_study, run_study
+from potentia.run.local import tasks_of
 from potentia.study import Study, make_study
 
 
@@ -56,6 +58,11 @@ def test_early_workers_serve_the_run_and_those_not_needed_leave(study: Study) ->
     served = {line["pid"] for line in lines if line["kind"] == "lease"}
     assert served < early
     assert all(map(gone, early))
+
+
+def test_tasks_that_a_worker_loaded_early_are_those_of_its_rows(study: Study) -> None:
+    row = pickle.loads(pickle.dumps(plan_study(study).rows[0]))
+    assert tasks_of(study) is tasks_of(row.study)
 
 
 def test_a_worker_that_died_before_it_was_needed_is_replaced(study: Study) -> None:
