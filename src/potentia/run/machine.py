@@ -227,9 +227,14 @@ class Crew:
 
 
 def expected_workers(study: Study, asked: int | None = None) -> int:
-    """Return how many workers may be needed before it is known what rows need: as many as GPUs and cores allow."""
+    """Return how many workers to start before it is known what rows need: those that GPUs allow, a core for each.
+
+    Planning has a core of its own: where it would share that, it took longer than workers gained, and a study that is
+    done needs none.
+    """
     there = len(list(Path("/proc/driver/nvidia/gpus").glob("*"))) if study.device not in ("cpu", "spread") else 0
-    wanted = min(asked or min(there * MOST_PER_GPU, (os.cpu_count() or 1) // CORES_PER_ROW), len(study.rows()))
+    cores = os.cpu_count() or 1
+    wanted = min(asked or min(there * MOST_PER_GPU, cores // CORES_PER_ROW), len(study.rows()), cores - 1)
     return wanted if wanted > 1 else 0  # one row at a time needs none
 
 
