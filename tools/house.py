@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src"
 PACKAGE = SOURCE / "potentia"
 MOST_RUN = 32
-MOST = {"chain": 15, "lazy chain": 20, "lines": 450, "all lines": 47_007, "modules": 206}
+MOST = {"chain": 15, "lazy chain": 20, "lines": 450, "all lines": 47_013, "modules": 206}
 # Rooms that may go past another's door, each for a reason.
 EXCEPTIONS = {
     ("potentia.papers", "potentia.analysis"): "the papers' tables are made of the analyses' parts, one by one",

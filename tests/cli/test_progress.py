@@ -174,3 +174,17 @@ def test_threads_sleep_and_libraries_show_no_bars():
         done = subprocess.run([sys.executable, "-c", code], env={**own, **given}, capture_output=True, text=True)
         assert done.stdout.splitlines()[-1] == expected
         assert done.stderr == ""
+
+
+def test_a_study_that_is_done_says_so_without_torch(folder, tmp_path):
+    store = tmp_path / "d.db"
+    run_study(study_of(folder, store, "one"))
+    code = (
+        "import sys; from potentia.cli.app import run\n"
+        "try: run()\n"
+        "except SystemExit as end: print(end.code or 0, 'torch' in sys.modules)\n"
+    )
+    asked = ["run", "--models", folder / "one", "--tasks", folder / "x.jsonl", folder / "y.jsonl"]
+    asked += ["--protocols", "direct", "--device", "cpu", "--store", store]
+    done = subprocess.run([sys.executable, "-c", code, *map(str, asked)], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "0 False", done.stderr

@@ -92,8 +92,10 @@ def run_study(
     are workers who are there already.
     """
     plan = study if isinstance(study, StudyPlan) else plan_study(study)
-    check_machine(plan.study, executor)
-    if any(row.pending for row in plan.rows):
+    check_executor(executor)
+    if any(row.pending for row in plan.rows):  # a study that is done loads no torch
+        if executor == "local":
+            check_device(plan.study)
         plan = _under_way(plan, workers, threads)
     todo = [row for row in plan.rows if row.pending]
     log = _register(plan)
@@ -137,14 +139,16 @@ def _result(plan: StudyPlan, outcomes: Mapping[str, RowOutcome] | None) -> RunRe
     return RunResult(plan.key, before + found, done, failed, outcomes is None, reasons)
 
 
-def check_machine(study: Study, executor: str) -> None:
-    """Refuse a device or an executor that this machine does not have; of another executor the devices are elsewhere."""
-    if executor != "local":
-        if not executor.isidentifier() or find_spec(f"potentia.run.on_{executor}") is None:
-            raise InputError(f"no executor {executor!r}", hint="use local or ray")
-        if executor == "ray" and find_spec("ray") is None:
-            raise InputError("Ray is not installed", hint="pip install 'potentia[ray]', or drop --executor ray")
-        return
+def check_executor(name: str) -> None:
+    """Refuse an executor that is not there."""
+    if name != "local" and (not name.isidentifier() or find_spec(f"potentia.run.on_{name}") is None):
+        raise InputError(f"no executor {name!r}", hint="use local or ray")
+    if name == "ray" and find_spec("ray") is None:
+        raise InputError("Ray is not installed", hint="pip install 'potentia[ray]', or drop --executor ray")
+
+
+def check_device(study: Study) -> None:
+    """Refuse a device that this machine does not have."""
     device = pick_device(study.device)
     if device.type == "cuda" and device.index is not None:
         import torch
@@ -175,14 +179,16 @@ def default_workers(plan: StudyPlan) -> int:
     A small model leaves a GPU idle most of the time, so several share one, as many as have room for what they need
     where the largest come together, each with two of the machine's cores.
     """
+    left = [row for row in plan.rows if row.pending and not row.problem]
+    if not left or plan.study.device in ("cpu", "spread"):
+        return 1
     import torch
 
-    if plan.study.device in ("cpu", "spread") or not torch.cuda.is_available():
+    if not torch.cuda.is_available():
         return 1
     gpus = torch.cuda.device_count() if plan.study.device in ("auto", "cuda") else 1
-    left = [row for row in plan.rows if row.pending and not row.problem]
     needs = [room_of(row.model) for row in left]
-    if not left or math.isnan(sum(needs)):  # a model of unknown size may need all of it
+    if math.isnan(sum(needs)):  # a model of unknown size may need all of it
         return gpus
     whole = torch.cuda.get_device_properties(0).total_memory
     room = sum(together <= whole for together in accumulate(sorted(needs, reverse=True)))
