@@ -67,12 +67,14 @@ def test_help_is_quick_and_loads_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    best = min(_seconds([POTENTIA, "--help"]) for _ in range(5))
-    assert best < 0.5, f"--help took {best:.2f} s of processor time"
+    bare = "import sys, typer, rich.table; sys.argv = ['x', '--help']; typer.run(lambda: None)"
+    commands = [POTENTIA, "--help"], [sys.executable, "-c", bare]
+    ours, least = (min(times) for times in zip(*([*map(_seconds, commands)] for _ in range(5)), strict=True))
+    assert ours < 2.5 * least, f"--help took {ours:.2f} s of processor time, a command without options {least:.2f} s"
 
 
 def _seconds(command: list[str]) -> float:
-    """Processor time, which a busy machine does not stretch as it does wall time."""
+    """Processor time, which a busy machine stretches less than wall time."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, capture_output=True, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

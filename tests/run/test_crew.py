@@ -67,10 +67,13 @@ def test_tasks_that_a_worker_loaded_early_are_those_of_its_rows(study: Study) ->
 
 def test_a_worker_that_died_before_it_was_needed_is_replaced(study: Study) -> None:
     with Crew(2, study) as crew:
-        for _, process in crew._early[:1]:
-            process.kill()
-            process.join()
-        assert run_study(plan_study(study), workers=2, crew=crew).computed == 2
+        (_, dead), (_, other) = crew._early
+        dead.kill()
+        dead.join()
+        hired = [crew.hire(number, 2, False)[1] for number in (0, 1)]
+        assert dead not in hired
+        assert other in hired
+        assert all(process.is_alive() for process in hired)
 
 
 def test_a_study_that_is_refused_leaves_no_process(study: Study, tmp_path: Path) -> None:
@@ -166,12 +169,16 @@ def test_the_command_starts_workers_before_it_reads_tasks(
 ) -> None:
     from potentia.run import plan
 
-    read, begun, seen = plan.load_tasks, Crew._start, []
+    def refused(_: Study) -> None:
+        seen.append("tasks")
+        raise InputError("no tasks today")
+
+    begun, seen = Crew._start, []
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.setattr(Crew, "_start", lambda self: seen.append("worker") or begun(self))
-    monkeypatch.setattr(plan, "load_tasks", lambda made: seen.append("tasks") or read(made))
+    monkeypatch.setattr(plan, "load_tasks", refused)
     models = [part for seed in (0, 1) for part in ("--models", f"{tmp_path}/m{seed}")]
     flags = ["--protocols", "direct", "--device", "cpu", "--store", study.store, "--workers", "2"]
     ran = CliRunner().invoke(app, ["run", *models, "--tasks", f"{tmp_path}/colours.jsonl", *flags])
-    assert ran.exit_code == 0, ran.output
+    assert str(ran.exception) == "no tasks today"
     assert seen == ["worker", "worker", "tasks"]
