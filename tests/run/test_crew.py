@@ -106,6 +106,34 @@ def test_an_interrupt_while_workers_start_leaves_none(study: Study, monkeypatch:
     assert all(map(gone, early))
 
 
+def test_a_worker_that_cannot_warm_up_is_silent_and_serves(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Who plans the study meets the same error and says it once; each worker printed a trace of its own."""
+    monkeypatch.setenv("SAID_LATER", "all the same")
+    with Crew(1, "no study") as crew:  # type: ignore[arg-type]
+        pipe, _ = crew.hire(0, 1, False)
+        pipe.send(Asks())
+        assert pipe.recv().message == "RuntimeError: heard all the same"
+    assert capfd.readouterr().err == ""
+
+
+def test_a_worker_that_dies_idle_costs_its_row_alone(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    hired, own = [], Crew.hire
+
+    def hire(self: Crew, *how: object) -> object:
+        hired.append(own(self, *how))
+        if len(hired) == 1:
+            hired[0][1].kill()
+            hired[0][1].join()
+        return hired[-1]
+
+    monkeypatch.setattr(Crew, "hire", hire)
+    result = run_study(plan_study(study), workers=2)
+    assert (result.computed, result.failed) == (1, 1)
+    assert "the worker of this row died (SIGKILL)" in result.reasons[0]
+
+
 class Asks:
     """Stands for a row's plan, and fails with what its worker sees."""
 

@@ -360,7 +360,8 @@ class _Pool:
                 row = replace(row, memory=part_of(row, beside, turns.waiting, self.each))
             self.had[pipe].add(row.model.name)
             self.busy[pipe] = row
-            pipe.send(row)
+            with suppress(ConnectionError):  # one that died idle is found out when its answer is read
+                pipe.send(row)
 
     def _receive(self, pipe: Connection, turns: Turns) -> None:
         row = self.busy.pop(pipe)

@@ -35,7 +35,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potentia.engine import LoadedModel
-from potentia.errors import PotentiaError
 from potentia.processes import leave_with_parent
 
 if TYPE_CHECKING:
@@ -213,7 +212,8 @@ class Crew:
         """Return the pipe of a worker who waits for rows, and its process."""
         self._early = [one for one in self._early if one[1].is_alive()]
         pipe, process = self._early.pop() if self._early else self._start()
-        pipe.send((number, workers, stays, dict(os.environ)))
+        with contextlib.suppress(ConnectionError):  # it died just now, as it may later
+            pipe.send((number, workers, stays, dict(os.environ)))
         return pipe, process
 
     def _start(self) -> tuple[Connection, SpawnProcess]:
@@ -229,8 +229,7 @@ class Crew:
 def expected_workers(study: Study, asked: int | None = None) -> int:
     """Return how many workers to start before it is known what rows need: those that GPUs allow, a core for each.
 
-    Planning has a core of its own: where it would share that, it took longer than workers gained, and a study that is
-    done needs none.
+    Planning keeps a core: sharing it took longer than workers gained, and a study that is done needs none.
     """
     there = len(list(Path("/proc/driver/nvidia/gpus").glob("*"))) if study.device not in ("cpu", "spread") else 0
     cores = os.cpu_count() or 1
@@ -272,7 +271,7 @@ def _worker(pipe: Connection, halt: Halt) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, POLITE)
     leave_with_parent()
     os.environ |= BY_DRIVER
-    with contextlib.suppress(EOFError, OSError):  # the parent is gone, or needs nobody
+    with contextlib.suppress(EOFError, ConnectionError):  # the parent is gone, or needs nobody
         told: Study | Post = pipe.recv()
         if not isinstance(told, tuple):
             _warm_up(told)
@@ -282,14 +281,14 @@ def _worker(pipe: Connection, halt: Halt) -> None:
 
 
 def _warm_up(study: Study) -> None:
-    """Load the libraries that every row needs, and the tasks."""
+    """Load the libraries that every row needs, and the tasks; what goes wrong here goes wrong, and is told, later."""
     from transformers.models.llama import modeling_llama  # noqa: F401 - what all models' code imports takes seconds
 
     import potentia.engine.score
     import potentia.engine.tune  # noqa: F401
     from potentia.run.local import tasks_of
 
-    with contextlib.suppress(PotentiaError):  # who plans the study says so
+    with contextlib.suppress(Exception):
         tasks_of(study)
 
 
