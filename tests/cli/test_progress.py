@@ -21,7 +21,7 @@ from potentia.run import PACED, plan_study, run_study, seconds_left, store_statu
 from potentia.run.local import work_row
 from potentia.run.progress import Stopped
 from potentia.run.row import Board
-from potentia.store import Store
+from potentia.store import EventRecord, Store
 from potentia.study import make_study
 from tiny import save_model, save_questions
 
@@ -103,6 +103,17 @@ def test_more_events_than_cells_never_go_below_nothing_left(folder, tmp_path):
         board.reach(3, before=5)
         state = store.get_progress(plan.key)[name]
         assert (state["rate"], state["left"]) == (0.0, None)
+
+
+def test_a_clock_elsewhere_that_is_late_hides_no_time_left(folder, tmp_path):
+    plan = plan_study(study_of(folder, tmp_path / "c.db", "one"))
+    with Store.open(plan.study.store) as store:
+        store.study("progress", plan.key, {})
+        view = View(plan, store)
+    cell = next(iter(plan.cells()))
+    facts = {"row": plan.rows[0].model.name, "task": cell.task, "protocol": cell.protocol}
+    assert view.count.hear(EventRecord(1, plan.key, "cell", facts, "2000-01-01T00:00:00+00:00"))
+    assert view.left is not None
 
 
 def test_time_left_is_told_at_the_pace_of_the_last_cells():

@@ -174,7 +174,7 @@ class Count:
         }  # fmt: skip
         self.done: set[tuple[str, str, str]] = set()
         self.failed: set[tuple[str, str, str]] = set()
-        self.ends: list[float] = []  # the moments at which those ended that were computed
+        self.ends: list[float] = []  # when it was heard of those that were computed
 
     @property
     def ended(self) -> int:
@@ -195,7 +195,7 @@ class Count:
             self.done |= named
             self.failed -= named
         if event.kind != "found":
-            self.ends += [event.moment] * len(new)
+            self.ends += [time.time()] * len(new)  # by this clock: the one that wrote the log may be another
         return bool(new)
 
 
