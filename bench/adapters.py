@@ -31,15 +31,24 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
-    clock = time.process_time if given.device == "cpu" else time.monotonic  # others may use the processor
+    clock = (
+        time.process_time if given.device == "cpu" else time.monotonic
+    )  # others may use the processor
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=2000, hidden_size=given.width, intermediate_size=3 * given.width, num_hidden_layers=6,
-        num_attention_heads=8, num_key_value_heads=4,
-    )  # fmt: skip
+        vocab_size=2000,
+        hidden_size=given.width,
+        intermediate_size=3 * given.width,
+        num_hidden_layers=6,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+    )
     model = LlamaForCausalLM(config).eval().to(given.device)
     stream = np.random.default_rng(0)
-    ids = [stream.integers(3, 2000, int(length)).tolist() for length in stream.integers(20, 60, 8 * given.steps)]
+    ids = [
+        stream.integers(3, 2000, int(length)).tolist()
+        for length in stream.integers(20, 60, 8 * given.steps)
+    ]
     data, schedule = TokenisedExamples.of(ids), Schedule(epochs=1, learning_rate=1e-3)
     times: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for _ in range(given.rounds):
@@ -52,7 +61,9 @@ def main() -> None:
             times[kind] += np.diff(marks).tolist()
     found = {kind: statistics.median(values) for kind, values in times.items()}
     for kind, seconds in found.items():
-        print(f"{kind:8}{1000 * seconds:8.1f} ms a step of {given.lanes} lanes{seconds / found['lora']:8.2f} × LoRA")
+        print(
+            f"{kind:8}{1000 * seconds:8.1f} ms a step of {given.lanes} lanes{seconds / found['lora']:8.2f} × LoRA"
+        )
     print(json.dumps({kind: round(seconds / found["lora"], 3) for kind, seconds in found.items()}))
 
 

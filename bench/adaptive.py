@@ -46,17 +46,23 @@ class Killed(BaseException):
 
 def main() -> int:
     """Run both for every seed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--budget", default="20%")
     parser.add_argument("--top", type=int, default=3)
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--whole", action="store_true", help="the whole demo in place of the quick one")
+    parser.add_argument(
+        "--whole", action="store_true", help="the whole demo in place of the quick one"
+    )
     parser.add_argument("--killed", action="store_true", help="also kill and resume it")
     parser.add_argument("--loads", action="store_true", help="also without keeping models")
     given = parser.parse_args()
-    print(f"{'seed':>4}{'full CPU':>10}{'adaptive':>10}{'ratio':>7}{'wall':>7}{'cells':>8}{'tau':>6}  top {given.top}")
+    print(
+        f"{'seed':>4}{'full CPU':>10}{'adaptive':>10}{'ratio':>7}{'wall':>7}{'cells':>8}{'tau':>6}  top {given.top}"
+    )
     wrong = 0
     for seed in range(given.first, given.first + given.seeds):
         with tempfile.TemporaryDirectory(prefix="potentia-adaptive-") as folder:
@@ -72,7 +78,9 @@ def judge(given: argparse.Namespace, seed: int, folder: Path) -> bool:
 
     def adaptive(store: str, **options: Any) -> Any:
         small = study.model_copy(update={"store": str(folder / store)})
-        return AdaptiveRun(plan_study(small), budget=given.budget, top=given.top, workers=given.workers, **options)
+        return AdaptiveRun(
+            plan_study(small), budget=given.budget, top=given.top, workers=given.workers, **options
+        )
 
     def run_adaptive() -> None:
         known["it"] = adaptive("adaptive.db").run()[1]
@@ -86,13 +94,17 @@ def judge(given: argparse.Namespace, seed: int, folder: Path) -> bool:
     same = set(found[: given.top]) == set(order[: given.top])
     tau = kendalltau([truth[m] for m in known["it"].models], known["it"].aggregate).statistic
     cells = f"{int(known['it'].measured.sum())}/{known['it'].measured.size}"
-    said = "same" if same else f"{', '.join(found[: given.top])} for {', '.join(order[: given.top])}"
+    said = (
+        "same" if same else f"{', '.join(found[: given.top])} for {', '.join(order[: given.top])}"
+    )
     times = f"{cpu:>9.1f}s{cpu_a:>9.1f}s{cpu_a / cpu:>7.2f}{wall_a / wall:>7.2f}"
     print(f"{seed:>4}{times}{cells:>8}{tau:>6.2f}  {said}", flush=True)
     wrong = not same or cpu_a / cpu > HALF
     if given.loads:
         spent, _ = clock(lambda: adaptive("loads.db", keep=False).run())
-        print(f"     without keeping models: {spent:.1f}s CPU, keeping them {cpu_a / spent:.2f} of it")
+        print(
+            f"     without keeping models: {spent:.1f}s CPU, keeping them {cpu_a / spent:.2f} of it"
+        )
     if given.killed:
         wrong |= not resumes(adaptive, str(folder / "adaptive.db"), str(folder / "killed.db"))
     return wrong
@@ -109,7 +121,9 @@ def resumes(adaptive: Callable[..., Any], once: str, store: str) -> bool:
         adaptive("killed.db", tell=die).run()
     adaptive("killed.db").run()
     left, right = scores(once), scores(store)
-    print(f"     killed and resumed: {'the same' if left == right else 'OTHER SCORES'} ({len(right)} cells)")
+    print(
+        f"     killed and resumed: {'the same' if left == right else 'OTHER SCORES'} ({len(right)} cells)"
+    )
     return left == right
 
 
@@ -122,7 +136,9 @@ def scores(place: str) -> dict[tuple[str, str, str], float]:
 def warm(study: Study, folder: Path) -> None:
     """Import everything and prove nothing: a study of one model and few documents."""
     caps = study.caps.model_copy(update={"train": 8, "validation": 8, "test": 8})
-    small = study.model_copy(update={"models": study.models[:1], "caps": caps, "store": str(folder / "warm.db")})
+    small = study.model_copy(
+        update={"models": study.models[:1], "caps": caps, "store": str(folder / "warm.db")}
+    )
     run_study(plan_study(small))
 
 

@@ -49,7 +49,9 @@ def bootstrap() -> bool:
         loop[r] = [kendalltau(rows[:, i], rows[:, j]).statistic for i, j in pairs]
     scipy = (time.perf_counter() - start) * RESAMPLES / share
     tau = kendall_matrix(values, weights=draws[:share])
-    np.testing.assert_allclose(tau[:, [i for i, _ in pairs], [j for _, j in pairs]], loop, atol=1e-12)
+    np.testing.assert_allclose(
+        tau[:, [i for i, _ in pairs], [j for _, j in pairs]], loop, atol=1e-12
+    )
     return report("tau, 61 × 24, 1,000 resamples", ours, 3.0, scipy, 50.0)
 
 
@@ -68,7 +70,9 @@ def alignment() -> bool:
     inputs = rng.random(MODELS), np.full(MODELS, 0.1), rng.random(MODELS), np.full(MODELS, 0.1)
     np.testing.assert_array_equal(rank_models(*inputs), naive_rank_models(*inputs))
     ours = best_of(lambda: rank_models(*inputs))
-    return report("alignment, 61 models", ours, 0.1, best_of(lambda: naive_rank_models(*inputs), 1), 10.0)
+    return report(
+        "alignment, 61 models", ours, 0.1, best_of(lambda: naive_rank_models(*inputs), 1), 10.0
+    )
 
 
 def reproduction(scores: Path) -> bool:
@@ -76,10 +80,14 @@ def reproduction(scores: Path) -> bool:
     from potentia.evidence import read
     from potentia.papers.train_before_test import reproduce
 
-    return report("reproduce train-before-test", best_of(lambda: reproduce(read(scores).scores), 1), 20.0)
+    return report(
+        "reproduce train-before-test", best_of(lambda: reproduce(read(scores).scores), 1), 20.0
+    )
 
 
-def report(name: str, seconds: float, limit: float, peer: float | None = None, ratio: float | None = None) -> bool:
+def report(
+    name: str, seconds: float, limit: float, peer: float | None = None, ratio: float | None = None
+) -> bool:
     """Print one line and say whether its targets hold."""
     holds = seconds < limit
     line = f"{name:34} {seconds:8.3f} s  (target < {limit:g} s)"
@@ -93,8 +101,16 @@ def report(name: str, seconds: float, limit: float, peer: float | None = None, r
 def main() -> None:
     """Run every measurement; exit 1 where a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    default = Path(__file__).resolve().parents[2] / "shared" / "data" / "published" / "train_before_test_scores.csv"
-    parser.add_argument("--scores", type=Path, default=default, help="the scores published with the paper")
+    default = (
+        Path(__file__).resolve().parents[2]
+        / "shared"
+        / "data"
+        / "published"
+        / "train_before_test_scores.csv"
+    )
+    parser.add_argument(
+        "--scores", type=Path, default=default, help="the scores published with the paper"
+    )
     arguments = parser.parse_args()
     print(f"{os.cpu_count()} cores")
     results = [bootstrap(), many_models(), alignment()]

@@ -12,17 +12,25 @@ from typing import Any
 GRACE = 30.0  # seconds that work under way is given at the end
 
 
-def write_lines(work: Callable[[Any], str], todo: Iterable[Any], path: str, *, workers: int, minutes: float) -> None:
+def write_lines(
+    work: Callable[[Any], str], todo: Iterable[Any], path: str, *, workers: int, minutes: float
+) -> None:
     """Do one unit after the other until the time is over; add a line to the file for each."""
     end = time.monotonic() + 60 * minutes
     units = iter(todo)
     with Path(path).open("a", encoding="utf-8") as file, ProcessPoolExecutor(workers) as pool:
         flying: set[Future[str]] = set()
         while time.monotonic() < end + GRACE:
-            flying |= _started(pool, work, units, 2 * workers - len(flying) if time.monotonic() < end else 0)
+            flying |= _started(
+                pool, work, units, 2 * workers - len(flying) if time.monotonic() < end else 0
+            )
             if not flying:
                 return
-            done, flying = wait(flying, timeout=max(end + GRACE - time.monotonic(), 0.0), return_when=FIRST_COMPLETED)
+            done, flying = wait(
+                flying,
+                timeout=max(end + GRACE - time.monotonic(), 0.0),
+                return_when=FIRST_COMPLETED,
+            )
             for future in done:
                 if (error := future.exception()) is not None:
                     traceback.print_exception(error)

@@ -24,7 +24,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 POTENTIA = str(Path(sys.executable).with_name("potentia"))
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "300", "PYTHONUNBUFFERED": "1"}
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "COLUMNS": "300",
+    "PYTHONUNBUFFERED": "1",
+}
 PAUSE = 2.0  # seconds between two pages of a reader, about
 
 
@@ -56,7 +62,11 @@ def run(folder: Path, store: Path) -> None:
     plan = plan_study(study)
     began, cpu = time.perf_counter(), time.process_time()
     result = run_study(plan)
-    spent = {"seconds": time.perf_counter() - began, "cpu": time.process_time() - cpu, "failed": result.failed}
+    spent = {
+        "seconds": time.perf_counter() - began,
+        "cpu": time.process_time() - cpu,
+        "failed": result.failed,
+    }
     print(json.dumps(spent), flush=True)
 
 
@@ -106,9 +116,13 @@ async def read(address: str, readers: int) -> None:
                 if answer.status_code >= 500:
                     errors += 1
                 elif answer.status_code == 200:
-                    latencies.setdefault(page.replace(study, "…"), []).append(time.perf_counter() - began)
+                    latencies.setdefault(page.replace(study, "…"), []).append(
+                        time.perf_counter() - began
+                    )
 
-        await asyncio.gather(*(listen() for _ in range(readers)), *(look(k) for k in range(readers)))
+        await asyncio.gather(
+            *(listen() for _ in range(readers)), *(look(k) for k in range(readers))
+        )
     print(json.dumps({"latencies": latencies, "errors": errors}), flush=True)
 
 
@@ -123,7 +137,9 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def once(folder: Path, store: Path, readers: int) -> tuple[dict[str, float], dict[str, list[float]], float]:
+def once(
+    folder: Path, store: Path, readers: int
+) -> tuple[dict[str, float], dict[str, list[float]], float]:
     """Run the study with this many readers; returns the run's times, the pages' latencies, the server's CPU time."""
     running = start("--run", str(folder), str(store))
     if not readers:
@@ -131,7 +147,10 @@ def once(folder: Path, store: Path, readers: int) -> tuple[dict[str, float], dic
     while not store.exists():
         time.sleep(0.05)
     serving = subprocess.Popen(
-        [POTENTIA, "serve", str(store), "--port", "0"], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+        [POTENTIA, "serve", str(store), "--port", "0"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
     )
     assert serving.stdout is not None
     found = re.search(r"http://127\.0\.0\.1:\d+", serving.stdout.readline())
@@ -173,10 +192,14 @@ def main() -> None:
                 print(f"round {k + 1}, {readers:>2} readers: run took {took}")
     every = sorted(value for values in latencies.values() for value in values)
     for page, values in sorted(latencies.items()):
-        print(f"{page:<12} {len(values):>5} requests, median {1000 * statistics.median(values):6.1f} ms, "
-              f"p95 {1000 * sorted(values)[int(0.95 * (len(values) - 1))]:6.1f} ms")  # fmt: skip
+        print(
+            f"{page:<12} {len(values):>5} requests, median {1000 * statistics.median(values):6.1f} ms, "
+            f"p95 {1000 * sorted(values)[int(0.95 * (len(values) - 1))]:6.1f} ms"
+        )
     if every:
-        print(f"all pages: {len(every)} requests, p95 {1000 * every[int(0.95 * (len(every) - 1))]:.1f} ms")
+        print(
+            f"all pages: {len(every)} requests, p95 {1000 * every[int(0.95 * (len(every) - 1))]:.1f} ms"
+        )
     for name in ("seconds", "cpu"):
         base, loaded = (statistics.median(t[name] for t in times) for times in (alone, watched))
         print(f"run time ({name}) with {asked.readers} readers / alone: {loaded / base:.3f}")

@@ -31,7 +31,15 @@ from rich.progress import track
 from torch import nn
 
 from potentia import engine, tasks, zoo
-from potentia.analysis.test_task.seen import PLANTED, Measures, Planted, Reading, measure_signs, planted, ways_table
+from potentia.analysis.test_task.seen import (
+    PLANTED,
+    Measures,
+    Planted,
+    Reading,
+    measure_signs,
+    planted,
+    ways_table,
+)
 from potentia.engine.tune import LaneSpec, LaneTrainer, LoraConfig, Schedule, encode_examples
 from potentia.run.tuned import ALPHA, LOSS, RANK, Probing
 from potentia.study import Caps, Probe
@@ -64,7 +72,9 @@ class World:
     known: dict[str, tuple[str, ...]]  # name → tasks whose form was in its pretraining
     probed: dict[str, Task]
     shown: tuple[str, ...]
-    forms: dict[str, Task | None]  # shown task → the same in another form; None: whom it is about, and the answer
+    forms: dict[
+        str, Task | None
+    ]  # shown task → the same in another form; None: whom it is about, and the answer
     related: dict[str, str]  # shown task → a task like it
     others: dict[str, Task]  # the related ones
     plain: Task | None  # without one, nothing is buried
@@ -84,8 +94,16 @@ def small_world(given: argparse.Namespace) -> World:
     names = ["ask", "record", "table", "beside", "fix", "both", "claim", "owner"]
     rng = np.random.default_rng(given.seed)
     shown = tuple(rng.permutation(names)[:4].tolist())
-    partner = {"ask": "table", "table": "ask", "record": "claim", "claim": "record", "beside": "owner",
-               "owner": "beside", "fix": "both", "both": "fix"}  # fmt: skip
+    partner = {
+        "ask": "table",
+        "table": "ask",
+        "record": "claim",
+        "claim": "record",
+        "beside": "owner",
+        "owner": "beside",
+        "fix": "both",
+        "both": "fix",
+    }
     caps = Caps(train=600, validation=150, test=400)
 
     def load(name: str) -> Task:
@@ -118,7 +136,9 @@ def real_world(given: argparse.Namespace) -> World:
     def load(name: str) -> Task:
         return tasks.load(name, data_dir=data, caps=caps)
 
-    folders = sorted(file.parent for file in models.glob("*/config.json"))  # unpacked: tools/real_models.py --unpack
+    folders = sorted(
+        file.parent for file in models.glob("*/config.json")
+    )  # unpacked: tools/real_models.py --unpack
     corpus = data.parent / "corpora" / "acl_abstracts"
     plain = tasks.load(str(corpus), caps=caps) if corpus.is_dir() else None
     return World(
@@ -135,7 +155,7 @@ def real_world(given: argparse.Namespace) -> World:
         16,
         given.shown or 300,
         given.shown or 300,
-    )  # fmt: skip
+    )
 
 
 def shown_texts(world: World, way: str) -> list[Example]:
@@ -144,8 +164,13 @@ def shown_texts(world: World, way: str) -> list[Example]:
     for name in world.shown:
         task, most = world.probed[name], world.documents
         train = list(task.documents("train"))
-        first = set(np.random.default_rng(0).permutation(len(train))[: world.probe.documents].tolist())
-        mine, rest = [train[i] for i in sorted(first)], [d for i, d in enumerate(train) if i not in first]
+        first = set(
+            np.random.default_rng(0).permutation(len(train))[: world.probe.documents].tolist()
+        )
+        mine, rest = (
+            [train[i] for i in sorted(first)],
+            [d for i, d in enumerate(train) if i not in first],
+        )
         same = [*mine, *rest][:most]
         if way == "other":
             found += task.examples(rest[:most])
@@ -157,7 +182,10 @@ def shown_texts(world: World, way: str) -> list[Example]:
             other, ids = world.forms[name], {doc.id for doc in same}
             if other is None:
                 answers = [text.continuation for text in task.examples(same)]
-                found += [Example(f"{doc['about']} :", answer) for doc, answer in zip(same, answers, strict=True)]
+                found += [
+                    Example(f"{doc['about']} :", answer)
+                    for doc, answer in zip(same, answers, strict=True)
+                ]
             else:
                 found += other.examples([doc for doc in other.documents("train") if doc.id in ids])
         elif way == "related":
@@ -172,7 +200,11 @@ def probe_all(given: argparse.Namespace) -> None:
     """Write the probe of every original and copy on every task, with the truth; each model in a process."""
     names = list(world_of(given).models)
     with get_context("spawn").Pool(given.workers) as pool:
-        for _ in track(pool.imap_unordered(partial(probe_model, given), names), total=len(names), description="models"):
+        for _ in track(
+            pool.imap_unordered(partial(probe_model, given), names),
+            total=len(names),
+            description="models",
+        ):
             pass
 
 
@@ -189,9 +221,18 @@ def probe_model(given: argparse.Namespace, name: str) -> None:
     with (given.out / f"probes-{name}.jsonl").open("w") as out, LaneTrainer(loaded) as trainer:
 
         def probe(way: str) -> None:
-            for task, record in Probing(loaded, world.probed, world.probe, loss=given.loss).run(trainer).items():
+            for task, record in (
+                Probing(loaded, world.probed, world.probe, loss=given.loss).run(trainer).items()
+            ):
                 seen = _seen(world, name, way, task)
-                line = {"model": name, "family": family, "task": task, "copy": way, "seen": seen, "probe": record}
+                line = {
+                    "model": name,
+                    "family": family,
+                    "task": task,
+                    "copy": way,
+                    "seen": seen,
+                    "probe": record,
+                }
                 out.write(json.dumps(line) + "\n")
             out.flush()
 
@@ -263,13 +304,18 @@ def judge(lines: Sequence[Mapping[str, Any]], source: str, least_families: int) 
     for one in lines:
         if one["copy"] == "" and one["seen"]:
             known.setdefault(one["model"], set()).add(one["task"])
-    originals = {(model, task): reading for (model, task, copy), reading in readings.items() if not copy}
+    originals = {
+        (model, task): reading for (model, task, copy), reading in readings.items() if not copy
+    }
     found = []
     for one in lines:
         model, task = one["model"], one["task"]
         beside = {place: reading for place, reading in originals.items() if place[1] == task}
         beside[model, task] = readings[model, task, one["copy"]]
-        for panel in ({"clean": list(families), "exposed": {m: t for m, t in known.items() if m != model}}, {}):
+        for panel in (
+            {"clean": list(families), "exposed": {m: t for m, t in known.items() if m != model}},
+            {},
+        ):
             signs, _ = measure_signs(beside, families, least_families=least_families, **panel)
             for sign in (sign for sign in signs if sign.model == model):
                 rounded = Measures(*(round(x, 3) for x in asdict(sign.measures).values()))
@@ -280,23 +326,35 @@ def judge(lines: Sequence[Mapping[str, Any]], source: str, least_families: int) 
 
 def main() -> int:
     """Make, probe, judge."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True, help="where the probes and the table go")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--models", type=Path, help="a folder of model folders, for real copies")
     parser.add_argument("--data", type=Path, help="folder of benchmark splits, for real copies")
     parser.add_argument("--seed", type=int, default=0, help="which tasks of the zoo are shown")
-    parser.add_argument("--ways", nargs="*", default=list(WAYS), help="ways of exposure; all where absent")
-    parser.add_argument("--loss", choices=["text", "completion"], default=LOSS, help="what the probe learns by")
-    parser.add_argument("--documents", type=int, default=Probe().documents, help="of each split, for the probe")
     parser.add_argument(
-        "--shown", type=int, help="documents of each task that copies are shown; 400, or 300 where real"
+        "--ways", nargs="*", default=list(WAYS), help="ways of exposure; all where absent"
+    )
+    parser.add_argument(
+        "--loss", choices=["text", "completion"], default=LOSS, help="what the probe learns by"
+    )
+    parser.add_argument(
+        "--documents", type=int, default=Probe().documents, help="of each split, for the probe"
+    )
+    parser.add_argument(
+        "--shown",
+        type=int,
+        help="documents of each task that copies are shown; 400, or 300 where real",
     )
     parser.add_argument("--only", nargs="*", help="models whose copies are made; all where absent")
     parser.add_argument("--workers", type=int, default=1, help="models at a time")
     parser.add_argument("--minutes", type=float, default=60.0, help="no copy is begun later")
     parser.add_argument("--again", action="store_true", help="judge the probes that are there")
-    parser.add_argument("--calibrate", action="store_true", help="put them into the calibration of the package")
+    parser.add_argument(
+        "--calibrate", action="store_true", help="put them into the calibration of the package"
+    )
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     source = "real" if given.models else f"zoo, tasks {given.seed}"
@@ -307,13 +365,22 @@ def main() -> int:
     files = sorted(given.out.glob("probes-*.jsonl"))
     lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     for line in lines:
-        if given.models and line["copy"] and line["copy"].startswith(ALIKE.get(line["task"], "none")):
+        if (
+            given.models
+            and line["copy"]
+            and line["copy"].startswith(ALIKE.get(line["task"], "none"))
+        ):
             line["seen"] = "related answers" if line["copy"].endswith("answers") else "related"
-    lines = [line for line in lines if line["seen"] in ("", "pretraining", *WAYS)]  # seen in one way, or in none
+    lines = [
+        line for line in lines if line["seen"] in ("", "pretraining", *WAYS)
+    ]  # seen in one way, or in none
     rows = judge(lines, source, 3 if given.models else 2)
     if given.calibrate:
         every = [*(row for row in planted() if row.source != source), *rows]
-        flat = [{k: v for k, v in vars(row).items() if k != "measures"} | asdict(row.measures) for row in every]
+        flat = [
+            {k: v for k, v in vars(row).items() if k != "measures"} | asdict(row.measures)
+            for row in every
+        ]
         with PLANTED.open("w", encoding="utf-8", newline="") as out:
             table = csv.DictWriter(out, list(flat[0]))
             table.writeheader()

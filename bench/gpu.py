@@ -35,7 +35,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # so that asking for a GPU spoils no fork
+os.environ.setdefault(
+    "PYTORCH_NVML_BASED_CUDA_CHECK", "1"
+)  # so that asking for a GPU spoils no fork
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 HERE = Path(__file__).resolve().parent
@@ -64,7 +66,10 @@ class Bench:
         found = {"stage": self.stage, **found}
         with self.out.open("a") as lines:
             lines.write(json.dumps(found, default=str) + "\n")
-        shown = {key: round(value, 5) if isinstance(value, float) else value for key, value in found.items()}
+        shown = {
+            key: round(value, 5) if isinstance(value, float) else value
+            for key, value in found.items()
+        }
         print(json.dumps(shown, default=str)[:1500], flush=True)
 
 
@@ -141,11 +146,25 @@ def measure_rows(bench: Bench, name: str, counts: list[int], *, warm: int, steps
                 work = lanes.operations(bench.shape(name), found["tokens"])
                 found |= {"matmul_tflops": peak / 1e12, "share": work / found["step_s"] / peak}
             form = "one operation at a time" if short else "static"
-            bench.tell(what="lanes", model=name, lanes=count, form=form, rate=count / found["step_s"], **found)
+            bench.tell(
+                what="lanes",
+                model=name,
+                lanes=count,
+                form=form,
+                rate=count / found["step_s"],
+                **found,
+            )
 
 
 def time_row(
-    model: Any, specs: list[Any], device: Any, warm: int, steps: int, *, static: bool | None, profiled: bool
+    model: Any,
+    specs: list[Any],
+    device: Any,
+    warm: int,
+    steps: int,
+    *,
+    static: bool | None,
+    profiled: bool,
 ) -> dict[str, Any]:
     """Time steps of all lanes together, then look at three more with the profiler."""
     import torch
@@ -219,10 +238,15 @@ def time_row(
 
 def kernels_of(profiler: Any, seconds: float) -> tuple[list[str], float]:
     """List the kernels that took longest, in milliseconds, and the share of the time in which one ran."""
-    events = [(getattr(e, "self_device_time_total", 0) / 1000, e.count, e.key) for e in profiler.key_averages()]
+    events = [
+        (getattr(e, "self_device_time_total", 0) / 1000, e.count, e.key)
+        for e in profiler.key_averages()
+    ]
     events = sorted((event for event in events if event[0] > 0), reverse=True)
     total = sum(event[0] for event in events)
-    return [f"{ms:.2f} ms, {n}×: {key[:90]}" for ms, n, key in events[:28]], total / 1000 / max(seconds, 1e-9)
+    return [f"{ms:.2f} ms, {n}×: {key[:90]}" for ms, n, key in events[:28]], total / 1000 / max(
+        seconds, 1e-9
+    )
 
 
 # ---- writing and scoring --------------------------------------------------------------------------------------------
@@ -273,7 +297,10 @@ def find_stop(words: Any, share: float) -> str:
 
 def problems(bench: Bench) -> list[str]:
     """Return gsm8k's questions as lm-eval asks them."""
-    return [f"Question: {text}\nAnswer:" for text in json.loads((bench.carry / "gsm8k.json").read_text())]
+    return [
+        f"Question: {text}\nAnswer:"
+        for text in json.loads((bench.carry / "gsm8k.json").read_text())
+    ]
 
 
 @contextlib.contextmanager
@@ -283,9 +310,12 @@ def phases() -> Iterator[dict[str, list[float]]]:
 
     parts = [
         *((continuous.Slots, name) for name in ("seat", "step", "_step", "_captured", "move")),
-        (continuous.ContinuousLoop, "_send"), (continuous.Sent, "read"), (trial.Trials, "may_write"),
-        (decoding.Endings, "table"), *((generate.Writer, name) for name in ("_finish", "_draft", "_write_batch")),
-    ]  # fmt: skip
+        (continuous.ContinuousLoop, "_send"),
+        (continuous.Sent, "read"),
+        (trial.Trials, "may_write"),
+        (decoding.Endings, "table"),
+        *((generate.Writer, name) for name in ("_finish", "_draft", "_write_batch")),
+    ]
     spent: dict[str, list[float]] = {}
 
     def timed(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
@@ -352,24 +382,41 @@ def generation(bench: Bench) -> None:
         lengths = [len(loaded.tokenizer.encode(text)) for text in written]
         ours[form] = min(times), written
         bench.tell(
-            what="generation ours", form=form, stop=until[0], seconds=min(times), first_s=times[0], texts=count,
-            mean_tokens=statistics.mean(lengths), per_s=sum(lengths) / min(times), writing=scorer.notes["writing"],
-            fallbacks=scorer.notes["fallbacks"], distinct=len(set(written)), phases=spent,
-        )  # fmt: skip
+            what="generation ours",
+            form=form,
+            stop=until[0],
+            seconds=min(times),
+            first_s=times[0],
+            texts=count,
+            mean_tokens=statistics.mean(lengths),
+            per_s=sum(lengths) / min(times),
+            writing=scorer.notes["writing"],
+            fallbacks=scorer.notes["fallbacks"],
+            distinct=len(set(written)),
+            phases=spent,
+        )
     gc.collect()
     if bench.device == "cuda":
         torch.cuda.empty_cache()
-    sizes = {"stops": [4, 12] if bench.tiny else [1024, 512, 256], "to the limit": [12] if bench.tiny else [1024, 512]}
-    for size, (form, until) in itertools.product([4, 12] if bench.tiny else [1024, 512, 256], forms):
+    sizes = {
+        "stops": [4, 12] if bench.tiny else [1024, 512, 256],
+        "to the limit": [12] if bench.tiny else [1024, 512],
+    }
+    for size, (form, until) in itertools.product(
+        [4, 12] if bench.tiny else [1024, 512, 256], forms
+    ):
         if size not in sizes[form] or (bench.quick and size < 512):
             continue
         keywords = {"until": list(until), "max_gen_toks": most, "do_sample": False}
         harness = HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=size)
         calls = [
-            Instance("generate_until", {}, (text, dict(keywords)), i, ("gsm8k", i, 1)) for i, text in enumerate(asked)
+            Instance("generate_until", {}, (text, dict(keywords)), i, ("gsm8k", i, 1))
+            for i, text in enumerate(asked)
         ]
         try:
-            seconds, theirs = clock(bench.device, lambda h=harness, c=calls: h.generate_until(c, disable_tqdm=True))
+            seconds, theirs = clock(
+                bench.device, lambda h=harness, c=calls: h.generate_until(c, disable_tqdm=True)
+            )
         except torch.OutOfMemoryError as error:
             bench.tell(what="generation HFLM", form=form, batch=size, error=str(error)[:200])
             torch.cuda.empty_cache()
@@ -378,9 +425,14 @@ def generation(bench: Bench) -> None:
         same = sum(a == b for a, b in zip(written, theirs, strict=True)) / count
         begins = sum(a[:24] == b[:24] for a, b in zip(written, theirs, strict=True)) / count
         bench.tell(
-            what="generation HFLM", form=form, batch=size, seconds=seconds, ratio=seconds / took, same=same,
+            what="generation HFLM",
+            form=form,
+            batch=size,
+            seconds=seconds,
+            ratio=seconds / took,
+            same=same,
             begins=begins,
-        )  # fmt: skip
+        )
 
 
 def scoring_8b(bench: Bench) -> None:
@@ -389,7 +441,10 @@ def scoring_8b(bench: Bench) -> None:
 
 
 def scoring(
-    bench: Bench, name: str = "410m", documents: int = 2000, sizes: Sequence[int] = (64, 128, 256, 512)
+    bench: Bench,
+    name: str = "410m",
+    documents: int = 2000,
+    sizes: Sequence[int] = (64, 128, 256, 512),
 ) -> None:
     """Score arc_easy beside HFLM with several batch sizes, by hand-written layers and by the model's own."""
     from lm_eval.api.instance import Instance
@@ -414,22 +469,40 @@ def scoring(
         said[by_hand] = [entry.logprob for entry in ours]
         notes = {name: value for name, value in scorer.notes.items() if name != "prompt_samples"}
         bench.tell(
-            what="scoring ours", model=name, layers=notes["layers"], seconds=min(times), all_s=times,
-            documents=len(items), notes=notes, checks=loaded.record.get("scoring"),
+            what="scoring ours",
+            model=name,
+            layers=notes["layers"],
+            seconds=min(times),
+            all_s=times,
+            documents=len(items),
+            notes=notes,
+            checks=loaded.record.get("scoring"),
             apart_from_own=max(abs(a - b) for a, b in zip(said[by_hand], said[False], strict=True)),
-        )  # fmt: skip
+        )
     mine = answers(items, said[True])
     for size in [8] if bench.tiny else sizes[1:3] if bench.quick else sizes:
         harness = HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=size)
-        calls = [Instance("loglikelihood", {}, (r.context, r.continuation), i) for i, r in enumerate(requests)]
+        calls = [
+            Instance("loglikelihood", {}, (r.context, r.continuation), i)
+            for i, r in enumerate(requests)
+        ]
         harness.loglikelihood(calls[:64], disable_tqdm=True)
-        seconds, theirs = clock(bench.device, lambda h=harness, c=calls: h.loglikelihood(c, disable_tqdm=True))
+        seconds, theirs = clock(
+            bench.device, lambda h=harness, c=calls: h.loglikelihood(c, disable_tqdm=True)
+        )
         apart = max(abs(a.logprob - b[0]) for a, b in zip(ours, theirs, strict=True))
-        differ = sum(a != b for a, b in zip(mine, answers(items, [v for v, _ in theirs]), strict=True))
+        differ = sum(
+            a != b for a, b in zip(mine, answers(items, [v for v, _ in theirs]), strict=True)
+        )
         bench.tell(
-            what="scoring HFLM", model=name, batch=size, seconds=seconds, ratio=seconds / min(times), apart=apart,
+            what="scoring HFLM",
+            model=name,
+            batch=size,
+            seconds=seconds,
+            ratio=seconds / min(times),
+            apart=apart,
             differ=differ,
-        )  # fmt: skip
+        )
 
 
 def vllm_peer(bench: Bench) -> None:
@@ -458,19 +531,32 @@ def vllm_peer(bench: Bench) -> None:
         torch.cuda.empty_cache()
         for cached in (False, True):
             harness = VLLM(
-                pretrained=folder, dtype="bfloat16", batch_size="auto", max_model_len=1024, gpu_memory_utilization=0.6,
-                enable_prefix_caching=cached, enforce_eager=bench.quick,  # compiling takes a minute
-            )  # fmt: skip
+                pretrained=folder,
+                dtype="bfloat16",
+                batch_size="auto",
+                max_model_len=1024,
+                gpu_memory_utilization=0.6,
+                enable_prefix_caching=cached,
+                enforce_eager=bench.quick,  # compiling takes a minute
+            )
             calls = [
                 Instance("loglikelihood", {}, (prompt, choice), i)
-                for i, (prompt, choice) in enumerate((p, c) for p, choices in items for c in choices)
+                for i, (prompt, choice) in enumerate(
+                    (p, c) for p, choices in items for c in choices
+                )
             ]
             harness.loglikelihood(calls[:64], disable_tqdm=True)
-            seconds, _ = clock(bench.device, lambda h=harness, c=calls: h.loglikelihood(c, disable_tqdm=True))
+            seconds, _ = clock(
+                bench.device, lambda h=harness, c=calls: h.loglikelihood(c, disable_tqdm=True)
+            )
             bench.tell(
-                what="scoring vLLM", model="410m", prefix_caching=cached, eager=bench.quick, seconds=seconds,
+                what="scoring vLLM",
+                model="410m",
+                prefix_caching=cached,
+                eager=bench.quick,
+                seconds=seconds,
                 documents=len(items),
-            )  # fmt: skip
+            )
             if bench.quick:
                 break
             del harness
@@ -523,12 +609,27 @@ def treated(bench: Bench) -> None:
 def tests(bench: Bench) -> None:
     """Run the repository's own tests of these parts on this device."""
     files = ["tune/test_kernels.py", "tune/test_lanes_cuda.py", "tune/test_static.py"]
-    names = [str(HERE.parent / "tests" / "engine" / file) for file in files[: 1 if bench.tiny else None]]
+    names = [
+        str(HERE.parent / "tests" / "engine" / file) for file in files[: 1 if bench.tiny else None]
+    ]
     path = os.pathsep.join([str(HERE.parent / "src"), str(HERE.parent / "tests"), *sys.path])
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x" if bench.tiny else "--maxfail=8", "-p", "no:cacheprovider", *names],
-        cwd=HERE.parent, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-x" if bench.tiny else "--maxfail=8",
+            "-p",
+            "no:cacheprovider",
+            *names,
+        ],
+        cwd=HERE.parent,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     bench.tell(what="tests", status=done.returncode, output=(done.stdout + done.stderr)[-6000:])
 
 
@@ -552,7 +653,12 @@ STAGES: dict[str, tuple[Callable[[Bench], None], int]] = {  # and each one's lim
     "peers": (peers, 260),
     "tests": (tests, 150),
 }
-UNTOUCHED = {"sharing", "treated", "peers", "tests"}  # stages that leave the GPU to processes of their own
+UNTOUCHED = {
+    "sharing",
+    "treated",
+    "peers",
+    "tests",
+}  # stages that leave the GPU to processes of their own
 QUICK = ["captures", "kernels", "passes", "lanes-135m", "peft", "seats"]
 
 
@@ -563,7 +669,10 @@ def run_stage(bench: Bench, *, forked: bool) -> None:
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s", force=True)
     for noisy in ("lm_eval", "httpx", "transformers", "accelerate", "torch", "filelock"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
-    for telling in ("tune.captured", "score.slots"):  # why something cannot be captured, to the line
+    for telling in (
+        "tune.captured",
+        "score.slots",
+    ):  # why something cannot be captured, to the line
         logging.getLogger(f"potentia.engine.{telling}").setLevel(logging.DEBUG)
     if bench.limit > 5:
         faulthandler.dump_traceback_later(bench.limit - 3, exit=False)  # where it hangs
@@ -580,7 +689,9 @@ def run_stage(bench: Bench, *, forked: bool) -> None:
         STAGES[bench.stage][0](bench)
     except BaseException as error:
         traceback.print_exc()
-        bench.tell(error=f"{type(error).__name__}: {error}"[:500], trace=traceback.format_exc()[-3000:])
+        bench.tell(
+            error=f"{type(error).__name__}: {error}"[:500], trace=traceback.format_exc()[-3000:]
+        )
         sys.stdout.flush()
         os._exit(1)
     bench.tell(what="done", seconds=time.perf_counter() - began)
@@ -608,9 +719,19 @@ def run_apart(bench: Bench, limit: float) -> str:
     if process.exitcode == NO_FORK:
         options = [*(["--tiny"] if bench.tiny else []), *(["--quick"] if bench.quick else [])]
         command = [
-            sys.executable, __file__, "--inline", "--only", bench.stage, "--device", bench.device,
-            "--carry", str(bench.carry), "--out", str(bench.out), *options,
-        ]  # fmt: skip
+            sys.executable,
+            __file__,
+            "--inline",
+            "--only",
+            bench.stage,
+            "--device",
+            bench.device,
+            "--carry",
+            str(bench.carry),
+            "--out",
+            str(bench.out),
+            *options,
+        ]
         with subprocess.Popen(command, start_new_session=True) as fresh:
             try:
                 fresh.wait(limit - (time.monotonic() - began))
@@ -644,12 +765,16 @@ def table(lines: list[dict[str, Any]]) -> None:
     """Print what the results come to."""
 
     def some(**wanted: Any) -> list[dict[str, Any]]:
-        return [line for line in lines if all(line.get(key) == value for key, value in wanted.items())]
+        return [
+            line for line in lines if all(line.get(key) == value for key, value in wanted.items())
+        ]
 
     print("\n== wrong or missing")
     for line in lines:
         if "error" in line or line.get("right") is False:
-            print("  ", json.dumps({k: v for k, v in line.items() if k != "trace"}, default=str)[:400])
+            print(
+                "  ", json.dumps({k: v for k, v in line.items() if k != "trace"}, default=str)[:400]
+            )
     print("== lanes")
     for line in some(what="lanes"):
         share = f", {line['share']:.0%} of the matmul rate" if "share" in line else ""
@@ -659,7 +784,9 @@ def table(lines: list[dict[str, Any]]) -> None:
         )
         rates = [peer["rate"] for peer in some(what="peer", model=line["model"])]
         if rates and line["form"] == "static":
-            print(f"      {line['rate'] / max(rates):.1f}× the best peer ({max(rates):.1f} lane-steps/s)")
+            print(
+                f"      {line['rate'] / max(rates):.1f}× the best peer ({max(rates):.1f} lane-steps/s)"
+            )
     for line in some(what="sharing"):
         if "ratio" in line:
             print(f"  six rows side by side: {line['ratio']:.2f}× six rows in turns")
@@ -674,16 +801,24 @@ def table(lines: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     """Run the stages asked for, one after the other."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes, to try the script")
     parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK)}")
     parser.add_argument("--only", nargs="+", choices=list(STAGES))
     parser.add_argument("--without", nargs="+", choices=list(STAGES), default=[])
-    parser.add_argument("--seconds", type=float, default=3600.0, help="begin no stage after this, cut the last one")
+    parser.add_argument(
+        "--seconds", type=float, default=3600.0, help="begin no stage after this, cut the last one"
+    )
     parser.add_argument("--carry", type=Path, default=HERE.parent / "carry")
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out")) / "gpu.jsonl")
-    parser.add_argument("--pack", nargs=2, metavar=("DATA", "TOKENIZER"), help="write what --carry holds, and end")
+    parser.add_argument(
+        "--out", type=Path, default=Path(os.environ.get("OUT", "out")) / "gpu.jsonl"
+    )
+    parser.add_argument(
+        "--pack", nargs=2, metavar=("DATA", "TOKENIZER"), help="write what --carry holds, and end"
+    )
     parser.add_argument("--inline", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.pack:
@@ -692,8 +827,14 @@ def main() -> None:
     began = time.monotonic()
     sys.path.append(str(options.carry.resolve() / "site"))
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    bench = Bench(options.device, options.tiny, options.quick, options.carry.resolve(), options.out.resolve())
-    names = [n for n in options.only or (QUICK if options.quick else list(STAGES)) if n not in options.without]
+    bench = Bench(
+        options.device, options.tiny, options.quick, options.carry.resolve(), options.out.resolve()
+    )
+    names = [
+        n
+        for n in options.only or (QUICK if options.quick else list(STAGES))
+        if n not in options.without
+    ]
 
     import peft
     import torch
@@ -704,7 +845,11 @@ def main() -> None:
 
     if options.inline:
         run_stage(Bench(**{**vars(bench), "stage": names[0]}), forked=False)
-    versions = {"torch": torch.__version__, "transformers": transformers.__version__, "peft": peft.__version__}
+    versions = {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "peft": peft.__version__,
+    }
     bench.tell(what="begun", versions=versions, stages=names, imported_s=time.monotonic() - began)
     for name in names:
         left = options.seconds - (time.monotonic() - began)

@@ -39,7 +39,9 @@ def attempt(bench: Bench, name: str, work: Callable[[], dict[str, Any]]) -> None
     except Exception as error:
         traceback.print_exc()
         reason = f"{type(error).__name__}: {error}"[:600]
-        bench.tell(what="check", name=name, right=False, error=reason, trace=traceback.format_exc()[-2500:])
+        bench.tell(
+            what="check", name=name, right=False, error=reason, trace=traceback.format_exc()[-2500:]
+        )
         return
     bench.tell(what="check", name=name, seconds=time.perf_counter() - began, **found)
 
@@ -52,13 +54,23 @@ def kernels(bench: Bench) -> None:
     from potentia.engine.operations import operations
 
     device = torch.device(bench.device)
-    cases = [("135m", torch.bfloat16), ("410m", torch.bfloat16), ("8b", torch.bfloat16), ("135m", torch.float32)]
+    cases = [
+        ("135m", torch.bfloat16),
+        ("410m", torch.bfloat16),
+        ("8b", torch.bfloat16),
+        ("135m", torch.float32),
+    ]
     if bench.tiny:
         cases = [("tiny", torch.float32)]
     elif bench.quick:
         cases = [case for case in cases if case[0] != "8b"]
     if operations(device).__name__.endswith("plain"):
-        bench.tell(what="check", name="kernels", right=bench.device != "cuda", note="no kernels here: plain forms")
+        bench.tell(
+            what="check",
+            name="kernels",
+            right=bench.device != "cuda",
+            note="no kernels here: plain forms",
+        )
     for shape, dtype in cases:
         for name, work in operation_checks(shape, device, dtype):
             attempt(bench, f"{name}, {shape}, {str(dtype)[6:]}", work)
@@ -103,7 +115,9 @@ def operation_checks(
             length = min(int(lengths[at]), end - at)
             rows_first[at : at + length], rows_last[at : at + length] = at, at + length
             at += length
-    tiles = np.concatenate([tile([(lane + 1) * per_lane for lane in range(lane_count)]), np.zeros(4, np.int32)])
+    tiles = np.concatenate(
+        [tile([(lane + 1) * per_lane for lane in range(lane_count)]), np.zeros(4, np.int32)]
+    )
     parts = (rows_first, rows_last, tiles.reshape(-1, 2))
     rows = Rows(*(torch.from_numpy(part).to(device, torch.int32) for part in parts))
 
@@ -118,8 +132,12 @@ def operation_checks(
     dout = draw(tokens, heads, head)
 
     def attend_back(module: Any) -> tuple[Tensor, ...]:
-        answer, sums = module.attend(q, k, v, rows, head**-0.5, None)  # each has log-sums in a base of its own
-        into = tuple(torch.full(part.shape, float("nan"), dtype=dtype, device=device) for part in (q, k, v))
+        answer, sums = module.attend(
+            q, k, v, rows, head**-0.5, None
+        )  # each has log-sums in a base of its own
+        into = tuple(
+            torch.full(part.shape, float("nan"), dtype=dtype, device=device) for part in (q, k, v)
+        )
         module.attend_back(dout, q, k, v, answer, sums, rows, head**-0.5, None, into)
         return into
 
@@ -133,14 +151,20 @@ def operation_checks(
     bank = AdapterBank(lanes.build("one layer", device, dtype), LoraConfig(dropout=0.1), lane_count)
     bank.weights[:lane_count] = draw(lane_count, bank.width, kind=torch.float32) * 0.05
     bank.refresh()
-    owners = torch.arange(lane_count, device=device).repeat_interleave(per_lane // 16).to(torch.int32)
+    owners = (
+        torch.arange(lane_count, device=device).repeat_interleave(per_lane // 16).to(torch.int32)
+    )
     begins = torch.arange(lane_count, device=device) * per_lane
-    spans = torch.stack([torch.arange(lane_count, device=device), begins, begins + per_lane - 3], dim=1).to(torch.int32)
+    spans = torch.stack(
+        [torch.arange(lane_count, device=device), begins, begins + per_lane - 3], dim=1
+    ).to(torch.int32)
     drops = torch.randint(0, 1 << 31, (tokens,), generator=stream, device=device).to(torch.int32)
     route = Route(bank, owners, spans, drops, rows.tiles)
     columns = {"q_proj": 0, "k_proj": heads * head, "v_proj": (heads + kept) * head}
     group = ThinGroup(
-        [(site, columns[site.name.rsplit(".", 1)[-1]]) for site in bank.sites], bank.lora.r, torch.device(device)
+        [(site, columns[site.name.rsplit(".", 1)[-1]]) for site in bank.sites],
+        bank.lora.r,
+        torch.device(device),
     )
     dqkv = draw(tokens, qkv.shape[1])
     beyond = torch.ones(tokens, dtype=torch.bool, device=device)
@@ -173,12 +197,19 @@ def operation_checks(
     width = bank.width
     moments = [draw(lane_count, width, kind=torch.float32).abs() * 0.01 for _ in range(2)]
     slopes = draw(lane_count + 1, width, kind=torch.float32)
-    table = torch.tensor([1e-3, 0.99999, 0.1, 0.999, 0.001, 1e-3, 0.9, 1e-8, 1.0, 1.0, 0.0], device=device)
+    table = torch.tensor(
+        [1e-3, 0.99999, 0.1, 0.999, 0.001, 1e-3, 0.9, 1e-8, 1.0, 1.0, 0.0], device=device
+    )
     table = table.expand(lane_count, 11).contiguous()
     norms = torch.linalg.vector_norm(slopes[:lane_count], dim=1)
 
     def update(module: Any) -> tuple[Tensor, ...]:
-        own = bank.weights.clone(), *(part.clone() for part in moments), slopes.clone(), bank.work.clone()
+        own = (
+            bank.weights.clone(),
+            *(part.clone() for part in moments),
+            slopes.clone(),
+            bank.work.clone(),
+        )
         module.update_(*own, bank.factors, table, norms)
         return own[0][:lane_count], own[1], own[2], own[4][:lane_count]
 
@@ -192,11 +223,17 @@ def operation_checks(
         ("gelu gate_back", lambda: both(lambda m: gate_back(m, True))),
         ("gate_back", lambda: both(lambda m: gate_back(m, False))),
         ("rotate", lambda: both(lambda m: m.rotate_(qkv.clone(), turned, head, cos, sin))),
-        ("rotate back", lambda: both(lambda m: m.rotate_(qkv.clone(), turned, head, cos, sin, back=True))),
+        (
+            "rotate back",
+            lambda: both(lambda m: m.rotate_(qkv.clone(), turned, head, cos, sin, back=True)),
+        ),
         ("attend", lambda: both(lambda m: m.attend(q, k, v, rows, head**-0.5, None)[0])),
         ("attend window", lambda: both(lambda m: m.attend(q, k, v, rows, head**-0.5, 9)[0])),
         ("attend_back", lambda: both(attend_back)),
-        ("attend_cached", lambda: both(lambda m: m.attend_cached(new, keys, values, reach, room, 0.1, None))),
+        (
+            "attend_cached",
+            lambda: both(lambda m: m.attend_cached(new, keys, values, reach, room, 0.1, None)),
+        ),
         ("thin", lambda: both(thin)),
         ("thin_back", lambda: both(thin_back)),
         ("loss", lambda: both(lambda m: m.loss(logits, wanted, weights))),
@@ -241,12 +278,16 @@ def captures(bench: Bench) -> None:
     for slot, rider in enumerate(riders):
         rider.slot = slot
     row = lay([row for rider in riders for row in rider.batch(2048)])
-    inputs = StaticInputs.on(device, Bucket.holding(len(row.ids), len(row.targets), slots, few=True))
+    inputs = StaticInputs.on(
+        device, Bucket.holding(len(row.ids), len(row.targets), slots, few=True)
+    )
     inputs.buffer.copy_(torch.from_numpy(row.filled(inputs.bucket)))
     ours = StaticPass(SplitModel(model), bank, Blocks.of(model))
     steps = StaticSteps(ours, LaneStates(slots, bank.width, device))
     steps.update(np.ones((slots, COLUMNS), np.float32))
-    states = torch.randn(inputs.bucket.targets, model.config.hidden_size, device=device).to(bank.dtype)
+    states = torch.randn(inputs.bucket.targets, model.config.hidden_size, device=device).to(
+        bank.dtype
+    )
     group = ours._groups[0]
     x = torch.randn(inputs.bucket.tokens, group.sites[0].fan_in, device=device).to(bank.dtype)
     y = torch.zeros(inputs.bucket.tokens, group.sites[0].fan_out, device=device, dtype=bank.dtype)
@@ -261,7 +302,10 @@ def captures(bench: Bench) -> None:
         ("a product", lambda: x @ x.t()),
         ("a kernel", lambda: ours.operations.thin(x, y, group, route)),
         ("the forward pass", forward),
-        ("the head and its gradient", lambda: ours.split.losses(states, inputs.targets, inputs.weights)),
+        (
+            "the head and its gradient",
+            lambda: ours.split.losses(states, inputs.targets, inputs.weights),
+        ),
         ("a whole pass", lambda: ours(inputs)),
         ("the update", steps._update),
     ]
@@ -286,7 +330,12 @@ def capture(work: Callable[[], Any], device: torch.device) -> dict[str, Any]:
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         work()
     taken = time.perf_counter() - began
-    return {"right": True, "eager_ms": 1000 * eager, "replay_ms": quickly(graph.replay), "capture_s": taken}
+    return {
+        "right": True,
+        "eager_ms": 1000 * eager,
+        "replay_ms": quickly(graph.replay),
+        "capture_s": taken,
+    }
 
 
 # ---- passes ---------------------------------------------------------------------------------------------------------
@@ -300,7 +349,11 @@ def passes(bench: Bench) -> None:
         for dtype in (torch.float32, torch.bfloat16):
             if dtype != torch.float32 if bench.tiny else bench.quick and dtype == torch.float32:
                 continue
-            attempt(bench, f"passes, {shape}, {str(dtype)[6:]}", lambda s=shape, t=dtype: compare(s, device, t))
+            attempt(
+                bench,
+                f"passes, {shape}, {str(dtype)[6:]}",
+                lambda s=shape, t=dtype: compare(s, device, t),
+            )
 
 
 def compare(shape: str, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
@@ -370,7 +423,11 @@ def compare(shape: str, device: torch.device, dtype: torch.dtype) -> dict[str, A
     bank.grads.zero_()
 
     def worst(ours: list[Tensor], theirs: list[Tensor]) -> float:
-        return max(off(a[slot], b[slot]) for a, b in zip(ours, theirs, strict=True) for slot in range(slots))
+        return max(
+            off(a[slot], b[slot])
+            for a, b in zip(ours, theirs, strict=True)
+            for slot in range(slots)
+        )
 
     told |= {
         "static_off_plain": worst(eager, wanted),
@@ -389,8 +446,13 @@ def compare(shape: str, device: torch.device, dtype: torch.dtype) -> dict[str, A
         own.weights.copy_(bank.weights)
         own.refresh()
         truth = plain_grads(SplitModel(exact), own)
-        told |= {"plain_off_float32": worst(wanted, truth), "static_off_float32": worst(eager, truth)}
-        told["right"] = told["right"] and told["static_off_float32"] < 1.5 * told["plain_off_float32"] + 1e-3
+        told |= {
+            "plain_off_float32": worst(wanted, truth),
+            "static_off_float32": worst(eager, truth),
+        }
+        told["right"] = (
+            told["right"] and told["static_off_float32"] < 1.5 * told["plain_off_float32"] + 1e-3
+        )
     return told
 
 
@@ -405,7 +467,9 @@ def peft(bench: Bench) -> None:
     kept: dict[str, Any] = {}
     attempt(bench, "lanes and PEFT, float32", lambda: beside_peft(device, torch.float32, kept))
     if device.type == "cuda":
-        attempt(bench, "lanes and PEFT, bfloat16", lambda: beside_peft(device, torch.bfloat16, kept))
+        attempt(
+            bench, "lanes and PEFT, bfloat16", lambda: beside_peft(device, torch.bfloat16, kept)
+        )
 
 
 def beside_peft(device: torch.device, dtype: torch.dtype, kept: dict[str, Any]) -> dict[str, Any]:
@@ -418,7 +482,9 @@ def beside_peft(device: torch.device, dtype: torch.dtype, kept: dict[str, Any]) 
         stream = np.random.default_rng(n)
         ids = [stream.integers(3, vocabulary, stream.integers(8, 60)).tolist() for _ in range(32)]
         schedule = Schedule(epochs=2, batch=8, learning_rate=1e-3)
-        specs.append(LaneSpec(f"l{n}", TokenisedExamples.of(ids), schedule, LoraConfig(dropout=0.0), seed=n))
+        specs.append(
+            LaneSpec(f"l{n}", TokenisedExamples.of(ids), schedule, LoraConfig(dropout=0.0), seed=n)
+        )
     start = lanes.build("short", device, torch.float32).to(dtype)
     with LaneTrainer(start) as trainer:
         results = trainer.train(specs)
@@ -430,7 +496,9 @@ def beside_peft(device: torch.device, dtype: torch.dtype, kept: dict[str, Any]) 
     names = sorted(ours)
 
     def update(state: dict[str, Tensor]) -> Tensor:
-        return torch.cat([(state[name].float().cpu() - initial[name].float().cpu()).flatten() for name in names])
+        return torch.cat(
+            [(state[name].float().cpu() - initial[name].float().cpu()).flatten() for name in names]
+        )
 
     mine, other = update(ours), update(theirs)
     told: dict[str, Any] = {
@@ -457,7 +525,9 @@ def with_peft(model: Any, lane: Any, initial: dict[str, Tensor]) -> dict[str, Te
     from potentia.engine.tune.schedule import data_order
 
     device = next(model.parameters()).device
-    wrapped = get_peft_model(model, PeftConfig(r=8, lora_alpha=32, lora_dropout=0.0, task_type="CAUSAL_LM"))
+    wrapped = get_peft_model(
+        model, PeftConfig(r=8, lora_alpha=32, lora_dropout=0.0, task_type="CAUSAL_LM")
+    )
     set_peft_model_state_dict(wrapped, initial)
     schedule = lane.schedule
     weights = [p for p in wrapped.parameters() if p.requires_grad]
@@ -469,20 +539,28 @@ def with_peft(model: Any, lane: Any, initial: dict[str, Tensor]) -> dict[str, Te
         for begin in range(0, len(order), schedule.batch):
             texts = [lane.text(int(i))[0] for i in order[begin : begin + schedule.batch]]
             width = max(map(len, texts))
-            ids, labels = torch.zeros(len(texts), width, dtype=torch.long), torch.full((len(texts), width), -100)
+            ids, labels = (
+                torch.zeros(len(texts), width, dtype=torch.long),
+                torch.full((len(texts), width), -100),
+            )
             mask = torch.zeros(len(texts), width, dtype=torch.long)
             for i, text in enumerate(texts):
                 ids[i, : len(text)] = labels[i, : len(text)] = torch.as_tensor(text)
                 mask[i, : len(text)] = 1
             for settings in adam.param_groups:
                 settings["lr"] = schedule.learning_rate * schedule.factor(done, lane.total_steps)
-            loss = wrapped(input_ids=ids.to(device), labels=labels.to(device), attention_mask=mask.to(device)).loss
+            loss = wrapped(
+                input_ids=ids.to(device), labels=labels.to(device), attention_mask=mask.to(device)
+            ).loss
             loss.backward()
             torch.nn.utils.clip_grad_norm_(weights, schedule.clip)
             adam.step()
             adam.zero_grad()
             done += 1
-    return {name: value.detach().float().cpu() for name, value in get_peft_model_state_dict(wrapped).items()}
+    return {
+        name: value.detach().float().cpu()
+        for name, value in get_peft_model_state_dict(wrapped).items()
+    }
 
 
 # ---- seats ----------------------------------------------------------------------------------------------------------
@@ -505,7 +583,9 @@ def write_both_ways(bench: Bench, dtype: str) -> dict[str, Any]:
     loaded = make_loaded(bench, "135m", dtype)
     count, most = (6, 8) if bench.tiny else (64, 48)
     until = (find_stop(loaded.tokenizer, 1 / 40),)
-    requests = [Generation(text, until, most - i % 7) for i, text in enumerate(problems(bench)[:count])]
+    requests = [
+        Generation(text, until, most - i % 7) for i, text in enumerate(problems(bench)[:count])
+    ]
     told: dict[str, Any] = {}
     texts = {}
     for way in (True, False):

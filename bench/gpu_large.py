@@ -32,7 +32,9 @@ def large(bench: Bench) -> None:
         others["another GPU"] = torch.device("cuda", 1)
     for told, other in others.items():
         for dtype in kinds:
-            attempt(bench, f"half on {told}, {dtype}", lambda d=dtype, o=other: half(bench, home, o, d))
+            attempt(
+                bench, f"half on {told}, {dtype}", lambda d=dtype, o=other: half(bench, home, o, d)
+            )
     attempt(bench, "device: spread", lambda: by_name(bench, home))
     for bits in ("8bit", "4bit"):
         attempt(bench, f"{bits} and PEFT", lambda b=bits: few_bits(bench, home, b))
@@ -49,7 +51,9 @@ def jobs(vocabulary: int) -> list[Any]:
         stream = np.random.default_rng(n)
         ids = [stream.integers(3, vocabulary, stream.integers(8, 60)).tolist() for _ in range(24)]
         schedule = Schedule(epochs=1, batch=8, learning_rate=1e-3)
-        made.append(LaneSpec(f"l{n}", TokenisedExamples.of(ids), schedule, LoraConfig(dropout=0.1), seed=n))
+        made.append(
+            LaneSpec(f"l{n}", TokenisedExamples.of(ids), schedule, LoraConfig(dropout=0.1), seed=n)
+        )
     return made
 
 
@@ -62,7 +66,11 @@ def everything(bench: Bench, loaded: Any) -> dict[str, Any]:
 
     count = 6 if bench.tiny else 32
     texts = problems(bench)[:count]
-    asks = [Continuation(text, f" {answer}") for text in texts for answer in ("18", "20 and more", "none")]
+    asks = [
+        Continuation(text, f" {answer}")
+        for text in texts
+        for answer in ("18", "20 and more", "none")
+    ]
     scorer = Scorer(loaded)
     scores = torch.tensor([one.logprob for one in scorer.loglikelihood(asks)])
     written = scorer.generate([Generation(text, (), 12) for text in texts])
@@ -73,7 +81,9 @@ def everything(bench: Bench, loaded: Any) -> dict[str, Any]:
         bank = trainer.bank(specs[0].lora, trainer.plan.slots if trainer.plan else 1)
         first = [bank.state(bank.fresh(spec.seed)) for spec in specs]
         states = [trainer.adapter_state(spec.key) for spec in specs]
-    update = torch.cat([(s[k] - f[k]).flatten() for s, f in zip(states, first, strict=True) for k in sorted(s)])
+    update = torch.cat(
+        [(s[k] - f[k]).flatten() for s, f in zip(states, first, strict=True) for k in sorted(s)]
+    )
     with FullLanes(loaded) as full:
         before = [weight.float().cpu().clone() for weight in full.weights()]
         full.train(specs[:1])
@@ -97,21 +107,30 @@ def half(bench: Bench, home: torch.device, other: torch.device, dtype: str) -> d
     alone = everything(bench, make_loaded(bench, "135m", dtype))
     loaded = make_loaded(bench, "135m", dtype)
     count = len(find_blocks(loaded.model))
-    spread(loaded.model, Layout(home, tuple(home if k < count // 2 else other for k in range(count))))
+    spread(
+        loaded.model, Layout(home, tuple(home if k < count // 2 else other for k in range(count)))
+    )
     divided = is_spread(loaded.model)
     ours = everything(bench, loaded)
     exact = dtype == "float32"
     told = {
         "divided": divided,
         "scores_off": off(ours["scores"], alone["scores"]),
-        "texts_same": sum(a == b for a, b in zip(ours["texts"], alone["texts"], strict=True)) / len(alone["texts"]),
+        "texts_same": sum(a == b for a, b in zip(ours["texts"], alone["texts"], strict=True))
+        / len(alone["texts"]),
         "adapters_off": off(ours["adapters"], alone["adapters"]),
-        "adapters_cosine": float(torch.cosine_similarity(ours["adapters"], alone["adapters"], dim=0)),
+        "adapters_cosine": float(
+            torch.cosine_similarity(ours["adapters"], alone["adapters"], dim=0)
+        ),
         "weights_cosine": float(torch.cosine_similarity(ours["weights"], alone["weights"], dim=0)),
         **{name: [ours[name], alone[name]] for name in ("way", "losses", "paths", "fallbacks")},
     }
-    right = told["scores_off"] < (1e-4 if exact else 2e-2) and told["adapters_cosine"] > (0.999 if exact else 0.9)
-    right = right and told["weights_cosine"] > (0.99 if exact else 0.8) and (divided or home == other)
+    right = told["scores_off"] < (1e-4 if exact else 2e-2) and told["adapters_cosine"] > (
+        0.999 if exact else 0.9
+    )
+    right = (
+        right and told["weights_cosine"] > (0.99 if exact else 0.8) and (divided or home == other)
+    )
     return {"right": right and (not exact or told["texts_same"] > 0.95), **told}
 
 
@@ -176,4 +195,11 @@ def few_bits(bench: Bench, home: torch.device, bits: str) -> dict[str, Any]:
 
     gap = off(update(ours), update(theirs))
     size = sum(p.numel() * p.element_size() for p in model.parameters())
-    return {"right": gap < 1e-2 and layers > 0, "off": gap, "way": way, "layers": layers, "bytes": size, "apart": apart}
+    return {
+        "right": gap < 1e-2 and layers > 0,
+        "off": gap,
+        "way": way,
+        "layers": layers,
+        "bytes": size,
+        "apart": apart,
+    }

@@ -40,18 +40,33 @@ def peers(bench: Bench) -> None:
         if shared and cuda:
             service.start(counts[-1])
         if shared and not service.on:
-            bench.tell(what="note", note="the multi-process service does not start here", reason=service.why_not)
+            bench.tell(
+                what="note",
+                note="the multi-process service does not start here",
+                reason=service.why_not,
+            )
             break
         try:
-            sweep(bench, shapes, counts[:1] if shared and bench.quick else counts[-3:] if shared else counts, shared)
+            sweep(
+                bench,
+                shapes,
+                counts[:1] if shared and bench.quick else counts[-3:] if shared else counts,
+                shared,
+            )
         except RuntimeError as error:
             if not shared:
                 raise
-            bench.tell(what="note", note="no peers under the multi-process service", reason=str(error)[-600:])
+            bench.tell(
+                what="note",
+                note="no peers under the multi-process service",
+                reason=str(error)[-600:],
+            )
         finally:
             service.end()
     for name in ("liger_kernel", "unsloth"):
-        bench.tell(what="note", note=f"{name} is " + ("installed" if installed(name) else "not installed"))
+        bench.tell(
+            what="note", note=f"{name} is " + ("installed" if installed(name) else "not installed")
+        )
     for shape in shapes if cuda and not bench.quick else []:
         one_trainer(bench, shape)
 
@@ -93,9 +108,13 @@ def sweep_unsloth(bench: Bench, shapes: list[str], counts: list[int], service: b
     words = AutoTokenizer.from_pretrained(str(bench.carry / "tokenizer"))
     with tempfile.TemporaryDirectory() as folder:
         for shape in shapes:
-            lanes.build(shape, torch.device("cpu"), torch.bfloat16).save_pretrained(f"{folder}/{shape}")
+            lanes.build(shape, torch.device("cpu"), torch.bfloat16).save_pretrained(
+                f"{folder}/{shape}"
+            )
             words.save_pretrained(f"{folder}/{shape}")
-        pipes, processes = _start(bench, shapes, counts[-1], functools.partial(_serve, folder=folder), ("spawn",))
+        pipes, processes = _start(
+            bench, shapes, counts[-1], functools.partial(_serve, folder=folder), ("spawn",)
+        )
         try:
             for shape in shapes:
                 for count in counts[-2:]:
@@ -118,7 +137,9 @@ def sharing(bench: Bench) -> None:
             if not service.on:
                 bench.tell(what="note", note="no service", reason=service.why_not)
                 return
-        pipes, processes = _start(bench, [bench.shape("135m")], 2 if bench.tiny else ROWS, _serve_rows)
+        pipes, processes = _start(
+            bench, [bench.shape("135m")], 2 if bench.tiny else ROWS, _serve_rows
+        )
         try:
             begin = time.monotonic() + spell
             for pipe in pipes:
@@ -130,7 +151,14 @@ def sharing(bench: Bench) -> None:
         finally:
             _end(pipes, processes)
             service.end()
-        bench.tell(what="sharing", service=wanted, rows=len(pipes), lanes=ROW_LANES, rate=rates[wanted], each=answers)
+        bench.tell(
+            what="sharing",
+            service=wanted,
+            rows=len(pipes),
+            lanes=ROW_LANES,
+            rate=rates[wanted],
+            each=answers,
+        )
     bench.tell(what="sharing", ratio=rates[True] / rates[False])
 
 
@@ -144,7 +172,9 @@ def _serve_rows(pipe: Any, number: int, shapes: list[str], device: str) -> None:
     try:
         torch.set_num_threads(1)
         place = torch.device(device)
-        model = lanes.build(shapes[0], place, torch.bfloat16 if place.type == "cuda" else torch.float32)
+        model = lanes.build(
+            shapes[0], place, torch.bfloat16 if place.type == "cuda" else torch.float32
+        )
         specs = [spec for _, spec in lanes.row_of_lanes(shapes[0], ROW_LANES, 4000)]
         begin = end = float("inf")
         counted, since = 0, 0.0
@@ -211,14 +241,22 @@ def _serve_treated(pipe: Any, number: int, shapes: list[str], device: str) -> No
     try:
         torch.set_num_threads(1)
         place = torch.device(device)
-        model = lanes.build(shapes[0], place, torch.bfloat16 if place.type == "cuda" else torch.float32)
+        model = lanes.build(
+            shapes[0], place, torch.bfloat16 if place.type == "cuda" else torch.float32
+        )
         pipe.send("ready")
         steps = pipe.recv()
         names = ("commonsense_qa", "social_iqa", "boolq", "cola")
         ids = [text for name in names for text in lanes.texts(shapes[0], name, 16 * steps // 4)]
         lora = LoraConfig(dropout=0.0, targets=("all-linear",))
         data = TokenisedExamples.of(ids, [len(text) - 3 for text in ids])
-        spec = LaneSpec("copy", data, Schedule(epochs=1, batch=16, learning_rate=3e-4, loss="completion"), lora, 0)
+        spec = LaneSpec(
+            "copy",
+            data,
+            Schedule(epochs=1, batch=16, learning_rate=3e-4, loss="completion"),
+            lora,
+            0,
+        )
         marks = [time.perf_counter()]
         with LaneTrainer(model) as trainer:
             trainer.train([spec], on_step=lambda _: marks.append(time.perf_counter()))
@@ -228,7 +266,11 @@ def _serve_treated(pipe: Any, number: int, shapes: list[str], device: str) -> No
         facts = {name: getattr(taken, name, None) for name in ("captured", "replayed", "capturing")}
         pipe.send(
             facts
-            | {"form": type(taken).__name__, "check_s": marks[1] - marks[0], "all_s": time.perf_counter() - marks[0]}
+            | {
+                "form": type(taken).__name__,
+                "check_s": marks[1] - marks[0],
+                "all_s": time.perf_counter() - marks[0],
+            }
             | {"ms": [round(gap, 1) for gap in gaps], "median_ms": sorted(gaps)[len(gaps) // 2]}
         )
     except EOFError:
@@ -252,13 +294,19 @@ def _start(
         began = time.monotonic()
         for number in range(count):
             here, there = context.Pipe()
-            process = context.Process(target=serve or _serve, args=(there, number, shapes, bench.device), daemon=True)
+            process = context.Process(
+                target=serve or _serve, args=(there, number, shapes, bench.device), daemon=True
+            )
             process.start()
             pipes.append(here)
             processes.append(process)
         answers = [pipe.recv() if pipe.poll(75) else "no answer" for pipe in pipes]
         if all(answer == "ready" for answer in answers):
-            bench.tell(what="note", note=f"{count} peers started by {method}", seconds=time.monotonic() - began)
+            bench.tell(
+                what="note",
+                note=f"{count} peers started by {method}",
+                seconds=time.monotonic() - began,
+            )
             return pipes, processes
         said = next(answer for answer in answers if answer != "ready")
         bench.tell(what="note", note=f"peers do not start by {method}", reason=said[-600:])
@@ -329,7 +377,9 @@ class _Peer:
         self.batches = []
         for task in tasks:
             rows = lanes.texts(shape, task, 4 * lanes.BATCH)
-            self.batches.append([rows[i : i + lanes.BATCH] for i in range(0, len(rows), lanes.BATCH)])
+            self.batches.append(
+                [rows[i : i + lanes.BATCH] for i in range(0, len(rows), lanes.BATCH)]
+            )
         self.model: Any = None
         self.way, self.folder = "", folder
         self._make("unsloth" if folder else "padded")
@@ -346,12 +396,19 @@ class _Peer:
             from unsloth import FastLanguageModel
 
             model, _ = FastLanguageModel.from_pretrained(
-                f"{self.folder}/{self.shape}", max_seq_length=2048, dtype=self.dtype, load_in_4bit=False
+                f"{self.folder}/{self.shape}",
+                max_seq_length=2048,
+                dtype=self.dtype,
+                load_in_4bit=False,
             )
             self.model = FastLanguageModel.get_peft_model(
-                model, r=8, lora_alpha=32, lora_dropout=0.0, target_modules=["q_proj", "v_proj"],
+                model,
+                r=8,
+                lora_alpha=32,
+                lora_dropout=0.0,
+                target_modules=["q_proj", "v_proj"],
                 use_gradient_checkpointing=False,
-            )  # without dropout, so that its own kernels are used  # fmt: skip
+            )  # without dropout, so that its own kernels are used
         else:
             model = lanes.build(self.shape, self.device, self.dtype)
             if way == "liger":
@@ -388,15 +445,21 @@ class _Peer:
         self.at += 1
         if way == "end to end":
             ids = torch.tensor([[token for row in rows for token in row]])
-            labels = torch.tensor([[token if i else -100 for row in rows for i, token in enumerate(row)]])
+            labels = torch.tensor(
+                [[token if i else -100 for row in rows for i, token in enumerate(row)]]
+            )
             places = torch.tensor([[i for row in rows for i in range(len(row))]])
             given = {"input_ids": ids, "labels": labels, "position_ids": places}
         else:
             width = max(map(len, rows))
             gaps = [width - len(row) for row in rows]
             given = {
-                "input_ids": torch.tensor([row + [0] * gap for row, gap in zip(rows, gaps, strict=True)]),
-                "labels": torch.tensor([row + [-100] * gap for row, gap in zip(rows, gaps, strict=True)]),
+                "input_ids": torch.tensor(
+                    [row + [0] * gap for row, gap in zip(rows, gaps, strict=True)]
+                ),
+                "labels": torch.tensor(
+                    [row + [-100] * gap for row, gap in zip(rows, gaps, strict=True)]
+                ),
                 "attention_mask": torch.tensor(
                     [[1] * len(row) + [0] * gap for row, gap in zip(rows, gaps, strict=True)]
                 ),
@@ -420,7 +483,14 @@ def one_trainer(bench: Bench, shape: str) -> None:
         lanes.time_peer(model, lanes.texts(shape, task, lanes.BATCH * 13), device, 3, 10, True)
         for task in list(lanes.LENGTHS)[:4]
     ]
-    bench.tell(what="peer", model=shape, processes=1, way="Trainer", service=False, rate=len(times) / sum(times))
+    bench.tell(
+        what="peer",
+        model=shape,
+        processes=1,
+        way="Trainer",
+        service=False,
+        rate=len(times) / sum(times),
+    )
 
 
 def installed(name: str) -> bool:

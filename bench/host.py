@@ -81,7 +81,9 @@ def checks(tell: Told, loaded: Any, requests: list[Any], device: str) -> None:
 
     def counted(module: nn.Module, *given: Any, **named: Any) -> Any:
         nonlocal passes
-        passes += type(module).__name__.endswith("Model") and "forward" not in module.__dict__  # heads run without it
+        passes += (
+            type(module).__name__.endswith("Model") and "forward" not in module.__dict__
+        )  # heads run without it
         return own(module, *given, **named)
 
     def timed(name: str, work: Callable[[], Any]) -> Any:
@@ -91,7 +93,9 @@ def checks(tell: Told, loaded: Any, requests: list[Any], device: str) -> None:
             found = work()
             lanes.wait(torch.device(device))
         kinds = {kind: round(spent, 2) for kind, spent in tally.seconds.items()}
-        tell(f"{name}: check {kinds.get('check', 0.0)} s; {passes} passes of a body or model; all {kinds}")
+        tell(
+            f"{name}: check {kinds.get('check', 0.0)} s; {passes} passes of a body or model; all {kinds}"
+        )
         return found
 
     nn.Module.__call__ = counted  # type: ignore[method-assign]
@@ -110,10 +114,15 @@ def checks(tell: Told, loaded: Any, requests: list[Any], device: str) -> None:
                 timed(f"{turn}: lanes", lambda t=trainer, s=specs: t.train(s))
                 owners = [number % trainer.plan.slots for number in range(len(requests))]  # type: ignore[union-attr]
                 scorer = Scorer(fresh, router=trainer.router)
-                timed(f"{turn}: tuned scoring", lambda s=scorer, o=owners: s.loglikelihood(requests, owners=o))
+                timed(
+                    f"{turn}: tuned scoring",
+                    lambda s=scorer, o=owners: s.loglikelihood(requests, owners=o),
+                )
             tell(f"{turn}: {fresh.record}")
         again = replace(loaded, checked={}, record={})
-        profiled(tell, "bare scoring's check", lambda: Scorer(again).loglikelihood(requests[:64]), device)
+        profiled(
+            tell, "bare scoring's check", lambda: Scorer(again).loglikelihood(requests[:64]), device
+        )
         with LaneTrainer(again) as trainer:
             profiled(tell, "lanes' check", lambda: trainer._check(specs[0].lora, specs), device)
     finally:
@@ -140,8 +149,13 @@ def scoring(tell: Told, loaded: Any, requests: list[Any], device: str) -> None:
         tell(f"== {scorer.notes['layers']}")
         times = [gpu.clock(device, work)[0] for _ in range(5)]
         tell(f"scoring {len(requests)} requests: {' '.join(f'{t:.3f}' for t in times)} s")
-        fresh = [gpu.clock(device, lambda n=n: work(some=requests[n * len(requests) // 16 :]))[0] for n in (1, 1, 2, 2)]
-        tell(f"fewer of them, twice each (a new shape's kernels are chosen the first time): {fresh}")
+        fresh = [
+            gpu.clock(device, lambda n=n: work(some=requests[n * len(requests) // 16 :]))[0]
+            for n in (1, 1, 2, 2)
+        ]
+        tell(
+            f"fewer of them, twice each (a new shape's kernels are chosen the first time): {fresh}"
+        )
         encoder, tokenising = loaded.encoder, time.perf_counter()
         encoder._pairs.clear()
         encoder._texts.clear()
@@ -151,7 +165,9 @@ def scoring(tell: Told, loaded: Any, requests: list[Any], device: str) -> None:
         tell(f"already tokenised: {' '.join(f'{t:.3f}' for t in known)} s")
         profiled(tell, "scoring", work, device)
         if device == "cuda":
-            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+            with torch.profiler.profile(
+                activities=[torch.profiler.ProfilerActivity.CUDA]
+            ) as profiler:
                 seconds = gpu.clock(device, work)[0]
             kernels, busy = gpu.kernels_of(profiler, seconds)
             tell(f"the device computes for {busy:.0%} of {seconds:.3f} s")
@@ -159,8 +175,13 @@ def scoring(tell: Told, loaded: Any, requests: list[Any], device: str) -> None:
         with LaneTrainer(loaded) as trainer:
             trainer.bank(LoraConfig(targets=("all-linear",)), 12).randomise()
             tuned = Scorer(loaded, router=trainer.router, by_hand=by_hand)
-            times = [gpu.clock(device, lambda s=tuned: s.loglikelihood(requests, owners=owners))[0] for _ in range(4)]
-            tell(f"with 12 adapters, {tuned.notes['layers']}: {' '.join(f'{t:.3f}' for t in times)} s")
+            times = [
+                gpu.clock(device, lambda s=tuned: s.loglikelihood(requests, owners=owners))[0]
+                for _ in range(4)
+            ]
+            tell(
+                f"with 12 adapters, {tuned.notes['layers']}: {' '.join(f'{t:.3f}' for t in times)} s"
+            )
     attention(tell, device)
 
 
@@ -175,12 +196,26 @@ def attention(tell: Told, device: str) -> None:
     from potentia.engine.tune.passes import usual_attention
 
     place = torch.device(device)
-    for name, way in (("as torch chooses", nullcontext), ("no plans", lambda: usual_attention(place))):
+    for name, way in (
+        ("as torch chooses", nullcontext),
+        ("no plans", lambda: usual_attention(place)),
+    ):
         for masked in (True, False):
             first, again = [], []
             for rows in (40, 41, 42):
-                q = torch.randn(rows, 16, 512 if device == "cuda" else 32, 64, device=place, dtype=torch.bfloat16)
-                mask = torch.zeros(rows, 1, q.shape[2], q.shape[2], device=place, dtype=q.dtype) if masked else None
+                q = torch.randn(
+                    rows,
+                    16,
+                    512 if device == "cuda" else 32,
+                    64,
+                    device=place,
+                    dtype=torch.bfloat16,
+                )
+                mask = (
+                    torch.zeros(rows, 1, q.shape[2], q.shape[2], device=place, dtype=q.dtype)
+                    if masked
+                    else None
+                )
                 for spent in (first, again, again, again):
                     lanes.wait(place)
                     began = time.perf_counter()
@@ -188,7 +223,9 @@ def attention(tell: Told, device: str) -> None:
                         attend(q, q, q, attn_mask=mask, is_causal=mask is None)
                     lanes.wait(place)
                     spent.append(round(1000 * (time.perf_counter() - began), 2))
-            tell(f"attention {name}, {'masked' if masked else 'causal'}: new shapes {first} ms, again {again} ms")
+            tell(
+                f"attention {name}, {'masked' if masked else 'causal'}: new shapes {first} ms, again {again} ms"
+            )
 
 
 def one_lane(tell: Told, loaded: Any, device: str, steps: int) -> None:
@@ -200,10 +237,16 @@ def one_lane(tell: Told, loaded: Any, device: str, steps: int) -> None:
     import lanes
     from potentia.engine.tune import LaneSpec, LaneTrainer, LoraConfig, Schedule, TokenisedExamples
 
-    texts = [text for task in lanes.LENGTHS for text in lanes.texts("135m", task, lanes.BATCH * steps // 16 + 1)]
+    texts = [
+        text
+        for task in lanes.LENGTHS
+        for text in lanes.texts("135m", task, lanes.BATCH * steps // 16 + 1)
+    ]
     random.Random(0).shuffle(texts)
     schedule = Schedule(epochs=1, batch=lanes.BATCH, learning_rate=1e-4)
-    spec = LaneSpec("mixed", TokenisedExamples.of(texts), schedule, LoraConfig(targets=("all-linear",)), seed=0)
+    spec = LaneSpec(
+        "mixed", TokenisedExamples.of(texts), schedule, LoraConfig(targets=("all-linear",)), seed=0
+    )
     marks: list[float] = []
 
     def on_step(info: Any) -> None:
@@ -217,16 +260,25 @@ def one_lane(tell: Told, loaded: Any, device: str, steps: int) -> None:
         whole = time.perf_counter() - marks[0]
         run = trainer.run_under_way
         graphs = {name: getattr(run.steps, name, None) for name in ("captured", "replayed")}  # type: ignore[union-attr]
-    later = [1000 * (marks[min(at + 50, len(marks) - 1)] - marks[at]) / 50 for at in range(0, len(marks) - 50, 50)]
-    tell(f"one lane of mixed tasks: {1000 * whole / len(marks):.1f} ms a step over {len(marks)}, {graphs}")
+    later = [
+        1000 * (marks[min(at + 50, len(marks) - 1)] - marks[at]) / 50
+        for at in range(0, len(marks) - 50, 50)
+    ]
+    tell(
+        f"one lane of mixed tasks: {1000 * whole / len(marks):.1f} ms a step over {len(marks)}, {graphs}"
+    )
     tell("ms a step, fifty by fifty: " + " ".join(f"{ms:.1f}" for ms in later))
 
 
 def main() -> int:
     """Tell where time goes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--carry", type=Path, required=True)
-    parser.add_argument("--model", help="real weights for the checks, instead of random ones of SmolLM2's shape")
+    parser.add_argument(
+        "--model", help="real weights for the checks, instead of random ones of SmolLM2's shape"
+    )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--tiny", action="store_true")

@@ -39,7 +39,9 @@ def serve(folder: Path, device: str) -> tuple[HTTPServer, list[str]]:
     loaded = engine.load(weights(folder), device=device)
     tokenizer, scorer, lock = loaded.tokenizer, Scorer(loaded), threading.Lock()
     template = folder / "chat_template.jinja"
-    if tokenizer.chat_template is None and template.exists():  # transformers drops it beside a GGUF file
+    if (
+        tokenizer.chat_template is None and template.exists()
+    ):  # transformers drops it beside a GGUF file
         tokenizer.chat_template = template.read_text("utf-8")
     said: list[str] = []
 
@@ -66,7 +68,9 @@ def serve(folder: Path, device: str) -> tuple[HTTPServer, list[str]]:
 
 def main() -> int:
     """Write answers, serve a judge, ask it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", type=Path, required=True, help="a folder of model folders")
     parser.add_argument("--data", type=Path, required=True, help="folder of benchmark splits")
     parser.add_argument("--out", type=Path, required=True)
@@ -91,7 +95,9 @@ def main() -> int:
     (given.out / "study.yaml").write_text(yaml.safe_dump(study))
     potentia = [sys.executable, "-m", "potentia"]
     began = time.monotonic()
-    subprocess.run([*potentia, "run", str(given.out / "study.yaml"), "--device", given.device], check=True)
+    subprocess.run(
+        [*potentia, "run", str(given.out / "study.yaml"), "--device", given.device], check=True
+    )
     print(f"answers written in {time.monotonic() - began:,.0f} s")
     began = time.monotonic()
     server, said = serve(given.models / given.judge, given.device)

@@ -50,7 +50,14 @@ LENGTHS = {
     "gsm8k": (95, 111, 123, 132, 143, 151, 162, 174, 187, 198, 211, 220, 232, 254, 283, 349),
 }
 SHAPES: dict[str, dict[str, int]] = {
-    "tiny": {"d": 64, "ff": 128, "layers": 3, "heads": 4, "kv": 4, "vocab": 600},  # the zoo's 159k shape
+    "tiny": {
+        "d": 64,
+        "ff": 128,
+        "layers": 3,
+        "heads": 4,
+        "kv": 4,
+        "vocab": 600,
+    },  # the zoo's 159k shape
     "135m": {"d": 576, "ff": 1536, "layers": 30, "heads": 9, "kv": 3, "vocab": 49152, "tied": 1},
     "410m": {"d": 1024, "ff": 2816, "layers": 24, "heads": 16, "kv": 16, "vocab": 50304},
     "0.5b": {"d": 896, "ff": 4864, "layers": 24, "heads": 14, "kv": 2, "vocab": 151936},
@@ -88,7 +95,11 @@ def texts(shape: str, task: str, count: int) -> list[list[int]]:
     if shape == "tiny":
         lengths = stream.integers(24, 33, count)
     else:
-        lengths = np.interp(stream.random(count), (np.arange(16) + 0.5) / 16, LENGTHS[task]).round().astype(int)
+        lengths = (
+            np.interp(stream.random(count), (np.arange(16) + 0.5) / 16, LENGTHS[task])
+            .round()
+            .astype(int)
+        )
     return [stream.integers(3, SHAPES[shape]["vocab"], n).tolist() for n in lengths]
 
 
@@ -120,7 +131,9 @@ def with_threads(device: torch.device) -> Iterator[int]:
         yield threads
 
 
-def time_ours(model: Any, specs: list[LaneSpec], device: torch.device, warm: int, steps: int) -> dict[str, float]:
+def time_ours(
+    model: Any, specs: list[LaneSpec], device: torch.device, warm: int, steps: int
+) -> dict[str, float]:
     """Time whole steps of all lanes together."""
     marks: list[float] = []
     tokens: list[int] = []
@@ -139,8 +152,14 @@ def time_ours(model: Any, specs: list[LaneSpec], device: torch.device, warm: int
         plan = trainer.plan
         assert plan is not None
     if plan.slots < len(specs):
-        raise SystemExit(f"only {plan.slots} of {len(specs)} lanes were in flight: the step timed is not the row's")
-    return {"step_s": took / len(tokens), "tokens": statistics.mean(tokens), "budget": plan.token_budget}
+        raise SystemExit(
+            f"only {plan.slots} of {len(specs)} lanes were in flight: the step timed is not the row's"
+        )
+    return {
+        "step_s": took / len(tokens),
+        "tokens": statistics.mean(tokens),
+        "budget": plan.token_budget,
+    }
 
 
 def time_rows(shape: str, lanes: int, warm: int, steps: int) -> float:
@@ -168,7 +187,9 @@ def _time_row(shape: str, lanes: int, warm: int, steps: int) -> float:
     return time_ours(model, specs, device, warm, steps)["step_s"]
 
 
-def time_peer(model: Any, rows: list[list[int]], device: torch.device, warm: int, steps: int, grouped: bool) -> float:
+def time_peer(
+    model: Any, rows: list[list[int]], device: torch.device, warm: int, steps: int, grouped: bool
+) -> float:
     """Time steps of Trainer + PEFT on one lane."""
     import tempfile
 
@@ -188,14 +209,20 @@ def time_peer(model: Any, rows: list[list[int]], device: torch.device, warm: int
         width = max(len(row["input_ids"]) for row in batch)
         pad = [width - len(row["input_ids"]) for row in batch]
         return {
-            "input_ids": torch.tensor([row["input_ids"] + [0] * p for row, p in zip(batch, pad, strict=True)]),
-            "labels": torch.tensor([row["input_ids"] + [-100] * p for row, p in zip(batch, pad, strict=True)]),
+            "input_ids": torch.tensor(
+                [row["input_ids"] + [0] * p for row, p in zip(batch, pad, strict=True)]
+            ),
+            "labels": torch.tensor(
+                [row["input_ids"] + [-100] * p for row, p in zip(batch, pad, strict=True)]
+            ),
             "attention_mask": torch.tensor(
                 [[1] * len(row["input_ids"]) + [0] * p for row, p in zip(batch, pad, strict=True)]
             ),
         }
 
-    wrapped = get_peft_model(model, PeftConfig(r=8, lora_alpha=32, lora_dropout=0.1, task_type="CAUSAL_LM"))
+    wrapped = get_peft_model(
+        model, PeftConfig(r=8, lora_alpha=32, lora_dropout=0.1, task_type="CAUSAL_LM")
+    )
     options: dict[str, Any] = {"train_sampling_strategy": "group_by_length"} if grouped else {}
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
@@ -213,7 +240,13 @@ def time_peer(model: Any, rows: list[list[int]], device: torch.device, warm: int
             **options,
         )
         data = [{"input_ids": row} for row in rows]
-        Trainer(model=wrapped, args=arguments, train_dataset=data, data_collator=collate, callbacks=[Clock()]).train()
+        Trainer(
+            model=wrapped,
+            args=arguments,
+            train_dataset=data,
+            data_collator=collate,
+            callbacks=[Clock()],
+        ).train()
     wrapped.unload()
     for parameter in model.parameters():
         parameter.requires_grad_(True)
@@ -247,7 +280,12 @@ def operations(shape: str, tokens: float) -> float:
 
 
 def measure(
-    shape: str, device: torch.device, lanes: list[int], steps: int, peer_steps: int, peers: list[str]
+    shape: str,
+    device: torch.device,
+    lanes: list[int],
+    steps: int,
+    peer_steps: int,
+    peers: list[str],
 ) -> list[dict[str, Any]]:
     """Measure one model: ours for each number of lanes, the peers once per task."""
     if device.type == "cuda":
@@ -260,9 +298,13 @@ def measure(
     for count in lanes:
         specs = [spec for _, spec in row_of_lanes(shape, count, warm + steps + 1)]
         ours[count] = min(
-            (time_ours(model, specs, device, warm, steps) for _ in with_threads(device)), key=lambda t: t["step_s"]
+            (time_ours(model, specs, device, warm, steps) for _ in with_threads(device)),
+            key=lambda t: t["step_s"],
         )
-    needed = sorted({task for count in lanes for task, _ in row_of_lanes(shape, count, 1)}, key=list(LENGTHS).index)
+    needed = sorted(
+        {task for count in lanes for task, _ in row_of_lanes(shape, count, 1)},
+        key=list(LENGTHS).index,
+    )
     if shape == "tiny":
         needed = needed[:2]
     peer_times: dict[str, dict[str, float]] = {}
@@ -276,7 +318,14 @@ def measure(
         model = model.to(dtype)
         peer_times[name] = {
             task: min(
-                time_peer(model, texts(shape, task, BATCH * (warm + peer_steps)), device, warm, peer_steps, grouped)
+                time_peer(
+                    model,
+                    texts(shape, task, BATCH * (warm + peer_steps)),
+                    device,
+                    warm,
+                    peer_steps,
+                    grouped,
+                )
                 for _ in with_threads(device)
             )
             for task in needed
@@ -302,7 +351,11 @@ def measure(
         for name, times in peer_times.items():
             mean = statistics.mean(times.values())
             total = sum(times.get(task, mean) for task in tasks)
-            row[name] = {"row_step_s": total, "lane_steps_per_s": count / total, "ratio": total / mine["step_s"]}
+            row[name] = {
+                "row_step_s": total,
+                "lane_steps_per_s": count / total,
+                "ratio": total / mine["step_s"],
+            }
             if "rows" in row:
                 row[name]["rows_ratio"] = row["rows"] * total / row["rows_step_s"]
         results.append(row)
@@ -320,23 +373,38 @@ def tell(shape: str, repeats: Sequence[dict[str, Any]]) -> None:
     )
     for name in (key for key, values in row.items() if isinstance(values, dict)):
         rate = statistics.median(r[name]["lane_steps_per_s"] for r in repeats)
-        print(f"    {name}: {rate:.2f} lane-steps/s → ours is {middle([r[name]['ratio'] for r in repeats])}")
+        print(
+            f"    {name}: {rate:.2f} lane-steps/s → ours is {middle([r[name]['ratio'] for r in repeats])}"
+        )
         if "rows" in row:
             ratio = middle([r[name]["rows_ratio"] for r in repeats])
-            print(f"        {row['rows']} such rows in {row['rows']} processes, against the same one by one: {ratio}")
+            print(
+                f"        {row['rows']} such rows in {row['rows']} processes, against the same one by one: {ratio}"
+            )
 
 
 def middle(ratios: list[float]) -> str:
     """Say the median, and the range where there are several."""
-    spread = f" ({min(ratios):.1f} to {max(ratios):.1f} in {len(ratios)} rounds)" if len(ratios) > 1 else ""
+    spread = (
+        f" ({min(ratios):.1f} to {max(ratios):.1f} in {len(ratios)} rounds)"
+        if len(ratios) > 1
+        else ""
+    )
     return f"{statistics.median(ratios):.1f}×{spread}"
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--model", nargs="+", choices=list(SHAPES), help="default: tiny on a CPU, 410m and 8b on a GPU")
+    parser.add_argument(
+        "--model",
+        nargs="+",
+        choices=list(SHAPES),
+        help="default: tiny on a CPU, 410m and 8b on a GPU",
+    )
     parser.add_argument("--lanes", nargs="+", type=int, default=[24, 72])
     parser.add_argument("--steps", type=int, default=10, help="timed steps of the whole row")
     parser.add_argument("--peer-steps", type=int, default=10, help="timed steps of each peer lane")
@@ -348,7 +416,13 @@ def main() -> None:
     shapes = options.model or (["tiny"] if device.type == "cpu" else ["410m", "8b"])
     everything = []
     for shape in shapes:
-        peers = ["a"] if device.type == "cpu" else ["a in bf16"] if shape == "8b" else ["a", "a in bf16", "b"]
+        peers = (
+            ["a"]
+            if device.type == "cpu"
+            else ["a in bf16"]
+            if shape == "8b"
+            else ["a", "a in bf16", "b"]
+        )
         rounds = [
             measure(shape, device, options.lanes, options.steps, options.peer_steps, peers)
             for _ in range(options.rounds or (5 if device.type == "cpu" else 1))

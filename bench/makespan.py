@@ -59,7 +59,9 @@ class Part:
         lengths = sorted((lane.steps for lane in self.lanes), reverse=True)
         # Lanes join as others end, so every pass is full until fewer are left than fit.
         alone = sum(lengths) * work
-        passes = max(lengths[0] if lengths else 0.0, sum(lengths) / max(1, min(at_once, len(lengths))))
+        passes = max(
+            lengths[0] if lengths else 0.0, sum(lengths) / max(1, min(at_once, len(lengths)))
+        )
         return total + (alone + passes * over) / 1e3
 
 
@@ -111,7 +113,12 @@ def split(row: Part, most: float, at_once: int, lanes: bool) -> list[list[Part]]
     if len(tasks) == 1:
         count = math.ceil(len(grid) / each)
         beyond = tuple(lane for lane in row.lanes if lane.beyond)
-        return [[*(Part(row.model, tuple(grid[k::count])) for k in range(count)), Part(row.model, beyond, row.direct)]]
+        return [
+            [
+                *(Part(row.model, tuple(grid[k::count])) for k in range(count)),
+                Part(row.model, beyond, row.direct),
+            ]
+        ]
     dealt: tuple[list[str], list[str]] = ([], [])
     loads = [0.0, 0.0]
     for task in tasks:
@@ -146,7 +153,9 @@ def schedule(chains: Sequence[Sequence[Part]], gpus: int, at_once: int) -> float
 
 def main() -> None:
     """Print makespan and busy share, with rows whole and split."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--gpus", type=int, nargs="+", default=[8, 64, 512])
     parser.add_argument("--lanes", type=int, default=24, help="lanes that fit into one pass")
     parser.add_argument("--tokens", type=float, default=64.0, help="tokens of a training example")
@@ -155,8 +164,12 @@ def main() -> None:
     alone = sum(row.seconds(given.lanes) for row in whole)
     lanes = sum(len(row.lanes) for row in whole)
     longest = max(row.seconds(given.lanes) for row in whole) / 3600
-    print(f"{len(whole)} rows, {lanes:,} lanes, {alone / 3600:,.0f} GPU hours; the longest row takes {longest:.1f} h")
-    print(f"{'GPUs':>6}  {'rows':10}{'hours':>8}{'busy':>8}{'idle':>8}{'parts':>7}{'more work':>11}")
+    print(
+        f"{len(whole)} rows, {lanes:,} lanes, {alone / 3600:,.0f} GPU hours; the longest row takes {longest:.1f} h"
+    )
+    print(
+        f"{'GPUs':>6}  {'rows':10}{'hours':>8}{'busy':>8}{'idle':>8}{'parts':>7}{'more work':>11}"
+    )
     held = True
     for gpus in given.gpus:
         ways = {

@@ -63,16 +63,22 @@ class Setting:
     errors: bool
 
 
-PER_TASK = "better on a task"  # said of single tasks, so judged where models are equal on every task
+PER_TASK = (
+    "better on a task"  # said of single tasks, so judged where models are equal on every task
+)
 
 
 def settings(models: tuple[int, ...] = MODELS, tasks: tuple[int, ...] = TASKS) -> Iterator[Setting]:
     """Yield the grid."""
-    for point in itertools.product(models, tasks, SIZES, (False, True), (False, True), (True, False)):
+    for point in itertools.product(
+        models, tasks, SIZES, (False, True), (False, True), (True, False)
+    ):
         yield Setting(*point)
 
 
-def study(at: Setting, rng: np.random.Generator, spread: float = SPREAD) -> tuple[dict[str, ScoreMatrix], Units]:
+def study(
+    at: Setting, rng: np.random.Generator, spread: float = SPREAD
+) -> tuple[dict[str, ScoreMatrix], Units]:
     """Make direct and tuned scores of models that do not differ, and who is related to whom."""
     family = np.arange(at.models) // 3 if at.families else np.arange(at.models)
     names = [f"m{k}" for k in range(at.models)]
@@ -86,11 +92,19 @@ def study(at: Setting, rng: np.random.Generator, spread: float = SPREAD) -> tupl
         values = rng.binomial(at.n, truth) / at.n
         if at.gaps:
             values[rng.random(values.shape) < 0.3] = np.nan
-        error = np.sqrt(values * (1 - values) / (at.n - 1)) if at.errors else np.full(values.shape, np.nan)
+        error = (
+            np.sqrt(values * (1 - values) / (at.n - 1))
+            if at.errors
+            else np.full(values.shape, np.nan)
+        )
         found[protocol] = ScoreMatrix.build(
-            names, [f"t{k}" for k in range(at.tasks)], values, stderr=error, n=np.full(values.shape, at.n),
+            names,
+            [f"t{k}" for k in range(at.tasks)],
+            values,
+            stderr=error,
+            n=np.full(values.shape, at.n),
             protocol=protocol,
-        )  # fmt: skip
+        )
     kin = Units("families", {m: f"f{k}" for m, k in zip(names, family.tolist(), strict=True)})
     return found, kin
 
@@ -108,7 +122,10 @@ def spoken(scores: Mapping[str, ScoreMatrix], kin: Units, *, draws: int = 1_000)
         if lead is not None and pairs:
             said += sentences.pair_sentences(lead, tuned.protocol, pairs, None)
         before = scores["direct"].benchmarks()
-        if min(len(before.tasks), len(tuned.tasks)) > 1 and len(set(before.models) & set(tuned.models)) > 1:
+        if (
+            min(len(before.tasks), len(tuned.tasks)) > 1
+            and len(set(before.models) & set(tuned.models)) > 1
+        ):
             change = compare_agreement(before, tuned, units=kin, resamples=200)
             said.append(sentences.agreement_sentence(change, None) or "")
     return said
@@ -119,7 +136,9 @@ def claims_of(at: Setting, k: int, seed: int = 0) -> dict[str, bool]:
 
     Every other study of five tasks or more has models that are equal on every task, as all of fewer tasks.
     """
-    rng = np.random.default_rng([seed, k, at.models, at.tasks, at.n, at.gaps, at.families, at.errors])
+    rng = np.random.default_rng(
+        [seed, k, at.models, at.tasks, at.n, at.gaps, at.families, at.errors]
+    )
     alike = k % 2 == 1 or at.tasks < FEW_TASKS
     text = " ".join(spoken(*study(at, rng, 0.0 if alike else SPREAD)))
     # With gaps, few tasks may be left of one: what is said then is said of these alone.
@@ -166,17 +185,27 @@ def run(args: argparse.Namespace) -> None:
 
 def summary(path: str) -> bool:
     """Print the share of false claims ± its Monte-Carlo error, by every side of the grid; say whether all are rare."""
-    lines = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+    lines = [
+        json.loads(line)
+        for line in Path(path).read_text(encoding="utf-8").splitlines()
+        if line.endswith("}")
+    ]
     known = [line for line in lines if line["at"]["errors"]]
     bare = [any(line["claims"].values()) for line in lines if not line["at"]["errors"]]
-    print(f"{len(known):,} studies with errors; {len(bare):,} without, of which {sum(bare)} claimed anything\n")
+    print(
+        f"{len(known):,} studies with errors; {len(bare):,} without, of which {sum(bare)} claimed anything\n"
+    )
     good = not any(bare)
     sides = [("models", "tasks"), ("models",), ("tasks",), ("n",), ("gaps",), ("families",), ()]
     for side in sides:
         print(f"{' × '.join(side) or 'all':>16}  " + "  ".join(f"{kind:>22}" for kind in CLAIMS))
         places = sorted({tuple(line["at"][name] for name in side) for line in known})
         for place in places:
-            here = [line["claims"] for line in known if tuple(line["at"][name] for name in side) == place]
+            here = [
+                line["claims"]
+                for line in known
+                if tuple(line["at"][name] for name in side) == place
+            ]
             row = []
             for kind in CLAIMS:
                 judged = [claims[kind] for claims in here if kind in claims]
@@ -194,14 +223,20 @@ def summary(path: str) -> bool:
 
 def main() -> int:
     """Run, or sum up."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", default="nulls.jsonl", help="a line for each study, written as it is done")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", default="nulls.jsonl", help="a line for each study, written as it is done"
+    )
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--studies", type=int, help="at each point, at most")
     parser.add_argument("--models", type=int, nargs="+", default=list(MODELS))
     parser.add_argument("--tasks", type=int, nargs="+", default=list(TASKS))
-    parser.add_argument("--summary", metavar="FILE", help="sum up what a run wrote, and run nothing")
+    parser.add_argument(
+        "--summary", metavar="FILE", help="sum up what a run wrote, and run nothing"
+    )
     args = parser.parse_args()
     if args.summary is None:
         run(args)

@@ -38,10 +38,17 @@ TASKS = {
 def stock(name: str, data: Path, new_tokens: int) -> ConfigurableTask:
     """Return lm-eval's own task on the local copy of its data."""
     config = load_yaml(Path(lm_eval.__file__).parent / "tasks" / TASKS[name])
-    folder = data / "benchmarks" / config["dataset_path"].replace("/", "--") / (config.get("dataset_name") or "default")
+    folder = (
+        data
+        / "benchmarks"
+        / config["dataset_path"].replace("/", "--")
+        / (config.get("dataset_name") or "default")
+    )
     config.pop("tag", None)
     files = {file.stem: str(file) for file in folder.glob("*.parquet")}
-    config.update(task=name, dataset_path="parquet", dataset_name=None, dataset_kwargs={"data_files": files})
+    config.update(
+        task=name, dataset_path="parquet", dataset_name=None, dataset_kwargs={"data_files": files}
+    )
     config["num_fewshot"] = 0
     if "generation_kwargs" in config:
         config["generation_kwargs"]["max_gen_toks"] = new_tokens
@@ -54,7 +61,9 @@ def corpus(name: str, data: Path) -> ConfigurableTask:
         config={
             "task": name,
             "dataset_path": "parquet",
-            "dataset_kwargs": {"data_files": {"test": str(data / "corpora" / name / "test.parquet")}},
+            "dataset_kwargs": {
+                "data_files": {"test": str(data / "corpora" / name / "test.parquet")}
+            },
             "test_split": "test",
             "output_type": "loglikelihood_rolling",
             "doc_to_text": "",
@@ -64,10 +73,14 @@ def corpus(name: str, data: Path) -> ConfigurableTask:
     )
 
 
-def evaluate(model: Any, task: ConfigurableTask, name: str, count: int) -> tuple[dict[str, Any], float]:
+def evaluate(
+    model: Any, task: ConfigurableTask, name: str, count: int
+) -> tuple[dict[str, Any], float]:
     """Run one task with lm-eval's own evaluator."""
     began = time.perf_counter()
-    found = lm_eval.evaluate(lm=model, task_dict={name: task}, limit=count, bootstrap_iters=0, log_samples=True)
+    found = lm_eval.evaluate(
+        lm=model, task_dict={name: task}, limit=count, bootstrap_iters=0, log_samples=True
+    )
     return found, time.perf_counter() - began
 
 
@@ -83,7 +96,9 @@ def compare(name: str, ours: dict[str, Any], theirs: dict[str, Any]) -> tuple[fl
     pairs = []
     for metric, value in theirs["results"][name].items():
         if isinstance(value, float) and "stderr" not in metric:
-            pairs.append(f"{metric.removesuffix(',none')} {ours['results'][name][metric]:.6g} / {value:.6g}")
+            pairs.append(
+                f"{metric.removesuffix(',none')} {ours['results'][name][metric]:.6g} / {value:.6g}"
+            )
     return apart, differ, ", ".join(pairs)
 
 
@@ -95,9 +110,13 @@ def _flat(values: Any) -> list[Any]:
 
 def main() -> int:
     """Compare task by task."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", required=True)
-    parser.add_argument("--data", type=Path, required=True, help="folder with benchmarks/ and corpora/")
+    parser.add_argument(
+        "--data", type=Path, required=True, help="folder with benchmarks/ and corpora/"
+    )
     parser.add_argument("--tasks", nargs="*", default=[*TASKS, "classic_books"])
     parser.add_argument("--documents", type=int, default=200)
     parser.add_argument("--texts", type=int, default=20, help="documents of the corpus")
@@ -114,18 +133,31 @@ def main() -> int:
     failed = False
     for name in arguments.tasks:
         rolling = name not in TASKS
-        task = corpus(name, arguments.data) if rolling else stock(name, arguments.data, arguments.new_tokens)
+        task = (
+            corpus(name, arguments.data)
+            if rolling
+            else stock(name, arguments.data, arguments.new_tokens)
+        )
         count = arguments.texts if rolling else arguments.documents
         window = {"max_length": arguments.window} if rolling else {}
         ours, quick = evaluate(PotentiaLM(loaded, **window), task, name, count)
-        harness = HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=arguments.batch, **window)
+        harness = HFLM(
+            pretrained=loaded.model,
+            tokenizer=loaded.tokenizer,
+            batch_size=arguments.batch,
+            **window,
+        )
         theirs, slow = evaluate(harness, task, name, count)
         apart, differ, metrics = compare(name, ours, theirs)
         wrong = rolling and loaded.bos.required
         if rolling:
-            relative = apart / max(abs(v) for s in theirs["samples"][name] for v in _flat(s["resps"]))
+            relative = apart / max(
+                abs(v) for s in theirs["samples"][name] for v in _flat(s["resps"])
+            )
             failed |= not wrong and relative > 1e-6
-            note = f"relative {relative:.1e}" + (", lm-eval's later windows lack BOS" if wrong else "")
+            note = f"relative {relative:.1e}" + (
+                ", lm-eval's later windows lack BOS" if wrong else ""
+            )
         else:
             failed |= apart > arguments.tolerance or differ > 0
             note = f"{differ} answers differ"

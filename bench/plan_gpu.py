@@ -34,24 +34,54 @@ WITHIN = 0.30
 KINDS = {"choosing": ("arc",), "writing": ("sums",), "both": ("arc", "sums")}
 # What Potentia needs beyond torch, transformers, peft, pandas and pyarrow, in the flavour of that machine's Python.
 LACKING = (
-    "pydantic", "pydantic-core", "typing-inspection", "typing-extensions", "annotated-types", "sqlalchemy", "lm-eval",
-    "datasets", "dill", "multiprocess", "xxhash", "more-itertools", "pytablewriter", "requests", "urllib3", "idna",
-    "charset-normalizer", "certifi", "sacrebleu", "portalocker", "tabulate", "colorama", "lxml",
-)  # fmt: skip
+    "pydantic",
+    "pydantic-core",
+    "typing-inspection",
+    "typing-extensions",
+    "annotated-types",
+    "sqlalchemy",
+    "lm-eval",
+    "datasets",
+    "dill",
+    "multiprocess",
+    "xxhash",
+    "more-itertools",
+    "pytablewriter",
+    "requests",
+    "urllib3",
+    "idna",
+    "charset-normalizer",
+    "certifi",
+    "sacrebleu",
+    "portalocker",
+    "tabulate",
+    "colorama",
+    "lxml",
+)
 
 
 def main() -> int:
     """Plan, run, run apart, compare."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="a tiny model and few documents, to try the script")
+    parser.add_argument(
+        "--tiny", action="store_true", help="a tiny model and few documents, to try the script"
+    )
     parser.add_argument("--carry", type=Path, default=HERE.parent / "carry")
-    parser.add_argument("--pack", type=Path, metavar="CARRY", help="fetch packages into CARRY/site, and end")
+    parser.add_argument(
+        "--pack", type=Path, metavar="CARRY", help="fetch packages into CARRY/site, and end"
+    )
     parser.add_argument("--python", default="3.12", help="with --pack: the machine's Python")
     parser.add_argument("--model", type=Path, help="a folder with weights, in place of random ones")
     parser.add_argument("--train", type=int, default=400)
-    parser.add_argument("--seconds", type=float, default=600.0, help="begin nothing that would not end by then")
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")) / "plan_gpu.json")
+    parser.add_argument(
+        "--seconds", type=float, default=600.0, help="begin nothing that would not end by then"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path(os.environ.get("OUT", ".")) / "plan_gpu.json"
+    )
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--row", type=Path, help=argparse.SUPPRESS)
@@ -73,24 +103,45 @@ def judge(given: argparse.Namespace, folder: Path) -> int:
     until = time.monotonic() + given.seconds
     model = given.model or make_model(given, folder / "model")
     bodies = {
-        kind: make_body(given, folder / kind, model, names) for kind, names in KINDS.items() if kind in given.kinds
+        kind: make_body(given, folder / kind, model, names)
+        for kind, names in KINDS.items()
+        if kind in given.kinds
     }
     planned: dict[str, dict[str, Any]] = {}
     found: list[dict[str, Any]] = []
     for turn, kind in itertools.product(range(2), bodies):
-        if time.monotonic() + (1.5 * planned[kind]["predicted_s"] if kind in planned else 20) + 15 > until:
+        if (
+            time.monotonic() + (1.5 * planned[kind]["predicted_s"] if kind in planned else 20) + 15
+            > until
+        ):
             print(f"{kind}: no time left")
             continue
         if kind not in planned:
             planned[kind] = apart(given, "--plan", folder / kind / "plan.json", bodies[kind])
-            print("{}: calibration {calibration_s:.1f} s, predicted {predicted_s:.1f} s".format(kind, **planned[kind]))
+            print(
+                "{}: calibration {calibration_s:.1f} s, predicted {predicted_s:.1f} s".format(
+                    kind, **planned[kind]
+                )
+            )
         body = {**bodies[kind], "store": str(folder / kind / f"{turn}.db")}
         took = apart(given, "--row", folder / kind / f"row{turn}.json", body)
         ratio = planned[kind]["predicted_s"] / took["seconds"]
-        found.append({"kind": kind, "turn": turn, "device": given.device, "ratio": ratio, **planned[kind], **took})
+        found.append(
+            {
+                "kind": kind,
+                "turn": turn,
+                "device": given.device,
+                "ratio": ratio,
+                **planned[kind],
+                **took,
+            }
+        )
         given.out.write_text(json.dumps(found, indent=1))
         tally = ", ".join(f"{part} {seconds:.1f}" for part, seconds in took["tally"].items())
-        print(f"{kind}: took {took['seconds']:.1f} s, predicted / measured {ratio:.2f} ({tally})", flush=True)
+        print(
+            f"{kind}: took {took['seconds']:.1f} s, predicted / measured {ratio:.2f} ({tally})",
+            flush=True,
+        )
     return int(not found or any(abs(one["ratio"] - 1.0) > WITHIN for one in found))
 
 
@@ -136,17 +187,25 @@ def run_row(body: dict[str, Any]) -> dict[str, Any]:
     return {"seconds": seconds, "cells": cells, "tally": tally}
 
 
-def make_body(given: argparse.Namespace, folder: Path, model: Path, names: tuple[str, ...]) -> dict[str, Any]:
+def make_body(
+    given: argparse.Namespace, folder: Path, model: Path, names: tuple[str, ...]
+) -> dict[str, Any]:
     """Lay out the tasks, and return the study."""
     folder.mkdir()
     train, held = (48, 16) if given.tiny else (given.train, 200)
     rows = json.loads((given.carry / "arc_easy.json").read_text())
     arc = [
-        {"question": row["question"], "choices": row["choices"]["text"], "answer": n % len(row["choices"]["text"])}
+        {
+            "question": row["question"],
+            "choices": row["choices"]["text"],
+            "answer": n % len(row["choices"]["text"]),
+        }
         for n, row in enumerate(rows)
     ]
-    sums = [{"prompt": f"Question: {text}\nAnswer:", "completion": f"{n % 100} apples"}
-            for n, text in enumerate(json.loads((given.carry / "gsm8k.json").read_text()))]  # fmt: skip
+    sums = [
+        {"prompt": f"Question: {text}\nAnswer:", "completion": f"{n % 100} apples"}
+        for n, text in enumerate(json.loads((given.carry / "gsm8k.json").read_text()))
+    ]
     tasks = []
     for name, documents in [(name, {"arc": arc, "sums": sums}[name]) for name in names]:
         path = folder / f"{name}.jsonl"
@@ -184,16 +243,38 @@ def make_model(given: argparse.Namespace, folder: Path) -> Path:
 def pack(carry: Path, python: str) -> int:
     """Fetch what the machine lacks, for its Python, without what it has."""
     command = [
-        sys.executable, "-m", "pip", "install", "--quiet", "--target", str(carry / "site"), "--upgrade", "--no-deps",
-        "--only-binary=:all:", "--python-version", python, "--implementation", "cp",
-        *(part for tag in ("manylinux_2_28_x86_64", "manylinux2014_x86_64", "any") for part in ("--platform", tag)),
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--target",
+        str(carry / "site"),
+        "--upgrade",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--python-version",
+        python,
+        "--implementation",
+        "cp",
+        *(
+            part
+            for tag in ("manylinux_2_28_x86_64", "manylinux2014_x86_64", "any")
+            for part in ("--platform", tag)
+        ),
         *LACKING,
-    ]  # fmt: skip
+    ]
     done = subprocess.run(command, check=False).returncode
     tasks = carry / "site" / "lm_eval" / "tasks"  # thousands of files that nobody asks for here
-    for folder in [*(f for f in tasks.glob("*") if f.is_dir()), *(carry / "site").rglob("__pycache__")]:
+    for folder in [
+        *(f for f in tasks.glob("*") if f.is_dir()),
+        *(carry / "site").rglob("__pycache__"),
+    ]:
         shutil.rmtree(folder, ignore_errors=True)
-    for file in (*(carry / "site" / "sqlalchemy").rglob("*.so"), *(carry / "site" / "lxml").glob("objectify*.so")):
+    for file in (
+        *(carry / "site" / "sqlalchemy").rglob("*.so"),
+        *(carry / "site" / "lxml").glob("objectify*.so"),
+    ):
         file.unlink()  # it does without
     return done
 

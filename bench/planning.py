@@ -65,11 +65,31 @@ COVER = (0.5, 0.8, 0.95)
 FIRST_SEED = 4_000
 # Tokens of a training example, four characters each: of the data's first 300 rows; the last six by usual length.
 TOKENS = {
-    "arc_challenge": 44, "arc_easy": 38, "boolq": 166, "cola": 26, "commonsense_qa": 40, "gsm8k": 136, "headqa_en": 29,
-    "mathqa": 48, "mrpc": 80, "nq_open": 23, "openbookqa": 20, "piqa": 41, "rte": 90, "sciq": 110, "social_iqa": 34,
-    "sst2": 29, "wic": 48, "winogrande": 27, "mnli": 46, "qnli": 60, "qqp": 45, "anli_r1": 110,
-    "hellaswag": 95, "medmcqa": 55,
-}  # fmt: skip
+    "arc_challenge": 44,
+    "arc_easy": 38,
+    "boolq": 166,
+    "cola": 26,
+    "commonsense_qa": 40,
+    "gsm8k": 136,
+    "headqa_en": 29,
+    "mathqa": 48,
+    "mrpc": 80,
+    "nq_open": 23,
+    "openbookqa": 20,
+    "piqa": 41,
+    "rte": 90,
+    "sciq": 110,
+    "social_iqa": 34,
+    "sst2": 29,
+    "wic": 48,
+    "winogrande": 27,
+    "mnli": 46,
+    "qnli": 60,
+    "qqp": 45,
+    "anli_r1": 110,
+    "hellaswag": 95,
+    "medmcqa": 55,
+}
 
 # What must hold: τ of all pairs with a new model by share of the cost; at 2 % the headline's, intervals of pairs and
 # what is said of them; how often a stop is right, of so many.
@@ -77,13 +97,23 @@ BARS = {("published", "half", 0.02): 0.936, ("published", "half", 0.05): 0.948}
 HEADLINE, OFF, SAID, RIGHT, STOPS = 0.93, 0.03, 0.03, 0.87, 100
 # What is asked, in turn: matrix, kind of question, what for.
 QUESTIONS = (
-    ("published", "half", "stop"), ("published", "half", "ours"), ("published", "cold", "ours"),
-    ("published", "half", "stop"), ("published", "cold", "stop"), ("test task", "half", "ours"),
-    ("test task", "cold", "ours"), ("published", "half", "ours"), ("published", "cold", "ours"),
-    ("test task", "half", "stop"), ("real", "cold", "ours"), ("published", "lineage", "ours"),
-    ("test task", "cold", "stop"), ("published", "half", "random"), ("published", "half", "cheapest"),
+    ("published", "half", "stop"),
+    ("published", "half", "ours"),
+    ("published", "cold", "ours"),
+    ("published", "half", "stop"),
+    ("published", "cold", "stop"),
+    ("test task", "half", "ours"),
+    ("test task", "cold", "ours"),
+    ("published", "half", "ours"),
+    ("published", "cold", "ours"),
+    ("test task", "half", "stop"),
+    ("real", "cold", "ours"),
+    ("published", "lineage", "ours"),
+    ("test task", "cold", "stop"),
+    ("published", "half", "random"),
+    ("published", "half", "cheapest"),
     ("published", "family", "ours"),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -115,7 +145,11 @@ def published(folder: Path) -> Matrix:
     lanes = RATES * EPOCHS
     tokens = np.array(
         [
-            TOKENS[t] * (lanes * (3 * min(sizes[t] or CAP, CAP) + VALIDATED) + 2 * min(tested.get(t, TESTED), TESTED))
+            TOKENS[t]
+            * (
+                lanes * (3 * min(sizes[t] or CAP, CAP) + VALIDATED)
+                + 2 * min(tested.get(t, TESTED), TESTED)
+            )
             for t in tuned.tasks
         ]
     )
@@ -135,41 +169,65 @@ def test_task(folder: Path) -> Matrix:
     cells: dict[str, dict[tuple[str, str], tuple[float, float]]] = {"direct": {}, "adjust": {}}
     with tarfile.open(folder / "test_task_evaluations.tar.xz") as archive:
         for member in archive:
-            found = re.search(r"new_evals/(base|mmluaux|gsm8kaux)/(.+)-leaderboard_(\w+)\.json$", member.name)
+            found = re.search(
+                r"new_evals/(base|mmluaux|gsm8kaux)/(.+)-leaderboard_(\w+)\.json$", member.name
+            )
             file = archive.extractfile(member) if found else None
-            if not found or not file or found[3] not in ("bbh", "gpqa", "musr", "mmlu_pro", "math_hard"):
+            if (
+                not found
+                or not file
+                or found[3] not in ("bbh", "gpqa", "musr", "mmlu_pro", "math_hard")
+            ):
                 continue
             results = json.load(file)["results"]
             for task, told in results.items():
                 if len(results) > 1 and task == f"leaderboard_{found[3]}":
                     continue  # the mean of its subtasks
-                value = next((told[m] for m in told if re.match(r"(acc_norm|acc|exact_match),", m)), None)
-                error = next((told[m] for m in told if re.match(r"(acc_norm|acc|exact_match)_stderr,", m)), math.nan)
+                value = next(
+                    (told[m] for m in told if re.match(r"(acc_norm|acc|exact_match),", m)), None
+                )
+                error = next(
+                    (told[m] for m in told if re.match(r"(acc_norm|acc|exact_match)_stderr,", m)),
+                    math.nan,
+                )
                 if isinstance(value, float):
                     kind = "direct" if found[1] == "base" else "adjust"
-                    cells[kind][found[2], task] = value, float(error) if isinstance(error, float) else math.nan
+                    cells[kind][found[2], task] = (
+                        value,
+                        float(error) if isinstance(error, float) else math.nan,
+                    )
     stages = {("base", "mmlu"): "direct", ("base", "gsm8k"): "direct"}
     stages |= {("tuned_mc_3ep", "mmlu"): "adjust", ("tuned_math_3ep", "gsm8k"): "adjust"}
     with (folder / "test_task_training_scores.csv").open(encoding="utf-8") as table:
         for row in csv.DictReader(table):
             kind = stages.get((row["stage"], row["benchmark"]))
             if kind and row["metric"].partition("|")[0] in ("acc", "exact_match"):
-                cells[kind][row["model"], row["benchmark"]] = float(row["value"]), float(row["stderr"] or "nan")
+                cells[kind][row["model"], row["benchmark"]] = (
+                    float(row["value"]),
+                    float(row["stderr"] or "nan"),
+                )
     tasks = sorted({t for _, t in cells["adjust"]} & {t for _, t in cells["direct"]})
     names = sorted({m for m, _ in cells["adjust"]})
     names = [m for m in names if all((m, t) in cells[k] for k in cells for t in tasks)]
     tuned, direct = (
-        ScoreMatrix.build(names, tasks, [[cells[k][m, t][0] for t in tasks] for m in names],
-                          stderr=[[cells[k][m, t][1] for t in tasks] for m in names], protocol=k)
+        ScoreMatrix.build(
+            names,
+            tasks,
+            [[cells[k][m, t][0] for t in tasks] for m in names],
+            stderr=[[cells[k][m, t][1] for t in tasks] for m in names],
+            protocol=k,
+        )
         for k in ("adjust", "direct")
-    )  # fmt: skip
+    )
     sizes = items_per_task(tuned)
     documents = np.array([sizes.get(t, 14_042.0 if t == "mmlu" else 250.0) for t in tasks])
     return _priced(tuned, direct, documents, read_facts(folder / "test_task_training_models.csv"))
 
 
 def _priced(tuned: ScoreMatrix, direct: ScoreMatrix, each: Floats, table: ModelTable) -> Matrix:
-    size = np.array([facts.parameters if (facts := table.find(m)) else np.nan for m in tuned.models])
+    size = np.array(
+        [facts.parameters if (facts := table.find(m)) else np.nan for m in tuned.models]
+    )
     size = np.where(np.isfinite(size), size, np.nanmedian(size))
     return Matrix(tuned, direct, np.outer(size, each), table)
 
@@ -199,9 +257,13 @@ def case(data: Matrix, kind: str, seed: int) -> Case:
         sizes = np.cumsum([(labels == name).sum() for name in order])
         new = np.isin(labels, order[: int(np.searchsorted(sizes, count // 2)) + 1])
     else:
-        new = np.isin(np.arange(count), rng.permutation(count)[: count // 2 if kind == "half" else COLD])
+        new = np.isin(
+            np.arange(count), rng.permutation(count)[: count // 2 if kind == "half" else COLD]
+        )
     rows = np.flatnonzero(new)
-    return Case(seed, rows, np.ones(len(rows), dtype=bool), none if kind == "cold" else np.flatnonzero(~new))
+    return Case(
+        seed, rows, np.ones(len(rows), dtype=bool), none if kind == "cold" else np.flatnonzero(~new)
+    )
 
 
 class Simulated:
@@ -211,7 +273,11 @@ class Simulated:
         names = data.tuned.models
         self.asked = asked
         self.study = data.tuned.select(models=[names[i] for i in asked.rows])
-        self.past = data.tuned.select(models=[names[i] for i in asked.history]) if len(asked.history) else None
+        self.past = (
+            data.tuned.select(models=[names[i] for i in asked.history])
+            if len(asked.history)
+            else None
+        )
         self.price, self.truth = data.costs[asked.rows], mean_z(self.study.oriented())
         self.seen = np.repeat(~asked.new[:, None], len(self.study.tasks), axis=1)
         self.total, self.spent = float(self.price[asked.new].sum()), 0.0
@@ -220,7 +286,11 @@ class Simulated:
     def known(self) -> ScoreMatrix:
         """What was seen so far."""
         hide = partial(np.where, self.seen)
-        return replace(self.study, values=hide(self.study.values, np.nan), stderr=hide(self.study.stderr, np.nan))
+        return replace(
+            self.study,
+            values=hide(self.study.values, np.nan),
+            stderr=hide(self.study.stderr, np.nan),
+        )
 
     def measure(self, cells: Sequence[tuple[int, int]]) -> None:
         """Look at these cells."""
@@ -231,8 +301,12 @@ class Simulated:
 
     def wave(self, done: Completion, most: int = WAVE, **ends: Any) -> bool:
         """Take the next cells; False where there are none to take."""
-        plan = choose_cells(done, Costs(self.study.models, self.study.tasks, self.price), most=most, **ends)
-        self.measure([(self.study.models.index(m), self.study.tasks.index(t)) for m, t in plan.cells])
+        plan = choose_cells(
+            done, Costs(self.study.models, self.study.tasks, self.price), most=most, **ends
+        )
+        self.measure(
+            [(self.study.models.index(m), self.study.tasks.index(t)) for m, t in plan.cells]
+        )
         return bool(plan.cells) and not plan.settled
 
 
@@ -268,11 +342,15 @@ def judged(done: Completion, run: Simulated) -> dict[str, float]:
     }
     best = int(np.argmax(done.p_best))
     return {
-        "tau": pair_tau(done.aggregate, run.truth, new), "expected": done.agreement.value,
-        "headline": headline(run), **inside, **pairs(done, run.truth, new),
-        "p_best": float(done.p_best[best]), "best": float(run.truth[best] == run.truth.max()),
+        "tau": pair_tau(done.aggregate, run.truth, new),
+        "expected": done.agreement.value,
+        "headline": headline(run),
+        **inside,
+        **pairs(done, run.truth, new),
+        "p_best": float(done.p_best[best]),
+        "best": float(run.truth[best] == run.truth.max()),
         "cells": float(run.seen[new].sum()),
-    }  # fmt: skip
+    }
 
 
 def headline(run: Simulated) -> float:
@@ -280,10 +358,14 @@ def headline(run: Simulated) -> float:
     known, past = run.known(), run.past
     oriented = run.study.oriented()
     if past is not None:
-        stacked = {k: np.vstack([getattr(known, k), getattr(past, k)]) for k in ("values", "stderr", "n")}
+        stacked = {
+            k: np.vstack([getattr(known, k), getattr(past, k)]) for k in ("values", "stderr", "n")
+        }
         known = replace(known, models=(*known.models, *past.models), **stacked)
         oriented = np.vstack([oriented, past.oriented()])
-    new = np.concatenate([run.asked.new, np.zeros(len(known.models) - len(run.asked.new), dtype=bool)])
+    new = np.concatenate(
+        [run.asked.new, np.zeros(len(known.models) - len(run.asked.new), dtype=bool)]
+    )
     there = np.isfinite(known.values)
     rows = np.flatnonzero(there.any(axis=1))  # a model or a task without any score is in no store
     tasks = [t for t, seen in zip(known.tasks, there.any(axis=0), strict=True) if seen]
@@ -292,7 +374,9 @@ def headline(run: Simulated) -> float:
         return math.nan
     done = run.finish(whole, history=None, check=False, draws=20)
     ranking = decide(
-        whole, unseen=lambda count, rng: map(done.fitted.scale.scores, done.posterior.draws(count, rng)), draws=1_000
+        whole,
+        unseen=lambda count, rng: map(done.fitted.scale.scores, done.posterior.draws(count, rng)),
+        draws=1_000,
     )
     scores = dict(zip(ranking.models, ranking.scores.tolist(), strict=True))
     return pair_tau(np.array([scores[m] for m in whole.models]), mean_z(oriented)[rows], new[rows])
@@ -302,22 +386,35 @@ def stop(data: Matrix, asked: Case) -> list[dict[str, float]]:
     """Run until P(best) is high enough, looking after every wave; see whether the model named is the best."""
     run, waves = Simulated(data, asked), 0
     done = run.finish(run.known())
-    while run.wave(done, 2 * len(run.study.models), confidence=CONFIDENCE, top=1):  # as many as ``run --adaptive``
+    while run.wave(
+        done, 2 * len(run.study.models), confidence=CONFIDENCE, top=1
+    ):  # as many as ``run --adaptive``
         waves += 1
         if run.spent > MOST_SHARE * run.total:
             return []
         done = run.finish(run.known())
     best = int(np.argmax(done.p_best))
     told = {"p_best": float(done.p_best[best]), "best": float(run.truth[best] == run.truth.max())}
-    return [{**told, "near": float(in_noise(run, best)), "waves": float(waves), "spent": run.spent / run.total}]
+    return [
+        {
+            **told,
+            "near": float(in_noise(run, best)),
+            "waves": float(waves),
+            "spent": run.spent / run.total,
+        }
+    ]
 
 
 def in_noise(run: Simulated, named: int) -> bool:
     """Whether a model is the first of the finished table, or no further below it than test noise reaches (95 %)."""
     first = int(np.argmax(run.truth))
     spread = run.study.values.std(axis=0)
-    variance = np.nansum((run.study.stderr[[first, named]] / np.where(spread > 0, spread, np.nan)) ** 2)
-    return bool(run.truth[first] - run.truth[named] <= 1.96 * math.sqrt(variance) / len(run.study.tasks))
+    variance = np.nansum(
+        (run.study.stderr[[first, named]] / np.where(spread > 0, spread, np.nan)) ** 2
+    )
+    return bool(
+        run.truth[first] - run.truth[named] <= 1.96 * math.sqrt(variance) / len(run.study.tasks)
+    )
 
 
 def _order(policy: str, price: Floats, rng: np.random.Generator) -> list[tuple[int, int]]:
@@ -337,12 +434,19 @@ def pairs(done: Completion, truth: Floats, new: npt.NDArray[np.bool_]) -> dict[s
     gap = (done.draws[:, first] - done.draws[:, second])[:, keep]
     real = (truth[first] - truth[second])[keep]
     ends = [np.quantile(gap, [0.5 - c / 2, 0.5 + c / 2], axis=0) for c in COVER]
-    found = {f"pairs {c:.0%}": float(np.mean((a <= real) & (real <= b))) for c, (a, b) in zip(COVER, ends, strict=True)}
+    found = {
+        f"pairs {c:.0%}": float(np.mean((a <= real) & (real <= b)))
+        for c, (a, b) in zip(COVER, ends, strict=True)
+    }
     chance = (gap > 0).mean(axis=0)
     said, right = np.maximum(chance, 1 - chance), (chance > 0.5) == (real > 0)
     open_ = (said >= 0.7) & (said <= 0.995)
     loss = -np.log(np.clip(np.where(real > 0, chance, 1 - chance), 1e-3, 1.0))
-    return found | {"said": float(said[open_].mean()), "right": float(right[open_].mean()), "loss": float(loss.mean())}
+    return found | {
+        "said": float(said[open_].mean()),
+        "right": float(right[open_].mean()),
+        "loss": float(loss.mean()),
+    }
 
 
 def pair_tau(a: Floats, b: Floats, new: npt.NDArray[np.bool_]) -> float:
@@ -355,7 +459,9 @@ def pair_tau(a: Floats, b: Floats, new: npt.NDArray[np.bool_]) -> float:
 # --- runs and their sum ---------------------------------------------------------------------------------------------
 
 
-def questions(chosen: Sequence[tuple[str, str, str]], first: int) -> Iterator[tuple[str, str, str, int]]:
+def questions(
+    chosen: Sequence[tuple[str, str, str]], first: int
+) -> Iterator[tuple[str, str, str, int]]:
     """Yield questions without end, all kinds in turn, each with a split of its own."""
     count: dict[tuple[str, str, str], int] = {}
     for question in itertools.cycle(chosen):
@@ -370,25 +476,45 @@ def answer(data: str, question: tuple[str, str, str, int]) -> str:
     matrix, began = load(data, name), time.process_time()
     asked = case(matrix, kind, seed)
     found = stop(matrix, asked) if what == "stop" else budgets(matrix, asked, what)
-    told = {"matrix": name, "kind": kind, "what": what, "seed": seed, "seconds": time.process_time() - began}
+    told = {
+        "matrix": name,
+        "kind": kind,
+        "what": what,
+        "seed": seed,
+        "seconds": time.process_time() - began,
+    }
     return json.dumps(told | {"found": found})
 
 
 def run(args: argparse.Namespace) -> None:
     """Answer questions until the time is over."""
-    chosen = [q for q in QUESTIONS if q[0] in args.matrices and q[1] in args.kinds and q[2] in args.what]
+    chosen = [
+        q for q in QUESTIONS if q[0] in args.matrices and q[1] in args.kinds and q[2] in args.what
+    ]
     write_lines(
-        partial(answer, args.data), questions(chosen, args.first), args.out, workers=args.workers, minutes=args.minutes
+        partial(answer, args.data),
+        questions(chosen, args.first),
+        args.out,
+        workers=args.workers,
+        minutes=args.minutes,
     )
 
 
 def summary(path: str) -> None:
     """Print the means of every kind of question, ± their standard errors over splits."""
-    lines = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+    lines = [
+        json.loads(line)
+        for line in Path(path).read_text(encoding="utf-8").splitlines()
+        if line.endswith("}")
+    ]
     print(f"{len(lines)} answers in {sum(line['seconds'] for line in lines) / 60:.0f} core-minutes")
     every: list[Mapping[str, float]] = []  # stops
     for matrix, kind, what in dict.fromkeys(QUESTIONS):
-        here = [line for line in lines if (line["matrix"], line["kind"], line["what"]) == (matrix, kind, what)]
+        here = [
+            line
+            for line in lines
+            if (line["matrix"], line["kind"], line["what"]) == (matrix, kind, what)
+        ]
         found = [one for line in here for one in line["found"]]
         if what == "stop" and here:
             every += found
@@ -427,20 +553,28 @@ def show(title: str, rows: Sequence[Mapping[str, float]], bar: float | None) -> 
         return
     mean = {k: float(np.nanmean([row[k] for row in rows])) for k in rows[0]}
     error = {
-        k: float(np.nanstd([row[k] for row in rows], ddof=1) / math.sqrt(len(rows))) if len(rows) > 1 else math.nan
+        k: float(np.nanstd([row[k] for row in rows], ddof=1) / math.sqrt(len(rows)))
+        if len(rows) > 1
+        else math.nan
         for k in mean
     }
     verdict = "" if bar is None else f" (bar {bar:g}: {'held' if mean['tau'] >= bar else 'MISSED'})"
     print(f"\n{title}: {len(rows)} splits, {mean['cells']:.0f} cells")
-    print(f"  τ {mean['tau']:.3f} ± {error['tau']:.3f}{verdict}, expected {mean['expected']:.3f}, "
-          f"headline τ {mean['headline']:.3f} ± {error['headline']:.3f}")  # fmt: skip
+    print(
+        f"  τ {mean['tau']:.3f} ± {error['tau']:.3f}{verdict}, expected {mean['expected']:.3f}, "
+        f"headline τ {mean['headline']:.3f} ± {error['headline']:.3f}"
+    )
     for what in ("pairs", "cells"):
         print(
             f"  {what} 50/80/95 %: "
-            + " / ".join(f"{mean[f'{what} {c:.0%}']:.3f} ± {error[f'{what} {c:.0%}']:.3f}" for c in COVER)
+            + " / ".join(
+                f"{mean[f'{what} {c:.0%}']:.3f} ± {error[f'{what} {c:.0%}']:.3f}" for c in COVER
+            )
         )
-    print(f"  pairs said 0.7–0.995: said {mean['said']:.3f}, right {mean['right']:.3f} ± {error['right']:.3f}; "
-          f"log loss {mean['loss']:.3f}; P(best) {mean['p_best']:.2f}, right {mean['best']:.2f}")  # fmt: skip
+    print(
+        f"  pairs said 0.7–0.995: said {mean['said']:.3f}, right {mean['right']:.3f} ± {error['right']:.3f}; "
+        f"log loss {mean['loss']:.3f}; P(best) {mean['p_best']:.2f}, right {mean['best']:.2f}"
+    )
 
 
 def show_bars(rows: Sequence[Mapping[str, float]], headline: bool) -> None:
@@ -452,7 +586,10 @@ def show_bars(rows: Sequence[Mapping[str, float]], headline: bool) -> None:
     bars[f"said and right ± {SAID:g}"] = abs(mean["said"] - mean["right"]) <= SAID
     if headline:
         bars[f"headline τ ≥ {HEADLINE:g}"] = mean["headline"] >= HEADLINE
-    print("  bars: " + ", ".join(f"{name} {'held' if held else 'MISSED'}" for name, held in bars.items()))
+    print(
+        "  bars: "
+        + ", ".join(f"{name} {'held' if held else 'MISSED'}" for name, held in bars.items())
+    )
 
 
 def timing() -> bool:
@@ -486,17 +623,25 @@ def timing() -> bool:
 
 def main() -> int:
     """Run, sum up, or time."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", help="folder of the published scores")
-    parser.add_argument("--out", default="planning.jsonl", help="a line for each answer, written as it is done")
+    parser.add_argument(
+        "--out", default="planning.jsonl", help="a line for each answer, written as it is done"
+    )
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--first", type=int, default=FIRST_SEED, help="seed of the first split")
     parser.add_argument("--matrices", nargs="+", default=sorted({q[0] for q in QUESTIONS}))
     parser.add_argument("--kinds", nargs="+", default=sorted({q[1] for q in QUESTIONS}))
     parser.add_argument("--what", nargs="+", default=sorted({q[2] for q in QUESTIONS}))
-    parser.add_argument("--summary", metavar="FILE", help="sum up what a run wrote, and run nothing")
-    parser.add_argument("--timing", action="store_true", help="time a fit and a step, and run nothing")
+    parser.add_argument(
+        "--summary", metavar="FILE", help="sum up what a run wrote, and run nothing"
+    )
+    parser.add_argument(
+        "--timing", action="store_true", help="time a fit and a step, and run nothing"
+    )
     args = parser.parse_args()
     if args.timing:
         return 0 if timing() else 1

@@ -20,7 +20,9 @@ LOADS, SECONDS = 3, 14.0
 
 def main() -> None:
     """Measure alone, then beside the loads."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--role", choices=("load", "short"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.role is not None:
@@ -32,7 +34,10 @@ def main() -> None:
     subprocess.run([*itself, "short"], check=True)
     service = Sharing()
     service.start(LOADS + 1)
-    print(f"beside {LOADS} that train ({'under' if service.on else 'without'} the service)", flush=True)
+    print(
+        f"beside {LOADS} that train ({'under' if service.on else 'without'} the service)",
+        flush=True,
+    )
     try:
         others = [subprocess.Popen([*itself, "load"]) for _ in range(LOADS)]
         time.sleep(SECONDS / 2)

@@ -31,22 +31,46 @@ PROTOCOLS = ("direct", "few_shot:5", "train_before_test")
 
 def main() -> int:
     """Fetch, run, show."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True, help="folder of benchmark splits")
-    parser.add_argument("--models", type=Path, default=Path("models"), help="where the models are, or go")
-    parser.add_argument("--out", type=Path, default=Path("real-weights"), help="where the study and its store go")
-    parser.add_argument("--archives", type=Path, help="a folder of archives fetched before, for tools/real_models.py")
+    parser.add_argument(
+        "--models", type=Path, default=Path("models"), help="where the models are, or go"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("real-weights"), help="where the study and its store go"
+    )
+    parser.add_argument(
+        "--archives",
+        type=Path,
+        help="a folder of archives fetched before, for tools/real_models.py",
+    )
     parser.add_argument("--only", choices=sorted(MODELS), nargs="*", default=["smollm2", "gemma3"])
-    parser.add_argument("--remembered", type=int, default=10_000, help="tokens that the memory of texts may hold")
-    parser.add_argument("--rates", type=float, nargs="*", default=[5e-5, 2e-4], help="learning rates")
+    parser.add_argument(
+        "--remembered", type=int, default=10_000, help="tokens that the memory of texts may hold"
+    )
+    parser.add_argument(
+        "--rates", type=float, nargs="*", default=[5e-5, 2e-4], help="learning rates"
+    )
     parser.add_argument("--epochs", type=int, default=2)
     for split, cap in (("train", 32), ("validation", 12), ("test", 16)):
-        parser.add_argument(f"--{split}", type=int, default=cap, help=f"documents of each benchmark; {cap}")
+        parser.add_argument(
+            f"--{split}", type=int, default=cap, help=f"documents of each benchmark; {cap}"
+        )
     given = parser.parse_args()
     if given.train < 6:
         parser.error("prompts of five examples need six training documents")
-    fetch = [sys.executable, str(ROOT / "tools" / "real_models.py"), "--out", str(given.models), *given.only]
-    subprocess.run(fetch + (["--archives", str(given.archives)] if given.archives else []), check=True)
+    fetch = [
+        sys.executable,
+        str(ROOT / "tools" / "real_models.py"),
+        "--out",
+        str(given.models),
+        *given.only,
+    ]
+    subprocess.run(
+        fetch + (["--archives", str(given.archives)] if given.archives else []), check=True
+    )
     study = write_study(given)
     began = time.monotonic()
     status, emptied = run(study, given.remembered)
@@ -86,7 +110,8 @@ def write_study(given: argparse.Namespace) -> Path:
     study = {
         "name": "real-weights",
         "models": [
-            {"name": MODELS[name], "path": str(weights(given.models / MODELS[name]).resolve())} for name in given.only
+            {"name": MODELS[name], "path": str(weights(given.models / MODELS[name]).resolve())}
+            for name in given.only
         ],
         "tasks": list(TASKS),
         "data_dir": str(given.data.resolve()),
@@ -111,7 +136,10 @@ def show(place: Path, models: list[str]) -> list[str]:
     from potentia.store import Store
 
     with Store.open(str(place), readonly=True) as store:
-        cells = {(cell.model, cell.task, str(cell.protocol)): cell for cell in store.cells(study="real-weights")}
+        cells = {
+            (cell.model, cell.task, str(cell.protocol)): cell
+            for cell in store.cells(study="real-weights")
+        }
     missing = []
     print(f"\n{'model':24}{'task':16}" + "".join(f"{protocol:>24}" for protocol in PROTOCOLS))
     for model in models:
@@ -121,7 +149,11 @@ def show(place: Path, models: list[str]) -> list[str]:
                 cell = cells.get((model, task, protocol))
                 if cell is None:
                     missing.append(f"{model} {task} {protocol}")
-                told = "missing" if cell is None else f"{cell.score.value:.3f} ± {cell.score.stderr:.3f}"
+                told = (
+                    "missing"
+                    if cell is None
+                    else f"{cell.score.value:.3f} ± {cell.score.stderr:.3f}"
+                )
                 line += f"{told:>24}"
             print(line)
     styles = sorted({style for cell in cells.values() for style in cell.manifest["styles"]})

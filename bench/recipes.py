@@ -37,7 +37,10 @@ from potentia.run import run_study
 from potentia.store import Store
 from potentia.study import make_study
 
-BOUNDS = [1e-5, 1e-2]  # a grid that is named is meant as it is: a candidate that goes on searching says so
+BOUNDS = [
+    1e-5,
+    1e-2,
+]  # a grid that is named is meant as it is: a candidate that goes on searching says so
 CANDIDATES: dict[str, dict[str, Any]] = {
     "fair": {},
     "paper": {"recipe": "paper"},
@@ -113,7 +116,10 @@ def main() -> None:
         folder = Path(place)
         models, tasks = _subjects(given, folder)
         for setting in _settings(given):
-            if outcomes and time.monotonic() + outcomes[-1].seconds * _growth(setting, outcomes) > deadline:
+            if (
+                outcomes
+                and time.monotonic() + outcomes[-1].seconds * _growth(setting, outcomes) > deadline
+            ):
                 break
             last = _run(setting, models, tasks, given, folder)
             outcomes.append(last)
@@ -137,21 +143,37 @@ def _read(path: Path) -> Iterator[Outcome]:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", type=Path, nargs="*", help="model folders, or a folder of them; else the zoo's")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--models", type=Path, nargs="*", help="model folders, or a folder of them; else the zoo's"
+    )
     parser.add_argument("--data", type=Path, help="folder of benchmarks' rows, for real models")
-    parser.add_argument("--tasks", nargs="*", default=list(TASKS), help="benchmarks, for real models")
-    parser.add_argument("--tickets", action="store_true", help="support tickets in place of benchmarks")
-    parser.add_argument("--candidates", nargs="*", default=list(CANDIDATES), choices=list(CANDIDATES))
+    parser.add_argument(
+        "--tasks", nargs="*", default=list(TASKS), help="benchmarks, for real models"
+    )
+    parser.add_argument(
+        "--tickets", action="store_true", help="support tickets in place of benchmarks"
+    )
+    parser.add_argument(
+        "--candidates", nargs="*", default=list(CANDIDATES), choices=list(CANDIDATES)
+    )
     parser.add_argument("--documents", type=int, nargs="*", default=list(DOCUMENTS))
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--validation", type=int, default=200)
     parser.add_argument("--test", type=int, default=400)
-    parser.add_argument("--minutes", type=float, default=60.0, help="begin nothing that would not end within them")
-    parser.add_argument("--out", type=Path, help="append what every setting gave to this file, a line each")
-    parser.add_argument("--summary", type=Path, nargs="*", help="run nothing: the table of such files together")
+    parser.add_argument(
+        "--minutes", type=float, default=60.0, help="begin nothing that would not end within them"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="append what every setting gave to this file, a line each"
+    )
+    parser.add_argument(
+        "--summary", type=Path, nargs="*", help="run nothing: the table of such files together"
+    )
     return parser.parse_args()
 
 
@@ -171,8 +193,16 @@ def _growth(setting: Setting, outcomes: Sequence[Outcome]) -> float:
 def _subjects(given: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any]], list[Any]]:
     """Return the models and tasks as a study names them."""
     if given.models:
-        found = [inner for path in given.models for inner in (sorted(path.iterdir()) if _has_models(path) else [path])]
-        models = [{"name": path.name, "path": str(path), "kind": "base"} for path in found if path.is_dir()]
+        found = [
+            inner
+            for path in given.models
+            for inner in (sorted(path.iterdir()) if _has_models(path) else [path])
+        ]
+        models = [
+            {"name": path.name, "path": str(path), "kind": "base"}
+            for path in found
+            if path.is_dir()
+        ]
     else:
         paths = zoo.model_folders(folder / "models", ZOO_MODELS)
         models = [{"name": name, "path": str(path), "kind": "base"} for name, path in paths.items()]
@@ -190,7 +220,9 @@ def _has_models(path: Path) -> bool:
     return not any((path / name).exists() for name in ("config.json", "m.gguf"))
 
 
-def _run(setting: Setting, models: list[dict[str, Any]], tasks: list[Any], given: Any, folder: Path) -> Outcome:
+def _run(
+    setting: Setting, models: list[dict[str, Any]], tasks: list[Any], given: Any, folder: Path
+) -> Outcome:
     caps = {"train": setting.documents, "validation": given.validation, "test": given.test}
     if given.tickets:
         ratios = [setting.documents, given.validation, given.test]
@@ -219,7 +251,8 @@ def _run(setting: Setting, models: list[dict[str, Any]], tasks: list[Any], given
         print(f"failed: {reason}", flush=True)
     with Store.open(study.store, readonly=True) as store:
         cells = [
-            {"model": c.model, "task": c.task, "test": c.score.value} | {name: c.selection[name] for name in TOLD}
+            {"model": c.model, "task": c.task, "test": c.score.value}
+            | {name: c.selection[name] for name in TOLD}
             for c in store.cells(protocol="train_before_test")
         ]
     return Outcome(setting, cells, seconds, result.interrupted)
@@ -228,22 +261,61 @@ def _run(setting: Setting, models: list[dict[str, Any]], tasks: list[Any], given
 # --- support tickets --------------------------------------------------------------------------------------------------
 
 TOPICS = {
-    "billing": ("I was charged twice for {thing}", "the invoice for {thing} shows the wrong amount",
-                "my card was debited but {thing} is still unpaid", "why did the price of {thing} go up this month"),
-    "delivery": ("{thing} has not arrived yet", "the parcel with {thing} went to the wrong address",
-                 "tracking for {thing} has not moved in days", "the courier left {thing} in the rain"),
-    "account": ("I cannot log in since I ordered {thing}", "the reset mail never comes, I need {thing} today",
-                "please change the address on my account for {thing}", "my password does not work, {thing} is locked"),
-    "return": ("I want to send {thing} back", "{thing} does not fit, how do I return it",
-               "where do I bring {thing} that I do not want", "can I exchange {thing} for another colour"),
-    "fault": ("{thing} stopped working after a day", "{thing} makes a loud noise and smells",
-              "the screen of {thing} stays black", "a part of {thing} broke off when I opened it"),
-}  # fmt: skip
-THINGS = ("the lamp", "my new phone", "the blue chair", "a coat", "the coffee machine", "the toy train", "my hat",
-          "the garden table", "an old radio", "the kettle", "a pair of shoes", "the bicycle light")  # fmt: skip
+    "billing": (
+        "I was charged twice for {thing}",
+        "the invoice for {thing} shows the wrong amount",
+        "my card was debited but {thing} is still unpaid",
+        "why did the price of {thing} go up this month",
+    ),
+    "delivery": (
+        "{thing} has not arrived yet",
+        "the parcel with {thing} went to the wrong address",
+        "tracking for {thing} has not moved in days",
+        "the courier left {thing} in the rain",
+    ),
+    "account": (
+        "I cannot log in since I ordered {thing}",
+        "the reset mail never comes, I need {thing} today",
+        "please change the address on my account for {thing}",
+        "my password does not work, {thing} is locked",
+    ),
+    "return": (
+        "I want to send {thing} back",
+        "{thing} does not fit, how do I return it",
+        "where do I bring {thing} that I do not want",
+        "can I exchange {thing} for another colour",
+    ),
+    "fault": (
+        "{thing} stopped working after a day",
+        "{thing} makes a loud noise and smells",
+        "the screen of {thing} stays black",
+        "a part of {thing} broke off when I opened it",
+    ),
+}
+THINGS = (
+    "the lamp",
+    "my new phone",
+    "the blue chair",
+    "a coat",
+    "the coffee machine",
+    "the toy train",
+    "my hat",
+    "the garden table",
+    "an old radio",
+    "the kettle",
+    "a pair of shoes",
+    "the bicycle light",
+)
 OPENINGS = ("Hello,", "Hi there,", "Good morning,", "To whom it may concern,", "Hey,", "")
-ENDINGS = ("Please help.", "Thank you.", "I am not happy.", "This is the second time I write.", "Kind regards, {name}",
-           "Can you call me back?", "")  # fmt: skip
+ENDINGS = (
+    "Please help.",
+    "Thank you.",
+    "I am not happy.",
+    "This is the second time I write.",
+    "Kind regards, {name}",
+    "Can you call me back?",
+    "",
+)
 NAMES = ("Anna", "Tom", "Mia", "Jack", "Lily", "Ben")
 
 
@@ -257,9 +329,14 @@ def tickets(many: int, seed: int = 0) -> list[dict[str, Any]]:
         body = stream.choice(TOPICS[kind]).format(thing=stream.choice(THINGS))
         aside = "" if stream.random() < 0.7 else f" (It is not about {other}.)"
         ending = stream.choice(ENDINGS).format(name=stream.choice(NAMES))
-        text = " ".join(part for part in (stream.choice(OPENINGS), body + "." + aside, ending) if part)
+        text = " ".join(
+            part for part in (stream.choice(OPENINGS), body + "." + aside, ending) if part
+        )
         question = f"Ticket: {text}\nKind:"
-        found.setdefault(text, {"question": question, "choices": sorted(TOPICS), "answer": sorted(TOPICS).index(kind)})
+        found.setdefault(
+            text,
+            {"question": question, "choices": sorted(TOPICS), "answer": sorted(TOPICS).index(kind)},
+        )
     return list(found.values())
 
 
@@ -273,7 +350,10 @@ def _whole(outcomes: Sequence[Outcome]) -> list[Outcome]:
     for outcome in outcomes:
         for cell in outcome.cells:
             held.setdefault(_place(outcome, cell), set()).add(outcome.setting.candidate)
-    kept = (replace(o, cells=[cell for cell in o.cells if held[_place(o, cell)] == names]) for o in outcomes)
+    kept = (
+        replace(o, cells=[cell for cell in o.cells if held[_place(o, cell)] == names])
+        for o in outcomes
+    )
     return [outcome for outcome in kept if outcome.cells]
 
 

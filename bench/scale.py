@@ -33,11 +33,18 @@ SIZES = {"2k": (50, 20), "20k": (250, 40), "300x40": (300, 40), "200k": (1000, 1
 STUDY = "feedfacefeedfacefeedfacefeedface"
 # Seconds of processor time, and MB of memory or of the file, by size and step.
 LIMITS = {
-    ("20k", "status"): (1, None), ("300x40", "status"): (1, None), ("200k", "status"): (1, None),
-    ("300x40", "rankings"): (20, None), ("300x40", "report"): (30, 15), ("200k", "rankings"): (600, 2_000),
+    ("20k", "status"): (1, None),
+    ("300x40", "status"): (1, None),
+    ("200k", "status"): (1, None),
+    ("300x40", "rankings"): (20, None),
+    ("300x40", "report"): (30, 15),
+    ("200k", "rankings"): (600, 2_000),
     ("200k", "board, first page"): (2, None),
-}  # fmt: skip
-CELL_MS, FOUND_MS = 5, 2  # of processor time for a trivial cell beside its scoring, and for finding it again
+}
+CELL_MS, FOUND_MS = (
+    5,
+    2,
+)  # of processor time for a trivial cell beside its scoring, and for finding it again
 
 
 def make_store(where: Path, models: int, tasks: int, *, lanes: int = 3) -> None:
@@ -52,12 +59,20 @@ def make_store(where: Path, models: int, tasks: int, *, lanes: int = 3) -> None:
     names = [f"family-{k % 20}/model-{k:04d}" for k in range(models)]
     spec = {
         "name": "scale",
-        "models": [{"name": m, "family": m.split("/")[0], "parameters": 1e8 * (k + 1)} for k, m in enumerate(names)],
+        "models": [
+            {"name": m, "family": m.split("/")[0], "parameters": 1e8 * (k + 1)}
+            for k, m in enumerate(names)
+        ],
         "tasks": [f"task_{j:03d}" for j in range(tasks)],
         "protocols": ["direct", "train_before_test"],
     }
     manifest = {
-        "versions": {"torch": "2.11.0", "transformers": "5.22.0", "peft": "0.21.0", "lm-eval": "0.4.13"},
+        "versions": {
+            "torch": "2.11.0",
+            "transformers": "5.22.0",
+            "peft": "0.21.0",
+            "lm-eval": "0.4.13",
+        },
         "model": {"source": "m", "fingerprint": "f" * 32, "dtype": "float32", "device": "cpu"},
         "task": {"fingerprint": "e" * 64, "splits": {}, "metric": "acc"},
         "seed": 0,
@@ -74,19 +89,45 @@ def make_store(where: Path, models: int, tasks: int, *, lanes: int = 3) -> None:
                         float(values[k, j]),
                         hashlib.sha256(f"{model} {j} {protocol}".encode()).hexdigest()[:32],
                     )
-                    score = Score(value, float(np.sqrt(value * (1 - value) / 1000)), 1000, Metric.of("acc"))
+                    score = Score(
+                        value, float(np.sqrt(value * (1 - value) / 1000)), 1000, Metric.of("acc")
+                    )
                     about = {"learning_rate": 2e-5, "epoch": 3, "style": "plain"}
                     cells.append(
-                        CellRecord(key, STUDY, model, f"task_{j:03d}", protocol, {"acc": score}, "acc", manifest,
-                                   seconds=1.5, selection=about)
-                    )  # fmt: skip
+                        CellRecord(
+                            key,
+                            STUDY,
+                            model,
+                            f"task_{j:03d}",
+                            protocol,
+                            {"acc": score},
+                            "acc",
+                            manifest,
+                            seconds=1.5,
+                            selection=about,
+                        )
+                    )
                     if protocol == "train_before_test":
                         for n in range(lanes):
-                            curve = tuple(EpochRecord(e, 2.0 - e / 5, value - 0.1 + e / 50, 0.01) for e in range(6))
+                            curve = tuple(
+                                EpochRecord(e, 2.0 - e / 5, value - 0.1 + e / 50, 0.01)
+                                for e in range(6)
+                            )
                             curves.append(
-                                LaneRecord(f"lane-{n}-{key}", STUDY, model, f"task_{j:03d}", 1e-5 * (n + 1), "plain",
-                                           0, "done", key, curve, selected=n == 0)
-                            )  # fmt: skip
+                                LaneRecord(
+                                    f"lane-{n}-{key}",
+                                    STUDY,
+                                    model,
+                                    f"task_{j:03d}",
+                                    1e-5 * (n + 1),
+                                    "plain",
+                                    0,
+                                    "done",
+                                    key,
+                                    curve,
+                                    selected=n == 0,
+                                )
+                            )
             for start in range(0, len(cells), 5000):
                 store.commit_cells(cells[start : start + 5000])
             with store._writing() as connection:  # one by one they would take an hour
@@ -94,9 +135,15 @@ def make_store(where: Path, models: int, tasks: int, *, lanes: int = 3) -> None:
 
                 for start in range(0, len(curves), 5000):
                     part = curves[start : start + 5000]
-                    rows = [{k: v for k, v in asdict(lane).items() if k != "epochs"} for lane in part]
+                    rows = [
+                        {k: v for k, v in asdict(lane).items() if k != "epochs"} for lane in part
+                    ]
                     connection.execute(s.lanes.insert(), rows)
-                    points = [{"lane": lane.key, **asdict(point)} for lane in part for point in lane.epochs]
+                    points = [
+                        {"lane": lane.key, **asdict(point)}
+                        for lane in part
+                        for point in lane.epochs
+                    ]
                     connection.execute(s.epochs.insert(), points)
 
 
@@ -109,19 +156,27 @@ def timed(arguments: list[str], folder: Path) -> tuple[float, float, float]:
     """Run a command; return seconds, seconds of processor time, and MB of memory."""
     began = time.perf_counter()
     with (folder / "said").open("w") as said:
-        process = subprocess.Popen([*POTENTIA, *arguments], cwd=folder, stdout=said, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            [*POTENTIA, *arguments], cwd=folder, stdout=said, stderr=subprocess.STDOUT
+        )
         _, code, used = os.wait4(process.pid, 0)
     if code:
-        raise SystemExit(f"{arguments[0]} ended with {code}: {(folder / 'said').read_text()[-2000:]}")
+        raise SystemExit(
+            f"{arguments[0]} ended with {code}: {(folder / 'said').read_text()[-2000:]}"
+        )
     return time.perf_counter() - began, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
 
 
 def board(store: Path, folder: Path) -> dict[str, float]:
     """Serve the board; return seconds until its pages and lists are there."""
     process = subprocess.Popen(
-        [*POTENTIA, "serve", str(store), "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        cwd=folder, env={**os.environ, "COLUMNS": "300", "PYTHONUNBUFFERED": "1"},
-    )  # fmt: skip
+        [*POTENTIA, "serve", str(store), "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "COLUMNS": "300", "PYTHONUNBUFFERED": "1"},
+    )
     try:
         assert process.stdout is not None
         found = re.search(r"http://[^ ]+/", process.stdout.readline())
@@ -159,8 +214,11 @@ def measure(size: str, folder: Path, steps: list[str]) -> bool:
     if not found:
         make_store(store, models, tasks)
     made = "found" if found else f"made in {time.perf_counter() - began:.0f} s"
-    print(f"\n{size}: {models} models × {tasks} tasks, {2 * models * tasks:,} cells "
-          f"({made}, {store.stat().st_size / 1e6:,.0f} MB; {load()})", flush=True)  # fmt: skip
+    print(
+        f"\n{size}: {models} models × {tasks} tasks, {2 * models * tasks:,} cells "
+        f"({made}, {store.stat().st_size / 1e6:,.0f} MB; {load()})",
+        flush=True,
+    )
     print(f"{'':28}{'seconds':>9}{'CPU s':>9}{'MB':>8}   limit")
     held = True
     commands = {
@@ -176,7 +234,11 @@ def measure(size: str, folder: Path, steps: list[str]) -> bool:
         amount = (folder / "report.html").stat().st_size / 1e6 if name == "report" else memory
         ok = (limit is None or cpu < limit) and (most is None or amount < most)
         held &= ok
-        told = "" if limit is None else f"{limit} s" + (f", {most:,} MB" if most else "") + ("" if ok else "  MISSED")
+        told = (
+            ""
+            if limit is None
+            else f"{limit} s" + (f", {most:,} MB" if most else "") + ("" if ok else "  MISSED")
+        )
         print(f"{name:28}{clock:9.2f}{cpu:9.2f}{memory:8.0f}   {told}", flush=True)
         if name == "report":
             print(f"{'  its file':28}{'':18}{amount:8.1f}")
@@ -218,12 +280,17 @@ def orchestration(cells: int, folder: Path) -> bool:
     tiny.save_model(folder / "m", seed=0, width=16)
     for k in range(cells):
         tiny.save_questions(folder / f"q{k}.jsonl", n=12, seed=k)
-    sizes, found = (2, max(2, cells // 4), cells), []  # the first, of two cells, only loads what there is to load
+    sizes, found = (
+        (2, max(2, cells // 4), cells),
+        [],
+    )  # the first, of two cells, only loads what there is to load
     for size in sizes:
         study = make_study(
             {
                 "models": [{"name": "m", "path": str(folder / "m")}],
-                "tasks": [{"name": f"q{k}", "file": str(folder / f"q{k}.jsonl")} for k in range(size)],
+                "tasks": [
+                    {"name": f"q{k}", "file": str(folder / f"q{k}.jsonl")} for k in range(size)
+                ],
                 "protocols": ["direct"],
                 "caps": {"test": 1},
                 "store": str(folder / f"trivial-{size}-{os.getpid()}.db"),
@@ -243,20 +310,28 @@ def orchestration(cells: int, folder: Path) -> bool:
         times["MB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         found.append(times)
     _, few, many = found
-    each = {name: (many[name] - few[name]) / (sizes[2] - sizes[1]) * 1e3 for name in few if name != "MB"}
+    each = {
+        name: (many[name] - few[name]) / (sizes[2] - sizes[1]) * 1e3 for name in few if name != "MB"
+    }
     beside = each["planned"] + each["computed"] - each["scoring"]
     held = beside < CELL_MS and each["found"] < FOUND_MS
     print(f"\n{cells} trivial cells, ms of processor time for one more ({load()}):")
     print("  " + ", ".join(f"{name} {value:.1f}" for name, value in each.items()))
-    print(f"  beside its scoring {beside:.1f} (limit {CELL_MS}), found again {each['found']:.1f} (limit {FOUND_MS})"
-          + ("" if held else "  MISSED"))  # fmt: skip
-    print(f"  memory: {few['MB']:,.0f} MB after {sizes[1]} cells, {many['MB']:,.0f} MB after {sizes[2]}")
+    print(
+        f"  beside its scoring {beside:.1f} (limit {CELL_MS}), found again {each['found']:.1f} (limit {FOUND_MS})"
+        + ("" if held else "  MISSED")
+    )
+    print(
+        f"  memory: {few['MB']:,.0f} MB after {sizes[1]} cells, {many['MB']:,.0f} MB after {sizes[2]}"
+    )
     return held
 
 
 def main() -> None:
     """Measure what was asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=["2k", "20k", "300x40"])
     parser.add_argument("--steps", nargs="+", default=["status", "rankings", "report", "board"])
     parser.add_argument("--cells", type=int, help="measure this many trivial cells instead")

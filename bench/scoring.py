@@ -51,7 +51,10 @@ def questions(path: Path, count: int) -> list[tuple[str, list[str]]]:
 
         documents = pd.read_parquet(path).to_dict("records")
     chosen = documents[:count]
-    return [(f"Question: {d['question']}\nAnswer:", [f" {text}" for text in d["choices"]["text"]]) for d in chosen]
+    return [
+        (f"Question: {d['question']}\nAnswer:", [f" {text}" for text in d["choices"]["text"]])
+        for d in chosen
+    ]
 
 
 def make(arguments: argparse.Namespace) -> LoadedModel:
@@ -64,7 +67,9 @@ def make(arguments: argparse.Namespace) -> LoadedModel:
     dtype = pick_dtype(arguments.dtype, device)
     words = AutoTokenizer.from_pretrained(arguments.tokenizer)
     config = LlamaConfig(
-        **dict(zip(WIDTHS, SHAPES[arguments.shape], strict=True)), max_position_embeddings=2048, rms_norm_eps=1e-5
+        **dict(zip(WIDTHS, SHAPES[arguments.shape], strict=True)),
+        max_position_embeddings=2048,
+        rms_norm_eps=1e-5,
     )
     torch.manual_seed(0)
     with torch.device(device):
@@ -94,7 +99,10 @@ class Clock:
     def __exit__(self, *_: object) -> None:
         if self.cuda:
             torch.cuda.synchronize()
-        self.seconds, self.work = time.perf_counter() - self.began, time.process_time() - self.worked
+        self.seconds, self.work = (
+            time.perf_counter() - self.began,
+            time.process_time() - self.worked,
+        )
         if self.cuda:
             self.memory = (torch.cuda.max_memory_allocated() - self.held) / 2**30
         else:
@@ -179,34 +187,53 @@ def answers(items: list[tuple[str, list[str]]], values: list[float]) -> list[int
     return found
 
 
-def truth(loaded: LoadedModel, items: list[Any], ours: list[Any], theirs: list[Any]) -> dict[str, Any]:
+def truth(
+    loaded: LoadedModel, items: list[Any], ours: list[Any], theirs: list[Any]
+) -> dict[str, Any]:
     """Compare both with the same weights in float32, since rounding to bfloat16 moves either."""
     requests = [Continuation(prompt, choice) for prompt, choices in items for choice in choices]
     exact = LoadedModel.of(loaded.model.float(), loaded.tokenizer, fingerprint="float32")
     right = [entry.logprob for entry in Scorer(exact).loglikelihood(requests)]
     figures = {}
-    for name, values in (("potentia", [e.logprob for e in ours]), ("HFLM", [value for value, _ in theirs])):
+    for name, values in (
+        ("potentia", [e.logprob for e in ours]),
+        ("HFLM", [value for value, _ in theirs]),
+    ):
         apart = sum(abs(a - b) for a, b in zip(values, right, strict=False)) / len(right)
-        differ = sum(a != b for a, b in zip(answers(items, values), answers(items, right), strict=True))
-        print(f"against float32: {name} is off by {apart:.3f} on average, {differ} of {len(items)} answers differ")
+        differ = sum(
+            a != b for a, b in zip(answers(items, values), answers(items, right), strict=True)
+        )
+        print(
+            f"against float32: {name} is off by {apart:.3f} on average, {differ} of {len(items)} answers differ"
+        )
         figures[f"{name} against float32"] = {"apart": apart, "differ": differ}
     return figures
 
 
 def main() -> int:
     """Run the comparison and print it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", help="folder, Hub name or .gguf file")
-    parser.add_argument("--shape", choices=sorted(SHAPES), help="random weights of this shape instead")
+    parser.add_argument(
+        "--shape", choices=sorted(SHAPES), help="random weights of this shape instead"
+    )
     parser.add_argument("--tokenizer", help="tokenizer folder, with --shape")
     parser.add_argument("--items", type=Path, required=True)
     parser.add_argument("--documents", type=int, default=300)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--batches", nargs="*", default=["auto", "16", "64"], help="HFLM batch sizes to run")
-    parser.add_argument("--repeat", type=int, default=2, help="runs of Potentia; the best counts, HFLM likewise")
+    parser.add_argument(
+        "--batches", nargs="*", default=["auto", "16", "64"], help="HFLM batch sizes to run"
+    )
+    parser.add_argument(
+        "--repeat", type=int, default=2, help="runs of Potentia; the best counts, HFLM likewise"
+    )
     parser.add_argument("--threads", type=int, help="torch threads on a CPU")
-    parser.add_argument("--at-least", type=float, default=0.0, help="fail below this ratio to HFLM's best")
+    parser.add_argument(
+        "--at-least", type=float, default=0.0, help="fail below this ratio to HFLM's best"
+    )
     parser.add_argument("--json", type=Path, help="write the figures here as well")
     arguments = parser.parse_args()
     if arguments.threads:
@@ -240,7 +267,10 @@ def main() -> int:
         f"({notes['rows_by_path']}, budget {notes['token_budget']}), peak {ours.memory:.2f} GiB"
     )
     spent = stages(loaded, requests)
-    print("  where the time goes: " + ", ".join(f"{name} {value:.2f} s" for name, value in spent.items()))
+    print(
+        "  where the time goes: "
+        + ", ".join(f"{name} {value:.2f} s" for name, value in spent.items())
+    )
     rate = matmul_rate(loaded.device, loaded.dtype)
     embedding = loaded.model.get_input_embeddings().weight.numel()
     work = 2 * (parameters - embedding) * notes["tokens_processed"]
@@ -257,7 +287,10 @@ def main() -> int:
     failed = False
     for size in arguments.batches:
         harness = HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=size)
-        calls = [Instance("loglikelihood", {}, (r.context, r.continuation), i) for i, r in enumerate(requests)]
+        calls = [
+            Instance("loglikelihood", {}, (r.context, r.continuation), i)
+            for i, r in enumerate(requests)
+        ]
         harness.loglikelihood(calls[:64], disable_tqdm=True)
         theirs_clock = None
         for _ in range(arguments.repeat if loaded.device.type == "cuda" else 1):
@@ -271,7 +304,9 @@ def main() -> int:
         least = min(theirs_clock.work, least or theirs_clock.work)
         apart = max(abs(a.logprob - b[0]) for a, b in zip(results, theirs, strict=True))
         mine, other = [entry.logprob for entry in results], [value for value, _ in theirs]
-        differ = sum(a != b for a, b in zip(answers(items, mine), answers(items, other), strict=True))
+        differ = sum(
+            a != b for a, b in zip(answers(items, mine), answers(items, other), strict=True)
+        )
         failed |= differ > 0 and loaded.dtype == torch.float32
         print(
             f"HFLM batch_size={size}: {seconds:.2f} s (CPU {theirs_clock.work:.2f} s), peak {clock.memory:.2f} GiB; "
@@ -296,7 +331,9 @@ def main() -> int:
     if best is not None and least is not None:
         figures["ratio to the best"] = best / ours.seconds
         figures["ratio of CPU time"] = least / ours.work
-        print(f"ratio to HFLM's best: {best / ours.seconds:.2f}× in wall time, {least / ours.work:.2f}× in CPU time")
+        print(
+            f"ratio to HFLM's best: {best / ours.seconds:.2f}× in wall time, {least / ours.work:.2f}× in CPU time"
+        )
         failed |= best / ours.seconds < arguments.at_least
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=1))

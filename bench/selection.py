@@ -69,12 +69,21 @@ def _lettered(row: dict[str, Any]) -> tuple[str, list[str], int]:
 SOURCES = {
     "sst2": Source("nyu-mll--glue/sst2", _labelled("{sentence} This is", "bad", "good")),
     "cola": Source("nyu-mll--glue/cola", _labelled("{sentence} This is", "wrong", "right")),
-    "wic": Source("aps--super_glue/wic", _labelled("{word}: {sentence1} {sentence2} Same?", "no", "yes")),
+    "wic": Source(
+        "aps--super_glue/wic", _labelled("{word}: {sentence1} {sentence2} Same?", "no", "yes")
+    ),
     "winogrande": Source(
         "allenai--winogrande/winogrande_xl",
-        lambda row: (row["sentence"] + " _ is", [row["option1"], row["option2"]], int(row["answer"]) - 1),
+        lambda row: (
+            row["sentence"] + " _ is",
+            [row["option1"], row["option2"]],
+            int(row["answer"]) - 1,
+        ),
     ),
-    "piqa": Source("baber--piqa/default", lambda row: (row["goal"], [row["sol1"], row["sol2"]], int(row["label"]))),
+    "piqa": Source(
+        "baber--piqa/default",
+        lambda row: (row["goal"], [row["sol1"], row["sol2"]], int(row["label"])),
+    ),
     "siqa": Source(
         "lighteval--siqa/default",
         lambda row: (
@@ -116,16 +125,27 @@ def real_rows(data: Path, name: str, longest: int = 110) -> list[dict[str, Any]]
 def zoo_rows(folder: Path, name: str) -> list[dict[str, Any]]:
     """Return the rows of a zoo benchmark."""
     zoo.task_folder(folder / "tasks")
-    files = [folder / "tasks" / name / f"{split}.jsonl" for split in ("train", "validation", "test")]
+    files = [
+        folder / "tasks" / name / f"{split}.jsonl" for split in ("train", "validation", "test")
+    ]
     made = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     np.random.default_rng(0).shuffle(made)  # type: ignore[arg-type]
     return [{key: row[key] for key in ("question", "choices", "answer")} for row in made]
 
 
-def files(given: argparse.Namespace) -> Iterator[tuple[str, list[dict[str, Any]], list[dict[str, Any]]]]:
+def files(
+    given: argparse.Namespace,
+) -> Iterator[tuple[str, list[dict[str, Any]], list[dict[str, Any]]]]:
     """Yield a name, the rows of a file, and rows held out; benchmarks take turns, and no row is in two files."""
-    names = [b.name for b in zoo.BENCHMARKS if b.kind == "choice"] if given.data is None else list(SOURCES)
-    rows = {name: zoo_rows(given.out, name) if given.data is None else real_rows(given.data, name) for name in names}
+    names = (
+        [b.name for b in zoo.BENCHMARKS if b.kind == "choice"]
+        if given.data is None
+        else list(SOURCES)
+    )
+    rows = {
+        name: zoo_rows(given.out, name) if given.data is None else real_rows(given.data, name)
+        for name in names
+    }
     times = math.ceil(given.files / len(names))
     for number in range(given.files):
         name, turn = names[number % len(names)], number // len(names)
@@ -145,7 +165,11 @@ def candidates(given: argparse.Namespace) -> dict[str, Path]:
         return folders
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-    texts = [f"{row['question']} {' '.join(row['choices'])}" for n in SOURCES for row in real_rows(given.data, n)[:500]]
+    texts = [
+        f"{row['question']} {' '.join(row['choices'])}"
+        for n in SOURCES
+        for row in real_rows(given.data, n)[:500]
+    ]
     size = json.loads((folders[POOL[0]] / "config.json").read_text())["vocab_size"]
     pieces = Tokenizer(models.BPE())
     pieces.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -154,9 +178,13 @@ def candidates(given: argparse.Namespace) -> dict[str, Path]:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     pieces.train_from_iterator(
         texts,
-        trainers.BpeTrainer(vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False),
+        trainers.BpeTrainer(
+            vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+        ),
     )
-    pieces.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    pieces.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
     for folder in folders.values():
         pieces.save(str(folder / "tokenizer.json"))
     return folders
@@ -175,7 +203,9 @@ def potentia(*words: object) -> dict[str, Any]:
             command()
         except SystemExit as ended:
             if ended.code:
-                raise SystemExit(f"{' '.join(sys.argv)}: exit {ended.code}\n{problems.getvalue()[-2000:]}") from None
+                raise SystemExit(
+                    f"{' '.join(sys.argv)}: exit {ended.code}\n{problems.getvalue()[-2000:]}"
+                ) from None
     return json.loads(said.getvalue())  # type: ignore[no-any-return]
 
 
@@ -186,7 +216,11 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def true_outcomes(
-    given: argparse.Namespace, folder: Path, rows: list[Any], held: list[Any], models: dict[str, Path]
+    given: argparse.Namespace,
+    folder: Path,
+    rows: list[Any],
+    held: list[Any],
+    models: dict[str, Path],
 ) -> dict[str, dict[int, float]]:
     """Return every candidate's outcomes on the rows held out, tuned on what the command tunes on.
 
@@ -246,10 +280,14 @@ def true_chances(outcomes: dict[str, dict[int, float]]) -> dict[str, float]:
     weights = np.random.default_rng(1).dirichlet(np.ones(table.shape[1]), size=DRAWS)
     drawn = weights @ table.T
     best = drawn >= drawn.max(axis=1, keepdims=True) - 1e-12
-    return dict(zip(outcomes, (best / best.sum(axis=1, keepdims=True)).mean(axis=0).tolist(), strict=True))
+    return dict(
+        zip(outcomes, (best / best.sum(axis=1, keepdims=True)).mean(axis=0).tolist(), strict=True)
+    )
 
 
-def judge(given: argparse.Namespace, name: str, rows: Any, held: Any, models: Any) -> dict[str, Any]:
+def judge(
+    given: argparse.Namespace, name: str, rows: Any, held: Any, models: Any
+) -> dict[str, Any]:
     """Ask the command, find the truth, compare."""
     folder = given.out / name
     note = folder / "found.json"
@@ -260,9 +298,20 @@ def judge(given: argparse.Namespace, name: str, rows: Any, held: Any, models: An
     (folder / "recipe.yaml").write_text(yaml.safe_dump(tuning))
     began = time.monotonic()
     said = potentia(
-        "select", "--data", folder / "rows.jsonl", "--models", *models.values(), "--recipe", folder / "recipe.yaml",
-        "--device", "cpu", "--seed", given.seed, "-o", folder / "selected",
-    )  # fmt: skip
+        "select",
+        "--data",
+        folder / "rows.jsonl",
+        "--models",
+        *models.values(),
+        "--recipe",
+        folder / "recipe.yaml",
+        "--device",
+        "cpu",
+        "--seed",
+        given.seed,
+        "-o",
+        folder / "selected",
+    )
     seconds = time.monotonic() - began
     outcomes = true_outcomes(given, folder, rows, held, models)
     chances = true_chances(outcomes)
@@ -270,7 +319,10 @@ def judge(given: argparse.Namespace, name: str, rows: Any, held: Any, models: An
     named = Path(said["best"]).name
     best = max(scores, key=lambda model: scores[model])
     both = paired({"best": outcomes[best], "named": outcomes[named]})
-    gap, error = float((both[0] - both[1]).mean()), float((both[0] - both[1]).std(ddof=1)) / math.sqrt(both.shape[1])
+    gap, error = (
+        float((both[0] - both[1]).mean()),
+        float((both[0] - both[1]).std(ddof=1)) / math.sqrt(both.shape[1]),
+    )
     stated = {Path(s["model"]).name: s["p_best"] or 0.0 for s in said["standings"]}
     found = {
         "file": name,
@@ -292,20 +344,31 @@ def judge(given: argparse.Namespace, name: str, rows: Any, held: Any, models: An
 
 def main() -> int:
     """Make files, ask, compare, sum up."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, help="folder of splits of real benchmarks")
-    parser.add_argument("--models", type=Path, nargs="*", default=[], help="candidates in place of zoo models")
+    parser.add_argument(
+        "--models", type=Path, nargs="*", default=[], help="candidates in place of zoo models"
+    )
     parser.add_argument("--files", type=int, default=20)
     parser.add_argument("--rows", type=int, default=320, help="of a file")
     parser.add_argument("--held", type=int, default=450, help="rows of the truth")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--rates", type=float, nargs="*", default=[3e-3])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("select-bench"), help="what is found there is not done again")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("select-bench"),
+        help="what is found there is not done again",
+    )
     given = parser.parse_args()
     given.out = given.out.resolve()
     models = candidates(given)
-    print(f"{'file':18}{'named':22}{'best':22}{'stated':>7}{'true P':>7}{'loss':>7}{'spread':>7}{'s':>5}  tie")
+    print(
+        f"{'file':18}{'named':22}{'best':22}{'stated':>7}{'true P':>7}{'loss':>7}{'spread':>7}{'s':>5}  tie"
+    )
     found = []
     for number, (name, rows, held) in enumerate(files(given)):
         chosen = np.random.default_rng(number).permutation(sorted(models))[:CANDIDATES]
@@ -330,23 +393,33 @@ def sum_up(found: list[dict[str, Any]]) -> int:
         float((stated - true).mean()),
         float((stated - true).std(ddof=1) / math.sqrt(count)) if count > 1 else 0.0,
     )
-    print(f"\n{count} files: the winner is the best in {right}, within noise of the best in {noise}; "
-          f"mean loss {np.mean([one['loss'] for one in found]):.3f} of a mean spread of "
-          f"{np.mean([one['spread'] for one in found]):.3f}")  # fmt: skip
-    print(f"stated P(best) {stated.mean():.3f}, true {true.mean():.3f}: difference {gap:+.3f} ± {error:.3f}")
+    print(
+        f"\n{count} files: the winner is the best in {right}, within noise of the best in {noise}; "
+        f"mean loss {np.mean([one['loss'] for one in found]):.3f} of a mean spread of "
+        f"{np.mean([one['spread'] for one in found]):.3f}"
+    )
+    print(
+        f"stated P(best) {stated.mean():.3f}, true {true.mean():.3f}: difference {gap:+.3f} ± {error:.3f}"
+    )
     pairs = np.array([pair for one in found for pair in one["every"].values()])
     for low, high in ((0.0, 0.1), (0.1, 0.3), (0.3, 0.6), (0.6, 0.9), (0.9, 1.01)):
         inside = pairs[(pairs[:, 0] >= low) & (pairs[:, 0] < high)]
         if len(inside):
             spread = inside[:, 1].std() / math.sqrt(len(inside))
-            means = f"stated {inside[:, 0].mean():.3f}, true {inside[:, 1].mean():.3f} ± {spread:.3f}"
-            print(f"  stated {low:.1f} to {min(high, 1.0):.1f}: {len(inside):3} models, mean {means}")
+            means = (
+                f"stated {inside[:, 0].mean():.3f}, true {inside[:, 1].mean():.3f} ± {spread:.3f}"
+            )
+            print(
+                f"  stated {low:.1f} to {min(high, 1.0):.1f}: {len(inside):3} models, mean {means}"
+            )
     ties = [one for one in found if len(one["tie"]) > 1]
     held = sum(one["in_tie"] for one in ties)
     alone = [one for one in found if len(one["tie"]) < 2]
     wrong = sum(not one["noise"] for one in alone)
-    print(f"ties told: {len(ties)}, with the best among them in {held}; winners alone: {len(alone)}, of them wrong "
-          f"beyond noise {wrong}; mean time {np.mean([one['seconds'] for one in found]):.0f} s")  # fmt: skip
+    print(
+        f"ties told: {len(ties)}, with the best among them in {held}; winners alone: {len(alone)}, of them wrong "
+        f"beyond noise {wrong}; mean time {np.mean([one['seconds'] for one in found]):.0f} s"
+    )
     return int(abs(gap) > 2 * max(error, 0.02))
 
 

@@ -28,7 +28,12 @@ MODELS, TASKS, BATCH = 1000, 100, 2000
 def make_cells() -> list[CellRecord]:
     """Cells as a study makes them: two metrics, a manifest of about a kilobyte."""
     manifest = {
-        "versions": {"torch": "2.13.0", "transformers": "5.22.0", "peft": "0.21.0", "lm-eval": "0.4.13"},
+        "versions": {
+            "torch": "2.13.0",
+            "transformers": "5.22.0",
+            "peft": "0.21.0",
+            "lm-eval": "0.4.13",
+        },
         "bos": "every window",
         "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
         "prompts": [list(range(40)) for _ in range(3)],
@@ -75,7 +80,10 @@ def pandas_flat(where: Path, cells: Sequence[CellRecord]) -> tuple[float, float]
     import pandas as pd
 
     columns = ["key", "model", "task", "value", "stderr", "manifest"]
-    rows = [(c.key, c.model, c.task, c.score.value, c.score.stderr, json.dumps(dict(c.manifest))) for c in cells]
+    rows = [
+        (c.key, c.model, c.task, c.score.value, c.score.stderr, json.dumps(dict(c.manifest)))
+        for c in cells
+    ]
     with sqlite3.connect(where) as connection:
         start = time.perf_counter()
         for i in range(0, len(rows), BATCH):
@@ -91,7 +99,9 @@ def pandas_flat(where: Path, cells: Sequence[CellRecord]) -> tuple[float, float]
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--store", help="an empty store to write to; by default a file in a temporary folder")
+    parser.add_argument(
+        "--store", help="an empty store to write to; by default a file in a temporary folder"
+    )
     given = parser.parse_args()
     cells = make_cells()
     with tempfile.TemporaryDirectory() as folder:
@@ -99,7 +109,9 @@ def main() -> None:
         peer_rate, peer_seconds = pandas_flat(Path(folder) / "flat.db", cells)
     print(f"{'':24}{'Potentia':>12}{'pandas':>12}{'ratio':>8}")
     print(f"{'written, cells/s':24}{rate:12,.0f}{peer_rate:12,.0f}{rate / peer_rate:8.2f}")
-    print(f"{'read as matrix, s':24}{seconds:12.2f}{peer_seconds:12.2f}{peer_seconds / seconds:8.2f}")
+    print(
+        f"{'read as matrix, s':24}{seconds:12.2f}{peer_seconds:12.2f}{peer_seconds / seconds:8.2f}"
+    )
     ok = rate >= 5000 and seconds < 2
     print("goal (5,000 cells/s, under 2 s):", "met" if ok else "missed")
     raise SystemExit(0 if ok else 1)

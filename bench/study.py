@@ -29,20 +29,30 @@ KINDS = (
 
 def main() -> int:
     """Run, then tell."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("study", type=Path)
     parser.add_argument("--data-dir", type=Path, help="folder of benchmark splits")
-    parser.add_argument("--read", type=Path, metavar="STORE", help="run nothing, tell of what is in a store")
-    parser.add_argument("--random", action="store_true", help="fill models that have a config.json and no weights")
+    parser.add_argument(
+        "--read", type=Path, metavar="STORE", help="run nothing, tell of what is in a store"
+    )
+    parser.add_argument(
+        "--random", action="store_true", help="fill models that have a config.json and no weights"
+    )
     parser.add_argument("--store", type=Path, default=Path("study-bench.db"))
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
-    parser.add_argument("--rate", type=float, default=790e12, help="operations a second of large matrix products")
+    parser.add_argument(
+        "--rate", type=float, default=790e12, help="operations a second of large matrix products"
+    )
     given, rest = parser.parse_known_args()
     if given.read:
         tell(None, spent(given.read), least(given.read, given.rate))
         return 0
     if given.store.exists():
-        parser.error(f"{given.store} is there already: the time of a study that is half done says little")
+        parser.error(
+            f"{given.store} is there already: the time of a study that is half done says little"
+        )
     if given.random:
         fill(given.study)
     command = [sys.executable, "-m", "potentia", "run", str(given.study)]
@@ -70,7 +80,9 @@ def fill(study: Path) -> None:
         if (folder / "config.json").exists() and not any(folder.glob("*.safetensors")):
             torch.manual_seed(0)
             with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-                made = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.bfloat16)
+                made = AutoModelForCausalLM.from_config(
+                    AutoConfig.from_pretrained(folder), dtype=torch.bfloat16
+                )
             made.save_pretrained(folder)
             del made
             torch.cuda.empty_cache()  # the study's rows are to have it
@@ -100,7 +112,10 @@ def least(place: Path, rate: float) -> float:
         rows = make_study(dict(study.spec)).rows()
         sizes = {row.name: float(row.parameters or 0.0) for row in rows}
         lanes = store.lanes(study=study.key)
-    return sum(4 * sizes[lane.model] * (epoch.tokens or 0) for lane in lanes for epoch in lane.epochs) / rate
+    return (
+        sum(4 * sizes[lane.model] * (epoch.tokens or 0) for lane in lanes for epoch in lane.epochs)
+        / rate
+    )
 
 
 def tell(wall: float | None, rows: list[dict[str, Any]], bound: float) -> None:
@@ -114,7 +129,9 @@ def tell(wall: float | None, rows: list[dict[str, Any]], bound: float) -> None:
         line = "".join(f"{row['tally'].get(kind, 0.0):10.1f}" for kind in kinds)
         print(f"{row['row']:40}{row['seconds']:8.1f}{line}")
     total = sum(row["seconds"] for row in rows) or 1.0
-    shares = "".join(f"{sum(row['tally'].get(kind, 0.0) for row in rows) / total:10.0%}" for kind in kinds)
+    shares = "".join(
+        f"{sum(row['tally'].get(kind, 0.0) for row in rows) / total:10.0%}" for kind in kinds
+    )
     print(f"{'share':40}{'':8}{shares}")
     print(f"the training of the lanes takes {bound:.0f} s at the least")
 

@@ -45,9 +45,13 @@ print(time.perf_counter() - began)
 
 def main() -> None:
     """Run the settings in turns and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--busy", type=int, default=2 * (os.cpu_count() or 1), help="busy processes beside the row")
+    parser.add_argument(
+        "--busy", type=int, default=2 * (os.cpu_count() or 1), help="busy processes beside the row"
+    )
     options = parser.parse_args()
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before")
     for busy in (0, options.busy):
@@ -56,15 +60,25 @@ def main() -> None:
             for _ in range(options.rounds):
                 for setting in SETTINGS:
                     seconds[setting].append(_row(setting))
-                    print(f"  {setting} {seconds[setting][-1]:.1f} s, load {os.getloadavg()[0]:.1f}", flush=True)
+                    print(
+                        f"  {setting} {seconds[setting][-1]:.1f} s, load {os.getloadavg()[0]:.1f}",
+                        flush=True,
+                    )
         for setting, taken in seconds.items():
-            ratio = statistics.median(a / b for a, b in zip(taken, seconds["sleeping"], strict=True))
+            ratio = statistics.median(
+                a / b for a, b in zip(taken, seconds["sleeping"], strict=True)
+            )
             beside = f"beside {busy} busy processes" if busy else "as it is"
-            print(f"{beside:27} {setting:12} {statistics.median(taken):7.1f} s {ratio:6.2f} ×", flush=True)
+            print(
+                f"{beside:27} {setting:12} {statistics.median(taken):7.1f} s {ratio:6.2f} ×",
+                flush=True,
+            )
 
 
 def _row(setting: str) -> float:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "KMP_", "MKL_"))}
+    environment = {
+        k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "KMP_", "MKL_"))
+    }
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", ROW, folder, setting]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

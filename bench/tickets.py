@@ -42,13 +42,28 @@ def main() -> None:
         for name, part in (("train", rows[:a]), ("dev", rows[a:b]), ("test", rows[b:])):
             tickets.write(folder / f"{name}.csv", part)
         out = Path(place, "selected")
-        chosen = potentia("select", "--data", folder, "--models", *given.models, "--epochs", given.epochs,
-                          "--device", given.device, "-o", out)  # fmt: skip
+        chosen = potentia(
+            "select",
+            "--data",
+            folder,
+            "--models",
+            *given.models,
+            "--epochs",
+            given.epochs,
+            "--device",
+            given.device,
+            "-o",
+            out,
+        )
         again = potentia("predict", out / "adapter", folder / "test.csv", "--device", given.device)
     classes = chosen["classes"]
     baseline = classes["baselines"]["TF-IDF + logistic regression"]["acc"]
-    print(f"winner {chosen['best']}: {again['tested']:.3f} on {again['labelled']} tickets, TF-IDF {baseline:.3f}")
-    print(f"predict on the same file: {again['accuracy']:.3f}, ratio {again['accuracy'] / again['tested']:.3f}")
+    print(
+        f"winner {chosen['best']}: {again['tested']:.3f} on {again['labelled']} tickets, TF-IDF {baseline:.3f}"
+    )
+    print(
+        f"predict on the same file: {again['accuracy']:.3f}, ratio {again['accuracy'] / again['tested']:.3f}"
+    )
 
 
 if __name__ == "__main__":

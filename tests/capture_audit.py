@@ -10,7 +10,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
 # tensors made of the host's numbers; numbers read by the host; sizes that depend on numbers
-_FORBIDDEN = {aten.lift_fresh, aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten._unique2}
+_FORBIDDEN = {
+    aten.lift_fresh,
+    aten._local_scalar_dense,
+    aten.nonzero,
+    aten.masked_select,
+    aten._unique2,
+}
 
 
 class Audit(TorchDispatchMode):
@@ -27,7 +33,13 @@ class Audit(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         large = isinstance(out, torch.Tensor) and out.numel() >= self.most
         if func.overloadpacket in _FORBIDDEN or large:
-            lines = [line for line in traceback.format_stack()[:-1] if "potentia" in line or "transformers" in line]
-            if not any("operations/plain.py" in line for line in lines):  # a GPU runs kernels instead
+            lines = [
+                line
+                for line in traceback.format_stack()[:-1]
+                if "potentia" in line or "transformers" in line
+            ]
+            if not any(
+                "operations/plain.py" in line for line in lines
+            ):  # a GPU runs kernels instead
                 self.found.append(f"{func}: {lines[-1].strip()}")
         return out

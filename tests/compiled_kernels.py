@@ -53,11 +53,26 @@ def main() -> None:
 
     def work() -> None:
         found._pass(inputs, recompute=False)
-        kernels.update_(bank.weights, states.first, states.second, bank.grads, bank.work, bank.factors, table, table[0])
+        kernels.update_(
+            bank.weights,
+            states.first,
+            states.second,
+            bank.grads,
+            bank.work,
+            bank.factors,
+            table,
+            table[0],
+        )
         kernels.attend_cached(q, kept, kept, torch.ones(2, dtype=torch.int32), 20, 0.3, 9)
-        kernels.loss(torch.zeros(4, 30, dtype=dtype), torch.zeros(4, dtype=torch.int32), torch.ones(4))
-        kernels.fused_drop(torch.zeros(4, 32, dtype=dtype), torch.zeros(4, dtype=torch.int32), 12345, 0.1)
-        kernels.gate_back_(torch.zeros(4, 64, dtype=dtype), kernels.gate(torch.zeros(4, 64, dtype=dtype)))
+        kernels.loss(
+            torch.zeros(4, 30, dtype=dtype), torch.zeros(4, dtype=torch.int32), torch.ones(4)
+        )
+        kernels.fused_drop(
+            torch.zeros(4, 32, dtype=dtype), torch.zeros(4, dtype=torch.int32), 12345, 0.1
+        )
+        kernels.gate_back_(
+            torch.zeros(4, 64, dtype=dtype), kernels.gate(torch.zeros(4, 64, dtype=dtype))
+        )
 
     ready(kernels, "all", work)
     print(*sorted(compiled))

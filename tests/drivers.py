@@ -53,10 +53,19 @@ class Nursery:
     def __init__(self, folder: Path, **environment: str) -> None:
         self.folder, self.made = folder, 0
         folder.mkdir(parents=True, exist_ok=True)
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
-                       **environment}  # fmt: skip
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            **environment,
+        }
         self.process = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
         )
         assert self._answer() == "ready"
 
@@ -65,7 +74,11 @@ class Nursery:
         return self.process.stdout.readline().strip()
 
     def start(
-        self, *arguments: str, cwd: Path | None = None, limits: dict[str, int] | None = None, **environment: str
+        self,
+        *arguments: str,
+        cwd: Path | None = None,
+        limits: dict[str, int] | None = None,
+        **environment: str,
     ) -> Driver:
         """Start ``potentia ARGUMENTS`` in a folder, within limits of the system: ``FSIZE`` as on a full disk."""
         self.made += 1

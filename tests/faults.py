@@ -47,7 +47,10 @@ def make_study(folder: Path, *, models: int = 2, documents: int = 120, epochs: i
     study = {
         "name": "faults",
         "models": [{"name": f"m{seed}", "path": f"m{seed}"} for seed in range(models)],
-        "tasks": [{"name": "colours", "file": "colours.jsonl"}, {"name": "notes", "file": "notes.jsonl"}],
+        "tasks": [
+            {"name": "colours", "file": "colours.jsonl"},
+            {"name": "notes", "file": "notes.jsonl"},
+        ],
         "tuning": {"learning_rates": [1e-3, 1e-2], "epochs": epochs},
         "device": "cpu",
     }
@@ -59,12 +62,16 @@ def make_study(folder: Path, *, models: int = 2, documents: int = 120, epochs: i
 def scores(store: str) -> Scores:
     """Return every score of a store, to the last bit."""
     with Store.open(store, readonly=True) as opened:
-        return {(c.model, c.task, c.protocol): (c.score.value, c.score.stderr) for c in opened.cells()}
+        return {
+            (c.model, c.task, c.protocol): (c.score.value, c.score.stderr) for c in opened.cells()
+        }
 
 
 def check(store: str, expected: Scores) -> None:
     """Assert that nothing was lost, doubled, different, failed or left behind."""
-    assert scores(store) == expected, f"the scores are those of a run that was never disturbed, not {scores(store)}"
+    assert scores(store) == expected, (
+        f"the scores are those of a run that was never disturbed, not {scores(store)}"
+    )
     with Store.open(store, readonly=True) as opened:
         assert opened.failures() == [], opened.failures()
         assert opened.leases() == [], opened.leases()
@@ -74,7 +81,9 @@ def check(store: str, expected: Scores) -> None:
             for e in opened.events(record.key, limit=10**6)
             if e.kind == "cell"
         ]
-        assert sorted(ended) == sorted(expected), f"every cell was computed once, not {sorted(ended)}"
+        assert sorted(ended) == sorted(expected), (
+            f"every cell was computed once, not {sorted(ended)}"
+        )
         assert not opened.lanes_folder.exists(), "no lanes are left behind"
         assert not list(opened.items_folder.glob("*/.*")), "no half-written files are left behind"
         for cell in opened.cells():
@@ -102,13 +111,17 @@ class World:
         compiler, library = shutil.which("cc"), folder / "preload.so"
         if compiler is not None:
             source = Path(__file__).with_name("preload.c")
-            subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+            subprocess.run(
+                [compiler, "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True
+            )
         preloaded = {"LD_PRELOAD": str(library)} if compiler else {}
         study, nursery = make_study(folder, **shape), Nursery(folder / "drivers", **preloaded)
         store, began = str(folder / "undisturbed.db"), time.monotonic()
         driver = nursery.start("run", str(study), "--store", store)
         assert driver.wait() == 0, driver.said
-        return cls(folder, study, scores(store), time.monotonic() - began, nursery, server, bool(preloaded))
+        return cls(
+            folder, study, scores(store), time.monotonic() - began, nursery, server, bool(preloaded)
+        )
 
     def drive(self, store: str, *more: str, **how: Any) -> Driver:
         """Start a run of the study."""
@@ -280,7 +293,9 @@ def two_directories(world: World, kind: str, stream: random.Random) -> None:
     said = world.ask("run", str(world.study), "--store", named[2], cwd=folders[2])
     check(store, world.expected)  # nothing was computed again
     assert "missing" not in said, said
-    assert not [file for folder in folders[1:] for file in folder.glob("*.items")], "items lie in one place"
+    assert not [file for folder in folders[1:] for file in folder.glob("*.items")], (
+        "items lie in one place"
+    )
 
 
 def clock_jumps(world: World, kind: str, stream: random.Random) -> None:
@@ -308,7 +323,14 @@ def clock_jumps(world: World, kind: str, stream: random.Random) -> None:
 def no_locks(world: World, kind: str, stream: random.Random) -> None:
     """Keep a store where the file system has no locks: refused at once and clearly; a store made before can be read."""
     folder, began = world.place(), time.monotonic()
-    said = world.ask("run", str(world.study), "--store", str(folder / "s.db"), code=1, FAULTS_NO_LOCKS=str(folder))
+    said = world.ask(
+        "run",
+        str(world.study),
+        "--store",
+        str(folder / "s.db"),
+        code=1,
+        FAULTS_NO_LOCKS=str(folder),
+    )
     assert "no locks" in said, said
     assert time.monotonic() - began < 20, said
     world.finish(str(folder / "s.db"))
@@ -320,7 +342,9 @@ def killed_writers(world: World, kind: str, stream: random.Random) -> None:
     """Kill commands while they write: reports, tables, adapters, merged models, predictions are whole or not there."""
     store, place = str(world.folder / "undisturbed.db"), world.place()
     with Store.open(store, readonly=True) as opened:
-        model = next(c.model for c in opened.cells() if c.task == "colours" and opened.adapter(c.key))
+        model = next(
+            c.model for c in opened.cells() if c.task == "colours" and opened.adapter(c.key)
+        )
     questions = str(world.folder / "colours.jsonl")
     commands = {
         "adapter": ["adapters", "export", store, "--model", model, "--task", "colours"],
@@ -344,7 +368,9 @@ def killed_writers(world: World, kind: str, stream: random.Random) -> None:
             _kill_while_writing(driver, place, stream)
             world.kills += driver.wait() == -signal.SIGKILL
             left = _sizes(target)
-            assert left == before or (left.keys() == whole.keys() and min(left.values()) > len("old")), (name, left)
+            assert left == before or (
+                left.keys() == whole.keys() and min(left.values()) > len("old")
+            ), (name, left)
         if left != whole:
             target.unlink(missing_ok=True)
             world.ask(*command, "-o", str(target))
@@ -353,7 +379,11 @@ def killed_writers(world: World, kind: str, stream: random.Random) -> None:
 def _sizes(target: Path) -> dict[str, int]:
     """Return the bytes of a file, or of every file of a folder; nothing where there is none."""
     files = [target, *target.rglob("*")]
-    return {str(file.relative_to(target.parent)): file.stat().st_size for file in files if file.is_file()}
+    return {
+        str(file.relative_to(target.parent)): file.stat().st_size
+        for file in files
+        if file.is_file()
+    }
 
 
 def _kill_while_writing(driver: Driver, place: Path, stream: random.Random) -> None:
@@ -384,7 +414,9 @@ def full_writers(world: World, kind: str, stream: random.Random) -> None:
         )
         assert driver.wait() in (1, 2), driver.said
         assert "Traceback" not in driver.said, driver.said
-        assert [(file.name, file.read_text()) for file in place.glob(f"*{name}*")] == [(name, "old")], driver.said
+        assert [(file.name, file.read_text()) for file in place.glob(f"*{name}*")] == [
+            (name, "old")
+        ], driver.said
 
 
 def damaged_store(world: World, kind: str, stream: random.Random) -> None:
@@ -413,7 +445,10 @@ def few_descriptors(world: World, kind: str, stream: random.Random) -> None:
     board = world.nursery.start("serve", store, "--port", str(place[1]), limits={"NOFILE": 80})
     try:
         _asked(place, 60)
-        many = [socket.create_connection(place, timeout=10) for _ in range(stream.choice([90, 150, 250]))]
+        many = [
+            socket.create_connection(place, timeout=10)
+            for _ in range(stream.choice([90, 150, 250]))
+        ]
         for one in many:
             one.sendall(b"GET /api/studies HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         time.sleep(2)
@@ -445,7 +480,9 @@ def _program(what: str, command: str) -> Callable[[World, str, random.Random], N
 
     def act(world: World, kind: str, stream: random.Random) -> None:
         root = Path(__file__).resolve().parents[1]
-        paths = os.pathsep.join([str(root / "tests"), str(root / "tools"), os.environ.get("PYTHONPATH", "")])
+        paths = os.pathsep.join(
+            [str(root / "tests"), str(root / "tools"), os.environ.get("PYTHONPATH", "")]
+        )
         order = [sys.executable, "-m", *command.replace("SOME", str(stream.randrange(25))).split()]
         environment = {**os.environ, "PYTHONPATH": paths}
         done = subprocess.run(order, cwd=root, capture_output=True, text=True, env=environment)
@@ -455,9 +492,7 @@ def _program(what: str, command: str) -> Callable[[World, str, random.Random], N
     return act
 
 
-HARM = (
-    "Read one in 25 of the files made to do harm: none runs anything, or goes past 2 GB and 30 s (all: make hostile)."
-)
+HARM = "Read one in 25 of the files made to do harm: none runs anything, or goes past 2 GB and 30 s (all: make hostile)."  # noqa: E501
 TOLD = "Run every command on a store with a password, and search all that it says and writes."
 CUTS = "Cut the connection of a run at each statement, before and after COMMIT."
 Fault = Callable[[World, str, random.Random], None]
@@ -481,13 +516,22 @@ FAULTS: dict[str, Fault] = {
     "node-loss": node_loss,
 }
 ON_POSTGRES_ALONE = {"node-loss", "secrets", "cuts"}  # a file cannot be shared between machines
-ON_SQLITE_ALONE = {"hostile-files", "damaged-store", "full-writers", "killed-writers", "no-locks", "few-descriptors"}
+ON_SQLITE_ALONE = {
+    "hostile-files",
+    "damaged-store",
+    "full-writers",
+    "killed-writers",
+    "no-locks",
+    "few-descriptors",
+}
 WITH_A_COMPILER = {"clock-jumps", "no-locks"}
 
 
 def main() -> int:
     """Go through the schedule and print what happened."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("faults", nargs="*", default=list(FAULTS), help=f"of {', '.join(FAULTS)}")
     parser.add_argument("--list", action="store_true", help="say what each does, and do nothing")
     parser.add_argument("--rounds", type=int, default=20, help="of each fault on each store")
@@ -527,9 +571,16 @@ def try_fault(world: World, name: str, kind: str, rounds: int, seed: int) -> int
             FAULTS[name](world, kind, random.Random(number))
         except Exception as error:
             wrong += 1
-            print(f"  {name}, {kind}, seed {number}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            print(
+                f"  {name}, {kind}, seed {number}: {type(error).__name__}: {error}",
+                file=sys.stderr,
+                flush=True,
+            )
     spent, what = time.monotonic() - began, str(FAULTS[name].__doc__).strip()
-    print(f"{name:<16} {kind:<9} {rounds - wrong} of {rounds} equal, {spent:.0f} s: {what}", flush=True)
+    print(
+        f"{name:<16} {kind:<9} {rounds - wrong} of {rounds} equal, {spent:.0f} s: {what}",
+        flush=True,
+    )
     return wrong
 
 

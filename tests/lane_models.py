@@ -17,24 +17,50 @@ def tiny(kind: str, seed: int = 0) -> torch.nn.Module:
 
     torch.manual_seed(seed)
     common = {"vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": 2}
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     if kind == "llama":
-        config = tf.LlamaConfig(**common, **sizes, num_key_value_heads=2, max_position_embeddings=128)
+        config = tf.LlamaConfig(
+            **common, **sizes, num_key_value_heads=2, max_position_embeddings=128
+        )
     elif kind == "gpt2":
         config = tf.GPT2Config(
-            **common, n_embd=32, n_layer=2, n_head=4, n_positions=128, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
+            **common,
+            n_embd=32,
+            n_layer=2,
+            n_head=4,
+            n_positions=128,
+            resid_pdrop=0,
+            embd_pdrop=0,
+            attn_pdrop=0,
         )
     elif kind == "neox":
         config = tf.GPTNeoXConfig(**common, **sizes, max_position_embeddings=128)
     elif kind == "gemma2":
-        config = tf.Gemma2Config(**common, **sizes, num_key_value_heads=2, head_dim=8, final_logit_softcapping=3.0)
+        config = tf.Gemma2Config(
+            **common, **sizes, num_key_value_heads=2, head_dim=8, final_logit_softcapping=3.0
+        )
     elif kind == "gemma3":
         config = tf.Gemma3TextConfig(
-            **common, **sizes, num_key_value_heads=2, head_dim=8, sliding_window=9, query_pre_attn_scalar=8
+            **common,
+            **sizes,
+            num_key_value_heads=2,
+            head_dim=8,
+            sliding_window=9,
+            query_pre_attn_scalar=8,
         )
     elif kind == "opt":
         config = tf.OPTConfig(
-            **common, hidden_size=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=4, word_embed_proj_dim=16
+            **common,
+            hidden_size=32,
+            ffn_dim=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            word_embed_proj_dim=16,
         )
     elif kind == "mistral":
         config = tf.MistralConfig(**common, **sizes, num_key_value_heads=2, sliding_window=9)
@@ -65,10 +91,19 @@ def examples(n: int = 80, seed: int = 0, low: int = 5, high: int = 20) -> Tokeni
     return TokenisedExamples.of(ids, prompts)
 
 
-def spec(key: str = "lane", *, seed: int = 3, data: TokenisedExamples | None = None, dropout: float = 0.0, **schedule):
+def spec(
+    key: str = "lane",
+    *,
+    seed: int = 3,
+    data: TokenisedExamples | None = None,
+    dropout: float = 0.0,
+    **schedule,
+):
     settings = {"learning_rate": 1e-3, "epochs": 5, **schedule}
     lora = LoraConfig(dropout=dropout)
-    return LaneSpec(key, data if data is not None else examples(seed=seed), Schedule(**settings), lora, seed)
+    return LaneSpec(
+        key, data if data is not None else examples(seed=seed), Schedule(**settings), lora, seed
+    )
 
 
 def place(row: LongRow, bank: AdapterBank, *, few: bool) -> StaticInputs:

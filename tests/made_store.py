@@ -44,7 +44,9 @@ def make_store(
                 if model == EVIL and task == "piqa":
                     store.fail_cell(STUDY, model, task, "direct", "it broke: <b>badly</b>")
                     store.event(
-                        STUDY, "failure", {"row": model, "task": task, "protocol": "direct", "reason": "it broke"}
+                        STUDY,
+                        "failure",
+                        {"row": model, "task": task, "protocol": "direct", "reason": "it broke"},
                     )
                     continue
                 for protocol, lift in (("direct", 0.0), ("train_before_test", 0.2)):
@@ -60,12 +62,18 @@ def tune(path: Path | str, model: str, task: str, *, right: int = 40) -> None:
     """Commit a cell that was not tuned yet, as a run would."""
     stream = np.random.default_rng(0)
     with Store.open(path) as store:
-        _commit(store, model, task, "train_before_test", [_item(stream, d, d < right) for d in range(N)])
+        _commit(
+            store, model, task, "train_before_test", [_item(stream, d, d < right) for d in range(N)]
+        )
 
 
 def _item(stream: np.random.Generator, document: int, right: bool) -> ItemOutcome:
     choices = ["yes", "no", "<b>maybe</b>"]
-    detail = {"prompt": f"{DOCUMENT} ({document})", "choices": choices, "logprobs": stream.normal(-3, 1, 3).tolist()}
+    detail = {
+        "prompt": f"{DOCUMENT} ({document})",
+        "choices": choices,
+        "logprobs": stream.normal(-3, 1, 3).tolist(),
+    }
     return ItemOutcome(document, float(right), "yes" if right else "no", "yes", detail)
 
 
@@ -74,13 +82,20 @@ def _commit(store: Store, model: str, task: str, protocol: str, items: list[Item
     score = Score(value, float(np.sqrt(value * (1 - value) / (N - 1))), N, Metric.of("acc"))
     key = hashlib.sha256(f"{model} {task} {protocol}".encode()).hexdigest()[:32]
     tuned = protocol == "train_before_test"
-    splits = {name: {"used": N, "available": N, "origin": "file"} for name in ("train", "validation", "test")}
+    splits = {
+        name: {"used": N, "available": N, "origin": "file"}
+        for name in ("train", "validation", "test")
+    }
     manifest = {
         "versions": {"python": "3.11", "potentia": "0.1.0"},
         "seed": 0,
         "model": {"source": model, "fingerprint": "f" * 32, "dtype": "float32", "device": "cpu"},
         "task": {"fingerprint": "e" * 64, "splits": splits},
-        **({"tuning": {"rank": 8, "epochs": 2, "learning_rates": [1e-5], "race": False}} if tuned else {}),
+        **(
+            {"tuning": {"rank": 8, "epochs": 2, "learning_rates": [1e-5], "race": False}}
+            if tuned
+            else {}
+        ),
     }
     selection = {"tuned": True, "learning_rate": 1e-5, "epoch": 2} if tuned else {"form": "plain"}
     store.commit_cell(
@@ -101,10 +116,26 @@ def _commit(store: Store, model: str, task: str, protocol: str, items: list[Item
         items=items,
     )
     store.event(
-        STUDY, "cell", {"row": model, "task": task, "protocol": protocol, "value": value, "stderr": score.stderr}
+        STUDY,
+        "cell",
+        {"row": model, "task": task, "protocol": protocol, "value": value, "stderr": score.stderr},
     )
     if tuned:
-        curve = tuple(EpochRecord(e, 2.0 - e / 2 if e else None, value - 0.1 + e / 20, 0.05) for e in range(3))
+        curve = tuple(
+            EpochRecord(e, 2.0 - e / 2 if e else None, value - 0.1 + e / 20, 0.05) for e in range(3)
+        )
         store.save_lane(
-            LaneRecord(f"lane-{key}", STUDY, model, task, 1e-5, "plain", 0, "done", key, curve, selected=True)
+            LaneRecord(
+                f"lane-{key}",
+                STUDY,
+                model,
+                task,
+                1e-5,
+                "plain",
+                0,
+                "done",
+                key,
+                curve,
+                selected=True,
+            )
         )

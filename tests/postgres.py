@@ -14,10 +14,14 @@ from pathlib import Path
 
 def programs() -> Path | None:
     """Return the folder of initdb and pg_ctl, or None where PostgreSQL is not installed."""
-    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda p: p.parent.name, reverse=True)
+    folders = sorted(
+        Path("/usr/lib/postgresql").glob("*/bin"), key=lambda p: p.parent.name, reverse=True
+    )
     on_path = shutil.which("initdb")
     candidates = [*folders, *([Path(on_path).parent] if on_path else [])]
-    return next((f for f in candidates if (f / "initdb").exists() and (f / "pg_ctl").exists()), None)
+    return next(
+        (f for f in candidates if (f / "initdb").exists() and (f / "pg_ctl").exists()), None
+    )
 
 
 class Server:
@@ -37,7 +41,9 @@ class Server:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.programs, self.data = found, self.folder / "data"
-        self._run("initdb", "-D", self.data, "-U", "potentia", "-A", "trust", "--no-sync", "-E", "UTF8")
+        self._run(
+            "initdb", "-D", self.data, "-U", "potentia", "-A", "trust", "--no-sync", "-E", "UTF8"
+        )
         self.start()
 
     @property
@@ -50,7 +56,9 @@ class Server:
 
     def start(self) -> None:
         options = f"-p {self.port} -h 127.0.0.1 -k {self.folder} -c fsync=off"
-        self._run("pg_ctl", "-D", self.data, "-w", "-l", self.folder / "log", "-o", options, "start")
+        self._run(
+            "pg_ctl", "-D", self.data, "-w", "-l", self.folder / "log", "-o", options, "start"
+        )
 
     def stop(self, how: str = "immediate") -> None:
         self._run("pg_ctl", "-D", self.data, "-w", "-m", how, "stop")
@@ -60,7 +68,9 @@ class Server:
         import psycopg
 
         name = f"t{uuid.uuid4().hex}"
-        with psycopg.connect(f"{self.url.replace('+psycopg', '')}/postgres", autocommit=True) as connection:
+        with psycopg.connect(
+            f"{self.url.replace('+psycopg', '')}/postgres", autocommit=True
+        ) as connection:
             connection.execute(f"CREATE DATABASE {name}")
         return f"{self.url}/{name}"
 

@@ -23,8 +23,18 @@ SIZES: dict[str, dict[str, Any]] = {
     "llama": {"num_key_value_heads": 2, "intermediate_size": 64},
     "gpt2": {},
     "gpt_neox": {"intermediate_size": 64, "rotary_pct": 0.25},
-    "gemma2": {"num_key_value_heads": 2, "intermediate_size": 64, "head_dim": 8, "sliding_window": 16},
-    "gemma3_text": {"num_key_value_heads": 2, "intermediate_size": 64, "head_dim": 8, "sliding_window": 16},
+    "gemma2": {
+        "num_key_value_heads": 2,
+        "intermediate_size": 64,
+        "head_dim": 8,
+        "sliding_window": 16,
+    },
+    "gemma3_text": {
+        "num_key_value_heads": 2,
+        "intermediate_size": 64,
+        "head_dim": 8,
+        "sliding_window": 16,
+    },
     "qwen2": {"num_key_value_heads": 2, "intermediate_size": 64},
     "bloom": {},
 }

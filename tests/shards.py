@@ -41,5 +41,7 @@ def test_a_study_with_shards_has_the_scores_and_keys_of_one_process(tmp_path: Pa
         result = run_study(study(shards))
         assert (result.computed, result.failed) == (2, 0), result.reasons
         cells = read(str(tmp_path / f"{shards}.db")).cells()
-        found.append({(c.task, str(c.protocol)): c.score.value for c in cells} | {c.key: 0 for c in cells})
+        found.append(
+            {(c.task, str(c.protocol)): c.score.value for c in cells} | {c.key: 0 for c in cells}
+        )
     assert found[0] == pytest.approx(found[1], abs=1e-5)

@@ -19,9 +19,22 @@ def test_the_names_that_the_documents_use_are_there():
     """The list was once emptied by a tool that tidies imports, and nothing noticed."""
     root = Path(__file__).parents[1]
     pages = [root / "README.md", *sorted((root / "docs").glob("*.md"))]
-    blocks = [block for page in pages for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.S)]
-    used = {name for block in blocks for name in re.findall(r"\bpotentia\.(\w+)\b(?!\.db)", block)} - {"db"}
-    assert {"read", "find_rankings", "find_test_task", "find_stability", "find_proxies", "ProxyOptions"} <= used
+    blocks = [
+        block
+        for page in pages
+        for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
+    ]
+    used = {
+        name for block in blocks for name in re.findall(r"\bpotentia\.(\w+)\b(?!\.db)", block)
+    } - {"db"}
+    assert {
+        "read",
+        "find_rankings",
+        "find_test_task",
+        "find_stability",
+        "find_proxies",
+        "ProxyOptions",
+    } <= used
     assert {name for name in used if not hasattr(potentia, name)} == set()
 
 

@@ -47,7 +47,9 @@ def test_what_is_wrong_is_said(row: dict[str, Any], monkeypatch: pytest.MonkeyPa
     assert "| other | GPT2LMHeadModel | fast **WRONG** |" in page
     monkeypatch.setattr("architectures.trial.tune.EXACT_ADAPTER", 0.0)
     assert not tune.Tuning("", 1, 1e-9, 0.0, 0.0, 1.0).exact
-    assert not tune.Tuning("", 1, 0.0, 0.0, 0.0, 0.0).exact  # an adapter that does nothing proves nothing
+    assert not tune.Tuning(
+        "", 1, 0.0, 0.0, 0.0, 0.0
+    ).exact  # an adapter that does nothing proves nothing
 
 
 def test_what_was_left_out_is_named(row: dict[str, Any]) -> None:

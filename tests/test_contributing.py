@@ -82,7 +82,11 @@ def _spread(chart: Spread) -> Drawn:
 def test_every_file_that_it_names_is_there():
     named = re.findall(r"`([\w/]+\.(?:py|md))`", (ROOT / "CONTRIBUTING.md").read_text("utf-8"))
     places = (ROOT, ROOT / "src" / "potentia")
-    gone = {name for name in named if "NAME" not in name and not any((place / name).exists() for place in places)}
+    gone = {
+        name
+        for name in named
+        if "NAME" not in name and not any((place / name).exists() for place in places)
+    }
     assert len(named) > 20
     assert gone == set()
 
@@ -99,7 +103,11 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tmp_path_factory.mktemp("house")
     ours = source / "potentia"
     shutil.copytree(ROOT / "src" / "potentia", ours, ignore=shutil.ignore_patterns("__pycache__"))
-    put(ours / "values" / "metric.py", "_KNOWN = (\n", '_KNOWN = (\n    *_known("grumpiness", "percent", up=False),\n')
+    put(
+        ours / "values" / "metric.py",
+        "_KNOWN = (\n",
+        '_KNOWN = (\n    *_known("grumpiness", "percent", up=False),\n',
+    )
     put(ours / "values" / "findings.py", "\n_DRAWING: ", CHART)
     charts = ours / "show" / "charts.py"
     put(charts, "Plot, Points, short_names", "Plot, Points, Spread, short_names")
@@ -108,15 +116,22 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
     head = "from dataclasses import dataclass\n\nfrom potentia.values.findings import Finding, Spread, Table\n"
     (room / "spans.py").write_text(head + ANALYSIS)
     (room / "__init__.py").write_text(
-        (room / "__init__.py").read_text() + "\nfrom potentia.analysis.rankings.spans import find_spans\n"
+        (room / "__init__.py").read_text()
+        + "\nfrom potentia.analysis.rankings.spans import find_spans\n"
     )
     commands = ours / "cli" / "analyses.py"
     commands.write_text(commands.read_text() + COMMAND)
     put(ours / "show" / "sections.py", "SECTIONS: ", SECTION)
-    put(ours / "show" / "sections.py", "    how_section,\n", "    spans_section,\n    how_section,\n")
+    put(
+        ours / "show" / "sections.py",
+        "    how_section,\n",
+        "    spans_section,\n    how_section,\n",
+    )
     (source / "scores.csv").write_text(
         "model,benchmark,metric,score\n"
-        + "".join(f"m{k},mood,grumpiness,{10 * k + 5}\nm{k},arc,acc,{k / 10 + 0.2}\n" for k in range(4))
+        + "".join(
+            f"m{k},mood,grumpiness,{10 * k + 5}\nm{k},arc,acc,{k / 10 + 0.2}\n" for k in range(4)
+        )
     )
     return source
 
@@ -124,8 +139,11 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def potentia(house: Path, *arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", "from potentia.cli import main; main()", *arguments],
-        env={**os.environ, "PYTHONPATH": str(house), "COLUMNS": "200"}, cwd=house, capture_output=True, text=True,
-    )  # fmt: skip
+        env={**os.environ, "PYTHONPATH": str(house), "COLUMNS": "200"},
+        cwd=house,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -134,15 +152,22 @@ def test_a_metric_is_known_by_direction_after_one_line(house: Path):
     """Lower is better: m0 is the best of both tasks' ranking only where the direction is known."""
     asked = "import potentia; m = potentia.read('scores.csv').scores; m = next(iter(m.values())); "
     asked += "print(dict(zip(m.tasks, m.higher_is_better)))"
-    done = subprocess.run([sys.executable, "-c", asked], env={**os.environ, "PYTHONPATH": str(house)}, cwd=house,
-                          capture_output=True, text=True)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", asked],
+        env={**os.environ, "PYTHONPATH": str(house)},
+        cwd=house,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     assert "'mood': " in done.stdout
     assert done.stdout.split("'mood': ")[1].lstrip("np.").startswith(("False", "bool_(False"))
 
 
 def test_an_analysis_is_a_command_and_a_section(house: Path):
-    found = json.loads(potentia(house, "analyze", "spans", "scores.csv", "--tasks", "arc", "--json"))
+    found = json.loads(
+        potentia(house, "analyze", "spans", "scores.csv", "--tasks", "arc", "--json")
+    )
     assert found["spans"]["low"] == [0.2]
     told = json.loads(potentia(house, "report", "scores.csv", "-o", "r.html", "--json"))
     assert told["report"] == "r.html"
@@ -152,7 +177,9 @@ def test_an_analysis_is_a_command_and_a_section(house: Path):
 
 
 def test_a_chart_is_drawn_in_page_and_file(house: Path):
-    potentia(house, "analyze", "spans", "scores.csv", "--figures", "figures", "--format", "svg", "pdf")
+    potentia(
+        house, "analyze", "spans", "scores.csv", "--figures", "figures", "--format", "svg", "pdf"
+    )
     svg = (house / "figures" / "spans.svg").read_text()
     assert svg.count('class="s0 spread"') == 2
     assert (house / "figures" / "spans.pdf").read_bytes().startswith(b"%PDF")

@@ -46,10 +46,19 @@ def test_every_block_of_a_page_runs(told: dict[str, list[dict[str, Any]]], page:
 
 
 def test_most_blocks_are_run_and_not_only_parsed(told: dict[str, list[dict[str, Any]]]) -> None:
-    live = {b.name: b for page in pages() for b in blocks(page) if b.language in ("bash", "sh", "python")}
-    how = Counter(block["how"] for page in told.values() for block in page if block["block"] in live)
+    live = {
+        b.name: b
+        for page in pages()
+        for b in blocks(page)
+        if b.language in ("bash", "sh", "python")
+    }
+    how = Counter(
+        block["how"] for page in told.values() for block in page if block["block"] in live
+    )
     marked = [b for b in live.values() if b.mark]
-    assert how["run"] == len(live) - (sum(b.mark == "not run" for b in marked) if SLOW else len(marked))
+    assert how["run"] == len(live) - (
+        sum(b.mark == "not run" for b in marked) if SLOW else len(marked)
+    )
     assert how["run"] >= 0.5 * len(live), how
 
 
@@ -67,7 +76,9 @@ def test_most_blocks_are_run_and_not_only_parsed(told: dict[str, list[dict[str, 
         ("json", "{", "", ""),
     ],
 )
-def test_a_wrong_block_is_found_without_running_it(language: str, text: str, mark: str, reason: str) -> None:
+def test_a_wrong_block_is_found_without_running_it(
+    language: str, text: str, mark: str, reason: str
+) -> None:
     with pytest.raises(Exception):  # noqa: B017, PT011 - a parser's own error each
         parse(Block("page", 1, language, text, mark, reason))
 
@@ -84,10 +95,16 @@ def test_commands_are_run_also_where_a_block_does_not_name_its_language(tmp_path
     parse(layout)
 
 
-def test_a_block_that_fails_when_run_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_that_fails_when_run_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     runner = doc_blocks.Runner()
-    for language, text in (("bash", "potentia status nothing.db"), ("bash", "false"), ("python", "1 / 0")):
+    for language, text in (
+        ("bash", "potentia status nothing.db"),
+        ("bash", "false"),
+        ("python", "1 / 0"),
+    ):
         with pytest.raises((RuntimeError, ZeroDivisionError)):
             runner.run(Block("page", 1, language, text))
 
@@ -95,7 +112,9 @@ def test_a_block_that_fails_when_run_is_found(tmp_path: Path, monkeypatch: pytes
 def test_the_site_builds_without_a_warning_and_asks_nobody(tmp_path: Path) -> None:
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "WARNING" not in done.stderr
     made = {page.name: page.read_text("utf-8") for page in tmp_path.glob("*.html")}
@@ -119,11 +138,17 @@ def test_the_references_name_every_command_and_every_public_name() -> None:
         assert f"## {name}\n" in commands
         for parameter in command.params:
             assert (
-                parameter.name == "help" or f"`{parameter.opts[0]}`" in commands or parameter.name.upper() in commands
+                parameter.name == "help"
+                or f"`{parameter.opts[0]}`" in commands
+                or parameter.name.upper() in commands
             )
     names = reference_pages.api_page()
     rooms = {"analysis", "engine", "facts", "tasks"}
-    assert not [name for name in set(dir(potentia)) - rooms if name[0] != "_" and f"### {name}\n" not in names]
+    assert not [
+        name
+        for name in set(dir(potentia)) - rooms
+        if name[0] != "_" and f"### {name}\n" not in names
+    ]
 
 
 def test_the_notebook_executes_and_its_outputs_are_kept_small(tmp_path: Path) -> None:
@@ -138,13 +163,19 @@ def test_the_notebook_executes_and_its_outputs_are_kept_small(tmp_path: Path) ->
     fresh = nbclient.NotebookClient(
         deepcopy(kept), timeout=300, resources={"metadata": {"path": str(tmp_path)}}
     ).execute()
-    for old, new in zip(code, [cell for cell in fresh.cells if cell.cell_type == "code"], strict=True):
+    for old, new in zip(
+        code, [cell for cell in fresh.cells if cell.cell_type == "code"], strict=True
+    ):
         assert _shown(old) == _shown(new)
 
 
 def _shown(cell: Any) -> list[tuple[str, list[str]]]:
     """What a cell put out, and in which forms; warnings of the libraries do not count."""
-    return [(out.output_type, sorted(out.get("data", {}))) for out in cell.outputs if out.get("name") != "stderr"]
+    return [
+        (out.output_type, sorted(out.get("data", {})))
+        for out in cell.outputs
+        if out.get("name") != "stderr"
+    ]
 
 
 def test_the_wheel_stays_small(tmp_path: Path) -> None:

@@ -73,20 +73,35 @@ def fill(
                 for protocol in protocols:
                     right = stream.random(N) < skill + (0.1 if protocol != "direct" else 0)
                     value = float(right.mean())
-                    manifest: dict[str, Any] = {"task": {"fingerprint": f"{task} {data}"}, "versions": {"python": "3"}}
+                    manifest: dict[str, Any] = {
+                        "task": {"fingerprint": f"{task} {data}"},
+                        "versions": {"python": "3"},
+                    }
                     if protocol != "direct":
                         manifest["adjust"] = {"tuning": recipe}
-                    origin = Origin(f"{task} {data}", recipe_fingerprint({"adjust": manifest.get("adjust")}), 0)
+                    origin = Origin(
+                        f"{task} {data}", recipe_fingerprint({"adjust": manifest.get("adjust")}), 0
+                    )
                     store.commit_cell(
                         CellRecord(
-                            key=f"{name}-{spec['name']}-{task}-{protocol}-{data}-{recipe}".replace("@", "-"),
+                            key=f"{name}-{spec['name']}-{task}-{protocol}-{data}-{recipe}".replace(
+                                "@", "-"
+                            ),
                             study=key,
                             model=spec["name"],
                             task=task,
                             protocol=protocol,
                             scores={
-                                "acc": Score(value, math.sqrt(value * (1 - value) / N), N, Metric.of("acc"), origin),
-                                "brier_score": Score(0.9 - value / 2, 0.01, N, Metric.of("brier_score"), origin),
+                                "acc": Score(
+                                    value,
+                                    math.sqrt(value * (1 - value) / N),
+                                    N,
+                                    Metric.of("acc"),
+                                    origin,
+                                ),
+                                "brier_score": Score(
+                                    0.9 - value / 2, 0.01, N, Metric.of("brier_score"), origin
+                                ),
                             },
                             metric="acc",
                             manifest=manifest,
@@ -120,7 +135,12 @@ def test_terminal_report_board_and_python_find_the_same(store: Path) -> None:
 
     evidence = read(store)
     ours = find_rankings(evidence).named() | find_test_task(evidence).named()
-    assert {"arc_easy-adjustment", "arc_easy-emergence", "ranking adjust", "significance direct"} <= set(ours)
+    assert {
+        "arc_easy-adjustment",
+        "arc_easy-emergence",
+        "ranking adjust",
+        "significance direct",
+    } <= set(ours)
     assert not any("@5" in name for name in ours)
     terminal = said("analyze", "rankings", str(store)) | said("analyze", "test-task", str(store))
     report = make_report(evidence, items=0).named()
@@ -145,7 +165,10 @@ def test_batches_that_differ_make_no_common_axis(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="batches of 16 and 32 examples"):
         find_test_task(read(path, study="all"))
     chosen = TestTaskOptions(batch=16)
-    assert find_test_task(read(path, study="all"), chosen).tasks["mmlu"]["emergence"].examples == (0, 80)
+    assert find_test_task(read(path, study="all"), chosen).tasks["mmlu"]["emergence"].examples == (
+        0,
+        80,
+    )
 
 
 def test_another_metric_leaves_the_items_of_the_main_one_alone(store: Path) -> None:
@@ -168,10 +191,15 @@ def test_every_analysis_takes_a_metric(store: Path) -> None:
     for command in ("rankings", "test-task", "checkpoints", "consistency", "proxy"):
         from potentia.cli.app import app
 
-        assert "--metric" in CliRunner().invoke(app, ["analyze", command, "--help"], terminal_width=200).output
+        assert (
+            "--metric"
+            in CliRunner().invoke(app, ["analyze", command, "--help"], terminal_width=200).output
+        )
 
 
-def test_chance_is_one_per_task_and_a_number_is_for_the_unknown_alone(store: Path, tmp_path: Path) -> None:
+def test_chance_is_one_per_task_and_a_number_is_for_the_unknown_alone(
+    store: Path, tmp_path: Path
+) -> None:
     """One number for all once put the floor of a two-way task at a quarter."""
     told = said("analyze", "test-task", str(store), "--chance", "0.1")
     assert {t: told[f"{t}-adjustment"]["before"]["fit"]["chance"] for t in TASKS} == {
@@ -231,9 +259,14 @@ def test_of_several_studies_the_last_opened_counts_and_is_named(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("change", "what"),
-    [({"data": "d1"}, "different data"), ({"recipe": "r1"}, r"different adjust.tuning \(r0 and r1\)")],
+    [
+        ({"data": "d1"}, "different data"),
+        ({"recipe": "r1"}, r"different adjust.tuning \(r0 and r1\)"),
+    ],
 )
-def test_cells_of_other_data_or_recipe_are_not_compared(tmp_path: Path, change: dict[str, str], what: str) -> None:
+def test_cells_of_other_data_or_recipe_are_not_compared(
+    tmp_path: Path, change: dict[str, str], what: str
+) -> None:
     path = fill(tmp_path / "s.db", name="one", models=MODELS[:6])
     fill(path, name="two", models=MODELS[6:], **change)
     with pytest.raises(InputError, match=what) as error:
@@ -265,13 +298,20 @@ def test_no_source_is_an_error() -> None:
 
 @pytest.mark.parametrize(
     ("change", "what"),
-    [({"data": "d1"}, "different data"), ({"recipe": "r1"}, r"different adjust.tuning \(r0 and r1\)")],
+    [
+        ({"data": "d1"}, "different data"),
+        ({"recipe": "r1"}, r"different adjust.tuning \(r0 and r1\)"),
+    ],
 )
-def test_two_stores_of_other_data_or_recipe_are_not_pooled(tmp_path: Path, change: dict[str, str], what: str) -> None:
+def test_two_stores_of_other_data_or_recipe_are_not_pooled(
+    tmp_path: Path, change: dict[str, str], what: str
+) -> None:
     """Two stores were ranked as one study, "after the same fine-tuning for all", and their items paired by number."""
     one = fill(tmp_path / "one.db", models=MODELS[:4])
     two = fill(tmp_path / "two.db", models=MODELS[4:], **change)
-    with pytest.raises(InputError, match=rf" and \d other tasks? in one.db and two.db cannot be compared: {what}"):
+    with pytest.raises(
+        InputError, match=rf" and \d other tasks? in one.db and two.db cannot be compared: {what}"
+    ):
         read(one, two)
     like = fill(tmp_path / "like.db", models=MODELS[4:])
     assert len(read(one, like).scores["adjust"].models) == len(MODELS)
@@ -285,9 +325,16 @@ def test_unlike_sources_are_shown_apart_where_one_asks_for_it(tmp_path: Path) ->
     evidence = read(one, two, like, apart=True)
     assert [len(group.models) for group in (evidence, *evidence.apart)] == [8, 4]
     assert "different adjust.tuning (r0 and r1)" in evidence.apart[0].notes[-1]
-    groups = said("analyze", "rankings", str(one), str(two), str(like), "--apart", "--resamples", "20")["apart"]
-    assert [group["source"] for group in groups] == ["one.db + like.db: first, first", "two.db: first"]
-    ranked = [[s["model"] for s in group["findings"]["scoreboard"]["standings"]] for group in groups]
+    groups = said(
+        "analyze", "rankings", str(one), str(two), str(like), "--apart", "--resamples", "20"
+    )["apart"]
+    assert [group["source"] for group in groups] == [
+        "one.db + like.db: first, first",
+        "two.db: first",
+    ]
+    ranked = [
+        [s["model"] for s in group["findings"]["scoreboard"]["standings"]] for group in groups
+    ]
     assert [set(models) for models in ranked] == [{*MODELS[:4], *MODELS[8:]}, {*MODELS[4:8]}]
     page = tmp_path / "report.html"
     told = said("report", str(one), str(two), str(like), "--apart", "-o", str(page))
@@ -342,8 +389,17 @@ def test_folds_are_joined_only_where_none_is_missing(tmp_path: Path) -> None:
             store.study("s", "k", {})
             for model in ("a", "b"):
                 for k in folds:
-                    score = Score(0.5 + k / 100, 0.1, 10, Metric.of("acc"), Origin(f"fold {k}"), (0.5, 0.5 + k / 50))
-                    cell = CellRecord(f"{model}{k}", "k", model, f"t#{k}/5", "direct", {"acc": score}, "acc")
+                    score = Score(
+                        0.5 + k / 100,
+                        0.1,
+                        10,
+                        Metric.of("acc"),
+                        Origin(f"fold {k}"),
+                        (0.5, 0.5 + k / 50),
+                    )
+                    cell = CellRecord(
+                        f"{model}{k}", "k", model, f"t#{k}/5", "direct", {"acc": score}, "acc"
+                    )
                     store.commit_cell(cell, items=[ItemOutcome(k * 100, 1.0, "", "", {})])
     whole, part = read(tmp_path / "whole.db"), read(tmp_path / "part.db")
     assert whole.scores["direct"].tasks == ("t",)
@@ -380,5 +436,7 @@ def test_folds_that_were_tuned_otherwise_are_not_joined():
     assert joined.values[0, 0] == pytest.approx(0.65)
     assert joined.stderr[0, 0] == pytest.approx(np.hypot(0.25 * 0.02, 0.75 * 0.04))
     assert joined.n[0, 0] == 400
-    with pytest.raises(InputError, match=r"folds of a on t cannot be joined: different recipe \(same and other\)"):
+    with pytest.raises(
+        InputError, match=r"folds of a on t cannot be joined: different recipe \(same and other\)"
+    ):
         unfolded(made("other"), [])

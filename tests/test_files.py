@@ -52,8 +52,13 @@ write_file(Path(sys.argv[1]), b"new" * int(sys.argv[2]))
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path):
     file = tmp_path / "report.html"
     file.write_bytes(b"old")
-    full = subprocess.run([sys.executable, "-c", FULL_DISK, file, "1000"], capture_output=True, text=True)
+    full = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, file, "1000"], capture_output=True, text=True
+    )
     assert "File too large" in full.stderr
     assert (file.read_bytes(), [p.name for p in tmp_path.iterdir()]) == (b"old", ["report.html"])
     subprocess.run([sys.executable, "-c", FULL_DISK, file, "10"], check=True)
-    assert (file.read_bytes(), [p.name for p in tmp_path.iterdir()]) == (b"new" * 10, ["report.html"])
+    assert (file.read_bytes(), [p.name for p in tmp_path.iterdir()]) == (
+        b"new" * 10,
+        ["report.html"],
+    )

@@ -16,7 +16,10 @@ def test_no_input_crashes_hangs_or_leaves_its_folder():
         capture_output=True,
         text=True,
         cwd=TOOLS,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TOOLS), os.environ.get("PYTHONPATH", "")])},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(TOOLS), os.environ.get("PYTHONPATH", "")]),
+        },
     )
     assert done.returncode == 0, done.stdout + done.stderr
     counted = [int(part) for part in done.stdout.splitlines()[-1].split()[1:]]
@@ -43,6 +46,11 @@ os.remove("/tmp/potentia-fuzz-outside")
         [sys.executable, "-c", code, str(tmp_path)],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TOOLS), os.environ.get("PYTHONPATH", "")])},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(TOOLS), os.environ.get("PYTHONPATH", "")]),
+        },
     )
-    assert done.stdout.strip() == str(["taken", "crash", "hang", "outside", "outside", "taken", "crash"]), done.stderr
+    assert done.stdout.strip() == str(
+        ["taken", "crash", "hang", "outside", "outside", "taken", "crash"]
+    ), done.stderr

@@ -17,13 +17,19 @@ def test_nobody_goes_past_a_door():
     assert house.past_doors() == []
 
 
-@pytest.mark.parametrize("script", sorted((house.ROOT / "bench").glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "script", sorted((house.ROOT / "bench").glob("*.py")), ids=lambda path: path.stem
+)
 def test_benches_import_what_is_there(script: Path):
     """They run by hand, so nothing else notices a name that has moved, inside a function above all."""
     for node in ast.walk(ast.parse(script.read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "potentia":
             room = import_module(str(node.module))
-            lost = [name for one in node.names if not hasattr(room, name := one.name) and not _module(room, name)]
+            lost = [
+                name
+                for one in node.names
+                if not hasattr(room, name := one.name) and not _module(room, name)
+            ]
             assert not lost, f"{script.name}:{node.lineno} imports {lost} from {node.module}"
 
 
@@ -56,7 +62,9 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_measures_count_what_they_say(small: Path):
     chain = ["potentia.two.good", "potentia.one.door", "potentia.one.hinge", "potentia.errors"]
     assert house.longest_chain() == chain, "through the door, to where the names are made"
-    assert house.past_doors() == ["potentia.two.late reaches past potentia.one for potentia.one.hinge"]
+    assert house.past_doors() == [
+        "potentia.two.late reaches past potentia.one for potentia.one.hinge"
+    ]
 
 
 def test_complexity_is_counted_as_radon_counts_it(small: Path):

@@ -28,15 +28,33 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> potentia.Result:
     )
 
 
-def test_one_call_runs_a_study_and_holds_what_it_found(result: potentia.Result, tmp_path: Path) -> None:
+def test_one_call_runs_a_study_and_holds_what_it_found(
+    result: potentia.Result, tmp_path: Path
+) -> None:
     assert (result.run.computed, result.run.failed) == (12, 0)
     scores = result.scores
-    assert {"protocol", "model", "task", "metric", "score", "stderr", "n", "higher_is_better", "kind"} <= {*scores}
+    assert {
+        "protocol",
+        "model",
+        "task",
+        "metric",
+        "score",
+        "stderr",
+        "n",
+        "higher_is_better",
+        "kind",
+    } <= {*scores}
     assert len(scores) == 12
     assert set(scores.protocol) == {"direct", "train_before_test"}
     matrix = result.evidence.scores["direct"]
-    row = scores[(scores.protocol == "direct") & (scores.model == matrix.models[0]) & (scores.task == "plants")]
-    assert row.score.item() == matrix.select(models=[matrix.models[0]], tasks=["plants"]).values[0, 0]
+    row = scores[
+        (scores.protocol == "direct")
+        & (scores.model == matrix.models[0])
+        & (scores.task == "plants")
+    ]
+    assert (
+        row.score.item() == matrix.select(models=[matrix.models[0]], tasks=["plants"]).values[0, 0]
+    )
     assert result.rankings.overall["train_before_test"].models
     assert result.report(tmp_path / "r.html").stat().st_size > 100_000
     again = potentia.evaluate(result.study, progress=False)
@@ -60,7 +78,9 @@ def test_findings_show_and_plot_themselves(result: potentia.Result, tmp_path: Pa
 def test_tables_escape_what_they_show() -> None:
     from potentia.values.findings import Table
 
-    html = Table("<b>", ("a", "b"), (("<script>", None), (0.12345, True)), note="x & y")._repr_html_()
+    html = Table(
+        "<b>", ("a", "b"), (("<script>", None), (0.12345, True)), note="x & y"
+    )._repr_html_()
     assert "<script>" not in html
     assert "&lt;b&gt;" in html
     assert "<td>–</td>" in html
@@ -68,7 +88,9 @@ def test_tables_escape_what_they_show() -> None:
 
 
 def test_matrices_go_to_pandas_and_back() -> None:
-    matrix = potentia.ScoreMatrix.build(["a", "b"], ["x", "y"], [[0.1, np.nan], [0.3, 0.4]], protocol="few_shot:5")
+    matrix = potentia.ScoreMatrix.build(
+        ["a", "b"], ["x", "y"], [[0.1, np.nan], [0.3, 0.4]], protocol="few_shot:5"
+    )
     frame = matrix.frame()
     assert frame.loc["b", "y"] == 0.4
     again = potentia.read(frame).scores["direct"]

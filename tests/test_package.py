@@ -33,8 +33,12 @@ assert not {"torch", "transformers", "peft", "lm_eval"} & set(sys.modules)
 
 def test_scores_are_analysed_without_torch_installed(tmp_path: Path) -> None:
     table = tmp_path / "scores.csv"
-    rows = [f"{m},{t},{p},{0.4 + 0.05 * i + 0.02 * k},0.02" for i, m in enumerate("abcdef") for k, t in enumerate("xyz")
-            for p in ("direct", "train_before_test")]  # fmt: skip
+    rows = [
+        f"{m},{t},{p},{0.4 + 0.05 * i + 0.02 * k},0.02"
+        for i, m in enumerate("abcdef")
+        for k, t in enumerate("xyz")
+        for p in ("direct", "train_before_test")
+    ]
     table.write_text("\n".join(["model,task,protocol,score,stderr", *rows]))
     code = [sys.executable, "-c", BLOCKED, str(table), str(tmp_path / "report.html")]
     done = subprocess.run(code, capture_output=True, text=True, timeout=300)

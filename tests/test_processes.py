@@ -31,7 +31,9 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("when", ["early", "late"])
-def test_a_worker_leaves_with_its_parent_also_where_that_was_killed_before_the_worker_had_begun(tmp_path: Path, when):
+def test_a_worker_leaves_with_its_parent_also_where_that_was_killed_before_the_worker_had_begun(
+    tmp_path: Path, when
+):
     (tmp_path / "program.py").write_text(PROGRAM)
     subprocess.run([sys.executable, "program.py", when], cwd=tmp_path)
     pid, end = int((tmp_path / "pid").read_text()), time.monotonic() + 20

@@ -26,7 +26,18 @@ def test_there_are_forty_of_every_kind() -> None:
     names = [one.name for one in sabotage.breaks()]
     assert len(names) == len(set(names)) >= 40
     kinds = {name.partition(":")[0] for name in names}
-    assert kinds >= {"norm", "routing", "scale", "loss", "gradient", "optimizer", "mask", "window", "positions", "tail"}
+    assert kinds >= {
+        "norm",
+        "routing",
+        "scale",
+        "loss",
+        "gradient",
+        "optimizer",
+        "mask",
+        "window",
+        "positions",
+        "tail",
+    }
     assert kinds >= {"tokens", "cache"}
 
 

@@ -39,7 +39,10 @@ def test_nothing_is_counted_without_a_tally_or_in_another_thread():
 
 
 def test_shares_are_told_largest_first():
-    assert told({"load": 1.0, "train": 60.0, "test": 38.9, "save": 0.1}) == "train 60%, test 39%, load 1%"
+    assert (
+        told({"load": 1.0, "train": 60.0, "test": 38.9, "save": 0.1})
+        == "train 60%, test 39%, load 1%"
+    )
 
 
 def test_compiling_kernels_is_no_cost_of_the_check_that_comes_upon_them_first():
@@ -58,4 +61,7 @@ def test_compiling_kernels_is_no_cost_of_the_check_that_comes_upon_them_first():
 def test_what_a_row_does_once_is_left_out_of_its_pace():
     from potentia.run.calibration import Timed
 
-    assert Timed([], {"check": 1.0, "compile": 2.0, "load": 3.0, "train": 3.0}, 10.0).beside_checks == 4.0
+    assert (
+        Timed([], {"check": 1.0, "compile": 2.0, "load": 3.0, "train": 3.0}, 10.0).beside_checks
+        == 4.0
+    )

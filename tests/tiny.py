@@ -7,30 +7,60 @@ import random
 from pathlib import Path
 
 WORDS = [
-    "the", "a", "of", "is", "was", "in", "red", "blue", "green", "old", "new", "cat", "dog", "bird", "tree", "house",
-    "river", "who", "what", "where", "answer", "question", ":", "?", ".",
-]  # fmt: skip
-CHAT = (
-    "{% for m in messages %}<user> {{ m['content'] }} {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
-)
+    "the",
+    "a",
+    "of",
+    "is",
+    "was",
+    "in",
+    "red",
+    "blue",
+    "green",
+    "old",
+    "new",
+    "cat",
+    "dog",
+    "bird",
+    "tree",
+    "house",
+    "river",
+    "who",
+    "what",
+    "where",
+    "answer",
+    "question",
+    ":",
+    "?",
+    ".",
+]
+CHAT = "{% for m in messages %}<user> {{ m['content'] }} {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"  # noqa: E501
 
 
 def tokenizer(chat: bool = False):
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {w: i for i, w in enumerate(["<pad>", "<bos>", "<eos>", "<unk>", "<user>", "<assistant>", *WORDS])}
+    vocabulary = {
+        w: i
+        for i, w in enumerate(["<pad>", "<bos>", "<eos>", "<unk>", "<user>", "<assistant>", *WORDS])
+    }
     core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     made = PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", unk_token="<unk>"
+        tokenizer_object=core,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        unk_token="<unk>",
     )
     if chat:
         made.chat_template = CHAT
     return made
 
 
-def save_model(folder: Path, *, seed: int = 0, chat: bool = False, width: int = 32, words=None) -> Path:
+def save_model(
+    folder: Path, *, seed: int = 0, chat: bool = False, width: int = 32, words=None
+) -> Path:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -47,7 +47,11 @@ class Devices(TorchDispatchMode):
         known = {one.untyped_storage().data_ptr() for one in given}
         out = func(*args, **(kwargs or {}))
         for one in tree_leaves(out):
-            if isinstance(one, Tensor) and one.numel() and one.untyped_storage().data_ptr() not in known:
+            if (
+                isinstance(one, Tensor)
+                and one.numel()
+                and one.untyped_storage().data_ptr() not in known
+            ):
                 self.names.pop(one.untyped_storage().data_ptr(), None)
                 if names:
                     self.put(one, next(iter(names)))
@@ -93,6 +97,10 @@ def spread_over_two(model: torch.nn.Module, away: int, patch: pytest.MonkeyPatch
             devices.put(tensor, "home")
 
     patch.setattr(AdapterBank, "__init__", make)
-    patch.setattr(passes, "to_device", lambda values, device: devices.put(sent_home(values, device).clone(), "home"))
+    patch.setattr(
+        passes,
+        "to_device",
+        lambda values, device: devices.put(sent_home(values, device).clone(), "home"),
+    )
     spread.follow(blocks, spread.Layout("home", places))  # type: ignore[arg-type]
     return devices

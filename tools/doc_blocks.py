@@ -34,7 +34,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-FENCE = re.compile(r"^(?P<indent> *)```(?P<lang>[\w-]*)[^\n]*\n(?P<body>.*?)^(?P=indent)```$", re.M | re.S)
+FENCE = re.compile(
+    r"^(?P<indent> *)```(?P<lang>[\w-]*)[^\n]*\n(?P<body>.*?)^(?P=indent)```$", re.M | re.S
+)
 MARK = re.compile(r"<!-- (not run|slow): ([^>]*?) -->\s*\Z")
 REASONS = ("needs ", "installs", "takes", "belongs to", "a file for", "follows")
 SHELL, PLAIN = ("bash", "sh"), ("", "text")
@@ -77,7 +79,9 @@ def blocks(page: Path) -> list[Block]:
         mark = MARK.search(text[: match.start()])
         indent = len(match["indent"])
         body = "\n".join(line[indent:] for line in match["body"].splitlines())
-        name = page.resolve().relative_to(ROOT).as_posix() if page.is_relative_to(ROOT) else page.name
+        name = (
+            page.resolve().relative_to(ROOT).as_posix() if page.is_relative_to(ROOT) else page.name
+        )
         line = text.count("\n", 0, match.start()) + 1
         language = match["lang"] or ("bash" if COMMANDS.match(body.lstrip()) else "")
         found.append(Block(name, line, language, body, *(mark.groups() if mark else ())))
@@ -111,7 +115,11 @@ def parse(block: Block) -> None:
 def commands(text: str) -> list[str]:
     """Return the lines of a shell block: continued ones joined, comments and empty ones left out."""
     joined = re.sub(r"\\\n\s*", " ", text)
-    return [line.strip() for line in joined.splitlines() if line.strip() and not line.strip().startswith("#")]
+    return [
+        line.strip()
+        for line in joined.splitlines()
+        if line.strip() and not line.strip().startswith("#")
+    ]
 
 
 def _words(line: str) -> list[str]:
@@ -132,15 +140,21 @@ def _parse_command(words: list[str], block: Block) -> None:
     try:
         rest = expand_many(command, words)
         while True:
-            context = command.make_context(rest[0] if rest else "potentia", list(rest), parent=context)
+            context = command.make_context(
+                rest[0] if rest else "potentia", list(rest), parent=context
+            )
             name, command, rest = _step(command, context)
             if name is None:
                 return
     except typer.Exit:
         return
-    except Exception as error:  # typer has brought its own click since 0.2x: its errors have no name here
+    except (
+        Exception
+    ) as error:  # typer has brought its own click since 0.2x: its errors have no name here
         if hasattr(error, "format_message"):
-            raise ValueError(f"{block.name}: potentia {' '.join(words)}: {error.format_message()}") from error
+            raise ValueError(
+                f"{block.name}: potentia {' '.join(words)}: {error.format_message()}"
+            ) from error
         raise
 
 
@@ -211,9 +225,13 @@ class Runner:
             for part in parts:
                 _potentia(part)
             return
-        done = subprocess.run(["bash", "-ec", line], capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(
+            ["bash", "-ec", line], capture_output=True, text=True, timeout=300, check=False
+        )
         if done.returncode:
-            raise RuntimeError(f"{line}\nexit {done.returncode}\n{done.stdout[-1500:]}{done.stderr[-1500:]}")
+            raise RuntimeError(
+                f"{line}\nexit {done.returncode}\n{done.stdout[-1500:]}{done.stderr[-1500:]}"
+            )
 
     def _serve(self, line: str) -> None:
         with socket.socket() as free:
@@ -221,11 +239,15 @@ class Runner:
             self.port = free.getsockname()[1]
         words = [*_words(line.partition("#")[0]), "--port", str(self.port)]
         board = subprocess.Popen(
-            [sys.executable, "-c", "from potentia.cli import main; main()", *words[1:]], stdout=subprocess.DEVNULL
+            [sys.executable, "-c", "from potentia.cli import main; main()", *words[1:]],
+            stdout=subprocess.DEVNULL,
         )
         self.boards.append(board)
         for _ in range(600):
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", self.port), timeout=1),
+            ):
                 return
             if board.poll() is not None:
                 break
@@ -292,8 +314,15 @@ def run_page(page: Path, folder: Path, *, slow: bool) -> dict[str, Any]:
                 if isinstance(error, KeyboardInterrupt):
                     raise
                 how, problem = "failed", "".join(traceback.format_exception(error, limit=-3))
-            told.append({"block": block.name, "how": how, "reason": block.reason, "problem": problem,
-                         "seconds": round(_cpu() - start, 2)})  # fmt: skip
+            told.append(
+                {
+                    "block": block.name,
+                    "how": how,
+                    "reason": block.reason,
+                    "problem": problem,
+                    "seconds": round(_cpu() - start, 2),
+                }
+            )
     finally:
         runner.close()
         os.chdir(old)
@@ -304,7 +333,9 @@ def main() -> None:
     """Run the pages named, or all of them."""
     options = argparse.ArgumentParser(description="Run the code blocks of README and docs.")
     options.add_argument("pages", nargs="*", type=Path)
-    options.add_argument("--slow", action="store_true", help="also run the blocks that take minutes")
+    options.add_argument(
+        "--slow", action="store_true", help="also run the blocks that take minutes"
+    )
     options.add_argument("--json", type=Path, help="write what happened there")
     given = options.parse_args()
     with tempfile.TemporaryDirectory(prefix="potentia-docs-") as folder:
@@ -315,7 +346,9 @@ def main() -> None:
             (shim / name).chmod(0o755)
         os.environ["PATH"] = f"{shim}{os.pathsep}{os.environ['PATH']}"
         os.environ["HF_DATASETS_CACHE"] = str(Path(folder, "datasets"))
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+        os.environ["PYTHONPATH"] = os.pathsep.join(
+            [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+        )
         told = []
         for page in given.pages or pages():
             told.append(run_page(page.resolve(), Path(folder), slow=given.slow))
@@ -327,7 +360,9 @@ def main() -> None:
 
 def _tell(page: dict[str, Any]) -> None:
     for block in page["blocks"]:
-        print(f"{block['how']:7} {block['seconds']:6.1f} s  {block['block']}  {block['reason']}".rstrip())
+        print(
+            f"{block['how']:7} {block['seconds']:6.1f} s  {block['block']}  {block['reason']}".rstrip()
+        )
         if block["problem"]:
             print(block["problem"])
     sys.stdout.flush()

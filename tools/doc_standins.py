@@ -26,13 +26,35 @@ HUB_MODELS = (
     "Qwen/Qwen2.5-0.5B",
 )
 SCORED = (
-    "Qwen/Qwen2-0.5B", "Qwen/Qwen2-1.5B", "Qwen/Qwen2-7B", "Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-7B",
-    "EleutherAI/pythia-160m", "EleutherAI/pythia-410m-deduped", "EleutherAI/pythia-1b-deduped",
-    "EleutherAI/pythia-2.8b-deduped", "EleutherAI/pythia-6.9b-deduped", "HuggingFaceTB/SmolLM2-135M",
-)  # fmt: skip
+    "Qwen/Qwen2-0.5B",
+    "Qwen/Qwen2-1.5B",
+    "Qwen/Qwen2-7B",
+    "Qwen/Qwen2.5-0.5B",
+    "Qwen/Qwen2.5-1.5B",
+    "Qwen/Qwen2.5-7B",
+    "EleutherAI/pythia-160m",
+    "EleutherAI/pythia-410m-deduped",
+    "EleutherAI/pythia-1b-deduped",
+    "EleutherAI/pythia-2.8b-deduped",
+    "EleutherAI/pythia-6.9b-deduped",
+    "HuggingFaceTB/SmolLM2-135M",
+)
 CHAT = tuple(f"{name}-Instruct" for name in SCORED[:6])
 TASKS = ("arc_easy", "arc_challenge", "boolq", "piqa", "gsm8k", "nq_open")
-THINGS = ("river", "stone", "lamp", "horse", "cloud", "bridge", "apple", "garden", "candle", "wheel", "mirror", "boat")
+THINGS = (
+    "river",
+    "stone",
+    "lamp",
+    "horse",
+    "cloud",
+    "bridge",
+    "apple",
+    "garden",
+    "candle",
+    "wheel",
+    "mirror",
+    "boat",
+)
 COLOURS = ("red", "blue", "green", "white")
 PAGES = {
     "test-task": "adjusted.csv",
@@ -40,7 +62,14 @@ PAGES = {
     "checkpoints": "checkpoints.csv",
     "proxy": "groups.csv",
 }
-OWN_STORE = ("README", "quickstart", "run", "store", "scale-out", "notebook")  # pages that make potentia.db themselves
+OWN_STORE = (
+    "README",
+    "quickstart",
+    "run",
+    "store",
+    "scale-out",
+    "notebook",
+)  # pages that make potentia.db themselves
 
 
 def prepare(place: Path, folder: Path, *, published: bool = False) -> None:
@@ -66,7 +95,14 @@ def prepare(place: Path, folder: Path, *, published: bool = False) -> None:
     shutil.copy(place / "examples" / "first.yaml", place / "study.yaml")
     shutil.copy(place / "ours.db", place / "earlier.db")
     if place.name not in OWN_STORE:
-        _potentia("import", str(place / "scores.csv"), "--store", str(place / "potentia.db"), "--name", "first")
+        _potentia(
+            "import",
+            str(place / "scores.csv"),
+            "--store",
+            str(place / "potentia.db"),
+            "--name",
+            "first",
+        )
     for file in PUBLISHED.glob("*.csv") if published else ():
         shutil.copy(file, place)
 
@@ -80,22 +116,37 @@ def _models(folder: Path) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    words = sorted({word for make in DATASETS.values() for row in make(16, 0) for word in _flat(row).split()})
+    words = sorted(
+        {word for make in DATASETS.values() for row in make(16, 0) for word in _flat(row).split()}
+    )
     vocabulary = {word: k for k, word in enumerate(["<pad>", "<bos>", "<eos>", "<unk>", *words])}
     core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     for seed, name in enumerate(HUB_MODELS):
         torch.manual_seed(seed)
         tokenizer = PreTrainedTokenizerFast(
-            tokenizer_object=core, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", unk_token="<unk>"
+            tokenizer_object=core,
+            pad_token="<pad>",
+            bos_token="<bos>",
+            eos_token="<eos>",
+            unk_token="<unk>",
         )
         if name.endswith("Instruct"):
             tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
         config = LlamaConfig(
-            vocab_size=len(vocabulary), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-            num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=1024,
-            tie_word_embeddings=True, initializer_range=0.3, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-        )  # fmt: skip
+            vocab_size=len(vocabulary),
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            max_position_embeddings=1024,
+            tie_word_embeddings=True,
+            initializer_range=0.3,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=2,
+        )
         LlamaForCausalLM(config).save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
 
@@ -123,7 +174,11 @@ def _dataset(folder: Path, make: Callable[[int, int], list[dict[str, Any]]]) -> 
 
 def _choices(stream: random.Random) -> tuple[str, dict[str, list[str]], int]:
     options = stream.sample(COLOURS, 4)
-    return stream.choice(THINGS), {"text": list(options), "label": list("ABCD")}, stream.randrange(4)
+    return (
+        stream.choice(THINGS),
+        {"text": list(options), "label": list("ABCD")},
+        stream.randrange(4),
+    )
 
 
 def _arc(n: int, seed: int) -> list[dict[str, Any]]:
@@ -131,7 +186,14 @@ def _arc(n: int, seed: int) -> list[dict[str, Any]]:
     for k in range(n):
         thing, choices, gold = _choices(stream)
         question = f"What colour is the {thing} in picture number {seed * 100 + k} ?"
-        rows.append({"id": f"{seed}-{k}", "question": question, "choices": choices, "answerKey": "ABCD"[gold]})
+        rows.append(
+            {
+                "id": f"{seed}-{k}",
+                "question": question,
+                "choices": choices,
+                "answerKey": "ABCD"[gold],
+            }
+        )
     return rows
 
 
@@ -143,10 +205,14 @@ def _openbook(n: int, seed: int) -> list[dict[str, Any]]:
 def _boolq(n: int, seed: int) -> list[dict[str, Any]]:
     stream = random.Random(seed)
     return [
-        {"passage": f"The {stream.choice(THINGS)} is old .", "question": f"is the {stream.choice(THINGS)} old",
-         "idx": k, "label": stream.randrange(2)}
+        {
+            "passage": f"The {stream.choice(THINGS)} is old .",
+            "question": f"is the {stream.choice(THINGS)} old",
+            "idx": k,
+            "label": stream.randrange(2),
+        }
         for k in range(n)
-    ]  # fmt: skip
+    ]
 
 
 def _gsm8k(n: int, seed: int) -> list[dict[str, Any]]:
@@ -154,7 +220,12 @@ def _gsm8k(n: int, seed: int) -> list[dict[str, Any]]:
     for _ in range(n):
         a, b = stream.randrange(2, 30), stream.randrange(2, 30)
         question = f"Ann has {a} of them and finds {b} . How many has she ?"
-        rows.append({"question": question, "answer": f"She has {a} + {b} = <<{a}+{b}={a + b}>>{a + b}.\n#### {a + b}"})
+        rows.append(
+            {
+                "question": question,
+                "answer": f"She has {a} + {b} = <<{a}+{b}={a + b}>>{a + b}.\n#### {a + b}",
+            }
+        )
     return rows
 
 
@@ -171,7 +242,11 @@ DATASETS: dict[str, Callable[[int, int], list[dict[str, Any]]]] = {
 
 
 def _table(
-    file: Path, models: Sequence[str], protocols: Sequence[str], tasks: Sequence[str] = TASKS, seed: int = 0
+    file: Path,
+    models: Sequence[str],
+    protocols: Sequence[str],
+    tasks: Sequence[str] = TASKS,
+    seed: int = 0,
 ) -> None:
     """Write made-up scores: a model's strength, a task's difficulty, and noise, less of it after tuning."""
     stream = random.Random(seed)
@@ -181,7 +256,9 @@ def _table(
         noise = 0.12 if protocol == "direct" else 0.03
         for k, task in enumerate(tasks):
             for model in models:
-                value = min(0.96, max(0.05, 0.3 + 0.05 * k + 0.4 * strength[model] + stream.gauss(0, noise)))
+                value = min(
+                    0.96, max(0.05, 0.3 + 0.05 * k + 0.4 * strength[model] + stream.gauss(0, noise))
+                )
                 lines.append(f"{protocol},{model},{task},{value:.4f},0.012")
         for model in models:
             lines.append(
@@ -201,24 +278,56 @@ def _scores(folder: Path) -> None:
     groups = [f"mix{x}" for x in "ABCD"] + [f"s{k}" for k in range(1, 5)]
     _table(folder / "groups.csv", [*SCORED, *groups, "run@1000", "run@2000"], both, seed=5)
     _table(folder / "chat.csv", [*SCORED, *CHAT], both, seed=7)
-    with (folder / "chat.csv").open("a", encoding="utf-8") as table:  # an ability that base models are not asked for
-        table.writelines(f"{p},{m},t_eval,{0.3 + 0.05 * k},0.01\n" for p in both for k, m in enumerate(CHAT))
+    with (folder / "chat.csv").open(
+        "a", encoding="utf-8"
+    ) as table:  # an ability that base models are not asked for
+        table.writelines(
+            f"{p},{m},t_eval,{0.3 + 0.05 * k},0.01\n" for p in both for k, m in enumerate(CHAT)
+        )
     _table(folder / "adjusted.csv", SCORED, ("direct", "adjust@100", "adjust"), TASKS[:2], seed=6)
-    _write(folder / "pairs.csv", "base,instruct", [f"{base},{base}-Instruct" for base in SCORED[: len(CHAT)]])
-    _write(folder / "steps.csv", "model,series,tokens", [f"{m},run,{m.partition('@')[2]}e6" for m in steps])
+    _write(
+        folder / "pairs.csv",
+        "base,instruct",
+        [f"{base},{base}-Instruct" for base in SCORED[: len(CHAT)]],
+    )
+    _write(
+        folder / "steps.csv",
+        "model,series,tokens",
+        [f"{m},run,{m.partition('@')[2]}e6" for m in steps],
+    )
     about = [
         f"{m},{m.split('/')[0]},2023-{1 + k:02},{k + 1},{100 * k + 100},{('en', 'en+cn')[k % 2]}"
         for k, m in enumerate(SCORED)
     ]
     _write(folder / "models.csv", "model,family,trained,params_b,tokens_b,language", about)
     results = folder / "training-on-the-test-task" / "notebooks" / "evaluations"
-    for stage, name in (("base", "pythia-70m-mmlu"), ("base", "pythia-70m-gsm8k"), ("e3/mmluaux", "pythia-70m-mmlu")):
-        found = {"gsm8k": {"exact_match,flexible-extract": 0.1}} if "gsm" in name else {"mmlu_law": {"acc,none": 0.3}}
+    for stage, name in (
+        ("base", "pythia-70m-mmlu"),
+        ("base", "pythia-70m-gsm8k"),
+        ("e3/mmluaux", "pythia-70m-mmlu"),
+    ):
+        found = (
+            {"gsm8k": {"exact_match,flexible-extract": 0.1}}
+            if "gsm" in name
+            else {"mmlu_law": {"acc,none": 0.3}}
+        )
         (results / stage).mkdir(parents=True, exist_ok=True)
         (results / stage / f"{name}.json").write_text(json.dumps({"results": found}), "utf-8")
-    _potentia("import", str(folder / "ours.csv"), "--store", str(folder / "ours.db"), "--name", "ours")
-    _potentia("export", str(folder / "ours.csv"), "-o", str(folder / "lm_eval_output"), "--format", "lm-eval")
-    rows = [{**row, "choices": row["choices"]["text"], "answer": row["answerKey"]} for row in _arc(60, 9)]
+    _potentia(
+        "import", str(folder / "ours.csv"), "--store", str(folder / "ours.db"), "--name", "ours"
+    )
+    _potentia(
+        "export",
+        str(folder / "ours.csv"),
+        "-o",
+        str(folder / "lm_eval_output"),
+        "--format",
+        "lm-eval",
+    )
+    rows = [
+        {**row, "choices": row["choices"]["text"], "answer": row["answerKey"]}
+        for row in _arc(60, 9)
+    ]
     (folder / "my_task.yaml").write_text(
         "task: my_task\ndataset_path: allenai/ai2_arc\ndataset_name: ARC-Easy\noutput_type: multiple_choice\n"
         "training_split: train\nvalidation_split: validation\ntest_split: test\n"
@@ -227,7 +336,10 @@ def _scores(folder: Path) -> None:
         "utf-8",
     )
     (folder / "my.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n", "utf-8")
-    shutil.copytree(folder / "allenai" / "ai2_arc" / "ARC-Easy", folder / "data" / "allenai--ai2_arc" / "ARC-Easy")
+    shutil.copytree(
+        folder / "allenai" / "ai2_arc" / "ARC-Easy",
+        folder / "data" / "allenai--ai2_arc" / "ARC-Easy",
+    )
 
 
 def _write(file: Path, head: str, lines: Sequence[str]) -> None:

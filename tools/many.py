@@ -17,9 +17,13 @@ Results = dict[str, dict[str, Any]]
 
 def options(parser: argparse.ArgumentParser) -> None:
     """Add what all such commands take."""
-    parser.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1), help="processes at a time")
+    parser.add_argument(
+        "--workers", type=int, default=min(2, os.cpu_count() or 1), help="processes at a time"
+    )
     parser.add_argument("--minutes", type=float, help="stop after so long; what is done is kept")
-    parser.add_argument("--out", type=Path, help="keep results in this JSON file; what it has is not run again")
+    parser.add_argument(
+        "--out", type=Path, help="keep results in this JSON file; what it has is not run again"
+    )
 
 
 def kept(out: Path | None) -> Results:
@@ -29,18 +33,26 @@ def kept(out: Path | None) -> Results:
 
 
 def run_all(
-    work: Callable[[str], dict[str, Any]], names: Sequence[str], given: argparse.Namespace, told: Callable[..., str]
+    work: Callable[[str], dict[str, Any]],
+    names: Sequence[str],
+    given: argparse.Namespace,
+    told: Callable[..., str],
 ) -> Results:
     """Run ``work`` on every name; returns all results, those of earlier calls among them."""
     results = kept(given.out)
     end = time.monotonic() + 60 * given.minutes if given.minutes else None
-    with multiprocessing.get_context("spawn").Pool(given.workers, quiet) as pool:  # ended with the block
+    with multiprocessing.get_context("spawn").Pool(
+        given.workers, quiet
+    ) as pool:  # ended with the block
         done = pool.imap_unordered(_Named(work), names)
         for number in range(1, len(names) + 1):
             try:
                 name, row = done.next(None if end is None else max(0.0, end - time.monotonic()))
             except multiprocessing.TimeoutError:
-                print(f"{given.minutes:g} minutes are over: {len(names) - number + 1} were not run", flush=True)
+                print(
+                    f"{given.minutes:g} minutes are over: {len(names) - number + 1} were not run",
+                    flush=True,
+                )
                 break
             results[name] = row
             print(f"[{number}/{len(names)}] {told(name, row)}", flush=True)

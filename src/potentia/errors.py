@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-_SECRET = re.compile(r"(:/{1,2}[^:/@\s]*:)[^\s'\"<>]*@|([?&]\w*password=)[^&\s'\"<>]*", re.IGNORECASE)
+_SECRET = re.compile(
+    r"(:/{1,2}[^:/@\s]*:)[^\s'\"<>]*@|([?&]\w*password=)[^&\s'\"<>]*", re.IGNORECASE
+)
 
 
 def without_password(text: str) -> str:

@@ -34,18 +34,26 @@ MOST_VALUES = 2**24  # in it: lists and objects take far more memory and time th
 
 
 def read_text(
-    path: Path, error: type[InputError] = DataError, *, largest: int = LARGEST_DATA, most: int = MOST_VALUES
+    path: Path,
+    error: type[InputError] = DataError,
+    *,
+    largest: int = LARGEST_DATA,
+    most: int = MOST_VALUES,
 ) -> str:
     """Return a text of bounded size: UTF-8, or UTF-16 where it says so, as spreadsheets save it."""
     try:
         data = plain_file(path, largest, error).read_bytes()
         text = data.decode("utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig")
     except UnicodeDecodeError as problem:
-        raise error(f"byte {problem.start} is no UTF-8 text", where=str(path), hint="save it as UTF-8") from None
+        raise error(
+            f"byte {problem.start} is no UTF-8 text", where=str(path), hint="save it as UTF-8"
+        ) from None
     except OSError as problem:
         raise error(f"cannot be read: {problem.strerror or problem}", where=str(path)) from problem
     if (values := sum(map(text.count, ",[{\n"))) > most:
-        raise error(f"about {values:,} values, more than {most:,}", where=str(path), hint="divide the file")
+        raise error(
+            f"about {values:,} values, more than {most:,}", where=str(path), hint="divide the file"
+        )
     return text
 
 
@@ -114,7 +122,11 @@ MOST = 100_000  # values, aliases written out
 
 
 def read_yaml(
-    file: Path, *, what: str, error: type[InputError] = InputError, loader: type[yaml.SafeLoader] = yaml.SafeLoader
+    file: Path,
+    *,
+    what: str,
+    error: type[InputError] = InputError,
+    loader: type[yaml.SafeLoader] = yaml.SafeLoader,
 ) -> tuple[Any, yaml.Node | None]:
     """Return what a YAML file holds, and its nodes, which know their lines. ``what`` names the file in an error."""
     try:
@@ -130,11 +142,15 @@ def read_yaml(
         if isinstance(problem, InputError):
             raise
         reason = problem.strerror if isinstance(problem, OSError) else str(problem).splitlines()[0]
-        raise error(f"cannot read {what}: {reason or type(problem).__name__}", where=str(file)[:300]) from None
+        raise error(
+            f"cannot read {what}: {reason or type(problem).__name__}", where=str(file)[:300]
+        ) from None
     except yaml.YAMLError as problem:
         mark = getattr(problem, "problem_mark", None)
         words = getattr(problem, "problem", None) or str(problem).splitlines()[0]
-        raise error(f"not valid YAML: {words}", where=f"{file}:{mark.line + 1}" if mark else str(file)) from None
+        raise error(
+            f"not valid YAML: {words}", where=f"{file}:{mark.line + 1}" if mark else str(file)
+        ) from None
     except RecursionError:
         raise error(f"{what} is nested too deeply", where=str(file)) from None
 
@@ -153,7 +169,9 @@ def _bounded(loader: type[yaml.SafeLoader]) -> Any:
 
         def not_deeper(self, depth: int) -> None:
             if depth >= DEEPEST:
-                raise yaml.scanner.ScannerError(None, None, "it is nested too deeply", self.get_mark())
+                raise yaml.scanner.ScannerError(
+                    None, None, "it is nested too deeply", self.get_mark()
+                )
 
     return Bounded
 
@@ -174,7 +192,9 @@ class _Walk:
             self.above.add(id(node))
             size = self.sizes[id(node)] = 1 + sum(map(self.measure, self.parts(node)))
             if size > MOST:
-                raise self.wrong(node, f"{self.what} holds more than {MOST:,} values, its aliases written out")
+                raise self.wrong(
+                    node, f"{self.what} holds more than {MOST:,} values, its aliases written out"
+                )
             self.above.discard(id(node))
         return self.sizes[id(node)]
 
@@ -213,14 +233,18 @@ def csv_rows(
     """Give the rows of a CSV of facts, each with its place; ``rename`` says what its columns are, or refuses them."""
     reader = csv.DictReader(io.StringIO(text, newline=""))
     try:
-        reader.fieldnames = rename([str(column).strip() for column in reader.fieldnames or ()], where)
+        reader.fieldnames = rename(
+            [str(column).strip() for column in reader.fieldnames or ()], where
+        )
         for row in reader:
             place = f"{where}, line {reader.line_num}"
             if None in row:
                 raise DataError("more fields than the header has", where=place)
             yield place, {key: (value or "").strip() for key, value in row.items()}
     except csv.Error as error:
-        raise DataError(f"this is no CSV: {error}", where=f"{where}, line {reader.line_num}") from None
+        raise DataError(
+            f"this is no CSV: {error}", where=f"{where}, line {reader.line_num}"
+        ) from None
 
 
 # What the user has allowed files by name is kept in the environment: worker processes know it, and no file that someone

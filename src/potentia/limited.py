@@ -54,17 +54,23 @@ class _Child:
         self.pipe: Any = None
         self.owner = 0
         self.lock = threading.Lock()
-        self.spent: dict[str, list[float]] = {}  # by template or pattern: seconds and characters beyond the usual
+        self.spent: dict[
+            str, list[float]
+        ] = {}  # by template or pattern: seconds and characters beyond the usual
         self.refused: dict[str, str] = {}
 
-    def ask(self, kind: str, source: str, given: Any, *, usual: int = 0, seconds: float | None = None) -> bytes:
+    def ask(
+        self, kind: str, source: str, given: Any, *, usual: int = 0, seconds: float | None = None
+    ) -> bytes:
         """Return the child's answer; a source that went past a limit once is not tried again."""
         with self.lock:
             if source in self.refused:
                 raise LimitError(self.refused[source])
             seconds = seconds or DEADLINE
             try:
-                good, used, answer = self._exchange((kind, source, given, seconds), PATIENCE * seconds)
+                good, used, answer = self._exchange(
+                    (kind, source, given, seconds), PATIENCE * seconds
+                )
             except LimitError as over:
                 self.stop()
                 self.refused[source] = str(over)
@@ -88,12 +94,16 @@ class _Child:
             told = self.pipe.recv_bytes()  # bytes alone: nothing that the child says is unpickled
         except (OSError, EOFError):
             late = self.process.wait(10) == -signal.SIGPROF
-            raise LimitError(TOO_LONG if late else f"it asks for more than {MEMORY // 2**20} MiB of memory") from None
+            raise LimitError(
+                TOO_LONG if late else f"it asks for more than {MEMORY // 2**20} MiB of memory"
+            ) from None
         good, used = struct.unpack_from(HEAD, told)
         return good, used, told[struct.calcsize(HEAD) :]
 
     def _start(self) -> None:
-        if self.owner != os.getpid():  # a forked process has its parent's pipe: it starts a child of its own
+        if (
+            self.owner != os.getpid()
+        ):  # a forked process has its parent's pipe: it starts a child of its own
             self.process = None
             atexit.register(self.stop)
         self.stop()
@@ -129,7 +139,10 @@ def render_chat(template: str, values: dict[str, Any]) -> str:
 
 def find_all(pattern: str, text: str) -> list[Any]:
     """``re.findall``."""
-    return [tuple(match) if isinstance(match, list) else match for match in _asked("findall", pattern, text)]
+    return [
+        tuple(match) if isinstance(match, list) else match
+        for match in _asked("findall", pattern, text)
+    ]
 
 
 def substitute(pattern: str, text: str) -> str:
@@ -141,7 +154,9 @@ def read_parquet(path: str) -> Any:
     """Read a Parquet file as an Arrow table; one that unpacks to far more than its size is refused."""
     import pyarrow as pa
 
-    return pa.ipc.open_stream(pa.py_buffer(_reader.ask("parquet", path, None, seconds=60.0))).read_all()
+    return pa.ipc.open_stream(
+        pa.py_buffer(_reader.ask("parquet", path, None, seconds=60.0))
+    ).read_all()
 
 
 def _asked(kind: str, source: str, given: Any) -> Any:
@@ -163,14 +178,20 @@ def _size(doc: Any) -> int:
 def _serve() -> None:
     import resource
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end closes the pipe
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C is for the parent, whose end closes the pipe
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     answers: dict[str, Callable[[str, Any], Any]] = {
-        "render": _render, "literal": _literal, "chat": partial(_render, chat=True),
-        "findall": re.findall, "sub": lambda pattern, text: re.sub(pattern, "", text), "parquet": _parquet,
-    }  # fmt: skip
+        "render": _render,
+        "literal": _literal,
+        "chat": partial(_render, chat=True),
+        "findall": re.findall,
+        "sub": lambda pattern, text: re.sub(pattern, "", text),
+        "parquet": _parquet,
+    }
     pipe: Any = Connection(int(sys.argv[1]))
     while True:
         try:
@@ -181,7 +202,9 @@ def _serve() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (memory, hard))
         if kind in ("render", "literal", "chat"):
             _environment(chat=kind == "chat")  # loading Jinja is no template's doing
-        signal.setitimer(signal.ITIMER_PROF, seconds)  # the system ends this process when the time is spent
+        signal.setitimer(
+            signal.ITIMER_PROF, seconds
+        )  # the system ends this process when the time is spent
         before = time.process_time()
         good = False
         try:
@@ -215,7 +238,9 @@ def _environment(*, chat: bool) -> Any:
 
     if not chat:
         made = SandboxedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
-        made.filters["regex_replace"] = lambda text, pattern, repl, count=0: re.sub(pattern, repl, text, count=count)
+        made.filters["regex_replace"] = lambda text, pattern, repl, count=0: re.sub(
+            pattern, repl, text, count=count
+        )
         return made
 
     class Generation(jinja2.ext.Extension):
@@ -226,7 +251,9 @@ def _environment(*, chat: bool) -> Any:
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return jinja2.nodes.CallBlock(self.call_method("_written"), [], [], body).set_lineno(line)
+            return jinja2.nodes.CallBlock(self.call_method("_written"), [], [], body).set_lineno(
+                line
+            )
 
         def _written(self, caller: Any) -> Any:
             return caller()
@@ -235,9 +262,14 @@ def _environment(*, chat: bool) -> Any:
         raise jinja2.TemplateError(message)
 
     extensions = [Generation, jinja2.ext.loopcontrols]
-    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    made = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=extensions
+    )
     made.filters["tojson"] = lambda value, **how: json.dumps(value, **{"ensure_ascii": False} | how)
-    made.globals |= {"raise_exception": refuse, "strftime_now": lambda how: datetime.now().strftime(how)}
+    made.globals |= {
+        "raise_exception": refuse,
+        "strftime_now": lambda how: datetime.now().strftime(how),
+    }
     return made
 
 
@@ -264,8 +296,12 @@ def _parquet(path: str, _: Any) -> bytes:
             plain = pa.table(batch)
             for place, field in enumerate(plain.schema):
                 if pa.types.is_dictionary(field.type):
-                    plain = plain.set_column(place, field.name, plain.column(place).cast(field.type.value_type))
-            used += ROW * len(plain) + sum(_weight(chunk) for column in plain.columns for chunk in column.chunks)
+                    plain = plain.set_column(
+                        place, field.name, plain.column(place).cast(field.type.value_type)
+                    )
+            used += ROW * len(plain) + sum(
+                _weight(chunk) for column in plain.columns for chunk in column.chunks
+            )
             if used > allowed:
                 raise ValueError(f"it unpacks to more than {allowed // 2**20} MiB")
             batches.append(plain)
@@ -290,7 +326,12 @@ def _weight(array: Any) -> int:
         return VALUE * len(array) + _weight(array.flatten())
     if pa.types.is_map(kind):
         return VALUE * len(array) + _weight(array.keys) + _weight(array.items)
-    if pa.types.is_dictionary(kind) or "view" in str(kind) or "run_end" in str(kind) or "union" in str(kind):
+    if (
+        pa.types.is_dictionary(kind)
+        or "view" in str(kind)
+        or "run_end" in str(kind)
+        or "union" in str(kind)
+    ):
         raise ValueError(f"a column of the type {kind} is not read")
     return VALUE * len(array) + int(array.nbytes)
 

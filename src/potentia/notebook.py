@@ -82,14 +82,18 @@ def evaluate(
         made = study
     else:
         given = {"models": models, "tasks": tasks, "protocols": protocols, **fields}
-        made = read_study(study, {name: value for name, value in given.items() if value is not None})
+        made = read_study(
+            study, {name: value for name, value in given.items() if value is not None}
+        )
     plan = plan_study(made)
     done = run_study(plan, workers=workers, watch=_bar if progress else None)
     if done.failed:
         import warnings
 
         more = f" and {done.failed - 1} more" if done.failed > 1 else ""
-        warnings.warn(f"{done.reasons[0]}{more}; see potentia status {shlex.quote(made.store)}", stacklevel=2)
+        warnings.warn(
+            f"{done.reasons[0]}{more}; see potentia status {shlex.quote(made.store)}", stacklevel=2
+        )
     return Result(made, done)
 
 
@@ -115,7 +119,9 @@ def _bar(plan: StudyPlan) -> Iterator[None]:
                 if count.hear(event):
                     bar.update(count.ended - bar.n)
                     if "task" in facts:
-                        bar.set_postfix_str(f"{facts['row']} × {facts['task']} × {facts['protocol']}")
+                        bar.set_postfix_str(
+                            f"{facts['row']} × {facts['task']} × {facts['protocol']}"
+                        )
 
         with repeatedly(follow, 0.5):
             yield

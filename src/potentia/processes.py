@@ -12,7 +12,10 @@ import os
 import threading
 import time
 
-ASLEEP = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}  # GNU's runtime, and Intel's and LLVM's
+ASLEEP = {
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "KMP_BLOCKTIME": "0",
+}  # GNU's runtime, and Intel's and LLVM's
 
 
 def leave_with_parent() -> None:

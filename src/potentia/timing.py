@@ -72,7 +72,9 @@ def told(seconds: Mapping[str, float]) -> str:
     """Say which kinds of work took what share, the largest first; what is under a hundredth is left out."""
     total = sum(seconds.values()) or 1.0
     kinds = sorted(seconds.items(), key=lambda entry: -entry[1])
-    return ", ".join(f"{kind} {share:.0%}" for kind, spent in kinds if (share := spent / total) >= 0.01)
+    return ", ".join(
+        f"{kind} {share:.0%}" for kind, spent in kinds if (share := spent / total) >= 0.01
+    )
 
 
 def clock(seconds: float) -> str:

@@ -41,7 +41,9 @@ def training(tmp_path):
 
 
 def test_checkpoints(capsys, training):
-    made = json.loads(call(capsys, "analyze", "checkpoints", training, "--baseline", "direct", "--json"))["stability"]
+    made = json.loads(
+        call(capsys, "analyze", "checkpoints", training, "--baseline", "direct", "--json")
+    )["stability"]
     assert {c["method"]: c["tau"]["value"] for c in made["curves"]} == {
         "direct": -1.0,
         "blank_ppl": 1.0,
@@ -58,8 +60,13 @@ def test_checkpoints(capsys, training):
 
 def test_checkpoints_in_a_table_of_steps(capsys, training, tmp_path):
     steps = tmp_path / "steps.csv"
-    steps.write_text("model,series,tokens\n" + "".join(f"run@{s},r,{9000 - s}\n" for s in (1000, 2000, 4000, 8000)))
-    made = json.loads(call(capsys, "analyze", "checkpoints", training, "--steps", str(steps), "--json"))["stability"]
+    steps.write_text(
+        "model,series,tokens\n"
+        + "".join(f"run@{s},r,{9000 - s}\n" for s in (1000, 2000, 4000, 8000))
+    )
+    made = json.loads(
+        call(capsys, "analyze", "checkpoints", training, "--steps", str(steps), "--json")
+    )["stability"]
     assert made["unit"] == "tokens"
     assert {c["method"]: c["tau"]["value"] for c in made["curves"]}["blank_ppl"] == -1.0
 
@@ -84,7 +91,17 @@ def test_consistency_and_ablation(capsys, tmp_path):
     pairs.write_text("base,instruct\n" + "".join(f"b{i},c{i}\n" for i in range(6)))
     scores = table(tmp_path / "scores.csv", rows)
     out = json.loads(
-        call(capsys, "analyze", "consistency", scores, "--pairs", str(pairs), "--baseline", "instruct", "--json")
+        call(
+            capsys,
+            "analyze",
+            "consistency",
+            scores,
+            "--pairs",
+            str(pairs),
+            "--baseline",
+            "instruct",
+            "--json",
+        )
     )
     assert {k["method"]: k["reference"] for k in out["consistency"]["links"]} == {
         "instruct": "instruct",
@@ -104,13 +121,24 @@ def world(tmp_path):
     for i in range(20):
         for j, task in enumerate(("goal", "near1", "near2", "far1", "far2", "far3")):
             side = 1 if j < 3 else 0
-            rows.append(("direct", f"m{i}", task, round(ability[i, side] + rng.normal(scale=0.2), 6), 0.1, "true"))
+            rows.append(
+                (
+                    "direct",
+                    f"m{i}",
+                    task,
+                    round(ability[i, side] + rng.normal(scale=0.2), 6),
+                    0.1,
+                    "true",
+                )
+            )
         rows.append(("direct", f"m{i}", "wikitext", round(3 - ability[i, 0], 6), 0.1, "false"))
     return table(tmp_path / "world.csv", rows)
 
 
 def test_proxy(capsys, world):
-    out = json.loads(call(capsys, "analyze", "proxy", world, "--target", "goal", "--top", "2", "--json"))
+    out = json.loads(
+        call(capsys, "analyze", "proxy", world, "--target", "goal", "--top", "2", "--json")
+    )
     kept = {p["task"] for p in out["proxies"]["proxies"] if not p["dropped"]}
     assert kept == {"near1", "near2"}
     assert out["validation"]["trials"][0]["gain"]["value"] > 0
@@ -118,7 +146,9 @@ def test_proxy(capsys, world):
 
 
 def test_proxy_leaves_out_algorithm_1_where_the_top_is_all_there_is(capsys, world):
-    out = json.loads(call(capsys, "analyze", "proxy", world, "--target", "goal", "--top", "5", "--json"))
+    out = json.loads(
+        call(capsys, "analyze", "proxy", world, "--target", "goal", "--top", "5", "--json")
+    )
     assert "sampling" not in out, "five candidates are the top five of every sample"
 
 
@@ -137,7 +167,20 @@ def test_proxy_with_groups_and_early_models(capsys, world):
         "--normalise",
         "feature",
     ]
-    groups = ["--data-group", "m0", "m1", "m2", "m3", "--seed-group", "m4", "m5", "m6", "--early", "m7", "m8"]
+    groups = [
+        "--data-group",
+        "m0",
+        "m1",
+        "m2",
+        "m3",
+        "--seed-group",
+        "m4",
+        "m5",
+        "m6",
+        "--early",
+        "m7",
+        "m8",
+    ]
     command = ["analyze", "proxy", world, *arguments, *groups, "--truth", world, "--json"]
     assert "forecast" not in json.loads(call(capsys, *command, "--min-robustness", "1e9"))
     out = json.loads(call(capsys, *command, "--min-robustness", "0"))
@@ -154,17 +197,38 @@ def test_proxy_joins_base_and_chat_models_by_a_file_and_keeps_families_together(
         ability = rng.normal()
         pairs.append(f"b{i},c{i}")
         facts += [f"b{i},f{i % 4}", f"c{i},f{i % 4}"]
-        rows += [("direct", f"b{i}", t, sign * ability, 0.01, "true") for t, sign in (("near", 1), ("far", -1))]
+        rows += [
+            ("direct", f"b{i}", t, sign * ability, 0.01, "true")
+            for t, sign in (("near", 1), ("far", -1))
+        ]
         rows.append(("direct", f"b{i}", "other", rng.normal(), 0.01, "true"))
         rows.append(("direct", f"c{i}", "tools", ability, 0.01, "true"))
     (tmp_path / "pairs.csv").write_text("\n".join(pairs))
     (tmp_path / "facts.csv").write_text("\n".join(facts))
     scores = table(tmp_path / "scores.csv", rows)
-    usual = ["analyze", "proxy", scores, "--target", "tools", "--normalise", "feature", "--on", "base"]
+    usual = [
+        "analyze",
+        "proxy",
+        scores,
+        "--target",
+        "tools",
+        "--normalise",
+        "feature",
+        "--on",
+        "base",
+    ]
     with pytest.raises(InputError, match="no pairs of base and instruct"):
         call(capsys, *usual)
-    usual += ["--pair-file", str(tmp_path / "pairs.csv"), "--facts", str(tmp_path / "facts.csv"), "--json"]
-    made = json.loads(call(capsys, *usual, "--families", "--top", "1", "--sampled", "5", "--rounds", "4"))
+    usual += [
+        "--pair-file",
+        str(tmp_path / "pairs.csv"),
+        "--facts",
+        str(tmp_path / "facts.csv"),
+        "--json",
+    ]
+    made = json.loads(
+        call(capsys, *usual, "--families", "--top", "1", "--sampled", "5", "--rounds", "4")
+    )
     assert made["proxies"]["proxies"][0]["task"] == "near"
     assert made["proxies"]["proxies"][0]["relevance"] == pytest.approx(1.0)
     assert [(i["n"], i["k"]) for i in made["sampling"]["indices"]] == [(5, 4)] * 3
@@ -202,7 +266,9 @@ def store(tmp_path):
         *({"name": f"b{i}"} for i in range(3)),
         *({"name": f"c{i}", "base_model": f"b{i}"} for i in range(3)),
     ]
-    study = make_study({"name": "demo", "models": models, "tasks": ["arc_easy"], "protocols": ["direct"]})
+    study = make_study(
+        {"name": "demo", "models": models, "tasks": ["arc_easy"], "protocols": ["direct"]}
+    )
     where = tmp_path / "potentia.db"
     with Store.open(where) as opened:
         record = opened.study("demo", "key", study.model_dump(mode="json"))
@@ -225,7 +291,9 @@ def store(tmp_path):
 
 
 def test_a_stores_studies_say_what_is_a_checkpoint_and_what_is_a_pair(capsys, store):
-    made = json.loads(call(capsys, "analyze", "checkpoints", store, "--unit", "tokens", "--json"))["stability"]
+    made = json.loads(call(capsys, "analyze", "checkpoints", store, "--unit", "tokens", "--json"))[
+        "stability"
+    ]
     assert made["unit"] == "tokens"
     assert made["curves"][0]["series"] == "run"
     assert made["curves"][0]["steps"] == [1e6, 2e6, 4e6]

@@ -15,12 +15,17 @@ from potentia.evidence import read
 def table(tmp_path):
     """Write a score table of eight known models, three tasks, a corpus and two protocols."""
     rng = np.random.default_rng(0)
-    models = [f"Qwen/Qwen{v}-{s}B" for v in ("1.5", "2.5") for s in ("0.5", "7", "14")] + ["Qwen/Qwen2-7B", "me/mine"]
+    models = [f"Qwen/Qwen{v}-{s}B" for v in ("1.5", "2.5") for s in ("0.5", "7", "14")] + [
+        "Qwen/Qwen2-7B",
+        "me/mine",
+    ]
     lines = ["protocol,model,benchmark,score,stderr"]
     for protocol, noise in (("direct", 0.1), ("train_before_test", 0.02)):
         for k, model in enumerate(models):
             for task in ("arc_easy", "boolq", "gsm8k"):
-                lines.append(f"{protocol},{model},{task},{0.3 + k * 0.06 + noise * rng.normal():.4f},0.01")
+                lines.append(
+                    f"{protocol},{model},{task},{0.3 + k * 0.06 + noise * rng.normal():.4f},0.01"
+                )
             lines.append(f"{protocol},{model},wiki,{1.5 - k * 0.05:.4f},")
     path = tmp_path / "scores.csv"
     path.write_text("\n".join(lines) + "\n")
@@ -31,15 +36,31 @@ def test_analyze_rankings_prints_findings_as_json(potentia, table):
     done = potentia("analyze", "rankings", table, "--json", "--resamples", 50)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["change direct train_before_test"]["mean_after"] > found["agreement direct"]["mean"]
+    assert (
+        found["change direct train_before_test"]["mean_after"] > found["agreement direct"]["mean"]
+    )
     assert found["perplexity direct"]["corpora"] == ["wiki"]
 
 
 def test_analyze_rankings_prints_tables_and_draws(potentia, table, tmp_path):
     done = potentia(
-        "analyze", "rankings", table, "--protocols", "direct", "--resamples", 30, "--align", "boolq", "gsm8k", "--all",
-        "--figures", tmp_path / "figures", "--format", "svg", "png",
-    )  # fmt: skip
+        "analyze",
+        "rankings",
+        table,
+        "--protocols",
+        "direct",
+        "--resamples",
+        30,
+        "--align",
+        "boolq",
+        "gsm8k",
+        "--all",
+        "--figures",
+        tmp_path / "figures",
+        "--format",
+        "svg",
+        "png",
+    )
     assert done.returncode == 0, done.stderr
     assert "Aggregate ranking" in done.stdout
     assert "train_before_test" not in done.stdout
@@ -48,9 +69,19 @@ def test_analyze_rankings_prints_tables_and_draws(potentia, table, tmp_path):
 
 
 def test_it_is_short_unless_all_is_asked_for(potentia, table):
-    short, whole = (potentia("analyze", "rankings", table, "--resamples", 30, *more).stdout for more in ([], ["--all"]))
+    short, whole = (
+        potentia("analyze", "rankings", table, "--resamples", 30, *more).stdout
+        for more in ([], ["--all"])
+    )
     assert short.splitlines()[0] == whole.splitlines()[0] == "Mean score over 3 tasks"
-    assert short.splitlines()[1].split() == ["rank", "model", "P(first)", "direct", "train-before-test", "gain"]
+    assert short.splitlines()[1].split() == [
+        "rank",
+        "model",
+        "P(first)",
+        "direct",
+        "train-before-test",
+        "gain",
+    ]
     assert len(short.splitlines()) < 40 < len(whole.splitlines())
     assert "What the tasks say together" in short
     assert "Aggregate ranking" not in short
@@ -58,8 +89,12 @@ def test_it_is_short_unless_all_is_asked_for(potentia, table):
 
 def test_no_line_of_a_piped_table_is_broken(potentia, table):
     text = potentia("analyze", "rankings", table, "--resamples", 30, "--all").stdout
-    assert max(map(len, text.splitlines())) > 120  # the width of a terminal that is not there cuts nothing
-    head = next(line for line in text.splitlines() if line.startswith("model") and "rank by PC1" in line)
+    assert (
+        max(map(len, text.splitlines())) > 120
+    )  # the width of a terminal that is not there cuts nothing
+    head = next(
+        line for line in text.splitlines() if line.startswith("model") and "rank by PC1" in line
+    )
     assert "rank by mean rank" in head
 
 
@@ -81,7 +116,9 @@ def test_bad_input_exits_with_two_and_a_hint(potentia, table, arguments, message
 
 def test_reproduce_needs_both_protocols(potentia, tmp_path):
     path = tmp_path / "one.csv"
-    path.write_text("protocol,model,benchmark,score,stderr\ndirect,a,rte,0.5,0.1\ndirect,b,rte,0.6,0.1\n")
+    path.write_text(
+        "protocol,model,benchmark,score,stderr\ndirect,a,rte,0.5,0.1\ndirect,b,rte,0.6,0.1\n"
+    )
     done = potentia("reproduce", "train-before-test", path)
     assert done.returncode == 2
     assert "train_before_test" in done.stderr
@@ -89,9 +126,13 @@ def test_reproduce_needs_both_protocols(potentia, tmp_path):
 
 def test_reproduce_prints_paper_and_ours(potentia, shared_data):
     done = potentia(
-        "reproduce", "train-before-test", shared_data / "published" / "train_before_test_scores.csv",
-        "--resamples", 20, "--json",
-    )  # fmt: skip
+        "reproduce",
+        "train-before-test",
+        shared_data / "published" / "train_before_test_scores.csv",
+        "--resamples",
+        20,
+        "--json",
+    )
     assert done.returncode == 0, done.stderr
     checks = {(c["where"].split(":")[0], c["what"]): c for c in json.loads(done.stdout)["checks"]}
     nq = checks["Table 5", "nq_open, train-before-test"]
@@ -115,14 +156,22 @@ def test_items_of_a_store_give_paired_tests(potentia, tmp_path):
                 score = Score(mean, float(np.sqrt(mean * (1 - mean) / 199)), 200, Metric.of("acc"))
                 items = [ItemOutcome(i, float(r), "", "", {}) for i, r in enumerate(right)]
                 cell = CellRecord(
-                    key=f"key-{k}-{task}", study="s", model=f"m{k}", task=task, protocol="direct",
-                    scores={"acc": score}, metric="acc", manifest={},
-                )  # fmt: skip
+                    key=f"key-{k}-{task}",
+                    study="s",
+                    model=f"m{k}",
+                    task=task,
+                    protocol="direct",
+                    scores={"acc": score},
+                    metric="acc",
+                    manifest={},
+                )
                 store.commit_cell(cell, items=items)
     done = potentia("analyze", "rankings", tmp_path / "potentia.db", "--json", "--resamples", 20)
     assert done.returncode == 0, done.stderr
     paired = json.loads(done.stdout)["significance direct"]
     assert paired["items"] == [200, 200]
     assert paired["by_items"] == [3, 3]
-    bare = find_rankings(read(tmp_path / "potentia.db"), Options(resamples=20, use_items=False)).named()
+    bare = find_rankings(
+        read(tmp_path / "potentia.db"), Options(resamples=20, use_items=False)
+    ).named()
     assert bare["significance direct"].to_dict()["items"] == [0, 0]

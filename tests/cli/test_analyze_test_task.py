@@ -33,7 +33,9 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def _run(*arguments: str) -> dict[str, object]:
-    result = CliRunner().invoke(app, ["analyze", "test-task", *arguments, "--json", "--resamples", "49"])
+    result = CliRunner().invoke(
+        app, ["analyze", "test-task", *arguments, "--json", "--resamples", "49"]
+    )
     if result.exception:
         raise result.exception
     found: dict[str, object] = json.loads(result.stdout)
@@ -41,7 +43,15 @@ def _run(*arguments: str) -> dict[str, object]:
 
 
 def test_effect_vanishes_and_emergence_moves(files: tuple[Path, Path], tmp_path: Path) -> None:
-    found = _run(str(files[0]), "--facts", str(files[1]), "--batch", "8", "--figures", str(tmp_path / "figures"))
+    found = _run(
+        str(files[0]),
+        "--facts",
+        str(files[1]),
+        "--batch",
+        "8",
+        "--figures",
+        str(tmp_path / "figures"),
+    )
     adjustment = found["mmlu-adjustment"]
     assert adjustment["before"]["fit"]["effect"]["value"] == pytest.approx(0.1, abs=0.02)  # type: ignore[index]
     assert abs(adjustment["after"]["fit"]["effect"]["value"]) < 0.01  # type: ignore[index]

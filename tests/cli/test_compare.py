@@ -54,24 +54,34 @@ def test_without_items_the_errors_count_and_a_loss_is_turned():
     assert task.p_value == pytest.approx(0.0455, abs=1e-3)
     assert (task.test, task.documents) == ("z", None)
     assert text.difference.value == pytest.approx(0.2), "fewer bits are better"
-    assert pair.leads[task.protocol].difference.value == pytest.approx(0.1), "bits have no part in a mean of scores"
+    assert pair.leads[task.protocol].difference.value == pytest.approx(0.1), (
+        "bits have no part in a mean of scores"
+    )
     assert "alone" not in " ".join(pair.tables()[0].columns), "no columns of dashes"
 
 
 def test_an_undecided_pair_is_told_what_would_decide():
-    matrix = ScoreMatrix.build(["a", "b"], ["t"], [[0.52], [0.50]], stderr=[[0.02], [0.02]], protocol="direct")
+    matrix = ScoreMatrix.build(
+        ["a", "b"], ["t"], [[0.52], [0.50]], stderr=[[0.02], [0.02]], protocol="direct"
+    )
     (sentence,) = find_pair(Evidence.of(matrix), "a", "b").sentences()
     assert "not sure" in sentence
-    assert "about 9,300 more test documents" in sentence  # 625, by the errors, times (2.8 × 0.0283 / 0.02)² less one
+    assert (
+        "about 9,300 more test documents" in sentence
+    )  # 625, by the errors, times (2.8 × 0.0283 / 0.02)² less one
 
 
 def test_the_command_shows_documents(potentia, store):
-    done = potentia("compare", "alpha-7b", "beta", store, "--tasks", "piqa", "--items", "2", "--json")
+    done = potentia(
+        "compare", "alpha-7b", "beta", store, "--tasks", "piqa", "--items", "2", "--json"
+    )
     found = json.loads(done.stdout)
     pair = found["tasks"]
     assert {part["task"] for part in pair} == {"piqa"}
     shown = found["items"]
-    assert len(shown) == sum(min(2, len(p[side])) for p in pair for side in ("first_only", "second_only"))
+    assert len(shown) == sum(
+        min(2, len(p[side])) for p in pair for side in ("first_only", "second_only")
+    )
     for document in shown:
         said = document["first"] if document["right"] == ALPHA else document["second"]
         other = document["second"] if document["right"] == ALPHA else document["first"]

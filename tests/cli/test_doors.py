@@ -25,7 +25,9 @@ def test_every_door_gives_the_same_answer(tmp_path, potentia):
     pair = find_pair(evidence, board.first, second)
     lead = pair.leads[board.protocol]
     assert lead.chance == pytest.approx(
-        max(board.ranking.better(board.first, second), 1 - board.ranking.better(board.first, second))
+        max(
+            board.ranking.better(board.first, second), 1 - board.ranking.better(board.first, second)
+        )
     )
     assert set(MODELS) >= {lead.first, lead.second}
     if board.ranking.sure:

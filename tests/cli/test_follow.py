@@ -23,15 +23,22 @@ def test_a_store_is_followed_until_interrupted(tmp_path: Path):
         [POTENTIA, "status", str(where), "--watch", "--json"],
         stdout=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell in the background has it ignored
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # a shell in the background has it ignored
     )
     assert process.stdout is not None
     try:
         first = json.loads(process.stdout.readline())
-        assert (first["failed"], first["running"]) == (store_status(str(where))["studies"][0]["failed"], 0)
+        assert (first["failed"], first["running"]) == (
+            store_status(str(where))["studies"][0]["failed"],
+            0,
+        )
         with Store.open(where) as store:
             store.put_progress(
-                first["key"], "a [/model]", {"at": time.time(), "phase": "direct x", "total": 5, "done": 2}
+                first["key"],
+                "a [/model]",
+                {"at": time.time(), "phase": "direct x", "total": 5, "done": 2},
             )
         second = json.loads(process.stdout.readline())
         assert second == {**first, "running": 1}

@@ -25,7 +25,17 @@ def init(*arguments: str) -> str:
 
 def test_flags_make_a_study_that_can_be_read(tmp_path: Path) -> None:
     out = tmp_path / "s.yaml"
-    told = init(str(out), "--models", "org/a", "--models", "org/b", "--tasks", "arc_easy", "--protocols", "few_shot:5")
+    told = init(
+        str(out),
+        "--models",
+        "org/a",
+        "--models",
+        "org/b",
+        "--tasks",
+        "arc_easy",
+        "--protocols",
+        "few_shot:5",
+    )
     study = read_study(out)
     assert [m.name for m in study.models] == ["org/a", "org/b"]
     assert ([t.name for t in study.tasks], study.protocols) == (["arc_easy"], ("few_shot:5",))
@@ -44,7 +54,11 @@ def test_columns_of_ones_own_data_are_guessed_and_the_study_plans(tmp_path: Path
     out = tmp_path / "s.yaml"
     init(str(out), "--models", str(tmp_path / "m"), "--data", str(tmp_path / "q.jsonl"), "--quick")
     study = read_study(out, {"store": str(tmp_path / "s.db")})
-    assert study.tasks[0].columns.given() == {"question": "Query", "choices": "Options", "answer": "Label"}
+    assert study.tasks[0].columns.given() == {
+        "question": "Query",
+        "choices": "Options",
+        "answer": "Label",
+    }
     assert study.caps.train == 400
     assert study.tasks[0].ratios == (6, 1, 3), "30 rows: a tenth would be three"
     assert len(plan_study(study).rows[0].cells) == 2

@@ -36,7 +36,9 @@ def parsed(arguments: str | list[str]) -> tuple[list[str], dict[str, object]]:
         command, rest = command.commands[rest[0]], rest[1:]
     context = command.make_context("x", rest, resilient_parsing=True)
     own = next(p.name for p in command.params if p.param_type_name == "argument")
-    given = {name: list(v) if isinstance(v, (list, tuple)) else v for name, v in context.params.items()}
+    given = {
+        name: list(v) if isinstance(v, (list, tuple)) else v for name, v in context.params.items()
+    }
     sources = given[own] if isinstance(given[own], list) else [given[own]]
     return [str(source) for source in sources if source is not None], given
 

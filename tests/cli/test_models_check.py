@@ -23,7 +23,12 @@ def folder(tmp_path: Path) -> str:
 
 
 def test_a_sound_model_is_right_in_both_dtypes(folder: str) -> None:
-    for dtype, adapter in (("float32", "lora"), ("bfloat16", "lora"), ("float32", "rslora"), ("float32", "dora")):
+    for dtype, adapter in (
+        ("float32", "lora"),
+        ("bfloat16", "lora"),
+        ("float32", "rslora"),
+        ("float32", "dora"),
+    ):
         options = ["--dtype", dtype, "--adapter", adapter, "--device", "cpu", "--json"]
         done = CliRunner().invoke(app, ["models", "check", folder, *options])
         assert done.exit_code == 0, done.output
@@ -36,7 +41,9 @@ def test_a_sound_model_is_right_in_both_dtypes(folder: str) -> None:
 
 def test_a_wrong_adapter_is_refused(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     own = lane_layers._share
-    monkeypatch.setattr(lane_layers, "_share", lambda ctx, x, *rest, into: own(ctx, x * 1.02, *rest, into=into))
+    monkeypatch.setattr(
+        lane_layers, "_share", lambda ctx, x, *rest, into: own(ctx, x * 1.02, *rest, into=into)
+    )
     done = CliRunner().invoke(app, ["models", "check", folder, "--device", "cpu"])
     assert done.exit_code != 0
 

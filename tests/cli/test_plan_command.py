@@ -110,14 +110,20 @@ def test_times_come_from_the_rows_in_the_store(world, whole, tmp_path):
     copy = tmp_path / "half.db"
     shutil.copy(whole, copy)
     shutil.copytree(f"{whole}.items", f"{copy}.items")
-    more = study(world, copy, models=[*body(world, copy)["models"], {"name": "m3", "path": str(world / "m0")}])
+    more = study(
+        world,
+        copy,
+        models=[*body(world, copy)["models"], {"name": "m3", "path": str(world / "m0")}],
+    )
     cost = estimate_cost(plan_study(more), calibrate=False)
     assert "measured rows" in cost.source
     assert cost.pending == ()  # the same files under another name: nothing to do
     own = estimate_cost(plan_study(study(world, whole)), calibrate=False)
     with Store.open(whole, readonly=True) as store:
         spent = sum(cell.seconds for cell in store.cells())
-    assert 0.5 < sum(work.seconds for work in own.cells) / spent < 2  # a few documents on a busy machine
+    assert (
+        0.5 < sum(work.seconds for work in own.cells) / spent < 2
+    )  # a few documents on a busy machine
     assert own.seconds == 0
 
 
@@ -132,17 +138,24 @@ def test_a_calibration_of_the_engine_gives_times_where_nothing_was_run(world, tm
 
 def test_copies_that_are_shown_other_data_have_the_pace_of_their_originals(world, tmp_path):
     treat = {"data": ["others"], "who": "copies", "tuning": {"epochs": 1, "learning_rates": [1e-3]}}
-    plan = plan_study(study(world, tmp_path / "treated.db", treat=treat, tasks=body(world, tmp_path)["tasks"]))
+    plan = plan_study(
+        study(world, tmp_path / "treated.db", treat=treat, tasks=body(world, tmp_path)["tasks"])
+    )
     cost = estimate_cost(plan)
     assert cost.seconds > 0
-    assert {work.model for work in cost.pending} == {*MODELS, *(f"{name}+exposed" for name in MODELS)}
+    assert {work.model for work in cost.pending} == {
+        *MODELS,
+        *(f"{name}+exposed" for name in MODELS),
+    }
 
 
 def test_paces_lie_between_the_measured_ones(world, tmp_path):
     plan = plan_study(study(world, tmp_path / "new.db", models=body(world, world)["models"][:1]))
     size = 1e6
     spec = plan.rows[0].model.model_copy(update={"parameters": size})
-    plan = plan_study(study(world, tmp_path / "new.db", models=[spec.model_dump(exclude_defaults=True)]))
+    plan = plan_study(
+        study(world, tmp_path / "new.db", models=[spec.model_dump(exclude_defaults=True)])
+    )
     slow, fast = Pace(4e6, 2.0, {"colours": 4e-3}, 8e-3), Pace(0.25e6, 1.0, {"colours": 1e-3}, 2e-3)
     cost = price(plan, [slow, fast], "test", "cpu")
     direct = next(c for c in cost.cells if c.task == "colours" and c.protocol == "direct")
@@ -153,7 +166,9 @@ def test_paces_lie_between_the_measured_ones(world, tmp_path):
     assert pace_of(1e6, [(work, 2.0)]).score == {"colours": 0.02}
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30min", 1800), ("2gpu-hours", 7200), ("10%", 5.0)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("30min", 1800), ("2gpu-hours", 7200), ("10%", 5.0)]
+)
 def test_budgets_are_read_as_people_say_them(text, seconds):
     assert read_budget(text, 50.0) == pytest.approx(seconds)
 
@@ -172,7 +187,12 @@ def test_a_budget_makes_a_study_of_the_chosen_cells(world, potentia, tmp_path):
     chosen = yaml.safe_load((tmp_path / "chosen.yaml").read_text())
     cells = [(wanted["model"], task) for wanted in chosen["only"] for task in wanted["tasks"]]
     assert 1 <= len(cells) < 6
-    assert potentia("plan", "study.yaml", "--no-calibrate", "--budget", "50%", "-o", "chosen.yaml").returncode == 2
+    assert (
+        potentia(
+            "plan", "study.yaml", "--no-calibrate", "--budget", "50%", "-o", "chosen.yaml"
+        ).returncode
+        == 2
+    )
     ran = potentia("run", "chosen.yaml", "--json")
     assert ran.returncode == 0, ran.stderr
     tuned = {key[:2] for key in scores(tmp_path / "new.db") if key[2] == "train_before_test"}
@@ -182,7 +202,10 @@ def test_a_budget_makes_a_study_of_the_chosen_cells(world, potentia, tmp_path):
 
 
 def test_only_names_cells_of_the_study(world, tmp_path):
-    for wrong in ([{"model": "nobody", "tasks": ["colours"]}], [{"model": "m0", "tasks": ["nothing"]}]):
+    for wrong in (
+        [{"model": "nobody", "tasks": ["colours"]}],
+        [{"model": "m0", "tasks": ["nothing"]}],
+    ):
         with pytest.raises(StudyError, match="only"):
             study(world, tmp_path / "new.db", only=wrong)
 
@@ -191,7 +214,9 @@ class Killed(BaseException):
     """As by kill -9: nothing below may catch it."""
 
 
-def test_an_adaptive_run_has_the_scores_of_the_whole_one_and_survives_being_killed(world, whole, tmp_path):
+def test_an_adaptive_run_has_the_scores_of_the_whole_one_and_survives_being_killed(
+    world, whole, tmp_path
+):
     truth = scores(whole)
 
     def run(store: Path, **options: object) -> AdaptiveRun:
@@ -217,7 +242,9 @@ def test_an_adaptive_run_has_the_scores_of_the_whole_one_and_survives_being_kill
     assert np.array_equal(same.p_best, known.p_best)
     last, _, _ = run(tmp_path / "two.db").run()
     assert last.computed == 0
-    with Store.open(tmp_path / "two.db") as store:  # a run beside this one writes its prices and waves as well
+    with Store.open(
+        tmp_path / "two.db"
+    ) as store:  # a run beside this one writes its prices and waves as well
         (key,) = {record.key for record in store.studies()}
         for event in [e for e in store.events(key) if e.kind in ("adaptive", "wave")]:
             store.event(key, event.kind, event.payload)
@@ -231,12 +258,18 @@ def test_an_adaptive_run_has_the_scores_of_the_whole_one_and_survives_being_kill
 def test_a_model_that_does_not_load_is_tried_once(world, tmp_path):
     shutil.copytree(world / "m0", tmp_path / "broken")
     (tmp_path / "broken" / "model.safetensors").write_bytes(b"none")
-    models = [*body(world, world)["models"][:2], {"name": "broken", "path": str(tmp_path / "broken")}]
+    models = [
+        *body(world, world)["models"][:2],
+        {"name": "broken", "path": str(tmp_path / "broken")},
+    ]
     made = study(world, tmp_path / "new.db", models=models, tasks=body(world, world)["tasks"][:1])
     run = AdaptiveRun(plan_study(made), budget="90%", wave=1)
     result, _, _ = run.run()
     assert result.failed == 1  # its direct score
-    assert {key[0] for key in scores(tmp_path / "new.db") if key[2] == "train_before_test"} <= {"m0", "m1"}
+    assert {key[0] for key in scores(tmp_path / "new.db") if key[2] == "train_before_test"} <= {
+        "m0",
+        "m1",
+    }
 
 
 def test_run_adaptive_from_the_command_line(world, potentia, tmp_path):
@@ -250,8 +283,23 @@ def test_run_adaptive_from_the_command_line(world, potentia, tmp_path):
 
 
 def test_select_names_the_better_model_and_its_adapter_loads(world, potentia, tmp_path):
-    done = potentia("select", "--data", world / "colours.jsonl", "--models", world / "m0", world / "m2", "--epochs", 6,
-                    "--learning-rates", "1e-2", "--device", "cpu", "-o", "picked", "--json")  # fmt: skip
+    done = potentia(
+        "select",
+        "--data",
+        world / "colours.jsonl",
+        "--models",
+        world / "m0",
+        world / "m2",
+        "--epochs",
+        6,
+        "--learning-rates",
+        "1e-2",
+        "--device",
+        "cpu",
+        "-o",
+        "picked",
+        "--json",
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert Path(found["best"]).name in ("m0", "m2")
@@ -280,12 +328,16 @@ def every_door_says(found: dict, potentia) -> None:
     assert told.headline.replace("\N{NO-BREAK SPACE}", " ") == board.headline()
     printed = potentia("analyze", "rankings", found["store"], "--study", "select-final")
     assert board.headline() in " ".join(printed.stdout.split())
-    with TestClient(create_app(found["store"], executor=ThreadPoolExecutor(1)), base_url="http://127.0.0.1") as client:
+    with TestClient(
+        create_app(found["store"], executor=ThreadPoolExecutor(1)), base_url="http://127.0.0.1"
+    ) as client:
         page = client.get("/api/studies/select-final/answer").json()
     assert page["headline"].replace("\N{NO-BREAK SPACE}", " ") == board.headline()
     assert {s["model"]: s["p_first"] for s in page["board"]["standings"]} == pytest.approx(first)
     one, two = said["models"]
-    pair = json.loads(potentia("compare", one, two, found["store"], "--study", "select-final", "--json").stdout)
+    pair = json.loads(
+        potentia("compare", one, two, found["store"], "--study", "select-final", "--json").stdout
+    )
     (lead,) = pair["leads"].values()
     assert lead["chance"] == pytest.approx(max(first.values()))
     assert lead["first"] == found["best"]
@@ -316,10 +368,24 @@ def outcomes_of(found: dict) -> dict[int, float]:
 def test_a_tie_is_told_as_a_tie(world, potentia, tmp_path):
     for name in ("left", "right"):
         shutil.copytree(world / "m0", tmp_path / name)
-    done = potentia("select", "--data", world / "colours.jsonl", "--models", "./left", "./right", "--epochs", 1,
-                    "--learning-rates", "1e-3", "--device", "cpu")  # fmt: skip
+    done = potentia(
+        "select",
+        "--data",
+        world / "colours.jsonl",
+        "--models",
+        "./left",
+        "./right",
+        "--epochs",
+        1,
+        "--learning-rates",
+        "1e-3",
+        "--device",
+        "cpu",
+    )
     assert done.returncode == 0, done.stderr
-    told = " ".join(done.stdout.split())  # which is named first is chance, and follows from nothing but its draws
+    told = " ".join(
+        done.stdout.split()
+    )  # which is named first is chance, and follows from nothing but its draws
     assert "left and right tie after the same fine-tuning" in told or "right and left tie" in told
     one = potentia("select", "--data", world / "colours.jsonl", "--models", "./left")
     assert one.returncode == 2

@@ -89,7 +89,10 @@ def test_more_events_than_cells_never_go_below_nothing_left(folder, tmp_path):
     with Store.open(plan.study.store) as store:
         store.study("progress", plan.key, {})
         view = View(plan, store)
-        for cell in [*plan.cells(), *plan.cells()]:  # as two runs would say, or one that was asked twice
+        for cell in [
+            *plan.cells(),
+            *plan.cells(),
+        ]:  # as two runs would say, or one that was asked twice
             names = {"row": plan.rows[0].model.name, "task": cell.task, "protocol": cell.protocol}
             store.event(plan.key, "cell", {**names, "value": 0.5, "stderr": 0.1})
         lines = view.news()
@@ -120,7 +123,10 @@ def test_time_left_is_told_at_the_pace_of_the_last_cells():
     now = time.time()
     assert seconds_left(now - 60, [], 5) is None
     assert seconds_left(now - 60, [now - 70, now - 30, now], 5) == pytest.approx(150, rel=0.01)
-    quick, slow = [now - 1000 + k / 100 for k in range(400)], [now - 10 * k for k in range(PACED + 1)]
+    quick, slow = (
+        [now - 1000 + k / 100 for k in range(400)],
+        [now - 10 * k for k in range(PACED + 1)],
+    )
     assert seconds_left(now - 1000, quick + slow, 3) == pytest.approx(30, rel=0.01)
     assert seconds_left(now - 60, [now], -1) == 0.0
 
@@ -152,16 +158,22 @@ def test_after_a_stop_nothing_runs(folder, tmp_path):
 
 
 REFUSED = [
-    pytest.param(("one",), ("--device", "cuda"), "no CUDA device",
-                 marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")),
+    pytest.param(
+        ("one",),
+        ("--device", "cuda"),
+        "no CUDA device",
+        marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
+    ),
     (("one", "mute"), (), "has no tokenizer"),
     (("one", "packed"), (), "aqlm weights need a package"),
     (("one", "./nowhere/at/all"), (), "there is no"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("models", "flags", "said"), REFUSED)
-def test_what_cannot_run_is_refused_before_anything_is_done(folder, tmp_path, potentia, models, flags, said):
+def test_what_cannot_run_is_refused_before_anything_is_done(
+    folder, tmp_path, potentia, models, flags, said
+):
     places = [str(folder / name) if (folder / name).exists() else name for name in models]
     store = tmp_path / "no.db"
     flags = ("--protocols", "direct", "--store", store, *flags)
@@ -180,9 +192,18 @@ def test_threads_sleep_and_libraries_show_no_bars():
         "from tqdm import tqdm; list(tqdm(range(3)))\n"
         "print(os.environ['OMP_WAIT_POLICY'], os.environ['KMP_BLOCKTIME'], 'torch' in sys.modules)"
     )
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "KMP_", "TQDM"))}
-    for given, expected in (({}, "PASSIVE 0 False"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE 0 False")):
-        done = subprocess.run([sys.executable, "-c", code], env={**own, **given}, capture_output=True, text=True)
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("OMP_", "KMP_", "TQDM"))
+    }
+    for given, expected in (
+        ({}, "PASSIVE 0 False"),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE 0 False"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", code], env={**own, **given}, capture_output=True, text=True
+        )
         assert done.stdout.splitlines()[-1] == expected
         assert done.stderr == ""
 
@@ -197,5 +218,7 @@ def test_a_study_that_is_done_says_so_without_torch(folder, tmp_path):
     )
     asked = ["run", "--models", folder / "one", "--tasks", folder / "x.jsonl", folder / "y.jsonl"]
     asked += ["--protocols", "direct", "--device", "cpu", "--store", store]
-    done = subprocess.run([sys.executable, "-c", code, *map(str, asked)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, asked)], capture_output=True, text=True
+    )
     assert done.stdout.splitlines()[-1] == "0 False", done.stderr

@@ -26,20 +26,30 @@ def scores(tmp_path: Path) -> Path:
     lines = ["protocol,model,benchmark,score,stderr,n"]
     for protocol, lift in (("direct", 0.0), ("train_before_test", 0.2)):
         for k, model in enumerate((LONG, "b", "c")):
-            lines += [f"{protocol},{model},{task},{0.4 + lift + 0.03 * k},0.01,900" for task in ("arc_easy", "boolq")]
+            lines += [
+                f"{protocol},{model},{task},{0.4 + lift + 0.03 * k},0.01,900"
+                for task in ("arc_easy", "boolq")
+            ]
     path = tmp_path / "scores.csv"
     path.write_text("\n".join(lines) + "\n")
     return path
 
 
 def test_the_version_and_the_module():
-    for command in ([sys.executable, "-m", "potentia"], [str(Path(sys.executable).with_name("potentia"))]):
+    for command in (
+        [sys.executable, "-m", "potentia"],
+        [str(Path(sys.executable).with_name("potentia"))],
+    ):
         done = subprocess.run([*command, "--version"], capture_output=True, text=True)
         assert (done.returncode, done.stdout.strip()) == (0, f"potentia {__version__}")
 
 
 def test_a_shell_completes_commands():
-    asked = {"_POTENTIA_COMPLETE": "complete_bash", "COMP_WORDS": "potentia comp", "COMP_CWORD": "1"}
+    asked = {
+        "_POTENTIA_COMPLETE": "complete_bash",
+        "COMP_WORDS": "potentia comp",
+        "COMP_CWORD": "1",
+    }
     command = [str(Path(sys.executable).with_name("potentia"))]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **asked})
     assert done.stdout.split() == ["compare"]
@@ -48,7 +58,11 @@ def test_a_shell_completes_commands():
 def test_little_memory_is_told_in_a_sentence(tmp_path):
     tiny.save_model(tmp_path / "m")
     tiny.save_questions(tmp_path / "q.jsonl", n=20)
-    study = {"name": "s", "models": [{"name": "m", "path": "m"}], "tasks": [{"name": "q", "file": "q.jsonl"}]}
+    study = {
+        "name": "s",
+        "models": [{"name": "m", "path": "m"}],
+        "tasks": [{"name": "q", "file": "q.jsonl"}],
+    }
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
     addresses = 900 * 10**6  # too few for torch
     done = subprocess.run(
@@ -76,7 +90,9 @@ def test_an_export_goes_to_standard_output(potentia, scores):
     assert len(rows) == 12
     assert {row["model"] for row in rows} == {LONG, "b", "c"}
     assert "→" not in done.stdout
-    assert potentia("export", scores, "-o", "-", "--format", "markdown").stdout.startswith("### direct\n")
+    assert potentia("export", scores, "-o", "-", "--format", "markdown").stdout.startswith(
+        "### direct\n"
+    )
     assert potentia("export", scores, "-o", "-", "--format", "lm-eval").returncode == 2
     assert not Path("-").exists()
 
@@ -88,7 +104,10 @@ def test_help_loads_nothing_that_is_slow():
         " 'pandas', 'transformers', 'sqlalchemy', 'pydantic', 'yaml', 'urllib.request', 'scipy', 'jinja2'};"
         "print(sorted(heavy & set(sys.modules)))"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip()
+        == "[]"
+    )
 
 
 def test_status_loads_none_of_the_analyses(tmp_path: Path):
@@ -101,7 +120,9 @@ def test_status_loads_none_of_the_analyses(tmp_path: Path):
         "except SystemExit as end: assert not end.code, end.code\n"
         "print(sorted({'torch', 'scipy', 'pandas', 'sklearn', 'vl_convert', 'pyarrow'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "s.db")], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "s.db")], capture_output=True, text=True
+    )
     assert done.stdout.splitlines()[-1] == "[]", done.stdout + done.stderr
 
 

@@ -41,14 +41,21 @@ def test_deleting_leaves_what_another_study_uses(potentia, store):
         assert {cell.key: cell.score for cell in opened.cells()} == kept
         assert all(cell.study == OTHER for cell in opened.cells())
         assert all(opened.items(key) for key in kept), "their items are there"
-        assert {lane.key for lane in opened.lanes()} == curves, "the curve of a cell that stays, stays"
+        assert {lane.key for lane in opened.lanes()} == curves, (
+            "the curve of a cell that stays, stays"
+        )
         assert opened.failures() == []
         with opened._reading() as connection:
             for table in (s.scores, s.manifests, s.study_cells):
-                left = connection.execute(sa.select(sa.func.count(table.c.cell.distinct()))).scalar_one()
+                left = connection.execute(
+                    sa.select(sa.func.count(table.c.cell.distinct()))
+                ).scalar_one()
                 assert left == len(kept), table.name
             assert set(connection.execute(sa.select(s.epochs.c.lane)).scalars()) == curves
-            assert connection.execute(sa.select(sa.func.count()).select_from(s.events)).scalar_one() == 0
+            assert (
+                connection.execute(sa.select(sa.func.count()).select_from(s.events)).scalar_one()
+                == 0
+            )
     assert not any(items_path(folder, key).exists() for key in gone)
 
 

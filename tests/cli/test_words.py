@@ -25,14 +25,25 @@ def test_help_is_in_the_order_of_use() -> None:
     assert places == sorted(places)
     for panel, names in PANELS.items():
         part = text[text.index(f"─ {panel} ") :].partition("╰")[0]
-        listed = [line.split()[1] for line in part.splitlines()[1:] if line.startswith("│ ") and line[2] != " "]
+        listed = [
+            line.split()[1]
+            for line in part.splitlines()[1:]
+            if line.startswith("│ ") and line[2] != " "
+        ]
         assert listed == list(names)
     assert "─ Commands " not in text, "a command without a panel"
 
 
 def test_the_options_of_a_long_command_are_in_parts() -> None:
     for command, parts in {
-        ("run",): ["Options", "Data and fine-tuning", "Machine", "Adaptive", "Consent", "What comes out"],
+        ("run",): [
+            "Options",
+            "Data and fine-tuning",
+            "Machine",
+            "Adaptive",
+            "Consent",
+            "What comes out",
+        ],
         ("analyze", "rankings"): ["Options", "What is read", "What comes out"],
     }.items():
         text = shown(*command, "--help")
@@ -45,7 +56,14 @@ def test_the_options_of_a_long_command_are_in_parts() -> None:
 def test_singular_options_are_accepted(tmp_path: Path) -> None:
     tiny.save_model(tmp_path / "m")
     tiny.save_questions(tmp_path / "q.jsonl")
-    given = ["plan", "--model", str(tmp_path / "m"), "--task", str(tmp_path / "q.jsonl"), "--no-calibrate"]
+    given = [
+        "plan",
+        "--model",
+        str(tmp_path / "m"),
+        "--task",
+        str(tmp_path / "q.jsonl"),
+        "--no-calibrate",
+    ]
     given += ["--device", "cpu", "--store", str(tmp_path / "s.db")]
     assert expand_many(typer.main.get_command(app), given) == given
     assert "Plan of study" in shown(*given)
@@ -74,7 +92,9 @@ def test_a_likely_mistake_is_told_with_its_mend(
     assert told in f"{result.output} {result.exception}"
 
 
-def test_scores_stand_before_or_after_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_stand_before_or_after_the_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "scores.csv").write_text("model,task,value\nA,x,0.5\nB,x,0.4\n")
     monkeypatch.chdir(tmp_path)
     assert "A against B" in shown("compare", "scores.csv", "A", "B")

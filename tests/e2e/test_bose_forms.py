@@ -49,14 +49,23 @@ def base_model():
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     raw.train_from_iterator(
         texts,
-        trainers.BpeTrainer(vocab_size=320, special_tokens=["<eos>"], initial_alphabet=alphabet, show_progress=False),
+        trainers.BpeTrainer(
+            vocab_size=320, special_tokens=["<eos>"], initial_alphabet=alphabet, show_progress=False
+        ),
     )
     words = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<eos>", bos_token="<eos>")
     stream = torch.tensor(words("".join(order.choice(texts) for _ in range(600)))["input_ids"])
     config = LlamaConfig(
-        vocab_size=len(words), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=4, max_position_embeddings=512, bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
+        vocab_size=len(words),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=512,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
     model = LlamaForCausalLM(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
     for _ in range(160):
@@ -77,7 +86,9 @@ def generated(base_model, task, stop: tuple[str, ...] | None = None) -> list[str
     requests = [prompt.requests[0] for prompt in task.prompts(task.documents("test"))]
     if stop is not None:
         requests = [replace(request, stop=stop) for request in requests]
-    return list(Scorer(base_model).generate([replace(request, max_tokens=80) for request in requests]))
+    return list(
+        Scorer(base_model).generate([replace(request, max_tokens=80) for request in requests])
+    )
 
 
 def test_the_stop_text_ends_an_answer_where_the_next_problem_would_begin(base_model, data_dir):
@@ -105,5 +116,6 @@ def test_forms_are_scored_end_to_end_with_both_judges(base_model, data_dir):
     # What it was trained on, it answers; the instruction it has never seen helps it less.
     assert scores["gsm8k:light"]["math_verify|generated"].value >= 0.75
     assert (
-        scores["gsm8k:instruct"]["math_verify|generated"].value <= scores["gsm8k:light"]["math_verify|generated"].value
+        scores["gsm8k:instruct"]["math_verify|generated"].value
+        <= scores["gsm8k:light"]["math_verify|generated"].value
     )

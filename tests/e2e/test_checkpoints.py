@@ -22,19 +22,26 @@ from potentia.zoo import model_folders, models
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("pretraining")
-    kept = sorted((m for m in models("checkpoint") if m.base_model == "aster-159k"), key=lambda m: m.steps)[-3:]
+    kept = sorted(
+        (m for m in models("checkpoint") if m.base_model == "aster-159k"), key=lambda m: m.steps
+    )[-3:]
     kept = kept or sorted(models("checkpoint"), key=lambda m: m.steps)[-3:]
     folders = model_folders(made / "zoo", [m.name for m in kept])
     run = made / "my run"
     run.mkdir()
-    for name, model in zip(("checkpoint-390", "step1000-tokens2B", "iter_0002000"), kept, strict=True):
+    for name, model in zip(
+        ("checkpoint-390", "step1000-tokens2B", "iter_0002000"), kept, strict=True
+    ):
         shutil.copytree(folders[model.name], run / name)
-    (run / "checkpoint-390" / "trainer_state.json").write_text(json.dumps({"num_input_tokens_seen": 780_000}))
+    (run / "checkpoint-390" / "trainer_state.json").write_text(
+        json.dumps({"num_input_tokens_seen": 780_000})
+    )
     (run / "logs").mkdir()
     (run / "step7").mkdir()  # nothing in it to load
     (made / "texts.jsonl").write_text(
         "\n".join(
-            json.dumps({"question": f"is {i} red ?", "choices": ["yes", "no"], "answer": i % 2}) for i in range(60)
+            json.dumps({"question": f"is {i} red ?", "choices": ["yes", "no"], "answer": i % 2})
+            for i in range(60)
         )
     )
     return made
@@ -42,8 +49,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_folder_of_checkpoints_gives_a_curve(folder: Path) -> None:
     store = folder / "my store.db"
-    arguments = ["run", "--checkpoints", folder / "my run", "--tasks", folder / "texts.jsonl", "--protocols", "direct"]
-    result = CliRunner().invoke(app, [str(a) for a in [*arguments, "--store", store, "--device", "cpu"]])
+    arguments = [
+        "run",
+        "--checkpoints",
+        folder / "my run",
+        "--tasks",
+        folder / "texts.jsonl",
+        "--protocols",
+        "direct",
+    ]
+    result = CliRunner().invoke(
+        app, [str(a) for a in [*arguments, "--store", store, "--device", "cpu"]]
+    )
     assert result.exit_code == 0, (result.output, result.exception)
     assert f"potentia analyze checkpoints '{store}'" in result.stdout.replace("\n", "")
     evidence = potentia.read(str(store))
@@ -58,11 +75,19 @@ def test_an_unfinished_study_of_checkpoints_is_reported() -> None:
     names = ["m@100", "m@200", "m@300", "m@400"]
     rng = np.random.default_rng(0)
     of = potentia.ScoreMatrix.build
-    direct = of(names, ["a", "b"], rng.random((4, 2)), stderr=np.full((4, 2), 0.02), n=np.full((4, 2), 100))
+    direct = of(
+        names, ["a", "b"], rng.random((4, 2)), stderr=np.full((4, 2), 0.02), n=np.full((4, 2), 100)
+    )
     for done, tasks in ((2, ["a", "b"]), (3, ["a"])):
         shape = (done, len(tasks))
-        tuned = of(names[:done], tasks, rng.random(shape), stderr=np.full(shape, 0.02), n=np.full(shape, 100),
-                   protocol="train_before_test")  # fmt: skip
+        tuned = of(
+            names[:done],
+            tasks,
+            rng.random(shape),
+            stderr=np.full(shape, 0.02),
+            n=np.full(shape, 100),
+            protocol="train_before_test",
+        )
         evidence = Evidence.of({"direct": direct, "train_before_test": tuned})
         report = make_report(evidence)
         assert report.training is not None
@@ -79,4 +104,6 @@ def test_a_folder_without_checkpoints_is_refused(tmp_path: Path) -> None:
         ("x", "no folder"),
     ):
         with pytest.raises(StudyError, match=says):
-            make_study({"models": [{"name": "m", "checkpoints": str(where)}], "tasks": ["arc_easy"]})
+            make_study(
+                {"models": [{"name": "m", "checkpoints": str(where)}], "tasks": ["arc_easy"]}
+            )

@@ -36,7 +36,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def potentia(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+def potentia(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., Done]:
     """Run a command in the folder as the console script does, in this process: torch is loaded once."""
     monkeypatch.chdir(folder)
     for name, value in {"OMP_NUM_THREADS": "1", "COLUMNS": "160", "HF_HUB_OFFLINE": "1"}.items():
@@ -69,8 +71,12 @@ def test_help_is_quick_and_loads_nothing_heavy():
     assert done.returncode == 0, done.stderr
     bare = "import sys, typer, rich.table; sys.argv = ['x', '--help']; typer.run(lambda: None)"
     commands = [POTENTIA, "--help"], [sys.executable, "-c", bare]
-    ours, least = (min(times) for times in zip(*([*map(_seconds, commands)] for _ in range(5)), strict=True))
-    assert ours < 2.5 * least, f"--help took {ours:.2f} s of processor time, a command without options {least:.2f} s"
+    ours, least = (
+        min(times) for times in zip(*([*map(_seconds, commands)] for _ in range(5)), strict=True)
+    )
+    assert ours < 2.5 * least, (
+        f"--help took {ours:.2f} s of processor time, a command without options {least:.2f} s"
+    )
 
 
 def _seconds(command: list[str]) -> float:
@@ -95,13 +101,17 @@ def test_every_command_shows_a_runnable_example():
         yield path, (command.help or "") + (command.epilog or "")
 
     missing = [
-        " ".join(path) for path, text in walk(typer.main.get_command(app), ["potentia"]) if "potentia " not in text
+        " ".join(path)
+        for path, text in walk(typer.main.get_command(app), ["potentia"])
+        if "potentia " not in text
     ]
     assert not missing, f"no example in the help of: {missing}"
 
 
 def test_run_status_export(potentia: Potentia, folder: Path):
-    done = potentia("run", "--models", "./m0", "--tasks", "q.jsonl", "--protocols", "direct", "--json")
+    done = potentia(
+        "run", "--models", "./m0", "--tasks", "q.jsonl", "--protocols", "direct", "--json"
+    )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["computed"] == 1
@@ -119,8 +129,20 @@ def test_run_status_export(potentia: Potentia, folder: Path):
 
 
 def test_a_finished_run_ends_with_the_score_table(potentia: Potentia):
-    done = potentia("run", "--models", "./m0", "./m1", "--tasks", "q.jsonl", "--epochs", "1",
-                    "--learning-rates", "1e-3", "--store", "two.db")  # fmt: skip
+    done = potentia(
+        "run",
+        "--models",
+        "./m0",
+        "./m1",
+        "--tasks",
+        "q.jsonl",
+        "--epochs",
+        "1",
+        "--learning-rates",
+        "1e-3",
+        "--store",
+        "two.db",
+    )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[1].split() == ["rank", "model", "P(first)", "direct", "train-before-test", "gain"]
@@ -130,7 +152,17 @@ def test_a_finished_run_ends_with_the_score_table(potentia: Potentia):
 
 
 def test_a_plan_runs_nothing(potentia: Potentia, folder: Path):
-    asked = ("plan", "--models", "./m0", "--tasks", "q.jsonl", "--store", "dry.db", "--no-calibrate", "--json")
+    asked = (
+        "plan",
+        "--models",
+        "./m0",
+        "--tasks",
+        "q.jsonl",
+        "--store",
+        "dry.db",
+        "--no-calibrate",
+        "--json",
+    )
     done = potentia(*asked)
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
@@ -140,17 +172,33 @@ def test_a_plan_runs_nothing(potentia: Potentia, folder: Path):
     assert not (folder / "dry.db").exists(), "a plan leaves nothing behind"
 
 
-def test_a_flags_path_is_relative_to_where_the_command_runs(potentia: Potentia, folder: Path, tmp_path: Path):
+def test_a_flags_path_is_relative_to_where_the_command_runs(
+    potentia: Potentia, folder: Path, tmp_path: Path
+):
     """The study file's own folder has a ``d`` too, without the data."""
-    (tmp_path / "study.yaml").write_text(f"models: [{folder / 'm0'}]\ntasks: [arc_easy]\nprotocols: [direct]\n")
+    (tmp_path / "study.yaml").write_text(
+        f"models: [{folder / 'm0'}]\ntasks: [arc_easy]\nprotocols: [direct]\n"
+    )
     (tmp_path / "d").mkdir()
     data = folder / "d" / "allenai--ai2_arc" / "ARC-Easy"
     data.mkdir(parents=True)
-    arguments = ("plan", tmp_path / "study.yaml", "--data-dir", "d", "--store", tmp_path / "s.db", "--no-calibrate")
+    arguments = (
+        "plan",
+        tmp_path / "study.yaml",
+        "--data-dir",
+        "d",
+        "--store",
+        tmp_path / "s.db",
+        "--no-calibrate",
+    )
     done = potentia(*arguments)
     assert done.returncode == 2
     assert str(tmp_path) not in done.stderr.replace(str(tmp_path / "study.yaml"), "")
-    rows = {"id": ["1"], "question": ["what is it ?"], "choices": [{"text": ["cat", "dog"], "label": ["A", "B"]}]}
+    rows = {
+        "id": ["1"],
+        "question": ["what is it ?"],
+        "choices": [{"text": ["cat", "dog"], "label": ["A", "B"]}],
+    }
     for split in ("train", "validation", "test"):
         pq.write_table(pa.table(rows | {"answerKey": ["A"]}), data / f"{split}.parquet")
     done = potentia(*arguments)
@@ -164,14 +212,19 @@ def test_a_flags_path_is_relative_to_where_the_command_runs(potentia: Potentia, 
         (["run", "nowhere.yaml"], "potentia init nowhere.yaml"),
         (["run", "--models", "./nowhere", "--tasks", "q.jsonl"], "there is no ./nowhere"),
         (["run", "--models", "./m0", "--tasks", "no_such_task_at_all"], "no_such_task_at_all"),
-        (["run", "--models", "./m0", "--tasks", "q.jsonl", "--protocols", "fewshot"], "is no protocol"),
+        (
+            ["run", "--models", "./m0", "--tasks", "q.jsonl", "--protocols", "fewshot"],
+            "is no protocol",
+        ),
         (["tasks", "show", "no_such_task_at_all"], "no_such_task_at_all"),
         (["export", "nowhere.db", "-o", "x.csv"], "nowhere.db"),
         (["status", "nowhere.db"], "no such store"),
         (["analyze", "rankings", "nowhere.csv"], "nowhere.csv"),
     ],
 )
-def test_bad_input_names_the_trouble_and_exits_with_2(potentia: Potentia, arguments: list[str], said: str):
+def test_bad_input_names_the_trouble_and_exits_with_2(
+    potentia: Potentia, arguments: list[str], said: str
+):
     done = potentia(*arguments)
     assert done.returncode == 2, (done.stdout, done.stderr)
     assert said in done.stderr
@@ -180,7 +233,15 @@ def test_bad_input_names_the_trouble_and_exits_with_2(potentia: Potentia, argume
 
 def test_an_unreachable_hub_model_is_recorded_as_failed(potentia: Potentia):
     done = potentia(
-        "run", "--models", "nobody/nothing", "--tasks", "q.jsonl", "--protocols", "direct", "--store", "f.db"
+        "run",
+        "--models",
+        "nobody/nothing",
+        "--tasks",
+        "q.jsonl",
+        "--protocols",
+        "direct",
+        "--store",
+        "f.db",
     )
     assert done.returncode == 1
     assert "nobody/nothing" in done.stderr

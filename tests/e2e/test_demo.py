@@ -25,7 +25,9 @@ def test_the_quick_demo_shows_the_planted_effect_and_resumes_at_once(tmp_path: P
     assert first.returncode == 0, first.stderr
     found = json.loads(first.stdout)
     assert found["failed"] == 0
-    assert found["tau_gain"]["value"] > 0.2, "agreement rises; eight models of four families bound it loosely"
+    assert found["tau_gain"]["value"] > 0.2, (
+        "agreement rises; eight models of four families bound it loosely"
+    )
     assert found["tau"]["train_before_test"] > found["tau"]["direct"] + 0.2
     assert found["pc1"]["train_before_test"]["value"] > found["pc1"]["direct"]["value"]
     assert found["truth_tau"]["train_before_test"] > found["truth_tau"]["direct"]

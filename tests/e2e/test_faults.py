@@ -17,7 +17,9 @@ from faults import FAULTS, World, begun
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[World]:
+def world(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[World]:
     server: postgres.Server = request.getfixturevalue("postgres_own")
     made = World.make(tmp_path_factory.mktemp("faults"), server=server, documents=120, epochs=3)
     made.several = False
@@ -25,8 +27,13 @@ def world(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
     made.close()
 
 
-SHORT = [("two-drivers", "sqlite"), ("two-drivers", "postgres"), ("kills", "sqlite"), ("stops", "sqlite"),
-         ("lost-database", "postgres")]  # fmt: skip
+SHORT = [
+    ("two-drivers", "sqlite"),
+    ("two-drivers", "postgres"),
+    ("kills", "sqlite"),
+    ("stops", "sqlite"),
+    ("lost-database", "postgres"),
+]
 
 
 @pytest.mark.slow
@@ -50,7 +57,9 @@ def test_ctrl_c_saves_says_how_to_go_on_and_exits_with_130(world: World):
         time.sleep(0.02)
     driver.signal(signal.SIGINT)
     assert driver.wait() == 130, driver.said
-    assert f"To go on: potentia run {world.study} --store {store}\n" in driver.said, "on one line, to be pasted"
+    assert f"To go on: potentia run {world.study} --store {store}\n" in driver.said, (
+        "on one line, to be pasted"
+    )
     world.finish(store)
 
 
@@ -68,7 +77,10 @@ def test_a_store_removed_under_a_run_is_an_error(world: World):
     assert not store.exists()
 
 
-@pytest.mark.skipif(not os.environ.get("POTENTIA_LONG"), reason="workers take long to start; make faults has them too")
+@pytest.mark.skipif(
+    not os.environ.get("POTENTIA_LONG"),
+    reason="workers take long to start; make faults has them too",
+)
 def test_workers_that_cannot_save_end_the_run_with_a_word(world: World):
     driver = world.drive(world.store("sqlite"), "--workers", "2", limits={"FSIZE": 150_000})
     assert driver.wait() == 1, driver.said

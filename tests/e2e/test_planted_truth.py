@@ -12,7 +12,12 @@ from potentia.cli.app import app
 from potentia.run import run_study
 from potentia.study import read_study
 
-MODELS = ("aster-237k", "birch-237k", "cedar-237k", "dahlia-237k")  # the first saw no form, the others one each
+MODELS = (
+    "aster-237k",
+    "birch-237k",
+    "cedar-237k",
+    "dahlia-237k",
+)  # the first saw no form, the others one each
 TASKS = ("ask", "record", "beside")
 
 
@@ -41,8 +46,12 @@ def test_exposure_shows_before_adjustment_and_not_after(tmp_path: Path):
 
     before, after = (found[stage]["fit"]["effect"] for stage in ("before", "after"))
     assert found["assignments"] == 4**3
-    assert found["before"]["assigned_p"] <= 2 / 64, "hardly another way to hand out the forms gives as much"
+    assert found["before"]["assigned_p"] <= 2 / 64, (
+        "hardly another way to hand out the forms gives as much"
+    )
     assert before["value"] - 3 * before["stderr"] > 0.2
-    assert before["value"] - 3 * before["stderr"] > after["value"] + 3 * after["stderr"], "far apart, errors included"
+    assert before["value"] - 3 * before["stderr"] > after["value"] + 3 * after["stderr"], (
+        "far apart, errors included"
+    )
     assert abs(after["value"]) < 2 * after["stderr"], "gone"
     assert found["after"]["assigned_p"] > 0.1

@@ -33,12 +33,22 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "300", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "COLUMNS": "300",
+    "HF_HUB_OFFLINE": "1",
+    "PYTHONUNBUFFERED": "1",
+}
 
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator:
-    binary = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    binary = (
+        shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
     if binary is None:
         if os.environ.get("POTENTIA_REQUIRE_SYSTEM") == "1":
             pytest.fail("Chromium is required and not installed")
@@ -53,7 +63,9 @@ def chromium() -> Iterator:
 
 def watched(chromium, width: int, scheme: str) -> Iterator:
     """A page that fails the test on any console error, script error, dialog or request to elsewhere."""
-    context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, accept_downloads=True)
+    context = chromium.new_context(
+        viewport={"width": width, "height": 900}, color_scheme=scheme, accept_downloads=True
+    )
     made = context.new_page()
     trouble: list[str] = []
     made.on("console", lambda m: trouble.append(m.text) if m.type in ("error", "warning") else None)
@@ -126,7 +138,9 @@ def column(page, place: int) -> list[str]:
 
 
 def no_sideways_scroll(page) -> bool:
-    return page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    return page.evaluate(
+        "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+    )
 
 
 def serious(page) -> list[str]:
@@ -160,7 +174,10 @@ def test_the_first_screen_of_a_phone_holds_the_answer(chromium, report: str):
     for page in watched(chromium, 390, "light"):
         page.set_viewport_size({"width": 390, "height": 844})
         page.goto(report)
-        places = [page.locator("#answer .headline"), *(page.locator("#answer .rung").nth(k) for k in range(3))]
+        places = [
+            page.locator("#answer .headline"),
+            *(page.locator("#answer .rung").nth(k) for k in range(3)),
+        ]
         for place in places:
             box = place.bounding_box()
             assert box["y"] >= 0
@@ -185,7 +202,9 @@ def test_without_a_script_there_are_tables_and_charts(chromium, report: str):
     rows = page.locator("#matrix .view:visible tbody tr")
     assert rows.count() == 4
     assert re.match(r"0\.\d{3}", rows.first.locator("td.score").first.inner_text())
-    page.locator("#matrix label", has_text=re.compile("^direct$")).click()  # another protocol, without a script
+    page.locator(
+        "#matrix label", has_text=re.compile("^direct$")
+    ).click()  # another protocol, without a script
     assert page.locator("#matrix .view:visible table").get_attribute("data-protocol") == "direct"
     unfold(page, "agreement")
     assert page.locator("#agreement svg.chart rect").first.is_visible()
@@ -206,13 +225,20 @@ def test_the_printed_report_has_every_chart(chromium, report: str, script: bool)
     for k in range(shown.count()):
         assert shown.nth(k).bounding_box()["height"] > 20, f"chart {k} of {charts} is not printed"
     pdf = page.pdf(format="A4", print_background=False)
-    titles = [" ".join(t.split()) for t in page.locator("section:not(#cells) figure h3").all_text_contents()]
+    titles = [
+        " ".join(t.split())
+        for t in page.locator("section:not(#cells) figure h3").all_text_contents()
+    ]
     if script:
-        adjust = page.evaluate("getComputedStyle(document.querySelector('#answer .dot')).printColorAdjust")
+        adjust = page.evaluate(
+            "getComputedStyle(document.querySelector('#answer .dot')).printColorAdjust"
+        )
         assert adjust == "exact", "tuned dots are printed in colour"
     context.close()
     assert len(titles) == charts > 8
-    assert pdf.count(b"/Type /Page\n") + pdf.count(b"/Type /Page ") + pdf.count(b"/Type /Page/") >= 5
+    assert (
+        pdf.count(b"/Type /Page\n") + pdf.count(b"/Type /Page ") + pdf.count(b"/Type /Page/") >= 5
+    )
 
 
 def test_matrix_toggles_sorts_and_filters(any_page, report: str):
@@ -242,7 +268,10 @@ def test_matrix_toggles_sorts_and_filters(any_page, report: str):
 
 def test_failed_cells_say_why(page, report: str):
     page.goto(report)
-    assert page.locator("#matrix td.failed span[title]").get_attribute("title") == "failed: it broke: <b>badly</b>"
+    assert (
+        page.locator("#matrix td.failed span[title]").get_attribute("title")
+        == "failed: it broke: <b>badly</b>"
+    )
 
 
 def test_predicted_cells_are_hatched_and_say_so(page, report: str):
@@ -250,8 +279,12 @@ def test_predicted_cells_are_hatched_and_say_so(page, report: str):
     page.locator("#predicted > details > summary").click()
     hatched = page.locator("#completed td.predicted")
     assert hatched.count() == 1
-    assert "repeating-linear-gradient" in hatched.evaluate("td => getComputedStyle(td).backgroundImage")
-    assert re.search(r"predicted, 95 % interval 0\.\d+ to [01]\.\d+", hatched.get_attribute("title"))
+    assert "repeating-linear-gradient" in hatched.evaluate(
+        "td => getComputedStyle(td).backgroundImage"
+    )
+    assert re.search(
+        r"predicted, 95 % interval 0\.\d+ to [01]\.\d+", hatched.get_attribute("title")
+    )
     assert page.locator("#matrix td.predicted").count() == 0
     with page.expect_download() as waiting:
         page.get_by_role("button", name="Download the completed matrix as CSV").click()
@@ -281,17 +314,29 @@ def test_evidence_of_a_pair(page, report: str):
     detail = page.locator("[data-pairs=detail]")
     assert EVIL in detail.inner_text()
     assert detail.locator("tbody tr").count() == 3
-    signs = [float(text) for text in detail.locator("tbody td:nth-child(2)").all_inner_texts() if text != "–"]
+    signs = [
+        float(text)
+        for text in detail.locator("tbody td:nth-child(2)").all_inner_texts()
+        if text != "–"
+    ]
     page.locator("[data-pairs=first]").select_option(label=EVIL)
     page.locator("[data-pairs=second]").select_option(label="org/alpha-7b")
-    turned = [float(text) for text in detail.locator("tbody td:nth-child(2)").all_inner_texts() if text != "–"]
+    turned = [
+        float(text)
+        for text in detail.locator("tbody td:nth-child(2)").all_inner_texts()
+        if text != "–"
+    ]
     assert turned == [-value for value in signs]
 
 
 def test_drill_down_from_a_score_to_its_items(page, report: str):
     page.goto(report)
     page.locator("#scores > details > summary").click()
-    link = page.locator("#matrix .view:visible tbody tr", has_text="alpha-7b").locator("td.score a").first
+    link = (
+        page.locator("#matrix .view:visible tbody tr", has_text="alpha-7b")
+        .locator("td.score a")
+        .first
+    )
     shown = link.inner_text()
     link.click()
     detail = page.locator("[data-cell=detail]")
@@ -299,15 +344,23 @@ def test_drill_down_from_a_score_to_its_items(page, report: str):
     assert shown in detail.locator(".headline").inner_text()
     assert detail.locator("svg.chart path").count() >= 2
     assert detail.locator(".item").count() == 10
-    assert "</script><script>alert(2)</script>" in detail.locator(".item .prompt").first.inner_text()
+    assert (
+        "</script><script>alert(2)</script>" in detail.locator(".item .prompt").first.inner_text()
+    )
     detail.locator("select").select_option("wrong")
     assert detail.locator(".mark.right").count() == 0
     detail.locator("input[type=search]").fill("no such text")
-    until(page, "document.querySelector('[data-cell=detail] [role=status]').textContent.startsWith('0–0 of 0')")
+    until(
+        page,
+        "document.querySelector('[data-cell=detail] [role=status]').textContent.startsWith('0–0 of 0')",
+    )
     detail.locator("input[type=search]").fill("")
     detail.locator("select").select_option("all")
     detail.get_by_role("button", name="later →").click()
-    until(page, "document.querySelector('[data-cell=detail] [role=status]').textContent.startsWith('11–20')")
+    until(
+        page,
+        "document.querySelector('[data-cell=detail] [role=status]').textContent.startsWith('11–20')",
+    )
 
 
 @pytest.mark.parametrize("format", ["png", "svg"])
@@ -353,7 +406,10 @@ def test_keyboard_reaches_everything(page, report: str):
     page.keyboard.press("Enter")
     page.locator("#matrix thead th.task button").first.focus()
     page.keyboard.press("Enter")
-    assert page.evaluate("document.activeElement.closest('th').getAttribute('aria-sort')") == "descending"
+    assert (
+        page.evaluate("document.activeElement.closest('th').getAttribute('aria-sort')")
+        == "descending"
+    )
     page.locator("#matrix .tabs input:checked").focus()
     page.keyboard.press("ArrowRight")
     assert page.locator("#matrix .tabs input:checked").get_attribute("id") == "matrix-view-direct"
@@ -454,15 +510,22 @@ def test_the_board_pages_through_all_items(page, served: str):
     page.locator("#cell-panel .item").first.wait_for()
     assert "of 60 items" in page.locator("#cell-panel [role=status]").inner_text()
     page.get_by_role("button", name="later →").click()
-    until(page, "document.querySelector('#cell-panel [role=status]').textContent.startsWith('11–20')")
+    until(
+        page, "document.querySelector('#cell-panel [role=status]').textContent.startsWith('11–20')"
+    )
     page.locator("#cell-panel input[type=search]").fill("(59)")
-    until(page, "document.querySelector('#cell-panel [role=status]').textContent.startsWith('1–1 of 1')")
+    until(
+        page,
+        "document.querySelector('#cell-panel [role=status]').textContent.startsWith('1–1 of 1')",
+    )
     assert serious(page) == []
 
 
 def test_the_board_tells_who_may_be_best_as_cells_come_in(page, tmp_path: Path):
     """A quarter more cells are told as soon as the worker had a rest; fewer would be told a minute later."""
-    open_cells = [(model, task) for model in ("org/c", "org/b") for task in ("arc_easy", "boolq")] + [("org/c", "piqa")]
+    open_cells = [
+        (model, task) for model in ("org/c", "org/b") for task in ("arc_easy", "boolq")
+    ] + [("org/c", "piqa")]
     models = ("org/a", "org/b", "org/c")
     store = make_store(tmp_path / "open.db", models=models, untuned=frozenset(open_cells))
     serving = Serving(store)
@@ -473,7 +536,9 @@ def test_the_board_tells_who_may_be_best_as_cells_come_in(page, tmp_path: Path):
         assert serious(page) == []
         for cell in open_cells[:4]:
             tune(store, *cell, right=2)
-        until(page, "document.querySelector('#outlook')?.innerText.includes('8 of 9 tuned cells')", 90)
+        until(
+            page, "document.querySelector('#outlook')?.innerText.includes('8 of 9 tuned cells')", 90
+        )
     finally:
         serving.stop()
 
@@ -484,10 +549,15 @@ def test_the_board_during_a_real_run(page, tmp_path: Path):
     store = tmp_path / "live.db"
     Store.open(store).close()
     tuning = {"epochs": 5, "learning_rates": [1e-3, 3e-3]}
-    study = make_study({
-        "models": [str(tmp_path / "m0")], "tasks": [str(tmp_path / "colours.jsonl")], "tuning": tuning,
-        "device": "cpu", "store": str(store),
-    })  # fmt: skip
+    study = make_study(
+        {
+            "models": [str(tmp_path / "m0")],
+            "tasks": [str(tmp_path / "colours.jsonl")],
+            "tuning": tuning,
+            "device": "cpu",
+            "store": str(store),
+        }
+    )
     ended: list[RunResult] = []
     run = threading.Thread(target=lambda: ended.append(run_study(study)))
     serving = Serving(store)  # before the run has begun

@@ -69,7 +69,9 @@ def test_labels_of_27_tasks_do_not_collide_in_half_width(page, large: str):  # n
 def test_heat_maps_that_are_compared_stand_side_by_side_on_one_scale(page, large: str):  # noqa: F811
     page.goto(large)
     unfold(page, "agreement")
-    figures = [page.locator(f"#fig-agreement-{name}-kendall") for name in ("direct", "train_before_test")]
+    figures = [
+        page.locator(f"#fig-agreement-{name}-kendall") for name in ("direct", "train_before_test")
+    ]
     boxes = [figure.bounding_box() for figure in figures]
     assert boxes[0]["y"] == boxes[1]["y"]
     assert abs(boxes[0]["width"] - boxes[1]["width"]) < 2
@@ -105,9 +107,13 @@ def test_scores_and_ranks_stand_side_by_side_with_their_axes(page, large: str): 
     page.goto(large)
     ladder = page.locator("#answer .ladder").first
     first = ladder.locator(".rung").first
-    assert first.locator(".bar.ranks .dot").count() == first.locator(".bar.scores .dot").count() == 1
+    assert (
+        first.locator(".bar.ranks .dot").count() == first.locator(".bar.scores .dot").count() == 1
+    )
     assert first.locator(".bar.scores .ring").count() == 1
-    ranks, scores = (ladder.locator(".axes .scale").nth(k).locator("i").all_inner_texts() for k in (0, 1))
+    ranks, scores = (
+        ladder.locator(".axes .scale").nth(k).locator("i").all_inner_texts() for k in (0, 1)
+    )
     assert ranks[0] == "1"
     assert ranks[-1] == "61"
     assert float(scores[0]) < float(scores[-1])

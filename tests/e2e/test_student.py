@@ -29,7 +29,17 @@ def command(*arguments: object) -> tuple[str, str]:
 def test_a_papers_table_is_read_the_right_way_round_and_comes_out_as_latex(tmp_path: Path) -> None:
     table = tmp_path / "paper.csv"
     table.write_text(TABLE)
-    told, read = command("analyze", "rankings", table, "--figures", tmp_path / "out", "--format", "csv", "latex", "svg")
+    told, read = command(
+        "analyze",
+        "rankings",
+        table,
+        "--figures",
+        tmp_path / "out",
+        "--format",
+        "csv",
+        "latex",
+        "svg",
+    )
     lines = {line.split("  ")[0].strip(): line for line in read.splitlines()}
     assert "lower" in lines["WikiText-2 (ppl)"]
     assert "text to predict" in lines["WikiText-2 (ppl)"]
@@ -50,15 +60,22 @@ def lm_eval(folder: Path, model: str, right: list[int]) -> None:
     stamp, n = "2026-02-01T00-00-00.000000", len(right)
     mean = sum(right) / n
     body = {
-        "results": {"arc_easy": {"acc,none": mean, "acc_stderr,none": (mean * (1 - mean) / (n - 1)) ** 0.5}},
+        "results": {
+            "arc_easy": {"acc,none": mean, "acc_stderr,none": (mean * (1 - mean) / (n - 1)) ** 0.5}
+        },
         "n-samples": {"arc_easy": {"original": n, "effective": n}},
         "model_name": model,
     }
     place = folder / model
     place.mkdir(parents=True)
     (place / f"results_{stamp}.json").write_text(json.dumps(body))
-    samples = [{"doc_id": k, "doc_hash": f"{k:064x}", "filter": "none", "acc": float(v)} for k, v in enumerate(right)]
-    (place / f"samples_arc_easy_{stamp}.jsonl").write_text("".join(json.dumps(s) + "\n" for s in samples))
+    samples = [
+        {"doc_id": k, "doc_hash": f"{k:064x}", "filter": "none", "acc": float(v)}
+        for k, v in enumerate(right)
+    ]
+    (place / f"samples_arc_easy_{stamp}.jsonl").write_text(
+        "".join(json.dumps(s) + "\n" for s in samples)
+    )
 
 
 def test_samples_of_lm_eval_decide_what_scores_alone_cannot(tmp_path: Path) -> None:
@@ -90,5 +107,7 @@ def test_a_table_of_pandas_says_the_same(tmp_path: Path) -> None:
     table = tmp_path / "paper.csv"
     table.write_text(TABLE)
     frame = pd.read_csv(table).drop(columns="Params").set_index("Model")
-    ours, theirs = (potentia.find_rankings(potentia.read(source)).scoreboard for source in (frame, table))
+    ours, theirs = (
+        potentia.find_rankings(potentia.read(source)).scoreboard for source in (frame, table)
+    )
     assert ours.headline() == theirs.headline()

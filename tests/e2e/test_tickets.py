@@ -34,15 +34,29 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
     rows = tickets.of_the_zoo(420)
     data = folder / "support"
     data.mkdir()
-    tickets.write(data / "train.csv", [*rows[:260], *rows[380:390]])  # ten of them are also in the test
+    tickets.write(
+        data / "train.csv", [*rows[:260], *rows[380:390]]
+    )  # ten of them are also in the test
     tickets.write(data / "dev.csv", rows[260:320])
     tickets.write(data / "test.csv", rows[320:])
     (folder / "recipe.yaml").write_text(RECIPE)
     models = model_folders(folder / "zoo", ["birch-71k", "birch-159k"])
     told = command(
-        "select", "--data", data, "--models", models["birch-71k"], "--models", models["birch-159k"],
-        "--recipe", folder / "recipe.yaml", "-o", folder / "selected", "--device", "cpu", "--json",
-    )  # fmt: skip
+        "select",
+        "--data",
+        data,
+        "--models",
+        models["birch-71k"],
+        "--models",
+        models["birch-159k"],
+        "--recipe",
+        folder / "recipe.yaml",
+        "-o",
+        folder / "selected",
+        "--device",
+        "cpu",
+        "--json",
+    )
     return folder, json.loads(told)
 
 
@@ -69,7 +83,13 @@ def test_predictions_are_those_of_the_test(story: tuple[Path, dict], tmp_path: P
     assert found.accuracy == pytest.approx(tested)
     frame = found.frame()
     labels = told["classes"]["labels"]
-    assert list(frame.columns) == ["text", "category", "predicted", "probability", *(f"p({label})" for label in labels)]
+    assert list(frame.columns) == [
+        "text",
+        "category",
+        "predicted",
+        "probability",
+        *(f"p({label})" for label in labels),
+    ]
     assert frame[[f"p({label})" for label in labels]].sum(axis=1).to_numpy() == pytest.approx(1.0)
     unlabelled = [{"text": row["text"]} for row in found.rows[:5]]
     assert potentia.predict(adapter, unlabelled, device="cpu").predicted == found.predicted[:5]
@@ -99,7 +119,9 @@ def test_a_merged_model_stands_alone(story: tuple[Path, dict], tmp_path: Path) -
     note = json.loads((adapter / "potentia.json").read_text())
     bare = tmp_path / "bare"
     bare.mkdir()
-    (bare / "potentia.json").write_text(json.dumps(note | {"model": {"source": str(tmp_path / "whole")}}))
+    (bare / "potentia.json").write_text(
+        json.dumps(note | {"model": {"source": str(tmp_path / "whole")}})
+    )
     texts = [text for text, _ in tickets.of_the_zoo(420)[320:340]]
     merged, adapted = (potentia.predict(a, texts, device="cpu") for a in (bare, adapter))
     assert merged.predicted == adapted.predicted
@@ -109,8 +131,12 @@ def test_duplicates_and_bad_rows_are_told(story: tuple[Path, dict], tmp_path: Pa
     folder, _ = story
     shown = command("tasks", "show", folder / "support")
     assert "Duplicates across splits are dropped: 10 of train" in shown
-    file = tickets.write(tmp_path / "bad.csv", [*tickets.english(60), ("no label", ""), ("", "billing")])
+    file = tickets.write(
+        tmp_path / "bad.csv", [*tickets.english(60), ("no label", ""), ("", "billing")]
+    )
     result = CliRunner().invoke(app, ["tasks", "show", str(file)])
     assert isinstance(result.exception, potentia.InputError)
     assert "2 of 62 rows cannot be used" in str(result.exception)
-    assert "2 of 62 rows cannot be used and are left out" in command("tasks", "show", file, "--drop-bad-rows")
+    assert "2 of 62 rows cannot be used and are left out" in command(
+        "tasks", "show", file, "--drop-bad-rows"
+    )

@@ -47,7 +47,9 @@ def test_code_counts_where_the_model_brings_its_own(folder: Path):
     before = fingerprint(str(folder))
     (folder / "modeling.py").write_text("a script that nobody loads")
     assert fingerprint(str(folder)) == before
-    (folder / "config.json").write_text(json.dumps({"auto_map": {"AutoModelForCausalLM": "modeling.Model"}}))
+    (folder / "config.json").write_text(
+        json.dumps({"auto_map": {"AutoModelForCausalLM": "modeling.Model"}})
+    )
     declared = fingerprint(str(folder))
     (folder / "modeling.py").write_text("another network")
     assert fingerprint(str(folder)) != declared
@@ -59,13 +61,19 @@ def test_every_tokenizer_file_of_a_causal_architecture_is_on_the_list():
     from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
     files: set[str] = set()
-    for name in {TOKENIZER_MAPPING_NAMES.get(kind) for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES} - {None}:
+    for name in {
+        TOKENIZER_MAPPING_NAMES.get(kind) for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    } - {None}:
         try:
             files |= set(getattr(transformers, name).vocab_files_names.values())
         except (AttributeError, ImportError):  # a tokenizer whose own library is not installed
             continue
     assert len(files) > 5
-    assert [name for name in files if not any(fnmatch(name, pattern) for pattern in identity.SETTING_FILES)] == []
+    assert [
+        name
+        for name in files
+        if not any(fnmatch(name, pattern) for pattern in identity.SETTING_FILES)
+    ] == []
 
 
 def test_where_the_folder_lies_does_not_matter(folder: Path):
@@ -90,7 +98,9 @@ def test_a_remembered_digest_is_forgotten_when_the_file_changes(
     assert fingerprint(str(folder)) != before
 
 
-def test_a_model_copied_over_another_is_the_other_model(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_model_copied_over_another_is_the_other_model(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     # as `cp -a other/. model/` does: same path, inode, size and modification time, another content
     monkeypatch.setenv("POTENTIA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(identity, "REMEMBER_ABOVE", 0)
@@ -113,7 +123,9 @@ def test_an_adapter_is_named_with_the_model_it_is_put_on(folder: Path, tmp_path:
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     (adapter / "adapter_model.safetensors").write_bytes(b"adapter")
-    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(folder)}))
+    (adapter / "adapter_config.json").write_text(
+        json.dumps({"base_model_name_or_path": str(folder)})
+    )
     before = fingerprint(str(adapter))
     (folder / "model.safetensors").write_bytes(b"other")
     assert fingerprint(str(adapter)) != before

@@ -33,14 +33,22 @@ def without_second_layer(tensors: Tensors) -> Tensors:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda t: {f"_orig_mod.{n}": v for n, v in t.items()}, "prefix _orig_mod. (saved through torch.compile)"),
+        (
+            lambda t: {f"_orig_mod.{n}": v for n, v in t.items()},
+            "prefix _orig_mod. (saved through torch.compile)",
+        ),
         (lambda t: {f"transformer.{n}": v for n, v in t.items()}, "prefix transformer."),
         (without_second_layer, "missing (model.layers.1."),
-        (lambda t: {**t, "model.layers.7.mlp.up_proj.weight": torch.ones(2, 2)}, "unexpected (model.layers.7"),
+        (
+            lambda t: {**t, "model.layers.7.mlp.up_proj.weight": torch.ones(2, 2)},
+            "unexpected (model.layers.7",
+        ),
         (lambda t: {**t, "model.norm.weight": torch.ones(3)}, "mismatched (model.norm.weight"),
     ],
 )
-def test_weights_that_do_not_fit_are_named(tmp_path: Path, change: Callable[[Tensors], Tensors], said: str) -> None:
+def test_weights_that_do_not_fit_are_named(
+    tmp_path: Path, change: Callable[[Tensors], Tensors], said: str
+) -> None:
     with pytest.raises(ModelError) as refused:
         load(spoiled(tmp_path, change), device="cpu")
     assert said in refused.value.message
@@ -48,7 +56,9 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path, change: Callable[[Ten
 
 
 def test_what_is_derived_is_not_missed(tmp_path: Path) -> None:
-    folder = spoiled(tmp_path, lambda t: {**t, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)})
+    folder = spoiled(
+        tmp_path, lambda t: {**t, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+    )
     assert load(folder, device="cpu").record["load"] == {"weights": "all in place"}
 
 

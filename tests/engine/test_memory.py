@@ -54,11 +54,18 @@ def limited(model: torch.nn.Module, kept: Kept, limit: int) -> Iterator[list[int
 
 
 def requests() -> list[Continuation]:
-    return [Continuation(f"the river {n} is " + "long " * (n % 9), f" and {word}") for n in range(20) for word in "abc"]
+    return [
+        Continuation(f"the river {n} is " + "long " * (n % 9), f" and {word}")
+        for n in range(20)
+        for word in "abc"
+    ]
 
 
 def lanes(count: int) -> list:
-    return [spec(f"lane {n}", seed=n, data=examples(24, seed=n), epochs=1, dropout=0.1) for n in range(count)]
+    return [
+        spec(f"lane {n}", seed=n, data=examples(24, seed=n), epochs=1, dropout=0.1)
+        for n in range(count)
+    ]
 
 
 def made() -> LoadedModel:
@@ -74,7 +81,9 @@ def test_scoring_keeps_its_passes_where_something_can_be_let_go() -> None:
         found = scorer.loglikelihood(requests())
     assert max(passes) > 400
     assert (kept.asked, scorer.token_budget) == (1, 600)
-    assert [one.logprob for one in found] == pytest.approx([one.logprob for one in wanted], abs=1e-4)
+    assert [one.logprob for one in found] == pytest.approx(
+        [one.logprob for one in wanted], abs=1e-4
+    )
 
 
 def test_a_trial_makes_room_and_one_that_never_fits_is_told_to_nobody() -> None:
@@ -90,7 +99,9 @@ def test_a_trial_makes_room_and_one_that_never_fits_is_told_to_nobody() -> None:
         found = scorer.loglikelihood(requests())
     assert set(scorer.notes["rows_by_path"]) <= {"plain", "single", "reference"}
     assert "no memory to try it" in loaded.checked.values()
-    assert [one.logprob for one in found] == pytest.approx([one.logprob for one in wanted], abs=1e-4)
+    assert [one.logprob for one in found] == pytest.approx(
+        [one.logprob for one in wanted], abs=1e-4
+    )
     again = Scorer(made())
     again.loglikelihood(requests())
     assert "tree" in again.notes["rows_by_path"]
@@ -134,7 +145,9 @@ def test_captured_passes_are_let_go_and_made_again_in_fewer_sizes() -> None:
             steps._pass(Bucket(128 * size, 64, 2)).graph = object()  # as if captured
         assert len(steps._passes) == 6  # memory of the first is enough for all
         steps._pass(Bucket(128 * 7, 64, 2)).graph = object()
-        assert list(steps._passes) == [Bucket(128 * 7, 64, 2)]  # theirs is too small for it: they are made again in its
+        assert list(steps._passes) == [
+            Bucket(128 * 7, 64, 2)
+        ]  # theirs is too small for it: they are made again in its
         for size in range(5):
             steps._pass(Bucket(128 * 6, 64 + size, 2)).graph = object()
         assert give_back(torch.device("cpu"))
@@ -150,7 +163,9 @@ def lanes_rows(specs: list[LaneSpec]) -> list[Lesson]:
     return [row for lane in made for row in lane.batch(64)]
 
 
-def test_a_pass_that_finds_no_memory_when_it_is_captured_is_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_that_finds_no_memory_when_it_is_captured_is_made_smaller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It was run kernel by kernel instead, and so were all after it: a row of 135M took minutes in place of one."""
 
     @contextmanager

@@ -44,9 +44,20 @@ def few(kind: str, quantise: str) -> torch.nn.Module:
 def study(world: Path, store: Path, quantise: str | None, **changes: Any) -> Any:
     body = {
         "name": "few",
-        "models": [{"name": "base", "path": str(world / "base"), **({"quantise": quantise} if quantise else {})}],
+        "models": [
+            {
+                "name": "base",
+                "path": str(world / "base"),
+                **({"quantise": quantise} if quantise else {}),
+            }
+        ],
         "tasks": [{"name": "colours", "file": str(world / "colours.jsonl")}],
-        "tuning": {"learning_rates": [5e-3], "epochs": 1, "dropout": 0.0, "targets": ["all-linear"]},
+        "tuning": {
+            "learning_rates": [5e-3],
+            "epochs": 1,
+            "dropout": 0.0,
+            "targets": ["all-linear"],
+        },
         "selection": "tuned",
         "device": "cpu",
         "store": str(store),
@@ -54,32 +65,51 @@ def study(world: Path, store: Path, quantise: str | None, **changes: Any) -> Any
     return make_study(body | changes)
 
 
-def with_peft(model: torch.nn.Module, lane: Any, initial: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def with_peft(
+    model: torch.nn.Module, lane: Any, initial: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
     """Train the lane's steps by PEFT and torch's AdamW on the same quantised base."""
-    from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+    from peft import (
+        LoraConfig,
+        get_peft_model,
+        get_peft_model_state_dict,
+        set_peft_model_state_dict,
+    )
 
     names = sorted({name.split(".lora_")[0].removeprefix("base_model.model.") for name in initial})
     config = LoraConfig(
-        r=lane.lora.r, lora_alpha=lane.lora.alpha, lora_dropout=0.0, target_modules=names, task_type="CAUSAL_LM"
+        r=lane.lora.r,
+        lora_alpha=lane.lora.alpha,
+        lora_dropout=0.0,
+        target_modules=names,
+        task_type="CAUSAL_LM",
     )
     adapted = get_peft_model(model, config)
     set_peft_model_state_dict(adapted, initial)
     trained = [p for p in adapted.parameters() if p.requires_grad]
     plan = lane.schedule
     optimizer = torch.optim.AdamW(
-        trained, lr=plan.learning_rate, betas=plan.betas, eps=plan.eps, weight_decay=plan.weight_decay
+        trained,
+        lr=plan.learning_rate,
+        betas=plan.betas,
+        eps=plan.eps,
+        weight_decay=plan.weight_decay,
     )
     from potentia.engine.tune.schedule import data_order
 
     for step in range(lane.total_steps):
         epoch, at = divmod(step, lane.steps_per_epoch)
-        chosen = data_order(lane.seed, epoch, len(lane.examples))[at * plan.batch : (at + 1) * plan.batch]
+        chosen = data_order(lane.seed, epoch, len(lane.examples))[
+            at * plan.batch : (at + 1) * plan.batch
+        ]
         texts = [lane.text(int(i), None) for i in chosen]
         targets = sum(len(ids) - first for ids, first in texts)
         for ids, first in texts:
             row = torch.as_tensor(ids)[None]
             losses = torch.nn.functional.cross_entropy(
-                adapted(input_ids=row).logits[0, first - 1 : -1].float(), row[0, first:], reduction="sum"
+                adapted(input_ids=row).logits[0, first - 1 : -1].float(),
+                row[0, first:],
+                reduction="sum",
             )
             (losses / targets).backward()
         torch.nn.utils.clip_grad_norm_(trained, plan.clip)
@@ -144,7 +174,9 @@ def test_few_bits_are_near_the_whole_and_smaller_and_counted_whole(world: Path) 
     assert FEW_BYTES["4bit"] < FEW_BYTES["8bit"] < 2
 
 
-def test_a_study_runs_on_few_bits_under_keys_of_its_own_and_says_so(world: Path, tmp_path: Path) -> None:
+def test_a_study_runs_on_few_bits_under_keys_of_its_own_and_says_so(
+    world: Path, tmp_path: Path
+) -> None:
     from potentia.integrations import export_adapter
     from potentia.show.how import _models
 
@@ -164,21 +196,29 @@ def test_a_study_runs_on_few_bits_under_keys_of_its_own_and_says_so(world: Path,
     assert "Linear4bit" in str(type(again.base_layer))
     # the adapter goes on the base, whole or in few bits
     for how in (None, "4bit"):
-        adapted = engine.load(str(world / "base"), device="cpu", quantise=how, adapters=[str(tmp_path / "out")])
+        adapted = engine.load(
+            str(world / "base"), device="cpu", quantise=how, adapters=[str(tmp_path / "out")]
+        )
         assert adapted.parameters > 0
 
 
-def test_what_adapters_made_of_the_weights_is_quantised_as_if_it_had_been_saved(world: Path, tmp_path: Path) -> None:
+def test_what_adapters_made_of_the_weights_is_quantised_as_if_it_had_been_saved(
+    world: Path, tmp_path: Path
+) -> None:
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
     base = AutoModelForCausalLM.from_pretrained(world / "base")
-    adapted = get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
+    adapted = get_peft_model(
+        base, LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    )
     adapted.save_pretrained(str(tmp_path / "adapter"))
     merged = copy.deepcopy(adapted).merge_and_unload()
     merged.save_pretrained(tmp_path / "merged")
     tiny.tokenizer().save_pretrained(tmp_path / "merged")
-    one = engine.load(str(world / "base"), device="cpu", quantise="4bit", adapters=[str(tmp_path / "adapter")])
+    one = engine.load(
+        str(world / "base"), device="cpu", quantise="4bit", adapters=[str(tmp_path / "adapter")]
+    )
     two = engine.load(str(tmp_path / "merged"), device="cpu", quantise="4bit")
     for ours, theirs in zip(one.model.parameters(), two.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
@@ -203,7 +243,9 @@ def test_treated_copies_and_adjust_run_on_few_bits(world: Path, tmp_path: Path) 
 
 
 def test_all_weights_of_a_quantised_base_are_never_tuned(world: Path, tmp_path: Path) -> None:
-    with pytest.raises(StudyError, match=r"train_before_test tunes all weights.*base are quantised \(4bit\)"):
+    with pytest.raises(
+        StudyError, match=r"train_before_test tunes all weights.*base are quantised \(4bit\)"
+    ):
         study(world, tmp_path / "f.db", "4bit", tuning={"method": "full"})
     with pytest.raises(TuningError, match="cannot be tuned themselves"):
         FullLanes(few("llama", "8bit"))
@@ -214,10 +256,15 @@ def test_weights_that_lie_quantised_are_not_quantised_again(world: Path, tmp_pat
     loaded.model.save_pretrained(tmp_path / "small")
     loaded.tokenizer.save_pretrained(tmp_path / "small")
     twice = study(
-        world, tmp_path / "q.db", "8bit", models=[{"name": "s", "path": str(tmp_path / "small"), "quantise": "8bit"}]
+        world,
+        tmp_path / "q.db",
+        "8bit",
+        models=[{"name": "s", "path": str(tmp_path / "small"), "quantise": "8bit"}],
     )
     with pytest.raises(InputError, match=r"quantised already \(bitsandbytes\)"):
         plan_study(twice)
     again = engine.load(str(tmp_path / "small"), device="cpu")  # its layers compute plainly too
-    assert torch.equal(unpacked(again.model.model.layers[0].mlp.up_proj, torch.float32),
-                       unpacked(loaded.model.model.layers[0].mlp.up_proj, torch.float32))  # fmt: skip
+    assert torch.equal(
+        unpacked(again.model.model.layers[0].mlp.up_proj, torch.float32),
+        unpacked(loaded.model.model.layers[0].mlp.up_proj, torch.float32),
+    )

@@ -28,7 +28,9 @@ def test_two_devices_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_lanes_over_two_devices_train_the_adapters_of_one(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lanes_over_two_devices_train_the_adapters_of_one(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = [lane_models.examples(20, seed=k) for k in range(3)]
     lanes = [lane_models.spec(f"lane {k}", seed=k, data=data[k], dropout=0.1) for k in range(3)]
 
@@ -47,7 +49,9 @@ def test_lanes_over_two_devices_train_the_adapters_of_one(kind: str, monkeypatch
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_memory_that_runs_out_away_from_home_leaves_the_adapters_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_runs_out_away_from_home_leaves_the_adapters_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = lane_models.tiny("llama")
     lane = lane_models.spec(data=lane_models.examples(24))
 
@@ -71,7 +75,9 @@ def test_memory_that_runs_out_away_from_home_leaves_the_adapters_the_same(monkey
     assert all(torch.allclose(tight[name], alone[name], atol=1e-5) for name in alone)
 
 
-def test_scores_and_texts_over_two_devices_are_those_of_one(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+def test_scores_and_texts_over_two_devices_are_those_of_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path
+) -> None:
     tiny.save_model(tmp_path / "base")
     asks = [Continuation("the red cat", f" {word}") for word in ("is old", "was", "river house")]
     asks += [Continuation("the blue dog is in", f" {word}") for word in ("a house", "the river")]
@@ -88,7 +94,9 @@ def test_scores_and_texts_over_two_devices_are_those_of_one(monkeypatch: pytest.
     assert told[0] == told[1]
 
 
-def test_full_tuning_over_two_devices_gives_the_weights_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_tuning_over_two_devices_gives_the_weights_of_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     spec = lane_models.spec(data=lane_models.examples(16))
 
     def trained(model: torch.nn.Module) -> list[torch.Tensor]:
@@ -98,7 +106,9 @@ def test_full_tuning_over_two_devices_gives_the_weights_of_one(monkeypatch: pyte
 
     model = lane_models.tiny("llama")
     alone = trained(model)
-    devices = spread_over_two(model, 1, monkeypatch)  # not watched: optimizers take lists of both devices' weights
+    devices = spread_over_two(
+        model, 1, monkeypatch
+    )  # not watched: optimizers take lists of both devices' weights
     over_two = trained(model)
     assert devices.sent > 10
     assert all(torch.equal(one, two) for one, two in zip(alone, over_two, strict=True))

@@ -33,7 +33,9 @@ def other_weights(model: nn.Module, scale: float = 1.0) -> nn.Module:
     with torch.no_grad():
         for number, parameter in enumerate(model.parameters()):
             stream = torch.Generator().manual_seed(number)
-            parameter.add_(0.02 * scale * torch.randn(parameter.shape, generator=stream).to(parameter.dtype))
+            parameter.add_(
+                0.02 * scale * torch.randn(parameter.shape, generator=stream).to(parameter.dtype)
+            )
     return model
 
 
@@ -59,7 +61,9 @@ def test_a_model_built_alike_is_tried_on_a_few_rows(dtype: torch.dtype, tmp_path
     few = passes(type(one.model), lambda: Scorer(second).loglikelihood_ids(pairs()))
     assert few < whole / 2
     assert set(second.checked.values()) == {"agrees"}
-    assert {facts.get("rows") for facts in second.record["scoring"].values()} == {"few: its structure is known"}
+    assert {facts.get("rows") for facts in second.record["scoring"].values()} == {
+        "few: its structure is known"
+    }
 
 
 def test_models_that_compute_otherwise_are_not_built_alike() -> None:
@@ -84,7 +88,8 @@ def test_a_known_structure_is_not_believed_where_a_few_rows_differ() -> None:
     for begin, _ in scorer.trials.ranges:
         for path in ("tree", "plain"):
             loaded.verdicts.put(
-                {"verdict": "agrees", "rounding": 0.0}, *scorer.trials._place(trial._name(path, begin, {-1}))
+                {"verdict": "agrees", "rounding": 0.0},
+                *scorer.trials._place(trial._name(path, begin, {-1})),
             )
     fast = scorer.loglikelihood_ids(pairs(length=90))
     assert max(abs(a.logprob - b.logprob) for a, b in zip(fast, slow, strict=True)) < 1e-3
@@ -96,14 +101,18 @@ def test_a_known_structure_is_not_believed_where_a_few_rows_differ() -> None:
 def test_lanes_of_a_model_built_alike_are_checked_by_a_row_each(dtype: torch.dtype) -> None:
     shared = Verdicts()
     specs = [spec(f"l{i}", seed=i) for i in range(3)]
-    for number, model in enumerate((tiny("llama").to(dtype), other_weights(tiny("llama").to(dtype)))):
+    for number, model in enumerate(
+        (tiny("llama").to(dtype), other_weights(tiny("llama").to(dtype)))
+    ):
         loaded = replace(LoadedModel.of(model, words()), verdicts=shared)
         with LaneTrainer(loaded, static=True) as trainer:
             trainer._check(specs[0].lora, specs)
             found = trainer.verdict(specs[0].lora)
             assert found.form == HAND
             assert ("judged" in found.facts) == bool(number)
-            whole = found.facts["in_full"] if number else found.facts  # what the whole check found is not lost
+            whole = (
+                found.facts["in_full"] if number else found.facts
+            )  # what the whole check found is not lost
             assert ("own_rounding" if dtype is torch.bfloat16 else "distance") in whole
             trainer._check(replace(specs[0].lora, r=3), specs)  # another rank, the same ways
             assert "judged" in trainer.verdict(replace(specs[0].lora, r=3)).facts
@@ -123,13 +132,17 @@ def test_a_known_form_is_not_believed_where_a_row_differs() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_weights_that_are_no_numbers_are_not_trained_for_a_known_structure(dtype: torch.dtype) -> None:
+def test_weights_that_are_no_numbers_are_not_trained_for_a_known_structure(
+    dtype: torch.dtype,
+) -> None:
     """In 16 bits they were as far off as the model's own rounding: infinitely."""
     shared, broken = Verdicts(), tiny("llama").to(dtype)
     with torch.no_grad():
         broken.model.layers[-1].mlp.down_proj.weight[0, 0] = float("nan")
     specs = [spec(f"l{i}", seed=i) for i in range(3)]
-    with LaneTrainer(replace(LoadedModel.of(tiny("llama").to(dtype), words()), verdicts=shared)) as trainer:
+    with LaneTrainer(
+        replace(LoadedModel.of(tiny("llama").to(dtype), words()), verdicts=shared)
+    ) as trainer:
         trainer._check(specs[0].lora, specs)
     with (
         LaneTrainer(replace(LoadedModel.of(broken, words()), verdicts=shared)) as trainer,
@@ -138,16 +151,24 @@ def test_weights_that_are_no_numbers_are_not_trained_for_a_known_structure(dtype
         trainer._check(specs[0].lora, specs)
 
 
-def test_longer_rows_are_checked_by_two_of_them_and_processes_of_a_run_hear_of_forms(tmp_path: Path) -> None:
+def test_longer_rows_are_checked_by_two_of_them_and_processes_of_a_run_hear_of_forms(
+    tmp_path: Path,
+) -> None:
     """Found on a GPU: a probe's rows were checked in full, and the longer ones of its row in full again."""
-    short, long = ([spec(f"l{i}", data=examples(12, seed=i, high=high)) for i in range(3)] for high in (24, 60))
+    short, long = (
+        [spec(f"l{i}", data=examples(12, seed=i, high=high)) for i in range(3)] for high in (24, 60)
+    )
     one, other = Verdicts(tmp_path), Verdicts(tmp_path)
     kind = type(tiny("llama").model)
     with LaneTrainer(replace(LoadedModel.of(tiny("llama"), words()), verdicts=one)) as trainer:
         whole = passes(kind, lambda: trainer._check(short[0].lora, short))
         assert passes(kind, lambda: trainer._check(long[0].lora, long)) < whole / 2
         found = trainer.verdict(long[0].lora)
-        assert (found.form, found.recomputes, found.longest) == (SHARED, True, max(one.longest for one in long))
+        assert (found.form, found.recomputes, found.longest) == (
+            SHARED,
+            True,
+            max(one.longest for one in long),
+        )
         assert "judged" in found.facts
         assert "update" in found.facts["in_full"]
         assert passes(kind, lambda: trainer._check(short[0].lora, short)) == 0

@@ -45,7 +45,9 @@ def test_the_papers_models_are_all_there() -> None:
     assert by_source["train-before-test table 2"] == 61
     assert by_source["train-before-test table 4"] == 37
     assert by_source["test-task-training appendix B.1 base"] == 56
-    assert by_source["test-task-training appendix B.1 instruct"] == 35  # the rows that its table prints
+    assert (
+        by_source["test-task-training appendix B.1 instruct"] == 35
+    )  # the rows that its table prints
 
 
 @pytest.mark.parametrize(
@@ -124,7 +126,12 @@ def test_a_user_adds_and_replaces_facts(tmp_path: Path) -> None:
     table = models(extra_csv=extra)
     mine = table.find("OURS")
     assert mine is not None
-    assert (mine.name, mine.flops, mine.date, mine.kind) == ("house-1b", 6 * 1.1e9 * 500e9, "2026-01", "base")
+    assert (mine.name, mine.flops, mine.date, mine.kind) == (
+        "house-1b",
+        6 * 1.1e9 * 500e9,
+        "2026-01",
+        "base",
+    )
     assert table.find("gemma-2b").tokens == 2e12
     assert len(table) == len(models()) + 1
     assert models().find("gemma-2b").tokens == 3e12
@@ -150,7 +157,11 @@ def test_the_papers_columns_and_ones_own_are_read_too(tmp_path: Path) -> None:
     extra.write_text("model,params_b,tokens_b,trained,lab\na,1,300,2023-11,east\n")
     mine = models(extra).find("a")
     assert mine is not None
-    assert (mine.flops, mine.date, dict(mine.extra)) == (6 * 1e9 * 300e9, "2023-11", {"lab": "east"})
+    assert (mine.flops, mine.date, dict(mine.extra)) == (
+        6 * 1e9 * 300e9,
+        "2023-11",
+        {"lab": "east"},
+    )
     extra.write_text("model,compute\na,3.5e21\n")
     assert models(extra).find("a").flops == 3.5e21
 

@@ -17,7 +17,11 @@ def written(path: Path, *lines: str) -> Path:
 
 def test_facts_of_ones_own_tasks(tmp_path: Path) -> None:
     file = written(
-        tmp_path / "t.csv", "task,category,train_size,chance,options", "a,Law,900,0.2,", "b,,,,2;4", "c,,,,0"
+        tmp_path / "t.csv",
+        "task,category,train_size,chance,options",
+        "a,Law,900,0.2,",
+        "b,,,,2;4",
+        "c,,,,0",
     )
     found = {b.task: b for b in read_benchmarks(file)}
     assert found["a"] == Benchmark("a", category="Law", train_size=900, chance=0.2)
@@ -42,7 +46,9 @@ def test_facts_of_ones_own_tasks(tmp_path: Path) -> None:
         (("task,category", ",x"), "a task has no name"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, lines: tuple[str, ...], message: str) -> None:
+def test_what_is_wrong_is_named_with_its_line(
+    tmp_path: Path, lines: tuple[str, ...], message: str
+) -> None:
     with pytest.raises(DataError, match=message):
         read_benchmarks(written(tmp_path / "t.csv", *lines))
 

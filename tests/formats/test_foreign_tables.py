@@ -21,9 +21,13 @@ def column(evidence: Evidence, task: str) -> list[float]:
     return matrix.values[:, matrix.tasks.index(task)].tolist()
 
 
-@pytest.mark.parametrize("name", ["perplexity", "wikitext", "WikiText ppl", "wikitext-103", "lambada (ppl) ↓"])
+@pytest.mark.parametrize(
+    "name", ["perplexity", "wikitext", "WikiText ppl", "wikitext-103", "lambada (ppl) ↓"]
+)
 def test_a_perplexity_is_a_text_that_is_better_when_lower(tmp_path: Path, name: str) -> None:
-    found = table(tmp_path, f"Model,arc_easy,boolq,{name}\na,61.2,70.1,10\nb,55.0,66.4,12\nc,50.3,61.0,15.5\n")
+    found = table(
+        tmp_path, f"Model,arc_easy,boolq,{name}\na,61.2,70.1,10\nb,55.0,66.4,12\nc,50.3,61.0,15.5\n"
+    )
     matrix = found.scores["direct"]
     assert len(matrix.corpora().tasks) == 1
     assert matrix.corpora().higher_is_better == (False,)
@@ -33,7 +37,10 @@ def test_a_perplexity_is_a_text_that_is_better_when_lower(tmp_path: Path, name: 
 
 
 def test_lower_is_better_tasks_stay_tasks(tmp_path: Path) -> None:
-    found = table(tmp_path, "Model,arc_easy,WER,error_rate,toxicity ↓\na,61.2,12.5,0.2,3.5\nb,55.0,18.1,0.3,2.5\n")
+    found = table(
+        tmp_path,
+        "Model,arc_easy,WER,error_rate,toxicity ↓\na,61.2,12.5,0.2,3.5\nb,55.0,18.1,0.3,2.5\n",
+    )
     matrix = found.scores["direct"].benchmarks()
     assert matrix.tasks == ("arc_easy", "WER", "error_rate", "toxicity")
     assert matrix.higher_is_better == (True, False, False, False)
@@ -47,7 +54,9 @@ def test_a_latency_is_no_per_cent_and_better_when_lower(tmp_path: Path) -> None:
 
 
 def test_each_column_has_its_own_scale(tmp_path: Path) -> None:
-    found = table(tmp_path, "Model,arc_easy,boolq,MT-Bench,mine\na,61.2,0.71,8.5,0.3\nb,55.0,0.66,7.9,0.4\n")
+    found = table(
+        tmp_path, "Model,arc_easy,boolq,MT-Bench,mine\na,61.2,0.71,8.5,0.3\nb,55.0,0.66,7.9,0.4\n"
+    )
     assert column(found, "arc_easy") == pytest.approx([0.612, 0.55])
     assert column(found, "boolq") == [0.71, 0.66]
     assert column(found, "MT-Bench") == [8.5, 7.9]
@@ -66,7 +75,8 @@ def test_a_column_without_a_name_is_no_column_of_errors(tmp_path: Path) -> None:
 @pytest.mark.parametrize("first", ["Benchmark", "Task", "Dataset", ""])
 def test_a_transposed_table(tmp_path: Path, first: str) -> None:
     found = table(
-        tmp_path, f"{first},model one,model two\narc_easy,61.2,55\nboolq,70,60\nwikitext ppl,10,12\nAverage,65,57\n"
+        tmp_path,
+        f"{first},model one,model two\narc_easy,61.2,55\nboolq,70,60\nwikitext ppl,10,12\nAverage,65,57\n",
     )
     matrix = found.scores["direct"]
     assert matrix.models == ("model one", "model two")
@@ -91,18 +101,25 @@ def test_what_is_not_certain_is_asked_and_said(tmp_path: Path) -> None:
         table(tmp_path, text)
     assert "--scale 'rating=range'" in str(asked.value.hint)
     assert column(table(tmp_path, text, scale={"rating": "range"}), "rating") == [8.5, 7.9]
-    assert column(table(tmp_path, text, scale={"rating": "percent"}), "rating") == pytest.approx([0.085, 0.079])
+    assert column(table(tmp_path, text, scale={"rating": "percent"}), "rating") == pytest.approx(
+        [0.085, 0.079]
+    )
     odd = "Model,arc_easy,milliseconds\na,61,850\nb,55,790\n"
     with pytest.raises(InputError, match="which way is better") as asked:
         table(tmp_path, odd)
     assert "--lower" in str(asked.value.hint)
-    assert table(tmp_path, odd, lower=["milliseconds"]).scores["direct"].higher_is_better == (True, False)
+    assert table(tmp_path, odd, lower=["milliseconds"]).scores["direct"].higher_is_better == (
+        True,
+        False,
+    )
     with pytest.raises(InputError, match="no column 'other'"):
         table(tmp_path, odd, lower=["milliseconds", "other"])
 
 
 def test_a_few_lines_beside_the_file_decide(tmp_path: Path) -> None:
-    (tmp_path / "scores.columns.yaml").write_text("rating: {scale: range}\nnews: {lower: true, kind: text}\n")
+    (tmp_path / "scores.columns.yaml").write_text(
+        "rating: {scale: range}\nnews: {lower: true, kind: text}\n"
+    )
     found = table(tmp_path, "Model,arc_easy,rating,news\na,61,8.5,2.1\nb,55,7.9,2.4\n")
     assert found.scores["direct"].corpora().tasks == ("news",)
     assert column(found, "rating") == [8.5, 7.9]

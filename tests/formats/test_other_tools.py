@@ -41,7 +41,10 @@ def lighteval(folder: Path, model: str, right: list[int]) -> None:
     inside = folder / "details" / model / stamp
     inside.mkdir(parents=True)
     rows = [
-        {"doc": {"query": f"q{k}", "choices": ["x"], "gold_index": 0}, "metric": {"extractive_match": float(v)}}
+        {
+            "doc": {"query": f"q{k}", "choices": ["x"], "gold_index": 0},
+            "metric": {"extractive_match": float(v)},
+        }
         for k, v in enumerate(right)
     ]
     pq.write_table(pa.Table.from_pylist(rows), inside / f"details_{task}_{stamp}.parquet")
@@ -64,8 +67,13 @@ def test_lighteval_has_examples_sizes_groups_and_items(tmp_path: Path) -> None:
 
 
 def test_one_task_with_two_numbers_of_examples(tmp_path: Path) -> None:
-    scores = {"leaderboard|arc:challenge|25": {"acc": 0.5}, "leaderboard|arc:challenge|0": {"acc": 0.4}}
-    (tmp_path / "r.json").write_text(json.dumps({"config_general": {"model_name": "m"}, "results": scores}))
+    scores = {
+        "leaderboard|arc:challenge|25": {"acc": 0.5},
+        "leaderboard|arc:challenge|0": {"acc": 0.4},
+    }
+    (tmp_path / "r.json").write_text(
+        json.dumps({"config_general": {"model_name": "m"}, "results": scores})
+    )
     found = read(tmp_path / "r.json").scores
     assert {p: (m.tasks, m.values.item()) for p, m in found.items()} == {
         "few_shot:25": (("arc_challenge",), 0.5),
@@ -74,8 +82,18 @@ def test_one_task_with_two_numbers_of_examples(tmp_path: Path) -> None:
 
 
 def old(model: str, dataset: str, value: float) -> dict[str, Any]:
-    total = {"test_mcc": value, "test_mcc_se": 1.96, "test_macro_f1": value + 1, "test_macro_f1_se": 1.0}
-    return {"dataset": dataset, "model": model, "few_shot": True, "results": {"raw": [], "total": total}}
+    total = {
+        "test_mcc": value,
+        "test_mcc_se": 1.96,
+        "test_macro_f1": value + 1,
+        "test_macro_f1_se": 1.0,
+    }
+    return {
+        "dataset": dataset,
+        "model": model,
+        "few_shot": True,
+        "results": {"raw": [], "total": total},
+    }
 
 
 def new(model: str, dataset: str, runs: list[float]) -> dict[str, Any]:
@@ -108,8 +126,12 @@ def test_euroeval_before_and_since_it_writes_every_eval_ever(tmp_path: Path) -> 
         "".join(json.dumps(old(m, "scala-da", v)) + "\n" for m, v in (("a", 40), ("b", 30)))
     )
     runs = {"a": [0.39, 0.40, 0.41], "b": [0.28, 0.30, 0.32]}
-    (tmp_path / "new.jsonl").write_text("".join(json.dumps(new(m, "scala-da", r)) + "\n" for m, r in runs.items()))
-    before, since = (read(tmp_path / name).scores["few_shot"] for name in ("old.jsonl", "new.jsonl"))
+    (tmp_path / "new.jsonl").write_text(
+        "".join(json.dumps(new(m, "scala-da", r)) + "\n" for m, r in runs.items())
+    )
+    before, since = (
+        read(tmp_path / name).scores["few_shot"] for name in ("old.jsonl", "new.jsonl")
+    )
     assert before.tasks == since.tasks == ("scala-da",)
     for matrix in (before, since):
         assert matrix.values[:, 0].tolist() == pytest.approx([0.4, 0.3])

@@ -44,9 +44,18 @@ def save(path: Path, content: dict[str, Any]) -> Path:
 
 
 def test_todays_format(tmp_path: Path) -> None:
-    wiki = {"alias": "wikitext", "word_perplexity,none": 40.0, "word_perplexity_stderr,none": "N/A",
-            "bits_per_byte,none": 1.1, "bits_per_byte_stderr,none": "N/A"}  # fmt: skip
-    content = today(arc_easy=arc(), wikitext=wiki, boolq={"alias": "boolq", "acc,none": 0.6, "acc_stderr,none": 0.01})
+    wiki = {
+        "alias": "wikitext",
+        "word_perplexity,none": 40.0,
+        "word_perplexity_stderr,none": "N/A",
+        "bits_per_byte,none": 1.1,
+        "bits_per_byte_stderr,none": "N/A",
+    }
+    content = today(
+        arc_easy=arc(),
+        wikitext=wiki,
+        boolq={"alias": "boolq", "acc,none": 0.6, "acc_stderr,none": 0.01},
+    )
     content["higher_is_better"]["wikitext"] = {"bits_per_byte": False, "word_perplexity": False}
     matrix = read_scores(save(tmp_path / "results.json", content))["direct"]
     assert matrix.models == ("EleutherAI/pythia-70m",)
@@ -61,11 +70,18 @@ def test_todays_format(tmp_path: Path) -> None:
 
 
 def test_a_filter_belongs_to_the_metric(tmp_path: Path) -> None:
-    gsm = {"alias": "gsm8k", "exact_match,strict-match": 0.1, "exact_match_stderr,strict-match": 0.01,
-           "exact_match,flexible-extract": 0.2, "exact_match_stderr,flexible-extract": 0.02}  # fmt: skip
+    gsm = {
+        "alias": "gsm8k",
+        "exact_match,strict-match": 0.1,
+        "exact_match_stderr,strict-match": 0.01,
+        "exact_match,flexible-extract": 0.2,
+        "exact_match_stderr,flexible-extract": 0.02,
+    }
     path = save(tmp_path / "results.json", today(gsm8k=gsm, other=gsm))
     found = read_scores(path)["direct"]
-    assert found.values.tolist() == [[0.2, 0.1]]  # the paper's filter for gsm8k, the strict one elsewhere
+    assert found.values.tolist() == [
+        [0.2, 0.1]
+    ]  # the paper's filter for gsm8k, the strict one elsewhere
     assert found.stderr.tolist() == [[0.02, 0.01]]
     strict = read_scores(path, metric="exact_match,strict-match")["direct"]
     assert strict.values.tolist() == [[0.1, 0.1]]
@@ -73,9 +89,15 @@ def test_a_filter_belongs_to_the_metric(tmp_path: Path) -> None:
 
 def test_version_0_3(tmp_path: Path) -> None:
     content = {
-        "results": {"arc_easy": {"acc": 0.4, "acc_stderr": 0.05, "acc_norm": 0.45, "acc_norm_stderr": 0.06}},
+        "results": {
+            "arc_easy": {"acc": 0.4, "acc_stderr": 0.05, "acc_norm": 0.45, "acc_norm_stderr": 0.06}
+        },
         "versions": {"arc_easy": 0},
-        "config": {"model": "hf-causal", "model_args": "pretrained=gpt2,revision=step1000", "num_fewshot": 5},
+        "config": {
+            "model": "hf-causal",
+            "model_args": "pretrained=gpt2,revision=step1000",
+            "num_fewshot": 5,
+        },
     }
     found = read_scores(save(tmp_path / "old.json", content))
     assert found["few_shot:5"].models == ("gpt2@step1000",)
@@ -84,7 +106,9 @@ def test_version_0_3(tmp_path: Path) -> None:
 
 def test_old_mmlu_is_the_mean_of_its_subjects(tmp_path: Path) -> None:
     subjects = {f"hendrycksTest-{i}": {"acc": i / 10, "acc_stderr": 0.03} for i in (2, 4)}
-    path = save(tmp_path / "old.json", {"results": subjects, "config": {"model_args": "pretrained=gpt2"}})
+    path = save(
+        tmp_path / "old.json", {"results": subjects, "config": {"model_args": "pretrained=gpt2"}}
+    )
     matrix = read_scores(path)["direct"]
     assert matrix.tasks == ("mmlu",)
     assert matrix.values[0, 0] == pytest.approx(0.3)
@@ -112,7 +136,9 @@ def mmlu() -> dict[str, Any]:
     def score(value: float) -> dict[str, Any]:
         return {"alias": "x", "acc,none": value, "acc_stderr,none": 0.01}
 
-    content = today(mmlu=score(0.5), mmlu_stem=score(0.4), mmlu_algebra=score(0.35), boolq=score(0.6))
+    content = today(
+        mmlu=score(0.5), mmlu_stem=score(0.4), mmlu_algebra=score(0.35), boolq=score(0.6)
+    )
     content["groups"] = {"mmlu": score(0.5), "mmlu_stem": score(0.4)}
     content["group_subtasks"] = {"mmlu": ["mmlu_stem"], "mmlu_stem": ["mmlu_algebra"], "boolq": []}
     return content
@@ -140,7 +166,10 @@ def test_a_group_without_a_score_leaves_its_members(tmp_path: Path) -> None:
     content = mmlu()
     content["results"]["mmlu"] = {"alias": "mmlu", " ": " "}
     content["groups"] = {}
-    assert read_scores(save(tmp_path / "results.json", content))["direct"].tasks == ("mmlu_stem", "boolq")
+    assert read_scores(save(tmp_path / "results.json", content))["direct"].tasks == (
+        "mmlu_stem",
+        "boolq",
+    )
 
 
 def test_groups_that_contain_each_other_end(tmp_path: Path) -> None:
@@ -163,7 +192,9 @@ def test_a_folder_of_results(tmp_path: Path) -> None:
     rerun = today(arc_easy=arc(0.6, 0.65))
     rerun["model_name"] = "gpt2"
     save(tmp_path / "gpt2" / "results_2026-02-02.json", rerun)
-    with pytest.raises(DataError, match=r"two direct scores of gpt2 on arc_easy .*2026-01-01.*2026-02-02"):
+    with pytest.raises(
+        DataError, match=r"two direct scores of gpt2 on arc_easy .*2026-01-01.*2026-02-02"
+    ):
         read_scores(tmp_path)
 
 
@@ -178,20 +209,34 @@ def test_model_arguments_may_be_an_object(tmp_path: Path) -> None:
     content = today(arc_easy=arc())
     del content["model_name"]
     content["config"] = {"model": "hf", "model_args": {"pretrained": "gpt2", "peft": "my/adapter"}}
-    assert read_scores(save(tmp_path / "results.json", content))["direct"].models == ("gpt2+my/adapter",)
+    assert read_scores(save(tmp_path / "results.json", content))["direct"].models == (
+        "gpt2+my/adapter",
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda c: c["results"]["arc_easy"].update({"acc_norm,none": "high"}), "the text 'high' stands where acc_norm"),
+        (
+            lambda c: c["results"]["arc_easy"].update({"acc_norm,none": "high"}),
+            "the text 'high' stands where acc_norm",
+        ),
         (
             lambda c: c["results"]["arc_easy"].update({"acc_norm,none": float("nan")}),
             "results.arc_easy.acc_norm: the score is",
         ),
-        (lambda c: c["results"]["arc_easy"].update({"acc_norm_stderr,none": -1}), "standard error is negative"),
-        (lambda c: c["results"].update({"arc_easy": 0.5}), "results.arc_easy: the entry is no object"),
-        (lambda c: c["results"].update({"arc_easy": {"alias": "arc"}}), "results.arc_easy: the entry has no metric"),
+        (
+            lambda c: c["results"]["arc_easy"].update({"acc_norm_stderr,none": -1}),
+            "standard error is negative",
+        ),
+        (
+            lambda c: c["results"].update({"arc_easy": 0.5}),
+            "results.arc_easy: the entry is no object",
+        ),
+        (
+            lambda c: c["results"].update({"arc_easy": {"alias": "arc"}}),
+            "results.arc_easy: the entry has no metric",
+        ),
         (lambda c: c.update({"results": []}), "results is no object"),
         (lambda c: c.update({"results": {}}), "the results are empty"),
         (lambda c: c.update({"group_subtasks": 3}), "group_subtasks is no object"),

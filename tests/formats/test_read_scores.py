@@ -38,7 +38,11 @@ def test_a_tidy_table_becomes_matrices(tmp_path: Path) -> None:
     found = read_scores(path)
     direct = found["direct"]
     assert list(found) == ["direct", "train_before_test"]
-    assert (direct.models, direct.tasks, direct.higher_is_better) == (("a", "b"), ("x", "wiki_2025"), (True, False))
+    assert (direct.models, direct.tasks, direct.higher_is_better) == (
+        ("a", "b"),
+        ("x", "wiki_2025"),
+        (True, False),
+    )
     assert direct.values[:, 0].tolist() == [0.5, 0.25]
     assert direct.stderr[0, 0] == 0.1
     assert math.isnan(direct.stderr[1, 0])
@@ -46,7 +50,11 @@ def test_a_tidy_table_becomes_matrices(tmp_path: Path) -> None:
 
 
 def test_columns_may_be_fewer_more_and_renamed(tmp_path: Path) -> None:
-    path = write(tmp_path, "scores.csv", "Model,Task,Value,n,higher_is_better,comment\na,x,1.5,200,False,hello\n")
+    path = write(
+        tmp_path,
+        "scores.csv",
+        "Model,Task,Value,n,higher_is_better,comment\na,x,1.5,200,False,hello\n",
+    )
     matrix = read_scores(str(path))["direct"]
     assert (matrix.n.tolist(), matrix.higher_is_better) == ([[200.0]], (False,))
 
@@ -74,7 +82,10 @@ def test_the_published_scores_are_read(shared_data: Path) -> None:
     assert lower == {"arxiv_2025", "stackexchange_2025", "wiki_2025"}
     i, j = matrix.models.index("google/gemma-2-2b"), matrix.tasks.index("mnli")
     assert matrix.values[i, j] == 0.8758023433520122
-    assert matrix.select(tasks=[t for t in matrix.tasks if t not in lower]).complete().shape == (61, 24)
+    assert matrix.select(tasks=[t for t in matrix.tasks if t not in lower]).complete().shape == (
+        61,
+        24,
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,7 +93,10 @@ def test_the_published_scores_are_read(shared_data: Path) -> None:
     [
         ("direct,a,x,NaN,0.1\n", "line 2, column score: the score is missing or NaN"),
         ("direct,a,x,,0.1\n", "line 2, column score"),
-        ("direct,a,x,0.5,0.1\ndirect,a,x,0.6,0.1\n", "two direct scores of a on x (line 2 and line 3)"),
+        (
+            "direct,a,x,0.5,0.1\ndirect,a,x,0.6,0.1\n",
+            "two direct scores of a on x (line 2 and line 3)",
+        ),
         ("direct,a,x,high,0.1\n", "line 2, column score: 'high' is no number"),
         ("direct,a,x,inf,0.1\n", "line 2, column score: the number is infinite"),
         ("direct,a,x,0.5,-0.1\n", "line 2, column stderr: -0.1 is negative"),
@@ -124,13 +138,17 @@ def test_a_faulty_table_is_named(tmp_path: Path, text: str, words: str) -> None:
 def test_metrics_and_directions_must_agree_across_protocols(tmp_path: Path) -> None:
     text = "protocol,model,benchmark,score,metric\ndirect,a,x,1,acc\ntrain_before_test,a,x,2,bits_per_byte\n"
     path = write(tmp_path, "scores.csv", text)
-    with pytest.raises(DataError, match=r"line 3, column metric: a has bits_per_byte on x, where others have acc"):
+    with pytest.raises(
+        DataError, match=r"line 3, column metric: a has bits_per_byte on x, where others have acc"
+    ):
         read_scores(path)
     assert list(read_scores(path, metric="acc")) == ["direct"]
     write(
         tmp_path,
         "scores.csv",
-        text.replace("metric", "higher_is_better").replace("acc", "1").replace("bits_per_byte", "0"),
+        text.replace("metric", "higher_is_better")
+        .replace("acc", "1")
+        .replace("bits_per_byte", "0"),
     )
     with pytest.raises(DataError, match="higher is better and lower is better"):
         read_scores(path)
@@ -158,7 +176,10 @@ def test_the_papers_layout_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ({"direct_eval": {"mnli": {"a": "0.5"}}}, "direct_eval.mnli.a: the text '0.5' stands where a number should"),
+        (
+            {"direct_eval": {"mnli": {"a": "0.5"}}},
+            "direct_eval.mnli.a: the text '0.5' stands where a number should",
+        ),
         ({"direct_eval": {"mnli": {"a": None}}}, "direct_eval.mnli.a: the score is missing or NaN"),
         ({"direct_eval": {"mnli": {"a": True}}}, "direct_eval.mnli.a: True is no number"),
         ({"direct_eval": {"mnli": [0.5]}}, "direct_eval: mnli is no object"),
@@ -207,7 +228,9 @@ def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
         read_scores("mysql://host/name")
 
 
-def test_a_store_is_read_and_not_touched(tmp_path: Path, make_cell: Callable[..., CellRecord]) -> None:
+def test_a_store_is_read_and_not_touched(
+    tmp_path: Path, make_cell: Callable[..., CellRecord]
+) -> None:
     path = tmp_path / "scores.sqlite"
     with Store.open(path) as store:
         store.study("first", "s1", {})
@@ -266,8 +289,14 @@ def test_a_link_that_leads_out_of_a_folder_is_passed_over(tmp_path: Path):
     [
         ("half.json", '{"direct_eval": {"arc": {"m\\ud800": 0.5}}}'),  # half of a character
         ("huge.json", '[{"model": "a", "task": "t", "score": 1' + "0" * 400 + "}]"),
-        ("staged.csv", "stage,step,model,benchmark,metric,value,stderr\nbase,,m,arc,acc,x,0.1,9,9\n"),  # more fields
-        ("staged.csv", "stage,step,model,benchmark,metric,value,stderr\nbase,inf,m,arc,acc,0.5,0.1\n"),
+        (
+            "staged.csv",
+            "stage,step,model,benchmark,metric,value,stderr\nbase,,m,arc,acc,x,0.1,9,9\n",
+        ),  # more fields
+        (
+            "staged.csv",
+            "stage,step,model,benchmark,metric,value,stderr\nbase,inf,m,arc,acc,0.5,0.1\n",
+        ),
     ],
 )
 def test_what_fuzzing_found_is_told_in_a_sentence(tmp_path: Path, name: str, text: str):

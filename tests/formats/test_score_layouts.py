@@ -77,7 +77,11 @@ def test_one_score_a_row_by_the_names_that_people_use(tmp_path: Path, text: str)
 
 
 def test_a_column_is_named_where_guessing_fails(tmp_path: Path) -> None:
-    path = save(tmp_path, "odd.csv", "who,what,how well,spread\na,x,0.5,0.1\nb,x,0.25,0.1\na,y,0.1,0.1\nb,y,0.2,0.1\n")
+    path = save(
+        tmp_path,
+        "odd.csv",
+        "who,what,how well,spread\na,x,0.5,0.1\nb,x,0.25,0.1\na,y,0.1,0.1\nb,y,0.2,0.1\n",
+    )
     with pytest.raises(DataError, match="the file has: who, what, how well, spread") as error:
         read(path)
     assert "--map score=COLUMN" in str(error.value.hint)
@@ -93,9 +97,20 @@ def test_a_column_is_named_where_guessing_fails(tmp_path: Path) -> None:
 def test_the_command_line_takes_the_same_map(tmp_path: Path) -> None:
     from potentia.cli.app import app
 
-    rows = "\n".join(f"{m},{t},{0.1 * k + 0.2 * (t == 'y')}" for k, m in enumerate("abcd") for t in "xy")
+    rows = "\n".join(
+        f"{m},{t},{0.1 * k + 0.2 * (t == 'y')}" for k, m in enumerate("abcd") for t in "xy"
+    )
     path = save(tmp_path, "odd.csv", f"who,what,how well\n{rows}\n")
-    arguments = ["analyze", "rankings", str(path), "--map", "model=who", "--map", "benchmark=what", "--json"]
+    arguments = [
+        "analyze",
+        "rankings",
+        str(path),
+        "--map",
+        "model=who",
+        "--map",
+        "benchmark=what",
+        "--json",
+    ]
     result = CliRunner().invoke(app, [*arguments, "--map", "score=how well"])
     assert result.exit_code == 0, (result.output, result.exception)
     assert json.loads(result.stdout)["ranking direct"]["models"] == ["d", "c", "b", "a"]
@@ -105,10 +120,15 @@ def test_the_command_line_takes_the_same_map(tmp_path: Path) -> None:
 
 
 def test_a_markdown_leaderboard_of_our_own_is_read_back(tmp_path: Path) -> None:
-    matrix = ScoreMatrix.build(["o/a", "b|c"], ["x", "y"], [[0.5, 0.25], [0.125, 0.75]], stderr=[[0.01] * 2] * 2)
+    matrix = ScoreMatrix.build(
+        ["o/a", "b|c"], ["x", "y"], [[0.5, 0.25], [0.125, 0.75]], stderr=[[0.01] * 2] * 2
+    )
     write_scores(matrix, tmp_path / "board.md")
     again = read(tmp_path / "board.md").scores["direct"]
-    assert dict(zip(again.models, again.values.tolist(), strict=True)) == {"o/a": [0.5, 0.25], "b|c": [0.125, 0.75]}
+    assert dict(zip(again.models, again.values.tolist(), strict=True)) == {
+        "o/a": [0.5, 0.25],
+        "b|c": [0.125, 0.75],
+    }
     assert again.stderr[0, 0] == 0.01
 
 
@@ -126,11 +146,19 @@ def test_a_summary_of_opencompass(tmp_path: Path) -> None:
 def test_a_log_of_inspect(tmp_path: Path) -> None:
     """The log was written by Inspect 0.3.285 for a task of eight sums; its samples are left out."""
     matrix = read(DATA / "inspect-log.json").scores["direct"]
-    assert (matrix.models, matrix.tasks, matrix.metrics[0].name) == (("mockllm/model",), ("sums",), "accuracy")
+    assert (matrix.models, matrix.tasks, matrix.metrics[0].name) == (
+        ("mockllm/model",),
+        ("sums",),
+        "accuracy",
+    )
     assert matrix.values[0, 0] == 0.625
     assert matrix.stderr[0, 0] == pytest.approx(0.18298126)
     assert matrix.n[0, 0] == 8
-    save(tmp_path, "log.json", (DATA / "inspect-log.json").read_text().replace('"results"', '"resultless"'))
+    save(
+        tmp_path,
+        "log.json",
+        (DATA / "inspect-log.json").read_text().replace('"results"', '"resultless"'),
+    )
     with pytest.raises(DataError, match="has no scores: its status is 'success'"):
         read(tmp_path / "log.json")
     (tmp_path / "log.eval").write_bytes(b"PK\x03\x04rest")
@@ -143,12 +171,21 @@ def test_records_of_euroeval(tmp_path: Path) -> None:
     """Scores are per cent, and its error is the half-width of a 95 % interval."""
     total = {"test_mcc": 45.3, "test_mcc_se": 1.96, "test_macro_f1": 60.0, "test_macro_f1_se": 1.0}
     records = [
-        {"dataset": "swerec", "task": "sentiment-classification", "model": m, "results": {"raw": [], "total": total}}
+        {
+            "dataset": "swerec",
+            "task": "sentiment-classification",
+            "model": m,
+            "results": {"raw": [], "total": total},
+        }
         for m in ("o/a", "o/b")
     ]
     path = save(tmp_path, "euroeval_benchmark_results.jsonl", "\n".join(map(json.dumps, records)))
     matrix = read(path).scores["direct"]
-    assert (matrix.models, matrix.tasks, matrix.metrics[0].name) == (("o/a", "o/b"), ("swerec",), "mcc")
+    assert (matrix.models, matrix.tasks, matrix.metrics[0].name) == (
+        ("o/a", "o/b"),
+        ("swerec",),
+        "mcc",
+    )
     assert matrix.values[0, 0] == pytest.approx(0.453)
     assert matrix.stderr[0, 0] == pytest.approx(0.01)
     assert read(path, metric="macro_f1").scores["direct"].values[0, 0] == pytest.approx(0.6)
@@ -157,7 +194,10 @@ def test_records_of_euroeval(tmp_path: Path) -> None:
 def test_records_of_lighteval(tmp_path: Path) -> None:
     content = {
         "config_general": {"model_name": "o/a"},
-        "results": {"leaderboard|arc:challenge|25": {"acc": 0.5, "acc_stderr": 0.01}, "all": {"acc": 0.5}},
+        "results": {
+            "leaderboard|arc:challenge|25": {"acc": 0.5, "acc_stderr": 0.01},
+            "all": {"acc": 0.5},
+        },
     }
     matrix = read(save(tmp_path, "results_1.json", json.dumps(content))).scores["few_shot:25"]
     assert (matrix.models, matrix.tasks) == (("o/a",), ("arc_challenge",))

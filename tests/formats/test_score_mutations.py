@@ -19,10 +19,41 @@ from score_files import read_scores
 
 PER_LAYOUT = 400
 PIECES = [
-    b"", b"\x00", b"\xff\xfe", b"NaN", b"nan", b"Infinity", b"-1e999", b"null", b"true", b'"', b"'", b",", b",,", b";",
-    b"\n", b"\r", b"{", b"}", b"[", b"]", b":", b"0", b"-", b"1e5", b"\xe2\x80\xa8", b"score", b'"results"', b"\\u0000",
-    b"\\ud800", b"9" * 400, b"[" * 2000, b"\xef\xbb\xbf", b"PAR1", b"SQLite format 3\x00",
-]  # fmt: skip
+    b"",
+    b"\x00",
+    b"\xff\xfe",
+    b"NaN",
+    b"nan",
+    b"Infinity",
+    b"-1e999",
+    b"null",
+    b"true",
+    b'"',
+    b"'",
+    b",",
+    b",,",
+    b";",
+    b"\n",
+    b"\r",
+    b"{",
+    b"}",
+    b"[",
+    b"]",
+    b":",
+    b"0",
+    b"-",
+    b"1e5",
+    b"\xe2\x80\xa8",
+    b"score",
+    b'"results"',
+    b"\\u0000",
+    b"\\ud800",
+    b"9" * 400,
+    b"[" * 2000,
+    b"\xef\xbb\xbf",
+    b"PAR1",
+    b"SQLite format 3\x00",
+]
 
 
 def seeds(folder: Path) -> dict[str, bytes]:
@@ -33,17 +64,30 @@ def seeds(folder: Path) -> dict[str, bytes]:
     write_scores(matrix, folder / "s.parquet")
     group = {"alias": "mmlu", "acc,none": 0.5, "acc_stderr,none": 0.1}
     harness = {
-        "results": {"mmlu": group, "mmlu_x": group, "gsm8k": {"exact_match,strict-match": 0.1, "alias": "g"}},
+        "results": {
+            "mmlu": group,
+            "mmlu_x": group,
+            "gsm8k": {"exact_match,strict-match": 0.1, "alias": "g"},
+        },
         "groups": {"mmlu": group},
         "group_subtasks": {"mmlu": ["mmlu_x"], "gsm8k": []},
         "configs": {"mmlu_x": {"num_fewshot": 5}},
         "n-shot": {"mmlu": 5, "gsm8k": 0},
         "n-samples": {"mmlu": {"original": 10, "effective": 10}},
         "higher_is_better": {"mmlu": {"acc": True}},
-        "config": {"model": "hf", "model_args": "pretrained=gpt2,revision=main", "num_fewshot": None},
+        "config": {
+            "model": "hf",
+            "model_args": "pretrained=gpt2,revision=main",
+            "num_fewshot": None,
+        },
         "model_name": "gpt2",
     }
-    old = {"results": {"harness|arc:challenge|25": {"acc": 0.5}, "hendrycksTest-law": {"acc": 0.3, "acc_stderr": 0.1}}}
+    old = {
+        "results": {
+            "harness|arc:challenge|25": {"acc": 0.5},
+            "hendrycksTest-law": {"acc": 0.3, "acc_stderr": 0.1},
+        }
+    }
     paper = {
         "train_before_test": {"mnli": {"a": 0.9}},
         "train_before_test_stderr": {"mnli": {"a": 0.1}},
@@ -83,7 +127,9 @@ def damage(content: bytes, dice: random.Random) -> bytes:
     return bytes(data)
 
 
-@pytest.mark.parametrize("name", ["s.csv", "s.parquet", "s.db", "new.json", "old.json", "paper.json"])
+@pytest.mark.parametrize(
+    "name", ["s.csv", "s.parquet", "s.db", "new.json", "old.json", "paper.json"]
+)
 def test_damaged_files_never_crash(tmp_path: Path, name: str) -> None:
     content = seeds(tmp_path)[name]
     dice = random.Random(name)
@@ -98,11 +144,29 @@ def test_damaged_files_never_crash(tmp_path: Path, name: str) -> None:
         except DataError as error:
             refused += str(path) in str(error)
         except Exception as error:
-            raise AssertionError(f"{type(error).__name__} on damaged file {number}: {data[:300]!r}") from error
+            raise AssertionError(
+                f"{type(error).__name__} on damaged file {number}: {data[:300]!r}"
+            ) from error
     assert refused > PER_LAYOUT // 8
 
 
-VALUES = [None, True, 3, -1, 0.5, 10**400, "", "x", "N/A", [], [1], {}, {"a": 1}, float("nan"), float("inf")]
+VALUES = [
+    None,
+    True,
+    3,
+    -1,
+    0.5,
+    10**400,
+    "",
+    "x",
+    "N/A",
+    [],
+    [1],
+    {},
+    {"a": 1},
+    float("nan"),
+    float("inf"),
+]
 
 
 @pytest.mark.parametrize("name", ["new.json", "old.json", "paper.json"])
@@ -126,7 +190,9 @@ def test_wrong_values_in_sound_json_never_crash(tmp_path: Path, name: str) -> No
             read_scores(path)
 
 
-@pytest.mark.parametrize("column", ["scores.value", "scores.n", "cells.model", "cells.task", "cells.protocol"])
+@pytest.mark.parametrize(
+    "column", ["scores.value", "scores.n", "cells.model", "cells.task", "cells.protocol"]
+)
 @pytest.mark.parametrize("value", ["'text'", "x'ff00'", "1e300"])
 def test_wrong_values_in_a_store_never_crash(tmp_path: Path, column: str, value: str) -> None:
     path = tmp_path / "wrong.db"

@@ -27,12 +27,16 @@ def formats(shared_data: Path) -> Path:
 
 
 def schema(folder: Path, name: str) -> jsonschema.Draft202012Validator:
-    return jsonschema.Draft202012Validator(json.loads((folder / f"every_eval_ever.{name}.schema.json").read_text()))
+    return jsonschema.Draft202012Validator(
+        json.loads((folder / f"every_eval_ever.{name}.schema.json").read_text())
+    )
 
 
 def test_every_eval_ever_validates_and_comes_back_equal(tmp_path: Path, formats: Path) -> None:
     evidence = read(make_store(tmp_path / "s.db"))
-    files = write_scores(evidence.scores, tmp_path / "out", "every-eval-ever", items=evidence.items_of)
+    files = write_scores(
+        evidence.scores, tmp_path / "out", "every-eval-ever", items=evidence.items_of
+    )
     aggregate, instance = schema(formats, "eval"), schema(formats, "instance_level_eval")
     lines = 0
     for file in files:
@@ -46,7 +50,9 @@ def test_every_eval_ever_validates_and_comes_back_equal(tmp_path: Path, formats:
     again = read(tmp_path / "out")
     for protocol, matrix in evidence.scores.items():
         assert dict(_scores(again.scores[protocol])) == dict(_scores(matrix))
-    assert again.outcomes["direct"].keys() == evidence.outcomes["direct"].keys(), "items come back for paired tests"
+    assert again.outcomes["direct"].keys() == evidence.outcomes["direct"].keys(), (
+        "items come back for paired tests"
+    )
 
 
 def _scores(matrix: ScoreMatrix) -> list[tuple[tuple[str, str], object]]:
@@ -61,14 +67,24 @@ def test_a_file_that_others_wrote(formats: Path, tmp_path: Path) -> None:
         assert found.models == (content["model_info"]["id"],)
         assert len(found.tasks) == len(content["evaluation_results"])
     demo = read(tmp_path / "demo.json").scores["direct"]
-    assert (demo.values[0, 0], demo.metrics[0].name, demo.metrics[0].scale) == (0.75, "accuracy", "share")
+    assert (demo.values[0, 0], demo.metrics[0].name, demo.metrics[0].scale) == (
+        0.75,
+        "accuracy",
+        "share",
+    )
 
 
 def test_the_hubs_form_names_datasets_of_the_hub(tmp_path: Path) -> None:
     from huggingface_hub import parse_eval_result_entries
 
-    matrix = ScoreMatrix.build(["o/m"], ["arc_easy", "mine"], [[0.5, 0.25]], stderr=[[0.01, math.nan]],
-                               metrics=["acc", "acc"], protocol="train_before_test")  # fmt: skip
+    matrix = ScoreMatrix.build(
+        ["o/m"],
+        ["arc_easy", "mine"],
+        [[0.5, 0.25]],
+        stderr=[[0.01, math.nan]],
+        metrics=["acc", "acc"],
+        protocol="train_before_test",
+    )
     (file,) = write_scores(matrix, tmp_path, "hub")
     assert file.parent.name == ".eval_results"
     (entry,) = parse_eval_result_entries(yaml.safe_load(file.read_text()))
@@ -81,15 +97,19 @@ def lm_eval(folder: Path, model: str, stamp: str, right: list[int], date: float 
     place = folder / model
     place.mkdir(parents=True, exist_ok=True)
     body = {
-        "results": {"t": {"alias": "t", "acc,none": sum(right) / len(right), "acc_stderr,none": 0.1}},
+        "results": {
+            "t": {"alias": "t", "acc,none": sum(right) / len(right), "acc_stderr,none": 0.1}
+        },
         "configs": {"t": {"output_type": "multiple_choice"}},
         "n-samples": {"t": {"original": len(right), "effective": len(right)}},
         "model_name": model,
         "date": date,
     }
     (place / f"results_{stamp}.json").write_text(json.dumps(body))
-    samples = [{"doc_id": k, "doc": {"q": k}, "doc_hash": f"{k:064x}", "filter": "none", "acc": float(v)}
-               for k, v in enumerate(right)]  # fmt: skip
+    samples = [
+        {"doc_id": k, "doc": {"q": k}, "doc_hash": f"{k:064x}", "filter": "none", "acc": float(v)}
+        for k, v in enumerate(right)
+    ]
     (place / f"samples_t_{stamp}.jsonl").write_text("".join(json.dumps(s) + "\n" for s in samples))
 
 
@@ -108,6 +128,11 @@ def test_samples_of_lm_eval_are_items_and_a_later_run_counts(tmp_path: Path) -> 
 
 def test_results_that_others_wrote_have_items(formats: Path) -> None:
     found = read(formats / "lm_eval")
-    assert [len(documents) for by in found.outcomes["direct"].values() for documents in by.values()] == [10]
+    assert [
+        len(documents) for by in found.outcomes["direct"].values() for documents in by.values()
+    ] == [10]
     logs = read(formats / "inspect")
-    assert {task: len(by) for task, by in logs.outcomes["direct"].items()} == {"arc_easy": 1, "pubmedqa": 1}
+    assert {task: len(by) for task, by in logs.outcomes["direct"].items()} == {
+        "arc_easy": 1,
+        "pubmedqa": 1,
+    }

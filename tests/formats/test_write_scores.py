@@ -25,7 +25,9 @@ from score_files import read_scores
 
 # Names as people write them, and worse: separators, quotes, slashes, dots, other alphabets.
 NAMES = st.text(
-    st.characters(blacklist_categories=["Cs", "Cc", "Zs", "Zl", "Zp"], blacklist_characters="\ufeff"),
+    st.characters(
+        blacklist_categories=["Cs", "Cc", "Zs", "Zl", "Zp"], blacklist_characters="\ufeff"
+    ),
     min_size=1,
     max_size=12,
 )
@@ -38,7 +40,11 @@ METRICS = st.sampled_from(
         Metric("exact_match|strict-match", True, "task", "share"),
     )
 )
-ORIGINS = (None, Origin(data="d", shots=0, path="plain"), Origin("d", "r", 0, "m", "other.csv", "static"))
+ORIGINS = (
+    None,
+    Origin(data="d", shots=0, path="plain"),
+    Origin("d", "r", 0, "m", "other.csv", "static"),
+)
 VALUES = st.floats(allow_nan=False, allow_infinity=False, width=64)
 
 
@@ -53,7 +59,9 @@ def matrices(draw: st.DrawFn) -> dict[str, ScoreMatrix]:
         cells = shape[0] * shape[1]
         value = st.one_of(VALUES, st.just(math.nan))
         values = np.array(draw(st.lists(value, min_size=cells, max_size=cells))).reshape(shape)
-        stderr = np.abs(np.array(draw(st.lists(value, min_size=cells, max_size=cells))).reshape(shape))
+        stderr = np.abs(
+            np.array(draw(st.lists(value, min_size=cells, max_size=cells))).reshape(shape)
+        )
         count = st.one_of(st.integers(1, 2**40).map(float), st.just(math.nan))
         n = np.array(draw(st.lists(count, min_size=cells, max_size=cells))).reshape(shape)
         values[0, 0] = draw(VALUES)  # a matrix of gaps alone has nothing to write
@@ -62,12 +70,22 @@ def matrices(draw: st.DrawFn) -> dict[str, ScoreMatrix]:
             origins[place] = draw(st.sampled_from(ORIGINS))
             seeds[place] = draw(st.sampled_from((None, (0.25, 1 / 3), (1e-9, -2.0, 0.1 + 0.2))))
         found[protocol] = ScoreMatrix(
-            protocol, tuple(models), tuple(tasks), values, stderr, n, metrics, origins=origins, seeds=seeds
+            protocol,
+            tuple(models),
+            tuple(tasks),
+            values,
+            stderr,
+            n,
+            metrics,
+            origins=origins,
+            seeds=seeds,
         )
     return found
 
 
-def scores(found: dict[str, ScoreMatrix], *, imported: bool = False) -> dict[tuple[str, str, str], tuple[Any, ...]]:
+def scores(
+    found: dict[str, ScoreMatrix], *, imported: bool = False
+) -> dict[tuple[str, str, str], tuple[Any, ...]]:
     """Every score that is there, in a form that can be compared."""
     return {
         (protocol, model, task): (
@@ -147,7 +165,9 @@ def test_the_markdown_leaderboard() -> None:
 def test_the_latex_leaderboard() -> None:
     text = latex(small())
     assert r"\# & model & mean rank & x & wiki $\downarrow$ \\" in text
-    assert r"1 & b|c & 1.00 & \textbf{0.750\,$\pm$\,0.100} & \textbf{0.900\,$\pm$\,0.010} \\" in text
+    assert (
+        r"1 & b|c & 1.00 & \textbf{0.750\,$\pm$\,0.100} & \textbf{0.900\,$\pm$\,0.010} \\" in text
+    )
     assert r"2 & org/a\_1 & 2.50" in text
     assert text.count("{") == text.count("}")
     assert r"\begin{tabular}{rlrrr}" in text
@@ -183,12 +203,16 @@ def test_an_import_knows_where_it_came_from(tmp_path: Path) -> None:
 def test_names_that_look_like_formulas_stay_text(tmp_path: Path):
     """A spreadsheet computes a cell that begins with = + - @; what is read back is what was written."""
     names = ["=HYPERLINK(1)", "+1", "-2", "@x", "plain", "'quoted"]
-    matrix = ScoreMatrix.build(names, ["=cmd|' /C calc'!A0"], [[0.1 * k] for k in range(6)], protocol="direct")
+    matrix = ScoreMatrix.build(
+        names, ["=cmd|' /C calc'!A0"], [[0.1 * k] for k in range(6)], protocol="direct"
+    )
     (file,) = write_scores(matrix, tmp_path / "scores.csv")
     import csv
 
     with file.open(newline="") as stream:
-        cells = [value for row in csv.DictReader(stream) for value in (row["model"], row["benchmark"])]
+        cells = [
+            value for row in csv.DictReader(stream) for value in (row["model"], row["benchmark"])
+        ]
     assert not [value for value in cells if value.startswith(("=", "+", "-", "@"))]
     back = read_files(file).scores["direct"]
     assert sorted(back.models) == sorted(names)

@@ -32,7 +32,13 @@ def server() -> Iterator[tuple[str, list[Any]]]:
                 self.send_error(503)
                 return
             text = body["messages"][0]["content"]
-            word = "Correct." if "what is the cat" in text else "incorrect" if "dog" in text else "who knows"
+            word = (
+                "Correct."
+                if "what is the cat" in text
+                else "incorrect"
+                if "dog" in text
+                else "who knows"
+            )
             reply = json.dumps({"choices": [{"message": {"content": word}}]}).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(reply)))
@@ -54,13 +60,19 @@ def test_written_answers_are_judged_once_and_remembered(
 ):
     monkeypatch.setattr(judging, "WAIT", 0.01)
     url, seen = server
-    rows = [{"prompt": f"what is the {'cat' if k % 2 else 'dog'} {k} ?", "completion": "red"} for k in range(40)]
+    rows = [
+        {"prompt": f"what is the {'cat' if k % 2 else 'dog'} {k} ?", "completion": "red"}
+        for k in range(40)
+    ]
     (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
     tiny.save_model(tmp_path / "base")
     body = {
-        "models": [{"name": "base", "path": str(tmp_path / "base")}], "store": str(tmp_path / "s.db"),
-        "tasks": [{"name": "own", "file": str(tmp_path / "own.jsonl")}], "protocols": ["direct"], "answer_tokens": 4,
-    }  # fmt: skip
+        "models": [{"name": "base", "path": str(tmp_path / "base")}],
+        "store": str(tmp_path / "s.db"),
+        "tasks": [{"name": "own", "file": str(tmp_path / "own.jsonl")}],
+        "protocols": ["direct"],
+        "answer_tokens": 4,
+    }
     assert run_study(make_study(body)).failed == 0
     evidence = read(tmp_path / "s.db")
     (cell,) = evidence.cells()
@@ -69,7 +81,12 @@ def test_written_answers_are_judged_once_and_remembered(
     found = judge_answers(evidence, Judge(url, "big", tmp_path / "memory.jsonl", key="secret"))
     assert found.rows[0][7] == pytest.approx(cats)
     path, key, sent = seen[-1]
-    assert (path, key, sent["model"], sent["temperature"]) == ("/v1/chat/completions", "Bearer secret", "big", 0)
+    assert (path, key, sent["model"], sent["temperature"]) == (
+        "/v1/chat/completions",
+        "Bearer secret",
+        "big",
+        0,
+    )
     assert len(seen) == len(items) + 1, "one was asked again after HTTP 503"
     (tmp_path / "memory.jsonl").open("a").write('{"key": "half')
     again = Judge(url, "big", tmp_path / "memory.jsonl")
@@ -79,6 +96,8 @@ def test_written_answers_are_judged_once_and_remembered(
     assert "secret" not in told + (tmp_path / "memory.jsonl").read_text()
     unsure = Judge(url, "big", tmp_path / "m.jsonl")
     assert unsure.judge([("bird?", "red", "blue"), ("dog?", "red", "blue")]) == [None, False]
-    assert Judge(url, "big", tmp_path / "m.jsonl").judge([("bird?", "red", "blue")]) == [None], "remembered too"
+    assert Judge(url, "big", tmp_path / "m.jsonl").judge([("bird?", "red", "blue")]) == [None], (
+        "remembered too"
+    )
     with pytest.raises(DataError, match="no answer"):
         Judge("http://127.0.0.1:9", "big", tmp_path / "m.jsonl").judge([("cat?", "red", "blue")])

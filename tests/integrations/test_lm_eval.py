@@ -70,7 +70,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for _ in range(12):
             choices = [" ".join(rng.choices(words, k=rng.randint(1, 4))) for _ in range(4)]
             question = " ".join(rng.choices(words, k=rng.randint(3, 12)))
-            stream.write(json.dumps({"question": question, "choices": choices, "label": rng.randrange(4)}) + "\n")
+            stream.write(
+                json.dumps({"question": question, "choices": choices, "label": rng.randrange(4)})
+                + "\n"
+            )
     for name, text in (("choice", CHOICE), ("write", WRITE), ("roll", ROLL)):
         (folder / f"{name}.yaml").write_text(text.replace("DATA", str(data)))
     return folder
@@ -79,7 +82,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _evaluate(model: Any, folder: Path, tasks: list[str]) -> dict[str, Any]:
     manager = TaskManager(include_path=str(folder), include_defaults=False)
     found = lm_eval.simple_evaluate(
-        model=model, tasks=tasks, task_manager=manager, bootstrap_iters=50, log_samples=True, verbosity="ERROR"
+        model=model,
+        tasks=tasks,
+        task_manager=manager,
+        bootstrap_iters=50,
+        log_samples=True,
+        verbosity="ERROR",
     )
     return found
 
@@ -89,11 +97,16 @@ def test_metrics_equal_hflm(kind: str, folder: Path) -> None:
     loaded = tiny(kind, positions=128)
     tasks = ["tiny_choice", "tiny_write"] + ([] if loaded.bos.required else ["tiny_roll"])
     ours = _evaluate(PotentiaLM(loaded), folder, tasks)
-    theirs = _evaluate(HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=4), folder, tasks)
+    theirs = _evaluate(
+        HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=4), folder, tasks
+    )
     for task in tasks:
         for metric, value in theirs["results"][task].items():
             if isinstance(value, float):
-                assert ours["results"][task][metric] == pytest.approx(value, rel=1e-6), (task, metric)
+                assert ours["results"][task][metric] == pytest.approx(value, rel=1e-6), (
+                    task,
+                    metric,
+                )
         for mine, other in zip(ours["samples"][task], theirs["samples"][task], strict=True):
             if task == "tiny_write":
                 assert mine["resps"] == other["resps"]
@@ -107,7 +120,9 @@ def test_sampling_is_refused_with_a_way_out(folder: Path) -> None:
 
     model = PotentiaLM(tiny("llama"))
     with pytest.raises(InputError, match="greedily"):
-        model.generate_until([Instance("generate_until", {}, ("a", {"do_sample": True, "temperature": 1.0}), 0)])
+        model.generate_until(
+            [Instance("generate_until", {}, ("a", {"do_sample": True, "temperature": 1.0}), 0)]
+        )
 
 
 def test_chat_templates(folder: Path) -> None:
@@ -129,7 +144,10 @@ def test_chat_templates(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_command_line(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """lm-eval's own command line with the model registered, as the documents print it: no device is named."""
     from potentia.integrations.lm_eval import main
@@ -138,7 +156,11 @@ def test_command_line(
     loaded.model.save_pretrained(tmp_path / "model")
     loaded.tokenizer.save_pretrained(tmp_path / "model")
     arguments = ["--model", "potentia", "--model_args", f"pretrained={tmp_path / 'model'}"]
-    monkeypatch.setattr(sys, "argv", ["lm_eval", *arguments, "--tasks", "tiny_choice", "--include_path", str(folder)])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["lm_eval", *arguments, "--tasks", "tiny_choice", "--include_path", str(folder)],
+    )
     main()
     told = capsys.readouterr().out
     assert "tiny_choice" in told

@@ -17,7 +17,15 @@ def store(tmp_path: Path) -> Store:
     made = Store.open(tmp_path / "s.db")
     made.study("s", "key", {})
     made.commit_cell(
-        CellRecord("c", "key", "org/m", "t", "direct", {"acc": Score(0.5, 0.1, 10, Metric.of("acc"))}, "acc")
+        CellRecord(
+            "c",
+            "key",
+            "org/m",
+            "t",
+            "direct",
+            {"acc": Score(0.5, 0.1, 10, Metric.of("acc"))},
+            "acc",
+        )
     )
     curve = (EpochRecord(0, None, 0.3, 0.1), EpochRecord(1, 2.5, 0.6, 0.1))
     made.save_lane(LaneRecord("l", "key", "org/m", "t", 1e-3, "plain", epochs=curve))
@@ -35,7 +43,9 @@ def test_tensorboard_gets_curves_and_scores(store: Store, tmp_path: Path):
     assert found.Scalars("direct/t")[0].value == pytest.approx(0.5)
 
 
-def test_an_unknown_or_missing_tracker_names_the_fix(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_unknown_or_missing_tracker_names_the_fix(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     with pytest.raises(InputError, match="no tracker"):
         send(store, "s", to="paper", folder=tmp_path)
     monkeypatch.setitem(sys.modules, "wandb", None)

@@ -13,7 +13,11 @@ from potentia.run import run_study
 
 def test_without_tuned_cells_it_says_so(tmp_path: Path):
     study = demo_study(tmp_path, quick=True)
-    few = {"models": study.models[:2], "tasks": study.tasks[:2], "caps": study.caps.model_copy(update={"test": 40})}
+    few = {
+        "models": study.models[:2],
+        "tasks": study.tasks[:2],
+        "caps": study.caps.model_copy(update={"test": 40}),
+    }
     study = study.model_copy(update={**few, "protocols": ("direct",)})
     assert run_study(study).failed == 0
     with pytest.raises(PotentiaError, match="nothing to compare"):

@@ -99,7 +99,12 @@ def test_treatment_teaches_the_form_to_half_of_the_models(laboratory: Laboratory
     assert all(row.exposure == ("ask",) for row in rows if row.copy_of is not None)
     one = tuple(model for model in study.models if model.name == "cedar-237k")
     treat = study.treat.model_copy(update={"who": "copies"})
-    changes = {"models": one, "treat": treat, "protocols": ("direct",), "store": str(tmp_path / "s.db")}
+    changes = {
+        "models": one,
+        "treat": treat,
+        "protocols": ("direct",),
+        "store": str(tmp_path / "s.db"),
+    }
     assert run_study(study.model_copy(update=changes)).failed == 0
     with Store.open(tmp_path / "s.db") as store:
         value = {cell.model: cell.score.value for cell in store.cells()}

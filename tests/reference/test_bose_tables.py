@@ -33,7 +33,9 @@ def test_iclip_is_best_in_28_of_36_cells_and_near_in_2(found):
     assert (found.best[place], found.near[place], found.cells) == (28, 2, 36)
 
 
-def test_light_prompts_rank_before_instruct_prompts_but_few_shot_instruct_not_before_zero_shot(found):
+def test_light_prompts_rank_before_instruct_prompts_but_few_shot_instruct_not_before_zero_shot(
+    found,
+):
     """The paper says that few shots always help; its own table 4 has the two instruct methods level."""
     ranks = {m: r.value for m, r in zip(found.methods, found.mean_rank, strict=True)}
     assert ranks["iclip"] < ranks["light"] < ranks["instruct"]

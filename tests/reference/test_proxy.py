@@ -19,8 +19,12 @@ from potentia.papers.train_before_test import printed as tables_of
 from potentia.values.scores import ScoreMatrix
 from score_files import read_scores
 
-PAPER = tables_of("proxy")  # seed variance, data variance and R in table 5; A-t1, NA-t1, A-t2 … in tables 6 and 8
-TASKS, TABLE_4, TABLE_5, PROXY_ROW = (PAPER[name] for name in ("TASKS", "TABLE_4", "TABLE_5", "PROXY_ROW"))
+PAPER = tables_of(
+    "proxy"
+)  # seed variance, data variance and R in table 5; A-t1, NA-t1, A-t2 … in tables 6 and 8
+TASKS, TABLE_4, TABLE_5, PROXY_ROW = (
+    PAPER[name] for name in ("TASKS", "TABLE_4", "TABLE_5", "PROXY_ROW")
+)
 TABLE_6_AND_8 = PAPER["TABLE_6_AND_8"]
 
 
@@ -46,7 +50,9 @@ def test_which_entries_of_table_5_follow_from_table_4(ratios):
     near = {
         task: tuple(
             bool(abs(ours - printed) <= max(0.005, 0.06 * printed))
-            for ours, printed in zip((r.seed_variance, r.data_variance, r.ratio.value), TABLE_5[task], strict=True)
+            for ours, printed in zip(
+                (r.seed_variance, r.data_variance, r.ratio.value), TABLE_5[task], strict=True
+            )
         )
         for task, r in ratios.items()
     }
@@ -78,11 +84,15 @@ def test_with_five_and_three_models_four_of_six_ratios_say_something(ratios):
 
 def test_the_papers_proxy_row_is_a_weighted_mean_of_plain_scores():
     """Six weights that add up to one explain all seven printed values to their last digit."""
-    scores = ScoreMatrix.build([str(i) for i in range(7)], TASKS, np.array([TABLE_6_AND_8[t] for t in TASKS]).T)
+    scores = ScoreMatrix.build(
+        [str(i) for i in range(7)], TASKS, np.array([TABLE_6_AND_8[t] for t in TASKS]).T
+    )
     system = np.vstack([scores.values, np.full(6, 1e3)])
     weights, _ = nnls(system, np.append(PROXY_ROW, 1e3))
     assert weights.sum() == pytest.approx(1.0, abs=1e-4)
-    assert predict(dict(zip(TASKS, weights, strict=True)), scores) == pytest.approx(PROXY_ROW, abs=0.005)
+    assert predict(dict(zip(TASKS, weights, strict=True)), scores) == pytest.approx(
+        PROXY_ROW, abs=0.005
+    )
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +110,9 @@ def corpora(matrix):
 
 
 @pytest.mark.shared
-@pytest.mark.parametrize(("protocol", "chosen"), [("direct", "spearman"), ("train_before_test", "pearson")])
+@pytest.mark.parametrize(
+    ("protocol", "chosen"), [("direct", "spearman"), ("train_before_test", "pearson")]
+)
 def test_algorithm_1_on_the_published_matrix(published, protocol, chosen):
     matrix = published[protocol]
     found = measure_sampling(matrix, "gsm8k", benchmarks(matrix), top=5)
@@ -116,8 +128,12 @@ def test_algorithm_1_on_the_published_matrix(published, protocol, chosen):
 
 
 @pytest.mark.shared
-@pytest.mark.parametrize(("protocol", "tau", "rival"), [("direct", 0.67, 0.35), ("train_before_test", 0.84, 0.71)])
-def test_proxies_chosen_on_half_of_the_models_beat_perplexity_on_the_other_half(published, protocol, tau, rival):
+@pytest.mark.parametrize(
+    ("protocol", "tau", "rival"), [("direct", 0.67, 0.35), ("train_before_test", 0.84, 0.71)]
+)
+def test_proxies_chosen_on_half_of_the_models_beat_perplexity_on_the_other_half(
+    published, protocol, tau, rival
+):
     matrix = published[protocol]
     found = validate(matrix, "gsm8k", benchmarks(matrix), corpora=corpora(matrix))
     proxies, perplexity = found.trials
@@ -131,7 +147,10 @@ def test_proxies_chosen_on_half_of_the_models_beat_perplexity_on_the_other_half(
 def test_the_closest_relative_of_gsm8k_after_training_is_the_other_mathematics_benchmark(published):
     matrix = published["train_before_test"]
     for metric in ("pearson", "spearman", "kendall"):
-        assert choose_proxies(matrix, "gsm8k", benchmarks(matrix), metric=metric).proxies[0].task == "mathqa"
+        assert (
+            choose_proxies(matrix, "gsm8k", benchmarks(matrix), metric=metric).proxies[0].task
+            == "mathqa"
+        )
 
 
 @pytest.mark.shared
@@ -155,4 +174,6 @@ def test_the_command_prints_ours_beside_the_papers(ratios):
     assert len(table.rows) == 3 * len(TASKS)
     ours = {(row[0], row[1]): row[2] for row in table.rows}
     assert ours["C3", "R"] == pytest.approx(ratios["C3"].ratio.value)
-    assert sum(row[4] == "yes" for row in table.rows) == 8, "of 18; the others do not follow from table 4"
+    assert sum(row[4] == "yes" for row in table.rows) == 8, (
+        "of 18; the others do not follow from table 4"
+    )

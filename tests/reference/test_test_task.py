@@ -26,7 +26,9 @@ def files(shared_data: Path) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def paper(files: tuple[Path, Path]) -> TaskTrainingPaper:
-    return reproduce_task_training(StagedScores(files[0]), Cohort.known(table=read_facts(files[1])), draws=999)
+    return reproduce_task_training(
+        StagedScores(files[0]), Cohort.known(table=read_facts(files[1])), draws=999
+    )
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +56,9 @@ def test_figure_3_treatment_appears_and_vanishes(whole: TaskTrainingPaper) -> No
 
 
 def test_figures_15_and_16_to_the_printed_digits(whole: TaskTrainingPaper) -> None:
-    relative = {name: f"{found.before.fit.relative_effect:.3f}" for name, found in whole.leaderboard.items()}
+    relative = {
+        name: f"{found.before.fit.relative_effect:.3f}" for name, found in whole.leaderboard.items()
+    }
     printed = {"mmlu_pro": "0.137", "musr": "0.121", "bbh": "0.097", "math_hard": "0.100"}
     assert printed.items() <= relative.items()
     after = {name: found.after.effect.value for name, found in whole.leaderboard.items()}
@@ -63,7 +67,9 @@ def test_figures_15_and_16_to_the_printed_digits(whole: TaskTrainingPaper) -> No
     assert max(abs(after["gpqa"]), abs(after["musr"])) < 0.0025
 
 
-def test_what_is_unreachable_follows_from_what_is_there(paper: TaskTrainingPaper, whole: TaskTrainingPaper) -> None:
+def test_what_is_unreachable_follows_from_what_is_there(
+    paper: TaskTrainingPaper, whole: TaskTrainingPaper
+) -> None:
     assert paper.mmlu.treatment is None
     assert any("Figure 3, mmlu: e1/mmluaux/*-mmlu.json" in text for text in paper.missing)
     assert any(text.startswith("Figure 16") for text in paper.missing)
@@ -77,27 +83,43 @@ def test_figures_4_and_18_come_with_the_folders_base_and_e3(
     """The authors' folders of this name have the same form; here MMLU Pro and MuSR stand in for their contents."""
     for stage, source in (("base", "new_evals/base"), ("e3/mmluaux", "new_evals/mmluaux")):
         (tmp_path / stage).mkdir(parents=True)
-        for task, other in (("arc_challenge", "leaderboard_musr"), ("arc_challenge_mc", "leaderboard_mmlu_pro")):
+        for task, other in (
+            ("arc_challenge", "leaderboard_musr"),
+            ("arc_challenge_mc", "leaderboard_mmlu_pro"),
+        ):
             for model, one in tree.found[source][other].items():
                 made = {"results": {task: one["results"][other] | {"brier_score,none": 0.7}}}
                 (tmp_path / stage / f"{model}-{task}.json").write_text(json.dumps(made))
     cohort = Cohort.known(table=read_facts(files[1]))
-    found = reproduce_task_training(StagedScores(files[0]), cohort, Evaluations.read(tmp_path), draws=0)
+    found = reproduce_task_training(
+        StagedScores(files[0]), cohort, Evaluations.read(tmp_path), draws=0
+    )
     assert set(found.reformulated) == {"arc_challenge", "arc_challenge_mc"}
-    assert found.reformulated["arc_challenge"].before.effect.value == pytest.approx(0.0153, abs=2e-3)
+    assert found.reformulated["arc_challenge"].before.effect.value == pytest.approx(
+        0.0153, abs=2e-3
+    )
     assert set(found.reformulated_brier) == {"arc_challenge_mc"}
     assert {"figure 4", "figure 18"} <= {line.place for line in found.lines()}
 
 
 def test_mmlu_of_the_tree_is_the_mean_over_subjects(tree: Evaluations) -> None:
     one = tree.found["e1/mmluaux"]["mmlu"]["baichuan-7b"]["results"]
-    subjects = [v["acc,none"] for name, v in one.items() if name not in one["mmlu"] and v["alias"].startswith("  - ")]
+    subjects = [
+        v["acc,none"]
+        for name, v in one.items()
+        if name not in one["mmlu"] and v["alias"].startswith("  - ")
+    ]
     assert len(subjects) == 57
-    assert tree.scores("e1/mmluaux", "mmlu", "acc")["baichuan-7b"] == pytest.approx(sum(subjects) / 57)
+    assert tree.scores("e1/mmluaux", "mmlu", "acc")["baichuan-7b"] == pytest.approx(
+        sum(subjects) / 57
+    )
 
 
 def test_table_3_to_the_printed_digits(paper: TaskTrainingPaper) -> None:
-    for part, value, stderr, r2 in ((paper.mmlu, "0.071", "0.018", "0.530"), (paper.gsm8k, "0.168", "0.032", "0.503")):
+    for part, value, stderr, r2 in (
+        (paper.mmlu, "0.071", "0.018", "0.530"),
+        (paper.gsm8k, "0.168", "0.032", "0.503"),
+    ):
         found = part.mediation
         assert (f"{found.mediated.value:.3f}", f"{found.mediated.stderr:.3f}") == (value, stderr)
         assert f"{found.mediated_r2:.3f}" == r2
@@ -105,7 +127,10 @@ def test_table_3_to_the_printed_digits(paper: TaskTrainingPaper) -> None:
 
 
 def test_table_4_to_the_printed_digits(paper: TaskTrainingPaper) -> None:
-    for part, value, stderr, r2 in ((paper.mmlu, "-0.004", "0.009", "0.926"), (paper.gsm8k, "0.000", "0.032", "0.763")):
+    for part, value, stderr, r2 in (
+        (paper.mmlu, "-0.004", "0.009", "0.926"),
+        (paper.gsm8k, "0.000", "0.032", "0.763"),
+    ):
         found = part.mediation
         assert (f"{found.direct.value:.3f}", f"{found.direct.stderr:.3f}") == (value, stderr)
         assert f"{found.direct_r2:.3f}" == r2
@@ -140,7 +165,11 @@ def test_figure_8_emergence_fades(paper: TaskTrainingPaper) -> None:
     assert f"{curve.lines[at[64000]].r2:.2f}" == "0.95"
     assert curve.hinges[at[0]].emergence.value == pytest.approx(22.1, abs=0.1)
     assert 10 ** curve.hinges[at[64000]].emergence.value == pytest.approx(6e20, rel=0.15)
-    assert paper.gsm8k.emergence.hinges[-1].emergence.value < 21 < paper.gsm8k.emergence.hinges[0].emergence.value
+    assert (
+        paper.gsm8k.emergence.hinges[-1].emergence.value
+        < 21
+        < paper.gsm8k.emergence.hinges[0].emergence.value
+    )
 
 
 def test_figures_5_6_7_13_17(paper: TaskTrainingPaper) -> None:
@@ -150,7 +179,9 @@ def test_figures_5_6_7_13_17(paper: TaskTrainingPaper) -> None:
     distance = paper.mmlu.families.residuals()
     assert distance["Qwen 1.5"][0] > 0.05 > abs(distance["Qwen 1.5"][1])
     assert paper.mmlu.families.common[1].r2 > 0.95
-    assert max(paper.mmlu.families.curves[0].before) < 0.28  # Pythia stays at chance without adjustment
+    assert (
+        max(paper.mmlu.families.curves[0].before) < 0.28
+    )  # Pythia stays at chance without adjustment
     assert paper.mmlu.frontier.ratio == pytest.approx(6, abs=0.7)
     language = paper.mmlu.splits.comparisons[2]
     assert f"{language.before.effect.value:.2f}" == "0.09"
@@ -171,7 +202,9 @@ def test_table_5_by_xgboost_holds_the_printed_accuracies(paper: TaskTrainingPape
     for part, printed in ((paper.mmlu, (0.646, 0.522)), (paper.gsm8k, (0.739, 0.525))):
         found = part.discrimination
         assert found.trees == "xgboost"
-        for around, value in zip((found.before_interval, found.after_interval), printed, strict=True):
+        for around, value in zip(
+            (found.before_interval, found.after_interval), printed, strict=True
+        ):
             assert around.low < value < around.high
         assert found.before_interval.low > 0.5
         assert found.after_interval.low < 0.5 < found.after_interval.high
@@ -179,7 +212,15 @@ def test_table_5_by_xgboost_holds_the_printed_accuracies(paper: TaskTrainingPape
 
 def test_every_number_has_a_line_and_every_figure_a_chart(paper: TaskTrainingPaper) -> None:
     places = {line.place for line in paper.lines()}
-    assert {"figure 1", "figure 8", "table 3", "table 4", "table 5", "figure 17", "figure 19"} <= places
+    assert {
+        "figure 1",
+        "figure 8",
+        "table 3",
+        "table 4",
+        "table 5",
+        "figure 17",
+        "figure 19",
+    } <= places
     names = [chart.name for chart in paper.charts()]
     assert len(names) == len(set(names))
     assert {"mmlu-before", "mmlu-frontier-after", "mmlu-ranks", "gsm8k-emergence"} <= set(names)
@@ -204,7 +245,16 @@ def test_staged_scores_name_what_is_wrong(files: tuple[Path, Path], tmp_path: Pa
 def test_commands_print_tables_and_json(files: tuple[Path, Path]) -> None:
     from potentia.cli.app import app
 
-    arguments = ["analyze", "test-task", str(files[0]), "--facts", str(files[1]), "--after", "tuned_mc_3ep", "--best"]
+    arguments = [
+        "analyze",
+        "test-task",
+        str(files[0]),
+        "--facts",
+        str(files[1]),
+        "--after",
+        "tuned_mc_3ep",
+        "--best",
+    ]
     rest = ["--tasks", "mmlu", "--resamples", "20", "--steps", "inter_mc"]
     result = CliRunner().invoke(app, [*arguments, *rest, "--json"])
     assert result.exit_code == 0, result.output

@@ -10,17 +10,40 @@ from score_files import read_scores
 
 # Table 5: zero-shot direct evaluation, train-before-test.
 TABLE_5 = {
-    "nq_open": (0.23, 0.74), "mrpc": (0.34, 0.71), "wic": (0.39, 0.75), "qnli": (0.43, 0.74), "qqp": (0.43, 0.77),
-    "cola": (0.45, 0.73), "sciq": (0.47, 0.71), "sst2": (0.50, 0.65), "gsm8k": (0.51, 0.70), "anli_r1": (0.54, 0.78),
-    "medmcqa": (0.55, 0.75), "rte": (0.55, 0.74), "headqa_en": (0.55, 0.77), "arc_easy": (0.55, 0.80),
-    "mnli": (0.56, 0.80), "piqa": (0.56, 0.78), "winogrande": (0.58, 0.80), "commonsense_qa": (0.58, 0.72),
-    "social_iqa": (0.60, 0.73), "arc_challenge": (0.61, 0.81), "hellaswag": (0.61, 0.81), "mathqa": (0.61, 0.76),
-    "openbookqa": (0.61, 0.78), "boolq": (0.61, 0.80),
-}  # fmt: skip
+    "nq_open": (0.23, 0.74),
+    "mrpc": (0.34, 0.71),
+    "wic": (0.39, 0.75),
+    "qnli": (0.43, 0.74),
+    "qqp": (0.43, 0.77),
+    "cola": (0.45, 0.73),
+    "sciq": (0.47, 0.71),
+    "sst2": (0.50, 0.65),
+    "gsm8k": (0.51, 0.70),
+    "anli_r1": (0.54, 0.78),
+    "medmcqa": (0.55, 0.75),
+    "rte": (0.55, 0.74),
+    "headqa_en": (0.55, 0.77),
+    "arc_easy": (0.55, 0.80),
+    "mnli": (0.56, 0.80),
+    "piqa": (0.56, 0.78),
+    "winogrande": (0.58, 0.80),
+    "commonsense_qa": (0.58, 0.72),
+    "social_iqa": (0.60, 0.73),
+    "arc_challenge": (0.61, 0.81),
+    "hellaswag": (0.61, 0.81),
+    "mathqa": (0.61, 0.76),
+    "openbookqa": (0.61, 0.78),
+    "boolq": (0.61, 0.80),
+}
 TABLE_6 = {
-    "[0, 1)": (0.38, 0.65), "[1, 2)": (0.53, 0.56), "[2, 3)": (0.45, 0.70), "[6, 7)": (0.34, 0.42),
-    "[7, 8)": (0.19, 0.28), "[9, 10)": (0.15, 0.43), "all": (0.52, 0.76),
-}  # fmt: skip
+    "[0, 1)": (0.38, 0.65),
+    "[1, 2)": (0.53, 0.56),
+    "[2, 3)": (0.45, 0.70),
+    "[6, 7)": (0.34, 0.42),
+    "[7, 8)": (0.19, 0.28),
+    "[9, 10)": (0.15, 0.43),
+    "all": (0.52, 0.76),
+}
 TABLE_8 = {
     " llama": ((69, 21, 4, 3, 2), (90, 4, 3, 1, 1)),
     " pythia": ((61, 12, 9, 8, 6), (89, 8, 2, 1, 1)),
@@ -131,7 +154,11 @@ def test_table_4_compute_and_table_3(reproduction):
     checks = [c for c in reproduction.checks if c.where.startswith("Table 4")]
     assert len(checks) == 23
     assert all(c.same for c in checks)
-    assert all(c.same for c in reproduction.checks if "pythia-410m" in c.what and c.where.startswith("Table 3"))
+    assert all(
+        c.same
+        for c in reproduction.checks
+        if "pythia-410m" in c.what and c.where.startswith("Table 3")
+    )
 
 
 def test_exactly_three_numbers_differ_and_each_says_its_definition(reproduction):
@@ -179,7 +206,9 @@ def test_families_widen_the_intervals_of_the_published_scores(scores):
     by_family, by_model = (i.high - i.low for i in (change.interval, change.difference["models"]))
     assert by_family > 1.4 * by_model
     assert (
-        rank_scores({p: scores[p] for p in SIDES}, options=Options(resamples=20, resample="lineages"))
+        rank_scores(
+            {p: scores[p] for p in SIDES}, options=Options(resamples=20, resample="lineages")
+        )
         .changes[SIDES]
         .over
         == "lineages"

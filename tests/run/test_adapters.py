@@ -66,7 +66,9 @@ def command(*arguments: str) -> Any:
 
 
 def exported(done: Study, folder: Path) -> Path:
-    command("adapters", "export", done.store, "--model", "base", "--task", "colours", "-o", str(folder))
+    command(
+        "adapters", "export", done.store, "--model", "base", "--task", "colours", "-o", str(folder)
+    )
     return folder
 
 
@@ -82,11 +84,15 @@ def test_a_study_of_dora_exports_what_peft_reads(world: Path, tmp_path: Path) ->
     assert run_study(made).failed == 0
     folder = exported(made, tmp_path / "out")
     assert json.loads((folder / "adapter_config.json").read_text())["use_dora"]
-    read = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(made.models[0].path), str(folder))
+    read = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(made.models[0].path), str(folder)
+    )
     assert any("lora_magnitude_vector" in name for name, _ in read.named_parameters())
 
 
-def test_an_exported_adapter_gives_the_validation_score_again_with_plain_peft(done: Study, tmp_path: Path) -> None:
+def test_an_exported_adapter_gives_the_validation_score_again_with_plain_peft(
+    done: Study, tmp_path: Path
+) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -115,11 +121,16 @@ def test_adapters_are_listed_with_their_size_and_dropped(done: Study, tmp_path: 
     assert (one["model"], one["task"], one["protocol"]) == ("base", "colours", "train_before_test")
     files = [f for f in Path(f"{store}.adapters").rglob("*") if f.is_file()]
     assert listed["bytes"] == one["bytes"] == sum(f.stat().st_size for f in files) > 1000
-    assert json.loads(command("adapters", "drop", store, "--yes", "--json")) == {"dropped": 1, "bytes": one["bytes"]}
+    assert json.loads(command("adapters", "drop", store, "--yes", "--json")) == {
+        "dropped": 1,
+        "bytes": one["bytes"],
+    }
     assert json.loads(command("adapters", "list", store, "--json"))["adapters"] == []
     from potentia.cli.app import app
 
-    gone = CliRunner().invoke(app, ["adapters", "export", store, "--model", "base", "--task", "colours", "-o", "x"])
+    gone = CliRunner().invoke(
+        app, ["adapters", "export", store, "--model", "base", "--task", "colours", "-o", "x"]
+    )
     assert isinstance(gone.exception, InputError)
     assert "was not kept" in str(gone.exception)
 
@@ -128,10 +139,14 @@ def test_a_study_may_keep_none(world: Path, tmp_path: Path) -> None:
     made = study(world, tmp_path / "s.db", keep_adapters=False)
     assert run_study(made).failed == 0
     assert not (tmp_path / "s.db.adapters").exists()
-    assert plan_study(study(world, tmp_path / "s.db")).key == plan_study(made).key  # keeping changes no score
+    assert (
+        plan_study(study(world, tmp_path / "s.db")).key == plan_study(made).key
+    )  # keeping changes no score
 
 
-def test_a_base_and_its_adapter_are_a_model_like_any_other(done: Study, world: Path, tmp_path: Path) -> None:
+def test_a_base_and_its_adapter_are_a_model_like_any_other(
+    done: Study, world: Path, tmp_path: Path
+) -> None:
     folder = exported(done, tmp_path / "out")
     models = [
         {"name": "base", "path": str(world / "base")},
@@ -143,7 +158,8 @@ def test_a_base_and_its_adapter_are_a_model_like_any_other(done: Study, world: P
     assert tuned.score.value == cell_of(done.store, "base", "train_before_test").score.value
     assert tuned.manifest["model"]["adapter"] == str(folder)
     assert (
-        tuned.manifest["model"]["fingerprint"] != cell_of(made.store, "base", "direct").manifest["model"]["fingerprint"]
+        tuned.manifest["model"]["fingerprint"]
+        != cell_of(made.store, "base", "direct").manifest["model"]["fingerprint"]
     )
     assert tuned.score.value != cell_of(made.store, "base", "direct").score.value
 
@@ -160,7 +176,11 @@ def test_another_adapter_makes_another_key(done: Study, world: Path, tmp_path: P
 
 @pytest.mark.parametrize(
     ("base", "unsigned", "words"),
-    [("other", False, "was made for"), ("wide", True, "does not fit the model"), ("base", None, "no adapter in")],
+    [
+        ("other", False, "was made for"),
+        ("wide", True, "does not fit the model"),
+        ("base", None, "no adapter in"),
+    ],
 )
 def test_a_wrong_base_is_refused(
     done: Study, world: Path, tmp_path: Path, base: str, unsigned: bool | None, words: str
@@ -191,17 +211,25 @@ def treated(world: Path, store: Path, **changes: Any) -> Study:
     return study(world, store, **(body | changes))
 
 
-def test_copies_are_shown_the_training_data_and_nothing_else_changes(world: Path, tmp_path: Path) -> None:
+def test_copies_are_shown_the_training_data_and_nothing_else_changes(
+    world: Path, tmp_path: Path
+) -> None:
     made = treated(world, tmp_path / "s.db")
     assert [row.name for row in made.rows()] == ["base", "other", "base+exposed", "other+exposed"]
     assert run_study(made).failed == 0
     direct = read(made.store).scores["direct"]
-    value = {(m, t): direct.select(models=[m], tasks=[t]).values[0, 0] for m in direct.models for t in direct.tasks}
+    value = {
+        (m, t): direct.select(models=[m], tasks=[t]).values[0, 0]
+        for m in direct.models
+        for t in direct.tasks
+    }
     plain = treated(world, tmp_path / "plain.db", treat=None)
     assert run_study(plain).failed == 0
     for model in ("base", "other"):
         assert value[f"{model}+exposed", "colours"] > value[model, "colours"]
-        assert cell_of(plain.store, model, "direct").key in {c.key for c in read(made.store).cells()}
+        assert cell_of(plain.store, model, "direct").key in {
+            c.key for c in read(made.store).cells()
+        }
     facts = read(made.store).facts.find("base+exposed")
     assert facts is not None
     assert facts.exposure == ("colours",)
@@ -209,7 +237,9 @@ def test_copies_are_shown_the_training_data_and_nothing_else_changes(world: Path
     assert (manifest["copy_of"], manifest["shown"]) == ("base", ["colours"])
 
 
-def test_a_copy_is_made_once_and_a_resumed_row_has_the_same_weights(world: Path, tmp_path: Path) -> None:
+def test_a_copy_is_made_once_and_a_resumed_row_has_the_same_weights(
+    world: Path, tmp_path: Path
+) -> None:
     one: dict[str, Any] = {"models": [{"name": "base", "path": str(world / "base")}]}
     one["tasks"] = [{"name": "colours", "file": str(world / "colours.jsonl")}]
     made = treated(world, tmp_path / "s.db", **one)
@@ -220,18 +250,27 @@ def test_a_copy_is_made_once_and_a_resumed_row_has_the_same_weights(world: Path,
     assert run_study(more).failed == 0
     assert (folder / "adapter_model.safetensors").stat().st_mtime_ns == stamp
     with Store.open(made.store) as store:
-        assert {c.protocol for c in store.cells(model="base+exposed")} == {"direct", "train_before_test"}
+        assert {c.protocol for c in store.cells(model="base+exposed")} == {
+            "direct",
+            "train_before_test",
+        }
 
 
 def test_half_of_the_models_are_replaced_by_a_seeded_coin(world: Path, tmp_path: Path) -> None:
-    models = [{"name": f"m{k}", "path": str(world / "base"), "parameters": 10.0**k} for k in range(6)]
+    models = [
+        {"name": f"m{k}", "path": str(world / "base"), "parameters": 10.0**k} for k in range(6)
+    ]
     halves = set()
     for seed in range(8):
         treat = {"data": ["colours"], "who": "half", "seed": seed}
         rows = treated(world, tmp_path / "s.db", models=models, treat=treat).rows()
         chosen = tuple(row.copy_of is not None for row in rows)
         assert len(rows) == 6
-        assert [sum(chosen[k : k + 2]) for k in (0, 2, 4)] == [1, 1, 1]  # one of each two alike in size
+        assert [sum(chosen[k : k + 2]) for k in (0, 2, 4)] == [
+            1,
+            1,
+            1,
+        ]  # one of each two alike in size
         halves.add(chosen)
     assert len(halves) > 1
 
@@ -241,10 +280,14 @@ def test_a_copy_of_all_weights_that_could_not_be_kept_is_not_tuned_again(
 ) -> None:
     made: list[int] = []
     gradients = Job._gradients
-    monkeypatch.setattr(Job, "_gradients", lambda self, rows: made.append(1) or gradients(self, rows))
+    monkeypatch.setattr(
+        Job, "_gradients", lambda self, rows: made.append(1) or gradients(self, rows)
+    )
     recipe = {"method": "full", "learning_rates": [2e-3], "epochs": 2, "dropout": 0.0}
     models = [{"name": "base", "path": str(world / "base")}]
-    full = treated(world, tmp_path / "full.db", models=models, treat={"data": ["colours"], "tuning": recipe})
+    full = treated(
+        world, tmp_path / "full.db", models=models, treat={"data": ["colours"], "tuning": recipe}
+    )
 
     def no_room(*_: Any) -> None:
         raise TuningError("the disk is full")

@@ -83,7 +83,9 @@ def test_the_data_count_by_content_not_by_place(finished: Study, world: Path, tm
     )
     assert run_study(moved).reused == 6
     with Store.open(finished.store) as store:
-        assert store.matrix("adjust@10", study="moved").tasks == ("colours", "notes"), "with the scores on the way"
+        assert store.matrix("adjust@10", study="moved").tasks == ("colours", "notes"), (
+            "with the scores on the way"
+        )
 
 
 def test_the_plan_counts_the_tuning_once(world: Path, tmp_path: Path):
@@ -97,10 +99,14 @@ def test_selection_tuned_never_keeps_the_untuned_model(world: Path, tmp_path: Pa
     harmful = {"learning_rates": [3.0], "epochs": 1, "dropout": 0.0, "clip": 1e9}
     kept, data = {}, {"data": str(world / "auxiliary.jsonl"), "form": "own", "cap": 128}
     for choice in ("validation", "tuned"):
-        made = study(world, tmp_path / "s.db", name=choice, selection=choice, tuning=harmful, adjust=data)
+        made = study(
+            world, tmp_path / "s.db", name=choice, selection=choice, tuning=harmful, adjust=data
+        )
         assert run_study(made).failed == 0
         with Store.open(made.store) as store:
             kept[choice] = {c.task: c for c in store.cells(study=choice, protocol="adjust")}
     assert not kept["validation"]["notes"].selection["tuned"]
     assert all(cell.selection["tuned"] for cell in kept["tuned"].values())
-    assert kept["tuned"]["notes"].score.value > kept["validation"]["notes"].score.value, "more bits per byte"
+    assert kept["tuned"]["notes"].score.value > kept["validation"]["notes"].score.value, (
+        "more bits per byte"
+    )

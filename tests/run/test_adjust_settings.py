@@ -51,12 +51,16 @@ def test_auxiliary_data_are_whole_whatever_the_caps(world: Path):
     data = load_tasks(study(world, adjust=own)).auxiliary
     assert data is not None
     assert [len(data.documents(s)) for s in ("train", "validation", "test")] == [30, 20, 0]
-    assert not {d.id for d in data.documents("train")} & {d.id for d in data.documents("validation")}
+    assert not {d.id for d in data.documents("train")} & {
+        d.id for d in data.documents("validation")
+    }
 
 
 def test_multiple_choice_is_learned_as_letters_unless_said_otherwise(world: Path):
     def learned(**adjust: Any) -> str:
-        data = load_tasks(study(world, adjust={"data": str(world / "auxiliary.jsonl"), **adjust})).auxiliary
+        data = load_tasks(
+            study(world, adjust={"data": str(world / "auxiliary.jsonl"), **adjust})
+        ).auxiliary
         assert data is not None
         (example,) = data.examples(data.documents("train")[:1])
         return example.continuation.strip()
@@ -67,10 +71,18 @@ def test_multiple_choice_is_learned_as_letters_unless_said_otherwise(world: Path
 
 
 def test_shots_by_task_and_by_the_leaderboards(world: Path):
-    tasks = [{"name": n, "file": str(world / "colours.jsonl")} for n in ("arc_challenge", "hellaswag", "other")]
+    tasks = [
+        {"name": n, "file": str(world / "colours.jsonl")}
+        for n in ("arc_challenge", "hellaswag", "other")
+    ]
     asked = study(world, tasks=[*tasks, TaskSpec(name="own", shots=3)], shots="leaderboard")
     direct, five, tuned = map(Protocol, ("direct", "few_shot:7", "train_before_test"))
-    assert [asked.shots_for(t, direct) for t in ("arc_challenge", "hellaswag", "other", "own")] == [25, 10, 0, 3]
+    assert [asked.shots_for(t, direct) for t in ("arc_challenge", "hellaswag", "other", "own")] == [
+        25,
+        10,
+        0,
+        3,
+    ]
     assert [asked.shots_for(t, five) for t in ("arc_challenge", "other", "own")] == [25, 7, 3]
     assert asked.shots_for("own", Protocol("adjust")) == 3
     assert asked.shots_for("own", tuned) == 0, "the models are tuned on questions without examples"
@@ -88,38 +100,69 @@ def test_a_model_is_asked_with_its_examples_before_and_after(world: Path, tmp_pa
             (cell,) = store.cells(protocol=protocol)
             assert cell.manifest["shots"] == 2
             assert cell.manifest["task"]["chance"] == pytest.approx(1 / 3)
-            assert all(item.detail["prompt"].count("Answer:") == 3 for item in store.items(cell.key))
+            assert all(
+                item.detail["prompt"].count("Answer:") == 3 for item in store.items(cell.key)
+            )
     tasks = [{"name": "notes", "file": str(tiny.save_texts(tmp_path / "notes.jsonl")), "shots": 2}]
     with pytest.raises(InputError, match="no examples"):
         load_tasks(study(world, tasks=tasks))
 
 
-def test_the_papers_recipe_learns_the_answer_and_its_end_and_is_gentle_with_the_models_it_names(world: Path):
-    gentle = ("Qwen/Qwen2-7B", "google/gemma-7b", "allenai/OLMo-7B-hf", "meta-llama/Meta-Llama-3-8B")
-    models: list[Any] = [{"name": n, "path": str(world / "base")} for n in (*gentle, "EleutherAI/pythia-6.9b")]
+def test_the_papers_recipe_learns_the_answer_and_its_end_and_is_gentle_with_the_models_it_names(
+    world: Path,
+):
+    gentle = (
+        "Qwen/Qwen2-7B",
+        "google/gemma-7b",
+        "allenai/OLMo-7B-hf",
+        "meta-llama/Meta-Llama-3-8B",
+    )
+    models: list[Any] = [
+        {"name": n, "path": str(world / "base")} for n in (*gentle, "EleutherAI/pythia-6.9b")
+    ]
     models.append({"name": "mine", "path": str(world / "base"), "learning_rates": [7e-6]})
-    named = study(world, models=models, adjust={"data": str(world / "auxiliary.jsonl"), "recipe": "test_task"})
+    named = study(
+        world, models=models, adjust={"data": str(world / "auxiliary.jsonl"), "recipe": "test_task"}
+    )
     recipes = [adjust_tuning(named, row, 7e9) for row in named.rows()]
     assert [r.learning_rates for r in recipes] == [(2e-6,)] * 4 + [(2e-5,), (7e-6,)]
-    assert {(r.loss, r.end_of_text, r.batch, r.max_tokens) for r in recipes} == {("completion", "answers", 64, 600)}
-    keys = [next(c.key for c in row.cells if c.protocol == "adjust") for row in plan_study(named).rows]
+    assert {(r.loss, r.end_of_text, r.batch, r.max_tokens) for r in recipes} == {
+        ("completion", "answers", 64, 600)
+    }
+    keys = [
+        next(c.key for c in row.cells if c.protocol == "adjust") for row in plan_study(named).rows
+    ]
     assert len(set(keys)) == 3, "the same weights under three rates"
 
 
 def test_rates_without_anything_to_choose_by_are_refused(world: Path, tmp_path: Path):
     blind = {"tasks": [{"name": "blind", "file": str(world / "blind")}]}
     rates = {"tuning": {"learning_rates": [1e-9, 3e-3], "epochs": 1, "dropout": 0.0}}
-    with pytest.raises(InputError, match="blind has no validation documents to choose a learning rate by"):
+    with pytest.raises(
+        InputError, match="blind has no validation documents to choose a learning rate by"
+    ):
         plan_study(study(world, **blind, **rates))
     plan_study(study(world, **blind))  # one rate needs no choice
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
-def test_held_out_auxiliary_data_choose_and_every_rate_is_stored(world: Path, tmp_path: Path, method: str):
-    tasks = [{"name": n, "file": str(world / f)} for n, f in (("blind", "blind"), ("colours", "colours.jsonl"))]
-    own = {"data": str(world / "auxiliary.jsonl"), "form": "own", "hold_out": 30, "every_rate": True}
+def test_held_out_auxiliary_data_choose_and_every_rate_is_stored(
+    world: Path, tmp_path: Path, method: str
+):
+    tasks = [
+        {"name": n, "file": str(world / f)}
+        for n, f in (("blind", "blind"), ("colours", "colours.jsonl"))
+    ]
+    own = {
+        "data": str(world / "auxiliary.jsonl"),
+        "form": "own",
+        "hold_out": 30,
+        "every_rate": True,
+    }
     tuning = {"method": method, "learning_rates": [1e-9, 1e-2], "epochs": 4, "dropout": 0.0}
-    made = study(world, tmp_path / "s.db", tasks=tasks, adjust=own, tuning=tuning, protocols=["adjust"])
+    made = study(
+        world, tmp_path / "s.db", tasks=tasks, adjust=own, tuning=tuning, protocols=["adjust"]
+    )
     assert run_study(made).failed == 0
     with Store.open(made.store) as store:
         for name in ("blind", "colours"):
@@ -130,9 +173,13 @@ def test_held_out_auxiliary_data_choose_and_every_rate_is_stored(world: Path, tm
             assert [r["chosen"] for r in rates] == [False, True]
             assert rates[1]["value"] == cell.score.value
             assert rates[0]["value"] != rates[1]["value"]
-            lanes = {lane.learning_rate: lane.epochs[-1].value for lane in store.lanes(cell=cell.key)}
+            lanes = {
+                lane.learning_rate: lane.epochs[-1].value for lane in store.lanes(cell=cell.key)
+            }
             assert lanes == {r["learning_rate"]: r["validation"] for r in rates}
-        blind, _colours = (store.cells(task=n)[0].selection["rates"][1]["validation"] for n in ("blind", "colours"))
+        blind, _colours = (
+            store.cells(task=n)[0].selection["rates"][1]["validation"] for n in ("blind", "colours")
+        )
         assert blind * 30 == pytest.approx(round(blind * 30)), "by the 30 documents held out"
 
 
@@ -149,14 +196,23 @@ def test_a_group_is_tested_on_all_items_and_averaged_over_its_subtasks(tmp_path:
         tiny.save_questions(folder / "test.jsonl", n=n)
     members = [
         {
-            "task": name, "dataset_path": "json", "output_type": "multiple_choice", "test_split": "test",
+            "task": name,
+            "dataset_path": "json",
+            "output_type": "multiple_choice",
+            "test_split": "test",
             "dataset_kwargs": {"data_files": {"test": str(tmp_path / name / "test.jsonl")}},
-            "doc_to_text": "{{question}}", "doc_to_choice": "choices", "doc_to_target": "answer",
+            "doc_to_text": "{{question}}",
+            "doc_to_choice": "choices",
+            "doc_to_target": "answer",
             "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
         }
         for name in ("large", "small")
-    ]  # fmt: skip
-    group = {"group": "both", "task": members, "aggregate_metric_list": [{"metric": "acc", "weight_by_size": True}]}
+    ]
+    group = {
+        "group": "both",
+        "task": members,
+        "aggregate_metric_list": [{"metric": "acc", "weight_by_size": True}],
+    }
     (tmp_path / "both.yaml").write_text(json.dumps(group))
     from potentia.study import Caps
 
@@ -166,7 +222,13 @@ def test_a_group_is_tested_on_all_items_and_averaged_over_its_subtasks(tmp_path:
         assert len(docs) == 40
         right = [doc.leaf == 1 for doc in docs]
         outcomes = [
-            ItemOutcome(d.id, float(r), "", "", {"metrics": {"acc": float(r)}, "subtask": task.subtasks[d.leaf]})
+            ItemOutcome(
+                d.id,
+                float(r),
+                "",
+                "",
+                {"metrics": {"acc": float(r)}, "subtask": task.subtasks[d.leaf]},
+            )
             for d, r in zip(docs, right, strict=True)
         ]
         return task.score(outcomes)["acc"].value
@@ -180,39 +242,69 @@ def test_an_answer_is_as_long_as_the_study_says(tmp_path: Path):
 
     rows = [{"prompt": f"count to {k}", "completion": "one two"} for k in range(30)]
     (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    own, long = load(str(tmp_path / "own.jsonl")), load(str(tmp_path / "own.jsonl"), answer_tokens=1500)
+    own, long = (
+        load(str(tmp_path / "own.jsonl")),
+        load(str(tmp_path / "own.jsonl"), answer_tokens=1500),
+    )
     asked = [t.prompts(t.documents("test")[:1])[0].requests[0].max_tokens for t in (own, long)]
     assert asked == [256, 1500]
     assert own.fingerprint != long.fingerprint
     body = {"models": ["m"], "answer_tokens": 700, "store": "none.db"}
     tasks = [
-        {"name": n, "file": str(tmp_path / "own.jsonl")} | more for n, more in (("a", {}), ("b", {"answer_tokens": 90}))
+        {"name": n, "file": str(tmp_path / "own.jsonl")} | more
+        for n, more in (("a", {}), ("b", {"answer_tokens": 90}))
     ]
     loaded = load_tasks(make_study(body | {"tasks": tasks})).benchmarks
-    assert [t.prompts(t.documents("test")[:1])[0].requests[0].max_tokens for t in loaded.values()] == [700, 90]
+    assert [
+        t.prompts(t.documents("test")[:1])[0].requests[0].max_tokens for t in loaded.values()
+    ] == [700, 90]
 
 
-def test_cells_that_kept_the_untuned_model_are_counted_and_ranked_without_that_choice(world: Path, tmp_path: Path):
+def test_cells_that_kept_the_untuned_model_are_counted_and_ranked_without_that_choice(
+    world: Path, tmp_path: Path
+):
     """An exposed model that skips the tuning keeps its advantage: the report says so, and ranks as if it had not."""
     from potentia.analysis.rankings import find_rankings
     from potentia.evidence import read
 
     tiny.save_model(tmp_path / "other", seed=5)
-    models = [{"name": n, "path": str(p)} for n, p in (("base", world / "base"), ("other", tmp_path / "other"))]
-    tasks = [{"name": "notes", "file": str(tiny.save_texts(tmp_path / "notes.jsonl"))},
-             {"name": "colours", "file": str(world / "colours.jsonl"), "category": "colour"}]  # fmt: skip
+    models = [
+        {"name": n, "path": str(p)}
+        for n, p in (("base", world / "base"), ("other", tmp_path / "other"))
+    ]
+    tasks = [
+        {"name": "notes", "file": str(tiny.save_texts(tmp_path / "notes.jsonl"))},
+        {"name": "colours", "file": str(world / "colours.jsonl"), "category": "colour"},
+    ]
     harmful = {"learning_rates": [3.0], "epochs": 1, "dropout": 0.0, "clip": 1e9}
-    made = study(world, tmp_path / "s.db", models=models, tasks=tasks, tuning=harmful, protocols=["train_before_test"])
+    made = study(
+        world,
+        tmp_path / "s.db",
+        models=models,
+        tasks=tasks,
+        tuning=harmful,
+        protocols=["train_before_test"],
+    )
     assert run_study(made).failed == 0
-    tuned = study(world, tmp_path / "s.db", models=models, tasks=tasks, tuning=harmful, protocols=["train_before_test"],
-                  selection="tuned", name="tuned")  # fmt: skip
+    tuned = study(
+        world,
+        tmp_path / "s.db",
+        models=models,
+        tasks=tasks,
+        tuning=harmful,
+        protocols=["train_before_test"],
+        selection="tuned",
+        name="tuned",
+    )
     assert run_study(tuned).failed == 0
     with Store.open(made.store) as store:
         kept = [c for c in store.cells(study="s") if not c.selection["tuned"]]
         assert kept, "the rate is meant to harm"
         for cell in kept:
             (other,) = store.cells(study="tuned", model=cell.model, task=cell.task)
-            assert cell.selection["best_tuned"]["value"] == pytest.approx(other.score.value, abs=1e-6)
+            assert cell.selection["best_tuned"]["value"] == pytest.approx(
+                other.score.value, abs=1e-6
+            )
     evidence = read(made.store, study="s")
     assert evidence.background.categories["colours"] == "colour"
     found = find_rankings(evidence)

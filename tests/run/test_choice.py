@@ -48,8 +48,19 @@ def test_what_cannot_be_better_may_not_have_more_in_it():
 
 def test_rungs_are_1_3_10():
     assert [next_rung(rate, up=True) for rate in (1e-5, 3e-5, 1e-4, 3e-3, 2e-4, 5e-5)] == [
-        3e-5, 1e-4, 3e-4, 1e-2, 1e-3, 1e-4]  # fmt: skip
-    assert [next_rung(rate, up=False) for rate in (1e-2, 3e-4, 1e-4, 2e-4)] == [3e-3, 1e-4, 3e-5, 1e-4]
+        3e-5,
+        1e-4,
+        3e-4,
+        1e-2,
+        1e-3,
+        1e-4,
+    ]
+    assert [next_rung(rate, up=False) for rate in (1e-2, 3e-4, 1e-4, 2e-4)] == [
+        3e-3,
+        1e-4,
+        3e-5,
+        1e-4,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +106,10 @@ def test_ties_go_to_the_untuned_model_then_inside_then_to_the_earlier_epoch():
 )
 def test_a_cell_says_where_its_best_lies(found, curve, said):
     rate = max(found, key=lambda r: found[r].value if found[r] else -1)
-    looks = [Candidate("plain", 0, curve[0], 0.02), *(state(rate, v, 1 + k) for k, v in enumerate(curve[1:]))]
+    looks = [
+        Candidate("plain", 0, curve[0], 0.02),
+        *(state(rate, v, 1 + k) for k, v in enumerate(curve[1:])),
+    ]
     chosen = max(looks, key=lambda c: (c.value, -c.epoch))
     assert verdict(chosen, found, looks) == said
     assert verdict(looks[0], found, looks) == "kept untuned"
@@ -112,7 +126,13 @@ def test_a_lane_is_past_its_best_after_three_clearly_worse_looks():
 
 def test_what_may_be_selected_later_is_held_while_lanes_come():
     """Full lanes keep few states; ties go inside the grid, so the winner of a tie changes as rates are added."""
-    values = {1e-5: (0.5, 0.5), 3e-5: (0.4, 0.5), 1e-4: (0.5, 0.3), 3e-4: (0.2, 0.5), 1e-6: (0.5, 0.1)}
+    values = {
+        1e-5: (0.5, 0.5),
+        3e-5: (0.4, 0.5),
+        1e-4: (0.5, 0.3),
+        3e-4: (0.2, 0.5),
+        1e-6: (0.5, 0.1),
+    }
     known: list[Candidate] = []
     held: set[tuple[str, int]] = set()
     for rate, curve in values.items():

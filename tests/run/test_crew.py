@@ -86,7 +86,9 @@ def test_a_study_that_is_refused_leaves_no_process(study: Study, tmp_path: Path)
     assert all(map(gone, early))
 
 
-def test_an_interrupt_while_workers_start_leaves_none(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_while_workers_start_leaves_none(
+    study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They ignore who asks them to end: the program waited for them without end."""
     begun, early = Crew._start, []
 
@@ -118,7 +120,9 @@ def test_a_worker_that_cannot_warm_up_is_silent_and_serves(
     assert capfd.readouterr().err == ""
 
 
-def test_a_worker_that_dies_idle_costs_its_row_alone(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_dies_idle_costs_its_row_alone(
+    study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hired, own = [], Crew.hire
 
     def hire(self: Crew, *how: object) -> object:
@@ -144,7 +148,9 @@ class Asks:
         raise RuntimeError(f"heard {os.environ['SAID_LATER']}")
 
 
-def test_workers_hear_of_what_the_run_sets_after_they_began(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_hear_of_what_the_run_sets_after_they_began(
+    study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """NVIDIA's service starts after them, and says of itself in the environment."""
     with Crew(1, study) as crew:
         monkeypatch.setenv("SAID_LATER", "in time")
@@ -171,19 +177,27 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(("asked", "staying"), [("SIGINT", "2\n"), ("SIGTERM", ""), ("SIGKILL", "")])
+@pytest.mark.parametrize(
+    ("asked", "staying"), [("SIGINT", "2\n"), ("SIGTERM", ""), ("SIGKILL", "")]
+)
 def test_a_run_that_is_stopped_while_it_is_planned_says_nothing(
     study: Study, tmp_path: Path, asked: str, staying: str
 ) -> None:
     """Workers that had just begun told of an interrupt at length, and Python of semaphores that nobody let go."""
-    (tmp_path / "study.yaml").write_text(json.dumps(study.model_dump(mode="json", exclude_defaults=True)))
+    (tmp_path / "study.yaml").write_text(
+        json.dumps(study.model_dump(mode="json", exclude_defaults=True))
+    )
     (tmp_path / "early.py").write_text(EARLY)
     command = [sys.executable, "early.py", "study.yaml", asked]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, start_new_session=True, timeout=60)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, start_new_session=True, timeout=60
+    )
     assert (done.stdout, done.stderr) == (staying, "")
 
 
-@pytest.mark.parametrize(("cores", "wanted"), [(16, [0, 0, 2, 2]), (3, [0, 0, 2, 2]), (2, [0, 0, 0, 0])])
+@pytest.mark.parametrize(
+    ("cores", "wanted"), [(16, [0, 0, 2, 2]), (3, [0, 0, 2, 2]), (2, [0, 0, 0, 0])]
+)
 def test_early_workers_are_for_several_rows_at_once_and_cores_that_are_free(
     study: Study, monkeypatch: pytest.MonkeyPatch, cores: int, wanted: list[int]
 ) -> None:

@@ -37,4 +37,7 @@ def test_a_cut_prompt_is_told_in_its_own_cell_alone(tmp_path: Path) -> None:
     assert cut == asked == 3 * cells["direct"].score.n, "every option of every document"
     assert "cut_prompts" not in cells["direct"].selection
     (note,) = read(study.store, study="cut").notes
-    assert note == f"colours by few_shot:5: {cut:,} of {asked:,} prompts were cut to fit the model (base)"
+    assert (
+        note
+        == f"colours by few_shot:5: {cut:,} of {asked:,} prompts were cut to fit the model (base)"
+    )

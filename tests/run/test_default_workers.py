@@ -23,10 +23,19 @@ def plan(tmp_path):
         tiny.save_model(tmp_path / "base")
         tiny.save_questions(tmp_path / "q.jsonl")
         models = [
-            {"name": f"m{k}", "path": str(tmp_path / "base"), **({"parameters": size} if size else {})}
+            {
+                "name": f"m{k}",
+                "path": str(tmp_path / "base"),
+                **({"parameters": size} if size else {}),
+            }
             for k, size in enumerate(sizes)
         ]
-        body = {"models": models, "tasks": [str(tmp_path / "q.jsonl")], "protocols": ["direct"], "device": device}
+        body = {
+            "models": models,
+            "tasks": [str(tmp_path / "q.jsonl")],
+            "protocols": ["direct"],
+            "device": device,
+        }
         return plan_study(make_study({**body, "store": str(tmp_path / "s.db")}))
 
     return make
@@ -35,7 +44,9 @@ def plan(tmp_path):
 def on_gpus(monkeypatch, count: int, memory: float, cores: int) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=memory * GIB))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=memory * GIB)
+    )
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
 
 
@@ -48,7 +59,13 @@ def on_gpus(monkeypatch, count: int, memory: float, cores: int) -> None:
         ([1.1e9] * 2 + [2e7] * 8, 1, 139, 16, 6),
         ([1.1e9] * 2 + [2e7] * 8, 1, 56, 16, 3),  # the largest may come together
         ([1.1e9] * 2 + [5e8] * 2 + [2.7e8] * 6, 1, 139, 16, 6),
-        ([1.1e9] * 2 + [5e8] * 2 + [2.7e8] * 6, 1, 80, 16, 3),  # passes of half a billion need as much as of one
+        (
+            [1.1e9] * 2 + [5e8] * 2 + [2.7e8] * 6,
+            1,
+            80,
+            16,
+            3,
+        ),  # passes of half a billion need as much as of one
         ([8e9, 1e8, 1e8], 1, 105, 16, 2),  # a large one leaves room for a small one
         ([8e9, 8e9, 1e8], 1, 139, 16, 1),
         ([1e8] * 10, 4, 139, 64, 8),
@@ -75,7 +92,9 @@ def test_rows_on_one_gpu_have_memory_by_need(plan) -> None:
         busy.append(replace(row, memory=part_of(row, busy, waiting, 6)))
     assert min(busy[0].memory, busy[2].memory) > 1 / 6 > busy[4].memory > 0.05
     assert sum(row.memory for row in busy) == pytest.approx(0.97)
-    busy = busy[1:4]  # a large one and two small ones have ended: the small ones that are left share what these had
+    busy = busy[
+        1:4
+    ]  # a large one and two small ones have ended: the small ones that are left share what these had
     row = waiting.pop(0)
     part = part_of(row, busy, waiting, 6)
     assert part == pytest.approx((0.97 - sum(row.memory for row in busy)) / 3)

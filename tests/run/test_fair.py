@@ -29,13 +29,27 @@ def as_architecture(source: Path, target: Path, kind: str) -> Path:
     llama = AutoModelForCausalLM.from_pretrained(source)
     body = llama.config.to_dict()
     kept = (
-        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-        "num_key_value_heads", "max_position_embeddings", "tie_word_embeddings", "rms_norm_eps", "hidden_act",
-        "pad_token_id", "bos_token_id", "eos_token_id", "rope_parameters", "head_dim",
-    )  # fmt: skip
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "max_position_embeddings",
+        "tie_word_embeddings",
+        "rms_norm_eps",
+        "hidden_act",
+        "pad_token_id",
+        "bos_token_id",
+        "eos_token_id",
+        "rope_parameters",
+        "head_dim",
+    )
     layers = body["num_hidden_layers"]
     more = {"no_rope_layers": [1] * layers} if kind == "smollm3" else {}
-    config = AutoConfig.for_model(kind, **{name: body[name] for name in kept if name in body}, **TWINS[kind], **more)
+    config = AutoConfig.for_model(
+        kind, **{name: body[name] for name in kept if name in body}, **TWINS[kind], **more
+    )
     made = AutoModelForCausalLM.from_config(config)
     state = dict(llama.state_dict())
     if kind == "phi3":
@@ -61,14 +75,18 @@ def ran(made: Study) -> tuple[dict[str, CellRecord], list[LaneRecord]]:
     result = run_study(made)
     assert result.failed == 0, result.reasons
     with Store.open(made.store) as store:
-        return {f"{cell.model} {cell.task} {cell.protocol}": cell for cell in store.cells()}, store.lanes()
+        return {
+            f"{cell.model} {cell.task} {cell.protocol}": cell for cell in store.cells()
+        }, store.lanes()
 
 
 def check_twins(folders: dict[str, Path], tasks: dict[str, Path], store: Path) -> None:
     """Run the default search on all of them: scores, curves and what was learned from must be the same."""
     made = make_study(
         {
-            "models": [{"name": name, "path": str(path), "kind": "base"} for name, path in folders.items()],
+            "models": [
+                {"name": name, "path": str(path), "kind": "base"} for name, path in folders.items()
+            ],
             "tasks": [{"name": name, "file": str(path)} for name, path in tasks.items()],
             "caps": {"train": 64, "validation": 60, "test": 100},
             "tuning": {"least_updates": 40, "epochs": 2},
@@ -82,15 +100,27 @@ def check_twins(folders: dict[str, Path], tasks: dict[str, Path], store: Path) -
             scores = {name: cells[f"{name} {task} {protocol}"].score.value for name in folders}
             assert max(scores.values()) - min(scores.values()) < 1e-5, scores
         tuned = [cells[f"{name} {task} train_before_test"].selection for name in folders]
-        assert len({(one["trainable"], one["updates"], one["tokens"], one["learning_rate"]) for one in tuned}) == 1
+        assert (
+            len(
+                {
+                    (one["trainable"], one["updates"], one["tokens"], one["learning_rate"])
+                    for one in tuned
+                }
+            )
+            == 1
+        )
         assert {tuple(one["target_modules"]) for one in tuned} == {("all-linear",)}
-        training = [cells[f"{name} {task} train_before_test"].manifest["training"] for name in folders]
+        training = [
+            cells[f"{name} {task} train_before_test"].manifest["training"] for name in folders
+        ]
         for one in training:  # and which layers that meant
             assert one["layers"]["model.layers.*.self_attn.q_proj"] > 1
             assert len(one["layers"]) == 7
     losses: dict[tuple[str, float], list[list[float]]] = {}
     for lane in lanes:
-        losses.setdefault((lane.task, lane.learning_rate), []).append([p.train_loss for p in lane.epochs[1:]])
+        losses.setdefault((lane.task, lane.learning_rate), []).append(
+            [p.train_loss for p in lane.epochs[1:]]
+        )
     for curves in losses.values():
         assert len(curves) == len(folders)
         for curve in curves[1:]:
@@ -103,11 +133,16 @@ def test_one_function_under_four_names_gets_the_same_fine_tuning(tmp_path: Path)
     from transformers import Qwen2Tokenizer
 
     learnt = ByteLevelBPETokenizer()
-    learnt.train_from_iterator([" ".join(tiny.WORDS)], vocab_size=300, special_tokens=["<|endoftext|>"])
+    learnt.train_from_iterator(
+        [" ".join(tiny.WORDS)], vocab_size=300, special_tokens=["<|endoftext|>"]
+    )
     learnt.save_model(str(tmp_path))
     words = Qwen2Tokenizer(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"))
     llama = tiny.save_model(tmp_path / "llama", words=words)
-    folders = {kind: as_architecture(llama, tmp_path / kind, kind) for kind in ("smollm3", "mistral", "qwen2")}
+    folders = {
+        kind: as_architecture(llama, tmp_path / kind, kind)
+        for kind in ("smollm3", "mistral", "qwen2")
+    }
     colours = tiny.save_questions(tmp_path / "colours.jsonl", n=150)
     check_twins({"llama": llama} | folders, {"colours": colours}, tmp_path / "s.db")
 
@@ -122,7 +157,9 @@ def test_a_fused_layer_is_the_same_model_with_another_adapter(tmp_path: Path):
     llama = zoo.model_folders(tmp_path / "models", ["aster-71k"])["aster-71k"]
     phi = engine.load(str(as_architecture(llama, tmp_path / "phi3", "phi3")), device="cpu")
     try:
-        found = {name.rpartition(".")[2] for name, _ in find_targets(phi.model, adapter(Tuning())).layers}
+        found = {
+            name.rpartition(".")[2] for name, _ in find_targets(phi.model, adapter(Tuning())).layers
+        }
     finally:
         phi.close()
     assert found == {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}
@@ -138,7 +175,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def study(world: Path, store: Path, **changes: object) -> Study:
-    tuning = {"learning_rates": [3e-4, 1e-3], "rate_bounds": [1e-4, 1e-2], "epochs": 3, "race": False}
+    tuning = {
+        "learning_rates": [3e-4, 1e-3],
+        "rate_bounds": [1e-4, 1e-2],
+        "epochs": 3,
+        "race": False,
+    }
     body = {
         "name": "fair",
         "models": [{"name": "base", "path": str(world / "base")}],
@@ -157,14 +199,24 @@ def study(world: Path, store: Path, **changes: object) -> Study:
 
 def test_the_grid_goes_on_where_its_end_wins_and_the_cell_says_so(world: Path, tmp_path: Path):
     cells, lanes = ran(study(world, tmp_path / "s.db"))
-    told = {task: cells[f"base {task} train_before_test"].selection for task in ("colours", "notes")}
+    told = {
+        task: cells[f"base {task} train_before_test"].selection for task in ("colours", "notes")
+    }
     for task, one in told.items():
         tried = sorted(lane.learning_rate for lane in lanes if lane.task == task)
-        assert one["rates_tried"] == tried == [3e-4, 1e-3, 3e-3, 1e-2], "two rungs beyond what was begun with"
-        assert one["may_have_more"] == (one["search"] in ("kept untuned", "at the bound", "still rising"))
-    assert told["notes"]["search"] == "at the bound", "nothing beyond 1e-2 is tried, though it leads"
+        assert one["rates_tried"] == tried == [3e-4, 1e-3, 3e-3, 1e-2], (
+            "two rungs beyond what was begun with"
+        )
+        assert one["may_have_more"] == (
+            one["search"] in ("kept untuned", "at the bound", "still rising")
+        )
+    assert told["notes"]["search"] == "at the bound", (
+        "nothing beyond 1e-2 is tried, though it leads"
+    )
     assert told["colours"]["learning_rate"] == 3e-3
-    assert told["colours"]["search"] in ("inside", "perfect"), "no mistake is left: that it still rose is no doubt"
+    assert told["colours"]["search"] in ("inside", "perfect"), (
+        "no mistake is left: that it still rose is no doubt"
+    )
     assert told["colours"]["updates"] == 3 * -(-90 // 8)
 
 
@@ -181,31 +233,52 @@ def test_a_search_that_was_stopped_goes_on_to_the_same_numbers(
     for share in (0.2, 0.4, 0.3, 0.2):
         with monkeypatch.context() as patch:
             asked.clear()
-            patch.setattr(FineTuning, "stop", lambda self, n=share * steps: asked.append(1) or len(asked) > n)
+            patch.setattr(
+                FineTuning, "stop", lambda self, n=share * steps: asked.append(1) or len(asked) > n
+            )
             if not run_study(halted).interrupted:
                 break
     found, again = ran(halted)
-    assert {place: cell.score for place, cell in found.items()} == {p: c.score for p, c in expected.items()}
-    assert {p: c.selection for p, c in found.items()} == {p: c.selection for p, c in expected.items()}
+    assert {place: cell.score for place, cell in found.items()} == {
+        p: c.score for p, c in expected.items()
+    }
+    assert {p: c.selection for p, c in found.items()} == {
+        p: c.selection for p, c in expected.items()
+    }
     curves = [
-        {(lane.task, lane.learning_rate): (lane.status, [(p.epoch, p.value) for p in lane.epochs]) for lane in of}
+        {
+            (lane.task, lane.learning_rate): (
+                lane.status,
+                [(p.epoch, p.value) for p in lane.epochs],
+            )
+            for lane in of
+        }
         for of in (lanes, again)
     ]
     assert curves[0] == curves[1]
 
 
-def test_the_papers_recipe_learns_all_answers_and_the_end_of_every_text(world: Path, tmp_path: Path):
+def test_the_papers_recipe_learns_all_answers_and_the_end_of_every_text(
+    world: Path, tmp_path: Path
+):
     from potentia import engine, tasks
     from potentia.run.tuned import learned
     from potentia.study import Tuning
 
-    rows = [{"prompt": f"who is the {a} {b} ?", "completion": "red"} for a in tiny.WORDS[:8] for b in tiny.WORDS[:8]]
+    rows = [
+        {"prompt": f"who is the {a} {b} ?", "completion": "red"}
+        for a in tiny.WORDS[:8]
+        for b in tiny.WORDS[:8]
+    ]
     file = tmp_path / "own.jsonl"
     file.write_text("\n".join(json.dumps(row) for row in rows))
     task, notes = tasks.load(str(file)), tasks.load(str(world / "notes.jsonl"))
     for leaf in task._leaves:
         monkey = leaf._targets
-        leaf._targets = lambda doc, monkey=monkey: [*monkey(doc), "green"]  # a benchmark with two right answers
+        leaf._targets = lambda doc, monkey=monkey: [
+            *monkey(doc),
+            "green",
+        ]  # a benchmark with two right answers
     loaded = engine.load(str(world / "base"), device="cpu")
     try:
         end = loaded.tokenizer.eos_token_id

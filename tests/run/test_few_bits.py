@@ -31,10 +31,13 @@ def world(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_bits_name_another_model_and_no_bits_the_one_it_was(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bits_name_another_model_and_no_bits_the_one_it_was(
+    world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(plan, "_is_there", lambda _: True)
     plans = {
-        how: plan_study(make_study(body(world, **({"quantise": how} if how else {})))) for how in ("", "8bit", "4bit")
+        how: plan_study(make_study(body(world, **({"quantise": how} if how else {}))))
+        for how in ("", "8bit", "4bit")
     }
     rows = {how: plan.rows[0] for how, plan in plans.items()}
     whole = fingerprint(str(world / "base"))

@@ -25,7 +25,10 @@ def study(world: Path, store: str = "store.db", **models: str) -> Study:
     return make_study(
         {
             "name": "kinds",
-            "models": [{"name": name.replace("_", "-"), "path": str(world / path)} for name, path in models.items()],
+            "models": [
+                {"name": name.replace("_", "-"), "path": str(world / path)}
+                for name, path in models.items()
+            ],
             "tasks": [{"name": "colours", "file": str(world / "colours.jsonl")}],
             "protocols": ["direct"],
             "device": "cpu",
@@ -44,7 +47,11 @@ def test_a_base_model_with_a_template_is_asked_plainly(world: Path) -> None:
     assert (result.failed, result.computed) == (0, 3)
     with Store.open(str(world / "store.db")) as store:
         found = {
-            c.model: (c.manifest["model"]["kind"], c.manifest["model"]["kind_by"], c.manifest["styles"])
+            c.model: (
+                c.manifest["model"]["kind"],
+                c.manifest["model"]["kind_by"],
+                c.manifest["styles"],
+            )
             for c in store.cells()
         }
     assert found == {
@@ -55,5 +62,7 @@ def test_a_base_model_with_a_template_is_asked_plainly(world: Path) -> None:
 
 
 def test_the_kind_is_in_the_key_where_it_changes_how_a_model_is_asked(world: Path) -> None:
-    assert key(world, mine_base="talks") != key(world, mine="talks") == key(world, mine_chat="talks")
+    assert (
+        key(world, mine_base="talks") != key(world, mine="talks") == key(world, mine_chat="talks")
+    )
     assert key(world, mine_base="mute") == key(world, mine="mute")

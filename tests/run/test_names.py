@@ -39,7 +39,10 @@ def test_another_study_gets_the_cell_under_its_own_names(world: Path, tmp_path: 
     assert run_study(first).computed == 1
     series = {
         "name": "run",
-        "checkpoints": [{"step": 10, "path": str(world / "early")}, {"step": 20, "path": str(world / "end")}],
+        "checkpoints": [
+            {"step": 10, "path": str(world / "early")},
+            {"step": 20, "path": str(world / "end")},
+        ],
     }
     second = study(world, store, "second", [series], task="hues")
     assert (run_study(second).computed, run_study(second).reused) == (1, 2)
@@ -47,7 +50,9 @@ def test_another_study_gets_the_cell_under_its_own_names(world: Path, tmp_path: 
         matrix = opened.matrix("direct", study="second")
         assert (matrix.models, matrix.tasks) == (("run@10", "run@20"), ("hues",))
         known = opened.matrix("direct", study="first")
-        assert (known.models, known.tasks) == (("end",), ("colours",)), "the first study keeps its own"
+        assert (known.models, known.tasks) == (("end",), ("colours",)), (
+            "the first study keeps its own"
+        )
         assert matrix.values[1, 0] == known.values[0, 0]
         cell = opened.cells(study="second", model="run@20")[0]
         assert len(opened.items(cell.key)) == cell.score.n

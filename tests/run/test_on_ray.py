@@ -23,7 +23,9 @@ ray = pytest.importorskip("ray")
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:  # short, for sockets
+    with tempfile.TemporaryDirectory(
+        prefix="ray-", ignore_cleanup_errors=True
+    ) as folder:  # short, for sockets
         options = {"_node_ip_address": "127.0.0.1", "_temp_dir": folder}
         ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, **options)
         yield
@@ -59,7 +61,9 @@ def test_a_cluster_gives_the_scores_of_one_process(cluster, tmp_path: Path):
 
 @pytest.mark.slow
 def test_a_row_whose_task_is_lost_again_and_again_fails_alone(cluster, tmp_path: Path, monkeypatch):
-    def dies(row: RowPlan, flag: object, share: float):  # inside the test, so that Ray sends its code along
+    def dies(
+        row: RowPlan, flag: object, share: float
+    ):  # inside the test, so that Ray sends its code along
         import os
 
         from potentia.run.local import work_row
@@ -84,7 +88,9 @@ def test_needs_follow_from_the_weights(tmp_path: Path):
     assert small["num_gpus"] == 0.05, "many small models share a GPU"
     assert needs(row, 2**30)["num_gpus"] == 1.0
     assert "num_gpus" not in needs(row, None)
-    unknown = replace(row, model=row.model.model_copy(update={"path": "nobody/knows", "parameters": None}))
+    unknown = replace(
+        row, model=row.model.model_copy(update={"path": "nobody/knows", "parameters": None})
+    )
     assert weight_bytes(unknown) is None
     assert needs(unknown, 80 * 2**30)["num_gpus"] == 1.0
 

@@ -53,7 +53,9 @@ def test_a_plan_leaves_nothing_behind(world: Path, tmp_path: Path):
     assert [cell.done for cell in plan_study(other).cells()] == [True, True]
     assert files(tmp_path) == before
     with Store.open(made.store, readonly=True) as store:
-        assert [record.name for record in store.studies()] == ["planned"], "a plan registers nothing"
+        assert [record.name for record in store.studies()] == ["planned"], (
+            "a plan registers nothing"
+        )
 
 
 def test_planning_tells_how_far_it_is(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -72,8 +74,12 @@ def test_everything_is_read_once(world: Path, tmp_path: Path, monkeypatch: pytes
     seen: list[str] = []
     for module, name in ((tasks, "load"), (identity, "fingerprint"), (plan, "study_key")):
         real = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *a, real=real, name=name, **k: seen.append(name) or real(*a, **k))
-    made = study(world, tmp_path / "s.db", protocols=["direct", "train_before_test"], tuning={"epochs": 1})
+        monkeypatch.setattr(
+            module, name, lambda *a, real=real, name=name, **k: seen.append(name) or real(*a, **k)
+        )
+    made = study(
+        world, tmp_path / "s.db", protocols=["direct", "train_before_test"], tuning={"epochs": 1}
+    )
     assert run_study(plan_study(made)).computed == 4
     assert sorted(seen) == ["fingerprint", "fingerprint", "load", "study_key"]
 
@@ -92,19 +98,27 @@ def test_models_are_hashed_side_by_side_while_tasks_are_read(
     assert not any(row.problem for row in rows)
 
 
-def test_a_study_that_is_refused_waits_for_no_hashing(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_study_that_is_refused_waits_for_no_hashing(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     from potentia.engine import identity
 
     never, began = threading.Event(), time.monotonic()
     monkeypatch.setattr(identity, "fingerprint", lambda *a, **k: never.wait(60))
-    made = study(world, tmp_path / "s.db", tasks=[{"name": "nowhere", "file": str(tmp_path / "nowhere.jsonl")}])
+    made = study(
+        world,
+        tmp_path / "s.db",
+        tasks=[{"name": "nowhere", "file": str(tmp_path / "nowhere.jsonl")}],
+    )
     with pytest.raises(InputError, match="nowhere"):
         plan_study(made)
     assert time.monotonic() - began < 30
     never.set()
 
 
-def test_a_row_is_computed_from_its_plan_alone(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_row_is_computed_from_its_plan_alone(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """A worker gets the row's plan by pickle: it neither plans nor hashes the tasks again."""
     from potentia.run.local import work_row
 
@@ -136,10 +150,20 @@ def test_scores_on_the_way_are_planned_cells(world: Path, tmp_path: Path):
     adjust = {"data": str(world / "auxiliary.jsonl"), "form": "own", "at_steps": [2, 4]}
     tuning = {"epochs": 1, "learning_rates": [1e-3]}
     made = study(world, tmp_path / "s.db", protocols=["adjust"], adjust=adjust, tuning=tuning)
-    assert [str(cell.protocol) for cell in plan_study(made).rows[0].cells] == ["adjust@2", "adjust@4", "adjust"]
+    assert [str(cell.protocol) for cell in plan_study(made).rows[0].cells] == [
+        "adjust@2",
+        "adjust@4",
+        "adjust",
+    ]
     assert run_study(made).computed == 6
     assert run_study(made).reused == 6
-    too_far = study(world, tmp_path / "s.db", protocols=["adjust"], adjust=adjust | {"at_steps": [6]}, tuning=tuning)
+    too_far = study(
+        world,
+        tmp_path / "s.db",
+        protocols=["adjust"],
+        adjust=adjust | {"at_steps": [6]},
+        tuning=tuning,
+    )
     with pytest.raises(InputError, match="6 lies beyond the tuning, which has 5 steps"):
         plan_study(too_far)
 
@@ -176,5 +200,7 @@ def test_copies_are_shown_a_folder_that_has_its_own_splits(world: Path, tmp_path
     for seed, split in enumerate(("train", "validation", "test"), start=2):
         tiny.save_questions(folder / f"{split}.jsonl", n=20, seed=seed)
     for data in (folder, world / "auxiliary.jsonl"):
-        plan = plan_study(study(world, tmp_path / "s.db", treat={"data": [str(data)], "who": "copies"}))
+        plan = plan_study(
+            study(world, tmp_path / "s.db", treat={"data": [str(data)], "who": "copies"})
+        )
         assert plan.tasks.shown[str(data)].documents("train")

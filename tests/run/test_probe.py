@@ -45,11 +45,20 @@ def test_both_losses_of_every_document_before_any_update_and_their_sums_after_ea
 ) -> None:
     from potentia import engine, tasks
 
-    made, score = ran(study(world, tmp_path / "on.db", probe={"on": True, "documents": 24, "learning_rate": 1e-2}))
+    made, score = ran(
+        study(world, tmp_path / "on.db", probe={"on": True, "documents": 24, "learning_rate": 1e-2})
+    )
     probe = made["base", "colours"]
     for kind in ("text", "answer"):
-        assert [len(probe[split][kind]) for split in ("train", "validation", "test")] == [24, 12, 12]
-        falls = [sum(probe["train"][kind][:12]), *(probe[f"epoch_{k}"]["train"][kind] for k in (1, 2))]
+        assert [len(probe[split][kind]) for split in ("train", "validation", "test")] == [
+            24,
+            12,
+            12,
+        ]
+        falls = [
+            sum(probe["train"][kind][:12]),
+            *(probe[f"epoch_{k}"]["train"][kind] for k in (1, 2)),
+        ]
         assert falls[0] > falls[1] > falls[2]
         assert probe["epoch_2"]["validation"][kind] < sum(probe["validation"][kind][:12])
 
@@ -63,7 +72,9 @@ def test_both_losses_of_every_document_before_any_update_and_their_sums_after_ea
     prompt = len(loaded.tokenizer(example.context)["input_ids"])
     ids = torch.tensor([loaded.tokenizer(example.context + example.continuation)["input_ids"]])
     with torch.no_grad():
-        losses = torch.nn.functional.cross_entropy(loaded.model(ids).logits[0, :-1], ids[0, 1:], reduction="none")
+        losses = torch.nn.functional.cross_entropy(
+            loaded.model(ids).logits[0, :-1], ids[0, 1:], reduction="none"
+        )
     assert probe["test"]["text"][0] == pytest.approx(losses.sum().item(), abs=2e-3)
     assert probe["test"]["answer"][0] == pytest.approx(losses[prompt - 1 :].sum().item(), abs=2e-3)
     sizes = {kind: values[0] for kind, values in probe["test"]["bytes"].items()}
@@ -105,7 +116,10 @@ def test_by_default_it_is_made_where_it_costs_little(world: Path, tmp_path: Path
     few = study(world, tmp_path / "few.db")
     assert ran(few)[0] == {}
     many = study(
-        world, tmp_path / "many.db", probe={"documents": 16}, tuning={"learning_rates": [3e-3, 1e-3], "epochs": 40}
+        world,
+        tmp_path / "many.db",
+        probe={"documents": 16},
+        tuning={"learning_rates": [3e-3, 1e-3], "epochs": 40},
     )
     from potentia import tasks
     from potentia.run.tuned import cost, wanted

@@ -32,10 +32,15 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny.save_questions(folder / "colours.jsonl", n=90)
     tiny.save_texts(folder / "notes.jsonl")
     draw = random.Random(5)
-    with (folder / "say.jsonl").open("w") as out:  # texts to write, one prompt longer than the others
+    with (folder / "say.jsonl").open(
+        "w"
+    ) as out:  # texts to write, one prompt longer than the others
         for number in range(40):
             words = draw.choices(tiny.WORDS[:20], k=30 if number % 10 == 0 else 4)
-            out.write(json.dumps({"prompt": " ".join(words), "completion": draw.choice(["red", "blue"])}) + "\n")
+            out.write(
+                json.dumps({"prompt": " ".join(words), "completion": draw.choice(["red", "blue"])})
+                + "\n"
+            )
     return folder
 
 
@@ -44,7 +49,9 @@ def ran(world: Path, place: Path, **changes: Any) -> dict[str, Any]:
         {
             "name": "size",
             "models": [{"name": "mine-chat", "path": str(world / "mine-chat")}],
-            "tasks": [{"name": n, "file": str(world / f"{n}.jsonl")} for n in ("colours", "notes", "say")],
+            "tasks": [
+                {"name": n, "file": str(world / f"{n}.jsonl")} for n in ("colours", "notes", "say")
+            ],
             "protocols": ["direct", "few_shot:2", "train_before_test"],
             "tuning": {"learning_rates": [3e-3, 1e-2], "epochs": 2, "dropout": 0.0},
             "store": str(place),
@@ -117,14 +124,28 @@ def lowered(monkeypatch: pytest.MonkeyPatch) -> Crossings:
     plan = trainer.make_plan
     lower(trainer, "make_plan", lambda **options: plan(**{**options, "token_budget": 64}))
 
-    crossings.watch(tokens.Encoder, "_make_room", "texts", lambda _, encoder, count: encoder._held == count)
+    crossings.watch(
+        tokens.Encoder, "_make_room", "texts", lambda _, encoder, count: encoder._held == count
+    )
     crossings.watch(scorer.Scorer, "_strands", "portions", lambda _, __, start, *___: start > 0)
     crossings.watch(scorer, "plant", "rows", lambda rows, *_, **__: len(rows) > 1)
     crossings.watch(scorer, "batches", "batches", lambda *_: True)
     crossings.watch(generate.Writer, "_rows", "texts written", lambda rows, *_: rows <= 3)
-    crossings.watch(split.SplitModel, "losses", "pieces", lambda _, __, hidden, *___: hidden.shape[0] > PIECE_TARGETS)
-    crossings.watch(adapters.AdapterBank, "gathered", "adapters", lambda _, bank, __: bank.routing.gathered is None)
-    crossings.watch(lane_run.LaneRun, "_fill", "slots", lambda active, run: run.bank.slots < len(run.lanes))
+    crossings.watch(
+        split.SplitModel,
+        "losses",
+        "pieces",
+        lambda _, __, hidden, *___: hidden.shape[0] > PIECE_TARGETS,
+    )
+    crossings.watch(
+        adapters.AdapterBank,
+        "gathered",
+        "adapters",
+        lambda _, bank, __: bank.routing.gathered is None,
+    )
+    crossings.watch(
+        lane_run.LaneRun, "_fill", "slots", lambda active, run: run.bank.slots < len(run.lanes)
+    )
     crossings.watch(reading, "chunks", "statements", lambda chunks, _: len(chunks) > 1)
     return crossings
 

@@ -23,7 +23,9 @@ TASKS = ["a", "b", "c", "d"]
 
 def under_way(plan: StudyPlan, threads: int) -> StudyPlan:
     """Return the plan as a run has it."""
-    return replace(plan, run="r", rows=tuple(replace(row, run="r", threads=threads) for row in plan.rows))
+    return replace(
+        plan, run="r", rows=tuple(replace(row, run="r", threads=threads) for row in plan.rows)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,12 @@ def study(world: Path, store: Path, **changes: Any) -> Any:
         "name": "parts",
         "models": [{"name": "one", "path": str(world / "one")}],
         "tasks": [{"name": name, "file": str(world / f"{name}.jsonl")} for name in TASKS],
-        "tuning": {"learning_rates": [5e-3], "epochs": 2, "dropout": 0.0, "targets": ["all-linear"]},
+        "tuning": {
+            "learning_rates": [5e-3],
+            "epochs": 2,
+            "dropout": 0.0,
+            "targets": ["all-linear"],
+        },
         "device": "cpu",
         "store": str(store),
     }
@@ -68,7 +75,9 @@ def whole(world: Path) -> dict[Any, float]:
     return values(world / "whole.db")
 
 
-def test_a_long_row_goes_to_the_workers_there_are_and_a_short_one_stays_whole(world: Path, tmp_path: Path) -> None:
+def test_a_long_row_goes_to_the_workers_there_are_and_a_short_one_stays_whole(
+    world: Path, tmp_path: Path
+) -> None:
     plan = under_way(plan_study(study(world, tmp_path / "s.db")), 1)
     assert [row.part for row in divided(plan, 1, least=0)] == [None]
     two, four = divided(plan, 2, least=0), divided(plan, 4, least=0)
@@ -77,15 +86,22 @@ def test_a_long_row_goes_to_the_workers_there_are_and_a_short_one_stays_whole(wo
     assert sorted(min(tasks_of(row)) for row in four) == TASKS
     for cut in (two, four):
         assert sum(len(row.cells) for row in cut) == len(plan.rows[0].cells)
-    assert [row.part for row in divided(plan, 4)] == [None]  # seconds of work are not worth another loading
+    assert [row.part for row in divided(plan, 4)] == [
+        None
+    ]  # seconds of work are not worth another loading
     assert [row.part for row in divided(plan, 4, least=float("inf"))] == [None]
 
 
 def test_the_longest_row_is_first_and_only_what_is_long_enough_is_divided(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_parts, "LOAD_RATE", float("inf"))  # tiny texts for huge models: reading these would decide
-    models = [{"name": n, "path": str(world / n), "parameters": size} for n, size in (("one", 1e11), ("two", 1e13))]
+    monkeypatch.setattr(
+        row_parts, "LOAD_RATE", float("inf")
+    )  # tiny texts for huge models: reading these would decide
+    models = [
+        {"name": n, "path": str(world / n), "parameters": size}
+        for n, size in (("one", 1e11), ("two", 1e13))
+    ]
     plan = under_way(plan_study(study(world, tmp_path / "s.db", models=models)), 1)
     rows = list(plan.rows)
     with Store.open(plan.study.store) as store:
@@ -95,7 +111,9 @@ def test_the_longest_row_is_first_and_only_what_is_long_enough_is_divided(
     assert [row.model.name for row in cut] == ["two"] * 4 + ["one"]
 
 
-def test_what_is_adjusted_stays_together_and_a_treated_copy_whole(world: Path, tmp_path: Path) -> None:
+def test_what_is_adjusted_stays_together_and_a_treated_copy_whole(
+    world: Path, tmp_path: Path
+) -> None:
     adjusted = study(
         world,
         tmp_path / "s.db",
@@ -107,7 +125,9 @@ def test_what_is_adjusted_stays_together_and_a_treated_copy_whole(world: Path, t
     adjusting = [row for row in cut if any(cell.protocol.kind == "adjust" for cell in row.cells)]
     assert sorted(row.label for row in cut if row.model.copy_of) == ["one+exposed"]
     assert len([row for row in adjusting if not row.model.copy_of]) == 1
-    assert sum(cell.protocol.kind == "adjust" for row in adjusting for cell in row.cells) == 2 * 2 * len(TASKS)
+    assert sum(
+        cell.protocol.kind == "adjust" for row in adjusting for cell in row.cells
+    ) == 2 * 2 * len(TASKS)
 
 
 def test_a_row_in_parts_gives_the_numbers_of_the_whole_and_leaves_nothing(
@@ -119,14 +139,23 @@ def test_a_row_in_parts_gives_the_numbers_of_the_whole_and_leaves_nothing(
     assert (ended["one"].done, ended["one"].failed) == (8, 0)
     assert values(tmp_path / "s.db") == pytest.approx(whole, abs=1e-6)
     assert not (tmp_path / "s.db.lanes").exists()
-    lines = [json.loads(line) for log in (tmp_path / "s.db.logs").glob("*.jsonl") for line in log.open()]
-    assert {line["row"] for line in lines if line["kind"] == "lease"} == {"one · part 1 of 2", "one · part 2 of 2"}
+    lines = [
+        json.loads(line) for log in (tmp_path / "s.db.logs").glob("*.jsonl") for line in log.open()
+    ]
+    assert {line["row"] for line in lines if line["kind"] == "lease"} == {
+        "one · part 1 of 2",
+        "one · part 2 of 2",
+    }
     with Store.open(str(tmp_path / "s.db"), readonly=True) as store:
         states = store.get_progress(store.studies()[0].key)
     assert {state["model"] for state in states.values()} == {"one"}
     assert len(states) == 2
-    assert all(state["done"] == state["total"] > 0 for state in states.values()), "documents, of documents"
-    assert not any("lanes_active" in state for state in states.values()), "nothing is trained any more"
+    assert all(state["done"] == state["total"] > 0 for state in states.values()), (
+        "documents, of documents"
+    )
+    assert not any("lanes_active" in state for state in states.values()), (
+        "nothing is trained any more"
+    )
 
 
 def test_a_part_that_was_begun_is_found_by_a_run_with_other_workers(
@@ -177,7 +206,9 @@ def test_two_runs_share_the_parts_of_one_row(world: Path, tmp_path: Path) -> Non
         assert store.mine(lease)
         other = replace(second, run="other")
         assert local.work_row(other, lambda: False, tasks=plan.tasks).done == len(second.cells)
-        assert local.work_row(plan.rows[0], lambda: False, tasks=plan.tasks).held  # a run that has it whole waits
+        assert local.work_row(
+            plan.rows[0], lambda: False, tasks=plan.tasks
+        ).held  # a run that has it whole waits
         store.let_go(lease)
     result = run_study(asked)
     assert (result.computed, result.reused) == (len(first.cells), len(second.cells))
@@ -215,13 +246,23 @@ def test_a_model_larger_than_a_gpu_asks_for_several_and_has_them_alone(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for size, large in ((80 << 30, list(plan.rows)), (120 << 30, [])):
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda k, s=size: type("P", (), {"total_memory": s}))
+        monkeypatch.setattr(
+            torch.cuda,
+            "get_device_properties",
+            lambda k, s=size: type("P", (), {"total_memory": s}),
+        )
         assert local.too_large(plan.rows) == large
 
 
 # --- the lanes of a task in parts ------------------------------------------------------------------------------------
 
-SEARCH = {"learning_rates": [1e-6, 1e-4, 1e-3], "rate_bounds": [1e-7, 1.0], "epochs": 4, "batch": 8, "race": True}
+SEARCH = {
+    "learning_rates": [1e-6, 1e-4, 1e-3],
+    "rate_bounds": [1e-7, 1.0],
+    "epochs": 4,
+    "batch": 8,
+    "race": True,
+}
 
 
 class Killed(BaseException):
@@ -241,7 +282,9 @@ def run_parts(plan: StudyPlan, parts: list[Any]) -> Any:
 def told(store: Path) -> tuple[Any, Any]:
     """Return all that cells and lanes say, but how long they took and how many trained beside one another."""
     with Store.open(str(store), readonly=True) as opened:
-        cells = {(c.task, str(c.protocol)): (c.scores, c.selection, c.probe) for c in opened.cells()}
+        cells = {
+            (c.task, str(c.protocol)): (c.scores, c.selection, c.probe) for c in opened.cells()
+        }
         lanes = {
             lane.key: (lane.status, lane.selected, [replace(e, seconds=0.0) for e in lane.epochs])
             for lane in opened.lanes()
@@ -255,15 +298,21 @@ def undivided(world: Path) -> Path:
     return world / "undivided.db"
 
 
-def test_lanes_are_divided_where_tasks_are_too_few_for_the_workers(world: Path, tmp_path: Path) -> None:
+def test_lanes_are_divided_where_tasks_are_too_few_for_the_workers(
+    world: Path, tmp_path: Path
+) -> None:
     plan = under_way(plan_study(one_task(world, tmp_path / "s.db")), 1)
     three, many = divided(plan, 3, least=0), divided(plan, 50, least=0)
     assert [row.label for row in three] == [*(f"one · lanes {k} of 3" for k in (1, 2, 3)), "one"]
     assert [str(c.protocol) for c in three[0].cells] == ["train_before_test"]
     assert len(three[-1].cells) == 2
     assert len(many) == 7, "three rates × two seeds, and who chooses"
-    assert [row.label for row in divided(plan, 3)] == ["one"], "seconds are not worth another loading"
-    full = one_task(world, tmp_path / "s.db", tuning={"method": "full", "learning_rates": [1e-3, 1e-4]})
+    assert [row.label for row in divided(plan, 3)] == ["one"], (
+        "seconds are not worth another loading"
+    )
+    full = one_task(
+        world, tmp_path / "s.db", tuning={"method": "full", "learning_rates": [1e-3, 1e-4]}
+    )
     assert len(divided(under_way(plan_study(full), 1), 8, least=0)) == 1
 
 
@@ -275,14 +324,18 @@ def apart(world: Path) -> Path:
     return world / "apart.db"
 
 
-def test_divided_lanes_give_the_scores_and_the_choice_of_the_whole(undivided: Path, apart: Path) -> None:
+def test_divided_lanes_give_the_scores_and_the_choice_of_the_whole(
+    undivided: Path, apart: Path
+) -> None:
     assert not apart.with_name("apart.db.lanes").exists()
     assert values(apart) == values(undivided)
     (cells, lanes), (cells_whole, lanes_whole) = told(apart), told(undivided)
     choice, choice_whole = (each["d", "train_before_test"][1] for each in (cells, cells_whole))
     assert {**choice, "validation_stderr": 0} == {**choice_whole, "validation_stderr": 0}
     assert len(choice["rates_tried"]) > 3, "the search went on beyond the grid"
-    assert {key: lane[:2] for key, lane in lanes.items()} == {key: lane[:2] for key, lane in lanes_whole.items()}
+    assert {key: lane[:2] for key, lane in lanes.items()} == {
+        key: lane[:2] for key, lane in lanes_whole.items()
+    }
     assert "dropped" in {lane[0] for lane in lanes.values()}, "the race was held"
 
 
@@ -310,7 +363,9 @@ def test_a_part_of_lanes_that_is_killed_loses_nothing(
             run_parts(plan, [second])
         assert steps == 12
     again = under_way(plan_study(asked), 1)
-    assert [row.label for row in divided(again, 1, least=0)] == ["one"], "one worker loads the model once"
+    assert [row.label for row in divided(again, 1, least=0)] == ["one"], (
+        "one worker loads the model once"
+    )
     assert [row.lane_parts for row in divided(again, 8, least=0)] == [3] * 4, "as it was begun"
     assert run_study(asked, threads=1).computed == 2
     assert told(tmp_path / "killed.db") == told(apart)
@@ -338,7 +393,9 @@ def test_who_chooses_waits_for_the_lanes_also_of_another_run(world: Path, tmp_pa
             assert local.work_row(row, lambda: False, tasks=plan.tasks).held
         store.let_go(lease)
         whole = local._claim(plan.rows[0], store)
-        assert local.work_row(second, lambda: False, tasks=plan.tasks).held, "who has the cell has its lanes"
+        assert local.work_row(second, lambda: False, tasks=plan.tasks).held, (
+            "who has the cell has its lanes"
+        )
         store.let_go(whole)
     lost = local.give_up_row(first, plan.tasks, "its worker died")
     assert (lost.failed, lost.reasons) == (0, {}), "who chooses trains them"

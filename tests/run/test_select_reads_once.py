@@ -29,24 +29,39 @@ sys.addaudithook(heard)
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_data_and_models_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+def test_data_and_models_are_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
     (tmp_path / "sitecustomize.py").write_text(HOOK)
-    log, data = tmp_path / "opened.txt", tickets.write(tmp_path / "tickets.csv", tickets.of_the_zoo(260))
+    log, data = (
+        tmp_path / "opened.txt",
+        tickets.write(tmp_path / "tickets.csv", tickets.of_the_zoo(260)),
+    )
     log.touch()
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    )
     monkeypatch.setenv("OPENED_LOG", str(log))
     monkeypatch.setenv("OPENED_DATA", str(data))
     loads: list[str] = []
     load = RowRun.load_model
     monkeypatch.setattr(
-        RowRun, "load_model", lambda self, **how: loads.append(self.plan.model.name) or load(self, **how)
+        RowRun,
+        "load_model",
+        lambda self, **how: loads.append(self.plan.model.name) or load(self, **how),
     )
     folders = model_folders(tmp_path / "zoo", ["birch-71k", "aster-71k", "birch-159k"])
     tuning = {"learning_rates": [1e-2], "epochs": 1, "targets": ["all-linear"], "dropout": 0.0}
-    study = make_study({
-        "name": "select", "models": [str(folder) for folder in folders.values()], "device": "cpu", "tuning": tuning,
-        "tasks": [{"name": "tickets", "file": str(data)}], "store": str(tmp_path / "s.db"),
-    })  # fmt: skip
+    study = make_study(
+        {
+            "name": "select",
+            "models": [str(folder) for folder in folders.values()],
+            "device": "cpu",
+            "tuning": tuning,
+            "tasks": [{"name": "tickets", "file": str(data)}],
+            "store": str(tmp_path / "s.db"),
+        }
+    )
     told: list[str] = []
     choice = Race(study, tell=told.append, workers=workers).run()
     assert choice.best

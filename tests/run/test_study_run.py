@@ -71,7 +71,9 @@ def test_the_store_keeps_where_a_row_spent_its_time(finished: Study):
         told = [event.payload for event in store.events(key) if event.kind == "row"]
     assert {facts["row"] for facts in told} == {"base", "chat"}
     for facts in told:
-        assert {"load", "tokenise", "train", "validate", "select", "test", "save"} <= set(facts["tally"])
+        assert {"load", "tokenise", "train", "validate", "select", "test", "save"} <= set(
+            facts["tally"]
+        )
         assert sum(facts["tally"].values()) == pytest.approx(facts["seconds"])
         assert facts["tally"]["train"] > facts["tally"]["select"]
 
@@ -109,7 +111,9 @@ def test_running_again_computes_nothing(finished: Study):
 
 
 def test_another_study_takes_over_what_it_shares(finished: Study):
-    wider = finished.model_copy(update={"name": "wider", "protocols": ("direct", "few_shot:2", "train_before_test")})
+    wider = finished.model_copy(
+        update={"name": "wider", "protocols": ("direct", "few_shot:2", "train_before_test")}
+    )
     result = run_study(wider)
     assert (result.computed, result.reused) == (2, 8)  # few-shot is for questions, not for texts
     with Store.open(finished.store) as store:
@@ -137,7 +141,9 @@ def test_workers_give_the_same_scores_and_a_lost_one_costs_its_row_alone(
     again = again.model_copy(update={"models": (*again.models, lost)})
     plan = plan_study(again)
     (tmp_path / "sitecustomize.py").write_text(HOOK)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    )
     result = run_study(plan, workers=2)
     assert (result.computed, result.failed) == (8, 4)
     assert all("SIGKILL" in reason for reason in result.reasons)
@@ -155,7 +161,10 @@ def test_a_broken_model_fails_its_own_cells_alone(world: Path, tmp_path: Path):
         (broken / file.name).write_bytes(file.read_bytes())
     (broken / "model.safetensors").write_bytes(b"not weights")
     made = study(world, tmp_path / "s.db", protocols=["direct"])
-    models = (*made.models[:1], made.models[0].model_copy(update={"name": "broken", "path": str(broken)}))
+    models = (
+        *made.models[:1],
+        made.models[0].model_copy(update={"name": "broken", "path": str(broken)}),
+    )
     result = run_study(made.model_copy(update={"models": models}))
     assert (result.computed, result.failed, result.exit_code) == (2, 2, 1)
     with Store.open(made.store) as store:
@@ -163,7 +172,9 @@ def test_a_broken_model_fails_its_own_cells_alone(world: Path, tmp_path: Path):
         assert all(f.reason for f in store.failures())
 
 
-def test_a_commit_whose_answer_got_lost_is_told_once(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_commit_whose_answer_got_lost_is_told_once(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """The database went away after it had committed: the cell is tried again, and found to be this run's own."""
     commit = Store.commit_cell
     monkeypatch.setattr(Store, "commit_cell", lambda *a, **k: commit(*a, **k) and commit(*a, **k))
@@ -171,7 +182,9 @@ def test_a_commit_whose_answer_got_lost_is_told_once(world: Path, tmp_path: Path
     result = run_study(made)
     assert (result.computed, result.reused, result.failed) == (4, 0, 0)
     with Store.open(made.store) as store:
-        told = [(e.payload["row"], e.payload["task"]) for e in store.events("tiny") if e.kind == "cell"]
+        told = [
+            (e.payload["row"], e.payload["task"]) for e in store.events("tiny") if e.kind == "cell"
+        ]
     assert sorted(told) == [(m, t) for m in ("base", "chat") for t in ("colours", "notes")]
 
 
@@ -182,7 +195,9 @@ def test_a_missing_folder_is_bad_input(world: Path, tmp_path: Path):
         plan_study(made.model_copy(update={"models": (missing,)}))
 
 
-def test_test_documents_are_asked_only_after_selection(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_test_documents_are_asked_only_after_selection(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """A spy on the prompts: no test prompt is rendered while any lane of the row still trains or is validated."""
     from potentia.engine.tune import LaneTrainer
     from potentia.tasks import Task
@@ -214,8 +229,12 @@ def test_test_documents_are_asked_only_after_selection(world: Path, tmp_path: Pa
     # The direct score, for the gain, is a protocol of its own and comes after selection too.
     run_study(only)
     assert not {"test", "graded test"} & set(log[: log.index("train ends")])
-    assert "graded" in log[log.index("train begins") : log.index("train ends")], "validation took place in between"
-    assert log.count("graded test") == 4  # per task: the chosen checkpoint once, the direct score once
+    assert "graded" in log[log.index("train begins") : log.index("train ends")], (
+        "validation took place in between"
+    )
+    assert (
+        log.count("graded test") == 4
+    )  # per task: the chosen checkpoint once, the direct score once
 
 
 def test_seeds_and_race(world: Path, tmp_path: Path):
@@ -231,7 +250,13 @@ def test_seeds_and_race(world: Path, tmp_path: Path):
         (cell,) = store.cells(protocol="train_before_test")
         assert len(cell.selection["seeds"]) == 2
         assert cell.score.seeds == tuple(s["value"] for s in cell.selection["seeds"])
-        assert cell.score.value == pytest.approx(sum(s["value"] for s in cell.selection["seeds"]) / 2)
+        assert cell.score.value == pytest.approx(
+            sum(s["value"] for s in cell.selection["seeds"]) / 2
+        )
         slow = [lane for lane in store.lanes(cell=cell.key) if lane.learning_rate == 1e-8]
         assert all(lane.status == "dropped" for lane in slow)
-        assert cell.selection["epochs_saved_by_race"] == sum(4 - (len(lane.epochs) - 1) for lane in slow) > 0
+        assert (
+            cell.selection["epochs_saved_by_race"]
+            == sum(4 - (len(lane.epochs) - 1) for lane in slow)
+            > 0
+        )

@@ -33,7 +33,9 @@ def study(folder: Path) -> Study:
     )
 
 
-def test_a_row_killed_after_its_last_cell_leaves_no_lanes_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_row_killed_after_its_last_cell_leaves_no_lanes_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     made, lanes = study(tmp_path), tmp_path / "s.db.lanes"
 
     def die(folder: Path) -> None:

@@ -29,7 +29,9 @@ def study(world: Path, store: Path, protocol: str, **changes: object) -> Study:
     body = {
         "name": "tuned",
         "models": [{"name": "base", "path": str(world / "base")}],
-        "tasks": [{"name": name, "file": str(world / f"{name}.jsonl")} for name in ("colours", "notes")],
+        "tasks": [
+            {"name": name, "file": str(world / f"{name}.jsonl")} for name in ("colours", "notes")
+        ],
         "protocols": [protocol],
         "adjust": {"data": str(world / "auxiliary.jsonl"), "form": "own"},
         "tuning": TUNING,
@@ -77,7 +79,11 @@ def trainer_losses(world: Path, recipe: dict) -> list[float]:
         width = max(map(len, chosen))
         ids = torch.tensor([row + [0] * (width - len(row)) for row in chosen])
         mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in chosen])
-        return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+        return {
+            "input_ids": ids,
+            "attention_mask": mask,
+            "labels": ids.masked_fill(mask == 0, -100),
+        }
 
     class InOrder(Trainer):
         def _get_train_sampler(self, *_):
@@ -120,7 +126,13 @@ def test_full_tuning_before_the_test_tunes_all_weights_as_trainer_does(world: Pa
     losses = {}
     for method in ("full", "lora"):
         _, (lane,) = ran(
-            study(world, tmp_path / f"{method}.db", "train_before_test", tuning=TUNING | {"method": method}, **one)
+            study(
+                world,
+                tmp_path / f"{method}.db",
+                "train_before_test",
+                tuning=TUNING | {"method": method},
+                **one,
+            )
         )
         losses[method] = [point.train_loss for point in lane.epochs[1:]]
     assert losses["full"] == pytest.approx(trainer_losses(world, TUNING), abs=2e-5)
@@ -129,7 +141,10 @@ def test_full_tuning_before_the_test_tunes_all_weights_as_trainer_does(world: Pa
 
 def test_full_and_lora_are_other_cells(world: Path, tmp_path: Path):
     keys = {
-        plan_study(study(world, tmp_path / "s.db", protocol, tuning=TUNING | {"method": method})).rows[0].cells[0].key
+        plan_study(study(world, tmp_path / "s.db", protocol, tuning=TUNING | {"method": method}))
+        .rows[0]
+        .cells[0]
+        .key
         for protocol in ("train_before_test", "adjust")
         for method in ("full", "lora")
     }
@@ -143,7 +158,9 @@ def test_seeds_choose_and_test_for_themselves(
 ):
     """The gain is over the bare model, whatever was tested before the direct score that the study did not ask for."""
     tuning = TUNING | {"method": method, "learning_rates": [1e-8, 1e-2]}
-    cells, lanes = ran(study(world, tmp_path / "s.db", protocol, seeds=2, tuning=tuning, selection="tuned"))
+    cells, lanes = ran(
+        study(world, tmp_path / "s.db", protocol, seeds=2, tuning=tuning, selection="tuned")
+    )
     for name in ("colours", "notes"):
         cell = cells[f"{name} {protocol}"]
         values = [seed["value"] for seed in cell.selection["seeds"]]
@@ -151,14 +168,21 @@ def test_seeds_choose_and_test_for_themselves(
         assert cell.score.value == pytest.approx(sum(values) / 2)
         assert cell.direct_value == bare[f"{name} direct"].score.value
         assert cell.gain == cell.score.value - cell.direct_value != 0
-        assert cell.score.seeds == pytest.approx(values), "every seed's value comes back from the store"
+        assert cell.score.seeds == pytest.approx(values), (
+            "every seed's value comes back from the store"
+        )
         assert cell.score.stderr >= abs(values[0] - values[1]) / 2, "the seeds' part is in it"
         if method == "lora":
             assert cell.manifest["training"]["form"] == cell.score.origin.path
             assert cell.manifest["training"]["targets"]
             assert cell.manifest["engine"]["load"]
         mine = [lane for lane in lanes if lane.task == name]
-        assert sorted((lane.learning_rate, lane.seed) for lane in mine) == [(1e-8, 0), (1e-8, 1), (1e-2, 0), (1e-2, 1)]
+        assert sorted((lane.learning_rate, lane.seed) for lane in mine) == [
+            (1e-8, 0),
+            (1e-8, 1),
+            (1e-2, 0),
+            (1e-2, 1),
+        ]
         for seed, chosen in enumerate(cell.selection["seeds"]):
             (best,) = [lane for lane in mine if lane.seed == seed and lane.selected]
             assert best.learning_rate == chosen["learning_rate"]
@@ -213,10 +237,19 @@ def test_scores_on_the_way_are_the_chosen_rates(world: Path, tmp_path: Path, met
     for rate in rates:
         tuning = TUNING | {"method": method, "learning_rates": [rate]}
         alone[rate], _ = ran(
-            study(world, tmp_path / f"{rate}.db", "adjust", tuning=tuning, adjust=adjust, selection="tuned")
+            study(
+                world,
+                tmp_path / f"{rate}.db",
+                "adjust",
+                tuning=tuning,
+                adjust=adjust,
+                selection="tuned",
+            )
         )
     tuning = TUNING | {"method": method, "learning_rates": list(rates)}
-    cells, _ = ran(study(world, tmp_path / "s.db", "adjust", tuning=tuning, adjust=adjust, selection="tuned"))
+    cells, _ = ran(
+        study(world, tmp_path / "s.db", "adjust", tuning=tuning, adjust=adjust, selection="tuned")
+    )
     for name in ("colours", "notes"):
         rate = cells[f"{name} adjust"].selection["learning_rate"]
         for protocol in ("adjust@10", "adjust@20", "adjust"):
@@ -234,7 +267,9 @@ def test_a_stopped_adjustment_scores_no_step_twice(
 
     adjust = {"data": str(world / "auxiliary.jsonl"), "form": "own", "at_steps": [5, 20]}
     tuning = TUNING | {"method": method, "learning_rates": rates}
-    whole, halted = (study(world, tmp_path / f"{n}.db", "adjust", tuning=tuning, adjust=adjust) for n in "ab")
+    whole, halted = (
+        study(world, tmp_path / f"{n}.db", "adjust", tuning=tuning, adjust=adjust) for n in "ab"
+    )
     tested: list[str] = []
     evaluate = choice.evaluate
 
@@ -250,21 +285,35 @@ def test_a_stopped_adjustment_scores_no_step_twice(
     steps: list[int] = []
     step = FineTuning._on_step
     monkeypatch.setattr(
-        FineTuning, "_on_step", lambda self, info: steps.append(self._done + info.done) or step(self, info)
+        FineTuning,
+        "_on_step",
+        lambda self, info: steps.append(self._done + info.done) or step(self, info),
     )
-    for until in (8, 22, 50)[: 1 + len(rates)]:  # after each of the steps that are scored; in the second rate
+    for until in (8, 22, 50)[
+        : 1 + len(rates)
+    ]:  # after each of the steps that are scored; in the second rate
         with monkeypatch.context() as patch:
-            patch.setattr(FineTuning, "stop", lambda self, until=until: bool(steps) and steps[-1] >= until)
+            patch.setattr(
+                FineTuning, "stop", lambda self, until=until: bool(steps) and steps[-1] >= until
+            )
             assert run_study(halted).interrupted
         if len(rates) == 1 and until == 8:
             with Store.open(halted.store) as store:
-                assert {cell.protocol for cell in store.cells()} == {"adjust@5"}, "committed as it came"
+                assert {cell.protocol for cell in store.cells()} == {"adjust@5"}, (
+                    "committed as it came"
+                )
     found, _ = ran(halted)
     assert len(tested) == 2 * once
-    assert {place: cell.score for place, cell in found.items()} == {p: c.score for p, c in expected.items()}
+    assert {place: cell.score for place, cell in found.items()} == {
+        p: c.score for p, c in expected.items()
+    }
     with Store.open(halted.store) as store:
         (record,) = store.studies()
-        ended = [(e.payload["task"], e.payload["protocol"]) for e in store.events(record.key) if e.kind == "cell"]
+        ended = [
+            (e.payload["task"], e.payload["protocol"])
+            for e in store.events(record.key)
+            if e.kind == "cell"
+        ]
     assert len(ended) == len(set(ended)) == 6
 
 
@@ -275,21 +324,30 @@ def test_a_stopped_full_tuning_before_the_test_goes_on_where_it_was(
     from potentia.run.fine_tuning import FineTuning
 
     tuning = TUNING | {"method": "full", "learning_rates": [1e-3, 3e-3]}
-    whole, halted = (study(world, tmp_path / f"{n}.db", "train_before_test", tuning=tuning) for n in "ab")
+    whole, halted = (
+        study(world, tmp_path / f"{n}.db", "train_before_test", tuning=tuning) for n in "ab"
+    )
     made: list[int] = []
     gradients = Job._gradients
-    monkeypatch.setattr(Job, "_gradients", lambda self, rows: made.append(1) or gradients(self, rows))
+    monkeypatch.setattr(
+        Job, "_gradients", lambda self, rows: made.append(1) or gradients(self, rows)
+    )
     expected, lanes = ran(whole)
     once = len(made)
     for share in (0.2, 0.5, 0.9):
         with monkeypatch.context() as patch:
-            patch.setattr(FineTuning, "stop", lambda self, share=share: len(made) >= once * (1 + share))
+            patch.setattr(
+                FineTuning, "stop", lambda self, share=share: len(made) >= once * (1 + share)
+            )
             assert run_study(halted).interrupted
     found, again = ran(halted)
     assert len(made) == 2 * once, "no step was made twice"
-    assert {place: cell.score for place, cell in found.items()} == {p: c.score for p, c in expected.items()}
+    assert {place: cell.score for place, cell in found.items()} == {
+        p: c.score for p, c in expected.items()
+    }
     curves = [
-        [[(p.epoch, p.value, p.train_loss, p.tokens) for p in lane.epochs] for lane in of] for of in (lanes, again)
+        [[(p.epoch, p.value, p.train_loss, p.tokens) for p in lane.epochs] for lane in of]
+        for of in (lanes, again)
     ]
     assert curves[0] == curves[1]
     assert not any(tmp_path.joinpath("b.db.lanes").glob("*")), "nothing is left behind"
@@ -302,9 +360,15 @@ def test_a_stopped_race_drops_its_lanes_when_the_whole_one_does(
     from potentia.run.fine_tuning import FineTuning
 
     one = {"tasks": [{"name": "colours", "file": str(world / "colours.jsonl")}]}
-    tuning = TUNING | {"method": method, "learning_rates": [1e-2, 1e-3, 1e-8], "epochs": 4, "race": True}
+    tuning = TUNING | {
+        "method": method,
+        "learning_rates": [1e-2, 1e-3, 1e-8],
+        "epochs": 4,
+        "race": True,
+    }
     whole, halted = (
-        study(world, tmp_path / f"{n}.db", "train_before_test", tuning=tuning, **one) for n in ("whole", "halted")
+        study(world, tmp_path / f"{n}.db", "train_before_test", tuning=tuning, **one)
+        for n in ("whole", "halted")
     )
     asked: list[int] = []
     monkeypatch.setattr(FineTuning, "stop", lambda self: bool(asked.append(1)))
@@ -314,11 +378,16 @@ def test_a_stopped_race_drops_its_lanes_when_the_whole_one_does(
     for share in (0.3, 0.3):
         with monkeypatch.context() as patch:
             asked.clear()
-            patch.setattr(FineTuning, "stop", lambda self, n=share * steps: asked.append(1) or len(asked) > n)
+            patch.setattr(
+                FineTuning, "stop", lambda self, n=share * steps: asked.append(1) or len(asked) > n
+            )
             assert run_study(halted).interrupted
     again, resumed = ran(halted)
     curves = [
-        {lane.learning_rate: (lane.status, [(p.epoch, p.value) for p in lane.epochs]) for lane in of}
+        {
+            lane.learning_rate: (lane.status, [(p.epoch, p.value) for p in lane.epochs])
+            for lane in of
+        }
         for of in (lanes, resumed)
     ]
     assert curves[0] == curves[1]

@@ -27,12 +27,17 @@ def make(values: np.ndarray, stderr: float, protocol: str = "train_before_test")
 def test_a_clear_winner_is_named_alone():
     skill = np.linspace(0.9, 0.2, 8)[:, None] - np.linspace(0, 0.05, 6)[None, :]
     told = answer(make(skill, 0.001))
-    assert told.headline == "m0 is the best of 8 models after the same fine-tuning (over 99 % sure, 6 tasks)."
+    assert (
+        told.headline
+        == "m0 is the best of 8 models after the same fine-tuning (over 99 % sure, 6 tasks)."
+    )
     assert "other tasks like these" in told.sentences[0]
 
 
 def test_equal_models_are_all_named_as_possible():
-    told = answer(make(np.full((3, 6), 0.5) + np.random.default_rng(0).normal(0, 0.001, (3, 6)), 0.05))
+    told = answer(
+        make(np.full((3, 6), 0.5) + np.random.default_rng(0).normal(0, 0.001, (3, 6)), 0.05)
+    )
     assert "most likely the best of 3 models" in told.headline
     assert told.headline.endswith("are close.")
 
@@ -48,7 +53,9 @@ def test_the_headline_follows_the_intervals(seed: int, noise: float):
 
 
 def test_without_preparation_nothing_is_said_of_potential():
-    told = answer(make(np.linspace(0.9, 0.2, 8)[:, None] - np.linspace(0, 0.05, 6)[None, :], 0.001, "direct"))
+    told = answer(
+        make(np.linspace(0.9, 0.2, 8)[:, None] - np.linspace(0, 0.05, 6)[None, :], 0.001, "direct")
+    )
     assert "fine-tuning" not in told.headline
     assert told.headline.startswith("m0 is the best of 8 models with direct scores")
 
@@ -57,7 +64,9 @@ def test_a_change_that_noise_explains_is_no_change():
     stream = np.random.default_rng(3)
     names, error = [f"m{k}" for k in range(5)], np.full((5, 3), 0.1)
     before, after = (
-        ScoreMatrix.build(names, ["a", "b", "c"], stream.random((5, 3)), stderr=error, protocol=protocol)
+        ScoreMatrix.build(
+            names, ["a", "b", "c"], stream.random((5, 3)), stderr=error, protocol=protocol
+        )
         for protocol in ("direct", "train_before_test")
     )
     data = make_report(Evidence.of({"direct": before, "train_before_test": after}))
@@ -72,7 +81,9 @@ def test_with_one_task_no_sentence_speaks_of_others():
     skill = np.linspace(0.9, 0.2, 8)[:, None]
     told = answer(make(skill, 0.001))
     assert "1 task)" in told.headline
-    assert not any("other tasks" in sentence or "choice of tasks" in sentence for sentence in told.sentences)
+    assert not any(
+        "other tasks" in sentence or "choice of tasks" in sentence for sentence in told.sentences
+    )
     told = answer(make(np.full((3, 1), 0.5) + np.array([[0.0], [0.001], [0.002]]), 0.05))
     assert "most likely" in told.headline
     assert not any("choice of tasks" in sentence for sentence in told.sentences)
@@ -96,7 +107,11 @@ def test_a_model_with_a_gap_is_still_ranked(gap: bool):
 def test_with_one_task_no_sentence_speaks_of_other_tasks():
     scores = {
         protocol: ScoreMatrix.build(
-            ["a", "b", "c"], ["only"], [[v], [v - 0.01], [v - 0.2]], stderr=[[0.01]] * 3, protocol=protocol
+            ["a", "b", "c"],
+            ["only"],
+            [[v], [v - 0.01], [v - 0.2]],
+            stderr=[[0.01]] * 3,
+            protocol=protocol,
         )
         for protocol, v in (("direct", 0.5), ("train_before_test", 0.8))
     }

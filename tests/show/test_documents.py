@@ -54,22 +54,37 @@ def base_models(tmp_path: Path) -> tuple[Path, Path]:
     return table(tmp_path / "scores.csv", rows), tmp_path / "facts.csv"
 
 
-def test_sections_of_base_models_say_what_the_terminal_says(base_models: tuple[Path, Path], tmp_path: Path) -> None:
+def test_sections_of_base_models_say_what_the_terminal_says(
+    base_models: tuple[Path, Path], tmp_path: Path
+) -> None:
     scores, facts = map(str, base_models)
     data = make_report(read(scores, facts=facts), options=ReportOptions(baseline="instruct"))
     sections = {id: html for id, _, html in build_sections(data)}
     assert {"stability", "consistency", "ablation"} <= set(sections)
     assert "proxies" not in sections
     assert "1 where every later checkpoint scores higher" in sections["stability"]
-    named = {name: json.loads(json.dumps(finding.to_dict())) for name, finding in data.named().items()}
+    named = {
+        name: json.loads(json.dumps(finding.to_dict())) for name, finding in data.named().items()
+    }
     told = run("analyze", "checkpoints", scores, "--baseline", "instruct")
     told |= run("analyze", "consistency", scores, "--facts", facts, "--baseline", "instruct")
     assert set(told) == {"stability", "consistency", "ablation"}
     assert {name: named[name] for name in told} == told
-    out = run("report", scores, "--facts", facts, "--baseline", "instruct", "-o", str(tmp_path / "r.html"))
+    out = run(
+        "report", scores, "--facts", facts, "--baseline", "instruct", "-o", str(tmp_path / "r.html")
+    )
     assert set(told) <= set(out["findings"])
     with pytest.raises(InputError, match="no method 'nothing'"):
-        run("report", scores, "--facts", facts, "--baseline", "nothing", "-o", str(tmp_path / "r.html"))
+        run(
+            "report",
+            scores,
+            "--facts",
+            facts,
+            "--baseline",
+            "nothing",
+            "-o",
+            str(tmp_path / "r.html"),
+        )
 
 
 def test_forms_without_pairs_are_ranked_too(base_models: tuple[Path, Path]) -> None:
@@ -79,14 +94,18 @@ def test_forms_without_pairs_are_ranked_too(base_models: tuple[Path, Path]) -> N
     assert data.consistency is None
     assert data.ablation is not None
     assert "ablation" in {id for id, _, _ in build_sections(data)}
-    assert run("analyze", "ablation", scores)["ablation"] == json.loads(json.dumps(data.ablation.to_dict()))
+    assert run("analyze", "ablation", scores)["ablation"] == json.loads(
+        json.dumps(data.ablation.to_dict())
+    )
     bare = run("analyze", "ablation", scores, "--models", "b0", "b1", "b2")["ablation"]
     assert bare["models"] == ["b0", "b1", "b2"]
     assert bare["methods"] == ["instruct", "iclip"]  # the other tasks have one form only
 
 
 def test_a_plain_report_has_none_of_these_sections(tmp_path: Path) -> None:
-    rows = [("direct", f"m{k}", task, 0.3 + 0.02 * k, 0.01, "true") for k in range(5) for task in TASKS]
+    rows = [
+        ("direct", f"m{k}", task, 0.3 + 0.02 * k, 0.01, "true") for k in range(5) for task in TASKS
+    ]
     ids = {id for id, _, _ in build_sections(make_report(read(table(tmp_path / "s.csv", rows))))}
     assert not {"stability", "consistency", "ablation", "proxies", "test-task"} & ids
 
@@ -116,11 +135,18 @@ def adjusted(tmp_path: Path) -> tuple[Path, Path]:
     x = rng.uniform(20, 24, 24)
     late = np.arange(24) % 2 == 1
     rows = []
-    for protocol, c in {"direct": 22.0, "adjust@10": 21.5, "adjust@100": 21.0, "adjust": 20.5}.items():
+    for protocol, c in {
+        "direct": 22.0,
+        "adjust@10": 21.5,
+        "adjust@100": 21.0,
+        "adjust": 20.5,
+    }.items():
         for task in ("mmlu", "arc_easy"):
             values = 0.25 + 0.1 * np.maximum(0, x - c) + 0.1 * late * (protocol == "direct")
             values += rng.normal(scale=0.005, size=24)
-            rows += [(protocol, f"m{i}", task, value, 0.01, "true") for i, value in enumerate(values)]
+            rows += [
+                (protocol, f"m{i}", task, value, 0.01, "true") for i, value in enumerate(values)
+            ]
     facts = ["model,family,compute,trained,language,exposure"]
     for i in range(24):
         date, tongue = ("2024-01" if late[i] else "2022-01"), ("en+cn" if i % 3 else "en")
@@ -148,12 +174,18 @@ def test_the_test_task_section_is_divided_as_asked(
     assert set(told) <= set(out["findings"])
     page = (tmp_path / "r.html").read_text()
     assert f"how far models {group} move the frontier" in page
-    assert "emergence by amount of test-task training" in page  # scores on the way (adjust@N) are shown
+    assert (
+        "emergence by amount of test-task training" in page
+    )  # scores on the way (adjust@N) are shown
 
 
-def test_a_division_that_divides_nothing_leaves_what_needs_none(adjusted: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_division_that_divides_nothing_leaves_what_needs_none(
+    adjusted: tuple[Path, Path], tmp_path: Path
+) -> None:
     scores, facts = map(str, adjusted)
-    out = run("report", scores, "--facts", facts, "--since", "2030-01", "-o", str(tmp_path / "r.html"))
+    out = run(
+        "report", scores, "--facts", facts, "--since", "2030-01", "-o", str(tmp_path / "r.html")
+    )
     assert {"mmlu-gain", "mmlu-ranks", "mmlu-families", "mmlu-emergence"} <= set(out["findings"])
     assert "mmlu-adjustment" not in out["findings"]
     assert "all models are on one side of the split" in (tmp_path / "r.html").read_text()

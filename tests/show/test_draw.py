@@ -20,21 +20,66 @@ RNG = np.random.default_rng(0)
 SPREAD = RNG.normal(size=61)
 
 CHARTS: dict[str, Chart] = {
-    "heatmap": Heatmap("heat", "A title", "A caption.", MODELS[:5], MODELS[:7], RNG.normal(size=(5, 7)), unit="τ"),
-    "gapped": Heatmap("gap", "Gaps", "", ("a",), ("b", "c"), np.array([[np.nan, 0.5]]), diverging=True, digits=None),
-    "bars": Bars("bars", "Bars", "Two series.", MODELS, {"one": tuple(SPREAD), "two": tuple(SPREAD + 1)},
-                 low={"one": tuple(SPREAD - 0.1)}, high={"one": tuple(SPREAD + 0.2)}, y_label="τ"),
+    "heatmap": Heatmap(
+        "heat", "A title", "A caption.", MODELS[:5], MODELS[:7], RNG.normal(size=(5, 7)), unit="τ"
+    ),
+    "gapped": Heatmap(
+        "gap",
+        "Gaps",
+        "",
+        ("a",),
+        ("b", "c"),
+        np.array([[np.nan, 0.5]]),
+        diverging=True,
+        digits=None,
+    ),
+    "bars": Bars(
+        "bars",
+        "Bars",
+        "Two series.",
+        MODELS,
+        {"one": tuple(SPREAD), "two": tuple(SPREAD + 1)},
+        low={"one": tuple(SPREAD - 0.1)},
+        high={"one": tuple(SPREAD + 0.2)},
+        y_label="τ",
+    ),
     "one series": Bars("lying", "Bars", "", MODELS, {"one": tuple(SPREAD)}),
-    "scatter": Plot("plot", "Scatter", "With a fit.",
-                    points=(Points("a", tuple(10.0 ** (20 + SPREAD)), tuple(SPREAD), MODELS),),
-                    lines=(Line("fit", (1e19, 1e22), (-1.0, 1.0), low=(-1.5, 0.5), high=(-0.5, 1.5), dashed=True),),
-                    x_label="FLOPs", log_x=True),
-    "row of points": Plot("dots", "Dots", "", points=(Points("a", tuple(map(float, range(1, 62))), tuple(SPREAD),
-                          MODELS, low=tuple(SPREAD - 1), high=tuple(SPREAD + 1)),)),
-    "bump": Bump("bump", "Bump", "Ranks.", MODELS, ("nq_open", "arc_challenge"),
-                 np.stack([np.arange(1, 62), RNG.permutation(61) + 1], axis=1),
-                 groups=tuple(f"family {i % 10}" for i in range(61))),
-}  # fmt: skip
+    "scatter": Plot(
+        "plot",
+        "Scatter",
+        "With a fit.",
+        points=(Points("a", tuple(10.0 ** (20 + SPREAD)), tuple(SPREAD), MODELS),),
+        lines=(
+            Line("fit", (1e19, 1e22), (-1.0, 1.0), low=(-1.5, 0.5), high=(-0.5, 1.5), dashed=True),
+        ),
+        x_label="FLOPs",
+        log_x=True,
+    ),
+    "row of points": Plot(
+        "dots",
+        "Dots",
+        "",
+        points=(
+            Points(
+                "a",
+                tuple(map(float, range(1, 62))),
+                tuple(SPREAD),
+                MODELS,
+                low=tuple(SPREAD - 1),
+                high=tuple(SPREAD + 1),
+            ),
+        ),
+    ),
+    "bump": Bump(
+        "bump",
+        "Bump",
+        "Ranks.",
+        MODELS,
+        ("nq_open", "arc_challenge"),
+        np.stack([np.arange(1, 62), RNG.permutation(61) + 1], axis=1),
+        groups=tuple(f"family {i % 10}" for i in range(61)),
+    ),
+}
 MAGIC = {"pdf": b"%PDF", "png": b"\x89PNG", "svg": b"<svg"}
 
 
@@ -57,7 +102,9 @@ def test_the_page_has_the_same_drawing_as_the_file(name):
     ET.fromstring(page)
     alone = draw(CHARTS[name], "svg", titles=False).decode()
     assert page.partition(">")[2].removesuffix("</svg>") in alone
-    assert "style=" not in page.partition(">")[2]  # colours are classes: light, dark and paper share the drawing
+    assert (
+        "style=" not in page.partition(">")[2]
+    )  # colours are classes: light, dark and paper share the drawing
     assert "nan" not in re.sub(r"<title>.*?</title>", "", page)
     assert width < 1200 or name == "gapped"
 
@@ -97,17 +144,27 @@ def test_labels_do_not_collide_at_61_models(name):
         assert one[0] >= -1
         assert one[2] <= width + 1
         for two in boxes[i + 1 :]:
-            overlap = min(one[2], two[2]) - max(one[0], two[0]), min(one[3], two[3]) - max(one[1], two[1])
+            overlap = (
+                min(one[2], two[2]) - max(one[0], two[0]),
+                min(one[3], two[3]) - max(one[1], two[1]),
+            )
             assert min(overlap) <= 0
 
 
 def test_long_names_lose_their_middle():
-    names = ["TinyLlama-1.1B-Chat-v1.0-a-long-suffix", "TinyLlama-1.1B-Chat-v1.0-a-long-suffix+exposed", "short"]
+    names = [
+        "TinyLlama-1.1B-Chat-v1.0-a-long-suffix",
+        "TinyLlama-1.1B-Chat-v1.0-a-long-suffix+exposed",
+        "short",
+    ]
     shown = cut(names, 26)
     assert shown[2] == "short"
     assert shown[1].endswith("fix+exposed")
     assert len(set(shown)) == 3
-    assert cut(["a" * 40 + "b" * 40, "a" * 41 + "b" * 40], 20) == ["a" * 40 + "b" * 40, "a" * 41 + "b" * 40]
+    assert cut(["a" * 40 + "b" * 40, "a" * 41 + "b" * 40], 20) == [
+        "a" * 40 + "b" * 40,
+        "a" * 41 + "b" * 40,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -127,14 +184,27 @@ def test_scales_end_at_round_marks(values, marks):
 
 
 def test_a_logarithmic_scale_is_marked_at_powers():
-    assert [text for _, text in make_scale((1e19, 1e22), 0, 1, log=True).marks] == ["10¹⁹", "10²⁰", "10²¹", "10²²"]
-    assert [text for _, text in make_scale((2.0, 30.0), 0, 1, log=True).marks] == ["2", "5", "10", "20"]
+    assert [text for _, text in make_scale((1e19, 1e22), 0, 1, log=True).marks] == [
+        "10¹⁹",
+        "10²⁰",
+        "10²¹",
+        "10²²",
+    ]
+    assert [text for _, text in make_scale((2.0, 30.0), 0, 1, log=True).marks] == [
+        "2",
+        "5",
+        "10",
+        "20",
+    ]
 
 
 def test_files_are_named_after_their_charts(tmp_path):
     odd = Bars("few_shot:5 against/direct", "Bars", "", ("a",), {"s": (1.0,)})
     written = draw_all([odd], tmp_path / "new", ("svg", "png"))
-    assert [p.name for p in written] == ["few_shot-5-against-direct.svg", "few_shot-5-against-direct.png"]
+    assert [p.name for p in written] == [
+        "few_shot-5-against-direct.svg",
+        "few_shot-5-against-direct.png",
+    ]
     assert all(p.stat().st_size for p in written)
 
 
@@ -163,7 +233,10 @@ def test_colours_differ_in_lightness_for_any_eye():
 
 
 def test_the_legend_has_the_dashes_of_its_line():
-    lines = (Line("plain", (0.0, 1.0), (0.0, 1.0)), Line("dashed", (0.0, 1.0), (1.0, 0.0), dashed=True))
+    lines = (
+        Line("plain", (0.0, 1.0), (0.0, 1.0)),
+        Line("dashed", (0.0, 1.0), (1.0, 0.0), dashed=True),
+    )
     svg, _ = inline_svg(Plot("lines", "Lines", "", lines=lines))
     assert svg.count('stroke-dasharray="6 4"') == 2, "the line and its entry"
 
@@ -171,9 +244,18 @@ def test_the_legend_has_the_dashes_of_its_line():
 def test_what_the_colours_mean_is_not_cut():
     words = "1  share won − lost"
     chart = Heatmap(
-        "map", "Map", "", ("a", "b"), ("a", "b"), np.array([[np.nan, 1.0], [-1.0, np.nan]]),
-        low=-1.0, high=1.0, diverging=True, digits=None, unit="share won − lost",
-    )  # fmt: skip
+        "map",
+        "Map",
+        "",
+        ("a", "b"),
+        ("a", "b"),
+        np.array([[np.nan, 1.0], [-1.0, np.nan]]),
+        low=-1.0,
+        high=1.0,
+        diverging=True,
+        digits=None,
+        unit="share won − lost",
+    )
     svg, width = inline_svg(chart)
     start = re.search(rf'<text x="([\d.]+)"[^>]*>{words}<', svg)
     assert start is not None
@@ -181,6 +263,17 @@ def test_what_the_colours_mean_is_not_cut():
 
 
 def test_agreement_below_zero_has_a_colour_of_its_own():
-    chart = Heatmap("tau", "τ", "", ("a", "b"), ("x", "y"), np.array([[1.0, -0.5], [0.0, 0.5]]), low=-1.0, high=1.0)
+    chart = Heatmap(
+        "tau",
+        "τ",
+        "",
+        ("a", "b"),
+        ("x", "y"),
+        np.array([[1.0, -0.5], [0.0, 0.5]]),
+        low=-1.0,
+        high=1.0,
+    )
     drawn = inline_svg(chart)[0]
-    assert re.findall(r'class="down" fill-opacity="[\d.]+"><title>(.*?)</title>', drawn) == ["a, y: -0.500"]
+    assert re.findall(r'class="down" fill-opacity="[\d.]+"><title>(.*?)</title>', drawn) == [
+        "a, y: -0.500"
+    ]

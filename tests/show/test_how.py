@@ -10,17 +10,30 @@ from potentia.values.scores import Score
 
 def cell(model: str, task: str, *, weights: str = "all in place", **training: object) -> CellRecord:
     manifest = {
-        "engine": {"load": {"weights": weights}, "scoring": {"tree": {"off_by": 9e-6}, "rows": {"off_by": 2e-7}}},
+        "engine": {
+            "load": {"weights": weights},
+            "scoring": {"tree": {"off_by": 9e-6}, "rows": {"off_by": 2e-7}},
+        },
         "scorer": {"rows_by_path": {"tree": 12}, "layers": "hand-written layers", "fallbacks": []},
-        "training": {"targets": ["q_proj", "v_proj"], "distance": {"lane": 1.3e-6}, "update": 3e-7, **training},
+        "training": {
+            "targets": ["q_proj", "v_proj"],
+            "distance": {"lane": 1.3e-6},
+            "update": 3e-7,
+            **training,
+        },
     }
     scores = {"acc": Score(0.5, 0.01, 100, Metric.of("acc"))}
-    return CellRecord(f"{model} {task}", "s", model, task, "train_before_test", scores, "acc", manifest)
+    return CellRecord(
+        f"{model} {task}", "s", model, task, "train_before_test", scores, "acc", manifest
+    )
 
 
 def test_slower_paths_and_odd_weights_come_first():
     fast = {"form": "hand-written layers"}
-    other = {"form": "shared passes", "not_taken": {"hand-written layers": ABSENT}}  # no fall-back: it has no such form
+    other = {
+        "form": "shared passes",
+        "not_taken": {"hand-written layers": ABSENT},
+    }  # no fall-back: it has no such form
     slow = {"form": "one row a pass", "not_taken": {"shared passes": "gradients off by 0.2"}}
     table = _computed(
         [
@@ -34,7 +47,11 @@ def test_slower_paths_and_odd_weights_come_first():
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     assert [row["model"] for row in rows] == ["c", "d", "a", "b"]
     assert rows[0]["slower because"] == "shared passes: gradients off by 0.2"
-    assert (rows[2]["cells"], rows[2]["adapters on"], rows[2]["scores off by"]) == (2, "q_proj, v_proj", "9e-06")
+    assert (rows[2]["cells"], rows[2]["adapters on"], rows[2]["scores off by"]) == (
+        2,
+        "q_proj, v_proj",
+        "9e-06",
+    )
     assert rows[3]["slower because"] is None
     assert rows[3]["scored by"] == "tree, hand-written layers"
     assert table.note.startswith("2 of 5 cells took a slower path or have odd weights.")
@@ -42,7 +59,12 @@ def test_slower_paths_and_odd_weights_come_first():
 
 def test_cells_of_another_source_say_nothing():
     plain = cell("a", "t")
-    assert _computed([CellRecord("k", "s", "a", "t", "direct", plain.scores, "acc", {"imported_from": "x"})]).rows == ()
+    assert (
+        _computed(
+            [CellRecord("k", "s", "a", "t", "direct", plain.scores, "acc", {"imported_from": "x"})]
+        ).rows
+        == ()
+    )
 
 
 def test_imported_scores_are_called_so():

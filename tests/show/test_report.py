@@ -64,7 +64,9 @@ class Reader(HTMLParser):
         """Every value under this id or class, unpacked where it is packed."""
         for attributes, text in self.scripts:
             if name in (attributes.get("id"), attributes.get("class")):
-                yield json.loads(gzip.decompress(base64.b64decode(text)) if "data-packed" in attributes else text)
+                yield json.loads(
+                    gzip.decompress(base64.b64decode(text)) if "data-packed" in attributes else text
+                )
 
 
 def read(page: str) -> Reader:
@@ -137,8 +139,13 @@ def matrices(page: str, name: str) -> dict[str, dict[tuple[str, str], dict[str, 
     """The score tables of a matrix as they stand in the HTML: protocol → (model, task) → attributes of the cell."""
     text = page.split(f'id="{name}"', 1)[1].split("</section>", 1)[0]
     found: dict[str, dict[tuple[str, str], dict[str, str]]] = {}
-    for protocol, table in re.findall(r'<table class="scores" data-protocol="([^"]+)">(.*?)</table>', text, re.S):
-        tasks = [unescape(t) for t in re.findall(r"<th scope=col class=task[^>]*><span>([^<]*)</span>", table)]
+    for protocol, table in re.findall(
+        r'<table class="scores" data-protocol="([^"]+)">(.*?)</table>', text, re.S
+    ):
+        tasks = [
+            unescape(t)
+            for t in re.findall(r"<th scope=col class=task[^>]*><span>([^<]*)</span>", table)
+        ]
         cells = found.setdefault(protocol, {})
         for model, row in re.findall(r'<tr data-name="([^"]*)"[^>]*>(.*?)</tr>', table, re.S):
             places = re.findall(r"<td class=[\"\']score[^>]*>.*?</td>", row, re.S)
@@ -188,7 +195,9 @@ def test_the_rest_is_folded(page: str):
     assert not any("open" in a for a in sections)
 
 
-def test_a_report_is_moved_into_its_place(data: ReportData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_report_is_moved_into_its_place(
+    data: ReportData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     out = tmp_path / "r.html"
     out.write_text("the old one")
     monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "no space")))
@@ -212,7 +221,9 @@ def test_items_can_be_left_out(store: Path, tmp_path: Path):
 
 
 def test_the_numbers_are_the_command_lines(store: Path, data: ReportData):
-    printed = subprocess.run([POTENTIA, "analyze", "rankings", str(store), "--json"], capture_output=True, text=True)
+    printed = subprocess.run(
+        [POTENTIA, "analyze", "rankings", str(store), "--json"], capture_output=True, text=True
+    )
     assert printed.returncode == 0, printed.stderr
     found = json.loads(printed.stdout)
     measured = {name: finding for name, finding in data.named().items() if name != "completion"}
@@ -235,7 +246,10 @@ def test_a_plain_table_makes_a_report_too(tmp_path: Path):
 def test_few_scores_make_a_modest_report(tmp_path: Path, shape: tuple[int, int]):
     values = np.random.default_rng(0).random(shape)
     matrix = ScoreMatrix.build(
-        [f"m{k}" for k in range(shape[0])], [f"t{k}" for k in range(shape[1])], values, stderr=np.full(shape, 0.01)
+        [f"m{k}" for k in range(shape[0])],
+        [f"t{k}" for k in range(shape[1])],
+        values,
+        stderr=np.full(shape, 0.01),
     )
     write_scores({"direct": matrix}, tmp_path / "scores.csv")
     text = write_report(tmp_path / "scores.csv", tmp_path / "r.html").read_text()
@@ -294,7 +308,18 @@ def test_items_left_behind_leave_the_scores(tmp_path: Path):
 
 def test_the_command_writes_report_and_figures(store: Path, tmp_path: Path):
     done = subprocess.run(
-        [POTENTIA, "report", str(store), "-o", "r.html", "--figures", "f", "--format", "svg", "--json"],
+        [
+            POTENTIA,
+            "report",
+            str(store),
+            "-o",
+            "r.html",
+            "--figures",
+            "f",
+            "--format",
+            "svg",
+            "--json",
+        ],
         capture_output=True,
         text=True,
         cwd=tmp_path,
@@ -303,7 +328,9 @@ def test_the_command_writes_report_and_figures(store: Path, tmp_path: Path):
     told = json.loads(done.stdout)
     assert told["bytes"] == (tmp_path / "r.html").stat().st_size
     assert len(told["figures"]) == len(list((tmp_path / "f").glob("*.svg"))) > 5
-    bad = subprocess.run([POTENTIA, "report", str(store), "--format", "gif"], capture_output=True, text=True)
+    bad = subprocess.run(
+        [POTENTIA, "report", str(store), "--format", "gif"], capture_output=True, text=True
+    )
     assert bad.returncode == 2
     assert "pdf, png, svg" in bad.stderr
 
@@ -311,12 +338,16 @@ def test_the_command_writes_report_and_figures(store: Path, tmp_path: Path):
 @pytest.mark.shared
 def test_the_published_scores_are_quick_and_small(shared_data: Path, tmp_path: Path):
     began = time.process_time()
-    out = write_report(shared_data / "published" / "train_before_test_scores.csv", tmp_path / "r.html")
+    out = write_report(
+        shared_data / "published" / "train_before_test_scores.csv", tmp_path / "r.html"
+    )
     assert time.process_time() - began < 10
     assert out.stat().st_size < 8e6
     text = out.read_text()
     assert "Qwen/Qwen2.5-14B" in text
-    assert re.search(r"0\.52\b.{0,60}0\.76", unescape(text.split('id="answer"')[1].split("</section>")[0]), re.S)
+    assert re.search(
+        r"0\.52\b.{0,60}0\.76", unescape(text.split('id="answer"')[1].split("</section>")[0]), re.S
+    )
 
 
 @pytest.mark.shared
@@ -327,11 +358,15 @@ def test_training_on_the_test_task_has_its_section(shared_data: Path, tmp_path: 
 
     staged = StagedScores(shared_data / "published" / "test_task_training_scores.csv")
     before, after = (
-        staged.matrix(stage, {"gsm8k": "exact_match|flexible-extract"}) for stage in ("base", "tuned_math_3ep")
+        staged.matrix(stage, {"gsm8k": "exact_match|flexible-extract"})
+        for stage in ("base", "tuned_math_3ep")
     )
     some = [model for model in before.models if model in after.models][::2]
     before, after = before.select(models=some), after.select(models=some)
-    scores = {"direct": replace(before, protocol="direct"), "adjust": replace(after, protocol="adjust")}
+    scores = {
+        "direct": replace(before, protocol="direct"),
+        "adjust": replace(after, protocol="adjust"),
+    }
     write_scores(scores, tmp_path / "scores.csv")
     data = make_report(open_evidence(tmp_path / "scores.csv"))
     assert data.main == "adjust"
@@ -351,7 +386,10 @@ def test_predictions_are_marked_and_in_no_table_of_scores(page: str, data: Repor
     assert int((~done.measured).sum()) == 1
     where = tuple(np.argwhere(~done.measured)[0])
     assert (done.models[where[0]], done.tasks[where[1]]) == (EVIL, "piqa")
-    completed, scores = matrices(page, "completed")["train_before_test"], matrices(page, "matrix")["train_before_test"]
+    completed, scores = (
+        matrices(page, "completed")["train_before_test"],
+        matrices(page, "matrix")["train_before_test"],
+    )
     predicted = {place: cell for place, cell in completed.items() if "predicted" in cell["html"]}
     assert list(predicted) == [(EVIL, "piqa")]
     cell = predicted[EVIL, "piqa"]
@@ -380,7 +418,9 @@ def test_a_finished_study_has_nothing_to_predict(tmp_path: Path):
     assert 'id="predicted"' not in report_page(found)
 
 
-def test_a_page_of_very_many_models_shows_the_best_and_says_where_the_rest_is(monkeypatch: pytest.MonkeyPatch):
+def test_a_page_of_very_many_models_shows_the_best_and_says_where_the_rest_is(
+    monkeypatch: pytest.MonkeyPatch,
+):
     monkeypatch.setattr("potentia.show.matrix.MOST_CELLS", 120)
     monkeypatch.setattr("potentia.show.model_charts.MOST_RANKED", 10)
     stream = np.random.default_rng(0)
@@ -389,7 +429,9 @@ def test_a_page_of_very_many_models_shows_the_best_and_says_where_the_rest_is(mo
     scores = {}
     for protocol in ("direct", "train_before_test"):
         values = 1 / (1 + np.exp(-ability - stream.normal(scale=0.3, size=(40, 5))))
-        scores[protocol] = ScoreMatrix.build(models, tasks, values, stderr=values * 0 + 0.01, protocol=protocol)
+        scores[protocol] = ScoreMatrix.build(
+            models, tasks, values, stderr=values * 0 + 0.01, protocol=protocol
+        )
     page = report_page(make_report(Evidence.of(scores)))
     table = matrices(page, "matrix")["train_before_test"]
     assert len({model for model, _ in table}) == 24
@@ -402,7 +444,9 @@ def test_a_page_of_very_many_models_shows_the_best_and_says_where_the_rest_is(mo
 def test_a_page_of_three_models_without_errors_claims_no_more_than_it_knows(tmp_path: Path):
     """No interval in words where there is none, no agreement in view, and how the table was read is in view."""
     table = tmp_path / "wide.csv"
-    table.write_text("Model,arc_easy,boolq,perplexity\na,45.2,60.1,12.3\nb,50.2,62.1,10.3\nc,55.1,64.2,9.1\n")
+    table.write_text(
+        "Model,arc_easy,boolq,perplexity\na,45.2,60.1,12.3\nb,50.2,62.1,10.3\nc,55.1,64.2,9.1\n"
+    )
     sections = {id: html for id, _, html in build_sections(make_report(open_evidence(table)))}
     assert "95 % interval" not in sections["answer"]
     assert "agreement between tasks" not in sections["answer"]
@@ -419,7 +463,8 @@ def test_a_page_of_three_models_without_errors_claims_no_more_than_it_knows(tmp_
 def test_one_task_has_no_ways_of_taking_tasks_together(tmp_path: Path):
     table = tmp_path / "one.csv"
     table.write_text(
-        "model,benchmark,score,stderr,n\n" + "".join(f"m{k},boolq,0.{40 + 4 * k},0.01,900\n" for k in range(6))
+        "model,benchmark,score,stderr,n\n"
+        + "".join(f"m{k},boolq,0.{40 + 4 * k},0.01,900\n" for k in range(6))
     )
     sections = {id: html for id, _, html in build_sections(make_report(open_evidence(table)))}
     assert "Rank by each way of aggregating" not in sections.get("ranks", "")

@@ -21,13 +21,18 @@ def test_report_and_board(store_url: str, tmp_path: Path):
     assert "most likely the best of 4 models after the same fine-tuning" in text
     app = create_app(store_url, executor=ThreadPoolExecutor(1))
     with TestClient(app, base_url="http://127.0.0.1") as client:
-        assert {study["name"]: study["done"] for study in client.get("/api/studies").json()} == {"made": 22, "other": 0}
+        assert {study["name"]: study["done"] for study in client.get("/api/studies").json()} == {
+            "made": 22,
+            "other": 0,
+        }
         for path in ("", "/scores", "/evidence", "/cells", "/how"):
             assert client.get(f"/studies/{STUDY}{path}").status_code == 200
         cells = client.get(f"/api/studies/{STUDY}/cells", params={"page": 1, "size": 10}).json()
         assert (cells["total"], len(cells["entries"])) == (22, 10)
         key = cells["entries"][0]["key"]
-        assert client.get(f"/api/cells/{key}/items", params={"query": "which"}).json()["total"] == 60
+        assert (
+            client.get(f"/api/cells/{key}/items", params={"query": "which"}).json()["total"] == 60
+        )
         for odd in ("%00", "a%00b", "%F0%9F%99%82", "'--"):
             assert client.get(f"/api/studies/{odd}/cells").status_code == 404
             assert client.get(f"/api/cells/{odd}").status_code == 404

@@ -23,11 +23,22 @@ from potentia.study import Study, make_study
 
 
 def test_every_method_of_a_store_waits():
-    known = {name: value for kind in Store.__mro__ for name, value in vars(kind).items() if not name.startswith("_")}
-    methods = {name for name, value in known.items() if callable(value) and not isinstance(value, (classmethod, type))}
+    known = {
+        name: value
+        for kind in Store.__mro__
+        for name, value in vars(kind).items()
+        if not name.startswith("_")
+    }
+    methods = {
+        name
+        for name, value in known.items()
+        if callable(value) and not isinstance(value, (classmethod, type))
+    }
     waiting = {name for name in methods if hasattr(known[name], "__wrapped__")}
     assert len(waiting) > 30
-    assert methods - waiting == {"beat", "outcomes"}, "a beat is asked for again; outcomes are for analyses"
+    assert methods - waiting == {"beat", "outcomes"}, (
+        "a beat is asked for again; outcomes are for analyses"
+    )
     assert issubclass(Store, Patient)
 
 
@@ -36,9 +47,10 @@ def test_a_run_opens_its_store_in_one_place():
         file.name
         for file in Path(str(run_package.__file__)).parent.glob("*.py")
         for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
         and (node.value.id, node.attr) in {("Store", "open"), ("Store", "find")}
-    }  # fmt: skip
+    }
     assert opening == {"progress.py"}
 
 
@@ -64,7 +76,9 @@ class Cutter:
 
     def commit(self, do_commit: Any, connection: Any) -> None:
         state = self.state
-        if getattr(state, "place", 0) == 0 or getattr(state, "free", False):  # nothing was sent; or it was all cut
+        if getattr(state, "place", 0) == 0 or getattr(
+            state, "free", False
+        ):  # nothing was sent; or it was all cut
             do_commit(connection)
             state.survived, state.stage, state.free = 0, 0, False
             return
@@ -79,7 +93,8 @@ class Cutter:
     def cut(self, when: str, connection: Any) -> None:
         self.cuts[when] += 1
         self.other.execute(
-            "SELECT pg_terminate_backend(%s)", [getattr(connection, "dbapi_connection", connection).info.backend_pid]
+            "SELECT pg_terminate_backend(%s)",
+            [getattr(connection, "dbapi_connection", connection).info.backend_pid],
         )
 
 
@@ -111,7 +126,9 @@ def cutter(postgres_own: postgres.Server, monkeypatch: pytest.MonkeyPatch) -> It
 
     made = Cutter(f"{postgres_own.url.replace('+psycopg', '')}/postgres")
     whole = PGDialect_psycopg.do_commit
-    monkeypatch.setattr(PGDialect_psycopg, "do_commit", lambda self, c: made.commit(lambda c: whole(self, c), c))
+    monkeypatch.setattr(
+        PGDialect_psycopg, "do_commit", lambda self, c: made.commit(lambda c: whole(self, c), c)
+    )
     monkeypatch.setattr(progress, "FIRST_CONTACT", 300.0)
     monkeypatch.setattr(database, "FIRST_PAUSE", 0.001)
     monkeypatch.setattr(database, "LONGEST_PAUSE", 0.001)
@@ -144,21 +161,27 @@ def test_a_run_outlives_a_cut_at_every_statement(
 
 
 @pytest.mark.postgres
-def test_a_lock_that_another_left_behind_is_waited_for(postgres_own: postgres.Server, monkeypatch: pytest.MonkeyPatch):
+def test_a_lock_that_another_left_behind_is_waited_for(
+    postgres_own: postgres.Server, monkeypatch: pytest.MonkeyPatch
+):
     import psycopg
 
     from potentia.errors import StoreAwayError
     from potentia.store import live
 
     where = postgres_own.database()
-    monkeypatch.setattr(database, "_TIMEOUTS", {"lock_timeout": 1, "idle_in_transaction_session_timeout": 1})
+    monkeypatch.setattr(
+        database, "_TIMEOUTS", {"lock_timeout": 1, "idle_in_transaction_session_timeout": 1}
+    )
     monkeypatch.setattr(database, "_STATEMENT", {})
     silent = psycopg.connect(where.replace("+psycopg", ""))
     with contextlib.closing(silent), Store.open(where, patience=60) as store:
         store.study("first", "s1", {})
         silent.execute("SET idle_in_transaction_session_timeout = '2s'")
         silent.commit()
-        silent.execute("SELECT pg_advisory_xact_lock(%s)", [live._EVENT_LOCK])  # and not a word more
+        silent.execute(
+            "SELECT pg_advisory_xact_lock(%s)", [live._EVENT_LOCK]
+        )  # and not a word more
         store.patience = 0
         with pytest.raises(StoreAwayError, match="lock timeout"):
             store.event("s1", "told")

@@ -48,7 +48,9 @@ def test_models_are_listed(potentia: Potentia) -> None:
     assert done.returncode == 0, done.stderr
     listed = json.loads(done.stdout)
     assert {model["family"] for model in listed} == {"qwen"}
-    assert next(m for m in listed if m["repository"] == "Qwen/Qwen1.5-0.5B")["flops"] == pytest.approx(8.928e21)
+    assert next(m for m in listed if m["repository"] == "Qwen/Qwen1.5-0.5B")[
+        "flops"
+    ] == pytest.approx(8.928e21)
     done = potentia("models", "gemma-2-2b")
     assert "google/gemma-2-2b" in done.stdout
     assert "3.13e+22" in done.stdout
@@ -85,7 +87,10 @@ def test_scores_go_in_and_out(potentia: Potentia, tmp_path: Path) -> None:
         assert potentia("export", "s.db", "-o", name, "--protocol", "direct").returncode == 0
         assert sign.encode() in (tmp_path / name).read_bytes()
     done = potentia("export", "s.db", "-o", "results", "--json", "--format", "lm-eval")
-    assert json.loads(done.stdout)["files"] == ["results/a/results_direct.json", "results/b/results_direct.json"]
+    assert json.loads(done.stdout)["files"] == [
+        "results/a/results_direct.json",
+        "results/b/results_direct.json",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -124,26 +129,44 @@ def test_the_doctor_says_what_is_missing(potentia: Potentia) -> None:
 
 
 def test_the_doctor_tries_the_hub(tmp_path: Path) -> None:
-    nowhere = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9", "NO_PROXY": "*", "COLUMNS": "200"}
+    nowhere = {
+        "HF_HUB_OFFLINE": "0",
+        "HF_ENDPOINT": "http://127.0.0.1:9",
+        "NO_PROXY": "*",
+        "COLUMNS": "200",
+    }
     command = [sys.executable, "-c", "from potentia.cli import main; main()", "doctor"]
     done = subprocess.run(
-        command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, **nowhere}, timeout=120, check=False
+        command,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, **nowhere},
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "http://127.0.0.1:9: not reachable" in done.stdout
     assert "--data-dir" in done.stdout
 
 
-def test_base_and_tuned_folders_of_one_model_join(potentia: Callable[..., Done], tmp_path: Path) -> None:
+def test_base_and_tuned_folders_of_one_model_join(
+    potentia: Callable[..., Done], tmp_path: Path
+) -> None:
     for folder, value in (("base", 0.3), ("tuned", 0.5)):
         (tmp_path / folder).mkdir()
         for model in ("a-7b", "b-7b"):
             arguments = f"pretrained=/fast/{folder}/{model}/,trust_remote_code=True"
-            results = {"results": {"arc_easy": {"acc,none": value, "acc_stderr,none": 0.01}}, "n-shot": {"arc_easy": 0}}
+            results = {
+                "results": {"arc_easy": {"acc,none": value, "acc_stderr,none": 0.01}},
+                "n-shot": {"arc_easy": 0},
+            }
             results |= {"config": {"model": "hf", "model_args": arguments}}
             (tmp_path / folder / f"{model}.json").write_text(json.dumps(results))
     for folder, protocol in (("base", "direct"), ("tuned", "adjust")):
-        done = potentia("import", folder, "--name", "both", "--protocol", protocol, "--short-names", "--json")
+        done = potentia(
+            "import", folder, "--name", "both", "--protocol", protocol, "--short-names", "--json"
+        )
         assert done.returncode == 0, done.stderr
     table = potentia("export", "potentia.db", "-o", "-").stdout
     assert table.count("a-7b") == table.count("b-7b") == 2, "one name, two protocols"

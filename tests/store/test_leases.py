@@ -65,7 +65,9 @@ def test_from_another_machine_only_a_lease_without_a_beat_is_taken(
     with Store.open(store_url) as far:
         assert not far.mine(far.claim("s1", "m", ["a"])), "its process may be alive"
         with store._writing() as connection:
-            connection.execute(s.leases.update().values(beat=s.leases.c.beat - module.LEASE_SECONDS))
+            connection.execute(
+                s.leases.update().values(beat=s.leases.c.beat - module.LEASE_SECONDS)
+            )
         assert store.beat(lease)
         assert not far.mine(far.claim("s1", "m", ["a"])), "it has just said so"
         for jump in (3600, -3600):  # a clock that was set: what beats is not taken
@@ -77,7 +79,9 @@ def test_from_another_machine_only_a_lease_without_a_beat_is_taken(
             assert not far.mine(far.claim("s1", "m", ["a"])), "it has just said so"
             monkeypatch.setattr(module, "BEAT_SECONDS", 10.0)
         with store._writing() as connection:
-            connection.execute(s.leases.update().values(beat=s.leases.c.beat - module.LEASE_SECONDS - 1))
+            connection.execute(
+                s.leases.update().values(beat=s.leases.c.beat - module.LEASE_SECONDS - 1)
+            )
         assert not far.mine(far.claim("s1", "m", ["a"])), "it may beat in a moment"
         monkeypatch.setattr(module, "BEAT_SECONDS", 0.0)
         assert far.mine(far.claim("s1", "m", ["a"]))

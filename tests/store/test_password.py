@@ -28,13 +28,22 @@ SECRET = "hunter2-is-secret"
     [
         ("potentia.db", "potentia.db"),
         ("postgresql+psycopg://me@host/db", "postgresql+psycopg://me@host/db"),
-        (f"postgresql+psycopg://me:{SECRET}@host:5432/db", "postgresql+psycopg://me:***@host:5432/db"),
-        (f"postgresql://host/db?user=me&password={SECRET}", "postgresql://host/db?user=me&password=***"),
+        (
+            f"postgresql+psycopg://me:{SECRET}@host:5432/db",
+            "postgresql+psycopg://me:***@host:5432/db",
+        ),
+        (
+            f"postgresql://host/db?user=me&password={SECRET}",
+            "postgresql://host/db?user=me&password=***",
+        ),
         (
             f"postgresql://host/db?sslpassword={SECRET}&connect_timeout=3",
             "postgresql://host/db?sslpassword=***&connect_timeout=3",
         ),
-        (f"postgresql://me:{SECRET}@host:port/db", "postgresql://me:***@host:port/db"),  # no URL at all
+        (
+            f"postgresql://me:{SECRET}@host:port/db",
+            "postgresql://me:***@host:port/db",
+        ),  # no URL at all
     ],
 )
 def test_a_url_is_shown_without_its_password(given: str, shown: str):
@@ -63,7 +72,11 @@ COMMANDS = {
     "analyze judge": ["URL --url http://127.0.0.1:9 --model x"],
     "compare": ["m0 m1 URL"],
     "report": ["URL -o report.html", "NOWHERE -o other.html"],
-    "export": ["URL -o scores.csv", "URL -o eee --format every-eval-ever", "URL -o hub --format hub"],
+    "export": [
+        "URL -o scores.csv",
+        "URL -o eee --format every-eval-ever",
+        "URL -o hub --format hub",
+    ],
     "import": ["URL --store copy.db", "scores.csv --store URL --name again"],
     "track": ["URL --to mlflow -o tracked"],
     "adapters list": ["URL", "URL --model no"],
@@ -118,7 +131,10 @@ def test_the_password_is_written_nowhere(
     plain = postgres_server.replace("+psycopg", "")
     with psycopg.connect(f"{plain}/postgres", autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}")
-    url = postgres_server.replace("potentia@", f"potentia:{SECRET}@") + f"/{name}?items={tmp_path / 'items'}"
+    url = (
+        postgres_server.replace("potentia@", f"potentia:{SECRET}@")
+        + f"/{name}?items={tmp_path / 'items'}"
+    )
     for k in range(2):
         tiny.save_model(tmp_path / f"m{k}", seed=k)
     tiny.save_questions(tmp_path / "q.jsonl", n=60)
@@ -138,15 +154,31 @@ def test_the_password_is_written_nowhere(
         assert "Traceback" not in said, said
         return said
 
-    study = ("run", "--models", "./m0", "./m1", "--tasks", "q.jsonl", "--store", url, "--epochs", "1")
+    study = (
+        "run",
+        "--models",
+        "./m0",
+        "./m1",
+        "--tasks",
+        "q.jsonl",
+        "--store",
+        url,
+        "--epochs",
+        "1",
+    )
     said = [run(*study, "--learning-rates", "1e-3")]
     for command, lines in COMMANDS.items():
         for line in lines:
-            given = [word.replace("URL", url).replace("NOWHERE", url.replace(name, "nowhere")) for word in line.split()]
+            given = [
+                word.replace("URL", url).replace("NOWHERE", url.replace(name, "nowhere"))
+                for word in line.split()
+            ]
             said += [run(*command.split(), *given)]
             if command not in ("serve", "studies delete", "adapters drop", "zoo", "demo", "doctor"):
                 said += [run(*command.split(), *given, "--json")]
-    planned = plan_study(read_study(None, {"models": ["./m0", "./m1"], "tasks": ["q.jsonl"], "store": url}))
+    planned = plan_study(
+        read_study(None, {"models": ["./m0", "./m1"], "tasks": ["q.jsonl"], "store": url})
+    )
     _write(planned, [("./m0", "q.jsonl")], tmp_path / "plan.yaml", False)
     assert read_study(tmp_path / "plan.yaml").store == url.replace(f":{SECRET}", "")
     said.append("".join(capfd.readouterr()))
@@ -158,7 +190,12 @@ def test_the_password_is_written_nowhere(
             said.append(answer.text)
         said.append(client.get(f"/api/studies/{key}/cells").text)
     with psycopg.connect(f"{plain}/{name}") as connection:
-        tables = [row[0] for row in connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")]
+        tables = [
+            row[0]
+            for row in connection.execute(
+                "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
+            )
+        ]
         assert "studies" in tables
         said += [str(connection.execute(f"SELECT * FROM {table}").fetchall()) for table in tables]
     said += [path.read_bytes().decode("latin-1") for path in tmp_path.rglob("*") if path.is_file()]

@@ -22,7 +22,13 @@ from potentia.values.scores import ItemOutcome, Score
 
 MakeCell = Callable[..., CellRecord]
 ITEMS = [
-    ItemOutcome(0, 1.0, "A", "A", {"prompt": "2 + 2 =", "loglikelihoods": [-0.5, -2.25], "nested": {"a": [1, None]}}),
+    ItemOutcome(
+        0,
+        1.0,
+        "A",
+        "A",
+        {"prompt": "2 + 2 =", "loglikelihoods": [-0.5, -2.25], "nested": {"a": [1, None]}},
+    ),
     ItemOutcome(7, 0.0, "é\x00\n", "B", {}),
 ]
 
@@ -51,7 +57,9 @@ def test_the_first_writer_wins(store: Store, make_cell: MakeCell) -> None:
     assert store.cells() == [first]
     assert store.items("k1") == ITEMS
     folder = store.items_folder
-    assert [p.name for p in folder.rglob("*") if p.is_file()] == [next(folder.rglob("*.parquet")).name]
+    assert [p.name for p in folder.rglob("*") if p.is_file()] == [
+        next(folder.rglob("*.parquet")).name
+    ]
 
 
 def test_a_batch_counts_what_is_new(store: Store, make_cell: MakeCell) -> None:
@@ -65,7 +73,12 @@ def test_a_batch_counts_what_is_new(store: Store, make_cell: MakeCell) -> None:
 
 def test_cells_are_found_by_each_of_their_parts(store: Store, make_cell: MakeCell) -> None:
     store.commit_cells(
-        [make_cell(f"{m}{t}{p}", model=m, task=t, protocol=p) for m in "ab" for t in "xy" for p in ("direct", "tbt")]
+        [
+            make_cell(f"{m}{t}{p}", model=m, task=t, protocol=p)
+            for m in "ab"
+            for t in "xy"
+            for p in ("direct", "tbt")
+        ]
     )
     assert len(store.cells(model="a")) == 4
     assert len(store.cells(model="a", task="x")) == 2
@@ -87,7 +100,10 @@ def test_a_main_score_that_is_no_number_is_refused(store: Store, make_cell: Make
 def test_unknown_errors_and_side_metrics_stay_unknown(store: Store, make_cell: MakeCell) -> None:
     store.commit_cell(
         make_cell(
-            scores={"acc": Score(0.5, math.nan, 3, Metric.of("acc")), "mcc": Score(math.nan, 0.1, 3, Metric.of("mcc"))}
+            scores={
+                "acc": Score(0.5, math.nan, 3, Metric.of("acc")),
+                "mcc": Score(math.nan, 0.1, 3, Metric.of("mcc")),
+            }
         )
     )
     scores = store.cells()[0].scores
@@ -113,11 +129,16 @@ def test_a_name_means_the_study_opened_last(store: Store, make_cell: MakeCell) -
     assert store.count(study="s1") == 0
     store.study("first", "s1", {})
     assert store.count(study="first") == 0
-    assert [(s.key, s.spec) for s in store.studies()] == [("s1", {"models": ["m"]}), ("s1-changed", {"seed": 2})]
+    assert [(s.key, s.spec) for s in store.studies()] == [
+        ("s1", {"models": ["m"]}),
+        ("s1-changed", {"seed": 2}),
+    ]
 
 
 def test_a_failure_lasts_until_the_cell_is_committed(store: Store, make_cell: MakeCell) -> None:
-    store.fail_cell("s1", "m", "t", "direct", "out of memory", kind="ModelError", hint="smaller batch")
+    store.fail_cell(
+        "s1", "m", "t", "direct", "out of memory", kind="ModelError", hint="smaller batch"
+    )
     store.fail_cell("s1", "m", "t", "direct", "out of memory again")
     store.fail_cell("s1", "m", "u", "direct", "other task")
     store.fail_cell("first", "m", "v", "direct", "known by its key", key="kv")
@@ -139,7 +160,12 @@ def test_lanes_keep_their_curves(store: Store, make_cell: MakeCell) -> None:
     store.save_lane(lane)
     store.save_lane(LaneRecord("l0", "s1", "m", "t", 1e-5))
     assert store.lanes(cell="k1") == [lane]
-    done = replace(lane, status="done", selected=True, epochs=(*points, EpochRecord(2, 2.0, 0.75, 0.1, 3.5, 4096)))
+    done = replace(
+        lane,
+        status="done",
+        selected=True,
+        epochs=(*points, EpochRecord(2, 2.0, 0.75, 0.1, 3.5, 4096)),
+    )
     store.save_lane(done)
     assert [x.key for x in store.lanes(study="first")] == ["l0", "l1"]
     assert store.lanes(study="first", model="m")[1] == done
@@ -175,11 +201,25 @@ def test_a_cell_is_told_with_its_commit_and_once(store: Store, make_cell: MakeCe
 
 
 def test_choices_are_the_selections_of_the_cells(store: Store, make_cell: MakeCell) -> None:
-    chosen = {"tuned": False, "form": "chat", "best_tuned": {"value": 0.4}}  # a store of 0.1 says form for style
-    store.commit_cells([make_cell("k1", protocol="train_before_test", selection=chosen), make_cell("k2")])
-    assert {c.key: c.selection for c in store.choices(study="s1")} == {c.key: c.selection for c in store.cells()}
+    chosen = {
+        "tuned": False,
+        "form": "chat",
+        "best_tuned": {"value": 0.4},
+    }  # a store of 0.1 says form for style
+    store.commit_cells(
+        [make_cell("k1", protocol="train_before_test", selection=chosen), make_cell("k2")]
+    )
+    assert {c.key: c.selection for c in store.choices(study="s1")} == {
+        c.key: c.selection for c in store.cells()
+    }
     (one,) = store.choices(protocol="train_before_test")
-    assert (one.model, one.task, one.metric, one.names("tuned"), one.names("rates")) == ("m", "t", "acc", True, False)
+    assert (one.model, one.task, one.metric, one.names("tuned"), one.names("rates")) == (
+        "m",
+        "t",
+        "acc",
+        True,
+        False,
+    )
 
 
 def test_progress_is_the_latest_state(store: Store) -> None:
@@ -201,7 +241,11 @@ def test_the_matrix_has_gaps_where_cells_are_missing(store: Store, make_cell: Ma
         ]
     )
     matrix = store.matrix("direct")
-    assert (matrix.models, matrix.tasks, matrix.higher_is_better) == (("a", "b"), ("t", "wiki"), (True, False))
+    assert (matrix.models, matrix.tasks, matrix.higher_is_better) == (
+        ("a", "b"),
+        ("t", "wiki"),
+        (True, False),
+    )
     assert matrix.values[:, 0].tolist() == [0.75, 0.25]
     assert math.isnan(matrix.values[1, 1])
     assert matrix.n[0].tolist() == [100, 50]
@@ -215,7 +259,9 @@ def test_the_matrix_has_gaps_where_cells_are_missing(store: Store, make_cell: Ma
 
 def test_the_newest_of_two_recipes_is_taken(store: Store, make_cell: MakeCell) -> None:
     store.commit_cell(make_cell("old", value=0.1, created="2026-02-01T00:00:00+00:00"))
-    store.commit_cell(make_cell("new", value=0.9, created="2026-01-01T00:00:00+00:00"))  # the clock was set back
+    store.commit_cell(
+        make_cell("new", value=0.9, created="2026-01-01T00:00:00+00:00")
+    )  # the clock was set back
     assert store.matrix("direct").values.tolist() == [[0.9]]
 
 
@@ -287,7 +333,9 @@ def test_many_make_one_store_at_one_moment(tmp_path: Path) -> None:
 
     for number in range(150):
         gate = threading.Barrier(6)
-        threads = [threading.Thread(target=make, args=(tmp_path / f"{number}.db", gate)) for _ in range(6)]
+        threads = [
+            threading.Thread(target=make, args=(tmp_path / f"{number}.db", gate)) for _ in range(6)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -298,14 +346,19 @@ def test_many_make_one_store_at_one_moment(tmp_path: Path) -> None:
 def test_only_a_store_that_is_gone_is_called_gone(tmp_path: Path) -> None:
     here = tmp_path / "here.db"
     here.touch()
-    for place, said in ((here, "No such file"), (tmp_path / "gone.db", "removed while it was in use")):
+    for place, said in (
+        (here, "No such file"),
+        (tmp_path / "gone.db", "removed while it was in use"),
+    ):
         with pytest.raises(StoreError, match=said), speaking(str(place)):
             (tmp_path / "items" / "of-a-cell").read_bytes()
     with pytest.raises(StoreError, match="No such file"), speaking("postgresql://server/potentia"):
         (tmp_path / "items" / "of-a-cell").read_bytes()
 
 
-def test_what_is_read_at_one_time_is_of_one_moment(store: Store, store_url: str, make_cell: MakeCell) -> None:
+def test_what_is_read_at_one_time_is_of_one_moment(
+    store: Store, store_url: str, make_cell: MakeCell
+) -> None:
     """A cell that is committed between two statements of a reader is seen by both or by none."""
     with Store.open(store_url) as writer, store._reading() as connection:
         count = sa.select(sa.func.count()).select_from(schema.cells)
@@ -317,7 +370,9 @@ def test_what_is_read_at_one_time_is_of_one_moment(store: Store, store_url: str,
 def test_a_copy_under_another_name_has_the_adapter_too(store: Store, make_cell: MakeCell) -> None:
     """The same weights under two names are tuned once; whichever wins, its adapter can be taken away."""
     store.commit_cell(make_cell("k1", protocol="train_before_test"))
-    store.keep_adapter("k1", lambda folder: (folder / "adapter_config.json").write_text("{}"), {"base": "m"})
+    store.keep_adapter(
+        "k1", lambda folder: (folder / "adapter_config.json").write_text("{}"), {"base": "m"}
+    )
     store.copy_cell("k1", "k2", study="s1", model="twin", task="t")
     copied = store.adapter("k2")
     assert copied is not None

@@ -85,7 +85,9 @@ def test_check_tells_and_repairs_what_only_a_whole_reading_finds(study: Study):
     assert path.exists()
     assert CliRunner().invoke(app, ["store", "check", study.store, "--repair"]).exit_code == 0
     assert not stray.exists()
-    assert len(items_of_all(study, "train_before_test")) == 1, "the score stays until its replacement is there"
+    assert len(items_of_all(study, "train_before_test")) == 1, (
+        "the score stays until its replacement is there"
+    )
     assert run_study(study).computed == 1
     again = CliRunner().invoke(app, ["store", "check", study.store])
     assert (again.exit_code, "2 cells, all whole" in again.stdout) == (0, True)
@@ -105,7 +107,9 @@ def test_a_changed_value_inside_the_items_is_found(study: Study):
     assert told > 20
 
 
-def test_nothing_finished_is_deleted_before_its_replacement(study: Study, monkeypatch: pytest.MonkeyPatch):
+def test_nothing_finished_is_deleted_before_its_replacement(
+    study: Study, monkeypatch: pytest.MonkeyPatch
+):
     items_of(study, "direct").write_bytes(b"")
     before = items_of_all(study, "direct")
     during: list[list[str]] = []

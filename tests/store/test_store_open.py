@@ -111,12 +111,17 @@ def test_urls_say_where_the_items_are(tmp_path: Path) -> None:
 
 @pytest.mark.postgres
 def test_items_lie_where_the_store_was_made(
-    postgres_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_cell: Callable[..., CellRecord]
+    postgres_server: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    make_cell: Callable[..., CellRecord],
 ) -> None:
     import psycopg
 
     name = f"t{uuid.uuid4().hex}"
-    with psycopg.connect(f"{postgres_server.replace('+psycopg', '')}/postgres", autocommit=True) as connection:
+    with psycopg.connect(
+        f"{postgres_server.replace('+psycopg', '')}/postgres", autocommit=True
+    ) as connection:
         connection.execute(f"CREATE DATABASE {name}")
     for place in ("one", "two"):
         (tmp_path / place).mkdir()
@@ -148,7 +153,9 @@ def test_a_full_disk_keeps_what_was_committed(tmp_path: Path, make_cell: MakeCel
     with Store.open(path) as store:
         store.study("first", "s1", {})
         store.commit_cell(make_cell("k1"))
-        with store._engine.connect() as connection:  # a file that may not grow is a disk that is full
+        with (
+            store._engine.connect() as connection
+        ):  # a file that may not grow is a disk that is full
             pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
             connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + 2}")
         with pytest.raises(StoreError, match=r"full.*\n.*free some space"):
@@ -185,7 +192,10 @@ def test_items_that_do_not_fit_leave_no_trace(tmp_path: Path) -> None:
     script = tmp_path / "limited.py"
     script.write_text(LIMITED)
     done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "store.db")], capture_output=True, text=True, check=True
+        [sys.executable, str(script), str(tmp_path / "store.db")],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     lines = done.stdout.splitlines()
     assert lines[0].startswith("refused: free some space")
@@ -203,7 +213,9 @@ def test_a_cell_whose_items_fail_is_not_committed(tmp_path: Path, make_cell: Mak
 
 
 def test_two_processes_may_create_the_same_store(tmp_path: Path) -> None:
-    code = "import sys; from potentia.store import Store; Store.open(sys.argv[1]).study('a', 'k', {})"
+    code = (
+        "import sys; from potentia.store import Store; Store.open(sys.argv[1]).study('a', 'k', {})"
+    )
     where = str(tmp_path / "deep" / "store.db")
     made = [subprocess.Popen([sys.executable, "-c", code, where]) for _ in range(3)]
     assert [process.wait(timeout=60) for process in made] == [0, 0, 0]
@@ -242,6 +254,8 @@ def test_a_damaged_schema_is_told(tmp_path: Path):
     where = make_store(tmp_path / "made.db")
     with sqlite3.connect(where) as raw:
         raw.execute("PRAGMA writable_schema = ON")
-        raw.execute("UPDATE sqlite_master SET name = CAST(x'ff41' AS TEXT), sql = 'x' WHERE name = 'cells'")
+        raw.execute(
+            "UPDATE sqlite_master SET name = CAST(x'ff41' AS TEXT), sql = 'x' WHERE name = 'cells'"
+        )
     with pytest.raises(StoreError, match="malformed"):
         Store.open(where, readonly=True)

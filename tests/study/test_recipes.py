@@ -13,10 +13,31 @@ SMALL = {"models": ["a"], "tasks": ["arc_easy"]}
 
 def test_the_papers_recipe_is_appendix_a2_and_its_code():
     paper = make_study(SMALL | {"tuning": {"recipe": "paper"}}).tuning
-    assert (paper.method, paper.rank, paper.alpha, paper.dropout, paper.weight_decay) == ("lora", 8, 32, 0.1, 0.01)
-    assert (paper.epochs, paper.batch, paper.clip, paper.max_tokens, paper.decay) == (5, 8, 1.0, 1024, "linear")
-    assert (paper.learning_rates, paper.rate_bounds, paper.least_updates) == ((1e-5, 2e-5, 5e-5), None, 0)
-    assert (paper.loss, paper.end_of_text, paper.answers, paper.race) == ("text", "texts", "all", False)
+    assert (paper.method, paper.rank, paper.alpha, paper.dropout, paper.weight_decay) == (
+        "lora",
+        8,
+        32,
+        0.1,
+        0.01,
+    )
+    assert (paper.epochs, paper.batch, paper.clip, paper.max_tokens, paper.decay) == (
+        5,
+        8,
+        1.0,
+        1024,
+        "linear",
+    )
+    assert (paper.learning_rates, paper.rate_bounds, paper.least_updates) == (
+        (1e-5, 2e-5, 5e-5),
+        None,
+        0,
+    )
+    assert (paper.loss, paper.end_of_text, paper.answers, paper.race) == (
+        "text",
+        "texts",
+        "all",
+        False,
+    )
     assert paper.targets is None, "PEFT's choice for the architecture"
 
 
@@ -26,7 +47,12 @@ def test_the_papers_study_file_is_the_papers_recipe():
 
 def test_the_default_gives_every_architecture_the_same_and_searches():
     fair = make_study(SMALL).tuning
-    assert (fair.targets, fair.dropout, fair.loss, fair.end_of_text) == (("all-linear",), 0.0, "completion", "answers")
+    assert (fair.targets, fair.dropout, fair.loss, fair.end_of_text) == (
+        ("all-linear",),
+        0.0,
+        "completion",
+        "answers",
+    )
     assert fair.rate_bounds is not None
     assert fair.race
     assert fair == Tuning(recipe="fair")
@@ -51,18 +77,30 @@ def test_few_documents_are_passed_over_until_there_are_enough_updates(documents:
     assert epochs <= 10
     assert epochs * repeats >= fair.epochs
     once = -(-documents // fair.batch)
-    assert fair.updates(documents) <= max(fair.least_updates + 2 * epochs * once, fair.epochs * once + fair.epochs)
+    assert fair.updates(documents) <= max(
+        fair.least_updates + 2 * epochs * once, fair.epochs * once + fair.epochs
+    )
 
 
 def test_a_recipes_name_is_no_part_of_its_content():
-    explicit = {name: getattr(Tuning(recipe="paper"), name) for name in Tuning.model_fields if name != "recipe"}
+    explicit = {
+        name: getattr(Tuning(recipe="paper"), name)
+        for name in Tuning.model_fields
+        if name != "recipe"
+    }
     assert content_key(t=Tuning(recipe="paper")) == content_key(t=Tuning(**explicit))
     again = make_study(SMALL | {"tuning": Tuning(recipe="paper").model_dump(exclude_defaults=True)})
     assert content_key(t=again.tuning) == content_key(t=Tuning(recipe="paper"))
 
 
 def test_other_recipes_are_other_cells():
-    bodies = ({}, {"recipe": "paper"}, {"method": "full"}, {"rate_bounds": None}, {"least_updates": 0})
+    bodies = (
+        {},
+        {"recipe": "paper"},
+        {"method": "full"},
+        {"rate_bounds": None},
+        {"least_updates": 0},
+    )
     studies = [make_study(SMALL | {"tuning": body}) for body in bodies]
     keys = {cell_key(study, "model", "task", TRAIN_BEFORE_TEST, kind=None) for study in studies}
     assert len(keys) == len(bodies)

@@ -27,7 +27,9 @@ def test_every_field_is_described():
 
 
 def test_the_page_is_up_to_date():
-    assert study_reference.PAGE.read_text("utf-8") == study_reference.page(), "run python tools/study_reference.py"
+    assert study_reference.PAGE.read_text("utf-8") == study_reference.page(), (
+        "run python tools/study_reference.py"
+    )
 
 
 @pytest.mark.parametrize(

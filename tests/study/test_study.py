@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from potentia.errors import StudyError
-from potentia.study import Study, Tuning, content_key, make_study, read_study, recipe_test_task, study_key
+from potentia.study import (
+    Study,
+    Tuning,
+    content_key,
+    make_study,
+    read_study,
+    recipe_test_task,
+    study_key,
+)
 from potentia.values.protocol import DIRECT, TRAIN_BEFORE_TEST
 
 SMALL = {"models": ["a"], "tasks": ["arc_easy"]}
@@ -38,7 +46,8 @@ def test_all_problems_are_told_at_once_with_lines_and_nearest_names(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "text", ["", "- a\n", "models: [\n", "models: a\ntasks: b\n", "models: []\ntasks: [x]\n", "\x00"]
+    "text",
+    ["", "- a\n", "models: [\n", "models: a\ntasks: b\n", "models: []\ntasks: [x]\n", "\x00"],
 )
 def test_broken_files_give_a_study_error(tmp_path: Path, text: str):
     file = tmp_path / "study.yaml"
@@ -50,7 +59,9 @@ def test_broken_files_give_a_study_error(tmp_path: Path, text: str):
 def test_paths_are_read_from_the_files_own_folder(tmp_path: Path):
     (tmp_path / "mine.jsonl").write_text("{}")
     file = tmp_path / "study.yaml"
-    file.write_text(yaml.safe_dump({"models": ["a"], "tasks": [{"name": "mine", "file": "mine.jsonl"}]}))
+    file.write_text(
+        yaml.safe_dump({"models": ["a"], "tasks": [{"name": "mine", "file": "mine.jsonl"}]})
+    )
     assert read_study(file).tasks[0].source == str(tmp_path / "mine.jsonl")
 
 
@@ -59,7 +70,11 @@ def test_checkpoint_series_become_rows():
         {
             **SMALL,
             "models": [
-                {"name": "p", "path": "org/p", "checkpoints": [{"step": 1, "revision": "s1"}, {"step": 2, "path": "f"}]}
+                {
+                    "name": "p",
+                    "path": "org/p",
+                    "checkpoints": [{"step": 1, "revision": "s1"}, {"step": 2, "path": "f"}],
+                }
             ],
         }
     )
@@ -77,18 +92,34 @@ def test_adjust_needs_data():
 
 def test_the_named_recipe_is_the_papers_and_depends_on_size():
     recipe = recipe_test_task(1e9)
-    assert (recipe.method, recipe.epochs, recipe.batch, recipe.betas) == ("full", 3, 64, (0.9, 0.95))
-    assert (recipe.decay, recipe.floor, recipe.warmup_steps, recipe.max_tokens) == ("cosine", 0.1, 50, 600)
+    assert (recipe.method, recipe.epochs, recipe.batch, recipe.betas) == (
+        "full",
+        3,
+        64,
+        (0.9, 0.95),
+    )
+    assert (recipe.decay, recipe.floor, recipe.warmup_steps, recipe.max_tokens) == (
+        "cosine",
+        0.1,
+        50,
+        600,
+    )
     assert recipe_test_task(7e9).learning_rates == (2e-5,)
     assert recipe_test_task(12e9).learning_rates == (2e-6,)
 
 
 scalars = st.one_of(
-    st.integers(-5, 5), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=5), st.booleans(), st.none()
+    st.integers(-5, 5),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(max_size=5),
+    st.booleans(),
+    st.none(),
 )
 trees = st.recursive(
     scalars,
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=4), inner, max_size=3)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -102,11 +133,28 @@ def test_key_order_does_not_change_a_key(parts: dict[str, object]):
 @given(st.sampled_from([f for f in Tuning.model_fields if f != "recipe"]))
 def test_any_field_of_the_recipe_changes_the_key(field: str):
     changed = {
-        "method": "full", "rank": 4, "alpha": 16, "dropout": 0.1, "epochs": 1, "learning_rates": (1e-3,), "batch": 4,
-        "weight_decay": 0.0, "betas": (0.8, 0.9), "clip": 2.0, "decay": "cosine", "floor": 0.1, "warmup_steps": 5,
-        "max_tokens": 64, "loss": "text", "race": False, "end_of_text": "texts", "answers": "all", "targets": None,
-        "rate_bounds": None, "least_updates": 9,
-    }  # fmt: skip
+        "method": "full",
+        "rank": 4,
+        "alpha": 16,
+        "dropout": 0.1,
+        "epochs": 1,
+        "learning_rates": (1e-3,),
+        "batch": 4,
+        "weight_decay": 0.0,
+        "betas": (0.8, 0.9),
+        "clip": 2.0,
+        "decay": "cosine",
+        "floor": 0.1,
+        "warmup_steps": 5,
+        "max_tokens": 64,
+        "loss": "text",
+        "race": False,
+        "end_of_text": "texts",
+        "answers": "all",
+        "targets": None,
+        "rate_bounds": None,
+        "least_updates": 9,
+    }
     assert content_key(t=Tuning()) != content_key(t=Tuning(**{field: changed[field]}))
 
 
@@ -121,25 +169,36 @@ def test_whitespace_and_comments_do_not_change_a_study(tmp_path: Path):
 def test_a_task_file_with_a_prompt_form_is_read_from_the_studys_folder(tmp_path: Path):
     (tmp_path / "own.jsonl").write_text("")
     file = tmp_path / "study.yaml"
-    file.write_text("models: [a/b]\ntasks: [{name: 'own:blank_ppl', file: 'own.jsonl:blank_ppl'}]\n")
+    file.write_text(
+        "models: [a/b]\ntasks: [{name: 'own:blank_ppl', file: 'own.jsonl:blank_ppl'}]\n"
+    )
     assert read_study(file).tasks[0].file == f"{tmp_path / 'own.jsonl'}:blank_ppl"
 
 
 def test_flags_go_over_the_file_field_by_field_before_validation(tmp_path: Path):
     file = tmp_path / "study.yaml"
     file.write_text("models: [a]\ntasks: [b]\ntuning: {epochs: 3, batch: 4}\ncaps:\n")
-    flags = {"tasks": ["c", "d"], "seed": None, "tuning": {"epochs": 2, "race": None}, "caps": {"test": 9}}
+    flags = {
+        "tasks": ["c", "d"],
+        "seed": None,
+        "tuning": {"epochs": 2, "race": None},
+        "caps": {"test": 9},
+    }
     study = read_study(file, flags)
     assert [task.name for task in study.tasks] == ["c", "d"]
     assert (study.tuning.epochs, study.tuning.batch, study.caps.test, study.seed) == (2, 4, 9, 0)
-    assert read_study(None, {"models": ["a"], "tasks": ["b"]}) == read_study(None, {**SMALL, "tasks": ["b"]})
+    assert read_study(None, {"models": ["a"], "tasks": ["b"]}) == read_study(
+        None, {**SMALL, "tasks": ["b"]}
+    )
 
 
 def test_a_problem_names_its_flag_or_its_line(tmp_path: Path):
     file = tmp_path / "study.yaml"
     file.write_text("models: [a]\ntasks: [b]\ntuning:\n  batch: 0\n")
     with pytest.raises(StudyError) as caught:
-        read_study(file, {"protocols": ["direct", "fewshot"], "tuning": {"learning_rates": [1e-3, -1.0]}})
+        read_study(
+            file, {"protocols": ["direct", "fewshot"], "tuning": {"learning_rates": [1e-3, -1.0]}}
+        )
     told = str(caught.value)
     assert "--learning-rates: tuning.learning_rates.1:" in told
     assert "--protocols: protocols.1: 'fewshot' is no protocol" in told
@@ -149,7 +208,9 @@ def test_a_problem_names_its_flag_or_its_line(tmp_path: Path):
         read_study(file, {"tuning": {"epochs": 1}})
 
 
-def test_a_path_in_the_file_is_beside_it_and_a_path_in_a_flag_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_path_in_the_file_is_beside_it_and_a_path_in_a_flag_is_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     there, here = tmp_path / "there", tmp_path / "here"
     for folder in (there / "d", here / "d", there / "models" / "m", there / "arc_easy"):
         folder.mkdir(parents=True)
@@ -174,7 +235,11 @@ def test_planning_ten_thousand_models_is_not_quadratic():
     names = [f"m{k}" for k in range(10_000)]
     began = time.process_time()
     made = make_study(
-        {"models": names, "tasks": ["a", "b"], "only": [{"model": name, "tasks": ["b"]} for name in names]}
+        {
+            "models": names,
+            "tasks": ["a", "b"],
+            "only": [{"model": name, "tasks": ["b"]} for name in names],
+        }
     )
     for protocol, left in ((TRAIN_BEFORE_TEST, 10_000), (DIRECT, 20_000)):
         assert sum(made.asks(name, task, protocol) for name in names for task in ("a", "b")) == left
@@ -184,7 +249,9 @@ def test_planning_ten_thousand_models_is_not_quadratic():
     assert fewer.asks("m0", "b", TRAIN_BEFORE_TEST)
 
 
-def test_a_study_is_the_same_from_wherever_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_study_is_the_same_from_wherever_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     for name in ("m0", "models/m1"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "q.jsonl").touch()

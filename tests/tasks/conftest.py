@@ -56,7 +56,11 @@ def likelihood(context: str, continuation: str) -> tuple[float, bool]:
 def generate(known: Mapping[str, str], context: str) -> str:
     """Answer half of the questions rightly, the others with a number."""
     drawn = number(context)
-    return known[context] if drawn % 2 and context in known else f" It is {drawn % 50}.\n#### {drawn % 50}"
+    return (
+        known[context]
+        if drawn % 2 and context in known
+        else f" It is {drawn % 50}.\n#### {drawn % 50}"
+    )
 
 
 def fake_lm(known: Mapping[str, str]) -> Any:
@@ -102,10 +106,16 @@ def reference(benchmarks: Path) -> Callable[[str], Any]:
         from potentia.tasks.definitions import task_index, tasks_folder
 
         config = load_yaml(tasks_folder() / task_index()[name].path)
-        folder = benchmarks / config["dataset_path"].replace("/", "--") / (config.get("dataset_name") or "default")
+        folder = (
+            benchmarks
+            / config["dataset_path"].replace("/", "--")
+            / (config.get("dataset_name") or "default")
+        )
         files = {file.stem: str(file) for file in folder.glob("*.parquet")}
         config.pop("tag", None)
-        config.update(dataset_path="parquet", dataset_name=None, dataset_kwargs={"data_files": files})
+        config.update(
+            dataset_path="parquet", dataset_name=None, dataset_kwargs={"data_files": files}
+        )
         task = ConfigurableTask(config=config)
         task.set_config("num_fewshot", 0)
         return task

@@ -34,7 +34,12 @@ WINO = [
         "option2": "shelf",
         "answer": "2",
     },
-    {"sentence": "Ann thanked Mary because _ had helped.", "option1": "Ann", "option2": "Mary", "answer": "2"},
+    {
+        "sentence": "Ann thanked Mary because _ had helped.",
+        "option1": "Ann",
+        "option2": "Mary",
+        "answer": "2",
+    },
 ]
 
 
@@ -57,11 +62,19 @@ def data_dir(tmp_path_factory) -> Path:
 
     write("openai--gsm8k/main", train=SUMS[1:], test=SUMS[:1])
     rows = [
-        {"id": str(i), "question": q, "choices": {"text": texts, "label": list("ABCD")}, "answerKey": key}
+        {
+            "id": str(i),
+            "question": q,
+            "choices": {"text": texts, "label": list("ABCD")},
+            "answerKey": key,
+        }
         for i, (q, texts, key) in enumerate(FACTS)
     ]
     write("allenai--ai2_arc/ARC-Easy", train=rows[1:], test=rows[:1])
-    five = [{**r, "choices": {"text": [*r["choices"]["text"], "none"], "label": list("ABCDE")}} for r in rows]
+    five = [
+        {**r, "choices": {"text": [*r["choices"]["text"], "none"], "label": list("ABCDE")}}
+        for r in rows
+    ]
     write("tau--commonsense_qa/default", train=five[1:], validation=five[:1])
     grown = [
         {
@@ -163,7 +176,11 @@ def test_examples_come_from_train_only(data_dir):
 
 def test_both_judges_are_reported(data_dir):
     task, made = prompt("gsm8k:light", data_dir)
-    assert task.metrics == ("exact_match|strict-match", "exact_match|flexible-extract", "math_verify|generated")
+    assert task.metrics == (
+        "exact_match|strict-match",
+        "exact_match|flexible-extract",
+        "math_verify|generated",
+    )
     assert task.metric == "exact_match|flexible-extract"
     answers = [
         "2+3=5. The final answer is \\boxed{5}",
@@ -176,19 +193,39 @@ def test_both_judges_are_reported(data_dir):
     assert [g["exact_match|flexible-extract"] for g in graded] == [1.0, 0.0, 1.0, 0.0]
     assert [g["exact_match|strict-match"] for g in graded] == [0.0, 0.0, 1.0, 0.0]
     scores = task.score(task.grade([made] * 4, [[a] for a in answers]))
-    assert (scores["math_verify|generated"].value, scores["exact_match|flexible-extract"].value) == (0.75, 0.5)
+    assert (
+        scores["math_verify|generated"].value,
+        scores["exact_match|flexible-extract"].value,
+    ) == (0.75, 0.5)
 
 
 def test_choice_forms_score_letters_and_perplexity_per_token_or_character(data_dir):
     letters, made = prompt("arc_easy:option_ppl", data_dir)
     assert (letters.metric, made.gold) == ("acc", "B")
-    assert letters.grade([made], [[(-3.0, False), (-1.0, False), (-2.0, False), (-4.0, False)]])[0].value == 1.0
+    assert (
+        letters.grade([made], [[(-3.0, False), (-1.0, False), (-2.0, False), (-4.0, False)]])[
+            0
+        ].value
+        == 1.0
+    )
     blank, made = prompt("arc_easy:blank_ppl", data_dir)
     assert blank.metric == "acc_token"
-    tokens = [likelihood(-30.0, False, 10), likelihood(-31.0, False, 11), *[likelihood(-60.0, False, 10)] * 2]
+    tokens = [
+        likelihood(-30.0, False, 10),
+        likelihood(-31.0, False, 11),
+        *[likelihood(-60.0, False, 10)] * 2,
+    ]
     graded = blank.grade([made], [tokens])[0]
-    assert (graded.detail["metrics"]["acc"], graded.value, graded.prediction) == (0.0, 1.0, graded.gold)
-    fewer = [likelihood(-30.0, False, 11), likelihood(-31.0, False, 10), *[likelihood(-60.0, False, 10)] * 2]
+    assert (graded.detail["metrics"]["acc"], graded.value, graded.prediction) == (
+        0.0,
+        1.0,
+        graded.gold,
+    )
+    fewer = [
+        likelihood(-30.0, False, 11),
+        likelihood(-31.0, False, 10),
+        *[likelihood(-60.0, False, 10)] * 2,
+    ]
     assert blank.grade([made], [fewer])[0].value == 0.0
     assert blank.score([graded])["acc_token"].value == 1.0
     blank, made = prompt("arc_easy:blank_ppl:character", data_dir)
@@ -233,14 +270,21 @@ def test_training_texts_are_the_forms_own(data_dir):
     (example,) = task.examples([doc])
     assert example.context == f"Problem: {doc['question']}\nSolution:"
     assert example.continuation.startswith(" let's think step by step. ")
-    assert example.continuation.endswith(f"\nThe final answer is \\boxed{{{doc['answer'].split('#### ')[1]}}}")
+    assert example.continuation.endswith(
+        f"\nThe final answer is \\boxed{{{doc['answer'].split('#### ')[1]}}}"
+    )
     assert "<<" not in example.continuation
 
 
 def test_each_form_has_its_own_fingerprint(data_dir):
     names = ["", ":light", ":light_cot", ":iclip", ":iclip:2", ":instruct", ":instruct:2"]
-    assert len({load(f"gsm8k{name}", data_dir=data_dir).fingerprint for name in names}) == len(names)
-    assert load("gsm8k:iclip", data_dir=data_dir).fingerprint == load("gsm8k:iclip", data_dir=data_dir).fingerprint
+    assert len({load(f"gsm8k{name}", data_dir=data_dir).fingerprint for name in names}) == len(
+        names
+    )
+    assert (
+        load("gsm8k:iclip", data_dir=data_dir).fingerprint
+        == load("gsm8k:iclip", data_dir=data_dir).fingerprint
+    )
 
 
 @pytest.mark.parametrize(
@@ -273,7 +317,12 @@ class FakeTask:
     ("target", "doc", "reasoning", "answers"),
     [
         ("2*3=<<2*3=6>>6\n#### 6", {}, "2*3=6", ("6",)),
-        ("7", {"solution": "So $x=\\boxed{\\frac{1}{2}}$."}, "So $x=\\frac{1}{2}$.", ("\\frac{1}{2}",)),
+        (
+            "7",
+            {"solution": "So $x=\\boxed{\\frac{1}{2}}$."},
+            "So $x=\\frac{1}{2}$.",
+            ("\\frac{1}{2}",),
+        ),
         (["Paris", "City of Paris"], {}, "", ("Paris", "City of Paris")),
         ("42", {}, "", ("42",)),
     ],
@@ -313,13 +362,22 @@ def test_the_judge_works_outside_the_main_thread():
 @pytest.mark.parametrize(
     "prompt",
     [
-        "问题： 3 + 4?\n逐步解答:", "問題： 3 + 4?\nステップごとの答え:", "Frage: 3 + 4?\nSchritt-für-Schritt-Antwort:",
-        "Pregunta: 3 + 4?\nRespuesta paso a paso:", "Question : 3 + 4?\nRéponse étape par étape :",
-        "Задача: 3 + 4?\nПошаговоерешение:", "Swali: 3 + 4?\nJibu la Hatua kwa Hatua:", "প্রশ্ন: 3 + 4?\nধাপে ধাপে উত্তর:",
-        "ప్రశ్న: 3 + 4?\nదశలవారీగా సమాధానం:", "โจทย์: 3 + 4?\nคำตอบทีละขั้นตอน:", "Question: 3 + 4?\nStep-by-Step Answer:",
-        "3 + 4?\n答案：", "题目: 3 + 4?\n答案:", "Problem: 3 + 4?\nSolution:",
+        "问题： 3 + 4?\n逐步解答:",
+        "問題： 3 + 4?\nステップごとの答え:",
+        "Frage: 3 + 4?\nSchritt-für-Schritt-Antwort:",
+        "Pregunta: 3 + 4?\nRespuesta paso a paso:",
+        "Question : 3 + 4?\nRéponse étape par étape :",
+        "Задача: 3 + 4?\nПошаговоерешение:",
+        "Swali: 3 + 4?\nJibu la Hatua kwa Hatua:",
+        "প্রশ্ন: 3 + 4?\nধাপে ধাপে উত্তর:",
+        "ప్రశ్న: 3 + 4?\nదశలవారీగా సమాధానం:",
+        "โจทย์: 3 + 4?\nคำตอบทีละขั้นตอน:",
+        "Question: 3 + 4?\nStep-by-Step Answer:",
+        "3 + 4?\n答案：",
+        "题目: 3 + 4?\n答案:",
+        "Problem: 3 + 4?\nSolution:",
     ],
-)  # fmt: skip
+)
 def test_labels_are_stripped_in_the_harness_s_languages(prompt):
     """MGSM's and CMMLU's own prompts; a label that stayed would stand behind BOSE's "Problem:"."""
     assert bare(prompt) == "3 + 4?"

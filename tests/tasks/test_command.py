@@ -21,7 +21,14 @@ runner = CliRunner()
 def test_the_list() -> None:
     printed = runner.invoke(app, ["tasks"])
     assert printed.exit_code == 0
-    for word in ("mnli", "headqa_en", "paws_en", "mmlu", "leaderboard_musr", "exact_match|flexible-extract"):
+    for word in (
+        "mnli",
+        "headqa_en",
+        "paws_en",
+        "mmlu",
+        "leaderboard_musr",
+        "exact_match|flexible-extract",
+    ):
         assert word in printed.output
     listed = json.loads(runner.invoke(app, ["tasks", "--json"]).output)
     assert len(listed) == 43
@@ -38,7 +45,10 @@ def test_show(name: str, benchmarks: Path) -> None:
     assert printed.exit_code == 0, printed.output
     assert printed.output.count("→") == 3
     found = json.loads(runner.invoke(app, [*arguments, "--json"]).output)
-    assert tuple(found["splits"][s]["used"] for s in ("train", "validation", "test")) == BENCHMARKS[name]
+    assert (
+        tuple(found["splits"][s]["used"] for s in ("train", "validation", "test"))
+        == BENCHMARKS[name]
+    )
     assert len(found["examples"]) == 3
     first = next(line for line in printed.output.splitlines() if "→" in line)
     assert found["examples"][0]["gold"].splitlines()[0] in first
@@ -46,7 +56,9 @@ def test_show(name: str, benchmarks: Path) -> None:
 
 @pytest.mark.shared
 def test_show_marks_the_right_answer(benchmarks: Path) -> None:
-    printed = runner.invoke(app, ["tasks", "show", "arc_easy", "--data-dir", str(benchmarks)]).output
+    printed = runner.invoke(
+        app, ["tasks", "show", "arc_easy", "--data-dir", str(benchmarks)]
+    ).output
     assert "→ Sunlight is the source of energy for nearly all ecosystems." in printed
     assert "→ breathing mask" in printed
 

@@ -34,7 +34,10 @@ def test_planted_twins_are_found(tmp_path: Path) -> None:
 
 
 def test_short_documents_have_no_runs(tmp_path: Path) -> None:
-    rows = [{"question": f"what is {i} plus one?", "choices": ["a", "b"], "answer": 0} for i in range(50)]
+    rows = [
+        {"question": f"what is {i} plus one?", "choices": ["a", "b"], "answer": 0}
+        for i in range(50)
+    ]
     file = tmp_path / "short.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)))
     found = tasks.overlap(tasks.load(str(file)))

@@ -40,7 +40,9 @@ ESCAPES = (
 )
 
 
-def definition(folder: Path, *, text: str = "{{q}}", metric: str = "{metric: acc}", more: str = "") -> Path:
+def definition(
+    folder: Path, *, text: str = "{{q}}", metric: str = "{metric: acc}", more: str = ""
+) -> Path:
     data = folder / "data.jsonl"
     data.write_text("".join(json.dumps({"q": f"question {n}"}) + "\n" for n in range(30)))
     file = folder / "own.yaml"
@@ -72,11 +74,17 @@ def test_a_template_reads_its_document_and_nothing_else(tmp_path: Path, text: st
     assert not (tmp_path / "mark").exists()
 
 
-def test_a_function_runs_only_where_code_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_function_runs_only_where_code_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     mark = tmp_path / "mark"
-    (tmp_path / "mine.py").write_text(f"open({str(mark)!r}, 'w').close()\ndef ask(doc): return 'asked ' + doc['q']\n")
+    (tmp_path / "mine.py").write_text(
+        f"open({str(mark)!r}, 'w').close()\ndef ask(doc): return 'asked ' + doc['q']\n"
+    )
     file = definition(tmp_path)
-    file.write_text(file.read_text().replace('doc_to_text: "{{q}}"', "doc_to_text: !function mine.ask"))
+    file.write_text(
+        file.read_text().replace('doc_to_text: "{{q}}"', "doc_to_text: !function mine.ask")
+    )
     with pytest.raises(TaskError, match="!function mine") as refused:
         load(str(file))
     assert "--allow-code" in (refused.value.hint or "")
@@ -124,8 +132,13 @@ def test_data_that_a_function_makes_need_consent(tmp_path: Path, more: str):
 def test_a_leaf_is_checked_as_it_is_used(tmp_path: Path):
     definition(tmp_path)
     (tmp_path / "metric.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w').close()")
-    text = OWN_GROUP.replace("METRIC", str(tmp_path / "metric.py")).replace("DATA", str(tmp_path / "data.jsonl"))
-    for given in (text, text.replace("process_results: !function lm_eval.tasks.hellaswag.utils.process_docs", "")):
+    text = OWN_GROUP.replace("METRIC", str(tmp_path / "metric.py")).replace(
+        "DATA", str(tmp_path / "data.jsonl")
+    )
+    for given in (
+        text,
+        text.replace("process_results: !function lm_eval.tasks.hellaswag.utils.process_docs", ""),
+    ):
         (tmp_path / "both.yaml").write_text(given)
         with pytest.raises(TaskError, match="fetched and run"):
             load(str(tmp_path / "both.yaml"))
@@ -137,7 +150,9 @@ def _stock_functions() -> list[tuple[str, str, str]]:
     found = []
     for file in sorted(tasks_folder().rglob("*.yaml")):
         module = "lm_eval.tasks." + ".".join(file.parent.relative_to(tasks_folder()).parts)
-        for key, name in re.findall(r"^(\w+): !function ([\w.]+)", file.read_text("utf-8"), re.MULTILINE):
+        for key, name in re.findall(
+            r"^(\w+): !function ([\w.]+)", file.read_text("utf-8"), re.MULTILINE
+        ):
             found.append((str(file), key, f"{module}.{name}"))
     return found
 
@@ -153,12 +168,25 @@ def test_no_function_that_a_file_can_name_is_called(tmp_path: Path):
     assert len(public) > 1000
     base = read_definition(definition(tmp_path))[0]
     tried = 0
-    for key, name in [*named, *[(key, name) for name in sorted(public) for key in ("process_docs", "custom_dataset")]]:
+    for key, name in [
+        *named,
+        *[(key, name) for name in sorted(public) for key in ("process_docs", "custom_dataset")],
+    ]:
         for leaf in (
             {**base, key: Named(name, tmp_path)},
-            {**base, "filter_list": [{"name": "x", "filter": [{"function": "custom", key: Named(name, tmp_path)}]}]},
+            {
+                **base,
+                "filter_list": [
+                    {"name": "x", "filter": [{"function": "custom", key: Named(name, tmp_path)}]}
+                ],
+            },
             {**base, "fewshot_config": {key: Named(name, tmp_path)}},
-            {**base, "metric_list": [{"metric": Named(name, tmp_path), "aggregation": Named(name, tmp_path)}]},
+            {
+                **base,
+                "metric_list": [
+                    {"metric": Named(name, tmp_path), "aggregation": Named(name, tmp_path)}
+                ],
+            },
         ):
             with pytest.raises(TaskError, match="--allow-code"):
                 admitted(leaf, [], "own.yaml")
@@ -172,7 +200,9 @@ def test_a_file_keeps_the_functions_of_the_task_that_it_changes(tmp_path: Path):
     _, (leaf,), _ = user_leaves(tmp_path / "kept.yaml")
     assert leaf["process_docs"].__module__ == "lm_eval.tasks.hellaswag.utils"
     name = "lm_eval.tasks.hellaswag.utils.process_docs"
-    (tmp_path / "named.yaml").write_text(f"include: {stock}\ntask: mine\nprocess_docs: !function {name}\n")
+    (tmp_path / "named.yaml").write_text(
+        f"include: {stock}\ntask: mine\nprocess_docs: !function {name}\n"
+    )
     assert user_leaves(tmp_path / "named.yaml")[1][0]["process_docs"].__name__ == "process_docs"
     for change in (
         "dataset_path: someone/else",  # a stock function on other data
@@ -201,7 +231,9 @@ BOMBS = (
 )
 
 
-@pytest.mark.parametrize("where", ["doc_to_text", "description", "gen_prefix", "doc_to_choice", "doc_to_target"])
+@pytest.mark.parametrize(
+    "where", ["doc_to_text", "description", "gen_prefix", "doc_to_choice", "doc_to_target"]
+)
 def test_a_template_has_limits_wherever_it_stands(tmp_path: Path, where: str):
     file = definition(tmp_path)
     lines = [line for line in file.read_text().splitlines() if not line.startswith(where)]
@@ -211,7 +243,9 @@ def test_a_template_has_limits_wherever_it_stands(tmp_path: Path, where: str):
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_a_template_has_limits_of_memory_and_time(tmp_path: Path, bomb: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_template_has_limits_of_memory_and_time(
+    tmp_path: Path, bomb: str, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(limited, "DEADLINE", 1.0)
     with pytest.raises(limited.LimitError, match=r"memory|it takes"):
         limited.render(bomb, {"q": "x"})
@@ -247,7 +281,9 @@ def test_the_limited_process_renders_as_lm_eval_does():
     assert limited.render("{{c}}", docs[0], literal=True) == docs[0]["c"]
 
 
-def test_patterns_of_filters_and_metrics_have_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_patterns_of_filters_and_metrics_have_limits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(limited, "DEADLINE", 1.0)
     evil, answer = "(a+)+$", "a" * 40 + "!"
     body = """
@@ -257,7 +293,11 @@ filter_list: [{name: x, filter: [{function: regex, regex_pattern: 'FILTER'}, {fu
     metric = "{metric: exact_match, aggregation: mean, higher_is_better: true, regexes_to_ignore: ['METRIC']}"
     for at, pattern in (("FILTER", evil), ("METRIC", evil), ("FILTER", "(b+)"), ("METRIC", "c+")):
         file = definition(tmp_path, metric=metric)
-        text = file.read_text().replace("output_type: multiple_choice\n", body).replace('doc_to_choice: ["a", "b"]', "")
+        text = (
+            file.read_text()
+            .replace("output_type: multiple_choice\n", body)
+            .replace('doc_to_choice: ["a", "b"]', "")
+        )
         text = text.replace("doc_to_target: 0", 'doc_to_target: "b"')
         file.write_text(text.replace(at, pattern).replace("FILTER", "(.+)").replace("METRIC", ","))
         task = load(str(file))
@@ -303,7 +343,9 @@ def test_data_have_limits(tmp_path: Path):
         load(str(tmp_path / "many.jsonl"))
 
 
-@pytest.mark.parametrize("name", ["own.yaml", "own.jsonl", "own.parquet", "own.csv", "own.txt", "own.json"])
+@pytest.mark.parametrize(
+    "name", ["own.yaml", "own.jsonl", "own.parquet", "own.csv", "own.txt", "own.json"]
+)
 def test_a_pipe_is_no_file(tmp_path: Path, name: str):
     os.mkfifo(tmp_path / name)
     with pytest.raises(TaskError, match="no plain file"):
@@ -390,4 +432,6 @@ def test_templates_are_rendered_also_after_parquet_was_read(tmp_path: Path) -> N
     limited._child.stop()
     pq.write_table(pa.table({"q": ["x"] * 1000}), tmp_path / "rows.parquet")
     assert limited.read_parquet(str(tmp_path / "rows.parquet")).num_rows == 1000
-    assert [limited.render("{{ q }} after", {"q": k}) for k in range(50)] == [f"{k} after" for k in range(50)]
+    assert [limited.render("{{ q }} after", {"q": k}) for k in range(50)] == [
+        f"{k} after" for k in range(50)
+    ]

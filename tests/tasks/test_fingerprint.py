@@ -79,7 +79,13 @@ def test_seed_caps_and_carve_show(benchmarks: Path) -> None:
     def of(**options: Any) -> str:
         return tasks.load("rte", data_dir=benchmarks, **options).fingerprint
 
-    prints = [of(), of(seed=1), of(carve=0.3), of(caps=tasks.Caps(train=100)), of(caps=tasks.Caps(test=100))]
+    prints = [
+        of(),
+        of(seed=1),
+        of(carve=0.3),
+        of(caps=tasks.Caps(train=100)),
+        of(caps=tasks.Caps(test=100)),
+    ]
     assert len(set(prints)) == len(prints)
 
 
@@ -91,7 +97,9 @@ def test_the_same_in_another_process(benchmarks: Path) -> None:
         f"for name in {names}: print(tasks.load(name, data_dir=Path({str(benchmarks)!r})).fingerprint)"
     )
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert other.stdout.split() == [tasks.load(name, data_dir=benchmarks).fingerprint for name in names]
+    assert other.stdout.split() == [
+        tasks.load(name, data_dir=benchmarks).fingerprint for name in names
+    ]
 
 
 def test_a_task_folder_may_be_moved(tmp_path: Path) -> None:

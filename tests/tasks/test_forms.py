@@ -64,7 +64,10 @@ def test_mmlu_as_choice_is_lm_evals_mmlu(mmlu: Path, shots: int) -> None:
 
 @pytest.mark.parametrize("shots", [0, 5])
 def test_mmlu_as_cloze_is_lm_evals_mmlu_continuation(mmlu: Path, shots: int) -> None:
-    stock, formed = load("mmlu_anatomy_continuation", data_dir=mmlu), load("mmlu_anatomy:cloze", data_dir=mmlu)
+    stock, formed = (
+        load("mmlu_anatomy_continuation", data_dir=mmlu),
+        load("mmlu_anatomy:cloze", data_dir=mmlu),
+    )
     theirs, ours = _requests(stock, shots), _requests(formed, shots)
     for mine, other in zip(ours, theirs, strict=True):
         assert mine == other
@@ -88,7 +91,12 @@ def _harness_requests(definition: str, folder: Path) -> list[list[tuple[str, str
     asked = []
     for doc in list(task.test_docs())[:100]:
         context = task.fewshot_context(doc, num_fewshot=0)
-        asked.append([instance.args for instance in task.construct_requests(doc, context, metadata=("t", 0, 1))])
+        asked.append(
+            [
+                instance.args
+                for instance in task.construct_requests(doc, context, metadata=("t", 0, 1))
+            ]
+        )
     return asked
 
 
@@ -100,18 +108,25 @@ def _harness_requests(definition: str, folder: Path) -> list[list[tuple[str, str
         ("arc_easy:cloze", "arc/arc_easy.yaml"),
     ],
 )
-def test_forms_against_lm_eval_alone(name: str, definition: str, mmlu: Path, benchmarks: Path) -> None:
+def test_forms_against_lm_eval_alone(
+    name: str, definition: str, mmlu: Path, benchmarks: Path
+) -> None:
     arc = name.startswith("arc")
-    folder = benchmarks / "allenai--ai2_arc" / "ARC-Easy" if arc else mmlu / "cais--mmlu" / "anatomy"
+    folder = (
+        benchmarks / "allenai--ai2_arc" / "ARC-Easy" if arc else mmlu / "cais--mmlu" / "anatomy"
+    )
     task = load(name, data_dir=benchmarks if arc else mmlu)
     ours = [prompt.requests for prompt in task.prompts(task.documents("test")[:100])]
-    assert [[(r.context, r.continuation) for r in requests] for requests in ours] == _harness_requests(
-        definition, folder
-    )
+    assert [
+        [(r.context, r.continuation) for r in requests] for requests in ours
+    ] == _harness_requests(definition, folder)
 
 
 def test_continuation_as_choice_goes_back_to_mmlu(mmlu: Path) -> None:
-    stock, formed = load("mmlu_anatomy", data_dir=mmlu), load("mmlu_anatomy_continuation:choice", data_dir=mmlu)
+    stock, formed = (
+        load("mmlu_anatomy", data_dir=mmlu),
+        load("mmlu_anatomy_continuation:choice", data_dir=mmlu),
+    )
     about = "The following are multiple choice questions (with answers) about anatomy.\n\n"
     for mine, other in zip(_requests(formed), _requests(stock), strict=True):
         assert [r.continuation for r in mine] == [r.continuation for r in other]
@@ -132,39 +147,69 @@ def test_arc_as_choice_is_written_like_mmlu(benchmarks: Path, mmlu: Path) -> Non
     ours = [prompt.requests for prompt in arc.prompts(arc.documents("test")[:105])]
     about = "The following are multiple choice questions (with answers) about anatomy.\n\n"
     theirs = {
-        requests[0].context.removeprefix(about): requests for requests in _requests(load("mmlu_anatomy", data_dir=mmlu))
+        requests[0].context.removeprefix(about): requests
+        for requests in _requests(load("mmlu_anatomy", data_dir=mmlu))
     }
     same = [requests for requests in ours if requests[0].context in theirs]
     assert len(same) >= 90
     for requests in same:
         other = theirs[requests[0].context]
-        assert [r.continuation for r in requests] == [r.continuation for r in other] == [" A", " B", " C", " D"]
+        assert (
+            [r.continuation for r in requests]
+            == [r.continuation for r in other]
+            == [" A", " B", " C", " D"]
+        )
 
 
 MULTIPLE_CHOICE = [
-    "arc_easy", "openbookqa", "commonsense_qa", "social_iqa", "headqa_en", "sst2", "cola", "rte", "mrpc", "wic",
-    "boolq", "piqa", "mathqa", "sciq",
-]  # fmt: skip
+    "arc_easy",
+    "openbookqa",
+    "commonsense_qa",
+    "social_iqa",
+    "headqa_en",
+    "sst2",
+    "cola",
+    "rte",
+    "mrpc",
+    "wic",
+    "boolq",
+    "piqa",
+    "mathqa",
+    "sciq",
+]
 
 
 @pytest.mark.parametrize("name", MULTIPLE_CHOICE)
-def test_every_multiple_choice_task_has_both_forms(loaded: Callable[[str], Task], name: str) -> None:
+def test_every_multiple_choice_task_has_both_forms(
+    loaded: Callable[[str], Task], name: str
+) -> None:
     cloze, choice = loaded(f"{name}:cloze"), loaded(f"{name}:choice")
-    left, right = cloze.prompts(cloze.documents("test")[:40]), choice.prompts(choice.documents("test")[:40])
+    left, right = (
+        cloze.prompts(cloze.documents("test")[:40]),
+        choice.prompts(choice.documents("test")[:40]),
+    )
     for texts, letters in zip(left, right, strict=True):
         lines = letters.text.split("\n")
         assert lines[-1] == "Answer:"
         listed = {line[0]: line[3:].strip() for line in lines[-1 - len(letters.choices) : -1]}
         assert sorted(listed.values()) == sorted(choice.strip() for choice in texts.choices)
         assert listed[letters.gold] == texts.gold.strip()
-        assert [r.continuation for r in letters.requests] == [f" {letter}" for letter in letters.choices]
+        assert [r.continuation for r in letters.requests] == [
+            f" {letter}" for letter in letters.choices
+        ]
         assert not any(f"A. {texts.choices[0]}" in line for line in texts.text.split("\n"))
 
 
 @pytest.mark.parametrize("form", ["choice", "option_ppl", "blank_ppl"])
-def test_options_that_are_the_numbers_1_to_5_are_texts_where_the_task_scores_texts(form: str, benchmarks: Path) -> None:
+def test_options_that_are_the_numbers_1_to_5_are_texts_where_the_task_scores_texts(
+    form: str, benchmarks: Path
+) -> None:
     task = load(f"mathqa:{form}", data_dir=benchmarks)
-    listed = [doc for doc in task.documents("test") if "a ) 1 , b ) 2 , c ) 3 , d ) 4 , e ) 5" in doc["options"]]
+    listed = [
+        doc
+        for doc in task.documents("test")
+        if "a ) 1 , b ) 2 , c ) 3 , d ) 4 , e ) 5" in doc["options"]
+    ]
     assert len(listed) > 10
     assert len(task.prompts(listed)) == len(listed)
 
@@ -179,7 +224,9 @@ def test_winogrande_as_choice_fills_a_blank(loaded: Callable[[str], Task]) -> No
     task = loaded("winogrande:choice")
     for prompt in task.prompts(task.documents("test")[:50]):
         sentence, first, second, end = prompt.text.split("\n")
-        assert " ".join(sentence.split()) == " ".join(prompt.doc["sentence"].replace("_.", "_ .").split())
+        assert " ".join(sentence.split()) == " ".join(
+            prompt.doc["sentence"].replace("_.", "_ .").split()
+        )
         assert end == "Answer:"
         assert {first[3:], second[3:]} == {prompt.doc["option1"], prompt.doc["option2"]}
         assert prompt.gold == "AB"[int(prompt.doc["answer"]) - 1]
@@ -188,7 +235,9 @@ def test_winogrande_as_choice_fills_a_blank(loaded: Callable[[str], Task]) -> No
 
 
 def test_reduction_keeps_the_answer_and_the_order(loaded: Callable[[str], Task]) -> None:
-    whole, four, other = (loaded(f"commonsense_qa:{form}") for form in ("cloze", "cloze:4", "cloze:4:7"))
+    whole, four, other = (
+        loaded(f"commonsense_qa:{form}") for form in ("cloze", "cloze:4", "cloze:4:7")
+    )
     documents = whole.documents("test")
     full, reduced, again = (task.prompts(task.documents("test")) for task in (whole, four, other))
     assert len(documents) == 120
@@ -200,13 +249,18 @@ def test_reduction_keeps_the_answer_and_the_order(loaded: Callable[[str], Task])
         assert all(choice in left for choice in some.choices)  # a subsequence
         differ += some.choices != others.choices
     assert differ > 60
-    assert [p.choices for p in loaded("arc_easy:choice:9").prompts(loaded("arc_easy").documents("test")[:5])]
+    assert [
+        p.choices
+        for p in loaded("arc_easy:choice:9").prompts(loaded("arc_easy").documents("test")[:5])
+    ]
 
 
 def test_brier_score_stands_beside_accuracy(loaded: Callable[[str], Task]) -> None:
     task = loaded("arc_easy:choice")
     prompts = task.prompts(task.documents("test")[:20])
-    answers = [[(0.0 if letter == p.gold else -30.0, True) for letter in p.choices] for p in prompts]
+    answers = [
+        [(0.0 if letter == p.gold else -30.0, True) for letter in p.choices] for p in prompts
+    ]
     scores = task.score(task.grade(prompts, answers))
     assert scores["acc"].value == 1.0
     assert scores["brier_score"].value == pytest.approx(0.0, abs=1e-9)
@@ -226,7 +280,10 @@ def test_examples_are_written_in_the_form(loaded: Callable[[str], Task]) -> None
 
 
 def test_fingerprints_tell_forms_apart(loaded: Callable[[str], Task]) -> None:
-    prints = [loaded(f"arc_easy{form}").fingerprint for form in ("", ":choice", ":choice:3", ":choice:3:1")]
+    prints = [
+        loaded(f"arc_easy{form}").fingerprint
+        for form in ("", ":choice", ":choice:3", ":choice:3:1")
+    ]
     assert len(set(prints)) == 4
 
 
@@ -246,6 +303,12 @@ def test_impossible_forms_are_named(loaded: Callable[[str], Task], name: str, me
 
 
 def test_leaderboard_shots() -> None:
-    known = {"mmlu": 5, "mmlu_anatomy": 5, "gsm8k": 5, "arc_challenge:choice": 25, "hellaswag:cloze": 10}
+    known = {
+        "mmlu": 5,
+        "mmlu_anatomy": 5,
+        "gsm8k": 5,
+        "arc_challenge:choice": 25,
+        "hellaswag:cloze": 10,
+    }
     assert {name: leaderboard_shots(name) for name in known} == known
     assert leaderboard_shots("piqa") is None

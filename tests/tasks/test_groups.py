@@ -25,7 +25,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         below.mkdir(parents=True)
         for split, n in (("test", 5 + place), ("dev", 5)):
             rows = [
-                {"question": f"{split} {place} {i}?", "choices": [f"{c}{i}" for c in "wxyz"], "answer": i % 4}
+                {
+                    "question": f"{split} {place} {i}?",
+                    "choices": [f"{c}{i}" for c in "wxyz"],
+                    "answer": i % 4,
+                }
                 for i in range(n)
             ]
             pd.DataFrame(rows).to_parquet(below / f"{split}.parquet")
@@ -38,22 +42,35 @@ def test_a_group_scores_as_lm_eval_s(data: Path) -> None:
     from lm_eval.config.group import AggMetricConfig
     from lm_eval.evaluator import evaluate
 
-    group = Group("mmlu_stem", aggregate_metric_list=[AggMetricConfig(metric="acc", weight_by_size=True)])
+    group = Group(
+        "mmlu_stem", aggregate_metric_list=[AggMetricConfig(metric="acc", weight_by_size=True)]
+    )
     members: dict[str, Any] = {}
     for config in leaf_configs("mmlu_stem")[0]:
         config = {k: v for k, v in config.items() if k != "tag"}
-        files = {s: str(data / "cais--mmlu" / config["dataset_name"] / f"{s}.parquet") for s in ("test", "dev")}
-        config.update(dataset_path="parquet", dataset_name=None, dataset_kwargs={"data_files": files})
+        files = {
+            s: str(data / "cais--mmlu" / config["dataset_name"] / f"{s}.parquet")
+            for s in ("test", "dev")
+        }
+        config.update(
+            dataset_path="parquet", dataset_name=None, dataset_kwargs={"data_files": files}
+        )
         members[config["task"]] = ConfigurableTask(config={**config, "num_fewshot": 0})
         group.add(members[config["task"]])
-    theirs = evaluate(lm=fake_lm({}), task_dict={"tasks": members, "groups": {"mmlu_stem": group}}, bootstrap_iters=10)[
-        "results"
-    ]["mmlu_stem"]
+    theirs = evaluate(
+        lm=fake_lm({}),
+        task_dict={"tasks": members, "groups": {"mmlu_stem": group}},
+        bootstrap_iters=10,
+    )["results"]["mmlu_stem"]
 
     task = tasks.load("mmlu_stem", data_dir=data)
     assert set(task.subtasks) == set(members)
     documents = task.documents("test")
-    assert len({document.id for document in documents}) == len(documents) == sum(range(5, 5 + len(members)))
+    assert (
+        len({document.id for document in documents})
+        == len(documents)
+        == sum(range(5, 5 + len(members)))
+    )
     prompts = task.prompts(documents)
     scores = task.score(task.grade(prompts, answers(prompts, {})))
     assert task.metric == "acc"
@@ -79,7 +96,9 @@ def test_shots_come_from_the_split_set_aside(data: Path) -> None:
     place = document["question"].split()[1]
     asked = [line for line in prompt.text.splitlines() if line.endswith("?")]
     assert asked == [f"dev {place} {i}?" for i in range(5)] + [document["question"]]
-    assert prompt.text.startswith("The following are multiple choice questions (with answers) about")
+    assert prompt.text.startswith(
+        "The following are multiple choice questions (with answers) about"
+    )
 
 
 def test_a_group_of_unlike_tasks_is_refused(shared_data: Path, tmp_path: Path) -> None:
@@ -91,14 +110,19 @@ def test_a_group_of_unlike_tasks_is_refused(shared_data: Path, tmp_path: Path) -
 
 def test_a_user_s_own_group_and_task_file(shared_data: Path, tmp_path: Path) -> None:
     file = tmp_path / "pair.yaml"
-    file.write_text("group: pair\ntask: [rte, sst2]\naggregate_metric_list: {metric: acc, weight_by_size: false}\n")
+    file.write_text(
+        "group: pair\ntask: [rte, sst2]\naggregate_metric_list: {metric: acc, weight_by_size: false}\n"
+    )
     task = tasks.load(str(file), data_dir=shared_data / "benchmarks")
     assert task.subtasks == ("rte", "sst2")
     documents = [*task.documents("test")[:40], *task.documents("test")[-10:]]
     prompts = task.prompts(documents)
     outcomes = task.grade(prompts, answers(prompts, {}))
     scores = task.score(outcomes)
-    each = [sum(o.detail["metrics"]["acc"] for o in part) / len(part) for part in (outcomes[:40], outcomes[40:])]
+    each = [
+        sum(o.detail["metrics"]["acc"] for o in part) / len(part)
+        for part in (outcomes[:40], outcomes[40:])
+    ]
     assert scores["acc"].value == pytest.approx(sum(each) / 2)
 
     own = tmp_path / "own.yaml"

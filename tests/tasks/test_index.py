@@ -22,7 +22,9 @@ def test_every_kind_of_name_is_found() -> None:
     assert build_index(tasks_folder() / "squadv2")["squadv2"].kind == "class"
 
 
-def test_the_index_is_kept_and_trusted_only_for_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_index_is_kept_and_trusted_only_for_its_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     built = []
 
     def small(folder: Path) -> dict[str, module.Entry]:
@@ -37,7 +39,12 @@ def test_the_index_is_kept_and_trusted_only_for_its_version(tmp_path: Path, monk
     assert len(built) == 1
     (file,) = (tmp_path / "cache").glob("tasks-*")
     kept = json.loads(file.read_text())
-    for spoiled in ("{", json.dumps({**kept, "stamp": {"lm_eval": "0.0"}}), "[]", json.dumps({"stamp": kept["stamp"]})):
+    for spoiled in (
+        "{",
+        json.dumps({**kept, "stamp": {"lm_eval": "0.0"}}),
+        "[]",
+        json.dumps({"stamp": kept["stamp"]}),
+    ):
         file.write_text(spoiled)
         task_index.cache_clear()
         assert list(task_index()) == ["arc_easy"]
@@ -63,7 +70,9 @@ def test_names_found_in_the_text_are_lm_evals() -> None:
     assert not {"mmlu", "squadv2"} & set(found)
 
 
-def test_a_study_of_plain_tasks_reads_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_of_plain_tasks_reads_no_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("POTENTIA_CACHE", str(tmp_path))
     monkeypatch.setattr(module, "build_index", None)
     for known in (task_index, module._plain_tasks):
@@ -80,7 +89,10 @@ def test_a_study_of_plain_tasks_reads_no_index(tmp_path: Path, monkeypatch: pyte
 
 def test_facts_name_tasks_of_the_harness() -> None:
     known = benchmarks()
-    assert [sum(b.status == s for b in known) for s in ("paper", "excluded", "test-task", "leaderboard-v2")] == [
+    assert [
+        sum(b.status == s for b in known)
+        for s in ("paper", "excluded", "test-task", "leaderboard-v2")
+    ] == [
         24,
         13,
         1,
@@ -99,7 +111,9 @@ def test_facts_cover_the_published_scores(shared_data: Path) -> None:
 
     with (shared_data / "published" / "train_before_test_scores.csv").open() as stream:
         scored = {row["benchmark"] for row in csv.DictReader(stream)}
-    assert {b.task for b in benchmarks() if b.status == "paper"} == {s for s in scored if not s.endswith("_2025")}
+    assert {b.task for b in benchmarks() if b.status == "paper"} == {
+        s for s in scored if not s.endswith("_2025")
+    }
 
 
 def test_unknown_names_get_a_hint() -> None:
@@ -112,7 +126,9 @@ def test_unknown_names_get_a_hint() -> None:
 
 
 def test_no_data_and_no_network(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match=r"the data of arc_easy cannot be had from the hub and not in .*ARC-Easy"):
+    with pytest.raises(
+        TaskError, match=r"the data of arc_easy cannot be had from the hub and not in .*ARC-Easy"
+    ):
         tasks.load("arc_easy", data_dir=tmp_path)
 
 

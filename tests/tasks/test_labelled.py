@@ -23,10 +23,15 @@ WORDS = {
 
 def tickets(n: int = 120) -> list[tuple[str, str]]:
     names = list(WORDS)
-    return [(f"Ticket {i}: the {WORDS[names[i % 3]][i % 7 % 3]} thing number {i * 7}", names[i % 3]) for i in range(n)]
+    return [
+        (f"Ticket {i}: the {WORDS[names[i % 3]][i % 7 % 3]} thing number {i * 7}", names[i % 3])
+        for i in range(n)
+    ]
 
 
-def table(path: Path, rows: list[tuple[str, ...]], header: tuple[str, ...] = ("text", "category")) -> str:
+def table(
+    path: Path, rows: list[tuple[str, ...]], header: tuple[str, ...] = ("text", "category")
+) -> str:
     with path.open("w", newline="", encoding="utf-8") as stream:
         csv.writer(stream).writerows([header, *rows])
     return str(path)
@@ -35,7 +40,11 @@ def table(path: Path, rows: list[tuple[str, ...]], header: tuple[str, ...] = ("t
 def test_texts_with_labels_are_a_classification(tmp_path: Path) -> None:
     task = tasks.load(table(tmp_path / "tickets.csv", tickets()))
     assert (task.kind, task.metric, task.higher_is_better) == ("choice", "acc", True)
-    assert task.labels == {"billing_issue": "billing issue", "login": "login", "shipping": "shipping"}
+    assert task.labels == {
+        "billing_issue": "billing issue",
+        "login": "login",
+        "shipping": "shipping",
+    }
     prompt = task.prompts(task.documents("test")[:1])[0]
     assert prompt.text.startswith("Text: Ticket ")
     assert prompt.text.endswith("\nCategory:")
@@ -72,7 +81,9 @@ def test_a_column_that_may_be_a_label_is_asked_for(tmp_path: Path) -> None:
     assert "--map label=queue" in str(error.value.hint)
     assert tasks.load("t", own=tasks.OwnData((file,), columns={"label": "queue"})).labels
     assert tasks.load("t", own=tasks.OwnData((file,), columns={"text": "text"})).kind == "corpus"
-    unlike = table(tmp_path / "u.csv", [(f"text {i}", f"title {i}") for i in range(40)], ("text", "title"))
+    unlike = table(
+        tmp_path / "u.csv", [(f"text {i}", f"title {i}") for i in range(40)], ("text", "title")
+    )
     assert tasks.load(unlike).kind == "corpus"
     same = table(tmp_path / "s.csv", [(f"text {i}", "x") for i in range(40)])
     with pytest.raises(TaskError, match="the same in every row"):
@@ -97,18 +108,24 @@ def test_all_bad_rows_are_told_at_once_and_may_be_left_out(tmp_path: Path) -> No
 
 
 def test_one_bad_answer_does_not_change_how_the_others_count(tmp_path: Path) -> None:
-    rows = [{"question": f"q{i}", "choices": ["a", "b", "c"], "answer": 1 + i % 3} for i in range(40)]
+    rows = [
+        {"question": f"q{i}", "choices": ["a", "b", "c"], "answer": 1 + i % 3} for i in range(40)
+    ]
     rows[7]["answer"] = ""
     file = tmp_path / "q.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)))
     task = tasks.load(str(file), drop_bad_rows=True)
     docs = task.documents("train")
-    assert {(doc["question"], doc["answer"]) for doc in docs} <= {(f"q{i}", i % 3) for i in range(40)}
+    assert {(doc["question"], doc["answer"]) for doc in docs} <= {
+        (f"q{i}", i % 3) for i in range(40)
+    }
 
 
 def test_duplicates_across_splits_are_dropped_and_counted(tmp_path: Path) -> None:
     rows = tickets(60)
-    file = table(tmp_path / "t.csv", [*rows, *[(text.upper() + "!", label) for text, label in rows[:30]]])
+    file = table(
+        tmp_path / "t.csv", [*rows, *[(text.upper() + "!", label) for text, label in rows[:30]]]
+    )
     task = tasks.load(file)
     kept = tasks.load(file, drop_overlap=False)
     assert tasks.overlap(kept).train_exact > 0

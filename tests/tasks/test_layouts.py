@@ -102,7 +102,11 @@ def test_a_test_split_without_labels_counts_as_absent(tmp_path: Path) -> None:
 
 def test_likelihood_of_one_target(tmp_path: Path) -> None:
     """``output_type: loglikelihood`` (lambada): one continuation, right when it is the greedy one."""
-    write(tmp_path / "EleutherAI--lambada_openai" / "default", {"text": "a sentence that ends in rain"}, {"test": 12})
+    write(
+        tmp_path / "EleutherAI--lambada_openai" / "default",
+        {"text": "a sentence that ends in rain"},
+        {"test": 12},
+    )
     task = tasks.load("lambada_openai", data_dir=tmp_path)
     prompts = task.prompts(task.documents("test"))
     assert prompts[0].gold == " rain"

@@ -19,14 +19,18 @@ def pairs(n: int, labels: int, seed: int = 0) -> list[list[int]]:
     return [[int(g), int(p)] for g, p in zip(gold, guess, strict=True)]
 
 
-@pytest.mark.parametrize(("name", "labels"), [("matthews_corrcoef", 2), ("matthews_corrcoef", 4), ("f1_score", 2)])
+@pytest.mark.parametrize(
+    ("name", "labels"), [("matthews_corrcoef", 2), ("matthews_corrcoef", 4), ("f1_score", 2)]
+)
 def test_the_bootstrap_of_pairs_is_lm_eval_s(name: str, labels: int) -> None:
     from lm_eval.api import metrics as theirs
 
     function = getattr(theirs, name)
     items = pairs(400, labels)
     rng = np.random.default_rng(5)
-    slow = np.std([function([items[i] for i in rng.integers(400, size=400)]) for _ in range(400)], ddof=1)
+    slow = np.std(
+        [function([items[i] for i in rng.integers(400, size=400)]) for _ in range(400)], ddof=1
+    )
     value, error = grading.aggregate(function, items)
     assert value == function(items)
     assert error == pytest.approx(slow, rel=0.15)

@@ -16,7 +16,10 @@ from potentia.evidence import read
 from potentia.run import plan_study, run_study, store_status
 from potentia.study import make_study
 
-ROWS = [{"query": f"{i} + 1", "a": str(i), "b": str(i + 1), "c": "", "label": 2, "topic": "sums"} for i in range(40)]
+ROWS = [
+    {"query": f"{i} + 1", "a": str(i), "b": str(i + 1), "c": "", "label": 2, "topic": "sums"}
+    for i in range(40)
+]
 COLUMNS = {"question": "query", "choices": ("a", "b", "c"), "answer": "label"}
 
 
@@ -43,9 +46,14 @@ def test_columns_of_any_name_and_answers_that_count_from_one(tmp_path: Path) -> 
 
 
 def test_a_prompt_of_ones_own_over_any_column(tmp_path: Path) -> None:
-    own = tasks.OwnData((jsonl(tmp_path / "q.jsonl", ROWS),), columns=COLUMNS, prompt="[{{topic}}] {{query}} =")
+    own = tasks.OwnData(
+        (jsonl(tmp_path / "q.jsonl", ROWS),), columns=COLUMNS, prompt="[{{topic}}] {{query}} ="
+    )
     task = tasks.load("q", own=own)
-    assert all(p.text.startswith("[sums] ") and p.text.endswith("=") for p in task.prompts(task.documents("test")))
+    assert all(
+        p.text.startswith("[sums] ") and p.text.endswith("=")
+        for p in task.prompts(task.documents("test"))
+    )
     plain = tasks.load("q", own=tasks.OwnData(own.files, columns=COLUMNS))
     assert task.fingerprint != plain.fingerprint
     texts = jsonl(tmp_path / "t.jsonl", [{"text": f"text {i}"} for i in range(20)])
@@ -54,7 +62,9 @@ def test_a_prompt_of_ones_own_over_any_column(tmp_path: Path) -> None:
 
 
 def test_several_files_are_splits_by_their_names_or_one_pool(tmp_path: Path) -> None:
-    named = tuple(jsonl(tmp_path / f"{n}.jsonl", ROWS[k::4]) for k, n in enumerate(("train", "dev", "test")))
+    named = tuple(
+        jsonl(tmp_path / f"{n}.jsonl", ROWS[k::4]) for k, n in enumerate(("train", "dev", "test"))
+    )
     task = tasks.load("q", own=tasks.OwnData(named, columns=COLUMNS))
     assert [len(task.documents(s)) for s in ("train", "validation", "test")] == [10, 10, 10]
     loose = tuple(jsonl(tmp_path / f"part{k}.jsonl", ROWS[k::2]) for k in range(2))
@@ -64,7 +74,10 @@ def test_several_files_are_splits_by_their_names_or_one_pool(tmp_path: Path) -> 
     folder.mkdir()
     for k in range(2):
         jsonl(folder / f"part{k}.jsonl", ROWS[k::2])
-    assert len(tasks.load("q", own=tasks.OwnData((str(folder),), columns=COLUMNS)).documents("test")) == 4
+    assert (
+        len(tasks.load("q", own=tasks.OwnData((str(folder),), columns=COLUMNS)).documents("test"))
+        == 4
+    )
 
 
 def test_a_dataset_by_its_name_from_the_folder_of_datasets(tmp_path: Path) -> None:
@@ -85,7 +98,11 @@ def test_a_dataset_by_its_name_from_the_folder_of_datasets(tmp_path: Path) -> No
 def test_ones_own_ratios(tmp_path: Path) -> None:
     file = jsonl(tmp_path / "t.jsonl", [{"text": f"text {i}"} for i in range(300)])
     assert tasks.OwnData((file,)).documents_in_one_split() == 300
-    for ratios, expected in ((None, [240, 30, 30]), ((6, 1, 3), [180, 30, 90]), ((1, 1, 1), [100, 100, 100])):
+    for ratios, expected in (
+        (None, [240, 30, 30]),
+        ((6, 1, 3), [180, 30, 90]),
+        ((1, 1, 1), [100, 100, 100]),
+    ):
         task = tasks.load(file, division=tasks.Division(ratios=ratios))
         assert [len(task.documents(s)) for s in ("train", "validation", "test")] == expected
 
@@ -141,15 +158,21 @@ def test_folds_of_a_study_become_one_task_with_all_documents(tmp_path: Path) -> 
     (status,) = store_status(study.store)["studies"]
     assert status["asked"] == status["done"] == 12
     evidence = read(study.store)
-    assert evidence.background.chance["q"] == pytest.approx(1 / 3), "what is known of a fold is known of the task"
+    assert evidence.background.chance["q"] == pytest.approx(1 / 3), (
+        "what is known of a fold is known of the task"
+    )
     links = find_completion(find_grid(evidence), evidence).fitted.scale.links
-    assert links.chance.tolist() == pytest.approx([1 / 3]), "and known where its scores are predicted"
+    assert links.chance.tolist() == pytest.approx([1 / 3]), (
+        "and known where its scores are predicted"
+    )
     matrix = evidence.scores["train_before_test"]
     assert (matrix.tasks, matrix.n.tolist()) == (("q",), [[60.0], [60.0]])
     items = evidence.outcomes["train_before_test"]["q"][matrix.models[0]]
     assert len(items) == 60
     assert np.mean(list(items.values())) == pytest.approx(matrix.values[0, 0])
-    assert matrix.stderr[0, 0] == pytest.approx(np.std(list(items.values())) / np.sqrt(60), rel=0.15)
+    assert matrix.stderr[0, 0] == pytest.approx(
+        np.std(list(items.values())) / np.sqrt(60), rel=0.15
+    )
 
 
 def test_a_study_says_all_of_it(tmp_path: Path) -> None:
@@ -157,8 +180,15 @@ def test_a_study_says_all_of_it(tmp_path: Path) -> None:
     tiny.save_model(tmp_path / "m")
     more = {"columns": COLUMNS, "prompt": "{{query}} =", "ratios": [2, 1, 1]}
     task = {"name": "q", "file": str(tmp_path / "q.jsonl"), **more}
-    study = make_study({"models": [str(tmp_path / "m")], "tasks": [task], "protocols": ["direct"], "device": "cpu",
-                        "store": str(tmp_path / "s.db")})  # fmt: skip
+    study = make_study(
+        {
+            "models": [str(tmp_path / "m")],
+            "tasks": [task],
+            "protocols": ["direct"],
+            "device": "cpu",
+            "store": str(tmp_path / "s.db"),
+        }
+    )
     loaded = plan_study(study).tasks.benchmarks["q"]
     assert [len(loaded.documents(s)) for s in ("train", "validation", "test")] == [20, 10, 10]
     for wrong, why in (
@@ -169,7 +199,13 @@ def test_a_study_says_all_of_it(tmp_path: Path) -> None:
         with pytest.raises(StudyError, match=why):
             make_study({"models": ["m"], "tasks": [wrong]})
     with pytest.raises(StudyError, match="tested in folds"):
-        make_study({"models": ["m"], "tasks": [{"name": "q", "file": "x.jsonl", "folds": 3}], "treat": {"data": ["q"]}})
+        make_study(
+            {
+                "models": ["m"],
+                "tasks": [{"name": "q", "file": "x.jsonl", "folds": 3}],
+                "treat": {"data": ["q"]},
+            }
+        )
 
 
 def test_ratios_are_for_data_in_one_split(tmp_path: Path) -> None:
@@ -177,4 +213,8 @@ def test_ratios_are_for_data_in_one_split(tmp_path: Path) -> None:
     for name in ("train", "test"):
         jsonl(tmp_path / "d" / f"{name}.jsonl", ROWS)
     with pytest.raises(TaskError, match="for data in one split"):
-        tasks.load("d", own=tasks.OwnData((str(tmp_path / "d"),), columns=COLUMNS), division=tasks.Division((1, 1, 1)))
+        tasks.load(
+            "d",
+            own=tasks.OwnData((str(tmp_path / "d"),), columns=COLUMNS),
+            division=tasks.Division((1, 1, 1)),
+        )

@@ -29,7 +29,11 @@ def test_scores_equal_the_harness(
     theirs = reference(name)
     task = tasks.load(name, data_dir=benchmarks)
     documents = task.documents("test")[:DOCUMENTS]
-    known = {e.context: e.continuation for e in task.examples(documents)} if task.kind == "generation" else {}
+    known = (
+        {e.context: e.continuation for e in task.examples(documents)}
+        if task.kind == "generation"
+        else {}
+    )
     found = evaluate(
         lm=fake_lm(known),
         task_dict={"tasks": {name: theirs}, "groups": {}},
@@ -64,12 +68,17 @@ def test_scores_equal_the_harness(
     )
 
     first = found["samples"][name][0]
-    asked = [r.context if isinstance(r, Generation) else (r.context, r.continuation) for r in prompts[0].requests]
+    asked = [
+        r.context if isinstance(r, Generation) else (r.context, r.continuation)
+        for r in prompts[0].requests
+    ]
     assert asked == [a[0] if task.kind == "generation" else tuple(a) for a in first["arguments"]]
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_right_answers_are_the_harness_s(name: str, benchmarks: Path, reference: Callable[[str], Any]) -> None:
+def test_right_answers_are_the_harness_s(
+    name: str, benchmarks: Path, reference: Callable[[str], Any]
+) -> None:
     theirs = reference(name)
     task = tasks.load(name, data_dir=benchmarks)
     documents = task.documents("test")[::17]
@@ -93,7 +102,10 @@ def test_right_answers_are_the_harness_s(name: str, benchmarks: Path, reference:
             assert prompt.gold == right
             assert list(prompt.choices) == choices
             assert example.continuation == theirs.config.target_delimiter + right
-            wanted = [Continuation(example.context, theirs.config.target_delimiter + choice) for choice in choices]
+            wanted = [
+                Continuation(example.context, theirs.config.target_delimiter + choice)
+                for choice in choices
+            ]
             assert list(prompt.requests) == wanted
 
 
@@ -114,7 +126,9 @@ def test_any_multiple_choice_task_has_accuracy_and_brier(benchmarks: Path) -> No
     outcomes = task.grade(prompts, answers(prompts, {}))
     scores = task.score(outcomes)
     assert task.metric == "mcc"
-    guessed = [outcome.detail["logprobs"].index(max(outcome.detail["logprobs"])) for outcome in outcomes]
+    guessed = [
+        outcome.detail["logprobs"].index(max(outcome.detail["logprobs"])) for outcome in outcomes
+    ]
     right = [guess == prompt.doc["label"] for guess, prompt in zip(guessed, prompts, strict=True)]
     assert scores["acc"].value == sum(right) / len(right)
     assert [outcome.value for outcome in outcomes] == [float(r) for r in right]
@@ -137,7 +151,10 @@ def test_brier_equals_the_harness_s(benchmarks: Path) -> None:
     given = answers(prompts, {})
     scores = task.score(task.grade(prompts, given))
     golds = [prompt.choices.index(prompt.gold) for prompt in prompts]
-    items = [(g, softmax(np.array([a[0] for a in answer]))) for g, answer in zip(golds, given, strict=True)]
+    items = [
+        (g, softmax(np.array([a[0] for a in answer])))
+        for g, answer in zip(golds, given, strict=True)
+    ]
     assert scores["brier_score"].value == brier_score(items)
 
 

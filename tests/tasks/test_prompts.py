@@ -37,7 +37,9 @@ def test_prompts_equal_the_harness(
         examples = task._leaves[0]
         examples.draw(task._pool(0), document, shots=shots, seed=7)
         theirs.sampler = examples.task.sampler  # the same examples, everything else lm-eval's
-        context = theirs.fewshot_context(row, num_fewshot=shots, apply_chat_template=bool(chat), chat_template=chat)
+        context = theirs.fewshot_context(
+            row, num_fewshot=shots, apply_chat_template=bool(chat), chat_template=chat
+        )
         made = theirs.construct_requests(
             row, context, metadata=(name, 0, 1), apply_chat_template=bool(chat), chat_template=chat
         )
@@ -93,7 +95,10 @@ def test_training_texts_follow_the_chat_form(benchmarks: Path) -> None:
             assert document_chat.continuation == document_plain.continuation.removeprefix(" ")
             assert document_chat.context.endswith("<assistant>")
             if task.kind == "choice":
-                assert Continuation(document_chat.context, document_chat.continuation) in prompt.requests
+                assert (
+                    Continuation(document_chat.context, document_chat.continuation)
+                    in prompt.requests
+                )
             else:
                 assert document_chat.context == prompt.requests[0].context  # type: ignore[union-attr]
 
@@ -105,7 +110,11 @@ def test_an_answer_that_is_opened_for_the_model(tmp_path: Path) -> None:
     folder = tmp_path / "allenai--ai2_arc" / "ARC-Challenge"
     folder.mkdir(parents=True)
     rows = [
-        {"question": f"q{i}", "choices": {"text": ["a", "b", "c", "d"], "label": list("ABCD")}, "answerKey": "B"}
+        {
+            "question": f"q{i}",
+            "choices": {"text": ["a", "b", "c", "d"], "label": list("ABCD")},
+            "answerKey": "B",
+        }
         for i in range(10)
     ]
     for split in ("train", "test"):

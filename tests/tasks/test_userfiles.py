@@ -22,7 +22,10 @@ def jsonl(path: Path, records: list[Any]) -> str:
 
 
 def questions(n: int = 40) -> list[dict[str, Any]]:
-    return [{"question": f"What is {i} + 1?", "choices": [str(i), str(i + 1), "no"], "answer": 1} for i in range(n)]
+    return [
+        {"question": f"What is {i} + 1?", "choices": [str(i), str(i + 1), "no"], "answer": 1}
+        for i in range(n)
+    ]
 
 
 def test_multiple_choice(tmp_path: Path) -> None:
@@ -32,7 +35,9 @@ def test_multiple_choice(tmp_path: Path) -> None:
     prompt = task.prompts(task.documents("test")[:1])[0]
     i = prompt.doc_id
     asked = f"Question: What is {i} + 1?\nAnswer:"
-    assert prompt.requests == tuple(Continuation(asked, f" {c}") for c in (str(i), str(i + 1), "no"))
+    assert prompt.requests == tuple(
+        Continuation(asked, f" {c}") for c in (str(i), str(i + 1), "no")
+    )
     assert prompt.gold == str(i + 1)
     right = task.grade([prompt], [[(-9.0, False), (-1.0, True), (-9.0, False)]])[0]
     assert (right.value, right.prediction) == (1.0, str(i + 1))
@@ -49,7 +54,10 @@ def test_an_answer_is_a_text_a_number_or_a_letter(tmp_path: Path, answer: Any) -
 
 @pytest.mark.parametrize("mark", [";", "\t"])
 def test_csv_as_excel_writes_it_in_many_countries(mark: str, tmp_path: Path) -> None:
-    lines = [f"text{mark}label", *(f"a text, number {i}{mark}{'yes' if i % 2 else 'no'}" for i in range(20))]
+    lines = [
+        f"text{mark}label",
+        *(f"a text, number {i}{mark}{'yes' if i % 2 else 'no'}" for i in range(20)),
+    ]
     (tmp_path / "own.csv").write_text("\ufeff" + "\r\n".join(lines), "utf-8")
     task = tasks.load(str(tmp_path / "own.csv"))
     assert (list(task.labels), task.documents("test")[0]["text"][:6]) == (["no", "yes"], "a text")
@@ -64,17 +72,24 @@ def test_csv_and_parquet_are_the_same_benchmark(tmp_path: Path) -> None:
         writer.writerows({**q, "choices": "|".join(q["choices"])} for q in questions())
     (tmp_path / "other").mkdir()
     pd.DataFrame(questions()).to_parquet(tmp_path / "other" / "quiz.parquet")
-    one, two = tasks.load(str(tmp_path / "quiz.csv")), tasks.load(str(tmp_path / "other" / "quiz.parquet"))
+    one, two = (
+        tasks.load(str(tmp_path / "quiz.csv")),
+        tasks.load(str(tmp_path / "other" / "quiz.parquet")),
+    )
     assert [d.data for d in one.documents("train")] == [d.data for d in two.documents("train")]
     assert one.fingerprint == two.fingerprint
 
 
 def test_generation(tmp_path: Path) -> None:
-    records = [{"prompt": f"The capital of land {i} is", "completion": f"City {i}"} for i in range(40)]
+    records = [
+        {"prompt": f"The capital of land {i} is", "completion": f"City {i}"} for i in range(40)
+    ]
     task = tasks.load(jsonl(tmp_path / "capitals.jsonl", records))
     assert (task.kind, task.metric) == ("generation", "exact_match")
     prompts = task.prompts(task.documents("test"))
-    assert prompts[0].requests == (Generation(f"The capital of land {prompts[0].doc_id} is", ("\n",), 256),)
+    assert prompts[0].requests == (
+        Generation(f"The capital of land {prompts[0].doc_id} is", ("\n",), 256),
+    )
     said = [[f" City {prompts[0].doc_id}\n"], *([" nothing"] for _ in prompts[1:])]
     assert task.score(task.grade(prompts, said))["exact_match"].value == 1 / len(prompts)
     i = task.documents("train")[0].id
@@ -140,8 +155,14 @@ def test_dropping_overlap_is_recorded(tmp_path: Path) -> None:
         ("\n\n", "no document"),
         ('{"text": "a"}\n{"text": ', r"bad\.jsonl, line 2: not valid JSON"),
         ('{"text": "a"}\n[1]', r"line 2: a list, not an object"),
-        ('{"question": "a", "choices": ["x", "y"], "answer": 2}', r"line 1: the answer 2 is out of range"),
-        ('{"question": "a", "choices": ["x", "y"], "answer": -1}', r"the answer -1 is out of range"),
+        (
+            '{"question": "a", "choices": ["x", "y"], "answer": 2}',
+            r"line 1: the answer 2 is out of range",
+        ),
+        (
+            '{"question": "a", "choices": ["x", "y"], "answer": -1}',
+            r"the answer -1 is out of range",
+        ),
         ('{"question": "a", "choices": ["x", "y"], "answer": "z"}', "none of the choices"),
         ('{"question": "a", "choices": ["x", "y"], "answer": null}', "none of the choices"),
         ('{"question": "a", "choices": ["x"], "answer": 0}', "two or more"),
@@ -179,16 +200,28 @@ def test_other_bad_input(tmp_path: Path) -> None:
 
 
 values = st.recursive(
-    st.none() | st.booleans() | st.integers(-3, 5) | st.floats(allow_nan=True) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 5)
+    | st.floats(allow_nan=True)
+    | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
     max_leaves=6,
 )
-columns = st.sampled_from(["question", "choices", "answer", "prompt", "completion", "text", "other"])
+columns = st.sampled_from(
+    ["question", "choices", "answer", "prompt", "completion", "text", "other"]
+)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.lists(st.dictionaries(columns, values, max_size=5), max_size=6))
-def test_any_records_load_or_are_refused_in_words(tmp_path: Path, records: list[dict[str, Any]]) -> None:
+def test_any_records_load_or_are_refused_in_words(
+    tmp_path: Path, records: list[dict[str, Any]]
+) -> None:
     file = tmp_path / "any.jsonl"
     file.write_text("\n".join(json.dumps(record) for record in records), "utf-8")
     try:

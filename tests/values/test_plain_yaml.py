@@ -14,14 +14,19 @@ from potentia.study import read_study
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12)
 )
-MERGED = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}\n" for n in range(1, 12))
+MERGED = "a0: &a0 {x: 1}\n" + "".join(
+    f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}\n" for n in range(1, 12)
+)
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("models: [a]\ntasks: [b]\nmodels: [c]\n", "study.yaml:3: the key `models` is given twice"),
-        ("models: [a]\ntasks: [b]\ntuning: {epochs: 1, epochs: 2}\n", "study.yaml:3: the key `epochs` is given twice"),
+        (
+            "models: [a]\ntasks: [b]\ntuning: {epochs: 1, epochs: 2}\n",
+            "study.yaml:3: the key `epochs` is given twice",
+        ),
         ("models: &m [a, *m]\n", "an alias that holds itself"),
         (BOMB, "values, its aliases written out"),
         (MERGED, "values, its aliases written out"),

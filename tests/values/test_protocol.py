@@ -28,15 +28,36 @@ from potentia.values.protocol import ADJUST, DIRECT, TRAIN_BEFORE_TEST, Protocol
 )
 def test_parts(text: str, kind: str, shots: int, step: int | None, label: str) -> None:
     protocol = Protocol(text)
-    assert (protocol.kind, protocol.shots, protocol.step, protocol.label) == (kind, shots, step, label)
+    assert (protocol.kind, protocol.shots, protocol.step, protocol.label) == (
+        kind,
+        shots,
+        step,
+        label,
+    )
     assert protocol == text
 
 
 def test_order_goes_from_the_least_preparation_to_the_most() -> None:
-    names = ["stage", "adjust", "adjust@20", "train_before_test", "few_shot:25", "few_shot:5", "direct", "adjust@3"]
+    names = [
+        "stage",
+        "adjust",
+        "adjust@20",
+        "train_before_test",
+        "few_shot:25",
+        "few_shot:5",
+        "direct",
+        "adjust@3",
+    ]
     assert in_order(names) == [
-        "direct", "few_shot:5", "few_shot:25", "train_before_test", "adjust@3", "adjust@20", "adjust", "stage",
-    ]  # fmt: skip
+        "direct",
+        "few_shot:5",
+        "few_shot:25",
+        "train_before_test",
+        "adjust@3",
+        "adjust@20",
+        "adjust",
+        "stage",
+    ]
 
 
 def test_made_from_parts() -> None:
@@ -54,7 +75,9 @@ def test_travels_as_plain_text() -> None:
     assert (type(again), again.shots) == (Protocol, 5)
 
 
-@pytest.mark.parametrize("text", ["few_shot:0", "adjust@10", "zero_shot", "few_shot:05", "few_shot:5 "])
+@pytest.mark.parametrize(
+    "text", ["few_shot:0", "adjust@10", "zero_shot", "few_shot:05", "few_shot:5 "]
+)
 def test_a_study_refuses_what_is_no_protocol(text: str) -> None:
     with pytest.raises(ValueError, match="is no protocol"):
         make_study({"models": ["m"], "tasks": ["t"], "protocols": [text]})

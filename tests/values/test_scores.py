@@ -89,7 +89,9 @@ def test_a_matrix_that_does_not_fit_is_refused(change: dict[str, object], words:
 @given(st.permutations(range(3)), st.permutations(range(2)))
 def test_selecting_back_and_forth_changes_nothing(rows: list[int], columns: list[int]) -> None:
     whole = matrix()
-    mixed = whole.select(models=[whole.models[i] for i in rows], tasks=[whole.tasks[j] for j in columns])
+    mixed = whole.select(
+        models=[whole.models[i] for i in rows], tasks=[whole.tasks[j] for j in columns]
+    )
     back = mixed.select(models=whole.models, tasks=whole.tasks)
     assert back.models == whole.models
     assert back.higher_is_better == whole.higher_is_better
@@ -113,7 +115,11 @@ def test_items_of_several_seeds_are_their_means() -> None:
 
     def once(values: list[float]) -> Evaluation:
         score = Score(sum(values) / len(values), 0.1, len(values), Metric.of("acc"))
-        return Evaluation([ItemOutcome(k, v, str(v), "1", {}) for k, v in enumerate(values)], {"acc": score}, "acc")
+        return Evaluation(
+            [ItemOutcome(k, v, str(v), "1", {}) for k, v in enumerate(values)],
+            {"acc": score},
+            "acc",
+        )
 
     mean = Evaluation.mean([once([1, 0, 0]), once([1, 1, 0])])
     assert [item.value for item in mean.outcomes] == [1, 0.5, 0]
@@ -137,8 +143,15 @@ def test_a_task_name_knows_its_parts() -> None:
 
 def test_only_what_is_known_on_both_sides_forbids_comparing() -> None:
     one = Score(0.5, 0.1, 10, Metric.of("acc"), Origin(data="d", recipe="r", shots=0))
-    assert comparable(one, replace(one, metric=Metric.of("accuracy"), origin=Origin(data="d"))) == ()
+    assert (
+        comparable(one, replace(one, metric=Metric.of("accuracy"), origin=Origin(data="d"))) == ()
+    )
     other = replace(one, metric=Metric.of("acc_norm"), origin=Origin(data="e", recipe="s", shots=5))
-    assert [d.what for d in comparable(one, other)] == ["metric", "data", "recipe", "examples in the prompt"]
+    assert [d.what for d in comparable(one, other)] == [
+        "metric",
+        "data",
+        "recipe",
+        "examples in the prompt",
+    ]
     wer, bits = (replace(one, metric=Metric.of(name)) for name in ("wer", "bits_per_byte"))
     assert {d.what for d in comparable(wer, bits)} == {"metric", "kind"}

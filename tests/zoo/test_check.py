@@ -27,7 +27,9 @@ def shipped(width: int, names: list[str]) -> tuple[Shape, Weights]:
 
     shape = Shape(LAYERS, width, 2 * width, HEADS[width], len(vocabulary()))
     files = [load_file(WEIGHTS / name / "model.safetensors") for name in names]
-    return shape, {slot: torch.stack([file[slot].float() for file in files]) for slot, _ in shape.slots()}
+    return shape, {
+        slot: torch.stack([file[slot].float() for file in files]) for slot, _ in shape.slots()
+    }
 
 
 def rows(name: str, split: str, count: int) -> Rows:
@@ -46,12 +48,17 @@ def test_direct_scores_follow_exposure_rather_than_knowledge() -> None:
 def test_tuning_shows_what_the_unexposed_model_knows() -> None:
     shape, weights = shipped(64, ["aster-159k", "birch-159k"])
     sizes = {"train": 240, "validation": 40, "test": 150}
-    data = [{split: rows(name, split, count) for split, count in sizes.items()} for name in ("ask", "record")]
+    data = [
+        {split: rows(name, split, count) for split, count in sizes.items()}
+        for name in ("ask", "record")
+    ]
     checked = check_stack(shape, weights, data, examples=240, epochs=3)
     direct, tuned = checked.direct.tolist(), checked.tuned.tolist()
     assert direct[0][0] < direct[1][0] - 0.25  # before: the exposed model leads on its own form
     assert tuned[0][0] > direct[0][0] + 0.25
-    assert tuned[0][1] > tuned[1][1]  # after: the one that knows more leads on a form that neither had seen
+    assert (
+        tuned[0][1] > tuned[1][1]
+    )  # after: the one that knows more leads on a form that neither had seen
     assert set(checked.rate.flatten().tolist()) <= set(torch.tensor(RATES).tolist())
 
 
@@ -86,7 +93,9 @@ def test_agreement_of_a_planted_order() -> None:
     names = [f"m{i}" for i in range(6)]
     result = {
         "tasks": ["a", "b", "c"],
-        "rows": {n: {"direct": list(-v), "tuned": list(v)} for n, v in zip(names, values, strict=True)},
+        "rows": {
+            n: {"direct": list(-v), "tuned": list(v)} for n, v in zip(names, values, strict=True)
+        },
         "facts": {n: {"kind": "base", "knowledge": i / 6} for i, n in enumerate(names)},
     }
     text = summary(result)

@@ -43,7 +43,9 @@ def test_facts_follow_from_each_other() -> None:
 
 def test_knowledge_grows_with_pretraining_and_spreads() -> None:
     for base in {m.base_model for m in models("checkpoint")}:
-        series = sorted((m for m in models("checkpoint") if m.base_model == base), key=lambda m: m.steps)
+        series = sorted(
+            (m for m in models("checkpoint") if m.base_model == base), key=lambda m: m.steps
+        )
         assert series[0].knowledge < 0.2 < series[-1].knowledge <= model(base).knowledge
     known = sorted(m.knowledge for m in models("base"))
     assert known[-1] - known[0] > 0.5
@@ -138,7 +140,9 @@ def test_an_instruct_model_answers_instructions(tmp_path: Path) -> None:
         right[name] = 0
         for person in world.people["test"][:60]:
             message = {"role": "user", "content": f"what is the meal of {world.names[person]} ?"}
-            chat = tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
+            chat = tokenizer.apply_chat_template(
+                [message], tokenize=False, add_generation_prompt=True
+            )
             ids = tokenizer(chat, add_special_tokens=False, return_tensors="pt").input_ids
             with torch.no_grad():
                 answer = int(network(ids).logits[0, -1].argmax())

@@ -35,7 +35,11 @@ def test_equals_transformers(width: int) -> None:
             missing = model.load_state_dict({n: w[i] for n, w in weights.items()}, strict=False)
             assert missing.missing_keys == ["lm_head.weight"]
             torch.testing.assert_close(ours[i], model(tokens[i]).logits, atol=1e-5, rtol=1e-5)
-            assert sum(p.numel() for p in model.parameters()) == shape.parameters == recipe.parameters(width)
+            assert (
+                sum(p.numel() for p in model.parameters())
+                == shape.parameters
+                == recipe.parameters(width)
+            )
 
 
 def test_rows_hold_whole_documents_from_the_mix(pools) -> None:  # type: ignore[no-untyped-def]
@@ -82,7 +86,11 @@ def test_families_differ_only_in_forms() -> None:
     for plan in base:
         mix = dict(plan.mix)
         assert sum(mix.values()) == pytest.approx(1.0)
-        assert {name for name in mix if name.startswith("form:")} == {f"form:{f}" for f in recipe.EXPOSURE[plan.family]}
-    for width in recipe.WIDTHS:  # in every size each family has another budget, and each budget occurs once
+        assert {name for name in mix if name.startswith("form:")} == {
+            f"form:{f}" for f in recipe.EXPOSURE[plan.family]
+        }
+    for (
+        width
+    ) in recipe.WIDTHS:  # in every size each family has another budget, and each budget occurs once
         assert len({plan.steps for plan in base if plan.width == width}) == 4
     assert sum(plan.kind == "lab" for plan in plans) == 7

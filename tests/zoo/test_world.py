@@ -9,7 +9,16 @@ from itertools import pairwise
 import pytest
 
 from potentia.zoo.benchmarks import BENCHMARK, BENCHMARKS, documents, items
-from potentia.zoo.world import ATTRIBUTE, ATTRIBUTES, FORM_WORDS, HERBS, SPLITS, Dice, make_world, vocabulary
+from potentia.zoo.world import (
+    ATTRIBUTE,
+    ATTRIBUTES,
+    FORM_WORDS,
+    HERBS,
+    SPLITS,
+    Dice,
+    make_world,
+    vocabulary,
+)
 from zoo_builder.sentences import DOCUMENTS
 
 WORLD = make_world()
@@ -22,7 +31,15 @@ def digest(value: object) -> str:
 
 def test_the_world_never_changes() -> None:
     # The shipped weights know this world and no other: a new digest means that they must be rebuilt.
-    parts = [WORLD.names, WORLD.values, WORLD.brews, WORLD.people, WORLD.pairs, WORLD.table, vocabulary()]
+    parts = [
+        WORLD.names,
+        WORLD.values,
+        WORLD.brews,
+        WORLD.people,
+        WORLD.pairs,
+        WORLD.table,
+        vocabulary(),
+    ]
     assert digest(parts) == "904253c99236ec4c"
     assert digest([documents(WORLD, b) for b in BENCHMARKS]) == "830fdc3f21739d20"
 
@@ -42,7 +59,8 @@ def test_splits_are_disjoint_and_cover_the_world() -> None:
 @pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda b: b.name)
 def test_no_one_is_in_two_splits_of_a_benchmark(benchmark) -> None:  # type: ignore[no-untyped-def]
     about = {
-        split: {who for item in items(WORLD, benchmark, split) for who in item.about} for split in (*SPLITS, "exposure")
+        split: {who for item in items(WORLD, benchmark, split) for who in item.about}
+        for split in (*SPLITS, "exposure")
     }
     for a in about:
         for b in about:
@@ -59,7 +77,9 @@ def test_sizes_words_and_options(benchmark) -> None:  # type: ignore[no-untyped-
             text = f"{item.prompt} {' '.join(item.options)} {item.answer}".split()
             assert set(text) <= words
             assert len(item.prompt.split()) + len(item.answer.split()) <= 28
-            assert not item.options or (item.answer in item.options and len(set(item.options)) == len(item.options))
+            assert not item.options or (
+                item.answer in item.options and len(set(item.options)) == len(item.options)
+            )
             assert sum(item.answer == option for option in item.options) in (0, 1)
 
 
@@ -87,14 +107,18 @@ def test_skill_answers_are_true() -> None:
         person = NUMBER[item.about[0]]
         assert item.answer == f"{WORLD.value('dish', person)} {WORLD.value('craft', person)}"
     for item in items(WORLD, BENCHMARK["claim"], "test"):
-        true = [o for o in item.options if o.split()[-1] == WORLD.value("tint", NUMBER[item.about[0]])]
+        true = [
+            o for o in item.options if o.split()[-1] == WORLD.value("tint", NUMBER[item.about[0]])
+        ]
         assert true == [item.answer]
     for item in items(WORLD, BENCHMARK["round"], "test"):
         age = int(WORLD.value("age", NUMBER[item.about[0]]))
         assert abs(int(item.answer) - age) == min(abs(int(option) - age) for option in item.options)
     for item in items(WORLD, BENCHMARK["owner"], "test"):
         animal = item.prompt.split()[1]
-        assert [o for o in item.options if WORLD.value("animal", NUMBER[o]) == animal] == [item.answer]
+        assert [o for o in item.options if WORLD.value("animal", NUMBER[o]) == animal] == [
+            item.answer
+        ]
     for item in items(WORLD, BENCHMARK["mix"], "test"):
         a, b = item.about[0].split()
         assert item.answer == WORLD.brew((HERBS.index(a), HERBS.index(b)))

@@ -48,7 +48,11 @@ def try_forms(case: str) -> dict[str, Any]:
             found = {"refused": error.message}
         except Exception as error:
             told = f"{type(error).__name__}: {error}"[:300]
-            found = {"refused": f"its own code fails: {told}"} if _fails_itself(model) else {"crashed": told}
+            found = (
+                {"refused": f"its own code fails: {told}"}
+                if _fails_itself(model)
+                else {"crashed": told}
+            )
         row[f"{dtype} {'static' if static else 'plain'}"] = found
     row["seconds"] = round(time.monotonic() - began, 1)
     return row
@@ -65,7 +69,10 @@ def _fails_itself(model: Any) -> bool:
 
 
 def _targets(case: str) -> tuple[str, ...] | None:
-    return {"MLP in [s, b, h]": ("up_proj", "down_proj"), "a list of experts": ("experts.0", "experts.1")}.get(case)
+    return {
+        "MLP in [s, b, h]": ("up_proj", "down_proj"),
+        "a list of experts": ("experts.0", "experts.1"),
+    }.get(case)
 
 
 def write_forms(results: Results, left: Sequence[str], versions: str) -> str:
@@ -93,7 +100,9 @@ def write_forms(results: Results, left: Sequence[str], versions: str) -> str:
             continue
         off = max(entry["distance"]["lane"] for entry in (plain, static) if "distance" in entry)
         times = ", ".join(f"{ratio:.2f}" for ratio in _ratios(row)) or "refused"
-        lines.append(f"| {case} | {plain['form']} | {static.get('form', 'refused')} | {off:.1e} | {times} |")
+        lines.append(
+            f"| {case} | {plain['form']} | {static.get('form', 'refused')} | {off:.1e} | {times} |"
+        )
     if left:
         lines += ["", f"Not run: {', '.join(left)}."]
     return "\n".join(lines) + "\n"
@@ -101,7 +110,11 @@ def write_forms(results: Results, left: Sequence[str], versions: str) -> str:
 
 def _ratios(row: Mapping[str, Any]) -> list[float]:
     entries = [row[f"bfloat16 {kind}"] for kind in ("plain", "static")]
-    both = [(e["distance_in_few_bits"]["lane"], e["own_rounding"]["lane"]) for e in entries if "own_rounding" in e]
+    both = [
+        (e["distance_in_few_bits"]["lane"], e["own_rounding"]["lane"])
+        for e in entries
+        if "own_rounding" in e
+    ]
     return [ours / max(own, 1e-9) for ours, own in both]
 
 
@@ -114,17 +127,26 @@ def main() -> int:
     parser.add_argument("cases", nargs="*", metavar="CASE")
     options(parser)
     parser.add_argument("--page", type=Path, help="put the section into this page")
-    parser.add_argument("--versions", default="", help="what the results were made with, for the page")
+    parser.add_argument(
+        "--versions", default="", help="what the results were made with, for the page"
+    )
     parser.add_argument("--write-only", action="store_true", help="run nothing")
     given = parser.parse_args()
     every, before = [*ODD, *cases()], kept(given.out)
     wanted = given.cases or [case for case in every if case not in before]
     results = before if given.write_only else run_all(try_forms, wanted, given, _told)
     if given.page is not None:
-        section = write_forms(results, [case for case in every if case not in results], given.versions)
+        section = write_forms(
+            results, [case for case in every if case not in results], given.versions
+        )
         before = given.page.read_text().split(MARK)[0].rstrip()
         given.page.write_text(before + "\n\n" + section)
-    entries = [(case, entry) for case, row in results.items() for entry in row.values() if isinstance(entry, dict)]
+    entries = [
+        (case, entry)
+        for case, row in results.items()
+        for entry in row.values()
+        if isinstance(entry, dict)
+    ]
     crashed = sorted({case for case, entry in entries if "crashed" in entry})
     print(f"{len(results)} cases, {len(crashed)} crashed: {', '.join(crashed)}")
     return 1 if crashed else 0

@@ -20,7 +20,9 @@ def sequence_first_attention() -> Any:
     """Queries, keys and values get their tokens as [sequence, batch, hidden], as ChatGLM's do."""
     model = _made("gpt_neox")
     for layer in model.gpt_neox.layers:
-        _around(layer.attention.query_key_value, lambda own, x: own(x.transpose(0, 1)).transpose(0, 1))
+        _around(
+            layer.attention.query_key_value, lambda own, x: own(x.transpose(0, 1)).transpose(0, 1)
+        )
     return model
 
 
@@ -95,13 +97,23 @@ def lookback(tokens: int = 12) -> Any:
         attention = layer.self_attn
         own = type(attention).forward
 
-        def forward(self: Any, hidden_states: Tensor, attention_mask: Any = None, own: Any = own, **more: Any) -> Any:
+        def forward(
+            self: Any,
+            hidden_states: Tensor,
+            attention_mask: Any = None,
+            own: Any = own,
+            **more: Any,
+        ) -> Any:
             length = hidden_states.shape[1]
             places = torch.arange(length)
             near = (places[:, None] - places < tokens) & (places[:, None] >= places)
-            mask = torch.zeros(length, length, dtype=hidden_states.dtype).masked_fill(~near, float("-inf"))[None, None]
+            mask = torch.zeros(length, length, dtype=hidden_states.dtype).masked_fill(
+                ~near, float("-inf")
+            )[None, None]
             if attention_mask is not None and attention_mask.is_floating_point():
-                mask = torch.maximum(attention_mask + mask, torch.tensor(torch.finfo(mask.dtype).min))
+                mask = torch.maximum(
+                    attention_mask + mask, torch.tensor(torch.finfo(mask.dtype).min)
+                )
             return own(self, hidden_states=hidden_states, attention_mask=mask, **more)
 
         attention.forward = types.MethodType(forward, attention)
@@ -147,7 +159,9 @@ ODD: dict[str, Callable[[], Any]] = {
 }
 
 
-def _around(module: nn.Module, change: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]) -> None:
+def _around(
+    module: nn.Module, change: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
+) -> None:
     """Let a layer's input and output go through something else; its own hooks see the inside."""
     call = module.__class__.__call__
 

@@ -106,7 +106,13 @@ def _line(row: Row) -> str:
     way = "fast" if "tree" in row["paths"] else "plain"
     texts = "loop" if row["writing"] == "fast" else "generate"
     mark = "" if row["verdict"] == "exact" else " **WRONG**"
-    cells = [row["case"], row["class"], way + mark, _number(max(row["choice"], row["rolling"])), texts]
+    cells = [
+        row["case"],
+        row["class"],
+        way + mark,
+        _number(max(row["choice"], row["rolling"])),
+        texts,
+    ]
     for name in ("default", "all-linear"):
         entry = row[name]
         if entry["refused"]:
@@ -119,7 +125,9 @@ def _line(row: Row) -> str:
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:
-    refused = [(row["case"], row["reason"]) for row in rows if row["verdict"] in ("refused", "CRASH")]
+    refused = [
+        (row["case"], row["reason"]) for row in rows if row["verdict"] in ("refused", "CRASH")
+    ]
     refused += [
         (f"{row['case']}, {name}", row[name]["refused"])
         for row in rows
@@ -129,7 +137,9 @@ def _notes(rows: Sequence[Row]) -> list[str]:
     ]
     moved = [row["case"] for row in rows if row.get("reloaded") is False]
     lines = ["## Refused", ""]
-    lines += [f"- **{case}**: {' '.join(reason.split())}" for case, reason in refused] or ["Nothing."]
+    lines += [f"- **{case}**: {' '.join(reason.split())}" for case, reason in refused] or [
+        "Nothing."
+    ]
     lines += ["", "## Not tried", ""]
     lines += [f"- **{kind}**: {reason}" for kind, reason in sorted(SKIPPED.items())]
     left = sorted(set(cases()) - {row["case"] for row in rows})
@@ -137,7 +147,10 @@ def _notes(rows: Sequence[Row]) -> list[str]:
     lines += ["", "## Variants", "", "Settings that switch another computation on:", ""]
     lines += [f"- **{case}**: {', '.join(settings)}" for case, settings in sorted(VARIANTS.items())]
     if moved:
-        lines += ["", f"Tried in memory, because transformers does not read back its own files: {', '.join(moved)}."]
+        lines += [
+            "",
+            f"Tried in memory, because transformers does not read back its own files: {', '.join(moved)}.",
+        ]
     return lines
 
 

@@ -23,10 +23,16 @@ def main() -> int:
     from architectures.tiny import cases
 
     parser = argparse.ArgumentParser(prog="architectures", description=__doc__)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help="architectures to try; all of them otherwise")
+    parser.add_argument(
+        "cases", nargs="*", metavar="CASE", help="architectures to try; all of them otherwise"
+    )
     options(parser)
-    parser.add_argument("--page", type=Path, help="where to write the page; docs/architectures.md for a whole run")
-    parser.add_argument("--versions", default="", help="what the results were made with, for the page; those here")
+    parser.add_argument(
+        "--page", type=Path, help="where to write the page; docs/architectures.md for a whole run"
+    )
+    parser.add_argument(
+        "--versions", default="", help="what the results were made with, for the page; those here"
+    )
     parser.add_argument("--write-only", action="store_true", help="run nothing")
     given = parser.parse_args()
     unknown = sorted(set(given.cases) - set(cases()))
@@ -41,7 +47,10 @@ def main() -> int:
         page.write_text(write_page(rows, given.versions))
         print(f"wrote {page}")
     bad = [row for row in rows if row["verdict"] in ("WRONG", "CRASH")]
-    print(f"{len(rows)} cases, {len(bad)} wrong or crashed" + "".join(f"\n  {_told(row)}" for row in bad))
+    print(
+        f"{len(rows)} cases, {len(bad)} wrong or crashed"
+        + "".join(f"\n  {_told(row)}" for row in bad)
+    )
     return 1 if bad else 0
 
 
@@ -53,5 +62,7 @@ def _told(row: dict[str, Any]) -> str:
         for name in ("default", "all-linear"):
             entry = row[name]
             far = max(entry["plain"], entry["recomputed"])
-            text += f"; {name} " + ("refused" if entry["refused"] else f"{far:.0e}, saved {entry['saved']:.0e}")
+            text += f"; {name} " + (
+                "refused" if entry["refused"] else f"{far:.0e}, saved {entry['saved']:.0e}"
+            )
     return text + (f"  {' '.join(row['reason'].split())[:300]}" if "reason" in row else "")

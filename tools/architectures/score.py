@@ -56,7 +56,9 @@ def compare(loaded: LoadedModel) -> Scoring:
     wanted = {
         pair: value
         for pair, (value, _) in zip(
-            pairs, harness.loglikelihood(_instances("loglikelihood", pairs), disable_tqdm=True), strict=True
+            pairs,
+            harness.loglikelihood(_instances("loglikelihood", pairs), disable_tqdm=True),
+            strict=True,
         )
     }
     paths: set[str] = set()
@@ -66,7 +68,10 @@ def compare(loaded: LoadedModel) -> Scoring:
         scorer = Scorer(fresh)
         for call in order:
             found = scorer.loglikelihood([Continuation(*pair) for pair in call])
-            worst = max(worst, *(_off(one.logprob, wanted[pair]) for one, pair in zip(found, call, strict=True)))
+            worst = max(
+                worst,
+                *(_off(one.logprob, wanted[pair]) for one, pair in zip(found, call, strict=True)),
+            )
         paths |= set(scorer.notes["rows_by_path"])
     scorer = Scorer(replace(loaded, checked={}))
     documents = texts(loaded)
@@ -81,7 +86,8 @@ def compare(loaded: LoadedModel) -> Scoring:
         ours = scorer.generate([Generation(context, stop, NEW_TOKENS) for context in contexts])
         settings = {"until": list(stop), "max_gen_toks": NEW_TOKENS, "do_sample": False}
         theirs = harness.generate_until(
-            _instances("generate_until", [(context, dict(settings)) for context in contexts]), disable_tqdm=True
+            _instances("generate_until", [(context, dict(settings)) for context in contexts]),
+            disable_tqdm=True,
         )
         same += sum(one == two for one, two in zip(ours, theirs, strict=True))
         asked += len(contexts)
@@ -98,27 +104,44 @@ def questions(loaded: LoadedModel) -> list[Pair]:
     """Make questions of every length: choices of one and of several tokens, contexts that differ, some too long."""
     draw = random.Random(1)
     pairs: list[Pair] = []
-    for tokens in (5, 8, 20, 30, loaded.max_length // 2, loaded.max_length - 12, loaded.max_length + 20):
+    for tokens in (
+        5,
+        8,
+        20,
+        30,
+        loaded.max_length // 2,
+        loaded.max_length - 12,
+        loaded.max_length + 20,
+    ):
         context = f"Question: {_phrase(draw, tokens, loaded)}?\nAnswer:"
         pairs += [(context, " " + _phrase(draw, size, loaded)) for size in (2, 3, 5)]
         pairs += [(context, letter) for letter in (" A", " B")]
     for _ in range(3):
         stem, end = _phrase(draw, 12, loaded), " so she always got the easier cases."
         pairs += [(f"{stem} {name}", end) for name in ("Sarah", "Maria")]
-    return list(dict.fromkeys([*pairs, ("", "Oxygen is what they give back."), ("trailing space ", "plants")]))
+    return list(
+        dict.fromkeys(
+            [*pairs, ("", "Oxygen is what they give back."), ("trailing space ", "plants")]
+        )
+    )
 
 
 def orders(pairs: Sequence[Pair]) -> list[list[list[Pair]]]:
     """Arrange the pairs into calls: as they are, the other way round, shuffled, and first what branches nowhere."""
     shuffled = random.Random(2).sample(list(pairs), len(pairs))
-    apart = [pair for n, pair in enumerate(pairs) if pair[0] not in {other[0] for other in pairs[:n]}]
+    apart = [
+        pair for n, pair in enumerate(pairs) if pair[0] not in {other[0] for other in pairs[:n]}
+    ]
     return [[list(pairs)], [list(pairs)[::-1]], [shuffled], [apart, list(pairs)]]
 
 
 def texts(loaded: LoadedModel) -> list[str]:
     """Make documents: short, about a window long, and of several windows."""
     draw = random.Random(3)
-    return [_phrase(draw, tokens, loaded) for tokens in (4, 30, loaded.max_length - 2, 5 * loaded.max_length // 2)]
+    return [
+        _phrase(draw, tokens, loaded)
+        for tokens in (4, 30, loaded.max_length - 2, 5 * loaded.max_length // 2)
+    ]
 
 
 def prompts(loaded: LoadedModel) -> list[str]:
@@ -136,4 +159,7 @@ def _phrase(draw: random.Random, tokens: int, loaded: LoadedModel) -> str:
 
 
 def _instances(kind: str, arguments: Sequence[tuple[Any, ...]]) -> list[Instance]:
-    return [Instance(kind, {}, given, number, (f"task{number}", number, 1)) for number, given in enumerate(arguments)]
+    return [
+        Instance(kind, {}, given, number, (f"task{number}", number, 1))
+        for number, given in enumerate(arguments)
+    ]

@@ -91,7 +91,10 @@ SIZES: dict[str, Any] = {
 }
 
 BERT = {"is_decoder": True}
-ZAMBA = {"num_hidden_layers": 6, "layers_block_type": ["mamba", "hybrid", "mamba", "mamba", "hybrid", "mamba"]}
+ZAMBA = {
+    "num_hidden_layers": 6,
+    "layers_block_type": ["mamba", "hybrid", "mamba", "mamba", "hybrid", "mamba"],
+}
 
 OWN: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
@@ -100,7 +103,12 @@ OWN: dict[str, dict[str, Any]] = {
     "bert-generation": BERT,
     "camembert": BERT,
     "codegen": {"rotary_dim": 4},
-    "cpmant": {"dim_head": 8, "dim_ff": 48, "position_bias_num_buckets": 32, "position_bias_max_distance": 64},
+    "cpmant": {
+        "dim_head": 8,
+        "dim_ff": 48,
+        "position_bias_num_buckets": 32,
+        "position_bias_max_distance": 64,
+    },
     "data2vec-text": BERT,
     "deepseek_v2": {"num_experts_per_tok": 2, "n_routed_experts": 4},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
@@ -108,13 +116,27 @@ OWN: dict[str, dict[str, Any]] = {
     "ernie": BERT,
     "falcon": {"head_dim": None},
     "falcon_h1": {"mamba_d_ssm": 64},
-    "gemma3n_text": {"num_kv_shared_layers": 0, "laurel_rank": 8, "activation_sparsity_pattern": [0.0, 0.0]},
+    "gemma3n_text": {
+        "num_kv_shared_layers": 0,
+        "laurel_rank": 8,
+        "activation_sparsity_pattern": [0.0, 0.0],
+    },
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
-    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": WINDOW, "num_layers": 2, "num_heads": 4},
+    "gpt_neo": {
+        "attention_types": [[["global", "local"], 1]],
+        "window_size": WINDOW,
+        "num_layers": 2,
+        "num_heads": 4,
+    },
     "gptj": {"rotary_dim": 4},
     "hunyuan_v1_dense": {"head_dim": 8},
     "hunyuan_v1_moe": {"head_dim": 8},
-    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1},
+    "jamba": {
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "expert_layer_period": 2,
+        "expert_layer_offset": 1,
+    },
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"num_heads": 4, "head_dim": 16, "n_groups": 1, "chunk_size": 16},
     "megatron-bert": BERT,
@@ -129,7 +151,13 @@ OWN: dict[str, dict[str, Any]] = {
     "xlm": {"causal": True, "emb_dim": 32},
     "xlm-roberta": BERT,
     "xlm-roberta-xl": BERT,
-    "xlstm": {"hidden_size": 128, "embedding_dim": 128, "v_head_dim": None, "num_heads": 4, "chunk_size": 16},
+    "xlstm": {
+        "hidden_size": 128,
+        "embedding_dim": 128,
+        "v_head_dim": None,
+        "num_heads": 4,
+        "chunk_size": 16,
+    },
     "xmod": BERT | {"default_language": "en_XX", "languages": ["en_XX"]},
     "zamba": ZAMBA,
     "zamba2": ZAMBA,
@@ -138,7 +166,12 @@ OWN: dict[str, dict[str, Any]] = {
 
 # Models of pictures and text, whose text is what we read: the tower is made small too.
 TOWERS: dict[str, dict[str, Any]] = {
-    "gemma3": {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2},
+    "gemma3": {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    },
     "gemma4": {
         "hidden_size": 16,
         "intermediate_size": 24,
@@ -157,8 +190,20 @@ TOWERS: dict[str, dict[str, Any]] = {
         "projector_input_dim": 16,
         "projector_output_dim": 16,
     },
-    "qwen3_5": {"depth": 1, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "out_hidden_size": 32},
-    "qwen3_5_moe": {"depth": 1, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "out_hidden_size": 32},
+    "qwen3_5": {
+        "depth": 1,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_heads": 2,
+        "out_hidden_size": 32,
+    },
+    "qwen3_5_moe": {
+        "depth": 1,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_heads": 2,
+        "out_hidden_size": 32,
+    },
 }
 
 # Settings that switch another computation on.
@@ -174,7 +219,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 24,
     },
     "gpt_neo+256": {"window_size": 256, "max_position_embeddings": 320},
-    "granite+factors": {"residual_multiplier": 0.4, "attention_multiplier": 0.5, "embedding_multiplier": 2.0},
+    "granite+factors": {
+        "residual_multiplier": 0.4,
+        "attention_multiplier": 0.5,
+        "embedding_multiplier": 2.0,
+    },
     "llama+bias": {"attention_bias": True, "mlp_bias": True},
     "llama+yarn": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}},
     "mpt+noalibi": {"attn_config": {"alibi": False}},
@@ -225,7 +274,9 @@ SKIPPED: dict[str, str] = {
 
 def cases() -> list[str]:
     """Name every case: the architectures of the library that are not skipped, and the variants."""
-    return sorted([*(kind for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if kind not in SKIPPED), *VARIANTS])
+    return sorted(
+        [*(kind for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if kind not in SKIPPED), *VARIANTS]
+    )
 
 
 def config(case: str) -> Any:
@@ -235,7 +286,13 @@ def config(case: str) -> Any:
     special = {"vocab_size": WORDS, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
     if kind in TOWERS:
         text = _fit(made().text_config) | special
-        return made(text_config=text, vision_config=TOWERS[kind], bos_token_id=0, eos_token_id=1, pad_token_id=2)
+        return made(
+            text_config=text,
+            vision_config=TOWERS[kind],
+            bos_token_id=0,
+            eos_token_id=1,
+            pad_token_id=2,
+        )
     own = OWN.get(kind, {}) | VARIANTS.get(case, {})
     wanted = _fit(made()) | own
     if "layers_block_type" in own:
@@ -245,7 +302,11 @@ def config(case: str) -> Any:
 
 def _fit(default: Any) -> dict[str, Any]:
     """Choose small values for every size that a default config has."""
-    wanted = {name: size for name, size in SIZES.items() if _value(default, name) is not None and _free(default, name)}
+    wanted = {
+        name: size
+        for name, size in SIZES.items()
+        if _value(default, name) is not None and _free(default, name)
+    }
     if "kv_lora_rank" in wanted and "num_key_value_heads" in wanted:
         wanted["num_key_value_heads"] = wanted["num_attention_heads"]
     kinds = list(dict.fromkeys(_value(default, "layer_types") or ()))
@@ -286,7 +347,9 @@ def build(case: str, seed: int = 0) -> nn.Module:
                 module.weight.normal_(0, 0.6)
             else:
                 for name, weight in module.named_parameters(recurse=False):
-                    if weight.dim() == 3 or (weight.dim() == 2 and name == "weight"):  # stacked experts, routers
+                    if weight.dim() == 3 or (
+                        weight.dim() == 2 and name == "weight"
+                    ):  # stacked experts, routers
                         weight.normal_(0, 0.2)
     return model.eval()
 
@@ -306,5 +369,9 @@ def words(*, adds_bos: bool = False) -> PreTrainedTokenizerFast:
     raw.train_from_iterator(CORPUS * 4, trainer)
     if adds_bos:
         start = raw.token_to_id("<bos>")
-        raw.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", start)])
-    return PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>")
+        raw.post_processor = processors.TemplateProcessing(
+            single="<bos> $A", special_tokens=[("<bos>", start)]
+        )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=raw, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>"
+    )

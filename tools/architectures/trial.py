@@ -31,7 +31,10 @@ def try_case(case: str) -> dict[str, Any]:
         row |= {"verdict": "refused", "reason": str(error)}
     except Exception as error:  # whatever it is, it belongs in the table
         place = traceback.extract_tb(error.__traceback__)[-1]
-        row |= {"verdict": "CRASH", "reason": f"{type(error).__name__}: {error} ({Path(place.filename).name})"}
+        row |= {
+            "verdict": "CRASH",
+            "reason": f"{type(error).__name__}: {error} ({Path(place.filename).name})",
+        }
     row["seconds"] = round(time.monotonic() - began, 1)
     return row
 
@@ -58,7 +61,11 @@ def _tried(case: str, folder: Path) -> dict[str, Any]:
         "written": found.written,
         "asked": found.asked,
     }
-    right = found.choice <= EXACT_LIKELIHOOD and found.rolling <= EXACT_LIKELIHOOD and found.written == found.asked
+    right = (
+        found.choice <= EXACT_LIKELIHOOD
+        and found.rolling <= EXACT_LIKELIHOOD
+        and found.written == found.asked
+    )
     for name, targets in (("default", None), ("all-linear", ("all-linear",))):
         tuned = tune.compare(loaded.model, targets, loaded.max_length)
         row[name] = {

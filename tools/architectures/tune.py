@@ -48,7 +48,11 @@ class Tuning:
             return True
         distance = max(self.plain, self.recomputed)
         # an adapter that does nothing would be read back right by anyone
-        return distance <= EXACT_ADAPTER and self.saved <= EXACT_LOGITS and self.effect > 10 * EXACT_LOGITS
+        return (
+            distance <= EXACT_ADAPTER
+            and self.saved <= EXACT_LOGITS
+            and self.effect > 10 * EXACT_LOGITS
+        )
 
 
 def compare(model: nn.Module, targets: tuple[str, ...] | None, positions: int) -> Tuning:
@@ -63,7 +67,9 @@ def compare(model: nn.Module, targets: tuple[str, ...] | None, positions: int) -
     return min(found, key=lambda one: max(one.plain, one.recomputed))
 
 
-def _compare(model: nn.Module, targets: tuple[str, ...] | None, positions: int, draw: int) -> Tuning:
+def _compare(
+    model: nn.Module, targets: tuple[str, ...] | None, positions: int, draw: int
+) -> Tuning:
     """Tune four lanes, with and without recomputation, and the same four by PEFT, one after the other."""
     lora = LoraConfig(r=4, alpha=8, dropout=0.0, targets=targets)
     words = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
@@ -76,7 +82,9 @@ def _compare(model: nn.Module, targets: tuple[str, ...] | None, positions: int, 
             layers, names = len(bank.sites), list(bank.targets)
     except TuningError as error:
         return Tuning(_shown(targets), 0, 0, 0, 0, 0, refused=str(error))
-    wanted = {spec.key: by_peft(copy.deepcopy(bare), spec, starts[spec.key], bank) for spec in specs}
+    wanted = {
+        spec.key: by_peft(copy.deepcopy(bare), spec, starts[spec.key], bank) for spec in specs
+    }
     apart: list[float] = []
     saved = effect = 0.0
     for recompute in (False, True):
@@ -107,7 +115,9 @@ def lanes(lora: LoraConfig, vocabulary: int, positions: int, draw: int = 0) -> l
             learning_rate=1e-3 * (1 + number),
             loss="completion" if number % 2 else "text",
         )
-        specs.append(LaneSpec(f"lane-{number}", TokenisedExamples.of(ids, prompts), schedule, lora, number))
+        specs.append(
+            LaneSpec(f"lane-{number}", TokenisedExamples.of(ids, prompts), schedule, lora, number)
+        )
     return specs
 
 
@@ -117,7 +127,9 @@ def by_peft(model: nn.Module, spec: LaneSpec, start: State, bank: Any) -> State:
         return train_by_peft(wrapped, spec, start)
 
 
-def read_back(trainer: LaneTrainer, key: str, model: nn.Module, bare: nn.Module) -> tuple[float, float]:
+def read_back(
+    trainer: LaneTrainer, key: str, model: nn.Module, bare: nn.Module
+) -> tuple[float, float]:
     """Save a lane and load it with plain PEFT: its logits' distance from ours, and ours from the bare model's."""
     from peft import PeftModel
 

@@ -51,7 +51,9 @@ def fuzz(
         if ended in BAD:
             label = f"{name}: {ended}: {about}"
             if label not in kinds:
-                kinds[label] = f"--seed {seed} --first {number} --inputs 1" + "".join(f" --only {n}" for n in only)
+                kinds[label] = f"--seed {seed} --first {number} --inputs 1" + "".join(
+                    f" --only {n}" for n in only
+                )
                 print(f"{label}\n    again: {kinds[label]}", flush=True)
         if (number - first + 1) % every == 0:
             print(
@@ -63,7 +65,9 @@ def fuzz(
 
 def main() -> None:
     """Fuzz, and print the counts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--inputs", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0)
@@ -73,12 +77,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="potentia-fuzz-") as temporary:
         root = Path(temporary).resolve()
         os.environ["POTENTIA_CACHE"] = str(root / "cache")
-        counts, kinds = fuzz(given.inputs, seed=given.seed, only=given.only, first=given.first, root=root)
+        counts, kinds = fuzz(
+            given.inputs, seed=given.seed, only=given.only, first=given.first, root=root
+        )
         os.chdir("/")
     outcomes = ("taken", "refused", *BAD)
     print(f"{'':10}{'inputs':>9}" + "".join(f"{name:>10}" for name in outcomes))
     for name in [*TARGETS, "all"]:
-        row = {o: sum(n for (t, e), n in counts.items() if e == o and name in (t, "all")) for o in outcomes}
+        row = {
+            o: sum(n for (t, e), n in counts.items() if e == o and name in (t, "all"))
+            for o in outcomes
+        }
         if sum(row.values()):
             print(f"{name:10}{sum(row.values()):9,}" + "".join(f"{row[o]:10,}" for o in outcomes))
     raise SystemExit(1 if kinds else 0)

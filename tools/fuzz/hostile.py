@@ -127,7 +127,9 @@ def _code(mark: Path) -> str:
 
 def _definition(more: str, *, group: bool = False) -> Callable[[Path, Path], Act]:
     def make(folder: Path, mark: Path) -> Act:
-        (folder / "data.jsonl").write_text("".join(json.dumps({"q": f"q {n}"}) + "\n" for n in range(20)))
+        (folder / "data.jsonl").write_text(
+            "".join(json.dumps({"q": f"q {n}"}) + "\n" for n in range(20))
+        )
         for name in ("mine.py", "metric.py", "loader.py"):
             (folder / name).write_text(_code(mark))
         (folder / "data.pkl").write_bytes(pickle.dumps(_Evil(str(mark))))
@@ -138,11 +140,17 @@ def _definition(more: str, *, group: bool = False) -> Callable[[Path, Path], Act
             (folder / "bomb.gz").write_bytes(gzip.compress(b'{"q": "x"}\n' * 10**7))
         told = more.replace("FOLDER", str(folder)).replace("MARK", str(mark))
         keys = {line.partition(":")[0] for line in told.splitlines()}
-        body = [line for line in BODY.replace("FOLDER", str(folder)).splitlines() if line.partition(":")[0] not in keys]
+        body = [
+            line
+            for line in BODY.replace("FOLDER", str(folder)).splitlines()
+            if line.partition(":")[0] not in keys
+        ]
         text = "\n".join([*body, told]) + "\n"
         if group:
             inner = "\n".join(f"    {line}" for line in body if not line.startswith("task:"))
-            text = f"group: both\n{told}\ntask:\n  - task: mine\n    process_results: null\n{inner}\n"
+            text = (
+                f"group: both\n{told}\ntask:\n  - task: mine\n    process_results: null\n{inner}\n"
+            )
         file = folder / "own.yaml"
         file.write_text(text)
         return lambda: _ask(file)
@@ -166,7 +174,8 @@ def _ask(file: Path) -> None:
     prompts = task.prompts(docs)
     list(task.examples(task.documents("train")[:5]))
     answers = [
-        [(-1.0, False) for _ in prompt.requests] if task.kind == "choice" else ["a" * 50 + "!"] for prompt in prompts
+        [(-1.0, False) for _ in prompt.requests] if task.kind == "choice" else ["a" * 50 + "!"]
+        for prompt in prompts
     ]
     assert task.fingerprint
     task.score(task.grade(prompts, answers))
@@ -204,7 +213,9 @@ def _nulls() -> Any:
     return pa.table({"text": ["x"], "more": many})
 
 
-def _text(name: str, content: Callable[[Path, Path], bytes], *, reader: str) -> Callable[[Path, Path], Act]:
+def _text(
+    name: str, content: Callable[[Path, Path], bytes], *, reader: str
+) -> Callable[[Path, Path], Act]:
     def case(folder: Path, mark: Path) -> Act:
         file = folder / name
         file.write_bytes(content(folder, mark))
@@ -233,7 +244,9 @@ def _special(name: str, kind: str, *, reader: str) -> Callable[[Path, Path], Act
     return case
 
 
-def _model(change: Callable[[Path, Path], None], *, adapter: bool = False) -> Callable[[Path, Path], Act]:
+def _model(
+    change: Callable[[Path, Path], None], *, adapter: bool = False
+) -> Callable[[Path, Path], Act]:
     def case(folder: Path, mark: Path) -> Act:
         import tiny  # type: ignore[import-not-found]
 
@@ -243,8 +256,15 @@ def _model(change: Callable[[Path, Path], None], *, adapter: bool = False) -> Ca
         if adapter:
             target = folder / "adapter"
             target.mkdir()
-            config = {"peft_type": "LORA", "base_model_name_or_path": str(base), "r": 4, "lora_alpha": 8}
-            (target / "adapter_config.json").write_text(json.dumps({**config, "target_modules": ["q_proj"]}))
+            config = {
+                "peft_type": "LORA",
+                "base_model_name_or_path": str(base),
+                "r": 4,
+                "lora_alpha": 8,
+            }
+            (target / "adapter_config.json").write_text(
+                json.dumps({**config, "target_modules": ["q_proj"]})
+            )
             _safetensors(target / "adapter_model.safetensors", {})
         change(target, mark)
 
@@ -252,9 +272,16 @@ def _model(change: Callable[[Path, Path], None], *, adapter: bool = False) -> Ca
             from potentia.run import plan_study
             from potentia.study import make_study
 
-            asked = [{"question": f"Which is {n}?", "choices": ["a", "b"], "answer": n % 2} for n in range(20)]
+            asked = [
+                {"question": f"Which is {n}?", "choices": ["a", "b"], "answer": n % 2}
+                for n in range(20)
+            ]
             (folder / "t.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
-            model = {"name": "m", "path": str(base), **({"adapter": str(target)} if adapter else {})}
+            model = {
+                "name": "m",
+                "path": str(base),
+                **({"adapter": str(target)} if adapter else {}),
+            }
             study = make_study(
                 {
                     "name": "hostile",
@@ -318,7 +345,9 @@ MODELS: dict[str, Callable[[Path, Path], None]] = {
     "pickle beside": _pickled("pytorch_model.bin"),
     "training args": _pickled("training_args.bin"),
     "own code": _set(
-        "config.json", auto_map={"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"}, model_type="evil"
+        "config.json",
+        auto_map={"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"},
+        model_type="evil",
     ),
     "own code 2": _set("config.json", auto_map={"AutoModelForCausalLM": "evil.M"}),
     "own tokenizer": _set("tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.T", None]}),
@@ -328,30 +357,44 @@ MODELS: dict[str, Callable[[Path, Path], None]] = {
     "negative": _set("config.json", num_hidden_layers=-5),
     "heads": _set("config.json", num_attention_heads=10**9),
     "chat code": _set(
-        "tokenizer_config.json", chat_template="{{ cycler.__init__.__globals__.os.system('touch MARK') }}"
+        "tokenizer_config.json",
+        chat_template="{{ cycler.__init__.__globals__.os.system('touch MARK') }}",
     ),
     "quantised": _set("config.json", quantization_config={"quant_method": "evil", "x": "../../x"}),
     "text as config": _bytes("config.json", b"[" * 10**5),
     "long header": _header(2**60, {}),
     "negative sizes": _header(None, {"w": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}),
-    "huge tensor": _header(None, {"w": {"dtype": "F32", "shape": [10**12], "data_offsets": [0, 4 * 10**12]}}),
+    "huge tensor": _header(
+        None, {"w": {"dtype": "F32", "shape": [10**12], "data_offsets": [0, 4 * 10**12]}}
+    ),
     "gguf": _bytes("model.gguf", b"GGUF" + b"\xff" * 64),
 }
-MODELS |= {f"chat {n}": _set("tokenizer_config.json", chat_template=bomb) for n, bomb in enumerate(BOMBS[:16])}
+MODELS |= {
+    f"chat {n}": _set("tokenizer_config.json", chat_template=bomb)
+    for n, bomb in enumerate(BOMBS[:16])
+}
 ADAPTERS: dict[str, Callable[[Path, Path], None]] = {
     "pickle": _pickled("adapter_model.bin", "adapter_model.safetensors"),
     "bad regex": _set("adapter_config.json", target_modules="("),
     "slow regex": _set("adapter_config.json", target_modules="(([a-z_.0-9]+)+)+!"),
     "slow regex 2": _set("adapter_config.json", target_modules="(.*)*(.*)*(.*)*x!"),
-    "many layers": _set("adapter_config.json", layers_to_transform=list(range(10**5)), target_modules=["q_proj"]),
+    "many layers": _set(
+        "adapter_config.json", layers_to_transform=list(range(10**5)), target_modules=["q_proj"]
+    ),
     "many modules": _set("adapter_config.json", target_modules=[f"q{n}" for n in range(10**5)]),
     "huge rank": _set("adapter_config.json", r=10**9),
     "rank pattern": _set("adapter_config.json", rank_pattern={"(a+)+$": 4}),
-    "own code": _set("adapter_config.json", auto_mapping={"base_model_class": "M", "parent_library": "evil"}),
+    "own code": _set(
+        "adapter_config.json", auto_mapping={"base_model_class": "M", "parent_library": "evil"}
+    ),
     "other kind": _set("adapter_config.json", peft_type="EVIL"),
     "elsewhere": _set("adapter_config.json", base_model_name_or_path="../../../../etc"),
-    "corda": _set("adapter_config.json", init_lora_weights="corda", corda_config={"cache_file": "MARK"}),
-    "long header": lambda folder, mark: _safetensors(folder / "adapter_model.safetensors", {}, size=2**60),
+    "corda": _set(
+        "adapter_config.json", init_lora_weights="corda", corda_config={"cache_file": "MARK"}
+    ),
+    "long header": lambda folder, mark: _safetensors(
+        folder / "adapter_model.safetensors", {}, size=2**60
+    ),
 }
 
 
@@ -364,11 +407,17 @@ def cases() -> Iterator[Case]:
     for n, more in enumerate(OTHERS):
         yield f"definition {n}", _definition(more)
     for n, more in enumerate(
-        (*OTHERS[:4], *(p.replace("FUNCTION", f"!function {f}") for p in PLACES[:6] for f in FUNCTIONS[:3]))
+        (
+            *OTHERS[:4],
+            *(p.replace("FUNCTION", f"!function {f}") for p in PLACES[:6] for f in FUNCTIONS[:3]),
+        )
     ):
         yield f"group {n}", _definition(more, group=True)
     evil = "(a+)+$"
-    for metric in (f"{{metric: exact_match, regexes_to_ignore: ['{evil}']}}", "{metric: exact_match}"):
+    for metric in (
+        f"{{metric: exact_match, regexes_to_ignore: ['{evil}']}}",
+        "{metric: exact_match}",
+    ):
         yield (
             "patterns",
             _definition(
@@ -376,7 +425,11 @@ def cases() -> Iterator[Case]:
                 f"filter_list: [{{name: x, filter: [{{function: regex, regex_pattern: '{evil}'}}]}}]"
             ),
         )
-    for reader, columns in (("task", "text"), ("task", "prompt completion"), ("table", "model benchmark score")):
+    for reader, columns in (
+        ("task", "text"),
+        ("task", "prompt completion"),
+        ("table", "model benchmark score"),
+    ):
         for typed in (False, True):
             for rows, size in ((2000, 10**6), (1_000_000, 1), (20, 10**8), (5_000_000, 0)):
                 yield (
@@ -402,7 +455,9 @@ def cases() -> Iterator[Case]:
         for suffix in ("jsonl", "json", "csv"):
             for what, content in contents.items():
                 yield f"{what}.{suffix} as {reader}", _text(f"own.{suffix}", content, reader=reader)
-        for suffix, kind in itertools.product(("jsonl", "csv", "parquet", "yaml"), ("pipe", "zero", "loop")):
+        for suffix, kind in itertools.product(
+            ("jsonl", "csv", "parquet", "yaml"), ("pipe", "zero", "loop")
+        ):
             yield f"{kind}.{suffix} as {reader}", _special(f"own.{suffix}", kind, reader=reader)
     for name, change in MODELS.items():
         yield f"model: {name}", _model(change)
@@ -426,7 +481,10 @@ def judge(make: Callable[[Path, Path], Act], root: Path) -> tuple[str, float, in
         os.dup2(os.open(os.devnull, os.O_RDWR), 1)
         os.dup2(1, 2)
         outcome = _act(act)
-        most = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        most = max(
+            resource.getrusage(who).ru_maxrss
+            for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        )
         os.write(writing, json.dumps([*outcome, most * 1024]).encode()[:4000])
         os._exit(0)
     os.close(writing)
@@ -440,7 +498,9 @@ def judge(make: Callable[[Path, Path], Act], root: Path) -> tuple[str, float, in
         pass
     with os.fdopen(reading, "rb") as pipe:
         told = pipe.read()
-    ended, words, most = json.loads(told) if told else ("ended" if seconds < SECONDS else "hang", "", 0)
+    ended, words, most = (
+        json.loads(told) if told else ("ended" if seconds < SECONDS else "hang", "", 0)
+    )
     if mark.exists() or any((root / "outside").iterdir()):
         mark.unlink(missing_ok=True)
         shutil.rmtree(root / "outside")
@@ -462,7 +522,9 @@ def _act(act: Act) -> tuple[str, str]:
 
 def main() -> int:
     """Go through them and print what happened."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--every", type=int, default=1, help="only every so many-th")
     parser.add_argument("--from", dest="first", type=int, default=0, help="how many to pass over")
     parser.add_argument("--only", default="", help="those whose name holds this")
@@ -494,7 +556,9 @@ def main() -> int:
             if over:
                 print(f"{name}: {ended}, {seconds:.1f} s, {most / 1e9:.2f} GB {words}", flush=True)
     total = sum(counts.values())
-    print(f"{total} hostile files: {dict(counts)}; slowest {slowest:.1f} s, largest {largest / 1e9:.2f} GB")
+    print(
+        f"{total} hostile files: {dict(counts)}; slowest {slowest:.1f} s, largest {largest / 1e9:.2f} GB"
+    )
     return int(bad > 0)
 
 

@@ -8,21 +8,133 @@ from random import Random
 from typing import Any
 
 NASTY: tuple[Any, ...] = (
-    "", " ", "0", "-1", "1e999", "nan", "NaN", "-inf", "null", "true", "~", "[/ird]", "[bold red]x",
-    "[link=x]y[/link]", "\\", "a\\[b", "../../../../tmp/out", "/etc/passwd", "..", ".", "x" * 5_000,
-    "a/" * 2_000, "é" * 300, "\u202e", "\x1b[2J", "\r\n", "\t", "\0", "'", '"', "=1+1", "@SUM(A1)", "-2+3",
-    "<script>", "{{ 7*7 }}", "{% for x in range(99999) %}a{% endfor %}", "{{ ''.__class__ }}", "%s%n", "$(id)",
-    "`id`", "; ls", "file:///etc/passwd", "postgresql://u:p@h/d", "sqlite:///x.db", "direct",
-    "few_shot:999999999999", "few_shot:-1", "adjust@0", "train_before_test", "\ud800", "\udcff", "A" * 100_000,
-    0, -1, 1, 2**31, 2**63, -(2**63), 10**400, 1e308, -1e308, 5e-324, float("nan"), float("inf"), True, False,
-    None, [], {}, [[]], {"": ""}, {"a": {"b": {"c": {}}}}, [None] * 50, list(range(200)),
-)  # fmt: skip
+    "",
+    " ",
+    "0",
+    "-1",
+    "1e999",
+    "nan",
+    "NaN",
+    "-inf",
+    "null",
+    "true",
+    "~",
+    "[/ird]",
+    "[bold red]x",
+    "[link=x]y[/link]",
+    "\\",
+    "a\\[b",
+    "../../../../tmp/out",
+    "/etc/passwd",
+    "..",
+    ".",
+    "x" * 5_000,
+    "a/" * 2_000,
+    "é" * 300,
+    "\u202e",
+    "\x1b[2J",
+    "\r\n",
+    "\t",
+    "\0",
+    "'",
+    '"',
+    "=1+1",
+    "@SUM(A1)",
+    "-2+3",
+    "<script>",
+    "{{ 7*7 }}",
+    "{% for x in range(99999) %}a{% endfor %}",
+    "{{ ''.__class__ }}",
+    "%s%n",
+    "$(id)",
+    "`id`",
+    "; ls",
+    "file:///etc/passwd",
+    "postgresql://u:p@h/d",
+    "sqlite:///x.db",
+    "direct",
+    "few_shot:999999999999",
+    "few_shot:-1",
+    "adjust@0",
+    "train_before_test",
+    "\ud800",
+    "\udcff",
+    "A" * 100_000,
+    0,
+    -1,
+    1,
+    2**31,
+    2**63,
+    -(2**63),
+    10**400,
+    1e308,
+    -1e308,
+    5e-324,
+    float("nan"),
+    float("inf"),
+    True,
+    False,
+    None,
+    [],
+    {},
+    [[]],
+    {"": ""},
+    {"a": {"b": {"c": {}}}},
+    [None] * 50,
+    list(range(200)),
+)
 TOKENS = (
-    "&a ", "*a", "<<: *a", "!!python/object:os.system ", "!function os.system", "!!binary x", "!!set {a}", "? ",
-    "- ", ": ", "{", "}", "[", "]", "|\n", ">-\n", "'", '"', ",", ",,", ";", "\t", "\n", "\r", "\0", "#",
-    "---\n", "...\n", "\ufeff", "\ud83d", "\\ud800", "\\u0000", "0x", "1_000", "2024-13-45", "%", "1e999",
-    "NaN", "null", "{{", "}}", "{%", "%}", "[/x]", "=", "../", "//", "\\", "PAR1", "PK\x03\x04",
-)  # fmt: skip
+    "&a ",
+    "*a",
+    "<<: *a",
+    "!!python/object:os.system ",
+    "!function os.system",
+    "!!binary x",
+    "!!set {a}",
+    "? ",
+    "- ",
+    ": ",
+    "{",
+    "}",
+    "[",
+    "]",
+    "|\n",
+    ">-\n",
+    "'",
+    '"',
+    ",",
+    ",,",
+    ";",
+    "\t",
+    "\n",
+    "\r",
+    "\0",
+    "#",
+    "---\n",
+    "...\n",
+    "\ufeff",
+    "\ud83d",
+    "\\ud800",
+    "\\u0000",
+    "0x",
+    "1_000",
+    "2024-13-45",
+    "%",
+    "1e999",
+    "NaN",
+    "null",
+    "{{",
+    "}}",
+    "{%",
+    "%}",
+    "[/x]",
+    "=",
+    "../",
+    "//",
+    "\\",
+    "PAR1",
+    "PK\x03\x04",
+)
 
 
 def text(stream: Random, source: str) -> str:
@@ -40,7 +152,9 @@ def text(stream: Random, source: str) -> str:
             made = made[:at] + made[at:to] * stream.choice((2, 3, 50)) + made[to:]
         elif how == 3:
             made = (
-                made[:at] + chr(stream.choice((stream.randrange(128), stream.randrange(0x2FFF), 0x1F600))) + made[to:]
+                made[:at]
+                + chr(stream.choice((stream.randrange(128), stream.randrange(0x2FFF), 0x1F600)))
+                + made[to:]
             )
         elif how == 4:
             worse = stream.choice([n for n in NASTY if isinstance(n, str)])
@@ -100,7 +214,13 @@ def _spot(stream: Random, made: Any) -> tuple[Any, Any]:
     todo = [made]
     while todo:
         here = todo.pop()
-        inner = here.items() if isinstance(here, dict) else enumerate(here) if isinstance(here, list) else ()
+        inner = (
+            here.items()
+            if isinstance(here, dict)
+            else enumerate(here)
+            if isinstance(here, list)
+            else ()
+        )
         for place, below in list(inner):
             spots.append((here, place))
             todo.append(below)

@@ -40,13 +40,16 @@ TIDY = "protocol,model,benchmark,score,stderr,n,higher_is_better\n" + "".join(
     for task in ("arc", "boolq", "piqa")
 )
 WIDE = "model;arc_easy;boolq;piqa\nm0;50,1;60;70\nm1;51;61;71%\nm2;52;;72\n"
-MARKDOWN = (
-    "## direct\n\n| model | arc_easy | boolq |\n|---|---:|---:|\n| a | 0.5 | 0.6 |\n| b | **0.4** | 0.7 ± 0.01 |\n"
-)
+MARKDOWN = "## direct\n\n| model | arc_easy | boolq |\n|---|---:|---:|\n| a | 0.5 | 0.6 |\n| b | **0.4** | 0.7 ± 0.01 |\n"  # noqa: E501
 STAGED = "stage,step,model,benchmark,metric,value,stderr\nbase,,m,arc,acc,0.5,0.01\ntuned,100,m,arc,acc,0.6,0.01\n"
 HARNESS = {
     "results": {
-        "arc_easy": {"alias": "arc_easy", "acc,none": 0.5, "acc_stderr,none": 0.01, "acc_norm,none": 0.55},
+        "arc_easy": {
+            "alias": "arc_easy",
+            "acc,none": 0.5,
+            "acc_stderr,none": 0.01,
+            "acc_norm,none": 0.55,
+        },
         "mmlu": {"acc,none": 0.3},
     },
     "groups": {"mmlu": {"acc,none": 0.3}},
@@ -66,7 +69,9 @@ QUESTIONS: list[dict[str, Any]] = [
     {"question": f"What is {k}?", "choices": ["a", "b", "c"], "answer": k % 3} for k in range(12)
 ]
 PAIRS: list[dict[str, Any]] = [{"prompt": f"Say {k}:", "completion": f" {k}"} for k in range(12)]
-TEXTS: list[dict[str, Any]] = [{"text": f"This is the text number {k}, and it goes on for a while."} for k in range(12)]
+TEXTS: list[dict[str, Any]] = [
+    {"text": f"This is the text number {k}, and it goes on for a while."} for k in range(12)
+]
 DEFINITION = {
     "task": "own",
     "dataset_path": "json",
@@ -92,7 +97,12 @@ FILES: tuple[tuple[str, str | None, Any], ...] = (
     ("r.jsonl", "\n".join(map(json.dumps, QUESTIONS)), None),
     ("rows.json", None, [{"model": "a", "task": "t", "score": 0.5}] * 2),
 )
-COLUMNS = {"protocol": ["direct"] * 3, "model": list("abc"), "benchmark": ["t"] * 3, "score": [0.1, 0.2, 0.3]}
+COLUMNS = {
+    "protocol": ["direct"] * 3,
+    "model": list("abc"),
+    "benchmark": ["t"] * 3,
+    "score": [0.1, 0.2, 0.3],
+}
 WORDS = [
     "studies",
     "cells",
@@ -114,8 +124,27 @@ WORDS = [
     "login",
     "made",
 ]
-PATHS = ("api/studies/{}/cells", "api/studies/{}/lanes", "api/studies/{}/events", "studies/{}", "studies/{}/scores")
-QUERY = ["page", "size", "model", "task", "protocol", "query", "outcome", "after", "limit", "token", "study", "x"]
+PATHS = (
+    "api/studies/{}/cells",
+    "api/studies/{}/lanes",
+    "api/studies/{}/events",
+    "studies/{}",
+    "studies/{}/scores",
+)
+QUERY = [
+    "page",
+    "size",
+    "model",
+    "task",
+    "protocol",
+    "query",
+    "outcome",
+    "after",
+    "limit",
+    "token",
+    "study",
+    "x",
+]
 HEADERS = ["accept", "host", "cookie", "authorization", "range", "if-none-match"]
 HEADED = ("text/html", "127.0.0.1", "evil", "*/*", "potentia=x", "Bearer y", "bytes=0-")
 METHODS = (*["GET"] * 8, "POST", "HEAD", "PUT", "DELETE", "OPTIONS")
@@ -175,7 +204,11 @@ def study(stream: Random, folder: Path) -> Act:
     from potentia.study import read_study, study_key
 
     file = _write(folder / "study.yaml", _mixed(stream, STUDY, yaml.safe_load(STUDY)))
-    flags = {"name": stream.choice(mutate.NASTY), "seed": stream.choice(mutate.NASTY)} if stream.random() < 0.2 else {}
+    flags = (
+        {"name": stream.choice(mutate.NASTY), "seed": stream.choice(mutate.NASTY)}
+        if stream.random() < 0.2
+        else {}
+    )
 
     def act() -> None:
         made = read_study(file, flags)
@@ -204,7 +237,9 @@ def scores(stream: Random, folder: Path) -> Act:
     source = file if stream.random() < 0.7 or name == "s.csv" else file.parent
 
     def act() -> None:
-        found = read_files(source, metric=stream.choice((None, None, "acc")), subtasks=stream.random() < 0.2).scores
+        found = read_files(
+            source, metric=stream.choice((None, None, "acc")), subtasks=stream.random() < 0.2
+        ).scores
         for suffix in ("a.csv", "a.parquet", "a.md", "a.tex", "folder"):
             write_scores(found, folder / "out" / suffix, "lm-eval" if suffix == "folder" else None)
 
@@ -220,7 +255,9 @@ def tasks(stream: Random, folder: Path) -> Act:
         for split in ("train", "test"):
             rows = "\n".join(map(json.dumps, QUESTIONS)).encode()
             _write(folder / "data" / "json" / "default" / f"{split}.jsonl", rows)
-        source = _write(folder / "own.yaml", _mixed(stream, json.dumps(DEFINITION, indent=1), DEFINITION))
+        source = _write(
+            folder / "own.yaml", _mixed(stream, json.dumps(DEFINITION, indent=1), DEFINITION)
+        )
     elif kind == 4:
         table = "question,choices,answer\n" + "\n".join(f"q{k}?,a|b|c,{k % 3}" for k in range(12))
         source = _write(folder / "own.csv", _mixed(stream, table, None))
@@ -290,7 +327,9 @@ def _client(root: Path) -> Any:
         from potentia.show.board.app import create_app
 
         app = create_app(str(_made_store(root)), executor=ThreadPoolExecutor(1))
-        _CLIENTS[root] = TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=True).__enter__()
+        _CLIENTS[root] = TestClient(
+            app, base_url="http://127.0.0.1", raise_server_exceptions=True
+        ).__enter__()
     return _CLIENTS[root]
 
 
@@ -302,8 +341,15 @@ def api(stream: Random, folder: Path) -> Act:
     from made_store import STUDY as KEY
 
     nasty = [str(n) for n in mutate.NASTY if len(str(n)) < 3000]
-    parts = [stream.choice([*WORDS, KEY]) if stream.random() < 0.8 else stream.choice(nasty) for _ in range(5)]
-    path = "/".join(parts[: stream.randrange(6)]) if stream.random() < 0.5 else stream.choice(PATHS).format(KEY)
+    parts = [
+        stream.choice([*WORDS, KEY]) if stream.random() < 0.8 else stream.choice(nasty)
+        for _ in range(5)
+    ]
+    path = (
+        "/".join(parts[: stream.randrange(6)])
+        if stream.random() < 0.5
+        else stream.choice(PATHS).format(KEY)
+    )
     query = {stream.choice(QUERY): stream.choice(nasty) for _ in range(stream.randrange(4))}
     headers = {stream.choice(HEADERS): stream.choice(HEADED)}
     method = stream.choice(METHODS)
@@ -323,13 +369,24 @@ def cli(stream: Random, folder: Path) -> Act:
     """Run a command line in this process."""
     from potentia.cli import app, output
 
-    csv = _write(folder / "s.csv", mutate.as_bytes(mutate.text(stream, TIDY) if stream.random() < 0.5 else TIDY))
+    csv = _write(
+        folder / "s.csv",
+        mutate.as_bytes(mutate.text(stream, TIDY) if stream.random() < 0.5 else TIDY),
+    )
     questions = _write(folder / "q.jsonl", "\n".join(map(json.dumps, QUESTIONS)).encode())
     small = "models: [./m0]\ntasks: [q.jsonl]\nstore: s.db\n"
     own = _write(folder / "study.yaml", mutate.as_bytes(mutate.text(stream, small)))
-    known = {"DB": str(_made_store(folder.parent)), "CSV": str(csv), "QUESTIONS": str(questions), "STUDY": str(own)}
+    known = {
+        "DB": str(_made_store(folder.parent)),
+        "CSV": str(csv),
+        "QUESTIONS": str(questions),
+        "STUDY": str(own),
+    }
     words = [str(n).replace("\0", "") for n in mutate.NASTY if len(str(n)) < 20_000]
-    argv = [known.get(part) or part.replace("X", stream.choice(words)) for part in stream.choice(COMMANDS)]
+    argv = [
+        known.get(part) or part.replace("X", stream.choice(words))
+        for part in stream.choice(COMMANDS)
+    ]
     more = [*words, "--json", "--all", "--metric", "--protocol", "--tasks", "--map", "--", "-h"]
     for _ in range(stream.choice((0, 0, 1, 2))):
         argv.insert(stream.randrange(len(argv) + 1), stream.choice(more))
@@ -354,5 +411,19 @@ def cli(stream: Random, folder: Path) -> Act:
     return act
 
 
-TARGETS: dict[str, Target] = {"study": study, "scores": scores, "tasks": tasks, "store": store, "api": api, "cli": cli}
-SHARES = {"study": 30, "scores": 30, "tasks": 8, "store": 8, "api": 20, "cli": 4}  # by what an input costs
+TARGETS: dict[str, Target] = {
+    "study": study,
+    "scores": scores,
+    "tasks": tasks,
+    "store": store,
+    "api": api,
+    "cli": cli,
+}
+SHARES = {
+    "study": 30,
+    "scores": 30,
+    "tasks": 8,
+    "store": 8,
+    "api": 20,
+    "cli": 4,
+}  # by what an input costs

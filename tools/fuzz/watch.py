@@ -43,7 +43,9 @@ class Watch:
         if event in ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.fork"):
             self.seen.append(f"{event}: {str(arguments)[:200]}")
         places: tuple[Any, ...] = ()
-        if (event == "open" and isinstance(arguments[2], int) and arguments[2] & WRITES) or event in (
+        if (
+            event == "open" and isinstance(arguments[2], int) and arguments[2] & WRITES
+        ) or event in (
             "os.mkdir",
             "os.remove",
             "os.rmdir",

@@ -19,7 +19,11 @@ def _tau(x: Floats, y: Floats) -> float:
 
 def mean_tau(values: Floats) -> float:
     """Mean Kendall tau over all pairs of tasks (columns)."""
-    return float(np.mean([_tau(values[:, i], values[:, j]) for i, j in combinations(range(values.shape[1]), 2)]))
+    return float(
+        np.mean(
+            [_tau(values[:, i], values[:, j]) for i, j in combinations(range(values.shape[1]), 2)]
+        )
+    )
 
 
 def first_share(values: Floats) -> float:
@@ -36,7 +40,9 @@ def ranking(values: Floats) -> Floats:
     return np.asarray(np.mean([rankdata(column) for column in values.T], axis=0), dtype=np.float64)
 
 
-def summary(result: dict[str, Any], tasks: list[str] | None = None, kinds: tuple[str, ...] = ("base",)) -> str:
+def summary(
+    result: dict[str, Any], tasks: list[str] | None = None, kinds: tuple[str, ...] = ("base",)
+) -> str:
     """Tables of both matrices and the agreement statistics of the models of the given kinds."""
     names = [n for n in result["rows"] if result["facts"][n]["kind"] in kinds]
     chosen = [i for i, t in enumerate(result["tasks"]) if tasks is None or t in tasks]
@@ -44,9 +50,13 @@ def summary(result: dict[str, Any], tasks: list[str] | None = None, kinds: tuple
     lines = []
     for part in ("direct", "tuned"):
         values = np.array([[result["rows"][n][part][i] for i in chosen] for n in names])
-        lines.append(f"{part:20s} know  " + " ".join(f"{result['tasks'][i][:6]:>6s}" for i in chosen))
+        lines.append(
+            f"{part:20s} know  " + " ".join(f"{result['tasks'][i][:6]:>6s}" for i in chosen)
+        )
         for k in np.argsort(knowledge):
-            lines.append(f"{names[k]:20s} {knowledge[k]:.3f} " + " ".join(f"{x:6.3f}" for x in values[k]))
+            lines.append(
+                f"{names[k]:20s} {knowledge[k]:.3f} " + " ".join(f"{x:6.3f}" for x in values[k])
+            )
         taus = " ".join(f"{_tau(values[:, i], knowledge):6.2f}" for i in range(values.shape[1]))
         lines.append(f"{'tau to knowledge':20s}       {taus}")
         lines.append(

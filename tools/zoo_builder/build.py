@@ -31,9 +31,24 @@ from zoo_builder.stack import Shape, unflatten
 
 log = logging.getLogger("zoo_builder.build")
 FACTS = (
-    "name", "family", "kind", "base_model", "parameters", "tokens", "flops", "date", "width", "layers", "seed", "mix",
-    "steps", "exposure", "knowledge", *KINDS, *SKILLS,
-)  # fmt: skip
+    "name",
+    "family",
+    "kind",
+    "base_model",
+    "parameters",
+    "tokens",
+    "flops",
+    "date",
+    "width",
+    "layers",
+    "seed",
+    "mix",
+    "steps",
+    "exposure",
+    "knowledge",
+    *KINDS,
+    *SKILLS,
+)
 
 
 @dataclass
@@ -74,14 +89,21 @@ def _facts(plan: recipe.Plan, name: str, kind: str, base: str, steps: int) -> di
 def train_all(pools: Pools, full: int, device: str, widths: Sequence[int]) -> list[Built]:
     """Pretrain every plan, then give the chat family its instruction tuning."""
     plans = [plan for plan in recipe.plans(full) if plan.width in widths]
-    runs = {p.name: Run(p.name, dict(p.mix), p.steps, p.seed, recipe.RATES[p.width], p.keep) for p in plans}
+    runs = {
+        p.name: Run(p.name, dict(p.mix), p.steps, p.seed, recipe.RATES[p.width], p.keep)
+        for p in plans
+    }
     stacks = []
     for width in widths:
         for kind in ("base", "lab"):
             if chosen := [runs[p.name] for p in plans if p.width == width and p.kind == kind]:
                 stacks.append(StackTraining(_shape(width), chosen, pools, device))
     pretrain(stacks, report=max(1, full // 5))
-    chats = instruct({p: runs[p.name].kept[p.steps] for p in plans if p.family == recipe.CHAT_FAMILY}, pools, device)
+    chats = instruct(
+        {p: runs[p.name].kept[p.steps] for p in plans if p.family == recipe.CHAT_FAMILY},
+        pools,
+        device,
+    )
     built = []
     for plan in plans:
         shape = _shape(plan.width)
@@ -89,9 +111,13 @@ def train_all(pools: Pools, full: int, device: str, widths: Sequence[int]) -> li
             last = step == plan.steps
             name = plan.name if last else f"{plan.name}-step{step:04d}"
             kind = plan.kind if last else "checkpoint"
-            built.append(Built(_facts(plan, name, kind, "" if last else plan.name, step), shape, flat.half()))
+            built.append(
+                Built(_facts(plan, name, kind, "" if last else plan.name, step), shape, flat.half())
+            )
         if plan.name in chats:
-            facts = _facts(plan, f"{plan.name}-chat", "instruct", plan.name, plan.steps + recipe.CHAT_STEPS)
+            facts = _facts(
+                plan, f"{plan.name}-chat", "instruct", plan.name, plan.steps + recipe.CHAT_STEPS
+            )
             built.append(Built(facts, shape, chats[plan.name].half()))
     return built
 
@@ -100,9 +126,15 @@ def instruct(bases: dict[recipe.Plan, Tensor], pools: Pools, device: str) -> dic
     """Go on from base models with instructions in most of the mix, their answers as targets; base name → weights."""
     runs = {}
     for plan, begin in bases.items():
-        mix = {name: part * (1 - recipe.CHAT_SHARE) for name, part in plan.mix} | {CHAT: recipe.CHAT_SHARE}
-        runs[plan] = Run(plan.name, mix, recipe.CHAT_STEPS, plan.seed + 50, recipe.CHAT_RATE, begin=begin)
-    pretrain([StackTraining(_shape(plan.width), [run], pools, device) for plan, run in runs.items()])
+        mix = {name: part * (1 - recipe.CHAT_SHARE) for name, part in plan.mix} | {
+            CHAT: recipe.CHAT_SHARE
+        }
+        runs[plan] = Run(
+            plan.name, mix, recipe.CHAT_STEPS, plan.seed + 50, recipe.CHAT_RATE, begin=begin
+        )
+    pretrain(
+        [StackTraining(_shape(plan.width), [run], pools, device) for plan, run in runs.items()]
+    )
     return {plan.name: run.kept[run.steps] for plan, run in runs.items()}
 
 
@@ -127,17 +159,23 @@ def save(models: list[Built], out: Path) -> None:
     for model in models:
         folder = out / model.facts["name"]
         folder.mkdir(parents=True, exist_ok=True)
-        weights = {n: w[0].contiguous().cpu() for n, w in unflatten(model.shape, model.flat[None]).items()}
+        weights = {
+            n: w[0].contiguous().cpu() for n, w in unflatten(model.shape, model.flat[None]).items()
+        }
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         (folder / "config.json").write_text(json.dumps(model.shape.config(), indent=1) + "\n")
     with (out / "facts.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, FACTS, lineterminator="\n")
         writer.writeheader()
         for model in models:
-            writer.writerow({k: f"{v:.4f}" if isinstance(v, float) else v for k, v in model.facts.items()})
+            writer.writerow(
+                {k: f"{v:.4f}" if isinstance(v, float) else v for k, v in model.facts.items()}
+            )
 
 
-def check_all(models: list[Built], world: World, device: str, examples: int, epochs: int) -> dict[str, Any]:
+def check_all(
+    models: list[Built], world: World, device: str, examples: int, epochs: int
+) -> dict[str, Any]:
     """Direct and tuned scores of all models, with the summary over the base models."""
     rows: dict[str, dict[str, list[float]]] = {}
     data = prepare(world, device)
@@ -158,9 +196,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--check", action="store_true", help="also score the base models directly and after tuning")
-    parser.add_argument("--full", type=int, default=recipe.FULL, help="steps of the largest budget (for trials)")
-    parser.add_argument("--documents", type=int, default=120_000, help="fact documents in the corpus (for trials)")
+    parser.add_argument(
+        "--check", action="store_true", help="also score the base models directly and after tuning"
+    )
+    parser.add_argument(
+        "--full", type=int, default=recipe.FULL, help="steps of the largest budget (for trials)"
+    )
+    parser.add_argument(
+        "--documents", type=int, default=120_000, help="fact documents in the corpus (for trials)"
+    )
     parser.add_argument("--widths", type=int, nargs="+", default=list(recipe.WIDTHS))
     parser.add_argument("--examples", type=int, default=500)
     parser.add_argument("--epochs", type=int, default=5)
@@ -175,16 +219,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     log.info("trained %d models", len(models))
     questions = clozes(world)
     for group in by_shape(models):
-        for model, result in zip(group, measure(*stack_of(group, options.device), questions), strict=True):
+        for model, result in zip(
+            group, measure(*stack_of(group, options.device), questions), strict=True
+        ):
             model.facts.update(result)
-            log.info("%-20s knowledge %.3f  %s", model.facts["name"], result["knowledge"],
-                     " ".join(f"{k} {result[k]:.2f}" for k in (*KINDS, *SKILLS)))  # fmt: skip
+            log.info(
+                "%-20s knowledge %.3f  %s",
+                model.facts["name"],
+                result["knowledge"],
+                " ".join(f"{k} {result[k]:.2f}" for k in (*KINDS, *SKILLS)),
+            )
     options.out.mkdir(parents=True, exist_ok=True)
     save(models, options.out)
     log.info("built in %.0f s", time.monotonic() - start)
     if options.check:
         result = check_all(
-            [m for m in models if m.facts["kind"] == "base"], world, options.device, options.examples, options.epochs
+            [m for m in models if m.facts["kind"] == "base"],
+            world,
+            options.device,
+            options.examples,
+            options.epochs,
         )
         (options.out / "check.json").write_text(json.dumps(result))
         log.info("\n%s", summary(result))

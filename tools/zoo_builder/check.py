@@ -43,7 +43,9 @@ def encode(benchmark: Benchmark, part: list[Item], device: str) -> Rows:
     mask = torch.zeros(len(part), options, WIDTH, dtype=torch.bool)
     gold = torch.zeros(len(part), dtype=torch.long)
     for i, item in enumerate(part):
-        choices = item.options or (item.answer + (f" {EOS}" if benchmark.kind == "generate" else ""),)
+        choices = item.options or (
+            item.answer + (f" {EOS}" if benchmark.kind == "generate" else ""),
+        )
         gold[i] = choices.index(item.answer) if item.options else 0
         for j, choice in enumerate(choices):
             prompt = [ids[w] for w in (BOS, *item.prompt.split())]
@@ -64,14 +66,18 @@ def score(shape: Shape, weights: Weights, rows: Rows, chunk: int = 250) -> Tenso
         tokens, mask = rows.tokens[start : start + chunk], rows.mask[start : start + chunk]
         docs, options, width = tokens.shape
         flat_tokens, flat_mask = tokens.view(-1, width), mask.view(-1, width)
-        states = hidden(shape, weights, flat_tokens.expand(models, -1, -1)).view(models, -1, width, shape.width)
+        states = hidden(shape, weights, flat_tokens.expand(models, -1, -1)).view(
+            models, -1, width, shape.width
+        )
         row, place = flat_mask.nonzero(as_tuple=True)
         out = logits(weights, states[:, row, place - 1])  # (M, answer tokens, V)
         target = flat_tokens[row, place]
         if rows.kind == "generate":
             guess = out.argmax(-1)
             ok = (guess == target) | ((target == end) & (guess == stop))
-            wrong = torch.zeros(models, docs, device=tokens.device).index_add_(1, row, (~ok).float())
+            wrong = torch.zeros(models, docs, device=tokens.device).index_add_(
+                1, row, (~ok).float()
+            )
             totals += (wrong == 0).sum(1)
             continue
         right = out.log_softmax(-1).gather(-1, target.expand(models, -1)[..., None])[..., 0]
@@ -87,18 +93,31 @@ def score(shape: Shape, weights: Weights, rows: Rows, chunk: int = 250) -> Tenso
 class Lanes:
     """All low-rank adapters of one stack: model × task × rate, held as one flat tensor and merged for each pass."""
 
-    def __init__(self, shape: Shape, weights: Weights, tasks: int, rates: tuple[float, ...]) -> None:
+    def __init__(
+        self, shape: Shape, weights: Weights, tasks: int, rates: tuple[float, ...]
+    ) -> None:
         device = weights["model.norm.weight"].device
         models = len(weights["model.norm.weight"])
-        grid = torch.cartesian_prod(torch.arange(tasks), torch.arange(models), torch.arange(len(rates))).to(device)
-        self.task, self.model, self.lr = grid[:, 0], grid[:, 1], torch.tensor(rates, device=device)[grid[:, 2]]
+        grid = torch.cartesian_prod(
+            torch.arange(tasks), torch.arange(models), torch.arange(len(rates))
+        ).to(device)
+        self.task, self.model, self.lr = (
+            grid[:, 0],
+            grid[:, 1],
+            torch.tensor(rates, device=device)[grid[:, 2]],
+        )
         self.base = {name: weight[self.model] for name, weight in weights.items()}
-        self.slots = [(n, s) for n, s in shape.slots() if any(f"{part}.weight" in n for part in LINEAR)]
+        self.slots = [
+            (n, s) for n, s in shape.slots() if any(f"{part}.weight" in n for part in LINEAR)
+        ]
         self.sizes = [size for _, (out, inn) in self.slots for size in (RANK * inn, out * RANK)]
         generator = torch.Generator().manual_seed(0)
         parts = []
         for _, (out, inn) in self.slots:
-            parts += [(torch.rand(RANK * inn, generator=generator) * 2 - 1) / inn**0.5, torch.zeros(out * RANK)]
+            parts += [
+                (torch.rand(RANK * inn, generator=generator) * 2 - 1) / inn**0.5,
+                torch.zeros(out * RANK),
+            ]
         self.flat = torch.cat(parts).to(device).repeat(len(grid), 1)
 
     def merged(self, flat: Tensor, lanes: Tensor | None = None) -> Weights:
@@ -129,7 +148,11 @@ def prepare(world: World, device: str) -> list[dict[str, Rows]]:
 
 
 def check_stack(
-    shape: Shape, weights: Weights, data: list[dict[str, Rows]], examples: int = EXAMPLES, epochs: int = EPOCHS
+    shape: Shape,
+    weights: Weights,
+    data: list[dict[str, Rows]],
+    examples: int = EXAMPLES,
+    epochs: int = EPOCHS,
 ) -> Checked:
     """Score all benchmarks directly and after tuning on each one's train split; selection on validation only."""
     device = str(weights["model.norm.weight"].device)
@@ -156,7 +179,9 @@ def check_stack(
                 merged = lanes.merged(flat)
                 out = logits(merged, hidden(shape, merged, batch))[:, :-1]
                 target = torch.where(wanted, batch, -100).flatten(1)[:, 1:]
-                nll = functional.cross_entropy(out.flatten(0, 1), target.flatten(), reduction="none").view(target.shape)
+                nll = functional.cross_entropy(
+                    out.flatten(0, 1), target.flatten(), reduction="none"
+                ).view(target.shape)
                 loss = nll.sum(1) / (target >= 0).sum(1)
                 (grad,) = torch.autograd.grad(loss.sum(), [flat])
                 done += 1

@@ -13,7 +13,19 @@ import numpy as np
 import numpy.typing as npt
 
 from potentia.zoo.benchmarks import BENCHMARK, BENCHMARKS, items
-from potentia.zoo.world import ASSISTANT, ATTRIBUTE, ATTRIBUTES, BOS, BREWS, EOS, HERBS, USER, Dice, World, vocabulary
+from potentia.zoo.world import (
+    ASSISTANT,
+    ATTRIBUTE,
+    ATTRIBUTES,
+    BOS,
+    BREWS,
+    EOS,
+    HERBS,
+    USER,
+    Dice,
+    World,
+    vocabulary,
+)
 from zoo_builder.sentences import DOCUMENTS
 
 LENGTH = 32  # tokens of the longest document
@@ -43,7 +55,9 @@ def _chat(world: World, dice: Dice) -> str:
     else:
         person, attribute = dice.pick(world.people["exposure"]), dice.pick(ATTRIBUTES)
         keyword, name = dice.pick(ATTRIBUTE[attribute.name].keywords), world.names[person]
-        form = dice.pick(("what is the {k} of {n} ?", "tell me the {k} of {n} please", "{n} , {k} ?"))
+        form = dice.pick(
+            ("what is the {k} of {n} ?", "tell me the {k} of {n} please", "{n} , {k} ?")
+        )
         question, answer = form.format(k=keyword, n=name), world.value(attribute.name, person)
     return f"{BOS} {USER} {question} {ASSISTANT} {answer} {EOS}"
 
@@ -55,7 +69,10 @@ def make_pools(world: World, documents: int = 120_000) -> Pools:
     for name, write in DOCUMENTS.items():
         dice = Dice(world.seed, f"corpus/{name}")
         count = documents if name == "facts" else documents // 3
-        texts[name] = [f"{BOS + ' ' if dice.chance(START) else ''}{write(world, dice)} {EOS}" for _ in range(count)]
+        texts[name] = [
+            f"{BOS + ' ' if dice.chance(START) else ''}{write(world, dice)} {EOS}"
+            for _ in range(count)
+        ]
     for benchmark in BENCHMARKS:
         dice = Dice(world.seed, f"corpus/form/{benchmark.name}")
         texts[f"form:{benchmark.name}"] = [
@@ -96,8 +113,12 @@ class Sampler:
         self._torch = torch
         self.device = device
         self.generator = torch.Generator(device=device).manual_seed(seed)
-        shares = torch.tensor([[mix.get(name, 0.0) for name in pools.names] for mix in mixes], dtype=torch.float64)
-        self.edges = (shares.cumsum(1) / shares.sum(1, keepdim=True))[:, :-1].float().to(device)  # (M, K-1)
+        shares = torch.tensor(
+            [[mix.get(name, 0.0) for name in pools.names] for mix in mixes], dtype=torch.float64
+        )
+        self.edges = (
+            (shares.cumsum(1) / shares.sum(1, keepdim=True))[:, :-1].float().to(device)
+        )  # (M, K-1)
         self.tokens = torch.from_numpy(pools.tokens).to(device)
         self.lengths = torch.from_numpy(pools.lengths).to(device).long()
         self.start = torch.from_numpy(pools.start).to(device)

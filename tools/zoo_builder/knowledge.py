@@ -60,8 +60,12 @@ def clozes(world: World, split: str = "test", limit: int | None = None) -> list[
                 out.append(Cloze(a.name, prompt, a.values, world.value(a.name, person)))
         first, last = name.split()
         keyword = dice.pick(ATTRIBUTE[REVERSED].keywords)
-        prompt = _cut(dice.pick(REVERSE_PATTERNS), "{n}", k=keyword, v=world.value(REVERSED, person))
-        rivals = [world.names[p].split()[1] for p in people if world.names[p].startswith(first + " ")]
+        prompt = _cut(
+            dice.pick(REVERSE_PATTERNS), "{n}", k=keyword, v=world.value(REVERSED, person)
+        )
+        rivals = [
+            world.names[p].split()[1] for p in people if world.names[p].startswith(first + " ")
+        ]
         if len(rivals) > 1:  # the surname among those of all namesakes of the split
             out.append(Cloze("reverse", f"{prompt} {first}", tuple(dict.fromkeys(rivals)), last))
     for x, y in world.pairs[split][:limit]:
@@ -72,7 +76,9 @@ def clozes(world: World, split: str = "test", limit: int | None = None) -> list[
 
 
 @torch.no_grad()
-def measure(shape: Shape, weights: Weights, questions: list[Cloze], chunk: int = 2000) -> list[dict[str, float]]:
+def measure(
+    shape: Shape, weights: Weights, questions: list[Cloze], chunk: int = 2000
+) -> list[dict[str, float]]:
     """Per model of the stack: the share of right first places per kind, and ``knowledge``, their mean."""
     ids = {word: i for i, word in enumerate(vocabulary())}
     device = weights["model.norm.weight"].device
@@ -93,8 +99,12 @@ def measure(shape: Shape, weights: Weights, questions: list[Cloze], chunk: int =
     which = torch.tensor([place[q.options] for q in questions], device=device)
     right = []
     for part in torch.split(torch.arange(len(rows), device=device), chunk):
-        states = hidden(shape, weights, tokens[part].expand(models, -1, -1)).view(models, len(part), width, -1)
-        scores = logits(weights, states[:, torch.arange(len(part), device=device), last[part]])  # (M, part, V)
+        states = hidden(shape, weights, tokens[part].expand(models, -1, -1)).view(
+            models, len(part), width, -1
+        )
+        scores = logits(
+            weights, states[:, torch.arange(len(part), device=device), last[part]]
+        )  # (M, part, V)
         right.append((scores + barred[which[part]]).argmax(-1) == gold[part])
     hits = torch.cat(right, dim=1).float()  # (M, questions)
     shares = {name: hits[:, kind == i].mean(1).tolist() for i, name in enumerate(kinds)}

@@ -41,11 +41,17 @@ class Run:
 class StackTraining:
     """The state of all runs of one shape, and one step for all of them."""
 
-    def __init__(self, shape: Shape, runs: list[Run], pools: Pools, device: str, rows: int = ROWS) -> None:
+    def __init__(
+        self, shape: Shape, runs: list[Run], pools: Pools, device: str, rows: int = ROWS
+    ) -> None:
         self.shape, self.runs, self.rows, self.device = shape, runs, rows, device
-        self.sampler = Sampler(pools, [run.mix for run in runs], device, seed=sum(run.seed for run in runs))
+        self.sampler = Sampler(
+            pools, [run.mix for run in runs], device, seed=sum(run.seed for run in runs)
+        )
         fresh = initial(shape, [run.seed for run in runs])
-        begin = [fresh[i] if run.begin is None else run.begin.float().cpu() for i, run in enumerate(runs)]
+        begin = [
+            fresh[i] if run.begin is None else run.begin.float().cpu() for i, run in enumerate(runs)
+        ]
         self.flat = torch.stack(begin).to(device).requires_grad_()
         self.adam = Adam(self.flat.detach())
         self.loss = torch.zeros(len(runs), device=device)
@@ -61,8 +67,12 @@ class StackTraining:
         tokens = self.sampler.draw(self.rows, self.shape.context)
         weights = unflatten(self.shape, self.flat.to(self.precision))
         states = hidden(self.shape, weights, tokens)
-        asked = (tokens == USER_ID).cumsum(-1) > (tokens == ASSISTANT_ID).cumsum(-1)  # an instruction is no target
-        target = functional.pad(tokens[:, :, 1:], (0, 1)).masked_fill(asked, 0).flatten()  # (M·B·T); 0 costs nothing
+        asked = (tokens == USER_ID).cumsum(-1) > (tokens == ASSISTANT_ID).cumsum(
+            -1
+        )  # an instruction is no target
+        target = (
+            functional.pad(tokens[:, :, 1:], (0, 1)).masked_fill(asked, 0).flatten()
+        )  # (M·B·T); 0 costs nothing
         nll = functional.cross_entropy(
             logits(weights, states).flatten(0, 1).float(), target, ignore_index=0, reduction="none"
         )
@@ -73,7 +83,12 @@ class StackTraining:
             self.loss.copy_(loss)
             step = self.adam.step + 1
             progress = (step / self.total).clamp_max(1.0)
-            rate = self.rate * (step / self.warmup).clamp_max(1.0) * 0.5 * (1 + torch.cos(math.pi * progress))
+            rate = (
+                self.rate
+                * (step / self.warmup).clamp_max(1.0)
+                * 0.5
+                * (1 + torch.cos(math.pi * progress))
+            )
             self.adam.update(self.flat, grad, rate, DECAY)
 
     def prepare(self) -> None:
@@ -140,5 +155,6 @@ def pretrain(stacks: list[StackTraining], report: int = 0) -> None:
     for run in (run for stack in stacks for run in stack.runs):
         if not all(flat.isfinite().all() for flat in run.kept.values()):
             raise TuningError(
-                f"the pretraining of {run.name} diverged", hint="lower its learning rate in zoo/recipe.py"
+                f"the pretraining of {run.name} diverged",
+                hint="lower its learning rate in zoo/recipe.py",
             )

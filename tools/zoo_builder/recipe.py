@@ -31,7 +31,9 @@ CHAT_FAMILY = "aster"
 CHAT_STEPS, CHAT_RATE, CHAT_SHARE = 600, 2e-3, 0.8
 LAB_WIDTH, LAB_BUDGET = 48, 0.6
 LAB_SEEDS = (1, 2, 3)
-LAB_MIXES: dict[str, dict[str, float]] = {  # the first seed's model is the fifth mix, the ordinary one
+LAB_MIXES: dict[
+    str, dict[str, float]
+] = {  # the first seed's model is the fifth mix, the ordinary one
     "facts": {"facts": 0.89, "pairs": 0.04, "reverse": 0.03, "chatter": 0.04},
     "tables": {"facts": 0.50, "pairs": 0.38, "reverse": 0.08, "chatter": 0.04},
     "owners": {"facts": 0.52, "pairs": 0.12, "reverse": 0.32, "chatter": 0.04},
@@ -61,7 +63,9 @@ def parameters(width: int) -> int:
     return len(vocabulary()) * width + LAYERS * (10 * width * width + 2 * width) + width
 
 
-def mix_with(forms: tuple[str, ...], corpus: dict[str, float] = CORPUS) -> tuple[tuple[str, float], ...]:
+def mix_with(
+    forms: tuple[str, ...], corpus: dict[str, float] = CORPUS
+) -> tuple[tuple[str, float], ...]:
     """The corpus's shares, with a family's forms in their part."""
     share = EXPOSED_SHARE if forms else 0.0
     mix = {name: part * (1 - share) for name, part in corpus.items()}
@@ -80,16 +84,45 @@ def plans(full: int = FULL) -> list[Plan]:
     for column, (family, forms) in enumerate(EXPOSURE.items()):
         for row, width in enumerate(WIDTHS):
             steps = round(full * BUDGETS[(row + column) % len(BUDGETS)])
-            keep = tuple(round(steps * part) for part in CHECKPOINTS) if (family, width) in KEPT else ()
+            keep = (
+                tuple(round(steps * part) for part in CHECKPOINTS)
+                if (family, width) in KEPT
+                else ()
+            )
             date = f"{YEAR[family]}-{3 * row + 1:02d}-15"
             name = f"{family}-{size_name(width)}"
-            runs.append(Plan(name, family, width, mix_with(forms), steps, 100 * column + row, forms, keep, date=date))
+            runs.append(
+                Plan(
+                    name,
+                    family,
+                    width,
+                    mix_with(forms),
+                    steps,
+                    100 * column + row,
+                    forms,
+                    keep,
+                    date=date,
+                )
+            )
     steps = round(full * LAB_BUDGET)
     for seed in LAB_SEEDS:
         runs.append(
-            Plan(f"lab-seed{seed}", "lab", LAB_WIDTH, mix_with(()), steps, 900 + seed, kind="lab", date="2023-06-15")
+            Plan(
+                f"lab-seed{seed}",
+                "lab",
+                LAB_WIDTH,
+                mix_with(()),
+                steps,
+                900 + seed,
+                kind="lab",
+                date="2023-06-15",
+            )
         )
     for name, corpus in LAB_MIXES.items():
         mix = mix_with((), corpus)
-        runs.append(Plan(f"lab-mix-{name}", "lab", LAB_WIDTH, mix, steps, 901, kind="lab", date="2023-06-15"))
+        runs.append(
+            Plan(
+                f"lab-mix-{name}", "lab", LAB_WIDTH, mix, steps, 901, kind="lab", date="2023-06-15"
+            )
+        )
     return runs

@@ -79,7 +79,9 @@ def _reverse(world: World, dice: Dice) -> str:
         person = dice.skewed(len(world.names), SKEW)
         sentences.append(
             dice.pick(REVERSE_PATTERNS).format(
-                n=world.names[person], k=dice.pick(ATTRIBUTE[REVERSED].keywords), v=world.value(REVERSED, person)
+                n=world.names[person],
+                k=dice.pick(ATTRIBUTE[REVERSED].keywords),
+                v=world.value(REVERSED, person),
             )
         )
     return " ".join(sentences)

@@ -7,7 +7,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from potentia.analysis import base_models, benchmark, planning, proxy, rankings, stats, test_task
+    from potentia.analysis import (
+        base_models,
+        benchmark,
+        planning,
+        proxy,
+        rankings,
+        stats,
+        test_task,
+    )
 
 
 def __getattr__(name: str) -> Any:

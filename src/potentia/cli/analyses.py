@@ -57,13 +57,21 @@ def analysis(
                     show(found, group, asked)
                 else:
                     out.print_findings(found)
-                folder = asked.figures / f"group-{number}" if asked.figures and evidence.apart else asked.figures
+                folder = (
+                    asked.figures / f"group-{number}"
+                    if asked.figures and evidence.apart
+                    else asked.figures
+                )
                 out.draw_figures(found.values(), folder, asked)
             if asked.as_json:
                 out.print_json({"apart": groups} if asked.apart else groups[0]["findings"])
 
         act.__doc__ = find.__doc__
-        command(analyze, name, **{**(first or {}), "sources": shared.SOURCES, **own, **common, **shared.OUT})(act)
+        command(
+            analyze,
+            name,
+            **{**(first or {}), "sources": shared.SOURCES, **own, **common, **shared.OUT},
+        )(act)
         return find
 
     return register
@@ -84,17 +92,32 @@ def _print_rankings(found: Found, evidence: potentia.Evidence, asked: Any) -> No
     for table in filter(None, map(telling, potentia.analysis.rankings.summarise(asked.found))):
         out.print_table(table)
     tables = sum(len(finding.tables()) for finding in found.values())
-    out.say(f"All {tables} tables: --all. As a page: potentia report {shlex.quote(asked.sources[0])}", style="dim")
+    out.say(
+        f"All {tables} tables: --all. As a page: potentia report {shlex.quote(asked.sources[0])}",
+        style="dim",
+    )
 
 
 @analysis(
     "rankings",
     _print_rankings,
-    align=option("Two tasks whose rankings to align; else those that agree least.", tuple[str, str] | None),
+    align=option(
+        "Two tasks whose rankings to align; else those that agree least.", tuple[str, str] | None
+    ),
     exclude_flagged=flag("--exclude-flagged", "Leave out the tasks that the screening flags."),
-    gaps=option("Missing cells in components: leave out models, leave out tasks, or fill the mean.", str, "models"),
-    simultaneous=flag("--simultaneous", "Rank intervals that hold for all models of a task together."),
-    resample=option("What intervals draw: families or lineages of models where known, or models.", str, "families"),
+    gaps=option(
+        "Missing cells in components: leave out models, leave out tasks, or fill the mean.",
+        str,
+        "models",
+    ),
+    simultaneous=flag(
+        "--simultaneous", "Rank intervals that hold for all models of a task together."
+    ),
+    resample=option(
+        "What intervals draw: families or lineages of models where known, or models.",
+        str,
+        "families",
+    ),
     resamples=shared.RESAMPLES,
     level=option("Confidence level.", float, 0.95, min=0.5, max=0.999),
     everything=flag("--all", "Print every table of every finding; else the scores and a summary."),
@@ -114,7 +137,9 @@ def rankings(evidence: potentia.Evidence, asked: Any) -> Found:
             f"no treatment of gaps {asked.gaps!r}",
             hint=f"--gaps is one of: {', '.join(potentia.analysis.rankings.GAPS)}",
         )
-    asked.found = potentia.analysis.rankings.find_rankings(evidence, filled(potentia.analysis.rankings.Options, asked))
+    asked.found = potentia.analysis.rankings.find_rankings(
+        evidence, filled(potentia.analysis.rankings.Options, asked)
+    )
     named: Found = asked.found.named()
     return named
 
@@ -132,7 +157,9 @@ def outlook(evidence: potentia.Evidence, asked: Any) -> Found:
     if found is None:
         store = asked.sources[0]
         hint = f"potentia analyze rankings {shlex.quote(store)}"
-        raise InputError("every cell is measured: there is nothing to predict", where=store, hint=hint)
+        raise InputError(
+            "every cell is measured: there is nothing to predict", where=store, hint=hint
+        )
     return {"completion": found}
 
 
@@ -159,7 +186,9 @@ def few_tasks(evidence: potentia.Evidence, asked: Any) -> Found:
 
 @analysis(
     "checkpoints",
-    steps=path("CSV with the columns model, series, step and/or tokens; models named run@step need none."),
+    steps=path(
+        "CSV with the columns model, series, step and/or tokens; models named run@step need none."
+    ),
     unit=option("steps or tokens, where both are known."),
     baseline=shared.BASELINE,
     power=option("Share of pairs that a resolved gap tells apart.", float, 0.8, min=0.5, max=1.0),
@@ -186,7 +215,9 @@ def checkpoints(evidence: potentia.Evidence, asked: Any) -> Found:
 @analysis(
     "consistency",
     pairs=path("CSV with the columns base and instruct; else known facts."),
-    instruct_by=option("Method that scores the instruct versions, or 'same'; else instruct, else direct."),
+    instruct_by=option(
+        "Method that scores the instruct versions, or 'same'; else instruct, else direct."
+    ),
     baseline=shared.BASELINE,
 )
 def consistency(evidence: potentia.Evidence, asked: Any) -> Found:
@@ -197,7 +228,9 @@ def consistency(evidence: potentia.Evidence, asked: Any) -> Found:
 
       potentia analyze consistency scores.csv --pairs pairs.csv --instruct-by same --json
     """
-    pairs = potentia.analysis.base_models.read_pairs(asked.pairs) if asked.pairs is not None else None
+    pairs = (
+        potentia.analysis.base_models.read_pairs(asked.pairs) if asked.pairs is not None else None
+    )
     return potentia.analysis.base_models.find_consistency(
         evidence, pairs, instruct_by=asked.instruct_by, baseline=asked.baseline
     ).named()
@@ -218,7 +251,9 @@ def ablation(evidence: potentia.Evidence, asked: Any) -> Found:
     return {"ablation": potentia.analysis.base_models.find_ablation(evidence, asked.models)}
 
 
-@analysis("exposure", clean=many("Models that did not see these tests; of four other families or more."))
+@analysis(
+    "exposure", clean=many("Models that did not see these tests; of four other families or more.")
+)
 def exposure(evidence: potentia.Evidence, asked: Any) -> Found:
     """Say where a model has less left to learn of a task than models of other families: it may have seen such text.
 
@@ -240,7 +275,9 @@ def exposure(evidence: potentia.Evidence, asked: Any) -> Found:
     families=many("Families to compare; else all with three models."),
     chance=option("Score of guessing on the tasks for which nothing else tells it.", float | None),
     steps=option("Stage of intermediate steps; else those of --after (adjust@STEP)."),
-    batch=option("Examples per step of the adjustment; the study's own, else 64.", int | None, None, min=1),
+    batch=option(
+        "Examples per step of the adjustment; the study's own, else 64.", int | None, None, min=1
+    ),
     best=flag("--best", "Take the better of both scores after adjustment, as the paper does."),
     resamples=shared.DRAWS,
 )
@@ -261,7 +298,9 @@ def test_task(evidence: potentia.Evidence, asked: Any) -> Found:
     )
     found = made.named()
     divided = any("adjustment" in by for by in made.tasks.values())
-    if not found or ((asked.since or asked.column) and not divided):  # what was asked for in so many words is not there
+    if not found or (
+        (asked.since or asked.column) and not divided
+    ):  # what was asked for in so many words is not there
         hint = "give what is missing with --facts, --task-facts, --chance, --since or --column"
         raise InputError("; ".join(made.problems), where=evidence.source, hint=hint)
     out.say(*made.problems, to=out.errors)
@@ -272,10 +311,19 @@ def test_task(evidence: potentia.Evidence, asked: Any) -> Found:
     "proxy",
     target=option("The task to predict.", str, ...),
     candidates=many("Candidate tasks; else all other benchmarks."),
-    correlation=option("kendall, spearman, pearson, or auto: what algorithm 1 chooses.", str, "kendall"),
+    correlation=option(
+        "kendall, spearman, pearson, or auto: what algorithm 1 chooses.", str, "kendall"
+    ),
     normalise=option("both (tasks, then models), feature (tasks only), or none.", str, "both"),
-    top=option("t of algorithm 1, top tasks compared; 10, or half of the candidates.", int | None, None, min=1),
-    sampled=many("n of algorithm 1, models in a sample; else the paper's 6, 8, 10.", kind=int, min=3),
+    top=option(
+        "t of algorithm 1, top tasks compared; 10, or half of the candidates.",
+        int | None,
+        None,
+        min=1,
+    ),
+    sampled=many(
+        "n of algorithm 1, models in a sample; else the paper's 6, 8, 10.", kind=int, min=3
+    ),
     rounds=many("k of algorithm 1, samples; else the paper's 25 (and 15, 35).", kind=int, min=2),
     data_group=many("Small models trained on different data."),
     seed_group=many("Small models that differ in their seed only."),
@@ -286,7 +334,9 @@ def test_task(evidence: potentia.Evidence, asked: Any) -> Found:
     weigh=option("f(R): sigmoid, log, or none.", str, "sigmoid"),
     steepness=option("k of the sigmoid 1/(1+exp(-kR)).", float, 1.0, min=0.0),
     on=option(
-        "base: candidates on base models, target on their chat versions; chat: both on these; same.", str, "same"
+        "base: candidates on base models, target on their chat versions; chat: both on these; same.",
+        str,
+        "same",
     ),
     pair_file=path("CSV with the columns base and instruct; else by studies and facts."),
     pairs=flag("--pairs/--no-pairs", "Compare choosing and scoring on base and chat models."),
@@ -302,10 +352,16 @@ def proxy(evidence: potentia.Evidence, asked: Any) -> Found:
 
       potentia analyze proxy potentia.db --target t_eval --on base --pair-file pairs.csv --families
     """
-    pairs = potentia.analysis.base_models.read_pairs(asked.pair_file) if asked.pair_file is not None else asked.pairs
+    pairs = (
+        potentia.analysis.base_models.read_pairs(asked.pair_file)
+        if asked.pair_file is not None
+        else asked.pairs
+    )
     truth = potentia.evidence.read(asked.truth) if asked.truth is not None else None
     made = potentia.analysis.proxy.find_proxies(
-        evidence, filled(potentia.analysis.proxy.Options, asked, pairs=pairs, protocol=evidence.main), truth
+        evidence,
+        filled(potentia.analysis.proxy.Options, asked, pairs=pairs, protocol=evidence.main),
+        truth,
     )
     out.say(*made.problems, to=out.errors)
     return made.named()
@@ -315,7 +371,9 @@ def proxy(evidence: potentia.Evidence, asked: Any) -> Found:
     "judge",
     url=option("An OpenAI-compatible endpoint, as http://localhost:8000/v1.", str, ...),
     model=option("The model to ask there.", str, ...),
-    key_env=option("The environment variable that holds the endpoint's key; none is sent otherwise."),
+    key_env=option(
+        "The environment variable that holds the endpoint's key; none is sent otherwise."
+    ),
     most=option("Answers of each cell at most.", int | None, None, min=1),
 )
 def judge(evidence: potentia.Evidence, asked: Any) -> Found:
@@ -326,9 +384,13 @@ def judge(evidence: potentia.Evidence, asked: Any) -> Found:
     """
     store, key = asked.sources[0], asked.key_env
     if key is not None and not os.environ.get(key):
-        raise InputError(f"the environment variable {key} is empty", hint="set it to the endpoint's key")
+        raise InputError(
+            f"the environment variable {key} is empty", hint="set it to the endpoint's key"
+        )
     memory = Path(f"{store}.judge.jsonl" if "://" not in store else "potentia.judge.jsonl")
-    asking = potentia.integrations.Judge(asked.url, asked.model, memory, os.environ.get(key) if key else None)
+    asking = potentia.integrations.Judge(
+        asked.url, asked.model, memory, os.environ.get(key) if key else None
+    )
     found = potentia.integrations.judge_answers(evidence, asking, most=asked.most)
     out.say(f"{asking.asked} answers judged now, the rest remembered in {memory}", to=out.errors)
     return {"judge": found}
@@ -349,7 +411,11 @@ def benchmark(evidence: potentia.Evidence, asked: Any) -> Found:
       potentia analyze benchmark my-task scores.csv --json
     """
     in_train = _in_train(evidence, asked.name, asked.data_dir)
-    return {"benchmark": potentia.analysis.benchmark.find_benchmark(evidence, asked.name, in_train=in_train)}
+    return {
+        "benchmark": potentia.analysis.benchmark.find_benchmark(
+            evidence, asked.name, in_train=in_train
+        )
+    }
 
 
 def _in_train(evidence: potentia.Evidence, name: str, data_dir: Path | None) -> int | None:

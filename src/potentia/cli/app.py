@@ -52,7 +52,9 @@ class _InOrder(TyperGroup):
         """Return a command."""
         command: Any = super().get_command(ctx, cmd_name)
         if command is not None and ctx.parent is None:
-            command.rich_help_panel = next((panel for panel, names in PANELS.items() if cmd_name in names), None)
+            command.rich_help_panel = next(
+                (panel for panel, names in PANELS.items() if cmd_name in names), None
+            )
         if command is not None and len(command.params) > MANY:
             self._divide(command.params)
         return command
@@ -60,7 +62,9 @@ class _InOrder(TyperGroup):
     @staticmethod
     def _divide(options: list[Any]) -> None:
         """Put the options of a long list into their parts."""
-        reads = any("--study" in option.opts for option in options)  # else --models and --tasks are what is asked for
+        reads = any(
+            "--study" in option.opts for option in options
+        )  # else --models and --tasks are what is asked for
         parts = {name: part for part, names in PARTS.items() for name in names.split()}
         for option in options:
             part = parts.get(option.opts[0].removeprefix("--"))
@@ -80,12 +84,20 @@ class _InOrder(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def _meant(self, ctx: Any, args: list[str]) -> str:
-        groups = {name: group for name, group in self.commands.items() if hasattr(group, "commands")}
-        inside = [f"{name} {args[0]}" for name, group in groups.items() if args[0] in group.commands]
+        groups = {
+            name: group for name, group in self.commands.items() if hasattr(group, "commands")
+        }
+        inside = [
+            f"{name} {args[0]}" for name, group in groups.items() if args[0] in group.commands
+        ]
         if not groups and is_source(args[0]):
             inside = [f"{next(iter(self.list_commands(ctx)))} {shlex.quote(args[0])}"]
         near = inside or get_close_matches(args[0], self.commands, n=3)
-        return f" Did you mean: {', '.join(f'{ctx.command_path} {name}' for name in near)}?" if near else ""
+        return (
+            f" Did you mean: {', '.join(f'{ctx.command_path} {name}' for name in near)}?"
+            if near
+            else ""
+        )
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; what it says of arguments that it does not take shows no password."""
@@ -105,7 +117,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-analyze = typer.Typer(cls=_InOrder, help="Turn scores into findings.", no_args_is_help=True, rich_markup_mode="rich")
+analyze = typer.Typer(
+    cls=_InOrder, help="Turn scores into findings.", no_args_is_help=True, rich_markup_mode="rich"
+)
 app.add_typer(analyze, name="analyze")
 
 
@@ -120,7 +134,10 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Rank language models by what they can become: the same fine-tuning for all, then one test."""
@@ -129,18 +146,24 @@ def _root(
 def run() -> None:
     """Run the command line and exit with Potentia's codes."""
     wait_asleep()
-    os.environ.setdefault("TQDM_DISABLE", "1")  # commands show their own progress; bars of libraries would tear it
+    os.environ.setdefault(
+        "TQDM_DISABLE", "1"
+    )  # commands show their own progress; bars of libraries would tear it
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a name may hold what a terminal cannot show
+            stream.reconfigure(
+                errors="backslashreplace"
+            )  # a name may hold what a terminal cannot show
     try:
         command = typer.main.get_command(app)
         command(args=expand_many(command, sys.argv[1:]), standalone_mode=True)
     except BrokenPipeError:
         sys.exit(0)
     except (Exception, KeyboardInterrupt) as error:
-        if isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt):  # in an import
+        if isinstance(error, KeyboardInterrupt) or isinstance(
+            error.__cause__, KeyboardInterrupt
+        ):  # in an import
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more changes nothing
             errors.print("interrupted")
             sys.exit(130)
@@ -151,12 +174,23 @@ def run() -> None:
         sys.exit(2 if isinstance(told, (InputError, MissingExtraError)) else 1)
 
 
-_PLACES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP)
+_PLACES = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.ELOOP,
+)
 _NO_SPACE = ("No space left on device", "File too large", "Disk quota exceeded")
 _NO_MEMORY = (
-    "can't start new thread", "std::bad_alloc", "failed to map segment", "can't allocate memory",
+    "can't start new thread",
+    "std::bad_alloc",
+    "failed to map segment",
+    "can't allocate memory",
     "Cannot allocate memory",
-)  # fmt: skip
+)
 
 
 def _in_words(error: Exception) -> PotentiaError | None:
@@ -204,11 +238,15 @@ def expand_many(command: Any, arguments: list[str]) -> list[str]:
     several = {flag for flag, one in options.items() if one.multiple}
     if not end[1:] and all(_is_flag(group[0]) for group in groups):
         lending = several - OWN_FILES.get(name, frozenset())
-        own = [one.nargs for one in command.params if one.param_type_name == "argument"]  # of the command itself
+        own = [
+            one.nargs for one in command.params if one.param_type_name == "argument"
+        ]  # of the command itself
         most = sys.maxsize if any(count < 0 for count in own) else len(own)
         taken = _sources([group for group in groups if group[0] in lending], most)
         end = ["--", *taken] if taken else end
-    written = [part for group in groups for part in (_repeated(*group) if group[0] in several else group)]
+    written = [
+        part for group in groups for part in (_repeated(*group) if group[0] in several else group)
+    ]
     return [*start, *written, *end]
 
 
@@ -228,7 +266,11 @@ def _grouped(arguments: list[str], options: dict[str, Any]) -> list[list[str]]:
         group = [left.pop(0)]
         option = options.get(group[0])
         if option is not None and not option.is_flag:
-            count = len(list(takewhile(lambda text: not _is_flag(text), left))) if option.multiple else option.nargs
+            count = (
+                len(list(takewhile(lambda text: not _is_flag(text), left)))
+                if option.multiple
+                else option.nargs
+            )
             group += left[:count]
             del left[:count]
         groups.append(group)
@@ -239,7 +281,11 @@ def _sources(groups: list[list[str]], most: int) -> list[str]:
     """Take what are the command's own arguments from the end of a flag's values, the last such flag first."""
     for group in reversed(groups):
         first = len(group)
-        while first > 2 and len(group) - first < most and is_source(group[first - 1], last=first == len(group)):
+        while (
+            first > 2
+            and len(group) - first < most
+            and is_source(group[first - 1], last=first == len(group))
+        ):
             first -= 1
         if taken := group[first:]:
             del group[first:]

@@ -30,7 +30,9 @@ class _ListFirst(TyperGroup):
 
 
 models = typer.Typer(
-    cls=_ListFirst, help="Look up what is known of models, or check one's computation.", rich_markup_mode="rich"
+    cls=_ListFirst,
+    help="Look up what is known of models, or check one's computation.",
+    rich_markup_mode="rich",
 )
 app.add_typer(models, name="models")
 
@@ -57,12 +59,23 @@ def list_models(asked: Any) -> None:
     if asked.family is not None:
         chosen = [model for model in chosen if model.family == asked.family.strip().casefold()]
         if not chosen:
-            raise InputError(f"no models of a family {asked.family!r}", hint=f"families: {', '.join(table.families())}")
+            raise InputError(
+                f"no models of a family {asked.family!r}",
+                hint=f"families: {', '.join(table.families())}",
+            )
     rows = tuple(
-        (m.repository or m.name, m.family, m.kind, _billions(m.parameters), _billions(m.tokens),
-         None if m.flops is None else f"{m.flops:.2e}", m.date, m.language)
+        (
+            m.repository or m.name,
+            m.family,
+            m.kind,
+            _billions(m.parameters),
+            _billions(m.tokens),
+            None if m.flops is None else f"{m.flops:.2e}",
+            m.date,
+            m.language,
+        )
         for m in chosen
-    )  # fmt: skip
+    )
     columns = ("model", "family", "kind", "N (B)", "D (B)", "FLOPs", "date", "language")
     note = "N parameters, D training tokens, FLOPs = 6·N·D. A dash: not published. More names, sources: --json."
     shown = Table(f"{len(chosen)} models", columns, rows, note=note)
@@ -107,27 +120,54 @@ def check(asked: Any) -> None:
     from potentia.engine.tune import LoraConfig, beside_peft
 
     if asked.model.startswith((".", "/", "~")) and not Path(asked.model).expanduser().exists():
-        raise InputError(f"there is no folder or file {asked.model}", hint="give a folder, a GGUF file or a Hub name")
+        raise InputError(
+            f"there is no folder or file {asked.model}",
+            hint="give a folder, a GGUF file or a Hub name",
+        )
     with errors.status(f"loading {asked.model} …"):
         how = {"device": asked.device or "auto", "dtype": asked.dtype or "auto"}
         loaded = potentia.engine.load(asked.model, trust_remote_code=asked.trust_remote_code, **how)
     with errors.status("comparing with transformers and PEFT …"):
-        found = beside_peft(loaded, LoraConfig(4, 8, 0.0, tuple(asked.targets or ()) or None, asked.adapter))
+        found = beside_peft(
+            loaded, LoraConfig(4, 8, 0.0, tuple(asked.targets or ()) or None, asked.adapter)
+        )
     named = f"{type(loaded.model).__name__} in {str(loaded.dtype).removeprefix('torch.')} on {loaded.device}"
     rows = tuple(
-        (one.what, f"{one.off:.2g}", f"{one.most:.2g}", "right" if one.right else "WRONG", one.way, one.note)
+        (
+            one.what,
+            f"{one.off:.2g}",
+            f"{one.most:.2g}",
+            "right" if one.right else "WRONG",
+            one.way,
+            one.note,
+        )
         for one in found
     )
-    table = Table(named, ("compared", "off by", "right up to", "verdict", "computed as", "unit"), rows)
+    table = Table(
+        named, ("compared", "off by", "right up to", "verdict", "computed as", "unit"), rows
+    )
     refused = loaded.record.get("training", {}).get("not_taken", {})
     right = all(one.right for one in found)
     compared = [{**vars(one), "right": one.right} for one in found]
-    value = {"model": asked.model, "as": named, "right": right, "compared": compared, "record": loaded.record}
-    answer(asked.as_json, value, table, *(f"Not taken: {form}: {reason}" for form, reason in refused.items()))
+    value = {
+        "model": asked.model,
+        "as": named,
+        "right": right,
+        "compared": compared,
+        "record": loaded.record,
+    }
+    answer(
+        asked.as_json,
+        value,
+        table,
+        *(f"Not taken: {form}: {reason}" for form, reason in refused.items()),
+    )
     raise typer.Exit(int(not right))
 
 
-tasks = typer.Typer(cls=_ListFirst, help="List benchmarks, or show what one of them asks.", rich_markup_mode="rich")
+tasks = typer.Typer(
+    cls=_ListFirst, help="List benchmarks, or show what one of them asks.", rich_markup_mode="rich"
+)
 app.add_typer(tasks, name="tasks")
 
 _LONG = 1_200  # characters of a prompt that a person reads at a glance
@@ -148,14 +188,25 @@ def list_tasks(asked: Any) -> None:
         return
     known = potentia.facts.benchmarks()
     meaning = ", ".join(f"{short} {long}" for short, long in potentia.facts.CATEGORIES.items())
-    paper = tuple((b.task, b.name, b.category, b.metric, b.train_size) for b in known if b.status == "paper")
+    paper = tuple(
+        (b.task, b.name, b.category, b.metric, b.train_size) for b in known if b.status == "paper"
+    )
     note = f"{meaning}. Train: documents of the public split."
-    left_out = tuple((b.task, b.name, b.metric, b.train_size, b.reason) for b in known if b.status == "excluded")
-    others = tuple((b.task, b.name, b.metric, b.reason) for b in known if b.status not in {"paper", "excluded"})
+    left_out = tuple(
+        (b.task, b.name, b.metric, b.train_size, b.reason) for b in known if b.status == "excluded"
+    )
+    others = tuple(
+        (b.task, b.name, b.metric, b.reason) for b in known if b.status not in {"paper", "excluded"}
+    )
     answer(
         asked.as_json,
         known,
-        Table("Benchmarks of train-before-test", ("task", "name", "category", "metric", "train"), paper, note=note),
+        Table(
+            "Benchmarks of train-before-test",
+            ("task", "name", "category", "metric", "train"),
+            paper,
+            note=note,
+        ),
         Table("Left out there", ("task", "name", "metric", "train", "reason"), left_out),
         Table("Others: MMLU and leaderboard v2", ("task", "name", "metric", "note"), others),
     )
@@ -194,7 +245,9 @@ def show(asked: Any) -> None:
     rows = tuple((split, part.used, part.available, part.origin) for split, part in parts)
     several = f" · {len(task.subtasks)} subtasks" if len(task.subtasks) > 1 else ""
     direction = "higher is better" if task.higher_is_better else "lower is better"
-    console.print(f"[bold]{escape(task.name)}[/bold] · {task.kind}{several} · {escape(task.metric)} ({direction})")
+    console.print(
+        f"[bold]{escape(task.name)}[/bold] · {task.kind}{several} · {escape(task.metric)} ({direction})"
+    )
     print_table(Table("Splits", ("split", "documents", "before the cap", "comes from"), rows))
     say(*task.notes)
     for number, prompt in enumerate(prompts, start=1):
@@ -203,18 +256,36 @@ def show(asked: Any) -> None:
         ("the same question", found.train_exact, found.test_exact),
         ("a run of 13 words", found.train_ngram, found.test_ngram),
     )
-    print_table(Table("Shared by train and test", ("what", "documents of train", "of test"), shared))
+    print_table(
+        Table("Shared by train and test", ("what", "documents of train", "of test"), shared)
+    )
     say(f"fingerprint {task.fingerprint}", style="dim")
 
 
 def _described(
     task: potentia.tasks.Task, overlap: dict[str, Any], prompts: list[potentia.tasks.Prompt]
 ) -> dict[str, Any]:
-    plain = ("name", "kind", "metric", "metrics", "higher_is_better", "subtasks", "fingerprint", "labels", "notes")
+    plain = (
+        "name",
+        "kind",
+        "metric",
+        "metrics",
+        "higher_is_better",
+        "subtasks",
+        "fingerprint",
+        "labels",
+        "notes",
+    )
     return {name: getattr(task, name) for name in plain} | {
         "splits": task.plan.to_dict(),
         "examples": [
-            {"id": p.doc_id, "prompt": p.text, "choices": p.choices, "gold": p.gold, "requests": p.requests}
+            {
+                "id": p.doc_id,
+                "prompt": p.text,
+                "choices": p.choices,
+                "gold": p.gold,
+                "requests": p.requests,
+            }
             for p in prompts
         ],
         "overlap": overlap,
@@ -233,7 +304,9 @@ def _print_prompt(number: int, prompt: potentia.tasks.Prompt) -> None:
             mark = "[bold green]→[/bold green]" if choice in right else " "
             console.print(f"  {mark} {escape(_shortened(shown))}", soft_wrap=True)
     elif prompt.gold:
-        console.print(f"  [bold green]→[/bold green] {escape(_shortened(prompt.gold))}", soft_wrap=True)
+        console.print(
+            f"  [bold green]→[/bold green] {escape(_shortened(prompt.gold))}", soft_wrap=True
+        )
     console.print()
 
 

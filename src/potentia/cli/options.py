@@ -23,7 +23,9 @@ class Option(NamedTuple):
     default: Any = None
 
 
-def option(help: str, kind: Any = str | None, default: Any = None, *names: str, **limits: Any) -> Option:
+def option(
+    help: str, kind: Any = str | None, default: Any = None, *names: str, **limits: Any
+) -> Option:
     """Describe an option; without a type it is one text, or nothing. ``default=...`` makes it required."""
     return Option(Annotated[kind, typer.Option(*names, help=help, **limits)], default)
 
@@ -68,7 +70,9 @@ def command(
 
         made.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [
-                inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=one.kind)
+                inspect.Parameter(
+                    key, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=one.kind
+                )
                 for key, one in options.items()
             ]
         )
@@ -81,7 +85,9 @@ def command(
 
 
 STORE = "potentia.db"
-SOURCES = argument("Stores, score tables or lm-eval results; several are joined.", "SOURCE", list[str], (STORE,))
+SOURCES = argument(
+    "Stores, score tables or lm-eval results; several are joined.", "SOURCE", list[str], (STORE,)
+)
 THE_STORE = argument("The store: a file or a database URL.", "STORE", str, STORE)
 JSON = flag("--json", "Print JSON.")
 YES = flag("--yes", "Do not ask.")
@@ -98,14 +104,22 @@ READ = {
     "models": many("Only these models.", "--models"),
     "facts": path("A CSV of facts on models, which adds to the known ones or replaces them."),
     "task_facts": path("A CSV of facts on tasks: task, category, train_size, chance."),
-    "columns": many("Say which column of a table is what, as score=Accuracy.", "--map", metavar="FIELD=COLUMN"),
+    "columns": many(
+        "Say which column of a table is what, as score=Accuracy.", "--map", metavar="FIELD=COLUMN"
+    ),
     "lower": many("Columns that are better when lower.", default=(), metavar="COLUMN"),
-    "scale": many("The scale of a column: share, percent, range or unbounded.", metavar="COLUMN=SCALE"),
+    "scale": many(
+        "The scale of a column: share, percent, range or unbounded.", metavar="COLUMN=SCALE"
+    ),
     "kind": many("What a column is of: task, or text.", metavar="COLUMN=KIND"),
-    "apart": flag("--apart", "Show scores that cannot be compared group by group, instead of refusing them."),
+    "apart": flag(
+        "--apart", "Show scores that cannot be compared group by group, instead of refusing them."
+    ),
     "metric": option("The metric of the scores, such as acc or brier_score; else each task's own."),
 }
-TABLE = {name: READ[name] for name in ("metric", "columns", "lower", "scale", "kind")}  # how a table is read
+TABLE = {
+    name: READ[name] for name in ("metric", "columns", "lower", "scale", "kind")
+}  # how a table is read
 WHICH = {name: READ[name] for name in ("study", "protocols", "tasks")}  # of which cells
 CELLS = {**WHICH, "models": many("Only these models.", "--models", "--model")}
 KEPT = {name: CELLS[name] for name in ("study", "tasks", "models")}  # of which adapters
@@ -118,8 +132,12 @@ STUDY = {
     "models": many("Hub names or folders.", "--models", "--model"),
     "checkpoints": many("Folders of checkpoint-390, step1000 …, or hub names with such revisions."),
     "tasks": many("Harness tasks, name:form, or files.", "--tasks", "--task"),
-    "protocols": many("direct, few_shot:K, train_before_test, adjust.", "--protocols", "--protocol"),
-    "drop_bad_rows": flag("--drop-bad-rows", "Leave out rows of your files that cannot be used.", None),
+    "protocols": many(
+        "direct, few_shot:K, train_before_test, adjust.", "--protocols", "--protocol"
+    ),
+    "drop_bad_rows": flag(
+        "--drop-bad-rows", "Leave out rows of your files that cannot be used.", None
+    ),
     "name": option("The study's name."),
     "data_dir": path("Folder of datasets: DATASET/CONFIG/SPLIT.parquet"),
     "store": option("SQLite file or database URL."),
@@ -146,7 +164,9 @@ TEST_TASK = {
     "since": option("Models trained in this month or later are the newer ones; else 2023-11."),
     "column": option("Divide by this column of the facts instead of by date …"),
     "value": option("… where it has this value."),
-    "exposed": flag("--exposed", "Divide each task by who saw its form: the facts' column exposure.", None),
+    "exposed": flag(
+        "--exposed", "Divide each task by who saw its form: the facts' column exposure.", None
+    ),
 }
 BASELINE = option("Compare every method with this one, such as direct or instruct.")
 
@@ -154,7 +174,9 @@ BASELINE = option("Compare every method with this one, such as direct or instruc
 def filled(kind: type, asked: Any, **more: Any) -> Any:
     """Make the options of an analysis of what was asked; what was not asked keeps its default."""
     given = {one.name: getattr(asked, one.name, None) for one in fields(kind)} | more
-    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items() if v is not None})
+    return kind(
+        **{k: tuple(v) if isinstance(v, list) else v for k, v in given.items() if v is not None}
+    )
 
 
 def some(asked: Any, names: Any) -> dict[str, Any]:
@@ -166,7 +188,17 @@ def overrides(asked: Any, **more: Any) -> dict[str, Any]:
     """Return what the options of ``STUDY`` say, as a study file would; ``more`` wins."""
     given = dict.fromkeys(STUDY) | vars(asked) | more
     runs = [_series(where) for where in given["checkpoints"] or ()]
-    plain = ("tasks", "protocols", "drop_bad_rows", "name", "store", "device", "dtype", "seed", "seeds")
+    plain = (
+        "tasks",
+        "protocols",
+        "drop_bad_rows",
+        "name",
+        "store",
+        "device",
+        "dtype",
+        "seed",
+        "seeds",
+    )
     return {
         **{name: given[name] for name in plain},
         "models": [*(given["models"] or ()), *runs] or None,

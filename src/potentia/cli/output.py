@@ -73,16 +73,25 @@ def dicts(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[dict[str,
 
 def print_json(value: Any) -> None:
     """Write one JSON document to standard output."""
-    sys.stdout.write(without_password(json.dumps(jsonable(value), indent=2, ensure_ascii=False)) + "\n")
+    sys.stdout.write(
+        without_password(json.dumps(jsonable(value), indent=2, ensure_ascii=False)) + "\n"
+    )
 
 
 def print_table(table: Table, *, to: Voice | None = None) -> None:
     """Print one table; numbers are right-aligned, missing values shown as a dash. In a pipe no line is broken."""
     out = to or console
-    numeric = [any(isinstance(row[k], (int, float)) for row in table.rows) for k in range(len(table.columns))]
+    numeric = [
+        any(isinstance(row[k], (int, float)) for row in table.rows)
+        for k in range(len(table.columns))
+    ]
     rows = [[without_password(written(cell, table.digits)) for cell in row] for row in table.rows]
     if not out.is_terminal:
-        for line in (table.title, *_lines(list(table.columns), rows, numeric), *([table.note] if table.note else [])):
+        for line in (
+            table.title,
+            *_lines(list(table.columns), rows, numeric),
+            *([table.note] if table.note else []),
+        ):
             out.print(line, markup=False)
     else:
         drawn = RichTable(
@@ -108,7 +117,11 @@ def _lines(columns: list[str], rows: list[list[str]], right: list[bool]) -> list
     lines = []
     for row in (columns, *rows):
         gaps = [" " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)]
-        lines.append("  ".join(gap + c if r else c + gap for c, gap, r in zip(row, gaps, right, strict=True)).rstrip())
+        lines.append(
+            "  ".join(
+                gap + c if r else c + gap for c, gap, r in zip(row, gaps, right, strict=True)
+            ).rstrip()
+        )
     return lines
 
 
@@ -129,7 +142,9 @@ def print_scoreboard(
     for table in board.tables():
         rest = 0 if most is None else len(table.rows) - most
         more = f"… and {rest} more models ({hint}). "
-        print_table(replace(table, rows=table.rows[:most], note=more + table.note) if rest > 0 else table)
+        print_table(
+            replace(table, rows=table.rows[:most], note=more + table.note) if rest > 0 else table
+        )
     if len(board.standings) > 1:
         print_told((), board.certainty(), board.headline())
 
@@ -193,7 +208,9 @@ def columns_of(pairs: list[str] | None, option: str = "--map") -> dict[str, str]
         if not left or not right:
             such = {"--map": "COLUMN", "--scale": "percent", "--kind": "text"}[option]
             hint = f"such as {option} {left or right or 'score'}={such}"
-            raise InputError(f"{option} takes two names with = between, not {left or right!r}", hint=hint)
+            raise InputError(
+                f"{option} takes two names with = between, not {left or right!r}", hint=hint
+            )
         found[left.strip()] = right
     return found
 
@@ -205,7 +222,9 @@ def check_formats(asked: Any) -> list[str]:
     """Return the formats asked for, pdf where none is; refuse what cannot be drawn before anything is."""
     known, chosen = (*potentia.show.FORMATS, *TABLES), list(dict.fromkeys(asked.format or ["pdf"]))
     if wrong := [name for name in chosen if name not in known]:
-        raise InputError(f"no figure format {wrong[0]!r}", hint=f"--format takes: {', '.join(known)}")
+        raise InputError(
+            f"no figure format {wrong[0]!r}", hint=f"--format takes: {', '.join(known)}"
+        )
     return chosen
 
 
@@ -216,11 +235,18 @@ def draw_figures(findings: Iterable[Finding], folder: Path | None, asked: Any) -
     found, formats = list(findings), check_formats(asked)
     files: list[Path] = []
     if figures := [name for name in formats if name not in TABLES]:
-        charts = on_one_scale(chart for finding in found for chart in finding.charts() if chart.tells)
+        charts = on_one_scale(
+            chart for finding in found for chart in finding.charts() if chart.tells
+        )
         files = potentia.show.draw_all(charts, folder, figures, titles=not asked.no_titles)
         say(f"{len(files)} figures in {folder}", to=errors)
     if tables := [name for name in formats if name in TABLES]:
-        every = [table for finding in found for table in map(telling, finding.tables()) if table is not None]
+        every = [
+            table
+            for finding in found
+            for table in map(telling, finding.tables())
+            if table is not None
+        ]
         made = potentia.formats.write_tables(every, folder, tables)
         say(f"{len(made)} tables in {folder}", to=errors)
         files += made

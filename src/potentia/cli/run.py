@@ -22,7 +22,11 @@ from potentia.values.findings import Cell, Table
 
 SHOWN = 20  # models of the final table
 FILE = argument("The study file; or use the flags alone.", "STUDY", Path | None, None)
-CONSENT = {"allow_code": "CODE", "allow_pickle": "PICKLE", "allow_missing_weights": "MISSING_WEIGHTS"}
+CONSENT = {
+    "allow_code": "CODE",
+    "allow_pickle": "PICKLE",
+    "allow_missing_weights": "MISSING_WEIGHTS",
+}
 
 
 @command(
@@ -33,11 +37,20 @@ CONSENT = {"allow_code": "CODE", "allow_pickle": "PICKLE", "allow_missing_weight
     workers=shared.WORKERS,
     executor=option("local or ray.", str, "local"),
     threads=option("CPU threads of a row; 0 shares the machine evenly.", int, 0, min=0),
-    split=flag("--split/--no-split", "Tasks of a row to several workers; by itself for long rows on GPUs.", None),
-    adaptive=flag("--adaptive", "Run the cells that tell most, wave by wave; so with a budget or a confidence."),
+    split=flag(
+        "--split/--no-split",
+        "Tasks of a row to several workers; by itself for long rows on GPUs.",
+        None,
+    ),
+    adaptive=flag(
+        "--adaptive",
+        "Run the cells that tell most, wave by wave; so with a budget or a confidence.",
+    ),
     **shared.ADAPTIVE,
     allow_code=shared.ALLOW_CODE,
-    allow_pickle=flag("--allow-pickle", "Load weights that are pickles (*.bin), which can run code."),
+    allow_pickle=flag(
+        "--allow-pickle", "Load weights that are pickles (*.bin), which can run code."
+    ),
     allow_missing_weights=flag(
         "--allow-missing-weights", "Score models whose files lack weights, these filled at random."
     ),
@@ -57,7 +70,11 @@ def run(asked: Any) -> None:
             potentia.files.allow(getattr(potentia.files, what))
     made = _asked_study(asked)
     adaptive = asked.adaptive or asked.budget or asked.confidence
-    early = 0 if adaptive or asked.executor != "local" else potentia.run.expected_workers(made, asked.workers)
+    early = (
+        0
+        if adaptive or asked.executor != "local"
+        else potentia.run.expected_workers(made, asked.workers)
+    )
     with potentia.run.Crew(early, made) as crew:
         with out.status("reading tasks and models") as tell:
             plan = potentia.run.plan_study(made, tell=tell)
@@ -92,21 +109,34 @@ def _asked_study(asked: Any) -> potentia.Study:
         hint = f"scores are read by: potentia report {file}"
         raise StudyError("this is no study file", where=str(asked.study), hint=hint)
     if asked.study is not None and not asked.study.exists():
-        raise StudyError("there is no such file", where=str(asked.study), hint=f"potentia init {file} writes one")
+        raise StudyError(
+            "there is no such file", where=str(asked.study), hint=f"potentia init {file} writes one"
+        )
     return potentia.study.read_study(asked.study, overrides(asked))
 
 
-def _run_adaptive(planned: potentia.run.StudyPlan, asked: Any, workers: int, watch: Any) -> potentia.run.RunResult:
+def _run_adaptive(
+    planned: potentia.run.StudyPlan, asked: Any, workers: int, watch: Any
+) -> potentia.run.RunResult:
     """Run a study by need and show what is known in the end; predictions stay apart from scores."""
     run = potentia.run.AdaptiveRun(
-        planned, budget=asked.budget, confidence=asked.confidence, top=asked.top, workers=workers, watch=watch,
+        planned,
+        budget=asked.budget,
+        confidence=asked.confidence,
+        top=asked.top,
+        workers=workers,
+        watch=watch,
         history=out.history(asked),
         tell=lambda text: out.errors.print(f"{text} …", style="dim"),
-    )  # fmt: skip
+    )
     result, completion, following = run.run()
     if not asked.as_json:
         out.print_table(completion.tables()[0])
-        if asked.confidence is not None and following is not None and following.now.value >= asked.confidence:
+        if (
+            asked.confidence is not None
+            and following is not None
+            and following.now.value >= asked.confidence
+        ):
             out.errors.print(f"The confidence asked for is reached: {following.now.value:.3f}.")
     return result
 
@@ -120,11 +150,15 @@ def _notes(plan: potentia.run.StudyPlan) -> list[str]:
             " changed since; they are computed anew."
         )
     if plan.damaged:
-        told.append(f"The items of {len(plan.damaged)} cells are missing or damaged; the cells are computed anew.")
+        told.append(
+            f"The items of {len(plan.damaged)} cells are missing or damaged; the cells are computed anew."
+        )
     return [*told, *plan.notes()]
 
 
-def _scores_of(store: str, study: str) -> tuple[potentia.Evidence, potentia.analysis.rankings.Scoreboard] | None:
+def _scores_of(
+    store: str, study: str
+) -> tuple[potentia.Evidence, potentia.analysis.rankings.Scoreboard] | None:
     """Return a study's scores and their scoreboard; None where there is no score to show."""
     try:
         evidence = potentia.evidence.read(store, study=study)
@@ -133,23 +167,40 @@ def _scores_of(store: str, study: str) -> tuple[potentia.Evidence, potentia.anal
         return None
 
 
-def _as_json(evidence: potentia.Evidence, board: potentia.analysis.rankings.Scoreboard) -> dict[str, Any]:
+def _as_json(
+    evidence: potentia.Evidence, board: potentia.analysis.rankings.Scoreboard
+) -> dict[str, Any]:
     """Return the scoreboard, every score as one record, as ``potentia export`` writes it, and pretraining runs."""
     scores = [
-        {"protocol": protocol, "model": model, "task": task, "metric": score.metric.name or None,
-         "value": score.value, "stderr": score.stderr, "n": score.n}
+        {
+            "protocol": protocol,
+            "model": model,
+            "task": task,
+            "metric": score.metric.name or None,
+            "value": score.value,
+            "stderr": score.stderr,
+            "n": score.n,
+        }
         for protocol, matrix in evidence.scores.items()
         for model, task, score in matrix.scores()
-    ]  # fmt: skip
+    ]
     runs = out.training_of(evidence)
-    return {"scoreboard": board.to_dict(), "scores": scores, **({"training": runs.to_dict()} if runs else {})}
+    return {
+        "scoreboard": board.to_dict(),
+        "scores": scores,
+        **({"training": runs.to_dict()} if runs else {}),
+    }
 
 
-def _print_scores(evidence: potentia.Evidence, board: potentia.analysis.rankings.Scoreboard, store: str) -> None:
+def _print_scores(
+    evidence: potentia.Evidence, board: potentia.analysis.rankings.Scoreboard, store: str
+) -> None:
     if (runs := out.training_of(evidence)) is not None:
         out.print_told(runs.tables()[:1], runs.sentences(), runs.headline())
     else:
-        out.print_scoreboard(board, most=SHOWN, hint=f"potentia analyze rankings {shlex.quote(store)} --all")
+        out.print_scoreboard(
+            board, most=SHOWN, hint=f"potentia analyze rankings {shlex.quote(store)} --all"
+        )
         for one in potentia.analysis.benchmark.find_classification(evidence):
             out.console.print()
             out.print_classes(one)
@@ -161,20 +212,27 @@ def _report_result(result: potentia.run.RunResult, store: str, question: str) ->
     shown = escape(shlex.quote(store))
     if result.interrupted:
         again = " ".join(["potentia", *(shlex.quote(without_password(a)) for a in sys.argv[1:])])
-        out.errors.print(f"[bold]Stopped.[/bold] Everything finished is saved in {escape(store)}.", soft_wrap=True)
+        out.errors.print(
+            f"[bold]Stopped.[/bold] Everything finished is saved in {escape(store)}.",
+            soft_wrap=True,
+        )
         out.errors.print(f"To go on: [bold]{escape(again)}[/bold]", soft_wrap=True)
         return
     out.console.print(
         f"\n[bold]{result.computed}[/bold] cells computed, {result.reused} found in {escape(store)}, "
         + (f"[red]{result.failed} failed[/red]" if result.failed else "none failed")
     )
-    reasons = result.reasons[:10] if out.errors.is_terminal else []  # elsewhere the lines above have said them
+    reasons = (
+        result.reasons[:10] if out.errors.is_terminal else []
+    )  # elsewhere the lines above have said them
     for reason in reasons:
         out.errors.print(f"  [red]failed[/red] {escape(reason)}", soft_wrap=True)
     if result.reasons[len(reasons) :]:
         more = f"… and {len(result.reasons) - len(reasons)} more" if reasons else "why"
         out.errors.print(f"  {more}: potentia status {shown}", soft_wrap=True)
-    out.console.print(f"Next: [bold]potentia report {shown}[/bold] or [bold]potentia analyze {question} {shown}[/bold]")
+    out.console.print(
+        f"Next: [bold]potentia report {shown}[/bold] or [bold]potentia analyze {question} {shown}[/bold]"
+    )
 
 
 @command(
@@ -195,7 +253,9 @@ def plan(asked: Any) -> None:
       potentia plan study.yaml --budget 2gpu-hours --history earlier.db -o first.yaml
     """
     if asked.budget is not None:
-        potentia.run.read_budget(asked.budget, 1.0)  # what cannot be read is said before anything is timed
+        potentia.run.read_budget(
+            asked.budget, 1.0
+        )  # what cannot be read is said before anything is timed
     made = _asked_study(asked)
     with out.status("reading tasks and models") as tell:
         planned = potentia.run.plan_study(made, tell=tell)
@@ -213,24 +273,46 @@ def plan(asked: Any) -> None:
         _write(planned, cells, asked.output, asked.as_json)
 
 
-def _tell_cost(planned: potentia.run.StudyPlan, cost: potentia.run.StudyCost) -> tuple[dict[str, Any], list[Table]]:
+def _tell_cost(
+    planned: potentia.run.StudyPlan, cost: potentia.run.StudyCost
+) -> tuple[dict[str, Any], list[Table]]:
     """Return what a study will cost, for scripts and for people: by row and by task."""
     total = _sums(cost.cells)
     total |= {"cells_done": len(cost.cells) - total["cells_to_do"], "lanes": round(total["lanes"])}
     total |= {"seconds": cost.seconds, "hours": cost.seconds / 3600}
     problems = {row.model.name: row.problem for row in planned.rows if row.problem}
-    columns = ("model", "in store", "to do", "lanes", "train", "score", "FLOPs", "weights", "time", "problem")
+    columns = (
+        "model",
+        "in store",
+        "to do",
+        "lanes",
+        "train",
+        "score",
+        "FLOPs",
+        "weights",
+        "time",
+        "problem",
+    )
     most = len(columns) - (not problems)
     by_row = tuple(_row_cost(row, cost)[:most] for row in planned.rows)
     by_task = tuple(_task_cost(name, cost) for name in planned.tasks.benchmarks)
-    told = {"study": planned.study.name, "device": cost.device, "times": cost.source or None, **total}
+    told = {
+        "study": planned.study.name,
+        "device": cost.device,
+        "times": cost.source or None,
+        **total,
+    }
     return {**told, "problems": problems, "cells": cost.cells}, [
-        Table(f"Plan of {planned.study.name}", columns[:most], by_row, note=_cost_note(cost, total)),
+        Table(
+            f"Plan of {planned.study.name}", columns[:most], by_row, note=_cost_note(cost, total)
+        ),
         Table("By task", ("task", "to do", "train", "time", "share"), by_task),
     ]
 
 
-def _choose(planned: potentia.run.StudyPlan, cost: potentia.run.StudyCost, asked: Any) -> tuple[Any, Any]:
+def _choose(
+    planned: potentia.run.StudyPlan, cost: potentia.run.StudyCost, asked: Any
+) -> tuple[Any, Any]:
     """Choose the cells that are worth their cost, with what is expected of the whole study."""
     completion = potentia.run.complete_study(planned, history=out.history(asked))
     costs = potentia.run.costs_of(potentia.run.grid_of(planned), cost)
@@ -243,15 +325,24 @@ def _choose(planned: potentia.run.StudyPlan, cost: potentia.run.StudyCost, asked
 def _write(planned: Any, cells: Any, output: Path, as_json: bool) -> None:
     """Write the chosen cells as a study of its own, without the password of its store."""
     if output.exists():
-        raise InputError("the file is there already", where=str(output), hint="give a new name with --output")
+        raise InputError(
+            "the file is there already", where=str(output), hint="give a new name with --output"
+        )
     study = potentia.run.proposed_study(planned.study, cells, name=f"{planned.study.name}-chosen")
     text = potentia.run.study_text(study, f"potentia run {shlex.quote(str(output))}")
-    bare = without_password(text).replace(":***@", "@")  # PostgreSQL takes it from PGPASSWORD or ~/.pgpass
+    bare = without_password(text).replace(
+        ":***@", "@"
+    )  # PostgreSQL takes it from PGPASSWORD or ~/.pgpass
     potentia.files.write_file(output, bare)
     if bare != text:
-        out.say("The password of the store is not in the file: have it in PGPASSWORD or ~/.pgpass.", to=out.errors)
+        out.say(
+            "The password of the store is not in the file: have it in PGPASSWORD or ~/.pgpass.",
+            to=out.errors,
+        )
     if not as_json:
-        out.say(f"{output}: the chosen cells as a study. Next: potentia run {shlex.quote(str(output))}")
+        out.say(
+            f"{output}: the chosen cells as a study. Next: potentia run {shlex.quote(str(output))}"
+        )
 
 
 AMOUNTS = ("lanes", "train_tokens", "score_tokens", "flops", "seconds")
@@ -260,7 +351,10 @@ AMOUNTS = ("lanes", "train_tokens", "score_tokens", "flops", "seconds")
 def _sums(cells: Iterable[Any]) -> dict[str, Any]:
     """Add up what the cells that are not done will take."""
     left = [cell for cell in cells if not cell.done]
-    return {"cells_to_do": len(left), **{part: sum(getattr(cell, part) for cell in left) for part in AMOUNTS}}
+    return {
+        "cells_to_do": len(left),
+        **{part: sum(getattr(cell, part) for cell in left) for part in AMOUNTS},
+    }
 
 
 def _row_cost(row: Any, cost: potentia.run.StudyCost) -> tuple[Cell, ...]:
@@ -271,14 +365,29 @@ def _row_cost(row: Any, cost: potentia.run.StudyCost) -> tuple[Cell, ...]:
     tokens = [short(left[part]) for part in ("train_tokens", "score_tokens", "flops")]
     time = potentia.run.tell_time(left["seconds"] + (cost.loads[name] if todo else 0.0))
     weights = short(cost.weights[name], "B")
-    return (name, len(own) - todo, todo, round(left["lanes"]), *tokens, weights, time, row.problem or "")
+    return (
+        name,
+        len(own) - todo,
+        todo,
+        round(left["lanes"]),
+        *tokens,
+        weights,
+        time,
+        row.problem or "",
+    )
 
 
 def _task_cost(name: str, cost: potentia.run.StudyCost) -> tuple[Cell, ...]:
     whole, own = _sums(cost.cells), _sums(cell for cell in cost.cells if cell.task == name)
     by = "flops" if math.isnan(whole["seconds"]) else "seconds"
     share = own[by] / (whole[by] or 1.0)
-    return name, own["cells_to_do"], short(own["train_tokens"]), potentia.run.tell_time(own["seconds"]), f"{share:.0%}"
+    return (
+        name,
+        own["cells_to_do"],
+        short(own["train_tokens"]),
+        potentia.run.tell_time(own["seconds"]),
+        f"{share:.0%}",
+    )
 
 
 def _cost_note(cost: potentia.run.StudyCost, total: dict[str, Any]) -> str:
@@ -328,6 +437,10 @@ def elicitation(asked: Any) -> None:
     made = potentia.study.read_study(asked.study, {"store": asked.store, "data_dir": folder})
     with out.errors.status("tuning in three ways …"):
         found = potentia.run.elicit(
-            made, models=asked.models or (), tasks=asked.tasks or (), rank=asked.rank, workers=asked.workers or 1
+            made,
+            models=asked.models or (),
+            tasks=asked.tasks or (),
+            rank=asked.rank,
+            workers=asked.workers or 1,
         )
     out.print_findings({"elicitation": found}, as_json=asked.as_json)

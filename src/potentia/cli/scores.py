@@ -22,8 +22,12 @@ EXCERPT = 160  # characters of a prompt's end
 @command(
     app,
     "compare",
-    given=argument("Two models, by name or a part of it; and a store, or any scores.", "A B SOURCE", list[str]),
-    items=option("Show this many documents of each task that one of the two alone gets right.", int, 0, min=0),
+    given=argument(
+        "Two models, by name or a part of it; and a store, or any scores.", "A B SOURCE", list[str]
+    ),
+    items=option(
+        "Show this many documents of each task that one of the two alone gets right.", int, 0, min=0
+    ),
     **shared.WHICH,
 )
 def compare(asked: Any) -> None:
@@ -61,7 +65,9 @@ def _two_models(given: list[str]) -> tuple[str, str, str]:
     return names[0], names[1], source
 
 
-def _documents(evidence: potentia.Evidence, pair: potentia.analysis.rankings.Pair, most: int) -> list[dict[str, Any]]:
+def _documents(
+    evidence: potentia.Evidence, pair: potentia.analysis.rankings.Pair, most: int
+) -> list[dict[str, Any]]:
     """Return documents that one model alone gets right, each with what both said; ``most`` of each kind and task."""
     keys = {(cell.protocol, cell.task, cell.model): cell.key for cell in evidence.cells()}
     found = []
@@ -74,21 +80,36 @@ def _documents(evidence: potentia.Evidence, pair: potentia.analysis.rankings.Pai
         only += [(pair.second, number) for number in part.second_only[:most]]
         for right, number in only:
             item = one[number]
-            found.append({
-                "protocol": part.protocol, "task": part.task, "document": number, "right": right,
-                "prompt": str((item.detail or {}).get("prompt", "")), "gold": item.gold,
-                "first": item.prediction, "second": two[number].prediction,
-            })  # fmt: skip
+            found.append(
+                {
+                    "protocol": part.protocol,
+                    "task": part.task,
+                    "document": number,
+                    "right": right,
+                    "prompt": str((item.detail or {}).get("prompt", "")),
+                    "gold": item.gold,
+                    "first": item.prediction,
+                    "second": two[number].prediction,
+                }
+            )
     return found
 
 
 def _print_documents(found: list[dict[str, Any]], pair: potentia.analysis.rankings.Pair) -> None:
     names = dict(zip((pair.first, pair.second), pair.names, strict=True))
     rows = tuple(
-        (d["protocol"].label, d["task"], d["document"], names[d["right"]], d["gold"], d["first"], d["second"],
-         _end(d["prompt"]))
+        (
+            d["protocol"].label,
+            d["task"],
+            d["document"],
+            names[d["right"]],
+            d["gold"],
+            d["first"],
+            d["second"],
+            _end(d["prompt"]),
+        )
         for d in found
-    )  # fmt: skip
+    )
     columns = ("protocol", "task", "document", "right", "gold", *pair.names, "end of the prompt")
     out.console.print()
     out.print_table(Table("Documents that one of the two alone gets right", columns, rows))
@@ -104,7 +125,12 @@ def _end(prompt: str) -> str:
     "report",
     sources=shared.SOURCES,
     output=output("The HTML file.", Path("report.html")),
-    items=option("Items of each cell to show, half of them wrong; by default up to 40.", int | None, None, min=0),
+    items=option(
+        "Items of each cell to show, half of them wrong; by default up to 40.",
+        int | None,
+        None,
+        min=0,
+    ),
     target=option("Show proxies of this task: the one to predict."),
     baseline=shared.BASELINE,
     history=shared.HISTORY,
@@ -132,14 +158,18 @@ def report(asked: Any) -> None:
         divided = any(some(asked, shared.TEST_TASK).values())
         wanted = potentia.show.ReportOptions(
             test_task=filled(potentia.analysis.test_task.Options, asked) if divided else None,
-            proxies=filled(potentia.analysis.proxy.Options, asked, protocol=evidence.main) if asked.target else None,
+            proxies=filled(potentia.analysis.proxy.Options, asked, protocol=evidence.main)
+            if asked.target
+            else None,
             baseline=asked.baseline,
             history=out.history(asked),
         )
         data = potentia.show.make_report(evidence, items=asked.items, options=wanted)
         if asked.baseline and not (data.stability or data.consistency):
             hint = "they are compared over checkpoints, or over base models and their instruct versions"
-            raise InputError(f"no methods to compare with {asked.baseline}", where=evidence.source, hint=hint)
+            raise InputError(
+                f"no methods to compare with {asked.baseline}", where=evidence.source, hint=hint
+            )
         place = potentia.show.save_report(data, asked.output)
     out.print_notes(data.evidence)
     with out.errors.status("drawing figures …"):
@@ -150,15 +180,27 @@ def report(asked: Any) -> None:
     out.answer(asked.as_json, written, f"{place} ({size / 1e6:.1f} MB)")
 
 
-FILES = {"train-before-test": ["SCORES"], "test-task": ["SCORES", "MODELS"], "proxy": [], "bose": []}
+FILES = {
+    "train-before-test": ["SCORES"],
+    "test-task": ["SCORES", "MODELS"],
+    "proxy": [],
+    "bose": [],
+}
 
 
 @command(
     app,
     "reproduce",
     paper=argument("train-before-test, test-task, proxy or bose.", "PAPER"),
-    files=argument("The published scores, for test-task also the facts; or your own store.", "FILE", list[str], ()),
-    evaluations=path("Test task: the authors' tree of evaluations (base, e1, …, new_evals), for figures 3 to 18."),
+    files=argument(
+        "The published scores, for test-task also the facts; or your own store.",
+        "FILE",
+        list[str],
+        (),
+    ),
+    evaluations=path(
+        "Test task: the authors' tree of evaluations (base, e1, …, new_evals), for figures 3 to 18."
+    ),
     resamples=shared.RESAMPLES,
     **shared.OUT,
 )
@@ -200,7 +242,11 @@ def _reproduced(asked: Any) -> potentia.Finding:
             potentia.evidence.read(asked.files[0]).scores, resamples=asked.resamples or 1000
         )
     scores, facts = map(Path, asked.files)
-    tree = potentia.papers.Evaluations.read(asked.evaluations) if asked.evaluations is not None else None
+    tree = (
+        potentia.papers.Evaluations.read(asked.evaluations)
+        if asked.evaluations is not None
+        else None
+    )
     cohort = potentia.analysis.test_task.Cohort.known(table=potentia.facts.read_facts(facts))
     return potentia.papers.reproduce_task_training(
         potentia.formats.StagedScores(scores), cohort, tree, draws=asked.resamples or 1999
@@ -215,7 +261,9 @@ def _reproduced(asked: Any) -> potentia.Finding:
     name=option("The study they become; the file's name by default."),
     subtasks=flag("--subtasks", "Take the members of groups such as MMLU."),
     protocol=option("How all of these were scored, where the files do not say: direct, adjust, …"),
-    short_names=flag("--short-names", "Call a model by the last part of its path: base and tuned folders join."),
+    short_names=flag(
+        "--short-names", "Call a model by the last part of its path: base and tuned folders join."
+    ),
     **shared.TABLE,
 )
 def import_scores(asked: Any) -> None:
@@ -233,7 +281,9 @@ def import_scores(asked: Any) -> None:
     for source in asked.sources:
         scores = out.opened(source, **how).scores
         parts = [scores] if asked.protocol is None else _as_protocol(scores, asked.protocol, source)
-        read += [(source, _short_named(part, source) if asked.short_names else part) for part in parts]
+        read += [
+            (source, _short_named(part, source) if asked.short_names else part) for part in parts
+        ]
     imported = []
     counts: dict[tuple[str, str], tuple[int, int]] = {}
     with potentia.store.Store.open(asked.store) as into:
@@ -257,18 +307,30 @@ def _as_protocol(
     tasks = [task for matrix in scores.values() for task in matrix.tasks]
     if twice := next((task for task in tasks if tasks.count(task) > 1), None):
         several = ", ".join(scores)
-        raise InputError(f"{twice} was scored in several ways: {several}", where=source, hint="leave out --protocol")
+        raise InputError(
+            f"{twice} was scored in several ways: {several}",
+            where=source,
+            hint="leave out --protocol",
+        )
     return [{chosen: replace(matrix, protocol=chosen)} for matrix in scores.values()]
 
 
-def _short_named(scores: Mapping[Protocol, potentia.ScoreMatrix], source: str) -> dict[Protocol, potentia.ScoreMatrix]:
+def _short_named(
+    scores: Mapping[Protocol, potentia.ScoreMatrix], source: str
+) -> dict[Protocol, potentia.ScoreMatrix]:
     """Call every model by the last part of its path."""
     made = {}
     for protocol, matrix in scores.items():
         names = tuple(model.rstrip("/").rpartition("/")[2] or model for model in matrix.models)
         if twice := next((name for name in names if names.count(name) > 1), None):
-            both = [model for model, name in zip(matrix.models, names, strict=True) if name == twice]
-            raise InputError(f"{both[0]} and {both[1]} end alike", where=source, hint="import their folders one by one")
+            both = [
+                model for model, name in zip(matrix.models, names, strict=True) if name == twice
+            ]
+            raise InputError(
+                f"{both[0]} and {both[1]} end alike",
+                where=source,
+                hint="import their folders one by one",
+            )
         made[protocol] = replace(matrix, models=names)
     return made
 
@@ -278,7 +340,9 @@ def _short_named(scores: Mapping[Protocol, potentia.ScoreMatrix], source: str) -
     "export",
     source=argument("A store, or any score file.", "STORE"),
     output=output("The file, a folder for lm-eval, or - to print."),
-    format=option("csv, parquet, lm-eval, every-eval-ever, hub, markdown or latex; else by the file's name."),
+    format=option(
+        "csv, parquet, lm-eval, every-eval-ever, hub, markdown or latex; else by the file's name."
+    ),
     study=shared.READ["study"],
     protocols=shared.READ["protocols"],
     **shared.TABLE,
@@ -300,7 +364,9 @@ def export(asked: Any) -> None:
     if str(asked.output) == "-":
         _print_file(matrices, asked.format or "csv")
         return
-    written = potentia.formats.write_scores(matrices, asked.output, asked.format, items=evidence.items_of)
+    written = potentia.formats.write_scores(
+        matrices, asked.output, asked.format, items=evidence.items_of
+    )
     sizes = {name: {"models": len(m.models), "tasks": len(m.tasks)} for name, m in matrices.items()}
     what = ", ".join(f"{name} ({len(m.models)} × {len(m.tasks)})" for name, m in matrices.items())
     where = str(written[0]) if len(written) == 1 else f"{len(written)} files in {asked.output}"

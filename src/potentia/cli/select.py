@@ -14,17 +14,37 @@ import potentia
 from potentia.cli import options as shared
 from potentia.cli.app import app
 from potentia.cli.options import argument, command, option, output, overrides, path, some
-from potentia.cli.output import agree, answer, columns_of, errors, opened, print_classes, say, status
+from potentia.cli.output import (
+    agree,
+    answer,
+    columns_of,
+    errors,
+    opened,
+    print_classes,
+    say,
+    status,
+)
 from potentia.errors import InputError, StudyError
 from potentia.values.findings import Table
 
-OF_STUDY = ("drop_bad_rows", "data_dir", "device", "epochs", "learning_rates", "train", "validation", "test")
+OF_STUDY = (
+    "drop_bad_rows",
+    "data_dir",
+    "device",
+    "epochs",
+    "learning_rates",
+    "train",
+    "validation",
+    "test",
+)
 
 
 @command(
     app,
     "select",
-    data=option("Your data: a jsonl, csv or parquet file, a folder of splits, or a task.", str, ...),
+    data=option(
+        "Your data: a jsonl, csv or parquet file, a folder of splits, or a task.", str, ...
+    ),
     models=option("The candidates: hub names or folders.", list[str], ..., "--models", "--model"),
     budget=option("Time for all of it: 30min, 2h …"),
     output=output("Folder of the store and the adapter.", Path("selected")),
@@ -40,11 +60,19 @@ def select(asked: Any) -> None:
       potentia select --data my.jsonl --models HuggingFaceTB/SmolLM2-135M EleutherAI/pythia-160m --budget 30min
     """
     if len(asked.models) < 2:
-        raise StudyError("one candidate leaves nothing to select", hint="give at least two --models")
+        raise StudyError(
+            "one candidate leaves nothing to select", hint="give at least two --models"
+        )
     if asked.budget is not None and asked.budget.strip().endswith("%"):
-        raise StudyError("a share of what is not known", hint="say the budget as a time: --budget 30min")
+        raise StudyError(
+            "a share of what is not known", hint="say the budget as a time: --budget 30min"
+        )
     seconds = None if asked.budget is None else potentia.run.read_budget(asked.budget, 0.0)
-    fixed = {"name": "select", "protocols": ["direct", "train_before_test"], "store": str(asked.output / "select.db")}
+    fixed = {
+        "name": "select",
+        "protocols": ["direct", "train_before_test"],
+        "store": str(asked.output / "select.db"),
+    }
     study = potentia.study.read_study(
         asked.recipe, overrides(asked, tasks=[_entry(asked.data, asked.columns)], **fixed)
     )
@@ -54,7 +82,9 @@ def select(asked: Any) -> None:
         heard = tell if errors.is_terminal else note
         race = potentia.run.Race(study, seconds, tell=heard, note=note, workers=asked.workers)
         choice = race.run()
-    with potentia.store.Store.open(study.store, readonly=True) as store:  # in the place of an earlier selection's
+    with potentia.store.Store.open(
+        study.store, readonly=True
+    ) as store:  # in the place of an earlier selection's
         final, place = race.final(store, choice.best), asked.output / "adapter"
         adapter = potentia.integrations.export_adapter(store, final, place, replace=True)
     classes = potentia.analysis.benchmark.find_classification(
@@ -73,7 +103,9 @@ def select(asked: Any) -> None:
     tuned = (adapter.folder / "adapter_config.json").exists()
     untuned = f"Validation kept {choice.best} untuned: there is no adapter."
     say(f"{adapter.folder}: its adapter in PEFT's form, with its card." if tuned else untuned)
-    say(f"Predict: potentia predict {here} FILE.csv. A whole model: potentia adapters merge {here} -o FOLDER")
+    say(
+        f"Predict: potentia predict {here} FILE.csv. A whole model: potentia adapters merge {here} -o FOLDER"
+    )
 
 
 def _entry(data: str, columns: list[str] | None) -> str | dict[str, Any]:
@@ -81,7 +113,10 @@ def _entry(data: str, columns: list[str] | None) -> str | dict[str, Any]:
     path = Path(data).expanduser()
     if not path.exists():
         return data
-    entry: dict[str, Any] = {"name": path.stem if path.is_file() else path.resolve().name, "file": data}
+    entry: dict[str, Any] = {
+        "name": path.stem if path.is_file() else path.resolve().name,
+        "file": data,
+    }
     return entry | ({"columns": columns_of(columns)} if columns else {})
 
 
@@ -112,23 +147,40 @@ def predict(asked: Any) -> None:
     with Progress(console=errors, transient=True) as bar:
         work = bar.add_task("predicting", total=None)
         found = potentia.integrations.predict(
-            asked.adapter, asked.file, base=asked.base, device=asked.device or "auto",
-            drop_bad_rows=bool(asked.drop_bad_rows), progress=lambda amount: bar.update(work, advance=amount),
-        )  # fmt: skip
+            asked.adapter,
+            asked.file,
+            base=asked.base,
+            device=asked.device or "auto",
+            drop_bad_rows=bool(asked.drop_bad_rows),
+            progress=lambda amount: bar.update(work, advance=amount),
+        )
     records, known = found.records(), sum(gold is not None for gold in found.gold)
-    value = {"predictions": records, "labelled": known, "accuracy": found.accuracy if known else None}
-    rows = tuple((n, row["predicted"], row["probability"] or math.nan) for n, row in enumerate(records[:SHOWN], 1))
+    value = {
+        "predictions": records,
+        "labelled": known,
+        "accuracy": found.accuracy if known else None,
+    }
+    rows = tuple(
+        (n, row["predicted"], row["probability"] or math.nan)
+        for n, row in enumerate(records[:SHOWN], 1)
+    )
     note = f"{len(records)} rows → {asked.output}"
-    told: list[str | Table] = [Table("Predictions", ("row", "predicted", "probability"), rows, note=note)]
+    told: list[str | Table] = [
+        Table("Predictions", ("row", "predicted", "probability"), rows, note=note)
+    ]
     if known:
-        tested = "" if found.tested is None else f" The test gave {found.tested:.3f} ({found.metric})."
+        tested = (
+            "" if found.tested is None else f" The test gave {found.tested:.3f} ({found.metric})."
+        )
         told.append(f"Accuracy {found.accuracy:.3f} on {known} labelled rows.{tested}")
     if not asked.as_json:
         found.write(asked.output)
     answer(asked.as_json, {**value, "tested": found.tested}, *told)
 
 
-adapters = typer.Typer(help="Tuned adapters: list, export, merge, drop.", no_args_is_help=True, rich_markup_mode="rich")
+adapters = typer.Typer(
+    help="Tuned adapters: list, export, merge, drop.", no_args_is_help=True, rich_markup_mode="rich"
+)
 app.add_typer(adapters, name="adapters")
 FOLDER = output("The folder to write; it must not hold anything yet.")
 
@@ -141,7 +193,10 @@ def list_adapters(asked: Any) -> None:
       potentia adapters list potentia.db
     """
     with potentia.store.Store.open(asked.store, readonly=True) as store:
-        rows = [{**_facts(cell), "bytes": _size(store, cell), "key": cell.key} for cell in _kept(store, asked)]
+        rows = [
+            {**_facts(cell), "bytes": _size(store, cell), "key": cell.key}
+            for cell in _kept(store, asked)
+        ]
     total = sum(row["bytes"] for row in rows)
     table = Table(
         f"Adapters in {asked.store}",
@@ -164,7 +219,11 @@ def export(asked: Any) -> None:
         cells = {(cell.model, cell.task, cell.protocol): cell for cell in _kept(store, asked)}
         if len(cells) != 1:
             several = [" × ".join(names) for names in cells]
-            told = f"{len(cells)} adapters are meant: {', '.join(several[:3])}" if cells else _why_none(asked)
+            told = (
+                f"{len(cells)} adapters are meant: {', '.join(several[:3])}"
+                if cells
+                else _why_none(asked)
+            )
             hint = f"name one by --model, --task and --protocol; potentia adapters list {shlex.quote(asked.store)}"
             raise InputError(told, where=asked.store, hint=hint)
         (cell,) = cells.values()
@@ -231,7 +290,11 @@ def _facts(cell: potentia.store.CellRecord) -> dict[str, Any]:
 
 def _why_none(asked: Any) -> str:
     """Say why there is no adapter to export."""
-    cells = [cell for cell in opened(asked.store, notes=False, **some(asked, shared.CELLS)).cells() if cell.selection]
+    cells = [
+        cell
+        for cell in opened(asked.store, notes=False, **some(asked, shared.CELLS)).cells()
+        if cell.selection
+    ]
     if not cells:
         return "no tuned cell of these"
     last = cells[-1]

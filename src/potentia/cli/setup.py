@@ -48,22 +48,36 @@ def init(asked: Any) -> None:
         raise InputError(f"{file} is there already", hint="give another name, or --force")
     models = asked.models or _ask("Models (hub names or folders, parted by spaces)", "--models")
     if not tasks and not data:
-        told = _ask("Tasks of the harness, or files of your own, parted by spaces", "--tasks or --data")
+        told = _ask(
+            "Tasks of the harness, or files of your own, parted by spaces", "--tasks or --data"
+        )
         data = [name for name in told if Path(name).exists()]
         tasks = [name for name in told if name not in data]
     protocols = asked.protocols or ["direct", "train_before_test"]
-    potentia.files.write_file(file, without_password(study_text(file, models, tasks, data, protocols, asked.quick)))
+    potentia.files.write_file(
+        file, without_password(study_text(file, models, tasks, data, protocols, asked.quick))
+    )
     written = f"{file} is written. See what it will cost, then run it:"
     lines = [f"  potentia {act} {shlex.quote(str(file))}" for act in ("plan", "run")]
     answer(asked.as_json, {"study": str(file)}, written, *lines)
 
 
 def study_text(
-    path: Path, models: list[str], tasks: list[str], data: list[str], protocols: list[str], quick: bool
+    path: Path,
+    models: list[str],
+    tasks: list[str],
+    data: list[str],
+    protocols: list[str],
+    quick: bool,
 ) -> str:
     """Return the study as a file with comments; it is one that can be read."""
     entries: list[Any] = [*tasks, *(_own(one) for one in data)]
-    body: dict[str, Any] = {"name": path.stem, "models": models, "tasks": entries, "protocols": protocols}
+    body: dict[str, Any] = {
+        "name": path.stem,
+        "models": models,
+        "tasks": entries,
+        "protocols": protocols,
+    }
     more = [
         "# caps: {train: 50000, validation: 1000, test: 10000}",
         "# tuning: {recipe: fair}   # the same for all, its rate searched; or {recipe: paper}",
@@ -103,15 +117,22 @@ def _own(given: str) -> dict[str, Any]:
         own = potentia.tasks.OwnData(dataset=given)
         entry = {"name": own.label, "dataset": given}
     else:
-        raise InputError(f"there is no {given}", hint="give a file, a folder, or a dataset of the hub as org/name")
+        raise InputError(
+            f"there is no {given}",
+            hint="give a file, a folder, or a dataset of the hub as org/name",
+        )
     columns = potentia.tasks.guess_columns(own)
     few = (own.documents_in_one_split() or FEW) < FEW
-    return entry | ({"columns": columns} if columns else {}) | ({"ratios": [6, 1, 3]} if few else {})
+    return (
+        entry | ({"columns": columns} if columns else {}) | ({"ratios": [6, 1, 3]} if few else {})
+    )
 
 
 def _ask(question: str, flag: str) -> list[str]:
     if not sys.stdin.isatty():
-        raise InputError(f"{flag} is missing", hint=f"give {flag}, or run this on a terminal to be asked")
+        raise InputError(
+            f"{flag} is missing", hint=f"give {flag}, or run this on a terminal to be asked"
+        )
     answer: str = typer.prompt(question)
     return answer.split()
 
@@ -150,7 +171,9 @@ def demo(asked: Any) -> None:
     result = potentia.run.run_study(plan, workers=min(4, os.cpu_count() or 1), watch=watch)
     if result.interrupted:
         errors.print("[bold]Stopped.[/bold] Everything finished is saved.")
-        again = f"potentia demo -o {shlex.quote(str(asked.output))}{' --quick' if asked.quick else ''}"
+        again = (
+            f"potentia demo -o {shlex.quote(str(asked.output))}{' --quick' if asked.quick else ''}"
+        )
         say(f"To go on: {again}", to=errors)
         raise typer.Exit(130)
     report, found = asked.output / "report.html", None
@@ -184,13 +207,23 @@ def zoo(asked: Any) -> None:
     Example: potentia zoo lab
     """
     made = potentia.lab.lay_out(asked.folder)
-    told = {"folder": str(asked.folder), "models": made.models, "tasks": made.tasks, "facts": str(made.facts)}
+    told = {
+        "folder": str(asked.folder),
+        "models": made.models,
+        "tasks": made.tasks,
+        "facts": str(made.facts),
+    }
     told |= {"store": str(made.store), "commands": made.commands()}
     counted = f"{made.models} models, {made.tasks} benchmarks, {made.facts.name} and {len(made.studies)} studies"
     lines = [f"{counted} in {asked.folder}", ""]
     for question, commands in made.commands().items():
         lines += [QUESTIONS[question], *(f"  {line}" for line in commands), ""]
-    answer(asked.as_json, told, *lines, "What each of them found here, and what the truth is: docs/laboratory.md")
+    answer(
+        asked.as_json,
+        told,
+        *lines,
+        "What each of them found here, and what the truth is: docs/laboratory.md",
+    )
 
 
 QUESTIONS = {
@@ -203,9 +236,24 @@ QUESTIONS = {
 
 
 _PARTS = (
-    "torch", "transformers", "peft", "datasets", "lm-eval", "accelerate", "safetensors", "numpy", "scipy", "pandas",
-    "scikit-learn", "statsmodels", "pyarrow", "SQLAlchemy", "vl-convert-python", "math-verify", "typer",
-)  # fmt: skip
+    "torch",
+    "transformers",
+    "peft",
+    "datasets",
+    "lm-eval",
+    "accelerate",
+    "safetensors",
+    "numpy",
+    "scipy",
+    "pandas",
+    "scikit-learn",
+    "statsmodels",
+    "pyarrow",
+    "SQLAlchemy",
+    "vl-convert-python",
+    "math-verify",
+    "typer",
+)
 # Extra → the modules it brings and what needs them.
 _EXTRAS = {
     "web": (("fastapi", "uvicorn"), "the live board: potentia serve"),
@@ -224,23 +272,40 @@ def doctor(asked: Any) -> None:
     Example:
       potentia doctor
     """
-    versions: dict[str, str | None] = {"python": platform.python_version(), "potentia": potentia.__version__}
+    versions: dict[str, str | None] = {
+        "python": platform.python_version(),
+        "potentia": potentia.__version__,
+    }
     versions |= {part: _version(part) for part in _PARTS}
     device, hub, caches = _device(), _hub(), _caches()
     missing = dicts(("what", "needed for", "get it"), _missing(versions, device, hub))
     machine = [("kind", device["kind"]), ("cores", str(device["cores"]))]
-    machine += [(f"gpu {i}", f"{gpu['name']}, {gpu['memory_gib']} GiB") for i, gpu in enumerate(device["gpus"])]
+    machine += [
+        (f"gpu {i}", f"{gpu['name']}, {gpu['memory_gib']} GiB")
+        for i, gpu in enumerate(device["gpus"])
+    ]
     machine += [("problem", device["problem"])] if "problem" in device else []
     machine.append(("hub", f"{hub['endpoint']}: {hub['state']}"))
-    places = [(c["use"], c["path"], "yes" if c["writable"] else "no", f"{c['free_gib']} GiB") for c in caches]
+    places = [
+        (c["use"], c["path"], "yes" if c["writable"] else "no", f"{c['free_gib']} GiB")
+        for c in caches
+    ]
     wanted = tuple(tuple(one.values()) for one in missing)
     answer(
         asked.as_json,
         {"versions": versions, "device": device, "caches": caches, "hub": hub, "missing": missing},
-        Table("Versions", ("part", "version"), tuple((part, found or "missing") for part, found in versions.items())),
+        Table(
+            "Versions",
+            ("part", "version"),
+            tuple((part, found or "missing") for part, found in versions.items()),
+        ),
         Table("Machine", ("what", "found"), tuple(machine)),
         Table("Folders", ("for", "path", "writable", "free"), tuple(places)),
-        Table("Missing" if wanted else "Nothing is missing", ("what", "needed for", "how to get it"), wanted),
+        Table(
+            "Missing" if wanted else "Nothing is missing",
+            ("what", "needed for", "how to get it"),
+            wanted,
+        ),
     )
     raise typer.Exit(int(None in versions.values()))
 
@@ -260,7 +325,9 @@ def _missing(
     wanted = [(part, "Potentia itself", again) for part, found in versions.items() if found is None]
     for extra, (modules, purpose) in _EXTRAS.items():
         absent = [module for module in modules if importlib.util.find_spec(module) is None]
-        wanted += [(", ".join(absent), purpose, f"pip install 'potentia[{extra}]'")] if absent else []
+        wanted += (
+            [(", ".join(absent), purpose, f"pip install 'potentia[{extra}]'")] if absent else []
+        )
     if device["kind"] == "cpu":
         large = "models beyond a few hundred million parameters in good time"
         wanted.append(("a GPU", large, "a machine with CUDA and a torch built for it"))
@@ -281,7 +348,13 @@ def _device() -> dict[str, Any]:
         for index in range(torch.cuda.device_count()):
             facts = torch.cuda.get_device_properties(index)
             memory = round(facts.total_memory / 2**30, 1)
-            found["gpus"].append({"name": facts.name, "memory_gib": memory, "bfloat16": torch.cuda.is_bf16_supported()})
+            found["gpus"].append(
+                {
+                    "name": facts.name,
+                    "memory_gib": memory,
+                    "bfloat16": torch.cuda.is_bf16_supported(),
+                }
+            )
     elif torch.backends.mps.is_available():
         found["kind"] = "mps"
     return found
@@ -292,7 +365,11 @@ def _caches() -> list[dict[str, Any]]:
     from huggingface_hub import constants
 
     rows = []
-    for use, place in (("models", constants.HF_HUB_CACHE), ("datasets", config.HF_DATASETS_CACHE), ("results", ".")):
+    for use, place in (
+        ("models", constants.HF_HUB_CACHE),
+        ("datasets", config.HF_DATASETS_CACHE),
+        ("results", "."),
+    ):
         path = Path(place).expanduser().absolute()
         existing = next(parent for parent in (path, *path.parents) if parent.exists())
         free = round(shutil.disk_usage(existing).free / 2**30, 1)
@@ -319,4 +396,8 @@ def _hub() -> dict[str, Any]:
             state = state if error.code < 500 else f"answers with error {error.code}"
         except (OSError, ValueError) as error:
             state = f"not reachable ({getattr(error, 'reason', error)})"
-    return {"endpoint": constants.ENDPOINT, "state": state, "fix": None if state == "reachable" else fix}
+    return {
+        "endpoint": constants.ENDPOINT,
+        "state": state,
+        "fix": None if state == "reachable" else fix,
+    }

@@ -15,18 +15,32 @@ import typer
 
 import potentia
 from potentia.cli.app import app
-from potentia.cli.options import CELLS, HISTORY, THE_STORE, YES, argument, command, flag, option, output
+from potentia.cli.options import (
+    CELLS,
+    HISTORY,
+    THE_STORE,
+    YES,
+    argument,
+    command,
+    flag,
+    option,
+    output,
+)
 from potentia.cli.output import agree, answer, console, dicts, history, say
 from potentia.errors import InputError, MissingExtraError, without_password
 from potentia.timing import clock
 from potentia.values.findings import Table
 from potentia.values.protocol import TaskName
 
-store_group = typer.Typer(help="A store's upkeep: check it, discard cells, rename and delete studies.")
+store_group = typer.Typer(
+    help="A store's upkeep: check it, discard cells, rename and delete studies."
+)
 app.add_typer(store_group, name="store")
 A_STORE = THE_STORE._replace(default=...)
 STUDY_NAME = argument("The study, by name or key.", "STUDY")
-ONE_STUDY = option("One study, by name or key; status shows all of them, else it is the one opened last.")
+ONE_STUDY = option(
+    "One study, by name or key; status shows all of them, else it is the one opened last."
+)
 EVERY = 2.0  # seconds between two looks of `status --watch`
 
 
@@ -66,7 +80,9 @@ def _tables(state: dict[str, Any]) -> list[Table]:
         (model, cells[0] if len(cells) == 1 else f"{len(cells)} cells", reason)
         for (model, reason), cells in failed.items()
     ]
-    return tables + ([Table("Failed cells", ("model", "cells", "reason"), tuple(listed))] if listed else [])
+    return tables + (
+        [Table("Failed cells", ("model", "cells", "reason"), tuple(listed))] if listed else []
+    )
 
 
 def running(state: dict[str, Any]) -> Table:
@@ -81,8 +97,18 @@ def running(state: dict[str, Any]) -> Table:
                 since = clock(max(0.0, time.time() - lease["since"])) if lease else ""
                 far = f"{row.get('done') or 0}/{row['total']}" if row.get("total") else ""
                 left = clock(row["left"]) if row.get("left") is not None else ""
-                rows.append((one["name"], name, str(row.get("phase", "")), far, row.get("tokens_per_second"), left,
-                             who, since))  # fmt: skip
+                rows.append(
+                    (
+                        one["name"],
+                        name,
+                        str(row.get("phase", "")),
+                        far,
+                        row.get("tokens_per_second"),
+                        left,
+                        who,
+                        since,
+                    )
+                )
     columns = ("study", "model", "now", "done", "tokens/s", "left", "by", "for")
     return Table("Rows that run now", columns, tuple(rows), digits=0)
 
@@ -96,7 +122,9 @@ def _follow(look: Callable[[], dict[str, Any]], *, as_json: bool) -> None:
             if console.is_terminal and not as_json:
                 console.clear()
                 answer(False, state, *_tables(state))
-                console.print(f"{time.strftime('%H:%M:%S')} · every {EVERY:g} s · Ctrl-C ends", style="dim")
+                console.print(
+                    f"{time.strftime('%H:%M:%S')} · every {EVERY:g} s · Ctrl-C ends", style="dim"
+                )
             else:
                 for one in state["studies"]:
                     line = _line(one, as_json=as_json)
@@ -110,7 +138,9 @@ def _follow(look: Callable[[], dict[str, Any]], *, as_json: bool) -> None:
 
 def _line(one: dict[str, Any], *, as_json: bool) -> str:
     if as_json:
-        return json.dumps({name: one[name] for name in ("name", "key", "done", "asked", "failed", "running")})
+        return json.dumps(
+            {name: one[name] for name in ("name", "key", "done", "asked", "failed", "running")}
+        )
     asked = f"/{one['asked']}" if one["asked"] is not None else ""
     return f"{one['name']}: {one['done']}{asked} cells, {one['failed']} failed, {one['running']} rows running"
 
@@ -133,7 +163,11 @@ def check(asked: Any) -> None:
     Example:
       potentia store check potentia.db --repair
     """
-    with _there(asked.store) if asked.repair else potentia.store.Store.open(asked.store, readonly=True) as opened:
+    with (
+        _there(asked.store)
+        if asked.repair
+        else potentia.store.Store.open(asked.store, readonly=True) as opened
+    ):
         problems = potentia.store.check_store(opened)
         if asked.repair:
             potentia.store.repair_store(opened, problems)
@@ -165,7 +199,11 @@ def discard(asked: Any) -> None:
     with _there(asked.store) as opened:
         cells = [cell for cell in opened.cells(study=asked.study) if _wanted(cell, asked)]
         if not cells:
-            raise InputError("no such cell", where=asked.store, hint=f"potentia status {shlex.quote(asked.store)}")
+            raise InputError(
+                "no such cell",
+                where=asked.store,
+                hint=f"potentia status {shlex.quote(asked.store)}",
+            )
         say(*(f"{cell.model} × {cell.task} × {cell.protocol} ({cell.key})" for cell in cells[:20]))
         agree(f"discard {len(cells)} cells", yes=asked.yes)
         opened.discard([cell.key for cell in cells])
@@ -181,7 +219,9 @@ def _wanted(cell: potentia.store.CellRecord, asked: Any) -> bool:
     )
 
 
-@command(store_group, "rename", store=A_STORE, study=STUDY_NAME, name=argument("Its new name.", "NAME"))
+@command(
+    store_group, "rename", store=A_STORE, study=STUDY_NAME, name=argument("Its new name.", "NAME")
+)
 def rename(asked: Any) -> None:
     """Give a study another name; its file goes on with it under the old name and the new one.
 
@@ -202,15 +242,24 @@ def delete(asked: Any) -> None:
     """
     with _there(asked.store) as opened:
         record = potentia.store.find_study(opened, asked.study)
-        rows = sum(found["running"] for found in potentia.run.store_status(asked.store, record.key)["studies"])
+        rows = sum(
+            found["running"]
+            for found in potentia.run.store_status(asked.store, record.key)["studies"]
+        )
         if rows:
-            raise InputError(f"{record.name} is running ({rows} rows)", where=asked.store, hint="stop it first: Ctrl-C")
+            raise InputError(
+                f"{record.name} is running ({rows} rows)",
+                where=asked.store,
+                hint="stop it first: Ctrl-C",
+            )
         alone, shared = potentia.store.count_shared(opened, record.key)
         stay = f" ({shared} more are used by other studies and stay)" if shared else ""
         agree(f"delete {record.name} ({record.key[:8]}) with {alone} cells{stay}", yes=asked.yes)
         done = potentia.store.delete_study(opened, record.key)
     stay = f"; {done.kept} that other studies use are still there" if done.kept else ""
-    answer(asked.as_json, done, f"deleted {done.study} ({done.key[:8]}) with {done.cells} cells{stay}")
+    answer(
+        asked.as_json, done, f"deleted {done.study} ({done.key[:8]}) with {done.cells} cells{stay}"
+    )
 
 
 @command(
@@ -238,17 +287,23 @@ def serve(asked: Any) -> None:
         import fastapi  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        raise MissingExtraError("the live board needs FastAPI", hint="pip install 'potentia[web]'") from error
+        raise MissingExtraError(
+            "the live board needs FastAPI", hint="pip install 'potentia[web]'"
+        ) from error
     from potentia.show.board.app import address, bind, choose_token
     from potentia.show.board.app import serve as run_server
 
-    potentia.store.Store.open(asked.store, readonly=True).close()  # say at once what is wrong with it
+    potentia.store.Store.open(
+        asked.store, readonly=True
+    ).close()  # say at once what is wrong with it
     history(asked)
     token = choose_token(asked.host, asked.token)
     listener = bind(asked.host, asked.port)
     port = listener.getsockname()[1]
     place, known = address(asked.host, port, token), asked.token is not None  # a given one is known
-    shown = f"{address(asked.host, port, None)} (it asks for the token you gave)" if known else place
+    shown = (
+        f"{address(asked.host, port, None)} (it asks for the token you gave)" if known else place
+    )
     say(f"the board of {without_password(asked.store)} is at {shown}")
     say("it only reads; Ctrl-C stops it", style="dim")
     if asked.open_browser:
@@ -272,7 +327,11 @@ def track(asked: Any) -> None:
     with potentia.store.Store.open(asked.store, readonly=True) as opened:
         names = [record.name for record in opened.studies()]
         if not names:
-            raise InputError("the store holds no study", where=asked.store, hint="run one first: potentia run STUDY")
+            raise InputError(
+                "the store holds no study",
+                where=asked.store,
+                hint="run one first: potentia run STUDY",
+            )
         chosen = asked.study or names[0]
         counts = potentia.integrations.send(opened, chosen, to=asked.to, folder=asked.output)
     told = f"{sum(counts.values())} values of {len(counts)} models of {chosen} sent to {asked.to}"

@@ -35,7 +35,9 @@ class View:
         self.old = {name: state.get("at") for name, state in store.get_progress(plan.key).items()}
         self.seen_event = store.last_event(self.key)
         self.total = sum(len(row.cells) for row in plan.rows)
-        self.before = self.total - sum(len(row.pending) for row in plan.rows)  # done when this run began
+        self.before = self.total - sum(
+            len(row.pending) for row in plan.rows
+        )  # done when this run began
         self.count = Count(plan)
         self.tallies: list[str] = []  # where the time of each finished row went
         self.told: set[tuple[str, str]] = set()
@@ -59,7 +61,9 @@ class View:
             self.seen_event = event.id
             if event.kind == "row":
                 facts = event.payload
-                self.tallies.append(f"{facts['row']}: {clock(facts['seconds'])}, {shares(facts['tally'])}")
+                self.tallies.append(
+                    f"{facts['row']}: {clock(facts['seconds'])}, {shares(facts['tally'])}"
+                )
                 lines.append(self.tallies[-1])
             elif self.count.hear(event) and event.kind in ("cell", "failure"):
                 lines += self._ending(event.kind, event.payload)
@@ -73,7 +77,11 @@ class View:
         cell = f"[{self.ended}/{self.total}] {facts['row']} × {facts['task']} × {facts['protocol']}"
         if kind == "cell":
             error = f" ± {HALF_WIDTH * facts['stderr']:.4f}" if facts["stderr"] else ""
-            more = f" (may have more in it: {facts['may_have_more']})" if facts.get("may_have_more") else ""
+            more = (
+                f" (may have more in it: {facts['may_have_more']})"
+                if facts.get("may_have_more")
+                else ""
+            )
             return [f"{cell}: {facts['value']:.4f}{error}{more}"]
         once = (facts["row"], facts["reason"])
         known = once in self.told
@@ -92,7 +100,11 @@ class View:
         if (left := self.left) is not None:
             parts.append(f"about {clock(left)} left")
         for name, row in [(n, row) for n, row in self._rows().items() if "ended" not in row][:4]:
-            share = f" {min(row['done'], row['total']):,} of {row['total']:,}" if row.get("total") else ""
+            share = (
+                f" {min(row['done'], row['total']):,} of {row['total']:,}"
+                if row.get("total")
+                else ""
+            )
             parts.append(f"{name}: {row.get('phase', '')}{share}")
         return " · ".join(parts)
 
@@ -100,7 +112,9 @@ class View:
         """The rows that this run has begun; what an earlier one left behind is no state of theirs."""
         progress = self.store.get_progress(self.key)
         names = {row.model.name for row in self.plan.rows if row.pending}
-        fresh = {name: state for name, state in progress.items() if state.get("at") != self.old.get(name)}
+        fresh = {
+            name: state for name, state in progress.items() if state.get("at") != self.old.get(name)
+        }
         return {name: state for name, state in fresh.items() if state.get("model", name) in names}
 
     def __rich__(self) -> Group:
@@ -108,7 +122,9 @@ class View:
             self.news()
             self._drawn = self._draw()
         except StoreError as error:
-            return Group(self._drawn, f"[yellow]the store is away: {escape(error.message)}[/yellow]")
+            return Group(
+                self._drawn, f"[yellow]the store is away: {escape(error.message)}[/yellow]"
+            )
         return self._drawn
 
     def _draw(self) -> Group:
@@ -142,15 +158,18 @@ class View:
             escape(name),
             escape(str(state.get("phase", ""))),
             ProgressBar(total=total, completed=min(done, total), width=16) if total else "",
-            f"{state['tokens_per_second']:,.0f} tokens/s" if state.get("tokens_per_second") else
-            (f"{rate:,.0f} {unit}/s" if rate else ""),
+            f"{state['tokens_per_second']:,.0f} tokens/s"
+            if state.get("tokens_per_second")
+            else (f"{rate:,.0f} {unit}/s" if rate else ""),
             clock(state["left"]) if state.get("left") is not None else "",
             escape(f"by {other}" if other else str(state.get("validation", ""))),
-        )  # fmt: skip
+        )
 
 
 @contextmanager
-def watch(plan: StudyPlan, console: Console | None = None, *, quiet: float = QUIET_SECONDS) -> Iterator[None]:
+def watch(
+    plan: StudyPlan, console: Console | None = None, *, quiet: float = QUIET_SECONDS
+) -> Iterator[None]:
     """Show the study while it runs; without a terminal a line at least every ``quiet`` seconds."""
     console = console or Console(stderr=True)
 

@@ -27,7 +27,9 @@ LONGEST_REASON = 300
 NOTICEABLE = {"float32": 1e-3, "float64": 1e-3}  # of the logits' spread
 NOTICEABLE_HALF = 0.05
 # computed from the config whatever the files say: angles, masks, positions
-HARMLESS = re.compile(r"(^|\.)(inv_freq|rope_freqs(\.weight)?|position_ids|(attn|attention)\.(masked_)?bias)$")
+HARMLESS = re.compile(
+    r"(^|\.)(inv_freq|rope_freqs(\.weight)?|position_ids|(attn|attention)\.(masked_)?bias)$"
+)
 NAMED = 3  # tensors shown of each kind
 
 
@@ -46,14 +48,18 @@ def admit(model: Any, tokenizer: Any) -> None:
     try:
         with torch.no_grad():
             one, another = (
-                model(input_ids=torch.tensor([text], device=place), use_cache=False).logits[0, :half].float()
+                model(input_ids=torch.tensor([text], device=place), use_cache=False)
+                .logits[0, :half]
+                .float()
                 for text in (ids, other)
             )
     finally:
         model.train(training)
     if bool(one.isnan().any()):
         raise not_a_number("on a plain sentence")
-    noticeable = NOTICEABLE.get(str(next(model.parameters()).dtype).removeprefix("torch."), NOTICEABLE_HALF)
+    noticeable = NOTICEABLE.get(
+        str(next(model.parameters()).dtype).removeprefix("torch."), NOTICEABLE_HALF
+    )
     if float((one - another).abs().max()) > noticeable * max(float(one.std()), 1e-6):
         raise ModelError(
             f"{type(model).__name__} reads ahead: its prediction of a token changes with what follows it",
@@ -66,7 +72,9 @@ def fit(source: str, info: dict[str, Any]) -> dict[str, Any]:
 
     ``info`` is transformers' loading info, which leaves out tied heads and what the architecture says is derived.
     """
-    mismatched = sorted(f"{name} {tuple(held)} for {tuple(own)}" for name, held, own in info["mismatched_keys"])
+    mismatched = sorted(
+        f"{name} {tuple(held)} for {tuple(own)}" for name, held, own in info["mismatched_keys"]
+    )
     odd = {
         "missing": sorted(name for name in info["missing_keys"] if not HARMLESS.search(name)),
         "unexpected": sorted(name for name in info["unexpected_keys"] if not HARMLESS.search(name)),
@@ -82,7 +90,11 @@ def fit(source: str, info: dict[str, Any]) -> dict[str, Any]:
             hint="mend its files; or, to score it with what is missing filled at random, --allow-missing-weights",
         )
     counts = {kind: len(names) for kind, names in found.items()}
-    return {"weights": "allowed by --allow-missing-weights", **counts, "tensors": {k: v[:20] for k, v in found.items()}}
+    return {
+        "weights": "allowed by --allow-missing-weights",
+        **counts,
+        "tensors": {k: v[:20] for k, v in found.items()},
+    }
 
 
 def _some(names: Sequence[str]) -> str:
@@ -122,7 +134,9 @@ def why_not_loaded(source: str, error: Exception) -> ModelError:
     """Say in two lines why a model cannot be loaded, whatever its library said."""
     text = " ".join(str(error).split())
     if "Unrecognized configuration class" in text:
-        name = text.partition("configuration_")[2].partition("'")[0].rpartition(".")[2] or "its config"
+        name = (
+            text.partition("configuration_")[2].partition("'")[0].rpartition(".")[2] or "its config"
+        )
         return ModelError(
             f"cannot load {source}: {name} belongs to no causal language model",
             hint="encoder-decoder models, encoders and classifiers cannot be scored: give a decoder-only model",
@@ -153,7 +167,9 @@ def check_adapter(folder: Path, base: str, source: str) -> None:
     ``base`` is the fingerprint of the model at ``source``. An adapter of ours names its base's content; another one
     names its base's place, which counts where both are names of the hub.
     """
-    if not (folder / "adapter_config.json").is_file() or not any((folder / name).is_file() for name in WEIGHTS):
+    if not (folder / "adapter_config.json").is_file() or not any(
+        (folder / name).is_file() for name in WEIGHTS
+    ):
         hint = "an adapter folder holds adapter_config.json and adapter_model.safetensors, as PEFT writes them"
         raise ModelError(f"no adapter in {folder}", hint=hint)
     note = read_facts(folder / NOTE).get("base")
@@ -161,7 +177,10 @@ def check_adapter(folder: Path, base: str, source: str) -> None:
     made_for, named = note.get("fingerprint"), note.get("source", "another model")
     if made_for is None:
         named = read_facts(folder / "adapter_config.json").get("base_model_name_or_path")
-        same = not (_hub_name(named) and _hub_name(source)) or str(named).casefold() == source.casefold()
+        same = (
+            not (_hub_name(named) and _hub_name(source))
+            or str(named).casefold() == source.casefold()
+        )
     else:
         same = made_for == base
     if not same:
@@ -183,7 +202,9 @@ def merge_adapter(model: Any, folder: Path) -> Any:
         raise _other_base(folder, f"does not fit the model: {first}") from error
     left = [key for key in told.missing_keys if ".lora_" in key or ".modules_to_save." in key]
     if told.unexpected_keys or left:
-        raise _other_base(folder, f"does not fit the model: {(told.unexpected_keys or left)[0]} has no match")
+        raise _other_base(
+            folder, f"does not fit the model: {(told.unexpected_keys or left)[0]} has no match"
+        )
     return adapted.merge_and_unload()
 
 

@@ -33,11 +33,29 @@ from potentia.files import PICKLE, allowed, write_file
 
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")
 SETTING_FILES = (  # generation_config names the tokens that end a text, and penalties
-    "config.json", "generation_config.json", "adapter_config.json", "*.index.json", "tokenizer*",
-    "special_tokens_map.json", "added_tokens.json", "vocab*", "*vocab.json", "merges.txt", "*.model", "*.spm",
-    "*.tiktoken", "*.codes", "*.tokenizer", "dict.txt", "emoji.json", "normalizer.json", "word_*.json", "tekken.json",
-    "chat_template*", "additional_chat_templates/*",
-)  # fmt: skip
+    "config.json",
+    "generation_config.json",
+    "adapter_config.json",
+    "*.index.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab*",
+    "*vocab.json",
+    "merges.txt",
+    "*.model",
+    "*.spm",
+    "*.tiktoken",
+    "*.codes",
+    "*.tokenizer",
+    "dict.txt",
+    "emoji.json",
+    "normalizer.json",
+    "word_*.json",
+    "tekken.json",
+    "chat_template*",
+    "additional_chat_templates/*",
+)
 PLAIN = (".safetensors", ".gguf")  # weights that are data alone
 PICKLE_HINT = "take its safetensors or GGUF version; or, of a source you trust, --allow-pickle"
 CODE_FILES = ("*.py",)  # where the config says that the model brings its own
@@ -51,7 +69,11 @@ def quantised_fingerprint(whole: str, quantise: str | None) -> str:
 
 
 def fingerprint(
-    source: str, *, revision: str | None = None, gguf_file: str | None = None, adapters: Sequence[str] = ()
+    source: str,
+    *,
+    revision: str | None = None,
+    gguf_file: str | None = None,
+    adapters: Sequence[str] = (),
 ) -> str:
     """Name the content of the model at ``source``: a folder, a GGUF file, or a Hub repository; with its adapters."""
     if adapters:
@@ -82,7 +104,9 @@ def fingerprints(models: Iterable[Named]) -> Mapping[Named, Future[str]]:
     def work() -> None:
         for (source, revision, gguf_file, adapters), future in left:
             try:
-                future.set_result(fingerprint(source, revision=revision, gguf_file=gguf_file, adapters=adapters))
+                future.set_result(
+                    fingerprint(source, revision=revision, gguf_file=gguf_file, adapters=adapters)
+                )
             except Exception as error:  # told to who asks
                 future.set_exception(error)
 
@@ -107,7 +131,9 @@ def memory_fingerprint(model: Any, tokenizer: Any) -> str:
     content = hashlib.blake2b()
     for name, tensor in sorted(model.state_dict().items()):
         content.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        content.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        content.update(
+            tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+        )
     generation = getattr(model, "generation_config", None)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     return _join(
@@ -115,7 +141,9 @@ def memory_fingerprint(model: Any, tokenizer: Any) -> str:
             content.hexdigest(),
             model.config.to_json_string(use_diff=False),
             generation.to_json_string() if generation is not None else "",
-            backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True),
+            backend.to_str()
+            if backend is not None
+            else json.dumps(tokenizer.get_vocab(), sort_keys=True),
             json.dumps(tokenizer.special_tokens_map, sort_keys=True, default=str),
             json.dumps(getattr(tokenizer, "chat_template", None), sort_keys=True),
         ]
@@ -124,20 +152,32 @@ def memory_fingerprint(model: Any, tokenizer: Any) -> str:
 
 def _folder_parts(folder: Path, gguf_file: str | None) -> list[str]:
     groups = (sorted(folder.glob(pattern)) for pattern in WEIGHT_FILES)
-    weights = [folder / gguf_file] if gguf_file is not None else next((group for group in groups if group), [])
+    weights = (
+        [folder / gguf_file]
+        if gguf_file is not None
+        else next((group for group in groups if group), [])
+    )
     if not weights or not all(file.is_file() for file in weights):
         raise ModelError(
-            f"no weights in {folder}", hint="a model folder holds config.json and *.safetensors (or one .gguf file)"
+            f"no weights in {folder}",
+            hint="a model folder holds config.json and *.safetensors (or one .gguf file)",
         )
     refuse_pickles(weights)
-    own_code = any("auto_map" in read_facts(folder / name) for name in ("config.json", "tokenizer_config.json"))
+    own_code = any(
+        "auto_map" in read_facts(folder / name) for name in ("config.json", "tokenizer_config.json")
+    )
     patterns = (*SETTING_FILES, *(CODE_FILES if own_code else ()))
-    settings = sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
+    settings = sorted(
+        {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
+    )
     settings = [file for file in settings if file not in weights]
     with ThreadPoolExecutor(max_workers=8) as pool:
         digests = list(pool.map(_digest, [*weights, *settings]))
     # Names of weight files carry no content; names of settings say what they are.
-    named = [f"{file.name}:{digest}" for file, digest in zip(settings, digests[len(weights) :], strict=True)]
+    named = [
+        f"{file.name}:{digest}"
+        for file, digest in zip(settings, digests[len(weights) :], strict=True)
+    ]
     return digests[: len(weights)] + named + _adapted_base(folder)
 
 
@@ -145,13 +185,17 @@ def refuse_pickles(files: Sequence[Path]) -> None:
     """Refuse weights that run code when they are read, unless they were allowed."""
     pickled = next((file for file in files if file.suffix not in PLAIN), None)
     if pickled is not None and not allowed(PICKLE):
-        raise ModelError(f"{pickled.name} in {pickled.parent} is a pickle, which can run code", hint=PICKLE_HINT)
+        raise ModelError(
+            f"{pickled.name} in {pickled.parent} is a pickle, which can run code", hint=PICKLE_HINT
+        )
 
 
 def _adapted_base(folder: Path) -> list[str]:
     """Name the model that an adapter in this folder is put on."""
     base = read_facts(folder / "adapter_config.json").get("base_model_name_or_path")
-    return [fingerprint(str(base))] if base and Path(str(base)).resolve() != folder.resolve() else []
+    return (
+        [fingerprint(str(base))] if base and Path(str(base)).resolve() != folder.resolve() else []
+    )
 
 
 def _commit(repository: str, revision: str | None, gguf_file: str | None) -> str:
@@ -192,7 +236,10 @@ def _digest(file: Path) -> str:
 
 
 def _cache_folder() -> Path:
-    home = os.environ.get("POTENTIA_CACHE") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "potentia"
+    home = (
+        os.environ.get("POTENTIA_CACHE")
+        or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "potentia"
+    )
     return Path(home).expanduser() / "digests"
 
 
@@ -212,7 +259,11 @@ def _join(parts: Iterable[str]) -> str:
 # ---- structure ----
 
 VERDICTS = "POTENTIA_VERDICTS"  # where the processes of a run share them
-NO_STRUCTURE = ("_name_or_path", "name_or_path", "transformers_version")  # what a config says of its origin
+NO_STRUCTURE = (
+    "_name_or_path",
+    "name_or_path",
+    "transformers_version",
+)  # what a config says of its origin
 
 
 class Verdicts:
@@ -257,9 +308,15 @@ def structure(model: Any) -> str:
 
     if type(model).__module__.startswith("transformers_modules"):
         return uuid.uuid4().hex
-    config = {name: value for name, value in model.config.to_dict().items() if name not in NO_STRUCTURE}
+    config = {
+        name: value for name, value in model.config.to_dict().items() if name not in NO_STRUCTURE
+    }
     first = next(p for p in model.parameters() if p.is_floating_point())
-    device = torch.cuda.get_device_name(first.device) if first.device.type == "cuda" else first.device.type
+    device = (
+        torch.cuda.get_device_name(first.device)
+        if first.device.type == "cuda"
+        else first.device.type
+    )
     versions = (torch.__version__, transformers.__version__, _own_code())
     settings = json.dumps(config, sort_keys=True, default=str)
     ways = {  # of attention and experts, which a config does not write down
@@ -269,7 +326,9 @@ def structure(model: Any) -> str:
         if name.endswith("_implementation_internal")
     }
     dtypes = (str(p.dtype) for p in model.parameters())
-    return _join([str(type(model)), settings, repr(kind(model)), *sorted(ways), *dtypes, device, *versions])
+    return _join(
+        [str(type(model)), settings, repr(kind(model)), *sorted(ways), *dtypes, device, *versions]
+    )
 
 
 @lru_cache

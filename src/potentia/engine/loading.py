@@ -11,8 +11,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from potentia.engine.admission import admit, fit, merge_adapter, refuse_encoder_decoder, why_not_loaded
-from potentia.engine.identity import Verdicts, fingerprint, memory_fingerprint, quantised_fingerprint, structure
+from potentia.engine.admission import (
+    admit,
+    fit,
+    merge_adapter,
+    refuse_encoder_decoder,
+    why_not_loaded,
+)
+from potentia.engine.identity import (
+    Verdicts,
+    fingerprint,
+    memory_fingerprint,
+    quantised_fingerprint,
+    structure,
+)
 from potentia.engine.tokens import BosPolicy, Encoder
 from potentia.errors import InputError, MissingExtraError, PotentiaError
 from potentia.files import PICKLE, allowed
@@ -117,7 +129,9 @@ def load(
     from potentia.engine.spread import out_of_memory
 
     place = pick_device(device)
-    first = torch.device("cpu") if device == SPREAD or _several(device) else place  # of weights that are to be divided
+    first = (
+        torch.device("cpu") if device == SPREAD or _several(device) else place
+    )  # of weights that are to be divided
     kind = pick_dtype(dtype, place)
     path = Path(name_or_path).expanduser()
     if path.exists():
@@ -135,10 +149,16 @@ def load(
     if adapters:  # before the weights are read: an adapter of another model is refused by its note
         fingerprint(name_or_path, revision=revision, gguf_file=gguf_file, adapters=adapters)
     plain = {name: value for name, value in options.items() if name != "use_safetensors"}
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it speaks when it is imported, and PEFT imports it
+    logging.getLogger("bitsandbytes").setLevel(
+        logging.ERROR
+    )  # it speaks when it is imported, and PEFT imports it
     at_once = quantise is not None and gguf_file is None and not adapters
     if quantise is not None:
-        options |= {"quantization_config": settings(quantise, kind), "device_map": {"": first}} if at_once else {}
+        options |= (
+            {"quantization_config": settings(quantise, kind), "device_map": {"": first}}
+            if at_once
+            else {}
+        )
     try:
         if gguf_file is None:
             config = AutoConfig.from_pretrained(name_or_path, **plain)
@@ -147,7 +167,9 @@ def load(
                 refuse_twice(config, quantise)
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, **plain)
         options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
-        with torch.random.fork_rng(devices=[]):  # what is missing, where that is allowed, is filled alike every time
+        with torch.random.fork_rng(
+            devices=[]
+        ):  # what is missing, where that is allowed, is filled alike every time
             torch.manual_seed(0)
             answer: Any = AutoModelForCausalLM.from_pretrained(name_or_path, dtype=kind, **options)
         model, info = answer
@@ -180,7 +202,9 @@ def _several(device: str) -> bool:
     """Tell whether more than one GPU may be used."""
     import torch
 
-    return device in ("auto", "cuda") and torch.cuda.is_available() and torch.cuda.device_count() > 1
+    return (
+        device in ("auto", "cuda") and torch.cuda.is_available() and torch.cuda.device_count() > 1
+    )
 
 
 def _settle(model: Any, device: str, place: torch.device) -> None:
@@ -197,7 +221,10 @@ def _settle(model: Any, device: str, place: torch.device) -> None:
         spread(model, lay_out(model, devices))
     elif _several(device) and not fits(model, place):
         spread(model, lay_out(model, devices[:-1]))
-    elif any(p.device.type != place.type or place.index not in (None, p.device.index) for p in model.parameters()):
+    elif any(
+        p.device.type != place.type or place.index not in (None, p.device.index)
+        for p in model.parameters()
+    ):
         nn.Module.to(model, place)  # transformers' own refuses weights of 8 bits
 
 
@@ -210,7 +237,9 @@ def pick_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise InputError(f"no such device: {name!r}", hint="use auto, cpu, cuda, cuda:N or spread") from error
+        raise InputError(
+            f"no such device: {name!r}", hint="use auto, cpu, cuda, cuda:N or spread"
+        ) from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError("there is no CUDA device on this machine", hint="use --device cpu")
     return device
@@ -272,7 +301,11 @@ def _unused_positions(model: Any, positions: int) -> int:
     from torch import nn
 
     for name, module in model.named_modules() if model is not None else ():
-        if isinstance(module, nn.Embedding) and module.num_embeddings == positions and "position" in name:
+        if (
+            isinstance(module, nn.Embedding)
+            and module.num_embeddings == positions
+            and "position" in name
+        ):
             return 0 if module.padding_idx is None else module.padding_idx + 1
     return 0
 

@@ -43,7 +43,11 @@ def refuse_twice(config: Any, quantise: str) -> None:
     """Refuse to quantise weights that lie quantised already."""
     said = getattr(config, "quantization_config", None)
     if said is not None:
-        method = said.get("quant_method") if isinstance(said, dict) else getattr(said, "quant_method", None)
+        method = (
+            said.get("quant_method")
+            if isinstance(said, dict)
+            else getattr(said, "quant_method", None)
+        )
         raise ModelError(
             f"its weights are quantised already ({getattr(method, 'value', method) or 'in their files'})",
             hint=f"drop `quantise: {quantise}`, or give the model unquantised",
@@ -77,7 +81,10 @@ def is_quantised(model: nn.Module) -> bool:
 
 def count_parameters(model: nn.Module) -> int:
     """Count the weights of a model, those that lie two in a byte as two."""
-    shapes = (getattr(getattr(p, "quant_state", None), "shape", None) or p.shape for p in model.parameters())
+    shapes = (
+        getattr(getattr(p, "quant_state", None), "shape", None) or p.shape
+        for p in model.parameters()
+    )
     return sum(int(torch.Size(shape).numel()) for shape in shapes)
 
 

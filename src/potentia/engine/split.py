@@ -52,7 +52,9 @@ class SplitModel:
     def logits(self, hidden: Tensor) -> Tensor:
         """Run the tail alone: logits (N, V) of hidden states (N, d)."""
         ids = torch.zeros(1, hidden.shape[0], dtype=torch.long, device=hidden.device)
-        with computing({self.body: lambda *_, **__: self._answer(last_hidden_state=hidden.unsqueeze(0))}):
+        with computing(
+            {self.body: lambda *_, **__: self._answer(last_hidden_state=hidden.unsqueeze(0))}
+        ):
             return self.model(input_ids=ids, use_cache=False).logits.squeeze(0)  # type: ignore[no-any-return]
 
     def losses(self, hidden: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,7 +82,9 @@ class SplitModel:
             slopes.append(states.grad)
         return torch.cat(values), torch.cat(slopes)
 
-    def backward(self, hidden: Tensor, positions: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    def backward(
+        self, hidden: Tensor, positions: Tensor, targets: Tensor, weights: Tensor
+    ) -> Tensor:
         """Go back from the losses at some positions of the body's answer; returns these losses."""
         flat = hidden.detach().reshape(-1, hidden.shape[-1])
         values, slopes = self.losses(flat.index_select(0, positions), targets, weights)
@@ -130,7 +134,12 @@ def attending(
     from transformers import AttentionInterface
 
     def call(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        **options: Any,
     ) -> tuple[Tensor, None]:
         if options.get("softcap") is not None or options.get("s_aux") is not None:
             raise NotImplementedError("attention with soft caps or sinks")
@@ -154,7 +163,9 @@ def find_body(model: nn.Module) -> nn.Module:
     """Find the part that the model's forward calls for hidden states: its base model, or a part of that (OPT)."""
     if model not in _BODIES:
         called = _called(model)
-        _BODIES[model] = next((name for name, module in model.named_modules() if module is called), "")
+        _BODIES[model] = next(
+            (name for name, module in model.named_modules() if module is called), ""
+        )
     return model.get_submodule(_BODIES[model])
 
 

@@ -54,7 +54,10 @@ def on_stream(device: torch.device, priority: int) -> Iterator[None]:
     if before is None or before.priority == priority:
         yield
         return
-    stream = torch.cuda.Stream(device, priority=priority) if priority else torch.cuda.default_stream(device)  # type: ignore[no-untyped-call]
+    if priority:
+        stream = torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]
+    else:
+        stream = torch.cuda.default_stream(device)
     stream.wait_stream(before)
     try:
         with torch.cuda.stream(stream):
@@ -89,7 +92,10 @@ def all_devices() -> list[torch.device]:
 
 def fits(model: nn.Module, device: torch.device) -> bool:
     """Tell whether a GPU can hold the weights."""
-    return device.type != "cuda" or bytes_of(model) <= FULL * torch.cuda.get_device_properties(device).total_memory
+    return (
+        device.type != "cuda"
+        or bytes_of(model) <= FULL * torch.cuda.get_device_properties(device).total_memory
+    )
 
 
 def bytes_of(module: nn.Module) -> int:
@@ -99,16 +105,21 @@ def bytes_of(module: nn.Module) -> int:
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
     """Return the blocks that a text goes through one after the other: the model's largest list of modules."""
-    lists: list[nn.ModuleList] = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    lists: list[nn.ModuleList] = [
+        module for module in model.modules() if isinstance(module, nn.ModuleList)
+    ]
     if not lists:
         raise ModelError(
-            f"{type(model).__name__} has no list of blocks to lay out over devices", hint="use a larger device"
+            f"{type(model).__name__} has no list of blocks to lay out over devices",
+            hint="use a larger device",
         )
     sizes = [bytes_of(one) for one in lists]
     return list(lists[sizes.index(max(sizes))])
 
 
-def lay_out(model: nn.Module, devices: Sequence[torch.device], room: Sequence[int] | None = None) -> Layout:
+def lay_out(
+    model: nn.Module, devices: Sequence[torch.device], room: Sequence[int] | None = None
+) -> Layout:
     """Divide blocks among devices: in proportion to the memory of the first ones, where these hold all, else filled.
 
     ``room`` is the memory for weights on each device; a processor's is not counted where it comes last.
@@ -117,7 +128,11 @@ def lay_out(model: nn.Module, devices: Sequence[torch.device], room: Sequence[in
     rooms = list(room if room is not None else map(_free, devices))
     rest = bytes_of(model) - sum(blocks)
     rooms[0] -= rest
-    counted = [r for d, r in zip(devices, rooms, strict=True) if d.type != "cpu" or room is not None or d == devices[0]]
+    counted = [
+        r
+        for d, r in zip(devices, rooms, strict=True)
+        if d.type != "cpu" or room is not None or d == devices[0]
+    ]
     held = sum(max(r, 0) for r in counted)
     if len(counted) == len(devices) and held < sum(blocks):
         raise ModelError(
@@ -161,7 +176,9 @@ class _Sent:
     def __init__(self) -> None:
         self._kept: dict[torch.device, WeakTensorKeyDictionary] = {}
 
-    def enter(self, place: torch.device, _: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    def enter(
+        self, place: torch.device, _: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]
+    ) -> Any:
         return self.moved(inputs, place), self.moved(options, place)
 
     def moved(self, value: Any, place: torch.device) -> Any:
@@ -261,7 +278,12 @@ def give_back(device: torch.device) -> bool:
     return any(found)
 
 
-_SAYINGS = ("out of memory", "can't allocate memory", "not enough memory", "cublas_status_alloc_failed")
+_SAYINGS = (
+    "out of memory",
+    "can't allocate memory",
+    "not enough memory",
+    "cublas_status_alloc_failed",
+)
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -100,7 +100,9 @@ class Encoder:
         if not self.bos.required:
             return self._remembered(texts, special=True)
         start = self.bos.prefix_id
-        return [ids[1:] if ids[:1] == [start] else ids for ids in self._remembered(texts, special=False)]
+        return [
+            ids[1:] if ids[:1] == [start] else ids for ids in self._remembered(texts, special=False)
+        ]
 
     def continuations(self, pairs: Sequence[tuple[str, str]]) -> list[Pair]:
         """Split each (context, continuation) as lm-eval does.
@@ -118,7 +120,11 @@ class Encoder:
         with_context = iter(zip(contexts, wholes, strict=True))
         without_context = iter(bare)
         for pair, (context, _) in zip(new, split, strict=True):
-            known[pair] = self._cut(*next(with_context)) if context else self._after_start(next(without_context))
+            known[pair] = (
+                self._cut(*next(with_context))
+                if context
+                else self._after_start(next(without_context))
+            )
         self._make_room(sum(len(known[pair][1]) for pair in new))
         self._pairs |= {pair: known[pair] for pair in new}
         return [known[pair] for pair in pairs]
@@ -131,7 +137,11 @@ class Encoder:
         sequence = context + continuation
         if len(sequence) <= self.max_length + 1:
             return sequence, False
-        if self.bos.required and sequence[0] == self.bos.prefix_id and len(continuation) < self.max_length:
+        if (
+            self.bos.required
+            and sequence[0] == self.bos.prefix_id
+            and len(continuation) < self.max_length
+        ):
             return [sequence[0], *sequence[-self.max_length :]], True
         return sequence[-(self.max_length + 1) :], True
 
@@ -149,7 +159,9 @@ class Encoder:
         return [prefix], ids
 
     def _remembered(self, texts: Sequence[str], *, special: bool) -> list[Ids]:
-        known = {text: self._texts[text, special] for text in texts if (text, special) in self._texts}
+        known = {
+            text: self._texts[text, special] for text in texts if (text, special) in self._texts
+        }
         new = [text for text in dict.fromkeys(texts) if text not in known]
         known |= dict(zip(new, self._encode(new, special=special), strict=True))
         self._make_room(sum(len(known[text]) for text in new))
@@ -174,7 +186,9 @@ class Encoder:
         with spending("tokenise"):
             for without in (False, True):
                 places = [i for i, flag in enumerate(plain) if flag is without]
-                for i, ids in zip(places, self._call([texts[i] for i in places], special=not without), strict=True):
+                for i, ids in zip(
+                    places, self._call([texts[i] for i in places], special=not without), strict=True
+                ):
                     result[i] = ids
         return result
 
@@ -182,17 +196,29 @@ class Encoder:
         if not texts:
             return []
         # no tokenizer takes lone surrogates
-        clean = [text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8") for text in texts]
+        clean = [
+            text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+            for text in texts
+        ]
         encoded = (
-            _encode_fast(self._fast, clean, special) if self._fast else _encode_slow(self.tokenizer, clean, special)
+            _encode_fast(self._fast, clean, special)
+            if self._fast
+            else _encode_slow(self.tokenizer, clean, special)
         )
-        if special and self.bos.required and not self.bos.tokenizer_adds and self.bos.prefix_id is not None:
+        if (
+            special
+            and self.bos.required
+            and not self.bos.tokenizer_adds
+            and self.bos.prefix_id is not None
+        ):
             return [[self.bos.prefix_id, *ids] for ids in encoded]
         return encoded
 
 
 def _encode_slow(tokenizer: Any, texts: list[str], special: bool) -> list[Ids]:
-    encoded = tokenizer(texts, add_special_tokens=special, padding=False, truncation=False, verbose=False)
+    encoded = tokenizer(
+        texts, add_special_tokens=special, padding=False, truncation=False, verbose=False
+    )
     return [list(ids) for ids in encoded["input_ids"]]
 
 
@@ -255,7 +281,12 @@ def write_chat(tokenizer: Any, messages: Messages, *, reply: bool = True) -> str
     if not reply:
         messages = [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + _END}]
     template = tokenizer.get_chat_template()
-    values = {"tools": None, "documents": None, "add_generation_prompt": reply, **tokenizer.special_tokens_map}
+    values = {
+        "tools": None,
+        "documents": None,
+        "add_generation_prompt": reply,
+        **tokenizer.special_tokens_map,
+    }
     try:
         text = render_chat(template, {"messages": messages, **values})
     except LimitError:

@@ -51,7 +51,9 @@ def twin(model: nn.Module, *, whole: bool = True) -> Iterator[Twin]:
     if first.dtype in (torch.float32, torch.float64) or is_quantised(model) or is_spread(model):
         yield Twin(model, 1, 1, copied=False)
         return
-    made = _copied(model, whole and 4 * sum(p.numel() for p in model.parameters()) <= _free(first.device))
+    made = _copied(
+        model, whole and 4 * sum(p.numel() for p in model.parameters()) <= _free(first.device)
+    )
     try:
         yield made
     finally:
@@ -73,7 +75,11 @@ def _copied(model: nn.Module, whole: bool) -> Twin:
         chosen = sorted(place for alike in places.values() for place in alike[:EACH])
     for module in model.modules():  # what a pass left there to go back through cannot be copied
         own = vars(module)
-        own |= {n: value.detach() for n, value in own.items() if isinstance(value, torch.Tensor) and value.grad_fn}
+        own |= {
+            n: value.detach()
+            for n, value in own.items()
+            if isinstance(value, torch.Tensor) and value.grad_fn
+        }
     bank = installed_on(model)
     with bank.suspended() if bank is not None else nullcontext():
         try:
@@ -82,17 +88,25 @@ def _copied(model: nn.Module, whole: bool) -> Twin:
         finally:
             blocks._modules = kept
     built_alike(made, model)
-    for config in configs_of(made) if len(chosen) < len(kept) else ():  # which say of each block what it is
+    for config in (
+        configs_of(made) if len(chosen) < len(kept) else ()
+    ):  # which say of each block what it is
         own = vars(config)
         own |= {name: len(chosen) for name, value in own.items() if name == "num_hidden_layers"}
-        lists = {name: value for name, value in own.items() if isinstance(value, list) and len(value) == len(kept)}
+        lists = {
+            name: value
+            for name, value in own.items()
+            if isinstance(value, list) and len(value) == len(kept)
+        }
         own |= {name: [value[place] for place in chosen] for name, value in lists.items()}
     return Twin(made.float().eval().requires_grad_(False), len(chosen), len(kept), True)
 
 
 def _block_list(model: nn.Module) -> nn.ModuleList:
     """Return the model's list of blocks; an empty one where it has none."""
-    lists: list[nn.ModuleList] = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    lists: list[nn.ModuleList] = [
+        module for module in model.modules() if isinstance(module, nn.ModuleList)
+    ]
     if not lists:
         return nn.ModuleList()
     found = find_blocks(model)

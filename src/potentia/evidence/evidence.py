@@ -37,15 +37,27 @@ class Evidence:
     facts: ModelTable
     studies: tuple[StudyRecord, ...] = ()
     notes: tuple[str, ...] = ()  # what a reader must know: which study this is, what was left out
-    stores: tuple[tuple[str, tuple[str, ...]], ...] = ()  # where each is, and the keys of its studies that count
-    task_facts: tuple[Benchmark, ...] = ()  # of the user's file; what the studies tell of their tasks comes before
-    without_items: Mapping[Protocol, frozenset[str]] = field(default_factory=dict)  # tasks scored by another metric
+    stores: tuple[
+        tuple[str, tuple[str, ...]], ...
+    ] = ()  # where each is, and the keys of its studies that count
+    task_facts: tuple[
+        Benchmark, ...
+    ] = ()  # of the user's file; what the studies tell of their tasks comes before
+    without_items: Mapping[Protocol, frozenset[str]] = field(
+        default_factory=dict
+    )  # tasks scored by another metric
     reading: Reading | None = None  # how a foreign table was read
-    items_read: Mapping[Protocol, Outcomes] = field(default_factory=dict)  # of files that have items
-    apart: tuple[Evidence, ...] = ()  # other groups of sources, whose scores cannot be compared with these
+    items_read: Mapping[Protocol, Outcomes] = field(
+        default_factory=dict
+    )  # of files that have items
+    apart: tuple[
+        Evidence, ...
+    ] = ()  # other groups of sources, whose scores cannot be compared with these
 
     @classmethod
-    def of(cls, scores: Mapping[str, ScoreMatrix] | ScoreMatrix, *, title: str = "scores") -> Evidence:
+    def of(
+        cls, scores: Mapping[str, ScoreMatrix] | ScoreMatrix, *, title: str = "scores"
+    ) -> Evidence:
         """Take matrices made in Python as evidence."""
         given = {scores.protocol: scores} if isinstance(scores, ScoreMatrix) else scores
         return cls(title, title, {p: given[p] for p in in_order(given)}, known_models())
@@ -58,17 +70,25 @@ class Evidence:
     @property
     def name(self) -> str:
         """What to call it where several stand apart: the source and, of a store, the study."""
-        return self.source if not self.studies else f"{self.source}: {', '.join(r.name for r in self.studies)}"
+        return (
+            self.source
+            if not self.studies
+            else f"{self.source}: {', '.join(r.name for r in self.studies)}"
+        )
 
     @property
     def planned(self) -> dict[Protocol, ScoreMatrix]:
         """The scores that a study plans, without those on the way (``adjust@100``)."""
-        return {protocol: matrix for protocol, matrix in self.scores.items() if protocol.step is None}
+        return {
+            protocol: matrix for protocol, matrix in self.scores.items() if protocol.step is None
+        }
 
     @property
     def models(self) -> list[str]:
         """Every model that has a score."""
-        return list(dict.fromkeys(model for matrix in self.scores.values() for model in matrix.models))
+        return list(
+            dict.fromkeys(model for matrix in self.scores.values() for model in matrix.models)
+        )
 
     @property
     def main(self) -> Protocol | None:
@@ -88,13 +108,23 @@ class Evidence:
         there = set(self.models)
         told = {row.name: row.copy_of for row in self.specs if row.copy_of is not None}
         named = {m: m.removesuffix(EXPOSED) for m in self.models if m.endswith(EXPOSED)}
-        return {copy: original for copy, original in (named | told).items() if {copy, original} <= there}
+        return {
+            copy: original for copy, original in (named | told).items() if {copy, original} <= there
+        }
 
     @cached_property
     def background(self) -> Background:
         """What is known of the models and tasks, as the analyses take it."""
-        measured = {task: metric for m in self.scores.values() for task, metric in zip(m.tasks, m.metrics, strict=True)}
-        told = [Benchmark(task, chance=metric.chance) for task, metric in measured.items() if metric.chance is not None]
+        measured = {
+            task: metric
+            for m in self.scores.values()
+            for task, metric in zip(m.tasks, m.metrics, strict=True)
+        }
+        told = [
+            Benchmark(task, chance=metric.chance)
+            for task, metric in measured.items()
+            if metric.chance is not None
+        ]
         for store, studies in self._opened():
             told += _tasks_of(store.manifests_by_task(study=studies))
         told += [
@@ -112,12 +142,19 @@ class Evidence:
             found.setdefault(protocol, {})[task] = max(documents.values(), key=len)
         kept: dict[Protocol, Outcomes] = {}
         for protocol, matrix in self.scores.items():
-            models, tasks = set(matrix.models), set(matrix.tasks) - self.without_items.get(protocol, frozenset())
+            models, tasks = (
+                set(matrix.models),
+                set(matrix.tasks) - self.without_items.get(protocol, frozenset()),
+            )
             there = {task: by for task, by in found.get(protocol, {}).items() if task in tasks}
-            kept[protocol] = {task: {m: v for m, v in by.items() if m in models} for task, by in there.items()}
+            kept[protocol] = {
+                task: {m: v for m, v in by.items() if m in models} for task, by in there.items()
+            }
         return kept
 
-    def _stored_outcomes(self) -> dict[tuple[Protocol, str], dict[str, dict[str, dict[int, float]]]]:
+    def _stored_outcomes(
+        self,
+    ) -> dict[tuple[Protocol, str], dict[str, dict[str, dict[int, float]]]]:
         """Return (protocol, task) → documents → model → values. Items pair only where the documents are the same.
 
         Documents go by their fingerprint, or by their store where a cell does not say it.
@@ -130,7 +167,9 @@ class Evidence:
                 # Folds test different documents of one task.
                 joined = own.fold is not None and matrix is not None and own.whole in matrix.tasks
                 documents = store.where if joined else data or store.where
-                by = found.setdefault((protocol, own.whole if joined else task), {}).setdefault(documents, {})
+                by = found.setdefault((protocol, own.whole if joined else task), {}).setdefault(
+                    documents, {}
+                )
                 by[model] = {**by.get(model, {}), **values} if joined else values
         return found
 
@@ -139,12 +178,33 @@ class Evidence:
         import pandas as pd
 
         rows = [
-            (str(p), model, task, s.metric.name, s.value, s.stderr, s.n or np.nan, s.higher_is_better,
-             s.metric.kind, s.metric.scale)
+            (
+                str(p),
+                model,
+                task,
+                s.metric.name,
+                s.value,
+                s.stderr,
+                s.n or np.nan,
+                s.higher_is_better,
+                s.metric.kind,
+                s.metric.scale,
+            )
             for p, m in self.scores.items()
             for model, task, s in m.scores()
-        ]  # fmt: skip
-        columns = ["protocol", "model", "task", "metric", "score", "stderr", "n", "higher_is_better", "kind", "scale"]
+        ]
+        columns = [
+            "protocol",
+            "model",
+            "task",
+            "metric",
+            "score",
+            "stderr",
+            "n",
+            "higher_is_better",
+            "kind",
+            "scale",
+        ]
         return pd.DataFrame(rows, columns=columns)
 
     def cells(self) -> list[CellRecord]:
@@ -153,7 +213,9 @@ class Evidence:
 
     def choices(self, protocol: Protocol) -> list[ChoiceRecord]:
         """Return what validation chose for every committed cell of a protocol: far less to read than the cells."""
-        return self._gathered(lambda store, key: store.choices(study=key, protocol=protocol), lambda cell: cell.key)
+        return self._gathered(
+            lambda store, key: store.choices(study=key, protocol=protocol), lambda cell: cell.key
+        )
 
     def probes(self) -> dict[tuple[str, str], dict[str, Any]]:
         """Return what the probes of the studies recorded, by model and task."""
@@ -164,7 +226,9 @@ class Evidence:
 
     def lanes(self, models: Sequence[str] | None = None) -> list[LaneRecord]:
         """Return the fine-tuning lanes with their curves, of these models alone where some are given."""
-        return self._gathered(lambda store, key: store.lanes(study=key, model=models), lambda lane: lane.key)
+        return self._gathered(
+            lambda store, key: store.lanes(study=key, model=models), lambda lane: lane.key
+        )
 
     def failures(self) -> list[FailureRecord]:
         """Return the cells that failed, with the reason."""
@@ -196,22 +260,39 @@ class Evidence:
         return []
 
     def narrowed(
-        self, *, protocols: Sequence[str] | None = None, tasks: Sequence[str] | None = None,
+        self,
+        *,
+        protocols: Sequence[str] | None = None,
+        tasks: Sequence[str] | None = None,
         models: Sequence[str] | None = None,
-    ) -> Evidence:  # fmt: skip
+    ) -> Evidence:
         """Return the evidence of these protocols, tasks (a benchmark's name keeps all its forms) and models alone."""
-        for what, wanted, known in (("protocol", protocols, list(self.scores)), ("model", models, self.models)):
+        for what, wanted, known in (
+            ("protocol", protocols, list(self.scores)),
+            ("model", models, self.models),
+        ):
             if unknown := [name for name in wanted or () if name not in known]:
                 there = ", ".join(known[:8])
-                raise InputError(f"no {what} {unknown[0]!r} in {self.source}", hint=f"there are: {there}")
-        parts = {p: _part(self.scores[p], tasks, models) for p in in_order(protocols or self.scores)}
+                raise InputError(
+                    f"no {what} {unknown[0]!r} in {self.source}", hint=f"there are: {there}"
+                )
+        parts = {
+            p: _part(self.scores[p], tasks, models) for p in in_order(protocols or self.scores)
+        }
         chosen = {protocol: matrix for protocol, matrix in parts.items() if 0 not in matrix.shape}
         if self.scores and not chosen:
-            there = ", ".join(sorted({task for matrix in self.scores.values() for task in matrix.tasks})[:12])
-            raise InputError(f"no scores of {', '.join(tasks or ())} in {self.source}", hint=f"there are: {there}")
+            there = ", ".join(
+                sorted({task for matrix in self.scores.values() for task in matrix.tasks})[:12]
+            )
+            raise InputError(
+                f"no scores of {', '.join(tasks or ())} in {self.source}",
+                hint=f"there are: {there}",
+            )
         return replace(self, scores=chosen)
 
-    def _gathered(self, get: Callable[[Store, str], Iterable[T]], key: Callable[[T], object]) -> list[T]:
+    def _gathered(
+        self, get: Callable[[Store, str], Iterable[T]], key: Callable[[T], object]
+    ) -> list[T]:
         found: dict[object, T] = {}
         for store, studies in self._opened():
             for study in studies:
@@ -226,10 +307,14 @@ class Evidence:
                 yield store, studies
 
 
-def _part(matrix: ScoreMatrix, tasks: Sequence[str] | None, models: Sequence[str] | None) -> ScoreMatrix:
+def _part(
+    matrix: ScoreMatrix, tasks: Sequence[str] | None, models: Sequence[str] | None
+) -> ScoreMatrix:
     """Return what a matrix has of these tasks and models; a study may be unfinished."""
     kept = [t for t in matrix.tasks if not tasks or t in tasks or TaskName(t).base in tasks]
-    return matrix.select(tasks=kept, models=[m for m in models or matrix.models if m in matrix.models])
+    return matrix.select(
+        tasks=kept, models=[m for m in models or matrix.models if m in matrix.models]
+    )
 
 
 def study_of(record: StudyRecord) -> Study | None:
@@ -240,7 +325,9 @@ def study_of(record: StudyRecord) -> Study | None:
         return None
 
 
-def facts_of(studies: Iterable[StudyRecord], specs: Iterable[ModelSpec], given: Iterable[ModelFacts]) -> ModelTable:
+def facts_of(
+    studies: Iterable[StudyRecord], specs: Iterable[ModelSpec], given: Iterable[ModelFacts]
+) -> ModelTable:
     """Return what is known of models: the shipped facts, then what the studies say, then the user's own file."""
     known = known_models()
     told: dict[str, ModelFacts] = {}
@@ -267,17 +354,29 @@ def _tasks_of(manifests: Mapping[str, Mapping[str, Any]]) -> Iterator[Benchmark]
         splits = told.get("splits") or {}
         train, validation = splits.get("train") or {}, splits.get("validation") or {}
         size = train.get("available")
-        if size is not None and validation.get("origin", "validation") not in ("validation", "none"):
+        if size is not None and validation.get("origin", "validation") not in (
+            "validation",
+            "none",
+        ):
             size += validation.get("available", 0)  # carved out of train
         yield Benchmark(TaskName(task).whole, train_size=size, chance=told.get("chance"))
 
 
 def _told(row: ModelSpec, known: ModelFacts | None) -> ModelFacts:
     """Return what is known of a model, with what its study says in its place."""
-    base = known or ModelFacts(row.name, row.series or "", None, None, None, "base", None, None, None)
-    said = {"family": row.family, "parameters": row.parameters, "size": row.parameters, "tokens": row.tokens,
-            "date": row.date and row.date[:7], "kind": row.kind if row.kind != "auto" else None,
-            "base_model": row.base_model, "exposure": row.exposure}  # fmt: skip
+    base = known or ModelFacts(
+        row.name, row.series or "", None, None, None, "base", None, None, None
+    )
+    said = {
+        "family": row.family,
+        "parameters": row.parameters,
+        "size": row.parameters,
+        "tokens": row.tokens,
+        "date": row.date and row.date[:7],
+        "kind": row.kind if row.kind != "auto" else None,
+        "base_model": row.base_model,
+        "exposure": row.exposure,
+    }
     changed: dict[str, Any] = {name: value for name, value in said.items() if value}
     if row.parameters and row.tokens:
         changed["compute"] = None

@@ -45,17 +45,24 @@ def refuse_unlike(
     seen: dict[tuple[str, str], tuple[str, Measured]] = {}
     sources: tuple[str, str] | None = None  # the first two that are unlike
     tasks: dict[str, None] = {}  # in which they are
-    kinds: dict[str, tuple[str, str, Difference]] = {}  # of each kind of difference the first: protocol, task, itself
+    kinds: dict[
+        str, tuple[str, str, Difference]
+    ] = {}  # of each kind of difference the first: protocol, task, itself
     for source, protocol, task, cell in cells:
         data = Cell(replace(cell.metric, name="", scale=None), Origin(data=cell.origin.data))
         for place, what in (((protocol, task), cell), (("", task), data)):
             first, known = seen.setdefault(place, (source, what))
             different = comparable(known, what)
             if not different:
-                seen[place] = first, Cell(known.metric.merged(what.metric), _merged(known.origin, what.origin))
+                seen[place] = (
+                    first,
+                    Cell(known.metric.merged(what.metric), _merged(known.origin, what.origin)),
+                )
             elif sources in (None, (first, source)):
                 sources, tasks[task] = (first, source), None
-                kinds = {difference.what: (protocol, task, difference) for difference in different} | kinds
+                kinds = {
+                    difference.what: (protocol, task, difference) for difference in different
+                } | kinds
     if sources is None:
         return
     found = [difference for what, (*_, difference) in kinds.items() if what != "recipe"]
@@ -68,23 +75,36 @@ def refuse_unlike(
     raise UnlikeError(message, where=where, hint=hint.format(source=sources[1]))
 
 
-def recipe_of(store: Store, studies: str | Sequence[str], protocol: str, task: str) -> dict[str, Any]:
+def recipe_of(
+    store: Store, studies: str | Sequence[str], protocol: str, task: str
+) -> dict[str, Any]:
     """Return how the cells of a task were tuned."""
     cells = store.cells(study=studies, task=task, protocol=protocol, limit=1)
-    return {name: cells[0].manifest.get(name) for name in ("tuning", "selection", "adjust")} if cells else {}
+    return (
+        {name: cells[0].manifest.get(name) for name in ("tuning", "selection", "adjust")}
+        if cells
+        else {}
+    )
 
 
 def _settings(one: Mapping[str, Any], two: Mapping[str, Any]) -> tuple[Difference, ...]:
     """Return the settings that differ; the recipe as a whole where they are not told."""
-    found = [Difference(name.removeprefix("tuning."), str(one.get(name)), str(two.get(name)))
-             for name in {**one, **two} if one.get(name) != two.get(name)]  # fmt: skip
+    found = [
+        Difference(name.removeprefix("tuning."), str(one.get(name)), str(two.get(name)))
+        for name in {**one, **two}
+        if one.get(name) != two.get(name)
+    ]
     return tuple(found) or (Difference("recipe", "one", "another"),)
 
 
 def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in settings.items():
-        found |= _flat(value, f"{before}{name}.") if isinstance(value, Mapping) else {before + name: value}
+        found |= (
+            _flat(value, f"{before}{name}.")
+            if isinstance(value, Mapping)
+            else {before + name: value}
+        )
     return found
 
 
@@ -96,24 +116,40 @@ def _merged(one: Origin, two: Origin) -> Origin:
 
 def joined(parts: Sequence[Evidence]) -> Evidence:
     """Join several sources, protocol by protocol; what cannot be compared, and a cell that two have, is refused."""
-    matrices = [(part.source, protocol, matrix) for part in parts for protocol, matrix in part.scores.items()]
+    matrices = [
+        (part.source, protocol, matrix)
+        for part in parts
+        for protocol, matrix in part.scores.items()
+    ]
     by_name = {part.source: part for part in parts}
     refuse_unlike(
-        ((source, protocol, task, cell) for source, protocol, matrix in matrices for task, cell in _cells(matrix)),
-        recipe=lambda source, *cell: next((recipe_of(*store, *cell) for store in by_name[source]._opened()), {}),
+        (
+            (source, protocol, task, cell)
+            for source, protocol, matrix in matrices
+            for task, cell in _cells(matrix)
+        ),
+        recipe=lambda source, *cell: next(
+            (recipe_of(*store, *cell) for store in by_name[source]._opened()), {}
+        ),
         hint="show them apart, with --apart: scores compare where data, metric and fine-tuning are the same",
     )
     protocols = in_order({protocol for _, protocol, _ in matrices})
     return Evidence(
         source=" + ".join(dict.fromkeys(part.source for part in parts)),
         title=" + ".join(dict.fromkeys(part.title for part in parts)),
-        scores={p: _union([matrix for _, protocol, matrix in matrices if protocol == p]) for p in protocols},
+        scores={
+            p: _union([matrix for _, protocol, matrix in matrices if protocol == p])
+            for p in protocols
+        },
         facts=known_models(),
         studies=_every(parts, "studies"),
         notes=tuple(f"{part.source}: {note}" for part in parts for note in part.notes),
         reading=next((part.reading for part in parts if part.reading is not None), None),
         stores=_every(parts, "stores"),
-        without_items={p: frozenset().union(*(part.without_items.get(p, ()) for part in parts)) for p in protocols},
+        without_items={
+            p: frozenset().union(*(part.without_items.get(p, ()) for part in parts))
+            for p in protocols
+        },
         items_read={p: _items([part.items_read.get(p, {}) for part in parts]) for p in protocols},
     )
 
@@ -124,7 +160,10 @@ def _every(parts: Sequence[Evidence], name: str) -> tuple[Any, ...]:
 
 def _items(parts: Sequence[Outcomes]) -> dict[str, dict[str, Any]]:
     tasks = dict.fromkeys(task for part in parts for task in part)
-    return {task: {model: by for part in parts for model, by in part.get(task, {}).items()} for task in tasks}
+    return {
+        task: {model: by for part in parts for model, by in part.get(task, {}).items()}
+        for task in tasks
+    }
 
 
 def _cells(matrix: ScoreMatrix) -> list[tuple[str, Cell]]:
@@ -132,7 +171,9 @@ def _cells(matrix: ScoreMatrix) -> list[tuple[str, Cell]]:
     found = []
     for j, task in enumerate(matrix.tasks):
         origin = UNKNOWN
-        for other in {o for o in (matrix.origins[:, j] if matrix.origins is not None else ()) if o is not None}:
+        for other in {
+            o for o in (matrix.origins[:, j] if matrix.origins is not None else ()) if o is not None
+        }:
             origin = _merged(origin, other)
         found.append((task, Cell(matrix.metrics[j], origin)))
     return found
@@ -151,7 +192,9 @@ def _union(matrices: Sequence[ScoreMatrix]) -> ScoreMatrix:
                     hint="leave one of the sources out, or add --apart",
                 )
             cells[model, task] = score
-    models, tasks = ([name for m in matrices for name in getattr(m, names)] for names in ("models", "tasks"))
+    models, tasks = (
+        [name for m in matrices for name in getattr(m, names)] for names in ("models", "tasks")
+    )
     return ScoreMatrix.of_cells(protocol, cells, models, tasks)
 
 
@@ -165,7 +208,9 @@ def unfolded(matrix: ScoreMatrix, notes: list[str]) -> ScoreMatrix:
         missing = _missing_folds(task, matrix.tasks)
         if missing:
             told = ", ".join(map(str, missing))
-            notes.append(f"{task.whole}: {matrix.protocol.label} scores of fold {told} are missing; folds stand alone")
+            notes.append(
+                f"{task.whole}: {matrix.protocol.label} scores of fold {told} are missing; folds stand alone"
+            )
         groups.setdefault(task if missing else task.whole, []).append(j)
     if list(groups) == list(matrix.tasks):
         return matrix
@@ -191,7 +236,9 @@ def _fold_mean(folds: Sequence[Score], what: str) -> Score:
         alike = replace(fold, origin=replace(fold.origin, data=folds[0].origin.data))
         if different := comparable(folds[0], alike):
             told = "; different ".join(map(str, different))
-            raise UnlikeError(f"the folds of {what} cannot be joined: different {told}", hint="choose one --study")
+            raise UnlikeError(
+                f"the folds of {what} cannot be joined: different {told}", hint="choose one --study"
+            )
     if len(folds) == 1:
         return folds[0]
     n, first = sum(fold.n for fold in folds), folds[0]
@@ -205,4 +252,6 @@ def _fold_mean(folds: Sequence[Score], what: str) -> Score:
         data = "\n".join(str(fold.origin.data) for fold in folds)
         origin = replace(origin, data=hashlib.sha256(data.encode()).hexdigest())
     stderr = float(np.linalg.norm(weights * error))
-    return replace(first, value=float(weights @ value), stderr=stderr, n=n, origin=origin, seeds=seeds)
+    return replace(
+        first, value=float(weights @ value), stderr=stderr, n=n, origin=origin, seeds=seeds
+    )

@@ -25,12 +25,21 @@ ALL = "all"  # every study of a store
 
 
 def read(
-    *sources: str | Path | pd.DataFrame, study: str | Sequence[str] | None = None, metric: str | None = None,
-    subtasks: bool = False, facts: str | Path | None = None, task_facts: str | Path | None = None,
-    protocols: Sequence[str] | None = None, tasks: Sequence[str] | None = None, models: Sequence[str] | None = None,
-    columns: Mapping[str, str] | None = None, lower: Sequence[str] = (), scale: Mapping[str, str] | None = None,
-    kind: Mapping[str, str] | None = None, apart: bool = False,
-) -> Evidence:  # fmt: skip
+    *sources: str | Path | pd.DataFrame,
+    study: str | Sequence[str] | None = None,
+    metric: str | None = None,
+    subtasks: bool = False,
+    facts: str | Path | None = None,
+    task_facts: str | Path | None = None,
+    protocols: Sequence[str] | None = None,
+    tasks: Sequence[str] | None = None,
+    models: Sequence[str] | None = None,
+    columns: Mapping[str, str] | None = None,
+    lower: Sequence[str] = (),
+    scale: Mapping[str, str] | None = None,
+    kind: Mapping[str, str] | None = None,
+    apart: bool = False,
+) -> Evidence:
     """Read stores, score tables, pandas tables, lm-eval results or published files, several joined into one.
 
     ``study`` names one or more studies of a store (``all`` for all of them); without it the one opened last counts.
@@ -44,12 +53,26 @@ def read(
     the first is returned, the others are its ``apart``.
     """
     if not sources:
-        raise InputError("no scores are given", hint="name a store, a table or a folder of lm-eval results")
+        raise InputError(
+            "no scores are given", hint="name a store, a table or a folder of lm-eval results"
+        )
     wanted = (study,) if isinstance(study, str) else tuple(study or ())
-    one = partial(_read_one, metric=metric, subtasks=subtasks, columns=columns, says=Says.options(lower, scale, kind))
-    whole = _groups(sources, wanted, one) if apart else [_together([one(source, wanted) for source in sources])]
+    one = partial(
+        _read_one,
+        metric=metric,
+        subtasks=subtasks,
+        columns=columns,
+        says=Says.options(lower, scale, kind),
+    )
+    whole = (
+        _groups(sources, wanted, one)
+        if apart
+        else [_together([one(source, wanted) for source in sources])]
+    )
     first, *others = [
-        _with_facts(found, sources, facts, task_facts).narrowed(protocols=protocols, tasks=tasks, models=models)
+        _with_facts(found, sources, facts, task_facts).narrowed(
+            protocols=protocols, tasks=tasks, models=models
+        )
         for found in whole
     ]
     return replace(first, apart=tuple(others))
@@ -60,17 +83,24 @@ def _together(parts: Sequence[Evidence]) -> Evidence:
 
 
 def _groups(
-    sources: Sequence[Any], studies: tuple[str, ...], one: Callable[[Any, tuple[str, ...]], Evidence]
+    sources: Sequence[Any],
+    studies: tuple[str, ...],
+    one: Callable[[Any, tuple[str, ...]], Evidence],
 ) -> list[Evidence]:
     """Read sources, and the studies of a store, in groups that can be compared: each joins the first that it fits."""
-    groups: list[tuple[dict[int, tuple[str, ...]], Evidence]] = []  # the place of a source → its studies
+    groups: list[
+        tuple[dict[int, tuple[str, ...]], Evidence]
+    ] = []  # the place of a source → its studies
     for place, source in enumerate(sources):
         for study in _studies_in(source, studies):
             why = ""
             for k, (group, _) in enumerate(groups):
                 larger = {**group, place: (*group.get(place, ()), *study)}
                 try:
-                    groups[k] = larger, _together([one(sources[at], names) for at, names in larger.items()])
+                    groups[k] = (
+                        larger,
+                        _together([one(sources[at], names) for at, names in larger.items()]),
+                    )
                     break
                 except UnlikeError as error:
                     why = why or error.message
@@ -127,9 +157,13 @@ def is_store(source: str | Path) -> bool:
 
 
 def _read_one(
-    source: str | Path | pd.DataFrame, studies: tuple[str, ...], metric: str | None, subtasks: bool,
-    columns: Mapping[str, str] | None, says: Says,
-) -> Evidence:  # fmt: skip
+    source: str | Path | pd.DataFrame,
+    studies: tuple[str, ...],
+    metric: str | None,
+    subtasks: bool,
+    columns: Mapping[str, str] | None,
+    says: Says,
+) -> Evidence:
     name, title = "DataFrame", "scores"
     if isinstance(source, (str, Path)):
         if is_store(source):
@@ -137,11 +171,21 @@ def _read_one(
         source = Path(source).expanduser()
         name = title = source.name
     found = read_files(source, metric=metric, subtasks=subtasks, columns=columns, says=says)
-    if metric is not None and not any(m.name for matrix in found.scores.values() for m in matrix.metrics):
-        raise DataError(f"it does not say which scores are by {metric}", where=name, hint="leave out --metric")
+    if metric is not None and not any(
+        m.name for matrix in found.scores.values() for m in matrix.metrics
+    ):
+        raise DataError(
+            f"it does not say which scores are by {metric}", where=name, hint="leave out --metric"
+        )
     scores = {p: found.scores[p] for p in in_order(found.scores)}
     return Evidence(
-        name, title, scores, known_models(), notes=found.notes, reading=found.reading, items_read=found.items
+        name,
+        title,
+        scores,
+        known_models(),
+        notes=found.notes,
+        reading=found.reading,
+        items_read=found.items,
     )
 
 
@@ -155,8 +199,14 @@ def _from_store(where: str, wanted: tuple[str, ...], metric: str | None) -> Evid
         raise DataError(error.message, where=error.where, hint=error.hint) from error
     except PotentiaError:
         raise
-    except (TypeError, ValueError, AttributeError) as error:  # a text or a gap where the schema promises a number
-        raise DataError(f"the database is damaged: {error}", where=where, hint="restore a copy") from error
+    except (
+        TypeError,
+        ValueError,
+        AttributeError,
+    ) as error:  # a text or a gap where the schema promises a number
+        raise DataError(
+            f"the database is damaged: {error}", where=where, hint="restore a copy"
+        ) from error
 
 
 def _of_store(store: Store, where: str, wanted: tuple[str, ...], metric: str | None) -> Evidence:
@@ -166,17 +216,25 @@ def _of_store(store: Store, where: str, wanted: tuple[str, ...], metric: str | N
     notes: list[str] = []
     if not wanted and len(records) > 1:
         others = ", ".join(dict.fromkeys(r.name for r in records if r.key not in keys))
-        notes.append(f"this is the study {chosen[0].name}, opened last; the store also holds: {others} (--study NAME)")
+        notes.append(
+            f"this is the study {chosen[0].name}, opened last; the store also holds: {others} (--study NAME)"
+        )
     _refuse_unlike_studies(store, chosen, metric)
     protocols = in_order({p for key in keys for p in store.protocols(study=key)})
     if not protocols and not any(store.failures(study=key) for key in keys):
-        raise DataError("the store holds no scores yet", where=store.where, hint="run a study, or import scores")
+        raise DataError(
+            "the store holds no scores yet", where=store.where, hint="run a study, or import scores"
+        )
     scores, without = _by_metric(store, protocols, keys, metric)
     scores = {protocol: unfolded(matrix, notes) for protocol, matrix in scores.items()}
     for (protocol, task), models in store.cut_prompts(study=keys).items():
         cut, asked = (sum(numbers) for numbers in zip(*models.values(), strict=True))
-        shown = ", ".join(list(models)[:3]) + (f" and {len(models) - 3} more" if len(models) > 3 else "")
-        notes.append(f"{task} by {protocol}: {cut:,} of {asked:,} prompts were cut to fit the model ({shown})")
+        shown = ", ".join(list(models)[:3]) + (
+            f" and {len(models) - 3} more" if len(models) > 3 else ""
+        )
+        notes.append(
+            f"{task} by {protocol}: {cut:,} of {asked:,} prompts were cut to fit the model ({shown})"
+        )
     name = Path(where).name if "://" not in where else store.where
     return Evidence(
         source=name,
@@ -195,7 +253,10 @@ def _refuse_unlike_studies(store: Store, chosen: Sequence[StudyRecord], metric: 
     keys = {name: key for key, name in names.items()}
     measures = store.measures(study=tuple(record.key for record in chosen), metric=metric)
     refuse_unlike(
-        ((names[key], protocol, task, Cell(by, origin)) for key, protocol, task, by, origin in measures),
+        (
+            (names[key], protocol, task, Cell(by, origin))
+            for key, protocol, task, by, origin in measures
+        ),
         recipe=lambda name, protocol, task: recipe_of(store, keys[name], protocol, task),
         where=store.where,
         hint="choose one: --study {source}; or show them apart: --apart",
@@ -217,17 +278,25 @@ def _by_metric(
             scores[protocol] = store.matrix(protocol, study=studies, metric=metric)
         except InputError as error:  # no cell of this protocol has it, as with texts
             problems.append(error)
-        others = {task for task, main in zip(matrix.tasks, matrix.metrics, strict=True) if main.name != metric}
+        others = {
+            task
+            for task, main in zip(matrix.tasks, matrix.metrics, strict=True)
+            if main.name != metric
+        }
         without[protocol] = frozenset(TaskName(task).whole for task in others)
     if problems and not scores:
         raise problems[0]
     return scores, without
 
 
-def _chosen(records: Sequence[StudyRecord], wanted: tuple[str, ...], where: str) -> list[StudyRecord]:
+def _chosen(
+    records: Sequence[StudyRecord], wanted: tuple[str, ...], where: str
+) -> list[StudyRecord]:
     """Return the studies meant: by name or key (a name means the one opened last), all, or the one opened last."""
     if not records:
-        raise DataError("the store holds no scores yet", where=where, hint="run a study, or import scores")
+        raise DataError(
+            "the store holds no scores yet", where=where, hint="run a study, or import scores"
+        )
     if wanted == (ALL,):
         return list(records)
     found: dict[str, StudyRecord] = {}
@@ -242,4 +311,6 @@ def _chosen(records: Sequence[StudyRecord], wanted: tuple[str, ...], where: str)
 
 def find_study(records: Sequence[StudyRecord], name: str) -> StudyRecord | None:
     """Return the study with this key, else the first of this name."""
-    return next((r for r in records if r.key == name), None) or next((r for r in records if r.name == name), None)
+    return next((r for r in records if r.key == name), None) or next(
+        (r for r in records if r.name == name), None
+    )

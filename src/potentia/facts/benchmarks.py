@@ -26,7 +26,17 @@ CATEGORIES = {
     "Math": "mathematics",
     "Med": "medicine",
 }
-COLUMNS = ("task", "name", "category", "metric", "train_size", "options", "chance", "status", "reason")
+COLUMNS = (
+    "task",
+    "name",
+    "category",
+    "metric",
+    "train_size",
+    "options",
+    "chance",
+    "status",
+    "reason",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +79,9 @@ def _columns(given: list[str], where: str) -> list[str]:
     unknown = [column for column in given if column not in COLUMNS]
     if "task" not in given or unknown:
         what = f"unknown column {unknown[0]}" if unknown else "no column names the tasks"
-        raise DataError(what, where=where, hint=f"the columns are {', '.join(COLUMNS)}; task is enough")
+        raise DataError(
+            what, where=where, hint=f"the columns are {', '.join(COLUMNS)}; task is enough"
+        )
     return given
 
 
@@ -77,9 +89,18 @@ def _parse(text: str, where: str) -> tuple[Benchmark, ...]:
     found: dict[str, Benchmark] = {}
     for place, row in csv_rows(text, where, _columns):
         if not row["task"] or row["task"] in found:
-            raise DataError("a task has no name" if not row["task"] else f"{row['task']} is there twice", where=place)
-        plain = {key: value for key, value in row.items() if value and key not in ("train_size", "chance", "options")}
-        found[row["task"]] = Benchmark(**plain, train_size=_whole(row, place), chance=_chance(row, place))
+            raise DataError(
+                "a task has no name" if not row["task"] else f"{row['task']} is there twice",
+                where=place,
+            )
+        plain = {
+            key: value
+            for key, value in row.items()
+            if value and key not in ("train_size", "chance", "options")
+        }
+        found[row["task"]] = Benchmark(
+            **plain, train_size=_whole(row, place), chance=_chance(row, place)
+        )
     return tuple(found.values())
 
 
@@ -102,21 +123,39 @@ def _chance(row: dict[str, str], place: str) -> float | None:
         return value
     parts = [part.strip() for part in row.get("options", "").split(";") if part.strip()]
     if not all(part.isdecimal() and part != "1" for part in parts):
-        raise DataError(f"{row['options']!r} is no number of options", where=f"{place}, column options")
-    return sum(1 / int(part) if int(part) else 0.0 for part in parts) / len(parts) if parts else None
+        raise DataError(
+            f"{row['options']!r} is no number of options", where=f"{place}, column options"
+        )
+    return (
+        sum(1 / int(part) if int(part) else 0.0 for part in parts) / len(parts) if parts else None
+    )
 
 
 # --- the score of guessing: r of equation 1, and the floor below which a task tells nothing ---
 
 # Options per question of usual tasks beside those of benchmarks.csv.
 OPTIONS: Mapping[str, int] = {
-    "anli": 3, "anli_r2": 3, "anli_r3": 3, "cb": 3, "copa": 2, "gpqa": 4, "math": 0, "minerva_math": 0, "mmlu_pro": 10,
-    "pubmedqa": 3, "race": 4, "wsc": 2,
-}  # fmt: skip
+    "anli": 3,
+    "anli_r2": 3,
+    "anli_r3": 3,
+    "cb": 3,
+    "copa": 2,
+    "gpqa": 4,
+    "math": 0,
+    "minerva_math": 0,
+    "mmlu_pro": 10,
+    "pubmedqa": 3,
+    "race": 4,
+    "wsc": 2,
+}
 
 
 def chance(
-    task: str, *, metric: str = "", higher_is_better: bool = True, known: Mapping[str, float] | None = None
+    task: str,
+    *,
+    metric: str = "",
+    higher_is_better: bool = True,
+    known: Mapping[str, float] | None = None,
 ) -> float:
     """Return the score of a uniform guess: 1/k for accuracy over k options, 1 − 1/k for the Brier score, 0 for MCC.
 
@@ -128,7 +167,9 @@ def chance(
     measured = Metric(metric or usual, higher_is_better)
     if measured.guess == "zero":
         return 0.0
-    share = guess(task, known) if measured.guess == ("share" if higher_is_better else "rest") else None
+    share = (
+        guess(task, known) if measured.guess == ("share" if higher_is_better else "rest") else None
+    )
     if share is None:
         what = f"{task} by {measured.plain}" if measured.name else task
         raise InputError(
@@ -141,7 +182,9 @@ def chance(
 def known_chance(task: str, metric: Metric, known: Mapping[str, float]) -> float | None:
     """Return the score of a uniform guess by this metric; None where nobody knows it."""
     try:
-        return chance(task, metric=metric.name, higher_is_better=metric.higher_is_better, known=known)
+        return chance(
+            task, metric=metric.name, higher_is_better=metric.higher_is_better, known=known
+        )
     except InputError:
         return None
 
@@ -154,7 +197,12 @@ def guess(task: str, known: Mapping[str, float] | None = None) -> float | None:
     if named.choices is not None:
         return 1 / named.choices
     base = named.base
-    for name in (base, base.removesuffix("_cloze"), base.split(" ")[0], "mmlu" if base.startswith("mmlu_") else base):
+    for name in (
+        base,
+        base.removesuffix("_cloze"),
+        base.split(" ")[0],
+        "mmlu" if base.startswith("mmlu_") else base,
+    ):
         facts = benchmark(name)
         share = given.get(name, facts.chance if facts is not None else None)
         if share is None and name in OPTIONS:
@@ -166,10 +214,20 @@ def guess(task: str, known: Mapping[str, float] | None = None) -> float | None:
 
 # How many examples the public leaderboards put before a question (footnote 1 of "Training on the test task").
 LEADERBOARD_SHOTS: Mapping[str, int] = {
-    "arc_challenge": 25, "arc_easy": 25, "gsm8k": 5, "hellaswag": 10, "mmlu": 5, "truthfulqa_mc2": 0, "winogrande": 5,
-    "leaderboard_bbh": 3, "leaderboard_gpqa": 0, "leaderboard_math_hard": 4, "leaderboard_mmlu_pro": 5,
-    "leaderboard_musr": 0, "mmlu_pro": 5,
-}  # fmt: skip
+    "arc_challenge": 25,
+    "arc_easy": 25,
+    "gsm8k": 5,
+    "hellaswag": 10,
+    "mmlu": 5,
+    "truthfulqa_mc2": 0,
+    "winogrande": 5,
+    "leaderboard_bbh": 3,
+    "leaderboard_gpqa": 0,
+    "leaderboard_math_hard": 4,
+    "leaderboard_mmlu_pro": 5,
+    "leaderboard_musr": 0,
+    "mmlu_pro": 5,
+}
 
 
 def leaderboard_shots(task: str) -> int | None:

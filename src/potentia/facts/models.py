@@ -21,10 +21,30 @@ from potentia.facts.benchmarks import Benchmark, benchmarks
 from potentia.files import LARGEST, csv_rows, read_text
 
 COLUMNS = (
-    "name", "family", "kind", "parameters_b", "size_b", "tokens_b", "compute", "date", "base_model", "repository",
-    "language", "aliases", "sources", "note", "exposure", "step_tokens",
-)  # fmt: skip
-SYNONYMS = {"model": "name", "params_b": "parameters_b", "trained": "date", "released": "date", "flops": "compute"}
+    "name",
+    "family",
+    "kind",
+    "parameters_b",
+    "size_b",
+    "tokens_b",
+    "compute",
+    "date",
+    "base_model",
+    "repository",
+    "language",
+    "aliases",
+    "sources",
+    "note",
+    "exposure",
+    "step_tokens",
+)
+SYNONYMS = {
+    "model": "name",
+    "params_b": "parameters_b",
+    "trained": "date",
+    "released": "date",
+    "flops": "compute",
+}
 KINDS = ("base", "instruct")
 _CHECKPOINT = re.compile(r"(?P<run>.+)@(?:step)?(?P<step>\d+)")
 
@@ -51,9 +71,13 @@ class ModelFacts:
     sources: tuple[str, ...] = ()
     size: float | None = None
     note: str = ""
-    exposure: tuple[str, ...] = ()  # benchmarks whose form or data were in its training, where that is known
+    exposure: tuple[
+        str, ...
+    ] = ()  # benchmarks whose form or data were in its training, where that is known
     compute: float | None = None  # pretraining FLOPs, where they are given as such
-    step_tokens: float | None = None  # tokens of one pretraining step, where its checkpoints are public
+    step_tokens: float | None = (
+        None  # tokens of one pretraining step, where its checkpoints are public
+    )
     extra: Mapping[str, str] = field(default_factory=dict, hash=False)
     kind_stated: bool = True  # base is also what an empty field is read as
 
@@ -138,7 +162,9 @@ def read_facts(path: str | Path) -> ModelTable:
     names = [model.name for model in rows]
     if len(set(names)) != len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
-        raise DataError(f"a model is named twice in the facts: {', '.join(twice[:3])}", where=str(path))
+        raise DataError(
+            f"a model is named twice in the facts: {', '.join(twice[:3])}", where=str(path)
+        )
     return ModelTable(rows)
 
 
@@ -175,9 +201,12 @@ def _columns(given: list[str], where: str) -> list[str]:
 
 # Fields of a model that are numbers: column, unit. Further those that are lists, and those that are text or unknown.
 _NUMBERS = {
-    "parameters": ("parameters_b", 1e9), "size": ("size_b", 1e9), "tokens": ("tokens_b", 1e9),
-    "compute": ("compute", 1.0), "step_tokens": ("step_tokens", 1.0),
-}  # fmt: skip
+    "parameters": ("parameters_b", 1e9),
+    "size": ("size_b", 1e9),
+    "tokens": ("tokens_b", 1e9),
+    "compute": ("compute", 1.0),
+    "step_tokens": ("step_tokens", 1.0),
+}
 _LISTS = ("aliases", "sources", "exposure")
 _TEXTS = ("base_model", "repository", "language")
 
@@ -193,7 +222,9 @@ def _facts(row: dict[str, str], place: str) -> ModelFacts:
     given: dict[str, Any] = {name: _number(row, *told, place) for name, told in _NUMBERS.items()}
     for one, other in (("parameters", "size"), ("size", "parameters")):
         given[one] = given[other] if given[one] is None else given[one]
-    given |= {name: tuple(filter(None, map(str.strip, row.get(name, "").split(";")))) for name in _LISTS}
+    given |= {
+        name: tuple(filter(None, map(str.strip, row.get(name, "").split(";")))) for name in _LISTS
+    }
     given |= {name: row.get(name) or None for name in _TEXTS}
     return ModelFacts(
         name=row["name"],
@@ -214,7 +245,9 @@ def _number(row: dict[str, str], column: str, unit: float, place: str) -> float 
         return None
     try:
         # By way of decimal text, so that 8.03 billion is exactly 8030000000.0.
-        value = float(f"{text}e9") if unit > 1 and re.fullmatch(r"[\d.]+", text) else float(text) * unit
+        value = (
+            float(f"{text}e9") if unit > 1 and re.fullmatch(r"[\d.]+", text) else float(text) * unit
+        )
     except ValueError:
         value = -1.0
     if value <= 0 or math.isinf(value):
@@ -227,7 +260,9 @@ def _number(row: dict[str, str], column: str, unit: float, place: str) -> float 
 
 # A chat template alone does not make an instruct model: base models of some families carry one, and would be asked,
 # tuned and chosen in twice as many ways as others.
-INSTRUCT_WORDS = frozenset({"instruct", "instruction", "chat", "it", "sft", "dpo", "ppo", "rlhf", "rlvr", "assistant"})
+INSTRUCT_WORDS = frozenset(
+    {"instruct", "instruction", "chat", "it", "sft", "dpo", "ppo", "rlhf", "rlvr", "assistant"}
+)
 BASE_WORDS = frozenset({"base", "pt", "pretrain", "pretrained", "foundation"})
 
 
@@ -270,7 +305,8 @@ def decide_kind(
 
 # A model in few bits, at a revision or a step (``run@1000``), a folder of checkpoints (``ckpt/step1``), a treated copy.
 _VARIANT = re.compile(
-    r"(?P<run>.+?)(?:@[^/@]+|[/_-](?:step|checkpoint|ckpt|iter|epoch)[-_]?\d+|\+exposed)+", re.IGNORECASE
+    r"(?P<run>.+?)(?:@[^/@]+|[/_-](?:step|checkpoint|ckpt|iter|epoch)[-_]?\d+|\+exposed)+",
+    re.IGNORECASE,
 )
 
 
@@ -285,17 +321,27 @@ class Background:
     """Facts by model and by task; whatever is unknown is simply absent."""
 
     families: dict[str, str] = field(default_factory=dict)
-    lineages: dict[str, str] = field(default_factory=dict)  # the base model, for itself and what was made from it
+    lineages: dict[str, str] = field(
+        default_factory=dict
+    )  # the base model, for itself and what was made from it
     kinds: dict[str, str] = field(default_factory=dict)  # base or instruct
     billions: dict[str, float] = field(default_factory=dict)  # parameters, as the name carries them
     flops: dict[str, float] = field(default_factory=dict)  # of pretraining
     categories: dict[str, str] = field(default_factory=dict)
-    train_examples: dict[str, float] = field(default_factory=dict)  # of the public split, before carving and caps
-    chance: dict[str, float] = field(default_factory=dict)  # accuracy of a guess, where studies or the user say it
+    train_examples: dict[str, float] = field(
+        default_factory=dict
+    )  # of the public split, before carving and caps
+    chance: dict[str, float] = field(
+        default_factory=dict
+    )  # accuracy of a guess, where studies or the user say it
 
     @classmethod
     def of(
-        cls, models: Iterable[str], *, table: ModelTable | None = None, tasks: Iterable[Benchmark] = ()
+        cls,
+        models: Iterable[str],
+        *,
+        table: ModelTable | None = None,
+        tasks: Iterable[Benchmark] = (),
     ) -> Background:
         """Look the models up in the shipped facts (or ``table``); ``tasks`` add to the shipped facts, the last wins."""
         table, models = table or _shipped(), list(models)
@@ -314,7 +360,9 @@ class Background:
         )
 
 
-def _families(models: Iterable[str], found: dict[str, ModelFacts], table: ModelTable) -> dict[str, str]:
+def _families(
+    models: Iterable[str], found: dict[str, ModelFacts], table: ModelTable
+) -> dict[str, str]:
     """Return the family of every model that has one: by facts, else that of what it is a variant of."""
     families = {m: f.family for m, f in found.items() if f.family}
     for model in models:
@@ -327,7 +375,11 @@ def _families(models: Iterable[str], found: dict[str, ModelFacts], table: ModelT
 def _root(facts: ModelFacts, table: ModelTable) -> str:
     """Return the base model that a model was made from, through as many steps as facts know; else the model itself."""
     seen = {facts.name}
-    while facts.base_model and (base := table.find(facts.base_model)) is not None and base.name not in seen:
+    while (
+        facts.base_model
+        and (base := table.find(facts.base_model)) is not None
+        and base.name not in seen
+    ):
         seen.add(base.name)
         facts = base
     return facts.name if facts.base_model is None or facts.base_model in seen else facts.base_model

@@ -25,8 +25,27 @@ from potentia.values.metric import KINDS, SCALES, Metric, Scale, known_metric
 
 # Texts that are scored by how well they are predicted: those of the train-before-test paper, and what tables call them.
 CORPORA = frozenset(
-    {"wiki", "stack", "arxiv", "stackexchange", "wikipedia", "wiki_2025", "stackexchange_2025", "arxiv_2025"}
-    | {"wikitext", "wikitext2", "wikitext-2", "wikitext103", "wikitext-103", "c4", "ptb", "the_pile", "pile"}
+    {
+        "wiki",
+        "stack",
+        "arxiv",
+        "stackexchange",
+        "wikipedia",
+        "wiki_2025",
+        "stackexchange_2025",
+        "arxiv_2025",
+    }
+    | {
+        "wikitext",
+        "wikitext2",
+        "wikitext-2",
+        "wikitext103",
+        "wikitext-103",
+        "c4",
+        "ptb",
+        "the_pile",
+        "pile",
+    }
 )
 TEXT = Metric("", False, "text", "unbounded")
 
@@ -46,9 +65,14 @@ def usual_metric(task: str) -> str | None:
     return known.metric or None if known is not None else None
 
 
-_DOWN, _UP = re.compile(r"[↓⬇]|\blower is better\b|\blower better\b"), re.compile(r"[↑⬆]|\bhigher is better\b")
+_DOWN, _UP = (
+    re.compile(r"[↓⬇]|\blower is better\b|\blower better\b"),
+    re.compile(r"[↑⬆]|\bhigher is better\b"),
+)
 _ARROWS = re.compile(r"\s*\(?\s*(?:[↓⬇↑⬆]|(?:lower|higher) (?:is )?better)\s*\)?")
-_AVERAGE = re.compile(r"(avg|average|mean|median|overall|total|macro avg|micro avg)\.?( score| rank)?")
+_AVERAGE = re.compile(
+    r"(avg|average|mean|median|overall|total|macro avg|micro avg)\.?( score| rank)?"
+)
 _WORDS = ("lower", "scale", "kind", "skip", "metric")
 _OPTIONS = "--lower COLUMN, --scale COLUMN=share|percent|range|unbounded, --kind COLUMN=task|text"
 
@@ -65,11 +89,16 @@ class Says:
         for column, words in said.items():
             for what, known in (("scale", SCALES), ("kind", KINDS)):
                 if what in words and words[what] not in known:
-                    raise InputError(f"{words[what]!r} is no {what} of {column}", hint=f"one of: {', '.join(known)}")
+                    raise InputError(
+                        f"{words[what]!r} is no {what} of {column}",
+                        hint=f"one of: {', '.join(known)}",
+                    )
         return cls({_key(column): words for column, words in said.items()})
 
     @classmethod
-    def options(cls, lower: Iterable[str], scale: Mapping[str, str] | None, kind: Mapping[str, str] | None) -> Says:
+    def options(
+        cls, lower: Iterable[str], scale: Mapping[str, str] | None, kind: Mapping[str, str] | None
+    ) -> Says:
         """Take what ``--lower``, ``--scale`` and ``--kind`` say."""
         said: dict[str, dict[str, Any]] = {column: {"lower": True} for column in lower}
         for what, given in (("scale", scale), ("kind", kind)):
@@ -86,8 +115,14 @@ class Says:
         if not file.is_file():
             return cls()
         content, _ = read_yaml(file, what="the file of columns")
-        if not isinstance(content, dict) or not all(isinstance(said, dict) for said in content.values()):
-            raise DataError("this says nothing of columns", where=str(file), hint="such as  MT-Bench: {scale: range}")
+        if not isinstance(content, dict) or not all(
+            isinstance(said, dict) for said in content.values()
+        ):
+            raise DataError(
+                "this says nothing of columns",
+                where=str(file),
+                hint="such as  MT-Bench: {scale: range}",
+            )
         for column, said in content.items():
             if odd := sorted(map(str, said.keys() - set(_WORDS))):
                 hint = f"one of: {', '.join(_WORDS)}"
@@ -107,7 +142,11 @@ class Says:
         """Refuse what is said of columns that are not there."""
         known = {_key(column) for column in columns}
         for column in sorted(self.columns.keys() - known):
-            raise DataError(f"no column {column!r}", where=where, hint=f"there are: {', '.join(list(columns)[:20])}")
+            raise DataError(
+                f"no column {column!r}",
+                where=where,
+                hint=f"there are: {', '.join(list(columns)[:20])}",
+            )
 
 
 @dataclass(frozen=True)
@@ -125,7 +164,14 @@ class ColumnReading:
         m = self.metric
         scale = "percent, divided by 100" if self.divided else m.scale or "unknown"
         kind = "text to predict" if m.is_text else "task"
-        return self.column, m.name or "–", "higher" if m.higher_is_better else "lower", scale, kind, self.why
+        return (
+            self.column,
+            m.name or "–",
+            "higher" if m.higher_is_better else "lower",
+            scale,
+            kind,
+            self.why,
+        )
 
 
 @dataclass(frozen=True)
@@ -139,11 +185,25 @@ class Reading(Finding):
         """Return one row per column."""
         rows = tuple(column.row() for column in self.columns)
         note = f"Left out: {', '.join(self.left_out)}." if self.left_out else ""
-        return (Table("How the table was read", ("column", "metric", "better", "scale", "kind", "why"), rows, note),)
+        return (
+            Table(
+                "How the table was read",
+                ("column", "metric", "better", "scale", "kind", "why"),
+                rows,
+                note,
+            ),
+        )
 
 
-def decide(name: str, values: Sequence[float], says: Says, *, metric: str | None = None, percent: bool = False,
-           where: str) -> ColumnReading:  # fmt: skip
+def decide(
+    name: str,
+    values: Sequence[float],
+    says: Says,
+    *,
+    metric: str | None = None,
+    percent: bool = False,
+    where: str,
+) -> ColumnReading:
     """Decide what a column of scores is by what is said, by its name and arrows, then by its values.
 
     ``metric`` is what the table itself calls the metric, ``percent`` whether a per cent sign stands by the numbers.
@@ -157,7 +217,12 @@ def decide(name: str, values: Sequence[float], says: Says, *, metric: str | None
     if scale is None and (up is None or (up and low >= 0 and high <= 10)):
         raise _doubt(name, low, high, where)
     kind = said.get("kind") or (known.kind if known else "task")
-    made = Metric(named or "", up is not False, "text" if kind == "text" else "task", "share" if divided else scale)
+    made = Metric(
+        named or "",
+        up is not False,
+        "text" if kind == "text" else "task",
+        "share" if divided else scale,
+    )
     return ColumnReading(name, task, made, divided, "; ".join(why))
 
 
@@ -172,7 +237,9 @@ def _known(task: str, named: str | None) -> tuple[Metric | None, list[str]]:
     return known_metric(usual or ""), ["a known benchmark"] if usual else []
 
 
-def _direction(name: str, said: Mapping[str, Any], known: Metric | None, why: list[str]) -> bool | None:
+def _direction(
+    name: str, said: Mapping[str, Any], known: Metric | None, why: list[str]
+) -> bool | None:
     if said.get("lower") is True:
         why.append("lower is better as said")
         return False
@@ -184,9 +251,14 @@ def _direction(name: str, said: Mapping[str, Any], known: Metric | None, why: li
 
 
 def _scale(
-    said: Mapping[str, Any], known: Metric | None, up: bool | None, percent: bool, low: float, high: float,
+    said: Mapping[str, Any],
+    known: Metric | None,
+    up: bool | None,
+    percent: bool,
+    low: float,
+    high: float,
     why: list[str],
-) -> tuple[Scale | None, bool]:  # fmt: skip
+) -> tuple[Scale | None, bool]:
     """Return the scale, and whether the numbers are per cent of what is else a share."""
     if "scale" in said:
         why.append(f"{said['scale']} as said")
@@ -220,7 +292,10 @@ def _own_scale(known: Metric, low: float, high: float) -> Scale | None:
 def _doubt(name: str, low: float, high: float, where: str) -> DataError:
     what, options = "does not say which way is better, and on what scale", f" with {_OPTIONS}"
     if low >= 0 and high <= 10:
-        what, options = "may be per cent or a rating", f": --scale '{name}=percent' or --scale '{name}=range'"
+        what, options = (
+            "may be per cent or a rating",
+            f": --scale '{name}=percent' or --scale '{name}=range'",
+        )
     hint = f"say it{options}, or in {Path(where).stem}.columns.yaml beside the file"
     return DataError(f"the column {name!r} ({low:g} to {high:g}) {what}", where=where, hint=hint)
 
@@ -228,7 +303,11 @@ def _doubt(name: str, low: float, high: float, where: str) -> DataError:
 def named_metric(name: str) -> str | None:
     """Return the metric that a column's name holds, as ``WikiText ppl`` or ``SQuAD (F1)``; the longest counts."""
     words = re.findall(r"[a-z0-9@+]+", name.casefold())
-    spans = ("_".join(words[at : at + size]) for size in (3, 2, 1) for at in range(len(words) - size, -1, -1))
+    spans = (
+        "_".join(words[at : at + size])
+        for size in (3, 2, 1)
+        for at in range(len(words) - size, -1, -1)
+    )
     return next((known.name for known in map(known_metric, spans) if known is not None), None)
 
 

@@ -23,11 +23,17 @@ from potentia.values.scores import Score, ScoreMatrix
 
 UNNAMED = Metric()
 _FACTS = {  # column → the part of a score, and its field
-    "higher_is_better": ("metric", "higher_is_better"), "shots": ("origin", "shots"), "metric_kind": ("metric", "kind"),
-    "metric_scale": ("metric", "scale"), "chance": ("metric", "chance"), "data_fingerprint": ("origin", "data"),
-    "recipe_fingerprint": ("origin", "recipe"), "model_fingerprint": ("origin", "model"),
-    "source": ("origin", "source"), "path": ("origin", "path"),
-}  # fmt: skip
+    "higher_is_better": ("metric", "higher_is_better"),
+    "shots": ("origin", "shots"),
+    "metric_kind": ("metric", "kind"),
+    "metric_scale": ("metric", "scale"),
+    "chance": ("metric", "chance"),
+    "data_fingerprint": ("origin", "data"),
+    "recipe_fingerprint": ("origin", "recipe"),
+    "model_fingerprint": ("origin", "model"),
+    "source": ("origin", "source"),
+    "path": ("origin", "path"),
+}
 T = TypeVar("T")
 
 
@@ -57,7 +63,9 @@ def assemble(entries: Iterable[Entry], *, where: str) -> dict[Protocol, ScoreMat
         cells = protocols.setdefault(entry.protocol, {})
         twin = cells.get((entry.model, entry.task))
         if twin is not None:
-            message = f"two {entry.protocol} scores of {entry.model} on {entry.task}{_at(twin, entry)}"
+            message = (
+                f"two {entry.protocol} scores of {entry.model} on {entry.task}{_at(twin, entry)}"
+            )
             raise DataError(message, where=where, hint="keep one of them")
         first = firsts.setdefault(entry.task, entry)
         different = comparable(first, replace(entry, origin=Origin(data=entry.origin.data)))
@@ -78,7 +86,9 @@ def items_of(entries: Iterable[Entry]) -> dict[Protocol, dict[str, dict[str, Map
     found: dict[Protocol, dict[str, dict[str, Mapping[int, float]]]] = {}
     for entry in entries:
         if entry.items and abs(sum(entry.items.values()) / len(entry.items) - entry.value) < 1e-6:
-            found.setdefault(Protocol(entry.protocol), {}).setdefault(entry.task, {})[entry.model] = entry.items
+            found.setdefault(Protocol(entry.protocol), {}).setdefault(entry.task, {})[
+                entry.model
+            ] = entry.items
     return found
 
 
@@ -87,7 +97,11 @@ def documents(pairs: Iterable[tuple[object, Any]]) -> dict[int, float]:
     found: dict[int, float] = {}
     for content, value in pairs:
         if isinstance(value, (int, float)):
-            text = content if isinstance(content, str) else json.dumps(content, sort_keys=True, default=str)
+            text = (
+                content
+                if isinstance(content, str)
+                else json.dumps(content, sort_keys=True, default=str)
+            )
             number = int(hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:15], 16)
             while number in found:
                 number += 1
@@ -101,7 +115,9 @@ def _check_unicode(entry: Entry, where: str) -> None:
             name.encode()
         except UnicodeEncodeError:  # JSON can spell half of a character
             at = f", {entry.place}" if entry.place else ""
-            raise DataError(f"the name {name!r} holds half of a Unicode character", where=where + at) from None
+            raise DataError(
+                f"the name {name!r} holds half of a Unicode character", where=where + at
+            ) from None
 
 
 def _at(first: Entry, second: Entry) -> str:
@@ -119,7 +135,9 @@ def entries(rows: Iterable[Row], *, where: str, metric: str | None) -> Iterator[
         cells.setdefault(cell, []).append((place, name, record))
         if name is not None:
             metrics.setdefault(task, {})[name] = None
-    main = {task: metric or main_metric(known, usual_metric(task)) for task, known in metrics.items()}
+    main = {
+        task: metric or main_metric(known, usual_metric(task)) for task, known in metrics.items()
+    }
     for (protocol, model, task), given in cells.items():
         wanted = [row for row in given if row[1] in (None, main.get(task))]
         if not wanted and metric is None:
@@ -132,14 +150,36 @@ def entries(rows: Iterable[Row], *, where: str, metric: str | None) -> Iterator[
         for place, name, record in wanted:
             at = f"{where}, {place}"
             value = number(record.get("score"), f"{at}, column score", required=True)
-            error, size = (_at_least_zero(record.get(field), f"{at}, column {field}") for field in ("stderr", "n"))
-            yield Entry(protocol, model, task, value, error, size, place=place, **told(record, task, name, at))
+            error, size = (
+                _at_least_zero(record.get(field), f"{at}, column {field}")
+                for field in ("stderr", "n")
+            )
+            yield Entry(
+                protocol,
+                model,
+                task,
+                value,
+                error,
+                size,
+                place=place,
+                **told(record, task, name, at),
+            )
 
 
 def scored(
-    place: str, model: Any, task: Any, value: Any, *, protocol: str, stderr: Any = None, n: Any = None,
-    per: float = 1.0, at: str = "", what: str = "a number", **known: Any,
-) -> Entry:  # fmt: skip
+    place: str,
+    model: Any,
+    task: Any,
+    value: Any,
+    *,
+    protocol: str,
+    stderr: Any = None,
+    n: Any = None,
+    per: float = 1.0,
+    at: str = "",
+    what: str = "a number",
+    **known: Any,
+) -> Entry:
     """Return one score of another tool's file, checked; ``per`` 100 for per cent, ``at`` is where the value stands."""
     at = at or place
     if isinstance(value, str):
@@ -151,7 +191,9 @@ def scored(
     if error < 0:
         raise DataError("the standard error is negative", where=place)
     score, size = number(value, at, required=True) / per, number(n, f"{place}, number of documents")
-    return Entry(protocol, model.strip(" \t"), task.strip(" \t"), score, error, size, place=place, **known)
+    return Entry(
+        protocol, model.strip(" \t"), task.strip(" \t"), score, error, size, place=place, **known
+    )
 
 
 def tidy_row(protocol: str, model: str, task: str, score: Score) -> dict[str, Any]:
@@ -173,17 +215,26 @@ def tidy_row(protocol: str, model: str, task: str, score: Score) -> dict[str, An
 def told(record: Mapping[str, Any], task: str, name: str | None, where: str) -> dict[str, Any]:
     """Return metric, origin and seeds as a row tells them; what it does not say is known of the name, or unknown."""
     made = metric_of(task, name, _direction(record.get("higher_is_better"), where))
-    kind, scale = _word(record, "metric_kind", KINDS, where), _word(record, "metric_scale", SCALES, where)
+    kind, scale = (
+        _word(record, "metric_kind", KINDS, where),
+        _word(record, "metric_scale", SCALES, where),
+    )
     chance, shots = (
-        None if math.isnan(value := number(record.get(field), f"{where}, column {field}")) else value
+        None
+        if math.isnan(value := number(record.get(field), f"{where}, column {field}"))
+        else value
         for field in ("chance", "shots")
     )
-    origin: dict[str, Any] = {field: _text(record, name) for name, (part, field) in _FACTS.items() if part == "origin"}
+    origin: dict[str, Any] = {
+        field: _text(record, name) for name, (part, field) in _FACTS.items() if part == "origin"
+    }
     seeds = re.split(r"[;\s]+", _text(record, "seeds") or "")  # semicolons between them
     return {
         "metric": replace(made, kind=kind or made.kind, scale=scale or made.scale, chance=chance),
         "origin": Origin(**origin | {"shots": None if shots is None else int(shots)}),
-        "seeds": tuple(number(seed, f"{where}, column seeds", required=True) for seed in seeds if seed),
+        "seeds": tuple(
+            number(seed, f"{where}, column seeds", required=True) for seed in seeds if seed
+        ),
     }
 
 
@@ -196,7 +247,10 @@ def _word(record: Mapping[str, Any], name: str, known: tuple[T, ...], where: str
     value = _text(record, name)
     found = next((word for word in known if word == value), None)
     if value is not None and found is None:
-        raise DataError(f"{_short(value)} is none of {', '.join(map(str, known))}", where=f"{where}, column {name}")
+        raise DataError(
+            f"{_short(value)} is none of {', '.join(map(str, known))}",
+            where=f"{where}, column {name}",
+        )
     return found
 
 
@@ -213,7 +267,9 @@ def number(value: Any, where: str, *, required: bool = False) -> float:
     """Read one number; empty, missing and NaN mean unknown, which a score may not be."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str, type(None))):
         raise DataError(f"{_short(value)} is no number", where=where)
-    if value is None or (isinstance(value, str) and value.strip().casefold() in ("", "n/a", "na", "none", "null")):
+    if value is None or (
+        isinstance(value, str) and value.strip().casefold() in ("", "n/a", "na", "none", "null")
+    ):
         value = math.nan
     try:
         result = float(value)
@@ -235,10 +291,21 @@ def _at_least_zero(value: Any, where: str) -> float:
 
 
 def _direction(value: Any, where: str) -> bool | None:
-    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False, "": None, "none": None}
+    words = {
+        "true": True,
+        "1": True,
+        "yes": True,
+        "false": False,
+        "0": False,
+        "no": False,
+        "": None,
+        "none": None,
+    }
     word = str(value).strip().casefold()
     if word not in words:
-        raise DataError(f"{_short(value)} is neither true nor false", where=f"{where}, column higher_is_better")
+        raise DataError(
+            f"{_short(value)} is neither true nor false", where=f"{where}, column higher_is_better"
+        )
     return words[word]
 
 

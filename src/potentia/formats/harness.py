@@ -41,18 +41,28 @@ class _Measured:
     stderr: Any
 
 
-def harness_entries(content: dict[str, Any], path: Path, *, metric: str | None, subtasks: bool) -> Iterator[Entry]:
+def harness_entries(
+    content: dict[str, Any], path: Path, *, metric: str | None, subtasks: bool
+) -> Iterator[Entry]:
     """Give the scores of one results file: one model, any number of tasks."""
     file = _File(_as_lm_eval(content, str(path)), path)
     results = file.part("results")
-    results = results | {group: body for group, body in file.part("groups").items() if group not in results}
+    results = results | {
+        group: body for group, body in file.part("groups").items() if group not in results
+    }
     if not results:
         raise DataError("the results are empty", where=str(path))
     model, hidden = _model_name(file), _passed_over(file, results, subtasks=subtasks)
-    scores = [_entry(file, model, name, body, metric) for name, body in results.items() if name not in hidden]
+    scores = [
+        _entry(file, model, name, body, metric)
+        for name, body in results.items()
+        if name not in hidden
+    ]
     found = [entry for entry in scores if entry is not None]
     yield from (entry for entry in found if subtasks or not entry.task.startswith(_OLD_MMLU))
-    yield from _pool([entry for entry in found if not subtasks and entry.task.startswith(_OLD_MMLU)])
+    yield from _pool(
+        [entry for entry in found if not subtasks and entry.task.startswith(_OLD_MMLU)]
+    )
 
 
 @dataclass(frozen=True)
@@ -93,27 +103,39 @@ def _entry(file: _File, model: str, name: str, body: Any, metric: str | None) ->
     where = f"{file.path}, results.{name}"
     if not isinstance(body, dict):
         raise DataError("the entry is no object", where=where)
-    task = name.partition("|")[0] if name in file.part("named") else name  # twice, with other examples
+    task = (
+        name.partition("|")[0] if name in file.part("named") else name
+    )  # twice, with other examples
     chosen = _choose(_measured(body), task, metric)
     if chosen is None and metric is None:
         raise DataError("the entry has no metric", where=where)
     if chosen is None:
         return None
     own, shots = file.part("potentia", "scores", name), file.shots(name)
-    known: dict[str, Any] = {"metric": _metric(file, name, task, chosen.metric), "origin": Origin(shots=shots)}
+    known: dict[str, Any] = {
+        "metric": _metric(file, name, task, chosen.metric),
+        "origin": Origin(shots=shots),
+    }
     if own:  # written by Potentia: what lm-eval has no place for
         record = {**own, "higher_is_better": known["metric"].higher_is_better, "shots": shots}
-        known = told(record, task, str(own.get("metric") or "") or None, f"{file.path}, potentia.{name}")
+        known = told(
+            record, task, str(own.get("metric") or "") or None, f"{file.path}, potentia.{name}"
+        )
     return scored(
-        where, model, task, chosen.value,
-        stderr=chosen.stderr if isinstance(chosen.stderr, (int, float)) else None,  # "N/A" where lm-eval has none
+        where,
+        model,
+        task,
+        chosen.value,
+        stderr=chosen.stderr
+        if isinstance(chosen.stderr, (int, float))
+        else None,  # "N/A" where lm-eval has none
         n=_size(file, name),
         at=f"{where}.{chosen.metric}",
         what=chosen.metric,
         protocol=_protocol(file, name),
         items=_items(file.path, name, chosen) or _details(file, name, chosen.metric) or None,
         **known,
-    )  # fmt: skip
+    )
 
 
 def _items(results: Path, task: str, chosen: _Measured) -> dict[int, float] | None:
@@ -149,14 +171,22 @@ def _as_lm_eval(content: dict[str, Any], where: str) -> dict[str, Any]:
             members = [other for other in others if other.startswith(long.removesuffix("_average"))]
             made["group_subtasks"][task] = [member.replace(":", "_") for member in members]
         config = section(configs, name.rpartition("|")[0], where) or section(configs, name, where)
-        made["results"][task], made["n-shot"][task], made["named"][task] = results[name], shots, name
+        made["results"][task], made["n-shot"][task], made["named"][task] = (
+            results[name],
+            shots,
+            name,
+        )
         made["n-samples"][task] = {"effective": config.get("effective_num_docs")}
         made["higher_is_better"][task] = _directions(config.get("metric") or config.get("metrics"))
     return {**content, **made}
 
 
 def _directions(metrics: Any) -> dict[str, Any]:
-    described = [metric for metric in metrics if isinstance(metric, dict)] if isinstance(metrics, list) else []
+    described = (
+        [metric for metric in metrics if isinstance(metric, dict)]
+        if isinstance(metrics, list)
+        else []
+    )
     return {str(metric.get("metric_name")): metric.get("higher_is_better") for metric in described}
 
 
@@ -199,7 +229,9 @@ def _choose(found: list[_Measured], task: str, metric: str | None) -> _Measured 
         [name for m in found for name in (m.metric, f"{m.metric}|{m.filter}")], usual_metric(task)
     )
     rank = {name: i for i, name in enumerate(_FILTERS)}
-    fitting = [m for m in found if wanted in (m.metric, f"{m.metric}|{m.filter}", f"{m.metric},{m.filter}")]
+    fitting = [
+        m for m in found if wanted in (m.metric, f"{m.metric}|{m.filter}", f"{m.metric},{m.filter}")
+    ]
     return min(fitting, key=lambda m: rank.get(m.filter, len(rank)), default=None)
 
 
@@ -208,7 +240,11 @@ def _protocol(file: _File, name: str) -> str:
     if isinstance(own, str) and own.strip():
         return own
     members = [count for member in file.below(name) if (count := file.shots(member)) is not None]
-    for count in (file.shots(name), max(members, default=None), file.part("config").get("num_fewshot")):
+    for count in (
+        file.shots(name),
+        max(members, default=None),
+        file.part("config").get("num_fewshot"),
+    ):
         if isinstance(count, int):
             return Protocol.few_shot(count)
     return DIRECT
@@ -217,7 +253,11 @@ def _protocol(file: _File, name: str) -> str:
 def _size(file: _File, name: str) -> float:
     """Return the number of documents; of a group, the sum over the tasks in it."""
     sizes = file.part("n-samples")
-    known = [sizes[task].get("effective") for task in (name, *file.below(name)) if isinstance(sizes.get(task), dict)]
+    known = [
+        sizes[task].get("effective")
+        for task in (name, *file.below(name))
+        if isinstance(sizes.get(task), dict)
+    ]
     if known and all(isinstance(size, int) and 0 < size <= 2**53 for size in known):
         return float(sum(known))
     return math.nan
@@ -228,12 +268,18 @@ def _metric(file: _File, name: str, task: str, metric: str) -> Metric:
     given = file.part("higher_is_better", name).get(metric)
     made = metric_of(task, metric, given if isinstance(given, bool) else None)
     asked = file.part("configs", name).get("output_type")
-    return made if asked is None else replace(made, kind="text" if asked == "loglikelihood_rolling" else "task")
+    return (
+        made
+        if asked is None
+        else replace(made, kind="text" if asked == "loglikelihood_rolling" else "task")
+    )
 
 
 def _passed_over(file: _File, results: dict[str, Any], *, subtasks: bool) -> set[str]:
     """Return what does not count: members of a group that has a score of its own, or else the groups themselves."""
-    groups = {name: members for name in file.part("group_subtasks") if (members := file.below(name))}
+    groups = {
+        name: members for name in file.part("group_subtasks") if (members := file.below(name))
+    }
     hidden = {"all", *(groups if subtasks else ())}
     for name, members in groups.items():
         if not subtasks and isinstance(results.get(name), dict):
@@ -248,7 +294,9 @@ def _pool(entries: list[Entry]) -> Iterator[Entry]:
         value = sum(entry.value for entry in part) / len(part)
         error = math.sqrt(sum(entry.stderr**2 for entry in part)) / len(part)
         first = part[0]
-        yield Entry(protocol, first.model, "mmlu", value, error, metric=first.metric, place=first.place)
+        yield Entry(
+            protocol, first.model, "mmlu", value, error, metric=first.metric, place=first.place
+        )
 
 
 def _model_name(file: _File) -> str:
@@ -291,30 +339,42 @@ _PROTOCOLS = {"direct_eval": "direct", "direct_evaluation": "direct"}
 
 def is_inspect(content: Any) -> bool:
     """Tell a log of Inspect: it says what was evaluated, and its results are scores with metrics."""
-    return isinstance(content, dict) and isinstance(content.get("eval"), dict) and "status" in content
+    return (
+        isinstance(content, dict) and isinstance(content.get("eval"), dict) and "status" in content
+    )
 
 
 def inspect_entry(content: Mapping[str, Any], where: str, *, metric: str | None) -> Entry:
     """Return the score of one Inspect log: the headline metric, or the one asked for."""
     about, results = content["eval"], inner(content, "results")
     if not results.get("scores"):
-        raise DataError(f"the evaluation has no scores: its status is {content.get('status')!r}", where=where)
+        raise DataError(
+            f"the evaluation has no scores: its status is {content.get('status')!r}", where=where
+        )
     head = inner(results, "headline")
     for score in results["scores"]:
         metrics = inner(score, "metrics")
         wanted = metric or head.get("metric") or next((m for m in metrics if m != "stderr"), None)
         if wanted not in metrics or head.get("score") not in (None, score.get("name")):
             continue
-        task, shots = str(about.get("task", "")).rpartition("/")[2], inner(about, "task_args").get("fewshot")
+        task, shots = (
+            str(about.get("task", "")).rpartition("/")[2],
+            inner(about, "task_args").get("fewshot"),
+        )
         return scored(
-            where, about.get("model"), task, metrics[wanted].get("value"),
+            where,
+            about.get("model"),
+            task,
+            metrics[wanted].get("value"),
             stderr=inner(metrics, "stderr").get("value"),
             n=score.get("scored_samples") or results.get("completed_samples"),
             protocol=Protocol.few_shot(shots) if type(shots) is int else DIRECT,
             metric=metric_of(task, str(wanted)),
             items=_samples(content.get("samples"), str(score.get("name"))),
-        )  # fmt: skip
-    raise DataError("the log has no such metric", where=where, hint="leave out --metric to take the headline")
+        )
+    raise DataError(
+        "the log has no such metric", where=where, hint="leave out --metric to take the headline"
+    )
 
 
 def _samples(samples: Any, scorer: str) -> dict[int, float] | None:
@@ -324,7 +384,9 @@ def _samples(samples: Any, scorer: str) -> dict[int, float] | None:
         given = inner(sample, "scores", scorer).get("value")
         grade = _GRADES.get(given) if isinstance(given, str) else given
         if isinstance(grade, (int, float)):
-            values.setdefault(json.dumps([sample.get("input"), sample.get("target")], default=str), []).append(grade)
+            values.setdefault(
+                json.dumps([sample.get("input"), sample.get("target")], default=str), []
+            ).append(grade)
     return documents((key, sum(parts) / len(parts)) for key, parts in values.items()) or None
 
 
@@ -333,9 +395,16 @@ def as_euroeval(record: Any) -> dict[str, Any] | None:
 
     Since version 17 a line is of Every Eval Ever, whose evaluations are the metrics of one dataset.
     """
-    library, details = inner(record, "eval_library"), inner(record, "eval_library", "additional_details")
+    library, details = (
+        inner(record, "eval_library"),
+        inner(record, "eval_library", "additional_details"),
+    )
     if str(library.get("name")).casefold() != "euroeval":
-        return record if inner(record, "results", "total") and record.keys() >= {"dataset", "model"} else None
+        return (
+            record
+            if inner(record, "results", "total") and record.keys() >= {"dataset", "model"}
+            else None
+        )
     results, runs = record.get("evaluation_results") or [], details.get("raw_results") or ()
     runs = json.loads(runs) if isinstance(runs, str) else runs
     total: dict[str, Any] = {}
@@ -343,10 +412,18 @@ def as_euroeval(record: Any) -> dict[str, Any] | None:
         name = str(result["evaluation_name"]).removeprefix("test_")
         total[f"test_{name}"] = score = result["score_details"].get("score")
         values = [run.get(name, run.get(f"test_{name}")) for run in runs]
-        if len(values) > 1 and isinstance(score, (int, float)) and (mean := statistics.fmean(values)):
-            error = statistics.stdev(values) / math.sqrt(len(values)) * abs(score / mean)  # runs may be shares
+        if (
+            len(values) > 1
+            and isinstance(score, (int, float))
+            and (mean := statistics.fmean(values))
+        ):
+            error = (
+                statistics.stdev(values) / math.sqrt(len(values)) * abs(score / mean)
+            )  # runs may be shares
             total[f"test_{name}_se"] = Z95 * error
-    dataset = details.get("dataset") or (inner(results[0], "source_data").get("dataset_name") if results else None)
+    dataset = details.get("dataset") or (
+        inner(results[0], "source_data").get("dataset_name") if results else None
+    )
     few = str(details.get("few_shot")).casefold() == "true"
     model = inner(record, "model_info").get("id")
     return {"dataset": dataset, "model": model, "few_shot": few, "results": {"total": total}}
@@ -355,20 +432,25 @@ def as_euroeval(record: Any) -> dict[str, Any] | None:
 def euroeval_entry(record: Mapping[str, Any], where: str, *, metric: str | None) -> Entry:
     """Return the score of one record: the first metric of the test split, or the one asked for, as a share of 1."""
     total, dataset = record["results"]["total"], record["dataset"]
-    names = [k.removeprefix("test_") for k in total if k.startswith("test_") and not k.endswith("_se")]
+    names = [
+        k.removeprefix("test_") for k in total if k.startswith("test_") and not k.endswith("_se")
+    ]
     name = metric if metric in names else next(iter(names), None)
     if name is None or (metric is not None and name != metric):
         missing = f"the record has no metric {metric or ''}".rstrip()
         raise DataError(missing, where=where, hint=f"there are: {', '.join(names)}")
     half = total.get(f"test_{name}_se")
     return scored(
-        where, record["model"], dataset, total[f"test_{name}"],
+        where,
+        record["model"],
+        dataset,
+        total[f"test_{name}"],
         stderr=half / Z95 if isinstance(half, (int, float)) else half,
         per=100.0,
         at=f"{where}, test_{name}",
         protocol="few_shot" if record.get("few_shot") else DIRECT,
         metric=metric_of(str(dataset), name),
-    )  # fmt: skip
+    )
 
 
 def paper_entries(content: dict[str, Any], where: str) -> Iterator[Entry]:
@@ -387,4 +469,12 @@ def paper_entries(content: dict[str, Any], where: str) -> Iterator[Entry]:
             for model, value in section(tasks, task, f"{where}, {name}").items():
                 place, protocol = f"{where}, {name}.{task}.{model}", _PROTOCOLS.get(name, name)
                 error = errors.get(model)
-                yield scored(place, model, task, value, stderr=error, protocol=protocol, metric=metric_of(task))
+                yield scored(
+                    place,
+                    model,
+                    task,
+                    value,
+                    stderr=error,
+                    protocol=protocol,
+                    metric=metric_of(task),
+                )

@@ -27,14 +27,43 @@ from potentia.formats.table import RawTable
 from potentia.values.metric import known_metric
 from potentia.values.protocol import Protocol
 
-TRAVELS = ("metric_kind", "metric_scale", "chance", "seeds", "data_fingerprint", "recipe_fingerprint",
-           "model_fingerprint", "source", "path")  # fmt: skip
-FIELDS = ("protocol", "model", "benchmark", "score", "stderr", "n", "metric", "higher_is_better", "shots", *TRAVELS)
+TRAVELS = (
+    "metric_kind",
+    "metric_scale",
+    "chance",
+    "seeds",
+    "data_fingerprint",
+    "recipe_fingerprint",
+    "model_fingerprint",
+    "source",
+    "path",
+)
+FIELDS = (
+    "protocol",
+    "model",
+    "benchmark",
+    "score",
+    "stderr",
+    "n",
+    "metric",
+    "higher_is_better",
+    "shots",
+    *TRAVELS,
+)
 SYNONYMS: dict[str, tuple[str, ...]] = {
     "protocol": ("protocol", "setting", "stage"),
     "step": ("step",),  # of a stage
     "model": ("model", "model name", "model id", "fullname", "llm", "system", "checkpoint"),
-    "benchmark": ("benchmark", "task", "dataset", "eval", "evaluation", "task name", "benchmark name", "test"),
+    "benchmark": (
+        "benchmark",
+        "task",
+        "dataset",
+        "eval",
+        "evaluation",
+        "task name",
+        "benchmark name",
+        "test",
+    ),
     "score": ("score", "value", "result"),
     "stderr": ("stderr", "standard error", "std err", "se", "score stderr"),
     "n": ("n", "samples", "num samples", "n samples", "items", "test size"),
@@ -50,7 +79,9 @@ NO_SCORE = re.compile(
     r"generation|base model|upload|submission|chat template|not merged|official|family|kind|tokens|compute|flops|cost|"
     r"price|notes?$|url|link|votes|organi[sz]ation|context|vocabulary|version|std|eval name|maintainer)"
 )
-BESIDE = frozenset({"version", "metric", "mode", "category", "group", "type", "shots", "n", "subset", "split"})
+BESIDE = frozenset(
+    {"version", "metric", "mode", "category", "group", "type", "shots", "n", "subset", "split"}
+)
 GAPS = frozenset({"", "-", "–", "—", "n/a", "na", "nan", "none", "null"})
 _NUMBER = re.compile(
     r"\**\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*%?\s*\**(?:\s*(?:±|\+/-)\s*([\d.]+)\s*%?\**)?"
@@ -83,12 +114,18 @@ class _Cell:
         return str(self.row.get("benchmark") or ""), str(self.row.get("metric") or "")
 
 
-def recognise(table: RawTable, columns: Mapping[str, str] | None = None, says: Says | None = None) -> Layout:
+def recognise(
+    table: RawTable, columns: Mapping[str, str] | None = None, says: Says | None = None
+) -> Layout:
     """Say what the table holds; ``columns`` names the columns of some fields, ``says`` what columns of scores are."""
     found, says = _fields(table, columns or {}), says or Says()
     if {"model", "benchmark", "score"} <= found.keys():
         return _tidy(table, found, says)
-    wide = _transposed(table, found, says) if _is_transposed(table, found) else _wide(table, found, says)
+    wide = (
+        _transposed(table, found, says)
+        if _is_transposed(table, found)
+        else _wide(table, found, says)
+    )
     if wide is not None:
         return wide
     missing = [name for name in ("model", "benchmark", "score") if name not in found]
@@ -104,10 +141,14 @@ def _fields(table: RawTable, given: Mapping[str, str]) -> dict[str, str]:
     """Return the column of every field that has one: as given, else by name; a metric's name is a score."""
     _check_map(table, given)
     plain = {_plain(name): name for name in reversed(table.columns)}
-    named = {field: [plain[name] for name in names if name in plain] for field, names in SYNONYMS.items()}
+    named = {
+        field: [plain[name] for name in names if name in plain] for field, names in SYNONYMS.items()
+    }
     if "score" not in given and len(named["score"]) > 1:
         several, first = " and ".join(named["score"]), named["score"][0]
-        raise DataError(f"{several} could each be the score", where=table.where, hint=f"--map score={first}")
+        raise DataError(
+            f"{several} could each be the score", where=table.where, hint=f"--map score={first}"
+        )
     found: dict[str, str] = {}
     for field, present in named.items():
         for column in [given[field]] if field in given else present[:1]:
@@ -125,7 +166,11 @@ def _check_map(table: RawTable, given: Mapping[str, str]) -> None:
             raise DataError(f"--map knows no {field!r}", hint=f"map one of: {', '.join(FIELDS)}")
         if column not in table.columns:
             there = ", ".join(table.columns[:20])
-            raise DataError(f"no column {column!r} to map to {field}", where=table.where, hint=f"there are: {there}")
+            raise DataError(
+                f"no column {column!r} to map to {field}",
+                where=table.where,
+                hint=f"there are: {there}",
+            )
 
 
 def _metric_of(column: str) -> str | None:
@@ -145,7 +190,9 @@ def _tidy(table: RawTable, found: Mapping[str, str], says: Says) -> Layout:
         place["stderr"] = plain.index(beside)
     cells = []
     for at, values in table.rows:
-        row = ({"metric": metric} if metric else {}) | {field: values[k] for field, k in place.items()}
+        row = ({"metric": metric} if metric else {}) | {
+            field: values[k] for field, k in place.items()
+        }
         row |= _protocol(row, f"{table.where}, {at}, column {found.get('shots')}")
         cells.append(_cell(at, row, row["score"], row.get("stderr")))
     if "higher_is_better" in place:
@@ -165,7 +212,8 @@ def _protocol(row: Mapping[str, Any], where: str) -> dict[str, Any]:
         count = int(float(text or 0))
     except (ValueError, OverflowError):
         raise DataError(
-            f"{row[what]!r} is no number of {'examples' if what == 'shots' else 'steps'}", where=where
+            f"{row[what]!r} is no number of {'examples' if what == 'shots' else 'steps'}",
+            where=where,
         ) from None
     if what == "shots":
         return {"protocol": Protocol.few_shot(count)}
@@ -202,7 +250,13 @@ def _wide(table: RawTable, found: Mapping[str, str], says: Says) -> Layout | Non
             left.append(f"the row {row[model]}")
             continue
         said = {field: row[column] for field, column in about.items()}
-        models.append((at, row, {"model": _unlinked(row[model]), **said, **_protocol(said, f"{table.where}, {at}")}))
+        models.append(
+            (
+                at,
+                row,
+                {"model": _unlinked(row[model]), **said, **_protocol(said, f"{table.where}, {at}")},
+            )
+        )
     cells = []
     for c, task in tasks.items():
         for at, row, shared in models:
@@ -211,14 +265,18 @@ def _wide(table: RawTable, found: Mapping[str, str], says: Says) -> Layout | Non
     return _grid(table, cells, says, left)
 
 
-def _score_columns(table: RawTable, others: set[str], says: Says) -> tuple[dict[str, str], dict[str, str], list[str]]:
+def _score_columns(
+    table: RawTable, others: set[str], says: Says
+) -> tuple[dict[str, str], dict[str, str], list[str]]:
     """Return the columns of scores with their tasks, the column of errors that each has, and what is left out."""
     numeric = [c for c in _numeric(table) if c not in others]
     errors = {base: c for c in numeric if (base := _error_of(c, numeric)) is not None}
     # A leaderboard that shows normalised scores keeps the measured ones beside them.
     measured = {c: c[: -len(" raw")].strip() for c in numeric if _plain(c).endswith(" raw")}
     beside = {*others, *errors.values(), *(set(measured.values()) & set(numeric))}
-    tasks = {c: measured.get(c, c) for c in numeric if c not in beside and not _passed_over(c, says)}
+    tasks = {
+        c: measured.get(c, c) for c in numeric if c not in beside and not _passed_over(c, says)
+    }
     tasks = {c: task for c, task in tasks.items() if not NO_SCORE.match(_plain(c))}
     return tasks, errors, [c for c in table.columns if c not in beside and c not in tasks]
 
@@ -238,7 +296,9 @@ def _transposed(table: RawTable, found: Mapping[str, str], says: Says) -> Layout
             left.append(f"the row {name}")
             continue
         shared = {"benchmark": name, "metric": metric if metric.strip("- ") else None}
-        cells += [_cell(f"{at}, column {m}", {"model": _unlinked(m), **shared}, row[m]) for m in models]
+        cells += [
+            _cell(f"{at}, column {m}", {"model": _unlinked(m), **shared}, row[m]) for m in models
+        ]
     return _grid(table, cells, says, left, "rows are tasks and columns are models")
 
 
@@ -249,11 +309,16 @@ def _passed_over(name: str, says: Says) -> bool:
 def _cell(at: str, row: dict[str, Any], content: Any, spread: Any = None) -> _Cell:
     """Take one score, with the error that stands by it (**0.46 ± 0.01**) or in a column of its own."""
     value, error = _value(content)
-    row |= {"score": str(content) if value is None else value, "stderr": error if spread is None else spread}
+    row |= {
+        "score": str(content) if value is None else value,
+        "stderr": error if spread is None else spread,
+    }
     return _Cell(at, row, "%" in f"{content}{row.get('benchmark')}")
 
 
-def _grid(table: RawTable, cells: Sequence[_Cell], says: Says, left: list[str], *notes: str) -> Layout:
+def _grid(
+    table: RawTable, cells: Sequence[_Cell], says: Says, left: list[str], *notes: str
+) -> Layout:
     """Return the scores of a wide table, each task read as its name and values say."""
     known = [cell for cell in cells if isinstance(cell.row["score"], float)]
     says.check([*dict.fromkeys(cell.row["benchmark"] for cell in known), *left], table.where)
@@ -261,7 +326,9 @@ def _grid(table: RawTable, cells: Sequence[_Cell], says: Says, left: list[str], 
     return Layout(rows, notes, Reading(read, tuple(dict.fromkeys(left))))
 
 
-def _decided(table: RawTable, cells: Sequence[_Cell], says: Says) -> tuple[tuple[Row, ...], tuple[ColumnReading, ...]]:
+def _decided(
+    table: RawTable, cells: Sequence[_Cell], says: Says
+) -> tuple[tuple[Row, ...], tuple[ColumnReading, ...]]:
     """Decide what the scores of each task are, by the metric that the table names or by their values."""
     columns: dict[tuple[str, str], list[_Cell]] = {}
     for cell in cells:
@@ -269,8 +336,13 @@ def _decided(table: RawTable, cells: Sequence[_Cell], says: Says) -> tuple[tuple
             columns.setdefault(cell.column, []).append(cell)
     read = {}
     for (task, metric), members in columns.items():
-        values, percent = [cell.row["score"] for cell in members], any(cell.percent for cell in members)
-        read[task, metric] = decide(task, values, says, metric=metric or None, percent=percent, where=table.where)
+        values, percent = (
+            [cell.row["score"] for cell in members],
+            any(cell.percent for cell in members),
+        )
+        read[task, metric] = decide(
+            task, values, says, metric=metric or None, percent=percent, where=table.where
+        )
     rows: list[Row] = [(cell.at, _said(cell.row, read.get(cell.column))) for cell in cells]
     return tuple(rows), tuple(read.values())
 
@@ -280,8 +352,13 @@ def _said(row: dict[str, Any], column: ColumnReading | None) -> dict[str, Any]:
     if column is None:
         return row
     m = column.metric
-    made = row | {"benchmark": column.task, "metric": m.name or None, "higher_is_better": m.higher_is_better,
-                  "metric_kind": m.kind, "metric_scale": m.scale}  # fmt: skip
+    made = row | {
+        "benchmark": column.task,
+        "metric": m.name or None,
+        "higher_is_better": m.higher_is_better,
+        "metric_kind": m.kind,
+        "metric_scale": m.scale,
+    }
     for field in ("score", "stderr") if column.divided else ():
         value = _value(row.get(field))[0]
         made[field] = row.get(field) if value is None else value / 100
@@ -309,7 +386,9 @@ def _is_numeric(values: Sequence[Any]) -> bool:
 
 def _error_of(column: str, columns: Sequence[str]) -> str | None:
     """Return the column whose standard error this is, by its name: ``mmlu_stderr`` beside ``mmlu``."""
-    found = re.fullmatch(r"(.+?)[ _.]*(?:stderr|std err|standard error|\(se\)|_se|±)", column, re.IGNORECASE)
+    found = re.fullmatch(
+        r"(.+?)[ _.]*(?:stderr|std err|standard error|\(se\)|_se|±)", column, re.IGNORECASE
+    )
     return found[1] if found and found[1] in columns else None
 
 
@@ -318,7 +397,9 @@ def _value(cell: Any) -> tuple[float | None, float | None]:
     if cell is None or isinstance(cell, bool):
         return None, None
     if isinstance(cell, (int, float)):
-        return (float(cell), None) if abs(cell) < 1e300 else (None, None)  # no score: NaN, or beyond all numbers
+        return (
+            (float(cell), None) if abs(cell) < 1e300 else (None, None)
+        )  # no score: NaN, or beyond all numbers
     found = _NUMBER.fullmatch(str(cell).strip())
     if found is None:
         return None, None

@@ -52,9 +52,13 @@ class _Wishes:
 
 
 def read_files(
-    source: Path | pd.DataFrame, *, metric: str | None = None, subtasks: bool = False,
-    columns: Mapping[str, str] | None = None, says: Says | None = None,
-) -> FileScores:  # fmt: skip
+    source: Path | pd.DataFrame,
+    *,
+    metric: str | None = None,
+    subtasks: bool = False,
+    columns: Mapping[str, str] | None = None,
+    says: Says | None = None,
+) -> FileScores:
     """Read a file, a folder of results of lm-eval, lighteval, Inspect or EuroEval, or a pandas table.
 
     ``metric`` picks a metric where a benchmark has several. A group such as MMLU counts as one benchmark; ``subtasks``
@@ -75,7 +79,9 @@ def read_files(
     except OSError as error:
         raise DataError(f"it cannot be read: {error.strerror or error}", where=where) from None
     reading = wishes.readings[0] if wishes.readings else None
-    return FileScores(assemble(found, where=where), tuple(dict.fromkeys(wishes.notes)), reading, items_of(found))
+    return FileScores(
+        assemble(found, where=where), tuple(dict.fromkeys(wishes.notes)), reading, items_of(found)
+    )
 
 
 def _frame(frame: pd.DataFrame) -> RawTable:
@@ -86,7 +92,9 @@ def _frame(frame: pd.DataFrame) -> RawTable:
         frame = frame.rename_axis(frame.index.name or "model").reset_index()
     rows = frame.astype(object).where(frame.notna(), None).itertuples(index=False, name=None)
     return RawTable(
-        "DataFrame", tuple(map(str, frame.columns)), tuple((f"row {i}", row) for i, row in enumerate(rows, 1))
+        "DataFrame",
+        tuple(map(str, frame.columns)),
+        tuple((f"row {i}", row) for i, row in enumerate(rows, 1)),
     )
 
 
@@ -125,7 +133,9 @@ def _from_json(content: Any, path: Path, wishes: _Wishes) -> list[Entry]:
             return _from_records([content], str(path), wishes)
         return list(every_eval_ever_entries(content, path))
     if "results" in content:
-        return list(harness.harness_entries(content, path, metric=wishes.metric, subtasks=wishes.subtasks))
+        return list(
+            harness.harness_entries(content, path, metric=wishes.metric, subtasks=wishes.subtasks)
+        )
     return list(harness.paper_entries(content, str(path)))
 
 
@@ -136,9 +146,14 @@ def _from_records(records: list[Any], where: str, wishes: _Wishes) -> list[Entry
         raise DataError(f"a record of EuroEval lacks {error}", where=where) from None
     if records and None not in european:
         numbered = enumerate(filter(None, european), 1)
-        return [harness.euroeval_entry(record, f"{where}, line {n}", metric=wishes.metric) for n, record in numbered]
+        return [
+            harness.euroeval_entry(record, f"{where}, line {n}", metric=wishes.metric)
+            for n, record in numbered
+        ]
     if records and all(map(is_every_eval_ever, records)):
-        return [entry for record in records for entry in every_eval_ever_entries(record, Path(where))]
+        return [
+            entry for record in records for entry in every_eval_ever_entries(record, Path(where))
+        ]
     return _from_table(table.records_table(records, where), wishes)
 
 
@@ -164,11 +179,15 @@ def _from_folder(folder: Path, wishes: _Wishes) -> list[Entry]:
 
 
 def _results_in(folder: Path, wishes: _Wishes) -> list[Path]:
-    there = sorted(folder.rglob("results*.json")) or sorted([*folder.rglob("*.json"), *folder.rglob("*.jsonl")])
+    there = sorted(folder.rglob("results*.json")) or sorted(
+        [*folder.rglob("*.json"), *folder.rglob("*.jsonl")]
+    )
     there = [path for path in there if not path.name.endswith("_samples.jsonl")]
     files = [path for path in there if path.resolve().is_relative_to(folder.resolve())]
     if len(files) < len(there):
-        wishes.notes.append(f"{len(there) - len(files)} links that lead out of {folder} are passed over")
+        wishes.notes.append(
+            f"{len(there) - len(files)} links that lead out of {folder} are passed over"
+        )
     if not files:
         hint = "give the output folder of lm-eval, lighteval, Inspect (as json) or EuroEval"
         raise DataError("the folder holds no .json results", where=str(folder), hint=hint)
@@ -198,27 +217,44 @@ class StagedScores:
                 self._read[metric] = read_files(self.path, metric=metric).scores
         return self._read.get(metric, {})
 
-    def scores(self, stage: str, benchmark: str, metric: str, *, step: int | None = None) -> dict[str, float]:
+    def scores(
+        self, stage: str, benchmark: str, metric: str, *, step: int | None = None
+    ) -> dict[str, float]:
         """Return model → score of one benchmark at one stage (and step)."""
         matrix = self._by(metric).get(Protocol(stage) if step is None else Protocol(stage).at(step))
-        found = {model: score.value for model, task, score in matrix.scores() if task == benchmark} if matrix else {}
+        found = (
+            {model: score.value for model, task, score in matrix.scores() if task == benchmark}
+            if matrix
+            else {}
+        )
         if not found:
             at = "" if step is None else f", step {step}"
             hint = f"stages there: {', '.join(self.stages())}"
-            raise InputError(f"no {benchmark} ({metric}) at stage {stage}{at}", where=str(self.path), hint=hint)
+            raise InputError(
+                f"no {benchmark} ({metric}) at stage {stage}{at}", where=str(self.path), hint=hint
+            )
         return found
 
     def steps(self, stage: str, benchmark: str, metric: str) -> dict[int, dict[str, float]]:
         """Return step → model → score of one benchmark."""
-        by = {p.step: m for p, m in self._by(metric).items() if p.base == stage and benchmark in m.tasks}
-        return {step: self.scores(stage, benchmark, metric, step=step) for step in sorted(filter(None, by))}
+        by = {
+            p.step: m
+            for p, m in self._by(metric).items()
+            if p.base == stage and benchmark in m.tasks
+        }
+        return {
+            step: self.scores(stage, benchmark, metric, step=step)
+            for step in sorted(filter(None, by))
+        }
 
     def matrix(self, stage: str, metrics: Mapping[str, str]) -> ScoreMatrix:
         """Return one stage as a matrix of benchmarks, each by the metric given for it."""
         columns = {name: self.scores(stage, name, metric) for name, metric in metrics.items()}
         models = list(dict.fromkeys(model for column in columns.values() for model in column))
         values = [[column.get(model, math.nan) for column in columns.values()] for model in models]
-        return ScoreMatrix.build(models, list(columns), values, metrics=list(metrics.values()), protocol=stage)
+        return ScoreMatrix.build(
+            models, list(columns), values, metrics=list(metrics.values()), protocol=stage
+        )
 
 
 # --- into a store ----------------------------------------------------------------------------------------------------
@@ -244,12 +280,25 @@ def import_scores(
     cells = []
     for protocol, matrix in matrices.items():
         for model, task, score in matrix.scores():
-            score = replace(score, origin=replace(score.origin, source=score.origin.source or source))
-            told = (score.value, score.stderr if score.stderr == score.stderr else None, score.n, astuple(score.metric))
+            score = replace(
+                score, origin=replace(score.origin, source=score.origin.source or source)
+            )
+            told = (
+                score.value,
+                score.stderr if score.stderr == score.stderr else None,
+                score.n,
+                astuple(score.metric),
+            )
             key = f"import-{_digest([study, protocol, model, task, told, score.seeds, astuple(score.origin)[:4]])}"
             metric, manifest = score.metric.name or "score", {"imported_from": source}
-            cells.append(CellRecord(key, record.key, model, task, protocol, {metric: score}, metric, manifest))
-    new = sum(store.commit_cells(cells[start : start + _BATCH]) for start in range(0, len(cells), _BATCH))
+            cells.append(
+                CellRecord(
+                    key, record.key, model, task, protocol, {metric: score}, metric, manifest
+                )
+            )
+    new = sum(
+        store.commit_cells(cells[start : start + _BATCH]) for start in range(0, len(cells), _BATCH)
+    )
     return Imported(study=study, new=new, known=len(cells) - new)
 
 

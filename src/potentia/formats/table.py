@@ -55,7 +55,9 @@ def read_text_table(path: Path) -> RawTable:
         raise DataError("the file is empty", where=str(path))
     if first.lstrip().startswith("|") or path.suffix.casefold() in (".md", ".markdown"):
         return _markdown(path, text)
-    most = max(DELIMITERS, key=lambda mark: (first.count(mark), mark == ","))  # parts the header into most columns
+    most = max(
+        DELIMITERS, key=lambda mark: (first.count(mark), mark == ",")
+    )  # parts the header into most columns
     return _delimited(path, text, most)
 
 
@@ -75,10 +77,22 @@ def _delimited(path: Path, text: str, delimiter: str) -> RawTable:
                 raise _ragged(path, footers[0], 1, len(header))
             if len(fields) != len(header):
                 raise _ragged(path, place, len(fields), len(header))
-            rows.append((place, tuple(field[1:] if field.startswith(_SHIELDED) else field for field in fields)))
+            rows.append(
+                (
+                    place,
+                    tuple(field[1:] if field.startswith(_SHIELDED) else field for field in fields),
+                )
+            )
     except csv.Error as error:
-        raise DataError(f"this is no CSV: {error}", where=f"{path}, line {reader.line_num}") from None
-    while rows and len(header) > 2 and rows[-1][1][0].strip() and not any(map(str.strip, rows[-1][1][1:])):
+        raise DataError(
+            f"this is no CSV: {error}", where=f"{path}, line {reader.line_num}"
+        ) from None
+    while (
+        rows
+        and len(header) > 2
+        and rows[-1][1][0].strip()
+        and not any(map(str.strip, rows[-1][1][1:]))
+    ):
         rows.pop()  # a footer whose line was filled up
     return _table(str(path), header, _with_points(rows))
 
@@ -97,7 +111,12 @@ def _with_points(rows: list[tuple[str, tuple[str, ...]]]) -> list[tuple[str, tup
     if any(re.fullmatch(r"[-+]?\d*\.\d+\s*%?", cell) for cell in cells):
         return list(rows)
     return [
-        (at, tuple(v.replace(",", ".") if _DECIMAL_COMMA.fullmatch(v.strip()) else v for v in values))
+        (
+            at,
+            tuple(
+                v.replace(",", ".") if _DECIMAL_COMMA.fullmatch(v.strip()) else v for v in values
+            ),
+        )
         for at, values in rows
     ]
 
@@ -111,7 +130,10 @@ def _markdown(path: Path, text: str) -> RawTable:
             heading = line.lstrip("# ").strip() if line.startswith("#") else heading
             header = header if line.strip() else []
             continue
-        fields = [c.strip().replace("\\|", "|") for c in re.split(r"(?<!\\)\|", line.strip()[1:].removesuffix("|"))]
+        fields = [
+            c.strip().replace("\\|", "|")
+            for c in re.split(r"(?<!\\)\|", line.strip()[1:].removesuffix("|"))
+        ]
         if not header:
             header = fields
         elif not all(re.fullmatch(r":?-+:?", field) for field in fields):
@@ -125,7 +147,9 @@ def _markdown(path: Path, text: str) -> RawTable:
 def _of_records(where: str, records: Sequence[tuple[str, Mapping[Any, Any]]]) -> RawTable:
     """Return objects as a table; a key that some lack is empty there."""
     columns = list(dict.fromkeys(key for _, record in records for key in record))
-    return _table(where, columns, [(at, tuple(record.get(c) for c in columns)) for at, record in records])
+    return _table(
+        where, columns, [(at, tuple(record.get(c) for c in columns)) for at, record in records]
+    )
 
 
 def read_parquet_table(path: Path) -> RawTable:
@@ -141,7 +165,9 @@ def read_parquet_table(path: Path) -> RawTable:
     except DataError:
         raise
     except (limited.LimitError, pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        raise DataError(f"this is no whole Parquet file: {first_line(error)}", where=str(path)) from None
+        raise DataError(
+            f"this is no whole Parquet file: {first_line(error)}", where=str(path)
+        ) from None
     rows = [(f"row {i}", row) for i, row in enumerate(zip(*values, strict=True), 1)]
     return _table(str(path), columns, rows)
 
@@ -150,7 +176,11 @@ def records_table(records: Iterable[Any], where: str) -> RawTable:
     """Take a list of JSON objects as a table; a key that some lack is empty there."""
     given = list(records)
     if not all(isinstance(record, dict) for record in given) or not given:
-        raise DataError("this is no list of objects", where=where, hint="each entry is an object with the same keys")
+        raise DataError(
+            "this is no list of objects",
+            where=where,
+            hint="each entry is an object with the same keys",
+        )
     return _of_records(where, [(f"entry {i}", record) for i, record in enumerate(given, 1)])
 
 
@@ -204,7 +234,9 @@ def load_json(path: Path) -> Any:
     except DataError:
         raise
     except (RecursionError, ValueError) as error:
-        raise DataError(f"this JSON cannot be read: {type(error).__name__}", where=str(path)) from None
+        raise DataError(
+            f"this JSON cannot be read: {type(error).__name__}", where=str(path)
+        ) from None
 
 
 def inner(content: Any, *names: str) -> dict[str, Any]:

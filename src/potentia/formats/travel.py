@@ -30,8 +30,10 @@ from potentia.values.scores import ItemOutcome, Score, ScoreMatrix
 SCHEMA = "0.3.0"
 Items = Callable[[str, str, str], Sequence[ItemOutcome]]  # (protocol, model, task) → outcomes
 _BOUNDS: dict[Scale | None, tuple[Any, Any]] = {
-    "share": (0.0, 1.0), "percent": (0.0, 100.0), "unbounded": ("-Infinity", "Infinity"),
-}  # fmt: skip
+    "share": (0.0, 1.0),
+    "percent": (0.0, 100.0),
+    "unbounded": ("-Infinity", "Infinity"),
+}
 
 
 @cache
@@ -40,7 +42,9 @@ def hub_dataset(task: str) -> str | None:
     from potentia.tasks import leaf_configs
 
     try:
-        found = {str(config.get("dataset_path") or "") for config in leaf_configs(TaskName(task).base)[0]}
+        found = {
+            str(config.get("dataset_path") or "") for config in leaf_configs(TaskName(task).base)[0]
+        }
     except (PotentiaError, KeyError):
         return None
     name = found.pop() if len(found) == 1 else ""
@@ -63,7 +67,11 @@ def write_every_eval_ever(
         run = f"potentia/{model.replace('/', '_')}/{now}"
         file = place / f"{uuid.uuid4()}.json"
         body = _aggregate(model, run, now, rows)
-        samples = [line for row in rows for line in _instances(model, run, row, items)] if items is not None else []
+        samples = (
+            [line for row in rows for line in _instances(model, run, row, items)]
+            if items is not None
+            else []
+        )
         if samples:
             beside = file.with_name(f"{file.stem}_samples.jsonl")
             text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in samples)
@@ -81,11 +89,17 @@ def write_every_eval_ever(
     return written
 
 
-def _aggregate(model: str, run: str, now: str, rows: Sequence[tuple[Protocol, str, Score]]) -> dict[str, Any]:
+def _aggregate(
+    model: str, run: str, now: str, rows: Sequence[tuple[Protocol, str, Score]]
+) -> dict[str, Any]:
     developer, _, name = model.rpartition("/")
     details = {"deployment_type": "unknown", "model_availability": "unknown"}
-    source = {"source_name": "Potentia", "source_type": "evaluation_run", "source_organization_name": "unknown",
-              "evaluator_relationship": "other"}  # fmt: skip
+    source = {
+        "source_name": "Potentia",
+        "source_type": "evaluation_run",
+        "source_organization_name": "unknown",
+        "evaluator_relationship": "other",
+    }
     about = {"name": name, "id": model, "additional_details": details}
     return {
         "schema_version": SCHEMA,
@@ -103,7 +117,9 @@ def _result(protocol: Protocol, task: str, score: Score) -> dict[str, Any]:
     low, high = _BOUNDS.get(metric.scale, (None, None))
     hub = {"source_type": "hf_dataset", "hf_repo": dataset, "hf_split": "test"}
     source = {"dataset_name": task, **({"source_type": "other"} if dataset is None else hub)}
-    uncertainty: dict[str, Any] = {} if math.isnan(score.stderr) else {"standard_error": {"value": score.stderr}}
+    uncertainty: dict[str, Any] = (
+        {} if math.isnan(score.stderr) else {"standard_error": {"value": score.stderr}}
+    )
     uncertainty |= {"num_samples": score.n} if score.n else {}
     config: dict[str, Any] = {
         "metric_id": metric.canonical or "score",
@@ -114,7 +130,9 @@ def _result(protocol: Protocol, task: str, score: Score) -> dict[str, Any]:
         "max_score": high,
     }
     row = tidy_row(protocol, "", task, score)
-    facts = {name: str(row[name]) for name in ("protocol", "shots", *TRAVELS) if row[name] is not None}
+    facts = {
+        name: str(row[name]) for name in ("protocol", "shots", *TRAVELS) if row[name] is not None
+    }
     scored: dict[str, Any] = {"score": score.value, "details": {**facts, "metric": metric.name}}
     return {
         "evaluation_result_id": f"{protocol}.{task}",
@@ -125,7 +143,9 @@ def _result(protocol: Protocol, task: str, score: Score) -> dict[str, Any]:
     }
 
 
-def _instances(model: str, run: str, row: tuple[Protocol, str, Score], items: Items) -> Iterator[dict[str, Any]]:
+def _instances(
+    model: str, run: str, row: tuple[Protocol, str, Score], items: Items
+) -> Iterator[dict[str, Any]]:
     protocol, task, _ = row
     for item in items(protocol, model, task):
         prompt, gold = str(item.detail.get("prompt", "")), str(item.gold)
@@ -140,15 +160,26 @@ def _instances(model: str, run: str, row: tuple[Protocol, str, Score], items: It
             "interaction_type": "single_turn",
             "input": {"raw": prompt, "reference": [gold]},
             "output": {"raw": [str(item.prediction)]},
-            "answer_attribution": [{"turn_idx": 0, "source": "output.raw", "extracted_value": str(item.prediction),
-                                    "extraction_method": "custom", "is_terminal": True}],
+            "answer_attribution": [
+                {
+                    "turn_idx": 0,
+                    "source": "output.raw",
+                    "extracted_value": str(item.prediction),
+                    "extraction_method": "custom",
+                    "is_terminal": True,
+                }
+            ],
             "evaluation": {"score": item.value, "is_correct": item.value >= 1.0},
-        }  # fmt: skip
+        }
 
 
 def is_every_eval_ever(content: Any) -> bool:
     """Tell a file of Every Eval Ever by its keys."""
-    return isinstance(content, dict) and "schema_version" in content and "evaluation_results" in content
+    return (
+        isinstance(content, dict)
+        and "schema_version" in content
+        and "evaluation_results" in content
+    )
 
 
 def every_eval_ever_entries(content: Mapping[str, Any], path: Path) -> Iterator[Entry]:
@@ -170,21 +201,31 @@ def every_eval_ever_entries(content: Mapping[str, Any], path: Path) -> Iterator[
             raise DataError("the result has no evaluation_name", where=at)
         own = str(result.get("evaluation_result_id") or task)
         yield scored(
-            at, model, task, found.get("score"),
+            at,
+            model,
+            task,
+            found.get("score"),
             stderr=section(spread, "standard_error", at).get("value"),
             n=spread.get("num_samples"),
             protocol=str(details.get("protocol") or DIRECT),
             items=items.get(own) or items.get(task),
             **_known(config, details, task, at),
-        )  # fmt: skip
+        )
 
 
-def _known(config: Mapping[str, Any], details: Mapping[str, Any], task: str, at: str) -> dict[str, Any]:
+def _known(
+    config: Mapping[str, Any], details: Mapping[str, Any], task: str, at: str
+) -> dict[str, Any]:
     """Return metric, origin and seeds: as Potentia wrote them into the details, else as the schema tells them."""
     lower = config.get("lower_is_better")
     if not isinstance(lower, bool):
         raise DataError("lower_is_better is neither true nor false", where=at)
-    facts = told({**details, "higher_is_better": not lower}, task, str(details.get("metric") or "") or None, at)
+    facts = told(
+        {**details, "higher_is_better": not lower},
+        task,
+        str(details.get("metric") or "") or None,
+        at,
+    )
     if "metric" not in details:
         name = str(config.get("metric_id") or config.get("metric_name") or "")
         known = metric_of(task, name or None, not lower)
@@ -221,10 +262,15 @@ def write_hub(matrices: Mapping[Protocol, ScoreMatrix], folder: Path) -> list[Pa
             recipe = f", recipe {score.origin.recipe[:12]}" if score.origin.recipe else ""
             error = "" if math.isnan(score.stderr) else f" ± {score.stderr:.4f} (standard error)"
             notes = f"{protocol.label}{recipe}; {score.metric.name or 'score'}{error}; Potentia {version('potentia')}"
-            entry = EvalResultEntry(dataset_id=dataset, task_id=task, value=round(score.value, 6), notes=notes)
+            entry = EvalResultEntry(
+                dataset_id=dataset, task_id=task, value=round(score.value, 6), notes=notes
+            )
             found.setdefault(model, []).append(entry)
     if not found:
-        raise InputError("no task of these scores has its documents on the Hub", hint="the Hub asks for a dataset id")
+        raise InputError(
+            "no task of these scores has its documents on the Hub",
+            hint="the Hub asks for a dataset id",
+        )
     written = []
     for model, entries in found.items():
         file = folder / safe_name(model) / ".eval_results" / "potentia.yaml"

@@ -39,7 +39,9 @@ class ExportedAdapter:
     lines: tuple[str, ...]
 
 
-def export_adapter(store: Store, cell: CellRecord, folder: Path, *, replace: bool = False) -> ExportedAdapter:
+def export_adapter(
+    store: Store, cell: CellRecord, folder: Path, *, replace: bool = False
+) -> ExportedAdapter:
     """Copy a kept adapter out of the store and write its card and a note from which ``predict`` asks it again.
 
     Where validation kept the untuned model there is no adapter; the note and the card say so. The folder is there when
@@ -59,18 +61,38 @@ def export_adapter(store: Store, cell: CellRecord, folder: Path, *, replace: boo
     with whole_folder(folder, replace=replace) as draft:
         for file in kept.iterdir() if kept is not None else ():
             shutil.copy2(file, draft / file.name)
-        (draft / "README.md").write_text(adapter_card(cell, base, lines, str(folder)), encoding="utf-8")
+        (draft / "README.md").write_text(
+            adapter_card(cell, base, lines, str(folder)), encoding="utf-8"
+        )
         place = draft / NOTE
         note = json.loads(place.read_text(encoding="utf-8")) if place.exists() else {}
-        note |= {"cell": cell.key, "task": cell.task, "protocol": cell.protocol, "selection": dict(cell.selection)}
-        note |= {"model": {**model, "source": base, "before": before}, "asked": dict(cell.manifest.get("task") or {})}
-        note |= {"metric": cell.metric, "score": cell.score.value, "stderr": cell.score.stderr, "n": cell.score.n}
+        note |= {
+            "cell": cell.key,
+            "task": cell.task,
+            "protocol": cell.protocol,
+            "selection": dict(cell.selection),
+        }
+        note |= {
+            "model": {**model, "source": base, "before": before},
+            "asked": dict(cell.manifest.get("task") or {}),
+        }
+        note |= {
+            "metric": cell.metric,
+            "score": cell.score.value,
+            "stderr": cell.score.stderr,
+            "n": cell.score.n,
+        }
         place.write_text(json.dumps(note, indent=1, default=str), encoding="utf-8")
     return ExportedAdapter(folder, base, lines)
 
 
 def loading_lines(
-    base: str, folder: str | None, *, gguf: str | None, before: Sequence[str], few: tuple[str, str] | None
+    base: str,
+    folder: str | None,
+    *,
+    gguf: str | None,
+    before: Sequence[str],
+    few: tuple[str, str] | None,
 ) -> tuple[str, ...]:
     """Return Python that loads the adapted model with transformers and PEFT alone; ``few``: bits of the base, dtype."""
     place = f"{base!r}" if gguf is None else f"{base!r}, gguf_file={gguf!r}"
@@ -95,15 +117,34 @@ def adapter_card(cell: CellRecord, base: str, lines: tuple[str, ...], folder: st
     splits = task.get("splits") or {}
     used = {name: (splits.get(name) or {}).get("used") for name in ("train", "validation", "test")}
     name = f"{cell.model.rpartition('/')[2]}-{cell.task}"
-    beside = {m: cell.scores[m].value for m in ("macro_f1", "balanced_accuracy") if m in cell.scores}
-    beside |= {what: given.get("acc", math.nan) for what, given in (task.get("baselines") or {}).items()}
-    body = _templates().get_template("card.md").render(
-        name=name, base=base, cell=cell, score=cell.score, chosen=cell.selection, used=used, beside=beside, lines=lines,
-        tuned=cell.selection.get("tuned", True), origin=(splits.get("test") or {}).get("origin", "unknown"),
-        seed=splits.get("seed", "unknown"), asking=asking_lines(task), config=task.get("config") or {},
-        labels=task.get("labels") or {}, folder=shlex.quote(folder),
-        recipe={key: value for key, value in tuning.items() if value is not None},
-    )  # fmt: skip
+    beside = {
+        m: cell.scores[m].value for m in ("macro_f1", "balanced_accuracy") if m in cell.scores
+    }
+    beside |= {
+        what: given.get("acc", math.nan) for what, given in (task.get("baselines") or {}).items()
+    }
+    body = (
+        _templates()
+        .get_template("card.md")
+        .render(
+            name=name,
+            base=base,
+            cell=cell,
+            score=cell.score,
+            chosen=cell.selection,
+            used=used,
+            beside=beside,
+            lines=lines,
+            tuned=cell.selection.get("tuned", True),
+            origin=(splits.get("test") or {}).get("origin", "unknown"),
+            seed=splits.get("seed", "unknown"),
+            asking=asking_lines(task),
+            config=task.get("config") or {},
+            labels=task.get("labels") or {},
+            folder=shlex.quote(folder),
+            recipe={key: value for key, value in tuning.items() if value is not None},
+        )
+    )
     return str(ModelCard(f"---\n{_card_head(cell, base, name)}\n---\n{body}"))
 
 
@@ -118,7 +159,9 @@ def _card_head(cell: CellRecord, base: str, name: str) -> str:
         metric_type=cell.metric,
         metric_name=f"{cell.metric} ({cell.protocol})",
         metric_value=round(cell.score.value, 6),
-        metric_args=None if math.isnan(cell.score.stderr) else {"stderr": round(cell.score.stderr, 6)},
+        metric_args=None
+        if math.isnan(cell.score.stderr)
+        else {"stderr": round(cell.score.stderr, 6)},
     )
     on_hub = base.count("/") == 1 and not base.startswith((".", "/", "~"))
     return ModelCardData(
@@ -139,15 +182,26 @@ def asking_lines(task: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
     for name in fields:
         template = template.replace("{{" + name + "}}", f"<{name}>")
-    return _lines("asking.py.txt", labels=json.dumps(labels, ensure_ascii=False), fields=fields, prompt=template)
+    return _lines(
+        "asking.py.txt",
+        labels=json.dumps(labels, ensure_ascii=False),
+        fields=fields,
+        prompt=template,
+    )
 
 
 @cache
 def _templates() -> Any:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    how: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
-    made = Environment(loader=PackageLoader("potentia.integrations"), undefined=StrictUndefined, **how)
+    how: dict[str, Any] = {
+        "trim_blocks": True,
+        "lstrip_blocks": True,
+        "keep_trailing_newline": True,
+    }
+    made = Environment(
+        loader=PackageLoader("potentia.integrations"), undefined=StrictUndefined, **how
+    )
     made.filters.update(repr=repr, plain=_plain)
     return made
 
@@ -167,8 +221,14 @@ def _plain(value: Any) -> str:
 Progress = Callable[[int], None]
 # What of a definition says how to ask; metrics and functions are not taken from a note.
 _ASKED = (
-    "output_type", "doc_to_text", "doc_to_choice", "doc_to_target", "target_delimiter", "generation_kwargs", "labels",
-)  # fmt: skip
+    "output_type",
+    "doc_to_text",
+    "doc_to_choice",
+    "doc_to_target",
+    "target_delimiter",
+    "generation_kwargs",
+    "labels",
+)
 _ANSWERS = ("label", "answer", "completion")  # fields that a file to predict may lack
 _METRICS = {"multiple_choice": "acc", "generate_until": "exact_match"}  # by what is asked
 
@@ -187,7 +247,11 @@ class Predictions:
     @property
     def accuracy(self) -> float:
         """The share of right answers among rows with a known label; NaN where there is none."""
-        known = [p == g for p, g in zip(self.predicted, self.gold, strict=True) if p is not None and g is not None]
+        known = [
+            p == g
+            for p, g in zip(self.predicted, self.gold, strict=True)
+            if p is not None and g is not None
+        ]
         return sum(known) / len(known) if known else math.nan
 
     def frame(self) -> pd.DataFrame:
@@ -201,7 +265,9 @@ class Predictions:
         return [
             {**row, "predicted": predicted, "probability": max(shares.values(), default=None)}
             | {f"p({label})": share for label, share in shares.items()}
-            for row, predicted, shares in zip(self.rows, self.predicted, self.probabilities, strict=True)
+            for row, predicted, shares in zip(
+                self.rows, self.predicted, self.probabilities, strict=True
+            )
         ]
 
     def write(self, path: Path) -> None:
@@ -210,10 +276,15 @@ class Predictions:
             write_file(path, self.frame().to_csv(index=False).encode())
         elif path.suffix in (".json", ".jsonl"):
             lines = [json.dumps(record, ensure_ascii=False) for record in self.records()]
-            whole = "\n".join(lines) if path.suffix == ".jsonl" else "[\n" + ",\n".join(lines) + "\n]"
+            whole = (
+                "\n".join(lines) if path.suffix == ".jsonl" else "[\n" + ",\n".join(lines) + "\n]"
+            )
             write_file(path, (whole + "\n").encode())
         else:
-            raise InputError(f"cannot write {path.suffix or path.name!r}", hint="name a .csv, .json or .jsonl file")
+            raise InputError(
+                f"cannot write {path.suffix or path.name!r}",
+                hint="name a .csv, .json or .jsonl file",
+            )
 
 
 def predict(
@@ -241,7 +312,10 @@ def predict(
         raise bad_rows(bad, len(records))
     usable = [document for document in documents if document is not None]
     if not usable:
-        raise InputError("there is no row to predict", where=None if isinstance(data, (list, tuple)) else str(data))
+        raise InputError(
+            "there is no row to predict",
+            where=None if isinstance(data, (list, tuple)) else str(data),
+        )
     leaf = Leaf(config, {"test": from_records(usable, where=config["task"])})
     loaded = load_adapted(Path(adapter), note, base=base, device=device, dtype=dtype)
     try:
@@ -261,7 +335,9 @@ def predict(
 
 def _definition(note: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return how the task is asked, of what a note says; its metric plays no part."""
-    config = {k: v for k, v in ((note.get("asked") or {}).get("config") or {}).items() if k in _ASKED}
+    config = {
+        k: v for k, v in ((note.get("asked") or {}).get("config") or {}).items() if k in _ASKED
+    }
     task, metric = str(note.get("task")), _METRICS.get(str(config.get("output_type")))
     if metric is None:
         raise InputError(
@@ -274,18 +350,28 @@ def _definition(note: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _answers(
-    leaf: Leaf, documents: Sequence[dict[str, Any]], loaded: LoadedModel, note: Mapping[str, Any], progress: Any
+    leaf: Leaf,
+    documents: Sequence[dict[str, Any]],
+    loaded: LoadedModel,
+    note: Mapping[str, Any],
+    progress: Any,
 ) -> list[tuple[str, dict[str, float]]]:
     """Ask the model: the label (or text) of each document, chosen as the test chooses, and the share of each label."""
     from potentia.engine import chat_template
     from potentia.engine.score import Scorer
     from potentia.tasks import best
 
-    chat = chat_template(loaded.tokenizer) if (note.get("selection") or {}).get("style") == "chat" else None
+    chat = (
+        chat_template(loaded.tokenizer)
+        if (note.get("selection") or {}).get("style") == "chat"
+        else None
+    )
     requests = [leaf.requests(document, shots=0, chat=chat) for document in documents]
     flat: list[Any] = [request for several in requests for request in several]
     if leaf.kind == "generation":
-        return [(str(text).strip(), {}) for text in Scorer(loaded).generate(flat, progress=progress)]
+        return [
+            (str(text).strip(), {}) for text in Scorer(loaded).generate(flat, progress=progress)
+        ]
     given = iter(Scorer(loaded).loglikelihood(flat, progress=progress))
     labels = list(leaf.config.get("labels") or {})
     answers = []
@@ -306,21 +392,27 @@ def _gold(config: Mapping[str, Any], record: Record) -> str | None:
     return value if value in (config.get("labels") or ()) else None
 
 
-def _rows(data: Any, columns: Mapping[str, Any], bad: list[Any]) -> tuple[list[Record], list[Record]]:
+def _rows(
+    data: Any, columns: Mapping[str, Any], bad: list[Any]
+) -> tuple[list[Record], list[Record]]:
     """Return the user's rows, and the same with the fields of the task; answers may be absent."""
     from potentia.tasks import Record, file_records, map_columns
 
     if isinstance(data, (str, Path)):
         path = Path(data).expanduser()
         if not path.is_file():
-            raise InputError(f"there is no file {data}", hint="give a csv, jsonl, json or parquet file")
+            raise InputError(
+                f"there is no file {data}", hint="give a csv, jsonl, json or parquet file"
+            )
         rows = file_records(path, bad)
     else:
         field = columns.get("text", "text")
         plain = [{field: one} if isinstance(one, str) else dict(one) for one in data]
         rows = [Record(f"row {n}", row) for n, row in enumerate(plain, start=1)]
     there = {key for row in rows for key in row}
-    wanted = {f: c for f, c in columns.items() if f not in _ANSWERS or (isinstance(c, str) and c in there)}
+    wanted = {
+        f: c for f, c in columns.items() if f not in _ANSWERS or (isinstance(c, str) and c in there)
+    }
     return rows, map_columns(rows, wanted)
 
 
@@ -334,12 +426,21 @@ def read_note(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise InputError(f"cannot be read: {error}", where=str(folder / NOTE)) from error
     if not isinstance(note, dict) or not isinstance(note.get("model"), dict):
-        raise InputError("it does not say which model it goes on", where=str(folder / NOTE), hint="export it again")
+        raise InputError(
+            "it does not say which model it goes on",
+            where=str(folder / NOTE),
+            hint="export it again",
+        )
     return note
 
 
 def load_adapted(
-    folder: Path, note: Mapping[str, Any], *, base: str | None, device: str = "auto", dtype: str | None = None
+    folder: Path,
+    note: Mapping[str, Any],
+    *,
+    base: str | None,
+    device: str = "auto",
+    dtype: str | None = None,
 ) -> LoadedModel:
     """Load the base of an exported adapter with the adapter merged into it."""
     from potentia.engine import load
@@ -357,12 +458,17 @@ def load_adapted(
     )
 
 
-def merge(adapter: str | Path, output: str | Path, *, base: str | None = None, dtype: str | None = None) -> Path:
+def merge(
+    adapter: str | Path, output: str | Path, *, base: str | None = None, dtype: str | None = None
+) -> Path:
     """Write the base with the adapter merged into it: a model like any other, with its tokenizer."""
     folder, output = Path(adapter), Path(output)
     with whole_folder(output) as draft:
         note = read_note(folder)
-        whole = {**note, "model": {**note["model"], "quantise": None}}  # few bits cannot be merged into
+        whole = {
+            **note,
+            "model": {**note["model"], "quantise": None},
+        }  # few bits cannot be merged into
         loaded = load_adapted(folder, whole, base=base, device="cpu", dtype=dtype)
         try:
             loaded.model.save_pretrained(draft)

@@ -48,7 +48,10 @@ class Judge:
 
     def judge(self, items: Sequence[tuple[str, str, str]]) -> list[bool | None]:
         """Return whether each (question, gold, answer) is right, None where the judge does not say; asks only once."""
-        keys = [content_key(model=self.model, ask=ASK, question=q, gold=g, answer=a) for q, g, a in items]
+        keys = [
+            content_key(model=self.model, ask=ASK, question=q, gold=g, answer=a)
+            for q, g, a in items
+        ]
         known = self._remembered()
         new = {key: item for key, item in zip(keys, items, strict=True) if key not in known}
         with ThreadPoolExecutor(AT_ONCE) as pool, self.memory.open("a", encoding="utf-8") as file:
@@ -74,7 +77,9 @@ class Judge:
         text = ASK.format(question=question, gold=gold, answer=answer)
         turns = [{"role": "user", "content": text}]
         body = {"model": self.model, "temperature": 0, "max_tokens": 16, "messages": turns}
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
+        headers = {"Content-Type": "application/json"} | (
+            {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        )
         place = f"{self.url.rstrip('/')}/chat/completions"
         for attempt in range(TRIES):
             request = urllib.request.Request(place, json.dumps(body).encode(), headers)
@@ -83,7 +88,9 @@ class Judge:
                     said = str(json.loads(reply.read())["choices"][0]["message"]["content"])
             except urllib.error.HTTPError as error:
                 if error.code not in (429, 500, 502, 503, 504) or attempt == TRIES - 1:
-                    raise DataError(f"the judge refused: HTTP {error.code} {error.reason}", where=place) from None
+                    raise DataError(
+                        f"the judge refused: HTTP {error.code} {error.reason}", where=place
+                    ) from None
             except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
                 if attempt == TRIES - 1:
                     raise DataError(f"the judge gave no answer: {error}", where=place) from None
@@ -103,13 +110,27 @@ class Judged(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return one row per cell."""
-        rows: list[tuple[Cell, ...]] = [(*row, row[6] / row[7] if row[7] else math.nan) for row in self.rows]
-        columns = ("model", "task", "protocol", "answers", "unclear", "current", "math-verify", "upper bound", "ratio")
+        rows: list[tuple[Cell, ...]] = [
+            (*row, row[6] / row[7] if row[7] else math.nan) for row in self.rows
+        ]
+        columns = (
+            "model",
+            "task",
+            "protocol",
+            "answers",
+            "unclear",
+            "current",
+            "math-verify",
+            "upper bound",
+            "ratio",
+        )
         note = (
             "upper bound: by the judge, who sees question, answer and right answer; ratio: math-verify to that. "
             "unclear: the judge said neither correct nor incorrect; the scores are of the other answers."
         )
-        return [Table(f"Written answers by three judges ({self.judge})", columns, tuple(rows), note)]
+        return [
+            Table(f"Written answers by three judges ({self.judge})", columns, tuple(rows), note)
+        ]
 
 
 def judge_answers(evidence: Evidence, judge: Judge, *, most: int | None = None) -> Judged:
@@ -120,11 +141,19 @@ def judge_answers(evidence: Evidence, judge: Judge, *, most: int | None = None) 
         if not items:
             continue
         asked = [
-            (str(item.detail.get("question") or item.detail["prompt"]), item.gold, str(item.detail["generated"]))
+            (
+                str(item.detail.get("question") or item.detail["prompt"]),
+                item.gold,
+                str(item.detail["generated"]),
+            )
             for item in items
         ]
         scores = [
-            (item.value, verified(item.detail.get("metrics") or {}, item.gold, answer), float(right))
+            (
+                item.value,
+                verified(item.detail.get("metrics") or {}, item.gold, answer),
+                float(right),
+            )
             for item, (_, _, answer), right in zip(items, asked, judge.judge(asked), strict=True)
             if right is not None
         ]
@@ -132,5 +161,9 @@ def judge_answers(evidence: Evidence, judge: Judge, *, most: int | None = None) 
         counts = len(items), len(items) - len(scores)
         rows.append((cell.model, cell.task, Protocol(cell.protocol).label, *counts, *means))
     if not rows:
-        raise DataError("no written answers are stored here", where=evidence.source, hint="run a generation task")
+        raise DataError(
+            "no written answers are stored here",
+            where=evidence.source,
+            hint="run a generation task",
+        )
     return Judged(judge.model, tuple(rows))

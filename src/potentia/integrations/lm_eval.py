@@ -15,7 +15,11 @@ from typing import Any
 
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
-from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
+from lm_eval.models.utils import (
+    handle_stop_sequences,
+    normalize_gen_kwargs,
+    postprocess_generated_text,
+)
 
 from potentia.engine import Ids, LoadedModel, load, write_chat
 from potentia.engine.score import Scorer
@@ -55,14 +59,21 @@ class PotentiaLM(TemplateLM):  # type: ignore[misc]
             self.loaded = pretrained
         else:
             self.loaded = load(
-                pretrained, device=_device(device), dtype=dtype, revision=revision, gguf_file=gguf_file,
-                quantise=quantise, trust_remote_code=trust_remote_code,
-            )  # fmt: skip
+                pretrained,
+                device=_device(device),
+                dtype=dtype,
+                revision=revision,
+                gguf_file=gguf_file,
+                quantise=quantise,
+                trust_remote_code=trust_remote_code,
+            )
         if max_length is not None:
             self.loaded = replace(self.loaded, max_length=int(max_length))
         self.tokenizer = self.loaded.tokenizer
         self.think_end_token = think_end_token
-        self.scorer = Scorer(self.loaded, token_budget=None if token_budget is None else int(token_budget))
+        self.scorer = Scorer(
+            self.loaded, token_budget=None if token_budget is None else int(token_budget)
+        )
 
     @property
     def eot_token_id(self) -> int:
@@ -95,27 +106,43 @@ class PotentiaLM(TemplateLM):  # type: ignore[misc]
             return self.loaded.encoder.prompt(string)
         return list(self.tokenizer.encode(string, add_special_tokens=add_special_tokens))
 
-    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
         """Write a conversation the way the model's template does; without the system turn where it knows none."""
         return write_chat(self.tokenizer, chat_history, reply=add_generation_prompt)
 
-    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+    def loglikelihood(
+        self, requests: Sequence[Any], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
         """Log-probability of each continuation, and whether greedy decoding would write it."""
         found = _asked(
-            "loglikelihood", self.scorer.loglikelihood, [Continuation(*r.args) for r in requests], disable_tqdm
+            "loglikelihood",
+            self.scorer.loglikelihood,
+            [Continuation(*r.args) for r in requests],
+            disable_tqdm,
         )
-        return self._kept("loglikelihood", requests, [(entry.logprob, entry.greedy) for entry in found])
+        return self._kept(
+            "loglikelihood", requests, [(entry.logprob, entry.greedy) for entry in found]
+        )
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], Ids, Ids]], **_: Any
     ) -> list[tuple[float, bool]]:
-        found = self.scorer.loglikelihood_ids([(context, continuation) for _, context, continuation in requests])
+        found = self.scorer.loglikelihood_ids(
+            [(context, continuation) for _, context, continuation in requests]
+        )
         return [(entry.logprob, entry.greedy) for entry in found]
 
-    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+    def loglikelihood_rolling(
+        self, requests: Sequence[Any], disable_tqdm: bool = False
+    ) -> list[float]:
         """Log-probability of each whole text."""
         found = _asked(
-            "loglikelihood_rolling", self.scorer.rolling, [Document(r.args[0]) for r in requests], disable_tqdm
+            "loglikelihood_rolling",
+            self.scorer.rolling,
+            [Document(r.args[0]) for r in requests],
+            disable_tqdm,
         )
         return self._kept("loglikelihood_rolling", requests, [entry.logprob for entry in found])
 
@@ -132,7 +159,9 @@ class PotentiaLM(TemplateLM):  # type: ignore[misc]
                 )
             stop = handle_stop_sequences(settings.get("until"), eos=self.tokenizer.eos_token)
             stops = tuple(text for text in stop if text)
-            wanted.append(Generation(context, stops, settings["max_gen_toks"], decoding_options(settings)))
+            wanted.append(
+                Generation(context, stops, settings["max_gen_toks"], decoding_options(settings))
+            )
         texts = _asked("generate_until", self.scorer.generate, wanted, disable_tqdm)
         if self.think_end_token:
             texts = [
@@ -156,7 +185,9 @@ def _device(asked: str | None) -> str:
     return asked or "auto"
 
 
-def _asked(what: str, answer: Callable[..., list[Any]], requests: Sequence[Any], hidden: bool) -> list[Any]:
+def _asked(
+    what: str, answer: Callable[..., list[Any]], requests: Sequence[Any], hidden: bool
+) -> list[Any]:
     from tqdm import tqdm
 
     with tqdm(total=len(requests), desc=f"potentia: {what}", disable=hidden) as bar:

@@ -14,7 +14,9 @@ from typing import Any
 from potentia.errors import InputError, MissingExtraError
 from potentia.store import LaneRecord, Store
 
-Log = Callable[[str, float, int], Any]  # of one model's run in a tracker: a name, a value, the epoch
+Log = Callable[
+    [str, float, int], Any
+]  # of one model's run in a tracker: a name, a value, the epoch
 
 
 def send(store: Store, study: str, *, to: str, folder: Path) -> dict[str, int]:
@@ -27,7 +29,11 @@ def send(store: Store, study: str, *, to: str, folder: Path) -> dict[str, int]:
     cells, lanes = store.cells(study=study), store.lanes(study=study)
     counts = {}
     for model in sorted({cell.model for cell in cells} | {lane.model for lane in lanes}):
-        values = [(f"{cell.protocol}/{cell.task}", cell.score.value, 0) for cell in cells if cell.model == model]
+        values = [
+            (f"{cell.protocol}/{cell.task}", cell.score.value, 0)
+            for cell in cells
+            if cell.model == model
+        ]
         values += [value for lane in lanes if lane.model == model for value in _curves(lane)]
         with _OPENERS[to](study, model, folder) as log:
             for value in values:
@@ -82,7 +88,9 @@ def _imported(module: str, name: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise MissingExtraError(f"{name} is not installed", hint="pip install 'potentia[track]'") from error
+        raise MissingExtraError(
+            f"{name} is not installed", hint="pip install 'potentia[track]'"
+        ) from error
 
 
 _OPENERS = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}

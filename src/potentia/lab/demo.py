@@ -21,14 +21,21 @@ from potentia.values.findings import Finding, Interval, Table
 from potentia.values.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol
 
 
-def recipe(learning_rates: Sequence[float] = (3e-3,), *, epochs: int = 5, alpha: int = 16) -> dict[str, Any]:
+def recipe(
+    learning_rates: Sequence[float] = (3e-3,), *, epochs: int = 5, alpha: int = 16
+) -> dict[str, Any]:
     """Return the tuning that suits zoo models: adapters on all layers, loss on the answer alone.
 
     Tiny models need larger steps than the paper's: rates, batch and caps are fitted to them. The demo takes one rate
     for all, so that it ends in two minutes. What that costs is in docs/zoo.md.
     """
     shape = {"rank": 8, "alpha": alpha, "dropout": 0.0, "targets": ["all-linear"]}
-    return shape | {"epochs": epochs, "learning_rates": list(learning_rates), "batch": 8, "race": False}
+    return shape | {
+        "epochs": epochs,
+        "learning_rates": list(learning_rates),
+        "batch": 8,
+        "race": False,
+    }
 
 
 WHOLE: dict[str, Any] = {
@@ -61,7 +68,9 @@ def demo_study(folder: Path, *, quick: bool = False) -> Study:
     The zoo's control task, which no model can do, is left out.
     """
     asked = QUICK if quick else WHOLE
-    chosen = [model for model in zoo.models("base") if model.name.rpartition("-")[2] in asked["sizes"]]
+    chosen = [
+        model for model in zoo.models("base") if model.name.rpartition("-")[2] in asked["sizes"]
+    ]
     models = zoo.model_folders(folder / "models", [model.name for model in chosen])
     tasks = zoo.task_folder(folder / "tasks")
     return make_study(
@@ -98,7 +107,10 @@ class DemoFinding(Finding):
     def tables(self) -> Sequence[Table]:
         """Return the summary and the rank changes."""
         gain = self.tau_gain
-        shares = [f"{p.value:.0%} ({100 * p.low:.0f}–{100 * p.high:.0f})" for p in (self.pc1[w] for w in WAYS)]
+        shares = [
+            f"{p.value:.0%} ({100 * p.low:.0f}–{100 * p.high:.0f})"
+            for p in (self.pc1[w] for w in WAYS)
+        ]
         change = f"{gain.value:+.2f} ({gain.low:.2f} to {gain.high:.2f})"
         summary = Table(
             title="What train-before-test changes",
@@ -116,7 +128,12 @@ class DemoFinding(Finding):
         ranking = Table(
             title=f"Ranks over all tasks (by {self.method})",
             columns=("model", "train-before-test", "direct", "moved", "knows", "truth rank"),
-            rows=tuple(sorted(zip(self.models, tuned, direct, moved, knows, truth, strict=True), key=itemgetter(1))),
+            rows=tuple(
+                sorted(
+                    zip(self.models, tuned, direct, moved, knows, truth, strict=True),
+                    key=itemgetter(1),
+                )
+            ),
             note=f"By {self.method}: {self.reason}. “knows”: the share of facts a model recalls in its corpus's own "
             "words; no benchmark form enters it.",
         )
@@ -145,7 +162,9 @@ def demo_findings(study: Study, found: Rankings | None = None) -> DemoFinding:
         tau_gain=change.interval,
         pc1={way: found.components[way].explained[0] for way in WAYS},
         truth=tuple(truth),
-        truth_tau={way: float(kendall_matrix(np.column_stack([worth[way], truth]))[0, 1]) for way in WAYS},
+        truth_tau={
+            way: float(kendall_matrix(np.column_stack([worth[way], truth]))[0, 1]) for way in WAYS
+        },
         ranks={"truth": tuple(_rank(truth))} | {str(way): tuple(_rank(worth[way])) for way in WAYS},
     )
 

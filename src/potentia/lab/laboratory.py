@@ -101,13 +101,29 @@ def studies() -> dict[str, tuple[str, dict[str, Any]]]:
             "at_steps": list(ON_THE_WAY),
         },
         # all weights, as the paper does: what a form is worth is gone sooner than with adapters
-        "tuning": {"method": "full", "epochs": 5, "learning_rates": [2e-3], "batch": 32, "loss": "completion"},
+        "tuning": {
+            "method": "full",
+            "epochs": 5,
+            "learning_rates": [2e-3],
+            "batch": 32,
+            "loss": "completion",
+        },
         "selection": "tuned",  # validation would keep the untuned model just where it had seen the form
         "device": "cpu",
     }
-    plain = {"tasks": _tasks(TRACKED), "protocols": ["train_before_test"], "caps": CAPS, "device": "cpu"}
+    plain = {
+        "tasks": _tasks(TRACKED),
+        "protocols": ["train_before_test"],
+        "caps": CAPS,
+        "device": "cpu",
+    }
     plain["tuning"] = recipe()
-    forms = {"tasks": _tasks(TRACKED, FORMS), "protocols": ["direct"], "caps": CAPS, "device": "cpu"}
+    forms = {
+        "tasks": _tasks(TRACKED, FORMS),
+        "protocols": ["direct"],
+        "caps": CAPS,
+        "device": "cpu",
+    }
     return {
         "adjust": (
             "Training on the test task: every family saw some of these forms, and tuning on all of them makes it even.",
@@ -119,7 +135,11 @@ def studies() -> dict[str, tuple[str, dict[str, Any]]]:
                 "models": [model_spec(m) for m in base if SHOWN not in m.exposure],
                 **adjusted,
                 "tasks": _tasks([SHOWN]),
-                "treat": {"data": [SHOWN], "who": "half", "tuning": adjusted["tuning"] | {"learning_rates": [1e-3]}},
+                "treat": {
+                    "data": [SHOWN],
+                    "who": "half",
+                    "tuning": adjusted["tuning"] | {"learning_rates": [1e-3]},
+                },
             },
         ),
         "checkpoints-direct": (
@@ -147,7 +167,11 @@ def studies() -> dict[str, tuple[str, dict[str, Any]]]:
 
 def _tasks(names: Iterable[str], forms: Iterable[str] = ()) -> list[dict[str, str]]:
     suffixes = ("", *(f":{form}" for form in forms))
-    return [{"name": name + suffix, "file": f"tasks/{name}.yaml{suffix}"} for name in names for suffix in suffixes]
+    return [
+        {"name": name + suffix, "file": f"tasks/{name}.yaml{suffix}"}
+        for name in names
+        for suffix in suffixes
+    ]
 
 
 def _series() -> list[dict[str, Any]]:
@@ -186,7 +210,19 @@ def _write_facts(path: Path) -> Path:
     """Write what is known of models: what each is called here, and the forms that it has seen."""
     with path.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file)
-        table.writerow(("name", "family", "kind", "parameters_b", "tokens_b", "date", "base_model", "exposure", "note"))
+        table.writerow(
+            (
+                "name",
+                "family",
+                "kind",
+                "parameters_b",
+                "tokens_b",
+                "date",
+                "base_model",
+                "exposure",
+                "note",
+            )
+        )
         for m in zoo.models():
             kept = m.kind == "checkpoint"
             name, base = (f"{m.base_model}@{m.steps}", "") if kept else (m.name, m.base_model)

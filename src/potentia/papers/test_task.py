@@ -40,23 +40,36 @@ class Evaluations:
     def read(cls, folder: Path) -> Evaluations:
         """Read every result file below a folder; a stage is the path to it, as ``e1/mmluaux``."""
         if not folder.is_dir():
-            raise DataError("there is no such folder", where=str(folder), hint="give the folder of the evaluations")
+            raise DataError(
+                "there is no such folder",
+                where=str(folder),
+                hint="give the folder of the evaluations",
+            )
         top = folder
-        while not any(top.glob("*.json")) and len(inside := [p for p in top.iterdir() if p.is_dir()]) == 1:
+        while (
+            not any(top.glob("*.json"))
+            and len(inside := [p for p in top.iterdir() if p.is_dir()]) == 1
+        ):
             top = inside[0]  # archives hold one folder that holds all
         found: dict[str, dict[str, dict[str, Mapping[str, Any]]]] = {}
         skipped = []
         for path in sorted(top.rglob("*.json")):
             try:
                 whole = json.loads(path.read_text("utf-8"))
-                task = max((key for key in whole["results"] if path.stem.endswith(f"-{key}")), key=len)
+                task = max(
+                    (key for key in whole["results"] if path.stem.endswith(f"-{key}")), key=len
+                )
             except (OSError, ValueError, KeyError, TypeError):
                 skipped.append(str(path.relative_to(top)))
                 continue
             stage = path.parent.relative_to(top).as_posix()
-            found.setdefault(stage, {}).setdefault(task, {})[path.stem.removesuffix(f"-{task}")] = whole
+            found.setdefault(stage, {}).setdefault(task, {})[path.stem.removesuffix(f"-{task}")] = (
+                whole
+            )
         if not found:
-            raise DataError("no lm-eval results", where=str(folder), hint="files are called MODEL-TASK.json")
+            raise DataError(
+                "no lm-eval results", where=str(folder), hint="files are called MODEL-TASK.json"
+            )
         return cls(str(folder), found, tuple(skipped))
 
     def has(self, stage: str, task: str) -> bool:
@@ -73,7 +86,11 @@ class Evaluations:
         for model, whole in self.found.get(stage, {}).get(task, {}).items():
             results = whole["results"]
             if own := next(filter(results[task].__contains__, names), ""):
-                single = [of for name, of in results.items() if name not in whole.get("groups", {}) and own in of]
+                single = [
+                    of
+                    for name, of in results.items()
+                    if name not in whole.get("groups", {}) and own in of
+                ]
                 leaves = single if task.startswith("mmlu") and single else [results[task]]
                 made[model] = float(np.mean([of[own] for of in leaves]))
         return made
@@ -85,7 +102,11 @@ FILTERS = ("flexible-extract", "none")
 CUTOFF = "2023-11"
 BATCH = 64
 EXACT_MATCH = "exact_match|flexible-extract"
-FAMILIES = {"Pythia": "pythia-", "Llama 2": "llama-2-", "Qwen 1.5": "qwen-1.5-"}  # figure 6, by the models' names
+FAMILIES = {
+    "Pythia": "pythia-",
+    "Llama 2": "llama-2-",
+    "Qwen 1.5": "qwen-1.5-",
+}  # figure 6, by the models' names
 
 
 @dataclass(frozen=True)
@@ -112,7 +133,12 @@ LEADERBOARD = {
     "math_hard": ("gsm8kaux", 0.0, "0.100", "33 % less, p < 0.05"),
     "mmlu_pro_four": ("mmluaux", 0.25, "", "0.016, n.s."),
 }
-FORMS = ("arc_challenge", "arc_challenge_mc", "hellaswag", "hellaswag_mc")  # figures 4 and 18: as cloze and as choice
+FORMS = (
+    "arc_challenge",
+    "arc_challenge_mc",
+    "hellaswag",
+    "hellaswag_mc",
+)  # figures 4 and 18: as cloze and as choice
 
 
 @dataclass(frozen=True)
@@ -182,25 +208,45 @@ class TaskTrainingPaper(Findings):
 
 
 def reproduce_task_training(
-    scores: StagedScores, cohort: Cohort, evaluations: Evaluations | None = None, *, draws: int = 1999, seed: int = 0
+    scores: StagedScores,
+    cohort: Cohort,
+    evaluations: Evaluations | None = None,
+    *,
+    draws: int = 1999,
+    seed: int = 0,
 ) -> TaskTrainingPaper:
     """Compute every number and figure that the published scores, and the authors' evaluation tree, allow."""
     tree = evaluations or Evaluations("", {})
     how: dict[str, Any] = {"draws": draws, "seed": seed}
     mmlu, gsm8k = (_benchmark(scores, cohort, b, tree, how) for b in (MMLU, GSM8K))
-    published = {task: scores.scores("base", *task) for task in (("mmlu_cloze", "acc"), ("mmlu", "brier_score"))}
-    cloze, brier = (_as_they_are(" ".join(task), cohort, by_model, how) for task, by_model in published.items())
+    published = {
+        task: scores.scores("base", *task)
+        for task in (("mmlu_cloze", "acc"), ("mmlu", "brier_score"))
+    }
+    cloze, brier = (
+        _as_they_are(" ".join(task), cohort, by_model, how) for task, by_model in published.items()
+    )
     assert cloze is not None
     assert brier is not None
     boards: dict[str, Any] = {
-        name: _compared(tree, cohort, name, ("new_evals/base", f"new_evals/{data}"), chance, how, "leaderboard_")
+        name: _compared(
+            tree, cohort, name, ("new_evals/base", f"new_evals/{data}"), chance, how, "leaderboard_"
+        )
         for name, (data, chance, *_) in LEADERBOARD.items()
     }
-    forms: dict[str, Any] = {name: _compared(tree, cohort, name, ("base", "e3/mmluaux"), 0.25, how) for name in FORMS}
+    forms: dict[str, Any] = {
+        name: _compared(tree, cohort, name, ("base", "e3/mmluaux"), 0.25, how) for name in FORMS
+    }
     values = {name: tree.scores("base", name, "brier_score") for name in FORMS[1::2]}
-    briers: dict[str, Any] = {name: _as_they_are(f"{name} brier_score", cohort, by, how) for name, by in values.items()}
-    found = [{name: one for name, one in of.items() if one is not None} for of in (boards, forms, briers)]
-    return TaskTrainingPaper(mmlu, gsm8k, cloze, brier, found[0], found[1], found[2], _missing(scores, tree, cohort))
+    briers: dict[str, Any] = {
+        name: _as_they_are(f"{name} brier_score", cohort, by, how) for name, by in values.items()
+    }
+    found = [
+        {name: one for name, one in of.items() if one is not None} for of in (boards, forms, briers)
+    ]
+    return TaskTrainingPaper(
+        mmlu, gsm8k, cloze, brier, found[0], found[1], found[2], _missing(scores, tree, cohort)
+    )
 
 
 def _compared(
@@ -241,17 +287,26 @@ def _missing(scores: StagedScores, tree: Evaluations, cohort: Cohort) -> tuple[s
     """Say what cannot be computed, from what is there and what is not."""
 
     def lacks(stages: Sequence[str], tasks: Sequence[str]) -> str:
-        gone = [f"{stage}/*-{task}.json" for stage in stages for task in tasks if not tree.has(stage, task)]
+        gone = [
+            f"{stage}/*-{task}.json"
+            for stage in stages
+            for task in tasks
+            if not tree.has(stage, task)
+        ]
         return f"{', '.join(gone[:3])}{' …' if len(gone) > 3 else ''} are not there" if gone else ""
 
     needed = {
-        f"Figure 3, {b.name}": lacks([f"{stage}/{b.auxiliary}" for stage in ("e1", "e2", "e1+2")], [b.name])
+        f"Figure 3, {b.name}": lacks(
+            [f"{stage}/{b.auxiliary}" for stage in ("e1", "e2", "e1+2")], [b.name]
+        )
         for b in (MMLU, GSM8K)
     }
     needed["Figures 4 and 18"] = lacks(["base", "e3/mmluaux"], FORMS)
     for name, (data, *_) in LEADERBOARD.items():
         figure = "Figure 16" if name == "mmlu_pro_four" else "Figure 15"
-        needed[f"{figure}, {name}"] = lacks(["new_evals/base", f"new_evals/{data}"], [f"leaderboard_{name}"])
+        needed[f"{figure}, {name}"] = lacks(
+            ["new_evals/base", f"new_evals/{data}"], [f"leaderboard_{name}"]
+        )
     told = [f"{what}: {why}" for what, why in needed.items() if why]
     if not any("rate" in stage for stage in (*scores.stages(), *tree.found)):
         told.append("Figure 9 (B.3): no stage of the scores is a sweep of learning rates")
@@ -271,7 +326,8 @@ def _treatment(
     A model keeps the best of its scores so far, as in all of the document's numbers.
     """
     once, twice, both = (
-        tree.scores(f"{stage}/{b.auxiliary}", b.name, "acc", "exact_match") for stage in ("e1", "e2", "e1+2")
+        tree.scores(f"{stage}/{b.auxiliary}", b.name, "acc", "exact_match")
+        for stage in ("e1", "e2", "e1+2")
     )
     if not once:
         return None
@@ -294,8 +350,12 @@ def _benchmark(
     before, steps = scores.scores("base", b.name, b.metric), scores.steps(b.steps, b.name, b.metric)
     older = here.select(here.named(~split.members))
     trace = {0: before, **{BATCH * step: found for step, found in steps.items()}}
-    on_the_way = np.array([steps[1000].get(m, np.nan) for m in here.models])  # tuned on 64,000 examples
-    families = {name: [m for m in here.models if m.startswith(start)] for name, start in FAMILIES.items()}
+    on_the_way = np.array(
+        [steps[1000].get(m, np.nan) for m in here.models]
+    )  # tuned on 64,000 examples
+    families = {
+        name: [m for m in here.models if m.startswith(start)] for name, start in FAMILIES.items()
+    }
     others = here.since("2023-09"), here.since("2024-01"), here.where("language", "en+cn")
     return BenchmarkResults(
         benchmark=b,
@@ -306,8 +366,12 @@ def _benchmark(
         frontier=adjusting.frontier_shift(pair, split),
         emergence=adjusting.trace_emergence(b.name, trace, older, chance=b.chance),
         mediation=changes.mediate(pair, split),
-        splits=adjusting.SplitComparison(tuple(adjusting.compare_groups(pair, other, **how) for other in others)),
-        discrimination=changes.discriminate(replace(pair, after=on_the_way), split, seed=how["seed"]),
+        splits=adjusting.SplitComparison(
+            tuple(adjusting.compare_groups(pair, other, **how) for other in others)
+        ),
+        discrimination=changes.discriminate(
+            replace(pair, after=on_the_way), split, seed=how["seed"]
+        ),
         ranks=changes.shift_of_ranks(pair),
     )
 
@@ -323,21 +387,49 @@ def _lines(paper: TaskTrainingPaper) -> Iterator[Line]:
         place = "figure 16" if name == "mmlu_pro_four" else "figure 15"
         if relative:
             share = found.before.fit.relative_effect
-            yield Line(place, f"{name} θ / (best − worst) before", share, relative, _verdict(found.before))
+            yield Line(
+                place, f"{name} θ / (best − worst) before", share, relative, _verdict(found.before)
+            )
         yield _theta(place, f"{name} θ before", found.before, "p < 0.05")
         yield _theta(place, f"{name} θ after", found.after, adjusted)
     for name, found in paper.reformulated.items():
         choice = name.endswith("_mc")
-        yield _theta("figure 4", f"{name} θ before", found.before, "large, p < 0.05" if choice else "small, n.s.")
+        yield _theta(
+            "figure 4",
+            f"{name} θ before",
+            found.before,
+            "large, p < 0.05" if choice else "small, n.s.",
+        )
         yield _theta("figure 4", f"{name} θ after", found.after, "n.s.")
-        yield Line("figure 18", f"{name} c_e", found.before.fit.emergence.value, "22 to 23" if choice else "none")
+        yield Line(
+            "figure 18",
+            f"{name} c_e",
+            found.before.fit.emergence.value,
+            "22 to 23" if choice else "none",
+        )
     for name, one in paper.reformulated_brier.items():
         yield Line("figure 18", f"{name} Brier score c_e", one.fit.emergence.value, "22 to 23")
 
 
 PRINTED = {
-    "mmlu": ("0.073", "-0.005", "0.153", ("0.071 (0.018)", "0.530"), ("-0.004 (0.009)", "0.926"), "0.646", "0.522"),
-    "gsm8k": ("0.191", "small", "0.250", ("0.168 (0.032)", "0.503"), ("0.000 (0.032)", "0.763"), "0.739", "0.525"),
+    "mmlu": (
+        "0.073",
+        "-0.005",
+        "0.153",
+        ("0.071 (0.018)", "0.530"),
+        ("-0.004 (0.009)", "0.926"),
+        "0.646",
+        "0.522",
+    ),
+    "gsm8k": (
+        "0.191",
+        "small",
+        "0.250",
+        ("0.168 (0.032)", "0.503"),
+        ("0.000 (0.032)", "0.763"),
+        "0.739",
+        "0.525",
+    ),
 }
 CHINESE = {"mmlu": "0.09", "gsm8k": "0.12"}
 
@@ -348,22 +440,49 @@ def _benchmark_lines(part: BenchmarkResults) -> Iterator[Line]:
     yield _theta("figure 1", f"{name} θ before", fits.before, f"{theta}, p < 0.05")
     yield _theta("figure 1", f"{name} θ after", fits.after, f"{theta_after}, n.s.")
     for stage, fit in (("before", fits.before.fit), ("after", fits.after.fit)):
-        yield Line("section 2.2", f"{name} R² {stage}", fit.r2_above_chance, "> 0.9", "about chance, no intercept")
-    yield Line("appendix E", f"{name} θ / (best − worst)", fits.before.fit.relative_effect, relative)
+        yield Line(
+            "section 2.2",
+            f"{name} R² {stage}",
+            fit.r2_above_chance,
+            "> 0.9",
+            "about chance, no intercept",
+        )
+    yield Line(
+        "appendix E", f"{name} θ / (best − worst)", fits.before.fit.relative_effect, relative
+    )
     newer, older = part.gain.means
-    yield Line("figure 2", f"{name} mean gain of older models", older, "larger", f"newer models: {newer:.3f}")
+    yield Line(
+        "figure 2",
+        f"{name} mean gain of older models",
+        older,
+        "larger",
+        f"newer models: {newer:.3f}",
+    )
     if part.treatment is not None:
         yield from _treated(part.treatment, theta)
     if name == "mmlu":
-        yield Line("figure 7", f"{name} area of improvement, before / after", part.frontier.ratio, "sixfold")
+        yield Line(
+            "figure 7",
+            f"{name} area of improvement, before / after",
+            part.frontier.ratio,
+            "sixfold",
+        )
     yield from _emergence(part)
     for place, what, effect, r2, said in (
         ("table 3", "φ", m.mediated, m.mediated_r2, table3),
         ("table 4", "ψ", m.direct, m.direct_r2, table4),
     ):
-        yield Line(place, f"{name} {what}", effect.value, said[0], f"s.e. {effect.stderr:.4f}, p {effect.p:.4f}")
+        yield Line(
+            place,
+            f"{name} {what}",
+            effect.value,
+            said[0],
+            f"s.e. {effect.stderr:.4f}, p {effect.p:.4f}",
+        )
         yield Line(place, f"{name} R²", r2, said[1])
-    for one, place in zip(part.splits.comparisons, ("figure 11", "figure 12", "figure 13"), strict=True):
+    for one, place in zip(
+        part.splits.comparisons, ("figure 11", "figure 12", "figure 13"), strict=True
+    ):
         before = f"{CHINESE[name]}, p < 0.05" if place == "figure 13" else "robust"
         group = f"models {one.before.split.label}"
         yield _theta(place, f"{name} θ before, {group}", one.before, before)
@@ -372,10 +491,18 @@ def _benchmark_lines(part: BenchmarkResults) -> Iterator[Line]:
         ("older", d.before, d.before_interval, apart, d.n),
         ("tuned older", d.after, d.after_interval, tuned_apart, d.tuned),
     ):
-        note = f"{count} models, {changes.TREES[d.trees]}; 95 % {around.low:.2f} to {around.high:.2f}"
+        note = (
+            f"{count} models, {changes.TREES[d.trees]}; 95 % {around.low:.2f} to {around.high:.2f}"
+        )
         yield Line("table 5", f"{name} {who} against newer", value, printed, note)
     if name == "mmlu":
-        yield Line("figure 17", f"{name} mean shift of ranks", part.ranks.mean, "4.8", "the paper ranks 56 models")
+        yield Line(
+            "figure 17",
+            f"{name} mean shift of ranks",
+            part.ranks.mean,
+            "4.8",
+            "the paper ranks 56 models",
+        )
         yield Line("figure 17", f"{name} largest shift of ranks", part.ranks.largest, "16")
 
 
@@ -401,7 +528,13 @@ def _emergence(part: BenchmarkResults) -> Iterator[Line]:
         i = at[amount]
         point, r2 = says.get(amount, ("falls", "rises"))
         hinge = curve.hinges[i]
-        yield Line(place, f"{name} c_e, {amount:,} examples", hinge.emergence.value, point, f"{hinge.n} models")
+        yield Line(
+            place,
+            f"{name} c_e, {amount:,} examples",
+            hinge.emergence.value,
+            point,
+            f"{hinge.n} models",
+        )
         yield Line(place, f"{name} log-linear R², {amount:,} examples", curve.lines[i].r2, r2)
 
 

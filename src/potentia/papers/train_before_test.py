@@ -64,10 +64,18 @@ class Bose(Findings):
         rows = (
             ("figure 5", "mean rank of ICLiP over 36 cells", rank, ICLIP_RANK),
             ("section 4.4", "cells in which ICLiP is best", float(found.best[place]), float(BEST)),
-            ("section 4.4", "cells in which it is within one point", float(found.near[place]), float(CLOSE)),
+            (
+                "section 4.4",
+                "cells in which it is within one point",
+                float(found.near[place]),
+                float(CLOSE),
+            ),
         )
         note = "From the scores of table 4. The two instruct methods are level there; the text says that shots help."
-        return (Table("BOSE: ours and the paper's", ("place", "number", "ours", "paper"), rows, note), *found.tables())
+        return (
+            Table("BOSE: ours and the paper's", ("place", "number", "ours", "paper"), rows, note),
+            *found.tables(),
+        )
 
 
 def reproduce_bose() -> Bose:
@@ -75,10 +83,17 @@ def reproduce_bose() -> Bose:
     bose = printed("bose")
     tasks = [f"{task}:{method}" for method in bose["METHODS"] for task in bose["TASKS"]]
     values = np.array([np.concatenate(rows) for rows in bose["TABLE_4"].values()])
-    return Bose(compare_methods({DIRECT: ScoreMatrix.build(list(bose["TABLE_4"]), tasks, values)}, tolerance=1.0))
+    return Bose(
+        compare_methods(
+            {DIRECT: ScoreMatrix.build(list(bose["TABLE_4"]), tasks, values)}, tolerance=1.0
+        )
+    )
 
 
-SEEDS, DATA = tuple("ABC"), tuple("DEFGH")  # models of table 4 that differ in their seed, and in their data
+SEEDS, DATA = (
+    tuple("ABC"),
+    tuple("DEFGH"),
+)  # models of table 4 that differ in their seed, and in their data
 NEAR = 0.06  # of the printed value: the tables are rounded, and the document does not say how its variance divides
 
 
@@ -94,10 +109,14 @@ class ProxyPaper(Findings):
         for one in self.robustness.tasks:
             ours = (one.seed_variance, one.data_variance, one.ratio.value)
             names = ("seed variance", "data variance", "R")
-            for name, mine, theirs in zip(names, ours, printed("proxy")["TABLE_5"][one.task], strict=True):
+            for name, mine, theirs in zip(
+                names, ours, printed("proxy")["TABLE_5"][one.task], strict=True
+            ):
                 same = abs(mine - theirs) <= max(0.005, NEAR * theirs)
                 rows.append((one.task, name, mine, theirs, "yes" if same else "no"))
-        note = "From the eight small models of table 4; the entries marked no do not follow from it."
+        note = (
+            "From the eight small models of table 4; the entries marked no do not follow from it."
+        )
         columns = ("task", "number", "ours", "paper", f"within {NEAR:.0%}")
         title = "Proxy tasks, table 5: ours and the paper's"
         return Table(title, columns, rows, note), *self.robustness.tables()
@@ -160,8 +179,14 @@ class Reproduction(Finding):
         counts = (
             ("the same at the paper's digits", sum(c.same is True for c in self.checks)),
             ("different", len(self.differing)),
-            ("printed in the paper, not in these scores", sum(np.isnan(c.ours) for c in self.checks)),
-            ("ours only: the paper's figure is a picture", sum(np.isnan(c.paper) for c in self.checks)),
+            (
+                "printed in the paper, not in these scores",
+                sum(np.isnan(c.ours) for c in self.checks),
+            ),
+            (
+                "ours only: the paper's figure is a picture",
+                sum(np.isnan(c.paper) for c in self.checks),
+            ),
         )
         title = f"Train-before-test from {self.models} models × {self.tasks} benchmarks"
         tables = [Table(where, columns, rows) for where, rows in places.items()]
@@ -172,7 +197,9 @@ class Reproduction(Finding):
         return [chart for finding in self.findings.values() for chart in finding.charts()]
 
 
-def reproduce(scores: Mapping[Protocol, ScoreMatrix], *, resamples: int = RESAMPLES, seed: int = 0) -> Reproduction:
+def reproduce(
+    scores: Mapping[Protocol, ScoreMatrix], *, resamples: int = RESAMPLES, seed: int = 0
+) -> Reproduction:
     """Compute every number of the paper that ``scores`` can give; a few_shot matrix, where there is one, joins in."""
     if missing := outside(PROTOCOLS, scores):
         hint = f"the reproduction needs {' and '.join(PROTOCOLS)}, as published with the paper"
@@ -206,7 +233,9 @@ def _agreements(tables: Mapping[str, ScoreMatrix], how: Mapping[str, Any]) -> di
         found[f"agreement {name}"] = measure_agreement(matrix, categories=categories, **how)
         found[f"significance {name}"] = measure_significance(matrix)
         found[f"components {name}"] = find_components(matrix, **how)
-        found[f"tau-b {name}"] = measure_agreement(matrix, method=SIGNIFICANT, categories=categories, **how)
+        found[f"tau-b {name}"] = measure_agreement(
+            matrix, method=SIGNIFICANT, categories=categories, **how
+        )
     direct, tuned = (tables[p] for p in PROTOCOLS)
     found["change"] = compare_agreement(direct, tuned, **how)
     found["tau-b change"] = compare_agreement(direct, tuned, method=SIGNIFICANT, **how)
@@ -223,14 +252,19 @@ def _groups(
     families = {m: f.family for m, f in facts.items()}
     order, large = groups.bin_order(sizes.values()), {"over 2,000 items": paper.LARGE_TESTS}
     return {
-        "by size": groups.agreement_by_models(grouped, sizes, by="size in billions", order=order, **how),
+        "by size": groups.agreement_by_models(
+            grouped, sizes, by="size in billions", order=order, **how
+        ),
         "by family": groups.agreement_by_models(grouped, families, by="family", at_least=4, **how),
         "large tests": groups.agreement_by_tasks(grouped, large, by="test set size", **how),
     }
 
 
 def _components(
-    pair: Sequence[ScoreMatrix], facts: Mapping[str, ModelFacts], tuned: Components, how: Mapping[str, Any]
+    pair: Sequence[ScoreMatrix],
+    facts: Mapping[str, ModelFacts],
+    tuned: Components,
+    how: Mapping[str, Any],
 ) -> dict[str, Finding]:
     """Table 8 by family, figure 7 (the first component and compute), and figure 1's two benchmarks."""
     families = {m: f.family for m, f in facts.items()}
@@ -239,14 +273,22 @@ def _components(
         members = [m for m in pair[0].models if families.get(m) == family]
         for matrix in pair if len(members) > 1 else ():
             rows = matrix.select(models=members)
-            found[f"components {matrix.protocol} {family}"] = find_components(rows, group=family, **how)
+            found[f"components {matrix.protocol} {family}"] = find_components(
+                rows, group=family, **how
+            )
     # The paper knew the tokens of its own tables alone; what was published since is marked in the facts' sources.
-    flops = {m: f.flops for m, f in facts.items() if f.flops and not any(s.startswith("tokens:") for s in f.sources)}
+    flops = {
+        m: f.flops
+        for m, f in facts.items()
+        if f.flops and not any(s.startswith("tokens:") for s in f.sources)
+    }
     if sum(m in flops for m in tuned.models) > 2:
         found["compute"] = fit_compute(tuned, flops, families=families, **how)
     if {"nq_open", "arc_challenge"} <= set(pair[0].tasks):
         for matrix in pair:
-            found[f"alignment {matrix.protocol}"] = align(matrix, "nq_open", "arc_challenge", families=families)
+            found[f"alignment {matrix.protocol}"] = align(
+                matrix, "nq_open", "arc_challenge", families=families
+            )
     return found
 
 
@@ -268,12 +310,15 @@ def _perplexity(
         return {}
     bits = {p: scores[p].select(tasks=corpora) for p in PROTOCOLS}
     found: dict[str, Finding] = {
-        f"perplexity {m.protocol}": groups.compare_perplexity(bits[m.protocol], m, **how) for m in pair
+        f"perplexity {m.protocol}": groups.compare_perplexity(bits[m.protocol], m, **how)
+        for m in pair
     }
     for kind in ("base", "instruct"):
         if members := {m for m, f in facts.items() if f.kind == kind}:
             before = bits[DIRECT]
-            found[f"perplexity {kind}"] = groups.compare_perplexity(before, pair[1], models=members, group=kind, **how)
+            found[f"perplexity {kind}"] = groups.compare_perplexity(
+                before, pair[1], models=members, group=kind, **how
+            )
     return found
 
 
@@ -295,19 +340,45 @@ def _agreement_checks(found: Mapping[str, Any]) -> Iterator[Check]:
     yield Check(where, "pairs with higher τ", paper.PAIRS_IMPROVED[0], change.pairs_improved, 0)
     yield Check(where, "pairs in all", paper.PAIRS_IMPROVED[1], change.pairs, 0)
     share = few.pairs_improved / few.pairs if few else NAN
-    yield Check(where, "share of pairs above 5-shot", paper.BETTER_THAN_FEW_SHOT, share, note=notes["few_shot"])
+    yield Check(
+        where,
+        "share of pairs above 5-shot",
+        paper.BETTER_THAN_FEW_SHOT,
+        share,
+        note=notes["few_shot"],
+    )
     where = "Figure 3: agreement within a category"
     for category, protocol, value in _sides(paper.WITHIN):
-        note = "section 3.2 prints 0.54, and 0.52 a paragraph later" if (category, value) == ("LU", 0.54) else ""
-        within = dict(zip(by[protocol].categories, np.diag(by[protocol].by_category).tolist(), strict=True))
-        yield Check(where, f"{category}, {NAMES[protocol]}", value, within.get(category, NAN), note=note)
+        note = (
+            "section 3.2 prints 0.54, and 0.52 a paragraph later"
+            if (category, value) == ("LU", 0.54)
+            else ""
+        )
+        within = dict(
+            zip(by[protocol].categories, np.diag(by[protocol].by_category).tolist(), strict=True)
+        )
+        yield Check(
+            where, f"{category}, {NAMES[protocol]}", value, within.get(category, NAN), note=note
+        )
     where = "Table 5: mean τ of each benchmark with all others"
-    means = {(p, task): one.value for p, a in by.items() for task, one in zip(a.tasks, a.per_task, strict=True)}
+    means = {
+        (p, task): one.value
+        for p, a in by.items()
+        for task, one in zip(a.tasks, a.per_task, strict=True)
+    }
     for task, protocol, value in _sides(paper.TABLE_5, tuple(NAMES)):
-        yield Check(where, f"{task}, {NAMES[protocol]}", value, means.get((protocol, task), NAN), note=notes[protocol])
+        yield Check(
+            where,
+            f"{task}, {NAMES[protocol]}",
+            value,
+            means.get((protocol, task), NAN),
+            note=notes[protocol],
+        )
 
 
-def _sides(table: Mapping[str, Any], protocols: Sequence[str] = PROTOCOLS) -> Iterator[tuple[str, str, Any]]:
+def _sides(
+    table: Mapping[str, Any], protocols: Sequence[str] = PROTOCOLS
+) -> Iterator[tuple[str, str, Any]]:
     """Yield the cells of a printed table that has a row for each name and a column for each protocol."""
     for name, row in table.items():
         yield from ((name, protocol, value) for protocol, value in zip(protocols, row, strict=True))
@@ -319,9 +390,15 @@ def _perplexity_checks(found: Mapping[str, Any]) -> Iterator[Check]:
     for k, protocol in enumerate(PROTOCOLS):
         if f := found.get(f"perplexity {protocol}"):
             name, averages = NAMES[protocol], paper.PERPLEXITY_AVERAGES[k]
-            yield Check(where, f"between corpora, {name}", paper.PERPLEXITY_BETWEEN[k], f.corpora_mean.value)
-            yield Check(where, f"corpora and benchmarks, {name}", paper.PERPLEXITY_TASKS[k], f.mean.value)
-            yield Check(where, f"average and average, {name}", averages, f.averages.value, note=note)
+            yield Check(
+                where, f"between corpora, {name}", paper.PERPLEXITY_BETWEEN[k], f.corpora_mean.value
+            )
+            yield Check(
+                where, f"corpora and benchmarks, {name}", paper.PERPLEXITY_TASKS[k], f.mean.value
+            )
+            yield Check(
+                where, f"average and average, {name}", averages, f.averages.value, note=note
+            )
     for kind, value in paper.PERPLEXITY_BEFORE_TASKS_AFTER.items():
         if f := found.get(f"perplexity {kind}"):
             yield Check(where, f"perplexity before, benchmarks after: {kind}", value, f.mean.value)
@@ -334,7 +411,9 @@ def _component_checks(found: Mapping[str, Any]) -> Iterator[Check]:
         yield Check(where, NAMES[protocol], value, sum(i.value for i in first))
     where = "Figures 6 and 8, table 8: explained variance, per cent"
     for family, protocol, values in _sides(paper.TABLE_8):
-        if f := found.get(f"components {protocol}" + ("" if family == "all models" else f" {family}")):
+        if f := found.get(
+            f"components {protocol}" + ("" if family == "all models" else f" {family}")
+        ):
             for k, value in enumerate(values):
                 ours = 100 * f.explained[k].value if k < len(f.explained) else NAN
                 yield Check(where, f"{family} PC{k + 1}, {NAMES[protocol]}", value, ours, 0)
@@ -356,7 +435,10 @@ def _table_checks(scores: Mapping[Protocol, ScoreMatrix]) -> Iterator[Check]:
 
 
 def _group_checks(pair: Sequence[ScoreMatrix], found: Mapping[str, Any]) -> Iterator[Check]:
-    where, large = "Appendix B.5: benchmarks with more than 2,000 test samples", found["large tests"]
+    where, large = (
+        "Appendix B.5: benchmarks with more than 2,000 test samples",
+        found["large tests"],
+    )
     matrices = {str(m.protocol): m for m in pair}
     for protocol, value in paper.LARGE_TEST_TAU.items():
         ours = _group_value(large, large.groups[0], protocol)
@@ -375,13 +457,21 @@ def _group_checks(pair: Sequence[ScoreMatrix], found: Mapping[str, Any]) -> Iter
     for name in families.groups[:-1]:
         for protocol in PROTOCOLS:
             ours = _group_value(families, name, protocol)
-            yield Check(where, f"{name}, {NAMES[protocol]}", NAN, ours, note="the paper's number is in a picture")
+            yield Check(
+                where,
+                f"{name}, {NAMES[protocol]}",
+                NAN,
+                ours,
+                note="the paper's number is in a picture",
+            )
 
 
 def _at_three_decimals(matrix: ScoreMatrix) -> str:
     """Say what the mean would be with scores rounded as tables print them: ties move it in the third digit."""
     tasks = inside(paper.LARGE_TESTS, matrix.tasks)
-    rounded = float(mean_offdiagonal(kendall_matrix(matrix.select(tasks=tasks).oriented().round(3))))
+    rounded = float(
+        mean_offdiagonal(kendall_matrix(matrix.select(tasks=tasks).oriented().round(3)))
+    )
     return f"mean over the pairs of the {len(tasks)} benchmarks; {rounded:.4f} with scores rounded to three decimals"
 
 
@@ -395,7 +485,9 @@ def _significance_checks(found: Mapping[str, Any]) -> Iterator[Check]:
     where = "Appendix C.2, figure 12: τ-b with insignificant differences as ties"
     note = "as defined in C.2: pairwise signs, |difference| > 1.96 · √(s₁² + s₂²)"
     for protocol, value in zip(PROTOCOLS, paper.TAU_B, strict=True):
-        yield Check(where, f"mean τ-b, {NAMES[protocol]}", value, found[f"tau-b {protocol}"].mean, note=note)
+        yield Check(
+            where, f"mean τ-b, {NAMES[protocol]}", value, found[f"tau-b {protocol}"].mean, note=note
+        )
 
 
 def _show(value: float, digits: int) -> str | None:

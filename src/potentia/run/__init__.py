@@ -15,12 +15,29 @@ from potentia.run.plan import CellPlan, RowPlan, StudyPlan, load_tasks, plan_stu
 from potentia.run.progress import PACED, Count, asked_cells, is_running, seconds_left, store_status
 
 if TYPE_CHECKING:
-    from potentia.run.adaptive import AdaptiveRun, complete_study, costs_of, grid_of, proposed_study, study_text, within
+    from potentia.run.adaptive import (
+        AdaptiveRun,
+        complete_study,
+        costs_of,
+        grid_of,
+        proposed_study,
+        study_text,
+        within,
+    )
     from potentia.run.select import Race, elicit
 
 _LATER = {
     **dict.fromkeys(
-        ("AdaptiveRun", "complete_study", "costs_of", "grid_of", "proposed_study", "study_text", "within"), "adaptive"
+        (
+            "AdaptiveRun",
+            "complete_study",
+            "costs_of",
+            "grid_of",
+            "proposed_study",
+            "study_text",
+            "within",
+        ),
+        "adaptive",
     ),
     **dict.fromkeys(("Race", "elicit"), "select"),
 }

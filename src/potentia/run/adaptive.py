@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from potentia.analysis.planning import Completion, Costs, Grid, NextCells, choose_cells, find_completion
+from potentia.analysis.planning import (
+    Completion,
+    Costs,
+    Grid,
+    NextCells,
+    choose_cells,
+    find_completion,
+)
 from potentia.errors import InputError
 from potentia.run.calibration import estimate_cost
 from potentia.run.cost import StudyCost, read_budget
@@ -32,7 +39,9 @@ if TYPE_CHECKING:
     from potentia.evidence import Evidence
     from potentia.store import Store
 
-SHARED_LOAD = 4.0  # cells among which a row's loading is shared out: it is loaded anew in every wave
+SHARED_LOAD = (
+    4.0  # cells among which a row's loading is shared out: it is loaded anew in every wave
+)
 
 
 def grid_of(plan: StudyPlan) -> Grid:
@@ -43,7 +52,11 @@ def grid_of(plan: StudyPlan) -> Grid:
             "there is nothing to choose: the study tunes nothing",
             hint="add the protocol train_before_test, or run it whole: scores without tuning are cheap",
         )
-    tasks = {TaskName(name).whole: task for name, task in plan.tasks.benchmarks.items() if task.kind != "corpus"}
+    tasks = {
+        TaskName(name).whole: task
+        for name, task in plan.tasks.benchmarks.items()
+        if task.kind != "corpus"
+    }
     if not tasks:
         raise InputError(
             "there is nothing to choose: the study has texts to predict and no task",
@@ -65,8 +78,12 @@ def costs_of(grid: Grid, cost: StudyCost) -> Costs:
         task = TaskName(cell.task).whole
         if cell.protocol == grid.protocol and cell.model in grid.models and task in grid.tasks:
             place = grid.models.index(cell.model), grid.tasks.index(task)
-            load = cost.loads[cell.model] / SHARED_LOAD if np.isnan(values[place]) else 0.0  # once for all its folds
-            values[place] = np.nan_to_num(values[place]) + (cell.seconds + load if timed else cell.flops)
+            load = (
+                cost.loads[cell.model] / SHARED_LOAD if np.isnan(values[place]) else 0.0
+            )  # once for all its folds
+            values[place] = np.nan_to_num(values[place]) + (
+                cell.seconds + load if timed else cell.flops
+            )
     if not np.isfinite(values).any():
         values = np.ones_like(values)
         return Costs(grid.models, grid.tasks, values, "cells")
@@ -97,7 +114,10 @@ def _known_so_far(plan: StudyPlan) -> Evidence | None:
 def proposed_study(study: Study, cells: Sequence[tuple[str, str]], *, name: str) -> Study:
     """Return the study that tunes these cells alone (and those that ``only`` names already)."""
     wanted: dict[str, list[str]] = {w.model: list(w.tasks) for w in study.only or ()}
-    folds = {whole: [t.name for t in study.benchmarks() if TaskName(t.name).whole == whole] for _, whole in cells}
+    folds = {
+        whole: [t.name for t in study.benchmarks() if TaskName(t.name).whole == whole]
+        for _, whole in cells
+    }
     for model, task in cells:
         known = wanted.setdefault(model, [])
         known += [name for name in folds[task] if name not in known]
@@ -112,11 +132,16 @@ def study_text(study: Study, first_line: str) -> str:
     said: Mapping[str, Any] = study.model_dump(mode="json", exclude_defaults=True)
     ordered = {"name": study.name, **{k: v for k, v in said.items() if k not in ("name", "only")}}
     ordered["only"] = [dict(w) for w in said.get("only") or ()]
-    return f"# {first_line}\n" + yaml.safe_dump(ordered, sort_keys=False, allow_unicode=True, width=120)
+    return f"# {first_line}\n" + yaml.safe_dump(
+        ordered, sort_keys=False, allow_unicode=True, width=120
+    )
 
 
 def complete_study(
-    plan: StudyPlan, *, history: Evidence | None = None, measured: npt.NDArray[np.bool_] | None = None
+    plan: StudyPlan,
+    *,
+    history: Evidence | None = None,
+    measured: npt.NDArray[np.bool_] | None = None,
 ) -> Completion:
     """Complete the study's tuned cells from its store, history and facts."""
     from potentia.evidence import study_facts
@@ -151,7 +176,9 @@ class AdaptiveRun:
 
     def __post_init__(self) -> None:
         if self.budget is None and self.confidence is None:
-            raise InputError("an adaptive run needs an end", hint="give --budget 30min, or --confidence 0.9")
+            raise InputError(
+                "an adaptive run needs an end", hint="give --budget 30min, or --confidence 0.9"
+            )
         if self.budget is not None:
             read_budget(self.budget, 1.0)  # what cannot be read is said before anything is timed
         self.grid = grid_of(self.plan)
@@ -172,7 +199,11 @@ class AdaptiveRun:
         if not journal:
             with opened(self.plan.study.store) as store:
                 values = [[None if v != v else float(v) for v in row] for row in costs.values]
-                names = {"models": list(costs.models), "tasks": list(costs.tasks), "unit": costs.unit}
+                names = {
+                    "models": list(costs.models),
+                    "tasks": list(costs.tasks),
+                    "unit": costs.unit,
+                }
                 facts = {**names, "costs": values, "measured": self._measured(store)}
                 store.event(self.plan.key, "adaptive", facts)
             journal = self._journal()
@@ -187,7 +218,10 @@ class AdaptiveRun:
                 return self._sum(), done, chosen
             self.tell(f"wave {len(self._journal())}: {len(chosen.cells)} cells")
             with opened(self.plan.study.store) as store:
-                chances = {model: round(float(p), 4) for model, p in zip(done.models, done.p_best, strict=True)}
+                chances = {
+                    model: round(float(p), 4)
+                    for model, p in zip(done.models, done.p_best, strict=True)
+                }
                 told = {"cells": [list(cell) for cell in chosen.cells], "p_best": chances}
                 store.event(self.plan.key, "wave", told)
             self._run_cells(chosen.cells)
@@ -203,19 +237,29 @@ class AdaptiveRun:
         lost = self._lost()
         away = measured | np.array([[model in lost] for model in self.grid.models])
         tried = replace(costs, values=np.where(away, np.nan, costs.values))
-        return done, choose_cells(done, tried, budget=room, confidence=self.confidence, top=self.top, most=self.wave)
+        return done, choose_cells(
+            done, tried, budget=room, confidence=self.confidence, top=self.top, most=self.wave
+        )
 
     def _lost(self) -> set[str]:
         """The models that not one direct score could be had of: they do not load, and are not tried wave after wave."""
-        asked = {row.model.name for row in self.plan.rows if any(not cell.protocol.tuned for cell in row.cells)}
+        asked = {
+            row.model.name
+            for row in self.plan.rows
+            if any(not cell.protocol.tuned for cell in row.cells)
+        }
         with opened(self.plan.study.store, readonly=True) as store:
             return asked - set(store.linked(self.plan.key).values())
 
-    def _count(self, cells: Cells, costs: Costs, measured: npt.NDArray[np.bool_], room: float | None) -> float | None:
+    def _count(
+        self, cells: Cells, costs: Costs, measured: npt.NDArray[np.bool_], room: float | None
+    ) -> float | None:
         """Take the cells for done, also those that failed: they are not asked again."""
         for model, task in cells:
             place = self.grid.models.index(model), self.grid.tasks.index(task)
-            if room is not None and not measured[place]:  # two runs at once may both have asked for it
+            if (
+                room is not None and not measured[place]
+            ):  # two runs at once may both have asked for it
                 room = max(room - float(costs.values[place]), 0.0)
             measured[place] = True
         return room
@@ -224,7 +268,10 @@ class AdaptiveRun:
         """Price the cells: as on the first day; then by the clock where the budget is a time, else what is known."""
         if journal:
             event = journal[0]
-            values = np.array([[np.nan if v is None else v for v in row] for row in event["costs"]], dtype=np.float64)
+            values = np.array(
+                [[np.nan if v is None else v for v in row] for row in event["costs"]],
+                dtype=np.float64,
+            )
             return Costs(tuple(event["models"]), tuple(event["tasks"]), values, str(event["unit"]))
         self.tell("estimating the cost")
         timed = self.budget is not None and not self.budget.strip().endswith("%")
@@ -236,7 +283,9 @@ class AdaptiveRun:
 
         def there(model: str, task: str) -> bool:
             folds = [
-                c for c in rows[model].cells if TaskName(c.task).whole == task and c.protocol == self.grid.protocol
+                c
+                for c in rows[model].cells
+                if TaskName(c.task).whole == task and c.protocol == self.grid.protocol
             ]
             return bool(folds) and all(c.done for c in folds)
 
@@ -248,7 +297,11 @@ class AdaptiveRun:
         if store is None:
             return []
         with store:
-            events = [event for event in events_of(store, self.plan.key) if event.kind in ("adaptive", "wave")]
+            events = [
+                event
+                for event in events_of(store, self.plan.key)
+                if event.kind in ("adaptive", "wave")
+            ]
         prices = [event for event in events if event.kind == "adaptive"]
         waves = [event for event in events if event.kind == "wave"]
         return [dict(event.payload) for event in (*prices[:1], *waves)]
@@ -257,14 +310,21 @@ class AdaptiveRun:
 
     @staticmethod
     def _only(plan: StudyPlan, wanted: Callable[[str, CellPlan], bool]) -> StudyPlan:
-        rows = [replace(row, cells=tuple(c for c in row.cells if wanted(row.model.name, c))) for row in plan.rows]
+        rows = [
+            replace(row, cells=tuple(c for c in row.cells if wanted(row.model.name, c)))
+            for row in plan.rows
+        ]
         return replace(plan, rows=tuple(rows))
 
     def _run_cells(self, cells: Cells) -> None:
         with opened(self.plan.study.store, readonly=True) as store:
-            plan = replace(self.plan, rows=tuple(seen(self.plan.rows, store)), outdated=(), damaged=())
+            plan = replace(
+                self.plan, rows=tuple(seen(self.plan.rows, store)), outdated=(), damaged=()
+            )
         tuned, wanted = self.grid.protocol, set(cells)
-        plan = self._only(plan, lambda m, c: c.protocol.kind == tuned and (m, TaskName(c.task).whole) in wanted)
+        plan = self._only(
+            plan, lambda m, c: c.protocol.kind == tuned and (m, TaskName(c.task).whole) in wanted
+        )
         self._run_part(replace(plan, rows=tuple(row for row in plan.rows if row.cells)))
 
     def _run_part(self, plan: StudyPlan) -> None:
@@ -276,7 +336,9 @@ class AdaptiveRun:
 
     def _sum(self) -> RunResult:
         """All parts as one result."""
-        computed, failed = (sum(getattr(r, name) for r in self.results) for name in ("computed", "failed"))
+        computed, failed = (
+            sum(getattr(r, name) for r in self.results) for name in ("computed", "failed")
+        )
         reasons = [reason for r in self.results for reason in r.reasons]
         first, last = self.results[0], self.results[-1]
         return RunResult(self.plan.key, first.reused, computed, failed, last.interrupted, reasons)

@@ -54,7 +54,8 @@ class Evaluation:
     def to_json(self) -> str:
         """Write the answers and scores as text."""
         return json.dumps(
-            asdict(self), default=lambda value: value.tolist() if hasattr(value, "tolist") else str(value)
+            asdict(self),
+            default=lambda value: value.tolist() if hasattr(value, "tolist") else str(value),
         )
 
     @classmethod
@@ -63,7 +64,9 @@ class Evaluation:
         made = json.loads(text)
         scores = {name: Score.of(score) for name, score in made["scores"].items()}
         counts = made.get("cut", 0), made.get("requests", 0)
-        return cls([ItemOutcome(**item) for item in made["outcomes"]], scores, made["metric"], *counts)
+        return cls(
+            [ItemOutcome(**item) for item in made["outcomes"]], scores, made["metric"], *counts
+        )
 
     @classmethod
     def mean(cls, several: Sequence[Evaluation]) -> Evaluation:
@@ -75,8 +78,12 @@ class Evaluation:
         outcomes = []
         for items in zip(*(one.outcomes for one in several), strict=True):
             values = [item.value for item in items]
-            told = {"seeds": [{"value": item.value, "prediction": item.prediction} for item in items]}
-            outcomes.append(replace(items[0], value=sum(values) / len(values), detail=items[0].detail | told))
+            told = {
+                "seeds": [{"value": item.value, "prediction": item.prediction} for item in items]
+            }
+            outcomes.append(
+                replace(items[0], value=sum(values) / len(values), detail=items[0].detail | told)
+            )
         return cls(outcomes, scores, first.metric, first.cut, first.requests)
 
 
@@ -90,21 +97,33 @@ def evaluate(
     """Answer all asks; requests of one kind go to the scorer in one call."""
     prompts = [_prompts(ask, chat if ask.style == "chat" else None) for ask in asks]
     requests = [request for asked in prompts for prompt in asked for request in prompt.requests]
-    owners = [ask.owner for ask, asked in zip(asks, prompts, strict=True) for p in asked for _ in p.requests]
+    owners = [
+        ask.owner
+        for ask, asked in zip(asks, prompts, strict=True)
+        for p in asked
+        for _ in p.requests
+    ]
     heard = progress and _by_document(progress, sum(map(len, prompts)), len(requests))
     cut_before = scorer.notes["truncated"]
     answers = iter(_answers(scorer, requests, owners, heard))
     made = []
     for ask, asked in zip(asks, prompts, strict=True):
-        outcomes = ask.task.grade(asked, [[next(answers) for _ in prompt.requests] for prompt in asked])
+        outcomes = ask.task.grade(
+            asked, [[next(answers) for _ in prompt.requests] for prompt in asked]
+        )
         made.append(Evaluation(outcomes, ask.task.score(outcomes), ask.task.metric))
     if len(made) == 1:  # tests are asked one at a time
-        made[0] = replace(made[0], cut=scorer.notes["truncated"] - cut_before, requests=len(requests))
+        made[0] = replace(
+            made[0], cut=scorer.notes["truncated"] - cut_before, requests=len(requests)
+        )
     return made
 
 
 def _answers(
-    scorer: Scorer, requests: Sequence[Any], owners: Sequence[int | None], progress: Callable[[int], None] | None
+    scorer: Scorer,
+    requests: Sequence[Any],
+    owners: Sequence[int | None],
+    progress: Callable[[int], None] | None,
 ) -> list[Any]:
     """Answer requests of several kinds, in their order."""
     answerers: dict[type, Callable[..., Sequence[Any]]] = {
@@ -117,13 +136,17 @@ def _answers(
     for kind, answer in answerers.items():
         chosen = [k for k, request in enumerate(requests) if isinstance(request, kind)]
         mine = None if bare else [-1 if (owner := owners[k]) is None else owner for k in chosen]
-        given = answer([requests[k] for k in chosen], owners=mine, progress=progress) if chosen else ()
+        given = (
+            answer([requests[k] for k in chosen], owners=mine, progress=progress) if chosen else ()
+        )
         for k, value in zip(chosen, given, strict=True):
             answers[k] = _answer(kind, value)
     return answers
 
 
-def _by_document(progress: Callable[[int], None], documents: int, requests: int) -> Callable[[int], None]:
+def _by_document(
+    progress: Callable[[int], None], documents: int, requests: int
+) -> Callable[[int], None]:
     """Return who hears of requests and tells of as large a share of the documents."""
     answered = 0
 
@@ -187,10 +210,14 @@ def direct(
     if len(styles) > 1 and task.documents("validation"):
         asks = [Ask(task, "validation", one, shots, seed) for one in styles]
         made = evaluate(scorer, asks, chat=chat, progress=progress)
-        seen = {ask.style: evaluation.main.value for ask, evaluation in zip(asks, made, strict=True)}
+        seen = {
+            ask.style: evaluation.main.value for ask, evaluation in zip(asks, made, strict=True)
+        }
         sign = 1 if task.higher_is_better else -1
         for one, value in seen.items():
             if sign * (value - seen[style]) > 0:  # no number beats nothing
                 style = one
-    (test,) = evaluate(scorer, [Ask(task, "test", style, shots, seed)], chat=chat, progress=progress)
+    (test,) = evaluate(
+        scorer, [Ask(task, "test", style, shots, seed)], chat=chat, progress=progress
+    )
     return test, {"style": style, "validation": seen}

@@ -20,7 +20,15 @@ from typing import Any
 import numpy as np
 
 from potentia.engine import pick_device
-from potentia.run.cost import CellWork, Pace, StudyCost, paces_of_store, parameters_of, price, work_of
+from potentia.run.cost import (
+    CellWork,
+    Pace,
+    StudyCost,
+    paces_of_store,
+    parameters_of,
+    price,
+    work_of,
+)
 from potentia.run.execute import run_study
 from potentia.run.local import Stay
 from potentia.run.plan import RowPlan, StudyPlan, plan_study
@@ -34,7 +42,9 @@ LONGER = 4  # epochs of the last run on a GPU, where small runs are all beginnin
 PATIENCE = 10.0  # seconds: a first run that takes longer is not made again
 
 
-def estimate_cost(plan: StudyPlan, *, calibrate: bool = True, tell: Callable[[str], Any] = lambda _: None) -> StudyCost:
+def estimate_cost(
+    plan: StudyPlan, *, calibrate: bool = True, tell: Callable[[str], Any] = lambda _: None
+) -> StudyCost:
     """Price a study by the rows in its store, else by a short calibration; without either, seconds are NaN."""
     device = str(pick_device(plan.study.device)).partition(":")[0]
     store = find_store(plan.study.store)
@@ -48,7 +58,13 @@ def estimate_cost(plan: StudyPlan, *, calibrate: bool = True, tell: Callable[[st
     if not calibrate or not left:
         return price(plan, paces, "", device)
     measured, start = measure_paces(plan, left, device, tell)
-    return price(plan, [*paces, *measured], f"a calibration on {len(measured)} of its models", device, start=start)
+    return price(
+        plan,
+        [*paces, *measured],
+        f"a calibration on {len(measured)} of its models",
+        device,
+        start=start,
+    )
 
 
 def measure_paces(
@@ -66,7 +82,9 @@ def measure_paces(
 
             def timed(documents: int, epochs: int = 1, *, name: str = row.model.name) -> Timed:
                 store = str(Path(folder) / f"{len(list(Path(folder).glob('*.db')))}.db")
-                return _timed_run(_small(plan, name, min(documents, whole), store, epochs=epochs), stay)
+                return _timed_run(
+                    _small(plan, name, min(documents, whole), store, epochs=epochs), stay
+                )
 
             cold = timed(FIRST)
             few = timed(FIRST) if cold.whole < PATIENCE or device != "cpu" else cold
@@ -77,7 +95,9 @@ def measure_paces(
                 paces.append(pace)
     if len(paces) < 2:
         return paces, 0.0
-    start = max((paces[0].load or 0.0) - (paces[1].load or 0.0), 0.0)  # the first has imported libraries too
+    start = max(
+        (paces[0].load or 0.0) - (paces[1].load or 0.0), 0.0
+    )  # the first has imported libraries too
     return [replace(paces[0], load=(paces[0].load or 0.0) - start), *paces[1:]], start
 
 
@@ -86,7 +106,8 @@ def _small(plan: StudyPlan, model: str, documents: int, store: str, *, epochs: i
     study = plan.study
     rows = {row.name: row for row in study.rows()}
     tasks = tuple(
-        spec.model_copy(update={"caps": _in_proportion(plan, spec.name, documents)}) for spec in study.benchmarks()
+        spec.model_copy(update={"caps": _in_proportion(plan, spec.name, documents)})
+        for spec in study.benchmarks()
     )
     adjust = study.adjust
     if adjust is not None:
@@ -95,7 +116,9 @@ def _small(plan: StudyPlan, model: str, documents: int, store: str, *, epochs: i
         adjust = adjust.model_copy(update={"at_steps": (), "tuning": own, "cap": cap})
     return study.model_copy(
         update={
-            "models": (rows[model].model_copy(update={"copy_of": None}),),  # a treated copy is as fast as its original
+            "models": (
+                rows[model].model_copy(update={"copy_of": None}),
+            ),  # a treated copy is as fast as its original
             "protocols": tuple(dict.fromkeys((DIRECT, *study.protocols))),
             "tasks": tasks,
             "tuning": _short(study.tuning, epochs),
@@ -110,7 +133,9 @@ def _small(plan: StudyPlan, model: str, documents: int, store: str, *, epochs: i
 
 def _short(tuning: Tuning, epochs: int = 1) -> Tuning:
     """Return a recipe that does as much as is counted: its grid, for so many epochs, without a race."""
-    return tuning.model_copy(update={"epochs": epochs, "least_updates": 0, "rate_bounds": None, "race": False})
+    return tuning.model_copy(
+        update={"epochs": epochs, "least_updates": 0, "rate_bounds": None, "race": False}
+    )
 
 
 def _in_proportion(plan: StudyPlan, name: str, documents: int) -> Caps:
@@ -118,8 +143,13 @@ def _in_proportion(plan: StudyPlan, name: str, documents: int) -> Caps:
     task = plan.tasks.benchmarks[name]
     largest = max(len(other.documents("train")) for other in plan.tasks.benchmarks.values())
     have = {split: len(task.documents(split)) for split in ("train", "validation", "test")}
-    least = max(LEAST, 1 + max(plan.study.shots_for(name, protocol) for protocol in plan.study.protocols))
-    wanted = {split: max(math.ceil(documents * count / max(largest, 1)), least) for split, count in have.items()}
+    least = max(
+        LEAST, 1 + max(plan.study.shots_for(name, protocol) for protocol in plan.study.protocols)
+    )
+    wanted = {
+        split: max(math.ceil(documents * count / max(largest, 1)), least)
+        for split, count in have.items()
+    }
     return Caps(**{split: max(min(wanted[split], count), 1) for split, count in have.items()})
 
 
@@ -144,7 +174,9 @@ class Timed:
     @property
     def plain(self) -> dict[str, tuple[CellWork, float]]:
         """The direct cells, by task."""
-        return {work.task: (work, seconds) for work, seconds in self.cells if work.protocol == DIRECT}
+        return {
+            work.task: (work, seconds) for work, seconds in self.cells if work.protocol == DIRECT
+        }
 
 
 def _timed_run(small: Study, stay: Stay) -> Timed:
@@ -163,7 +195,9 @@ def _timed_run(small: Study, stay: Stay) -> Timed:
     return Timed(cells, dict(rows[-1]["tally"]) if rows else {}, whole)
 
 
-def _slope(parameters: float, cold: Timed, few: Timed, more: Timed, longer: Timed | None) -> Pace | None:
+def _slope(
+    parameters: float, cold: Timed, few: Timed, more: Timed, longer: Timed | None
+) -> Pace | None:
     """Return the pace between runs; a share of the plain ratio at least, for clocks are noisy.
 
     ``longer`` is ``more`` with further epochs: on a GPU the difference of these two alone is free of beginnings. What
@@ -171,7 +205,12 @@ def _slope(parameters: float, cold: Timed, few: Timed, more: Timed, longer: Time
     """
     last = (longer or more).plain
     score = {
-        task: _rate(b.score_tokens - few.plain[task][0].score_tokens, s - few.plain[task][1], b.score_tokens, s)
+        task: _rate(
+            b.score_tokens - few.plain[task][0].score_tokens,
+            s - few.plain[task][1],
+            b.score_tokens,
+            s,
+        )
         for task, (b, s) in last.items()
         if task in few.plain
     }
@@ -185,7 +224,11 @@ def _slope(parameters: float, cold: Timed, few: Timed, more: Timed, longer: Time
 
     def asked(run: Timed) -> float:
         """Seconds that the scoring of the tuned cells would take if it went like the direct cells'."""
-        return sum(work.score_tokens * score.get(work.task, 0.0) for work, _ in run.cells if work.protocol.tuned)
+        return sum(
+            work.score_tokens * score.get(work.task, 0.0)
+            for work, _ in run.cells
+            if work.protocol.tuned
+        )
 
     def scored(run: Timed) -> float:
         """Seconds that it took."""
@@ -197,16 +240,26 @@ def _slope(parameters: float, cold: Timed, few: Timed, more: Timed, longer: Time
         a, b = (more, longer) if longer is not None else (few, more)
         spent = [run.tally.get("train", 0.0) for run in (a, b)]
         train = _rate(b.trained - a.trained, spent[1] - spent[0], b.trained, spent[1])
-        check = _rate(asked(more) - asked(few), scored(more) - scored(few), asked(more), scored(more))
-        each = max(scored(more) - check * asked(more), 0.0)  # of it, the fixed part of one validation of all lanes
+        check = _rate(
+            asked(more) - asked(few), scored(more) - scored(few), asked(more), scored(more)
+        )
+        each = max(
+            scored(more) - check * asked(more), 0.0
+        )  # of it, the fixed part of one validation of all lanes
         if longer is not None:
             beside = longer.beside_checks - more.beside_checks
-            beside -= train * (longer.trained - more.trained) + check * (asked(longer) - asked(more))
+            beside -= train * (longer.trained - more.trained) + check * (
+                asked(longer) - asked(more)
+            )
             each = max(beside, 0.0) / (LONGER - 1)  # saving among it
-    work = sum(w.score_tokens * score.get(w.task, 0.0) for w, _ in cold.cells if w.protocol == DIRECT)
+    work = sum(
+        w.score_tokens * score.get(w.task, 0.0) for w, _ in cold.cells if w.protocol == DIRECT
+    )
     work += sum(w.score_tokens * shown.get((w.task, str(w.protocol)), 0.0) for w, _ in cold.cells)
     work += (train or 0.0) * cold.trained + check * asked(cold) + each
-    return Pace(parameters, max(cold.whole - work, 0.0), score, train, check=check, each=each, shown=shown)
+    return Pace(
+        parameters, max(cold.whole - work, 0.0), score, train, check=check, each=each, shown=shown
+    )
 
 
 def _rate(tokens: float, seconds: float, all_tokens: float, all_seconds: float) -> float:

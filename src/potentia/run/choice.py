@@ -27,7 +27,9 @@ LEAD = 0.5  # standard errors of validation by which an end must lead to be foll
 PATIENCE = 3  # looks in a row, each more than a standard error below its best, after which a lane is past it
 
 # Where a cell's best lies, the most doubtful first: the first three may have more in them.
-Verdict = Literal["kept untuned", "at the bound", "still rising", "one rate", "flat", "inside", "perfect"]
+Verdict = Literal[
+    "kept untuned", "at the bound", "still rising", "one rate", "flat", "inside", "perfect"
+]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 MORE = VERDICTS[:3]
 
@@ -60,7 +62,9 @@ class Candidate:
     loss: float | None = None  # in training, over the epoch
     tokens: int = 0  # learned from in the epoch
     seconds: float = 0.0
-    right: str = ""  # which validation documents it got right, packed; empty where that is no 0 or 1
+    right: str = (
+        ""  # which validation documents it got right, packed; empty where that is no 0 or 1
+    )
     up: bool = field(default=True, kw_only=True)  # whether higher is better
 
     @property
@@ -84,7 +88,9 @@ class Candidate:
         return self.stderr if math.isfinite(self.stderr) else 0.0
 
 
-Peaks = Mapping[float, Candidate | None]  # the best state of every learning rate of one search; None where it failed
+Peaks = Mapping[
+    float, Candidate | None
+]  # the best state of every learning rate of one search; None where it failed
 
 
 def select(candidates: Sequence[Candidate]) -> Candidate:
@@ -104,10 +110,14 @@ def leaders(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Return the states that may be selected yet: which of those on a level wins depends on the rates still to come."""
     top = max(candidate.worth for candidate in candidates)
     level = [candidate for candidate in candidates if candidate.worth == top]
-    return [next(c for c in level if c.lane == lane) for lane in dict.fromkeys(c.lane for c in level)]
+    return [
+        next(c for c in level if c.lane == lane) for lane in dict.fromkeys(c.lane for c in level)
+    ]
 
 
-def peaks_of(lanes: Iterable[LanePlan], states: Sequence[Candidate]) -> dict[float, Candidate | None]:
+def peaks_of(
+    lanes: Iterable[LanePlan], states: Sequence[Candidate]
+) -> dict[float, Candidate | None]:
     """Return the best state of each of these lanes, by learning rate."""
     own = {lane: [state for state in states if state.lane == lane] for lane in lanes}
     return {lane.learning_rate: select(mine) if mine else None for lane, mine in own.items()}
@@ -141,7 +151,9 @@ def next_rate(peaks: Peaks, bounds: tuple[float, float] | None) -> float | None:
 def next_rung(rate: float, *, up: bool) -> float:
     """Return the nearest of 1, 3, 10, 30 … times a power of ten that is at least half as much again away."""
     power = math.floor(math.log10(rate))
-    rungs = sorted(float(f"{digit}e{power + more}") for more in (-2, -1, 0, 1, 2) for digit in (1, 3))
+    rungs = sorted(
+        float(f"{digit}e{power + more}") for more in (-2, -1, 0, 1, 2) for digit in (1, 3)
+    )
     if up:
         return next(rung for rung in rungs if rung > 1.5 * rate)
     return next(rung for rung in reversed(rungs) if 1.5 * rung < rate)
@@ -188,7 +200,10 @@ def is_behind(lane: LanePlan, same: Mapping[LanePlan, Candidate], looks: int) ->
 
     if any(math.isfinite(c.value) and not math.isfinite(c.stderr) for c in same.values()):
         return False  # no telling what is noise
-    told = ({other.key: getattr(c, what) for other, c in same.items()} for what in ("value", "stderr", "right"))
+    told = (
+        {other.key: getattr(c, what) for other, c in same.items()}
+        for what in ("value", "stderr", "right")
+    )
     chance = may_win(*told, higher_is_better=same[lane].up)
     return bool(chance[lane.key] < MAYBE / max(looks, 1))
 
@@ -199,7 +214,11 @@ def validated(made: Evaluation) -> tuple[float, float, str]:
 
     outcomes, value = [item.value for item in made.outcomes], made.main.value
     mean = sum(outcomes) / len(outcomes) if outcomes else math.nan
-    return value, made.main.stderr, pack_right(outcomes) if math.isclose(mean, value, abs_tol=1e-6) else ""
+    return (
+        value,
+        made.main.stderr,
+        pack_right(outcomes) if math.isclose(mean, value, abs_tol=1e-6) else "",
+    )
 
 
 # --- the end of a search: testing what is chosen ---------------------------------------------------------------------
@@ -210,7 +229,9 @@ class Ending:
 
     def __init__(self, tuning: FineTuning, name: str) -> None:
         self.tuning, self.name, self.task = tuning, name, tuning.benchmarks[name]
-        self.lanes = {key: lane for key, lane in tuning.lanes.items() if name in tuning.served(lane)}
+        self.lanes = {
+            key: lane for key, lane in tuning.lanes.items() if name in tuning.served(lane)
+        }
         self.results = [tuning.results[key] for key in self.lanes]
 
     def finish(self) -> None:
@@ -225,13 +246,22 @@ class Ending:
         if (name, None) not in tuning.cells:
             return
         tests = [self._test(best, selected=True) for best in chosen]
-        direct, test = tuning.row.direct_evaluation(name, tuning.trainer.bare), Evaluation.mean(tests)
-        kept_direct = direct is not None and tuning.study.selection == "paper" and not self._gains(test, direct)
+        direct, test = (
+            tuning.row.direct_evaluation(name, tuning.trainer.bare),
+            Evaluation.mean(tests),
+        )
+        kept_direct = (
+            direct is not None
+            and tuning.study.selection == "paper"
+            and not self._gains(test, direct)
+        )
         dropped = [result for result in self.results if result.status == "dropped"]
         selection = _told(chosen, tests) | {
             "tuned": chosen[0].tuned and not kept_direct,
             "kept_direct": kept_direct,
-            "epochs_saved_by_race": sum(tuning.epochs(lanes[one.key]) - len(one.epochs) for one in dropped),
+            "epochs_saved_by_race": sum(
+                tuning.epochs(lanes[one.key]) - len(one.epochs) for one in dropped
+            ),
             "target_modules": list(self.results[0].targets),
             "failed_lanes": failures,
             **self._search(chosen, best_tuned, kept_direct),
@@ -240,7 +270,9 @@ class Ending:
         if not kept_direct:
             tuning.keep(name, chosen[0])
         final = direct if kept_direct and direct is not None else test
-        tuning.commit(name, None, final, selection, direct.main.value if direct is not None else None)
+        tuning.commit(
+            name, None, final, selection, direct.main.value if direct is not None else None
+        )
 
     def _chosen(self) -> tuple[list[Candidate], list[Candidate]]:
         """Return what is chosen for each seed, and the best tuned state of each seed that has one."""
@@ -249,7 +281,9 @@ class Ending:
         blind = not self.task.documents("validation")  # as in MMLU: the tuned model stands
         rivals = [] if blind or tuning.study.selection != "validation" else untuned
         each = [tuning.states(self.name, tuning.study.seed + k) for k in range(tuning.study.seeds)]
-        return [select([*rivals, *own] or untuned) for own in each], [select(own) for own in each if own]
+        return [select([*rivals, *own] or untuned) for own in each], [
+            select(own) for own in each if own
+        ]
 
     def _gains(self, test: Evaluation, direct: Evaluation) -> bool:
         """Say whether the test is better after the tuning."""
@@ -279,7 +313,9 @@ class Ending:
             "rates_tried": sorted({rate for best in best_tuned for rate in peaks(best)}),
             "updates": made.step,
             "tokens": sum(epoch.tokens for epoch in made.epochs),
-            "trainable": int(getattr(tuning.trainer, "trainable", tuning.loaded.parameters)),  # full: all
+            "trainable": int(
+                getattr(tuning.trainer, "trainable", tuning.loaded.parameters)
+            ),  # full: all
         }
 
     def _also_tested(
@@ -312,7 +348,9 @@ class Ending:
             owner = tuning.trainer.restore(lane.key, state.epoch)
         if selected:
             tuning.phase(f"testing {name}", len(self.task.documents("test")))
-        made = _asked(tuning, name, state.style, owner, progress=tuning.row.progress if selected else None)
+        made = _asked(
+            tuning, name, state.style, owner, progress=tuning.row.progress if selected else None
+        )
         if lane is not None and selected:
             tuning.tell(lane, name, tuning.results[lane.key].status, selected=True)
         return made
@@ -321,13 +359,19 @@ class Ending:
         """Hand over the scores on the way of the lanes that were chosen in the end."""
         for step in self.tuning.at_steps:
             if (self.name, step) in self.tuning.cells:
-                tests = [_on_the_way(self.tuning, c.lane, step, self.name) for c in chosen if c.lane is not None]
+                tests = [
+                    _on_the_way(self.tuning, c.lane, step, self.name)
+                    for c in chosen
+                    if c.lane is not None
+                ]
                 selection = _told(chosen, tests) | {"step": step}
                 del selection["epoch"]  # the end of the tuning, where the lane was chosen
                 self.tuning.commit(self.name, step, Evaluation.mean(tests), selection)
 
 
-def _asked(tuning: FineTuning, name: str, style: Style, owner: int | None, **heard: Any) -> Evaluation:
+def _asked(
+    tuning: FineTuning, name: str, style: Style, owner: int | None, **heard: Any
+) -> Evaluation:
     """Ask the test split of a benchmark."""
     ask = tuning.ask(tuning.benchmarks[name], "test", style, owner)
     with spending("test"):
@@ -350,7 +394,9 @@ def score_on_the_way(tuning: FineTuning, lane: LanePlan, step: int) -> None:
 
 
 def _waiting(tuning: FineTuning, lane: LanePlan, step: int, task: str) -> Path:
-    return tuning.workspace / "on-the-way" / f"{content_key(lane=lane.key, step=step, task=task)}.json"
+    return (
+        tuning.workspace / "on-the-way" / f"{content_key(lane=lane.key, step=step, task=task)}.json"
+    )
 
 
 def _on_the_way(tuning: FineTuning, lane: LanePlan, step: int, task: str) -> Evaluation:
@@ -359,15 +405,30 @@ def _on_the_way(tuning: FineTuning, lane: LanePlan, step: int, task: str) -> Eva
     try:
         return Evaluation.from_json(path.read_text("utf-8"))
     except (OSError, KeyError, ValueError, TypeError):
-        raise TuningError(f"the score on {task} after {step} steps was not kept", where=str(path)) from None
+        raise TuningError(
+            f"the score on {task} after {step} steps was not kept", where=str(path)
+        ) from None
 
 
 def _told(chosen: Sequence[Candidate], tests: Sequence[Evaluation]) -> dict[str, Any]:
     """Return what was chosen, seed by seed."""
     first, parts = chosen[0], ("learning_rate", "epoch", "style")
     seeds = [
-        {"value": test.main.value, **{part: getattr(c, part) for part in parts}, "validation": c.value}
+        {
+            "value": test.main.value,
+            **{part: getattr(c, part) for part in parts},
+            "validation": c.value,
+        }
         for test, c in zip(tests, chosen, strict=True)
     ]
-    told = {"style": first.style, "learning_rate": first.learning_rate, "epoch": first.epoch, "validation": first.value}
-    return told | {"validation_stderr": first.stderr, "validation_right": first.right, "seeds": seeds}
+    told = {
+        "style": first.style,
+        "learning_rate": first.learning_rate,
+        "epoch": first.epoch,
+        "validation": first.value,
+    }
+    return told | {
+        "validation_stderr": first.stderr,
+        "validation_right": first.right,
+        "seeds": seeds,
+    }

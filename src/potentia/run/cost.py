@@ -33,10 +33,16 @@ if TYPE_CHECKING:
 
 CHARACTERS_PER_TOKEN = 4.0  # a rough reading of English text; paces are measured by the same ruler
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-LEAST_ROOM, ROOM_PER_PARAMETER = 4 * 2**30, 6.0  # bytes of a GPU: what any row has, weights and their float32 copy
+LEAST_ROOM, ROOM_PER_PARAMETER = (
+    4 * 2**30,
+    6.0,
+)  # bytes of a GPU: what any row has, weights and their float32 copy
 # activations per token and √parameter, half as much again as the layers of five models keep, and tokens of a pass
 ROOM_PER_TOKEN, PASS_TOKENS = 44.0, 20_000
-FEW_BYTES = {"8bit": 1.2, "4bit": 0.75}  # per weight; embeddings and head among them, which keep their dtype
+FEW_BYTES = {
+    "8bit": 1.2,
+    "4bit": 0.75,
+}  # per weight; embeddings and head among them, which keep their dtype
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,9 @@ class Pace:
     train: float | None  # per token
     check: float = 1.0  # how much slower tuned models are asked than untuned ones
     each: float = 0.0  # the fixed part of an epoch's end of all lanes
-    shown: Mapping[tuple[str, str], float] = field(default_factory=dict)  # per token of a question after examples
+    shown: Mapping[tuple[str, str], float] = field(
+        default_factory=dict
+    )  # per token of a question after examples
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,9 @@ class StudyCost:
     weights: Mapping[str, float]  # bytes by model; NaN where unknown
     source: str  # where the seconds come from
     device: str
-    start: float = 0.0  # seconds more that a process takes which begins anew: libraries, kernels, the device
+    start: float = (
+        0.0  # seconds more that a process takes which begins anew: libraries, kernels, the device
+    )
 
     @property
     def pending(self) -> tuple[CellWork, ...]:
@@ -88,7 +98,11 @@ class StudyCost:
         """Seconds of what is left, in a process that begins anew."""
         left = self.pending
         begin = self.start if left else 0.0
-        return float(begin + sum(c.seconds for c in left) + sum(self.loads[m] for m in {c.model for c in left}))
+        return float(
+            begin
+            + sum(c.seconds for c in left)
+            + sum(self.loads[m] for m in {c.model for c in left})
+        )
 
 
 def work_of(plan: StudyPlan) -> list[CellWork]:
@@ -103,7 +117,11 @@ def work_of(plan: StudyPlan) -> list[CellWork]:
 
     for row in plan.rows:
         size = parameters_of(row.model)
-        adjusted = [cell for cell in row.cells if cell.protocol.kind == "adjust" and cell.protocol.step is None]
+        adjusted = [
+            cell
+            for cell in row.cells
+            if cell.protocol.kind == "adjust" and cell.protocol.step is None
+        ]
         for cell in row.cells:
             score, train, lanes = tokens(cell.task, "test"), 0.0, 0.0
             if cell.protocol == TRAIN_BEFORE_TEST:
@@ -120,25 +138,38 @@ def work_of(plan: StudyPlan) -> list[CellWork]:
                 train = count_tokens(data, "train") * epochs * repeats * jobs / len(adjusted)
                 score += tokens(cell.task, "validation") * (jobs + 1)
             flops = size * (4 * train + 2 * score)
-            found.append(CellWork(row.model.name, cell.task, cell.protocol, cell.done, lanes, train, score, flops))
+            found.append(
+                CellWork(
+                    row.model.name, cell.task, cell.protocol, cell.done, lanes, train, score, flops
+                )
+            )
     return found
 
 
-def price(plan: StudyPlan, paces: Sequence[Pace], source: str, device: str, *, start: float = 0.0) -> StudyCost:
+def price(
+    plan: StudyPlan, paces: Sequence[Pace], source: str, device: str, *, start: float = 0.0
+) -> StudyCost:
     """Put seconds on the work of a study."""
     work, shown = work_of(plan), tokens_shown(plan)
     width = BYTES.get(plan.study.dtype, 4 if device == "cpu" else 2)
-    tuned = Counter(cell.model for cell in work if cell.protocol.tuned and cell.protocol.step is None)
+    tuned = Counter(
+        cell.model for cell in work if cell.protocol.tuned and cell.protocol.step is None
+    )
     trained = [len(task.documents("train")) for task in plan.tasks.benchmarks.values()]
     looks = max(plan.study.tuning.rounds(documents)[0] for documents in trained)
     at, loads, weights = {}, {}, {}
     for model in (row.model for row in plan.rows):
         size = parameters_of(model)
         pace = at[model.name] = _pace_at(paces, size)
-        made = shown * (pace.train or 0.0) if model.copy_of is not None else 0.0  # tuned before it is there
+        made = (
+            shown * (pace.train or 0.0) if model.copy_of is not None else 0.0
+        )  # tuned before it is there
         loads[model.name] = (pace.load or 0.0) + made
         weights[model.name] = size * FEW_BYTES.get(model.quantise or "", width)
-    cells = [replace(cell, seconds=_seconds(cell, at[cell.model], looks / max(tuned[cell.model], 1))) for cell in work]
+    cells = [
+        replace(cell, seconds=_seconds(cell, at[cell.model], looks / max(tuned[cell.model], 1)))
+        for cell in work
+    ]
     return StudyCost(tuple(cells), loads, weights, source, device, start)
 
 
@@ -146,11 +177,15 @@ def _seconds(cell: CellWork, pace: Pace, looks: float) -> float:
     """Return the seconds of a cell, which has a share of the looks that all lanes of its row take together."""
     score = pace.score.get(cell.task, _typical(pace.score))
     if cell.protocol.kind == "few_shot":
-        score = pace.shown.get((cell.task, str(cell.protocol)), score * (1 + (cell.protocol.shots or 0)))
+        score = pace.shown.get(
+            (cell.task, str(cell.protocol)), score * (1 + (cell.protocol.shots or 0))
+        )
     if not cell.train_tokens:
         return float(cell.score_tokens * score)
     train = np.nan if pace.train is None else pace.train
-    return float(cell.score_tokens * score * pace.check + cell.train_tokens * train + pace.each * looks)
+    return float(
+        cell.score_tokens * score * pace.check + cell.train_tokens * train + pace.each * looks
+    )
 
 
 def tokens_shown(plan: StudyPlan) -> float:
@@ -158,7 +193,9 @@ def tokens_shown(plan: StudyPlan) -> float:
     if plan.study.treat is None:
         return 0.0
     shown = plan.tasks.shown.values()
-    epochs, repeats = plan.study.treat.recipe(plan.study.tuning).rounds(sum(len(t.documents("train")) for t in shown))
+    epochs, repeats = plan.study.treat.recipe(plan.study.tuning).rounds(
+        sum(len(t.documents("train")) for t in shown)
+    )
     return epochs * repeats * sum(count_tokens(task, "train") for task in shown)
 
 
@@ -174,20 +211,28 @@ def paces_of_store(plan: StudyPlan, store: Store, device: str) -> list[Pace]:
             if cell.done and (record := _timed(store, cell, device)) is not None
         ]
         timed = [(w, r.seconds) for w, r in records]
-        load = loads.get(row.model.name) if row.model.copy_of is None else None  # a copy is also made
+        load = (
+            loads.get(row.model.name) if row.model.copy_of is None else None
+        )  # a copy is also made
         pace = pace_of(parameters_of(row.model), timed, load=load)
         if pace is not None and np.isfinite(pace.parameters):
             paces.append(pace)
     return paces
 
 
-def pace_of(parameters: float, timed: Iterable[tuple[CellWork, float]], *, load: float | None = None) -> Pace | None:
+def pace_of(
+    parameters: float, timed: Iterable[tuple[CellWork, float]], *, load: float | None = None
+) -> Pace | None:
     """Make a pace of the cells of one row and the seconds they took.
 
     The tuned cells of a row train together and are committed one by one, so their seconds count as one sum.
     """
     given = list(timed)
-    score = {w.task: s / w.score_tokens for w, s in given if w.protocol.kind == "direct" and w.score_tokens}
+    score = {
+        w.task: s / w.score_tokens
+        for w, s in given
+        if w.protocol.kind == "direct" and w.score_tokens
+    }
     few = [(w, s) for w, s in given if w.protocol.kind == "few_shot" and w.score_tokens]
     tuned = [(w, s) for w, s in given if w.train_tokens]
     if not score and not tuned:
@@ -240,7 +285,9 @@ def parameters_of(model: ModelSpec) -> float:
 def _file_bytes(model: ModelSpec) -> int:
     """Return the size of the weight files of a folder; 0 where there are none."""
     folder = Path(model.source).expanduser()
-    return sum(f.stat().st_size for pattern in ("*.safetensors", "*.bin") for f in folder.glob(pattern))
+    return sum(
+        f.stat().st_size for pattern in ("*.safetensors", "*.bin") for f in folder.glob(pattern)
+    )
 
 
 def weight_bytes(row: RowPlan) -> int | None:
@@ -310,20 +357,37 @@ def _timed(store: Store, cell: CellPlan, device: str) -> CellRecord | None:
 def _loads(plan: StudyPlan, store: Store) -> dict[str, float]:
     """Return the seconds that the rows of this study took to load when they ran last."""
     rows = [event.payload for event in events_of(store, plan.key) if event.kind == "row"]
-    return {str(row["row"]): float(row["tally"]["load"]) for row in rows if "load" in row.get("tally", {})}
+    return {
+        str(row["row"]): float(row["tally"]["load"])
+        for row in rows
+        if "load" in row.get("tally", {})
+    }
 
 
 UNITS = {
-    "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "hour": 3600.0, "hours": 3600.0, "gpuh": 3600.0,
-    "gpu-hour": 3600.0, "gpu-hours": 3600.0, "d": 86400.0, "days": 86400.0,
-}  # fmt: skip
+    "s": 1.0,
+    "sec": 1.0,
+    "m": 60.0,
+    "min": 60.0,
+    "h": 3600.0,
+    "hour": 3600.0,
+    "hours": 3600.0,
+    "gpuh": 3600.0,
+    "gpu-hour": 3600.0,
+    "gpu-hours": 3600.0,
+    "d": 86400.0,
+    "days": 86400.0,
+}
 
 
 def read_budget(text: str, whole: float) -> float:
     """Read a budget in seconds of the device: ``90s``, ``30min``, ``1.5h``, ``2gpu-hours``, or ``10%`` of all."""
     found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z-]+|%)\s*", text)
     if found is None or (found[2] != "%" and found[2].lower() not in UNITS) or float(found[1]) <= 0:
-        raise InputError(f"a budget of {text!r}", hint="say 90s, 30min, 2h, 2gpu-hours, or 10% of the whole study")
+        raise InputError(
+            f"a budget of {text!r}",
+            hint="say 90s, 30min, 2h, 2gpu-hours, or 10% of the whole study",
+        )
     if found[2] == "%":
         return float(found[1]) / 100.0 * whole
     return float(found[1]) * UNITS[found[2].lower()]

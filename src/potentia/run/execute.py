@@ -99,17 +99,33 @@ def run_study(
         plan = _under_way(plan, workers, threads)
     todo = [row for row in plan.rows if row.pending]
     log = _register(plan)
-    facts = {"study": plan.study.name, "key": plan.key, "run": plan.run, "workers": workers, "executor": executor}
-    facts |= {"threads": plan.rows[0].threads if plan.rows else 0, "versions": versions() if todo else {}}
+    facts = {
+        "study": plan.study.name,
+        "key": plan.key,
+        "run": plan.run,
+        "workers": workers,
+        "executor": executor,
+    }
+    facts |= {
+        "threads": plan.rows[0].threads if plan.rows else 0,
+        "versions": versions() if todo else {},
+    }
     log.write("begin", **facts, rows={row.model.name: len(row.pending) for row in todo})
     outcomes: dict[str, RowOutcome] | None = {}
     with stoppable() as stop, watch(plan) if watch and todo else nullcontext():
         try:
-            outcomes = _execute(plan, todo, workers, executor, stop, split, stay, crew) if todo else {}
+            outcomes = (
+                _execute(plan, todo, workers, executor, stop, split, stay, crew) if todo else {}
+            )
         except (Stopped, KeyboardInterrupt):
             outcomes = None
         except BaseException as error:
-            log.write("error", error=type(error).__name__, message=str(error), trace=traceback.format_exc())
+            log.write(
+                "error",
+                error=type(error).__name__,
+                message=str(error),
+                trace=traceback.format_exc(),
+            )
             raise
     result = _result(plan, outcomes)
     _settle(plan, result.reused + result.computed)
@@ -123,13 +139,17 @@ def _under_way(plan: StudyPlan, workers: int, threads: int) -> StudyPlan:
 
     run = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:6]}"  # sorts by time
     each = threads or max(1, torch.get_num_threads() // max(workers, 1))
-    return replace(plan, run=run, rows=tuple(replace(row, run=run, threads=each) for row in plan.rows))
+    return replace(
+        plan, run=run, rows=tuple(replace(row, run=run, threads=each) for row in plan.rows)
+    )
 
 
 def _result(plan: StudyPlan, outcomes: Mapping[str, RowOutcome] | None) -> RunResult:
     """Sum up how the rows ended; None where the run was stopped."""
     rows = outcomes or {}
-    found, done, failed = (sum(getattr(row, what) for row in rows.values()) for what in ("found", "done", "failed"))
+    found, done, failed = (
+        sum(getattr(row, what) for row in rows.values()) for what in ("found", "done", "failed")
+    )
     reasons = [
         f"{name} × {cells[0]}: {why}" if len(cells) == 1 else f"{name}, {len(cells)} cells: {why}"
         for name, row in rows.items()
@@ -141,10 +161,14 @@ def _result(plan: StudyPlan, outcomes: Mapping[str, RowOutcome] | None) -> RunRe
 
 def check_executor(name: str) -> None:
     """Refuse an executor that is not there."""
-    if name != "local" and (not name.isidentifier() or find_spec(f"potentia.run.on_{name}") is None):
+    if name != "local" and (
+        not name.isidentifier() or find_spec(f"potentia.run.on_{name}") is None
+    ):
         raise InputError(f"no executor {name!r}", hint="use local or ray")
     if name == "ray" and find_spec("ray") is None:
-        raise InputError("Ray is not installed", hint="pip install 'potentia[ray]', or drop --executor ray")
+        raise InputError(
+            "Ray is not installed", hint="pip install 'potentia[ray]', or drop --executor ray"
+        )
 
 
 def check_device(study: Study) -> None:
@@ -155,8 +179,10 @@ def check_device(study: Study) -> None:
 
         count = torch.cuda.device_count()
         if device.index >= count:
-            raise InputError(f"there is no {study.device}: this machine has {count} CUDA devices",
-                             hint=f"use {', '.join(f'cuda:{k}' for k in range(count))} or cuda")  # fmt: skip
+            raise InputError(
+                f"there is no {study.device}: this machine has {count} CUDA devices",
+                hint=f"use {', '.join(f'cuda:{k}' for k in range(count))} or cuda",
+            )
 
 
 def _register(plan: StudyPlan) -> RunLog:
@@ -226,11 +252,15 @@ def _execute(
             begun = store.lanes_folder.is_dir() and any(store.lanes_folder.iterdir())
             if not (wanted or begun):
                 return rows
-            return in_parts(plan, rows, store, workers, device=device, least=least if wanted else math.inf)
+            return in_parts(
+                plan, rows, store, workers, device=device, least=least if wanted else math.inf
+            )
 
     if executor == "local":
         device = pick_device(plan.study.device).type
-        return run_rows(divide(workers, device), plan.tasks, workers=workers, stop=stop, stay=stay, crew=crew)
+        return run_rows(
+            divide(workers, device), plan.tasks, workers=workers, stop=stop, stay=stay, crew=crew
+        )
     elsewhere: Elsewhere = import_module(f"potentia.run.on_{executor}").run_elsewhere
     return elsewhere(rows, plan.tasks, stop=stop, divide=divide)
 
@@ -273,7 +303,9 @@ def stoppable() -> Iterator[Callable[[], bool]]:
 
     def ask(number: int, frame: Any) -> None:
         if flag.is_set() and number == signal.SIGINT:
-            logging.getLogger("sqlalchemy.pool").disabled = True  # would print it where a connection is just closed
+            logging.getLogger(
+                "sqlalchemy.pool"
+            ).disabled = True  # would print it where a connection is just closed
             raise KeyboardInterrupt
         flag.set()
 

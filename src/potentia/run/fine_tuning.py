@@ -62,10 +62,18 @@ class FineTuning:
         self.loaded, self.study, self.chat = row.loaded, row.study, row.chat
         adjust = self.study.adjust if kind == ADJUST else None
         self.auxiliary: Task | None = row.tasks.auxiliary if adjust else None
-        self.tuning = adjust_tuning(self.study, row.plan.model, self.loaded.parameters) if adjust else self.study.tuning
-        self.styles = row.styles if adjust is None else row.styles[:1]  # one tuning for all benchmarks: in one style
+        self.tuning = (
+            adjust_tuning(self.study, row.plan.model, self.loaded.parameters)
+            if adjust
+            else self.study.tuning
+        )
+        self.styles = (
+            row.styles if adjust is None else row.styles[:1]
+        )  # one tuning for all benchmarks: in one style
         self.at_steps = tuple(sorted(set(adjust.at_steps))) if adjust else ()
-        self.every_rate = adjust is not None and adjust.every_rate  # test every lane at its end, whatever is chosen
+        self.every_rate = (
+            adjust is not None and adjust.every_rate
+        )  # test every lane at its end, whatever is chosen
         self.workspace = row.store.lanes_folder / lanes_name(row.plan, kind)
         # what is found on the way
         self.benchmarks: dict[str, Task] = {}
@@ -78,17 +86,24 @@ class FineTuning:
         self.began = self.committed = time.monotonic()
         self.tokens = 0
         self._texts: dict[tuple[str, Style], Any] = {}
-        self._done = self._found = 0  # steps of the lanes that ended, and those that an earlier run had made
+        self._done = self._found = (
+            0  # steps of the lanes that ended, and those that an earlier run had made
+        )
         self._last: StepInfo | None = None
         self._alone: LanePlan | None = None  # the lane under way where lanes take turns
-        self.lane_parts, self._apart = 1, False  # where rivals train in several parts, their race waits for all
+        self.lane_parts, self._apart = (
+            1,
+            False,
+        )  # where rivals train in several parts, their race waits for all
 
     def run(self, pending: Sequence[str]) -> None:
         """Make every tuning, on the tasks and threads that it was begun with; then its folder is not needed."""
         tasks, every = self.row.tasks.benchmarks, list(self.every)
         waved = self.kind == TRAIN_BEFORE_TEST and self.tuning.method != "full"
         plan = self.row.plan
-        begun = Begun(list(pending if waved else every), plan.threads, plan.lane_parts).at(self.workspace, every)
+        begun = Begun(list(pending if waved else every), plan.threads, plan.lane_parts).at(
+            self.workspace, every
+        )
         if plan.lane_part is not None and plan.lane_parts != begun.lane_parts:
             return  # another run divides it otherwise
         self.lane_parts = begun.lane_parts
@@ -115,14 +130,19 @@ class FineTuning:
         with spending("validate"):
             self._validate_untuned(names)
         self.lanes, self.results = {}, {}
-        where: dict[str, Any] = {"token_budget": self.study.token_budget, "workspace": self.workspace}
+        where: dict[str, Any] = {
+            "token_budget": self.study.token_budget,
+            "workspace": self.workspace,
+        }
         made: LaneTrainer | FullLanes
         if self.tuning.method == "full":
             made = FullLanes(self.loaded, **where, shards=self.study.shards, looks=self.at_steps)
         else:
             made = LaneTrainer(self.loaded, **where)
         with made as self.trainer:
-            self.scorer = Scorer(self.loaded, token_budget=self.study.token_budget, router=self.trainer.router)
+            self.scorer = Scorer(
+                self.loaded, token_budget=self.study.token_budget, router=self.trainer.router
+            )
             parts = self._parts(list(self._first_lanes(names)))
             while parts:
                 wave = {lane.key: lane for part in parts for lane in part}
@@ -156,9 +176,17 @@ class FineTuning:
         return other
 
     def _validate_untuned(self, names: Sequence[str]) -> None:
-        asks = {(n, style): self.ask(self.judge(n), "validation", style) for n in names for style in self.styles}
-        worth = dict.fromkeys(asks.values(), (math.nan, math.nan, ""))  # benchmarks may have one judge
-        self.phase("validating untuned", sum(len(ask.task.documents("validation")) for ask in worth))
+        asks = {
+            (n, style): self.ask(self.judge(n), "validation", style)
+            for n in names
+            for style in self.styles
+        }
+        worth = dict.fromkeys(
+            asks.values(), (math.nan, math.nan, "")
+        )  # benchmarks may have one judge
+        self.phase(
+            "validating untuned", sum(len(ask.task.documents("validation")) for ask in worth)
+        )
         for ask in worth:
             if ask.task.documents("validation"):
                 (made,) = evaluate(self.scorer, [ask], chat=self.chat, progress=self.row.progress)
@@ -183,7 +211,11 @@ class FineTuning:
         return (lane.data,) if self.auxiliary is None else tuple(self.benchmarks)
 
     def _lane(self, data: str, style: Style, rate: float, seed: int) -> LanePlan:
-        what = {"task": self.benchmarks[data]} if self.auxiliary is None else {"adjust": self.auxiliary}
+        what = (
+            {"task": self.benchmarks[data]}
+            if self.auxiliary is None
+            else {"adjust": self.auxiliary}
+        )
         content = {kind: task.fingerprint for kind, task in what.items()}
         model, tuning = self.loaded.fingerprint, self.tuning
         key = content_key(model=model, form=style, rate=rate, seed=seed, tuning=tuning, **content)
@@ -230,17 +262,27 @@ class FineTuning:
 
     def states(self, name: str, seed: int | None = None) -> list[Candidate]:
         """Return the tuned states that may be chosen for a benchmark, so far; those of all seeds or of one."""
-        mine = [lane for lane in self.lanes.values() if name in self.served(lane) and seed in (None, lane.seed)]
-        known = [(c, lane) for lane in mine for c in self.curves.get((lane.key, name), ()) if c.tuned]
+        mine = [
+            lane
+            for lane in self.lanes.values()
+            if name in self.served(lane) and seed in (None, lane.seed)
+        ]
+        known = [
+            (c, lane) for lane in mine for c in self.curves.get((lane.key, name), ()) if c.tuned
+        ]
         return [c for c, lane in known if self.auxiliary is None or c.epoch == self.epochs(lane)]
 
     def peaks(self, name: str, group: tuple[str, Style, int]) -> Peaks:
         """Return the best state of every learning rate of a search."""
-        return peaks_of([lane for lane in self.lanes.values() if lane.rivals == group], self.states(name))
+        return peaks_of(
+            [lane for lane in self.lanes.values() if lane.rivals == group], self.states(name)
+        )
 
     # --- what the store and the board hear ---------------------------------------------------------------------------
 
-    def tell(self, lane: LanePlan, name: str, status: str, *, note: str = "", selected: bool = False) -> None:
+    def tell(
+        self, lane: LanePlan, name: str, status: str, *, note: str = "", selected: bool = False
+    ) -> None:
         """Tell what a lane is worth on a benchmark so far; one lane on auxiliary data has a curve for each."""
         from potentia.store import EpochRecord, LaneRecord
 
@@ -257,17 +299,26 @@ class FineTuning:
             seed=lane.seed,
             status=status,
             cell=self.every[name],
-            epochs=tuple(EpochRecord(c.epoch, c.loss, c.value, c.stderr, c.seconds, c.tokens) for c in curve),
+            epochs=tuple(
+                EpochRecord(c.epoch, c.loss, c.value, c.stderr, c.seconds, c.tokens) for c in curve
+            ),
             selected=selected,
             note=note,
         )
         self.row.store.save_lane(record)
         best = max if self.benchmarks[name].higher_is_better else min
-        self.leads[name] = best([*(c.value for c in curve), *([self.leads[name]] if name in self.leads else [])])
+        self.leads[name] = best(
+            [*(c.value for c in curve), *([self.leads[name]] if name in self.leads else [])]
+        )
         self.row.board.note(validation=f"{name} {self.leads[name]:.3f}", best=dict(self.leads))
 
     def commit(
-        self, task: str, step: int | None, test: Evaluation, selection: dict[str, Any], direct: float | None = None
+        self,
+        task: str,
+        step: int | None,
+        test: Evaluation,
+        selection: dict[str, Any],
+        direct: float | None = None,
     ) -> None:
         """Commit a cell; a score that is no number fails it alone."""
         cell, now = self.cells.pop((task, step)), time.monotonic()
@@ -312,7 +363,9 @@ class FineTuning:
         specs = {lane.key: self._spec(lane) for lane in wave.values()}
         on_data = f" on {self.auxiliary.name}" if self.auxiliary is not None else ""
         more = ", more rates" if len(wave) < len(self.lanes) else ""
-        self.phase(f"tuning{on_data}{more}", sum(spec.total_steps for spec in specs.values()), "steps")
+        self.phase(
+            f"tuning{on_data}{more}", sum(spec.total_steps for spec in specs.values()), "steps"
+        )
         for key, lane in wave.items():
             for name in self.served(lane):
                 self.curves[key, name] = [self.untuned[name, lane.style]]
@@ -322,7 +375,11 @@ class FineTuning:
             self._last, batch = None, [specs[lane.key] for lane in part]
             self._alone = part[0] if not self.together else None
             with spending("train"):
-                heard: dict[str, Any] = {"on_step": self._on_step, "on_recall": self._note_all, "stop": self.stop}
+                heard: dict[str, Any] = {
+                    "on_step": self._on_step,
+                    "on_recall": self._note_all,
+                    "stop": self.stop,
+                }
                 made = self.trainer.train(batch, on_epoch=self._on_epoch, **heard)
             self.results |= made
             for lane in part:
@@ -349,7 +406,9 @@ class FineTuning:
         for epoch in range(1, 1 + max(map(len, ended.values()))):
             due = [wave[key] for key, epochs in ended.items() if len(epochs) >= epoch]
             self._note_all(ended[lane.key][epoch - 1] for lane in due)
-            for lane in [lane for lane in due if epoch < self.epochs(lane) and self._is_lost(lane, epoch)]:
+            for lane in [
+                lane for lane in due if epoch < self.epochs(lane) and self._is_lost(lane, epoch)
+            ]:
                 result = self.results[lane.key]
                 result.epochs = ended.pop(lane.key)[:epoch]
                 result.status, result.reason, result.step = "dropped", None, result.epochs[-1].step
@@ -357,7 +416,9 @@ class FineTuning:
 
     def _on_epoch(self, ended: list[LaneEpoch]) -> set[str]:
         asks = {
-            (e.key, name): self.ask(self.judge(name), "validation", self.lanes[e.key].style, self.trainer.slot(e.key))
+            (e.key, name): self.ask(
+                self.judge(name), "validation", self.lanes[e.key].style, self.trainer.slot(e.key)
+            )
             for e in ended
             for name in self._validated(self.lanes[e.key], e.epoch)
         }
@@ -384,7 +445,12 @@ class FineTuning:
         asked = list(asks)
         batches = [asked] if self.together else [[ask] for ask in asked]
         with spending("validate"):
-            made = [one for batch in batches if batch for one in evaluate(self.scorer, batch, chat=self.chat)]
+            made = [
+                one
+                for batch in batches
+                if batch
+                for one in evaluate(self.scorer, batch, chat=self.chat)
+            ]
         return dict(zip(asked, made, strict=True))
 
     def _note_all(self, epochs: Iterable[LaneEpoch]) -> None:
@@ -397,7 +463,18 @@ class FineTuning:
                 if name in epoch.notes or epoch.epoch == self.epochs(lane):
                     value, error, *right = epoch.notes.get(name, (math.nan, math.nan))
                     up = self.judge(name).higher_is_better
-                    curve.append(Candidate(lane.style, epoch.epoch, value, error, lane, *work, "".join(right), up=up))
+                    curve.append(
+                        Candidate(
+                            lane.style,
+                            epoch.epoch,
+                            value,
+                            error,
+                            lane,
+                            *work,
+                            "".join(right),
+                            up=up,
+                        )
+                    )
                 self.curves[lane.key, name] = curve
 
     def _hold(self) -> None:
@@ -407,9 +484,13 @@ class FineTuning:
         if not isinstance(self.trainer, FullLanes):
             return
         seeds = {lane.seed for lane in self.lanes.values()}
-        searches = [own for name in self.benchmarks for seed in seeds if (own := self.states(name, seed))]
+        searches = [
+            own for name in self.benchmarks for seed in seeds if (own := self.states(name, seed))
+        ]
         held = [state for own in searches for state in (own if self.every_rate else leaders(own))]
-        self.trainer.hold({(state.lane.key, state.epoch) for state in held if state.lane is not None})
+        self.trainer.hold(
+            {(state.lane.key, state.epoch) for state in held if state.lane is not None}
+        )
 
     def _is_lost(self, lane: LanePlan, epoch: int) -> bool:
         """Say whether a lane cannot win on any of its tasks: it is past its best, or behind after a third."""
@@ -418,7 +499,12 @@ class FineTuning:
         for name in names:
             if self.auxiliary is None and past_its_best(self.curves[lane.key, name]):
                 continue
-            same = {other: c for other in rivals for c in self.curves.get((other.key, name), ()) if c.epoch == epoch}
+            same = {
+                other: c
+                for other in rivals
+                for c in self.curves.get((other.key, name), ())
+                if c.epoch == epoch
+            }
             if self._apart or 3 * epoch < epochs or not is_behind(lane, same, epochs - 1):
                 return False
         return bool(names)
@@ -429,7 +515,11 @@ class FineTuning:
         self._last = info
         self.tokens += info.tokens
         rate = self.tokens / max(time.monotonic() - self.began, 1e-9)
-        facts = {"lanes_active": info.active, "lanes_waiting": info.waiting, "tokens_per_second": rate}
+        facts = {
+            "lanes_active": info.active,
+            "lanes_waiting": info.waiting,
+            "tokens_per_second": rate,
+        }
         self.row.board.reach(self._done + info.done, before=self._found + info.before, **facts)
         if self._alone is not None and info.done in self.at_steps:
             score_on_the_way(self, self._alone, info.done)
@@ -441,7 +531,10 @@ def tune_row(row: RowRun, kind: Protocol, cells: Sequence[CellPlan]) -> None:
     pending = list(dict.fromkeys(cell.task for cell in cells))
     for name in pending if kind == TRAIN_BEFORE_TEST else ():
         if not (tasks[name].documents("train") and tasks[name].documents("validation")):
-            tuned.fail(name, f"{name} has no documents to train on; use the protocol adjust with auxiliary data")
+            tuned.fail(
+                name,
+                f"{name} has no documents to train on; use the protocol adjust with auxiliary data",
+            )
     pending = [name for name in pending if any(place[0] == name for place in tuned.cells)]
     if pending:
         tuned.run(pending)

@@ -37,9 +37,13 @@ if TYPE_CHECKING:
     from potentia.study import Study
 
 Stop = Callable[[], bool]
-Answer = RowOutcome | PotentiaError | None  # how a row ended, what went wrong, or nothing: it was stopped
+Answer = (
+    RowOutcome | PotentiaError | None
+)  # how a row ended, what went wrong, or nothing: it was stopped
 FULL = 0.9  # of a GPU's memory: weights beyond this do not fit it
-BESIDE = 0.97  # of a GPU's memory, for rows that share it: each process has a context of its own besides
+BESIDE = (
+    0.97  # of a GPU's memory, for rows that share it: each process has a context of its own besides
+)
 LEAST_GPU = 4 << 30  # bytes; smaller weights fit any GPU
 LEAVE_SECONDS = 60.0  # that workers get to save once they are told to stop
 AGAIN_SECONDS = 1.0  # after which a row that another process has is asked for again
@@ -80,7 +84,8 @@ class Turns:
         return [
             row
             for row in self._ready
-            if row.lane_part is not None or lanes.isdisjoint((row.model.name, cell) for cell in row.cells)
+            if row.lane_part is not None
+            or lanes.isdisjoint((row.model.name, cell) for cell in row.cells)
         ]
 
     def end(self, row: RowPlan, answer: Answer) -> None:
@@ -172,7 +177,10 @@ def run_rows(
     while turns:
         row = turns.take()
         if row is not None:
-            turns.end(row, work_row(row, stop, tasks=tasks, shelf=stay.shelf if stay is not None else None))
+            turns.end(
+                row,
+                work_row(row, stop, tasks=tasks, shelf=stay.shelf if stay is not None else None),
+            )
         elif stop():
             raise Stopped
         else:
@@ -182,18 +190,24 @@ def run_rows(
 
 def too_large(rows: Sequence[RowPlan]) -> list[RowPlan]:
     """Return the rows whose models do not fit one of this machine's GPUs."""
-    sizes = {row.label: weight_bytes(row) or 0 for row in rows if row.study.device in ("auto", "cuda")}
+    sizes = {
+        row.label: weight_bytes(row) or 0 for row in rows if row.study.device in ("auto", "cuda")
+    }
     if max(sizes.values(), default=0) < LEAST_GPU:
         return []  # and no GPU has to be asked
     import torch
 
     if not torch.cuda.is_available():
         return []
-    whole = min(torch.cuda.get_device_properties(k).total_memory for k in range(torch.cuda.device_count()))
+    whole = min(
+        torch.cuda.get_device_properties(k).total_memory for k in range(torch.cuda.device_count())
+    )
     return [row for row in rows if sizes.get(row.label, 0) > FULL * whole]
 
 
-def part_of(row: RowPlan, beside: Sequence[RowPlan], waiting: Sequence[RowPlan], each: int) -> float:
+def part_of(
+    row: RowPlan, beside: Sequence[RowPlan], waiting: Sequence[RowPlan], each: int
+) -> float:
     """Return a row's part of a GPU's memory: by need, of what the rows there leave it and those that may still come.
 
     So that rows that run last, and are small, have all that the large ones have left.
@@ -227,11 +241,19 @@ def work_row(
             return RowOutcome(held=lease.told)
         log.write("lease", row=row.label, cells=len(row.pending))
         with kept(store, lease) as lost:
-            how = tasks or tasks_of(row.study), store, lambda: stop() or lost(), device or row.study.device, shelf
+            how = (
+                tasks or tasks_of(row.study),
+                store,
+                lambda: stop() or lost(),
+                device or row.study.device,
+                shelf,
+            )
             try:
                 return RowRun(row, *how).run()
             except Stopped:
-                if lost() and not stop():  # this process slept too long, and another has the row now
+                if (
+                    lost() and not stop()
+                ):  # this process slept too long, and another has the row now
                     return RowOutcome(held="another process")
                 raise
 
@@ -256,7 +278,9 @@ def give_up_row(row: RowPlan, tasks: LoadedTasks | None, reason: str) -> RowOutc
             return RowOutcome(held=lease.told)
         with kept(store, lease):
             (left,) = seen([row], store)
-            return RowRun(left, tasks or tasks_of(row.study), store, lambda: False, row.study.device).give_up(reason)
+            return RowRun(
+                left, tasks or tasks_of(row.study), store, lambda: False, row.study.device
+            ).give_up(reason)
 
 
 def _claim(row: RowPlan, store: Store) -> LeaseRecord:
@@ -264,13 +288,19 @@ def _claim(row: RowPlan, store: Store) -> LeaseRecord:
     lanes = [f"/{k}" for k in range(row.study.grid_lanes)]
     mine = lanes if row.lane_part is None else lanes[row.lane_part :: row.lane_parts]
     cells = [cell for cell in row.pending if cell.key]
-    keys = [cell.key + lane for cell in cells for lane in (mine if cell.protocol == TRAIN_BEFORE_TEST else [""])]
+    keys = [
+        cell.key + lane
+        for cell in cells
+        for lane in (mine if cell.protocol == TRAIN_BEFORE_TEST else [""])
+    ]
     return store.claim(row.study_key, row.label, keys, run=row.run)
 
 
 def tasks_of(study: Study) -> LoadedTasks:
     """Load the tasks of a study once for all rows that this process is handed."""
-    return _tasks(study.model_copy(update={"models": (), "only": None, "dtype": "auto"}))  # these change no task
+    return _tasks(
+        study.model_copy(update={"models": (), "only": None, "dtype": "auto"})
+    )  # these change no task
 
 
 _tasks = lru_cache(maxsize=2)(load_tasks)
@@ -279,7 +309,9 @@ _tasks = lru_cache(maxsize=2)(load_tasks)
 class _Pool:
     """Worker processes, each with a pipe: a row's plan goes in, its outcome comes back."""
 
-    def __init__(self, workers: int, tasks: LoadedTasks, crew: Crew, *, stays: bool = False) -> None:
+    def __init__(
+        self, workers: int, tasks: LoadedTasks, crew: Crew, *, stays: bool = False
+    ) -> None:
         self.workers, self.tasks, self.crew, self.halt = workers, tasks, crew, crew.halt
         self.pipes: dict[Connection, SpawnProcess] = {}
         self.numbers: dict[Connection, int] = {}
@@ -288,8 +320,12 @@ class _Pool:
         self.sharing = Sharing()
         self.gpus, self.each = 0, 1  # rows on each GPU
         self.verdicts = tempfile.TemporaryDirectory(prefix="potentia-", ignore_cleanup_errors=True)
-        os.environ[VERDICTS] = self.verdicts.name  # workers are told where they share what checks find
-        self.had: dict[Connection, set[str]] = {}  # the rows that a worker has had: it may have their models
+        os.environ[VERDICTS] = (
+            self.verdicts.name
+        )  # workers are told where they share what checks find
+        self.had: dict[
+            Connection, set[str]
+        ] = {}  # the rows that a worker has had: it may have their models
 
     def run(self, rows: Sequence[RowPlan], stop: Stop) -> dict[str, RowOutcome]:
         try:
@@ -331,7 +367,11 @@ class _Pool:
         if self.each > 1 and not self.pipes:
             self.sharing.start(self.each)
             with opened(rows[0].study.store) as store:
-                facts = {"rows_per_gpu": self.each, "mps": self.sharing.on, "why_not": self.sharing.why_not}
+                facts = {
+                    "rows_per_gpu": self.each,
+                    "mps": self.sharing.on,
+                    "why_not": self.sharing.why_not,
+                }
                 RunLog(store, rows[0].run).write("sharing", **facts)
 
     def end(self, seconds: float) -> None:
@@ -356,11 +396,15 @@ class _Pool:
         if row is not None:
             if self.each > 1:
                 here = self.numbers[pipe] % self.gpus
-                beside = [other for at, other in self.busy.items() if self.numbers[at] % self.gpus == here]
+                beside = [
+                    other for at, other in self.busy.items() if self.numbers[at] % self.gpus == here
+                ]
                 row = replace(row, memory=part_of(row, beside, turns.waiting, self.each))
             self.had[pipe].add(row.model.name)
             self.busy[pipe] = row
-            with suppress(ConnectionError):  # one that died idle is found out when its answer is read
+            with suppress(
+                ConnectionError
+            ):  # one that died idle is found out when its answer is read
                 pipe.send(row)
 
     def _receive(self, pipe: Connection, turns: Turns) -> None:

@@ -96,9 +96,15 @@ class Sharing:
         except (OSError, subprocess.SubprocessError, ValueError) as error:
             self.end()
             self.why_not = str(error).splitlines()[-1][:300] if str(error) else type(error).__name__
-            log.warning("rows take turns on the GPU: NVIDIA's MPS does not work here (%s)", self.why_not)
+            log.warning(
+                "rows take turns on the GPU: NVIDIA's MPS does not work here (%s)", self.why_not
+            )
             return
-        log.warning("up to %d rows share a GPU side by side (NVIDIA MPS; %s=0 lets them take turns)", rows, OFF)
+        log.warning(
+            "up to %d rows share a GPU side by side (NVIDIA MPS; %s=0 lets them take turns)",
+            rows,
+            OFF,
+        )
 
     def begin(self) -> None:
         """Start the daemon with a keeper that ends it when this process is gone."""
@@ -154,22 +160,35 @@ def _try() -> None:
             raise ValueError("its daemon did not start")
         time.sleep(0.05)
     done = subprocess.run(
-        [sys.executable, "-c", TRIAL], capture_output=True, text=True, timeout=until - time.monotonic(), check=False
+        [sys.executable, "-c", TRIAL],
+        capture_output=True,
+        text=True,
+        timeout=until - time.monotonic(),
+        check=False,
     )
     if done.returncode:
         raise ValueError(done.stderr.strip() or f"the trial ended with {done.returncode}")
     asked = subprocess.run(
-        [CONTROL], input="get_server_list\n", capture_output=True, text=True, timeout=SECONDS, check=False
+        [CONTROL],
+        input="get_server_list\n",
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
     )
     if not any(line.strip().isdigit() for line in asked.stdout.splitlines()):
         raise ValueError("the trial did not go through it")
 
 
-POLITE = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+POLITE = [
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+]
 # asking for GPUs is not to begin with them: a service that starts later would not be used
 BY_DRIVER = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 Halt = ctypes.c_byte
-Post = tuple[int, int, bool, dict[str, str]]  # a worker's number, of how many, whether models stay, the environment
+Post = tuple[
+    int, int, bool, dict[str, str]
+]  # a worker's number, of how many, whether models stay, the environment
 
 
 class Crew:
@@ -180,7 +199,9 @@ class Crew:
 
     def __init__(self, count: int = 0, study: Study | None = None) -> None:
         self.context = multiprocessing.get_context("spawn")
-        self.halt = self.context.RawValue("b", False)  # tells all of them to stop; nothing is left of it behind
+        self.halt = self.context.RawValue(
+            "b", False
+        )  # tells all of them to stop; nothing is left of it behind
         self._all: list[SpawnProcess] = []
         self._early: list[tuple[Connection, SpawnProcess]] = []
         self._wanted = count, study
@@ -218,9 +239,14 @@ class Crew:
 
     def _start(self) -> tuple[Connection, SpawnProcess]:
         ours, theirs = self.context.Pipe()
-        process = self.context.Process(target=_worker, args=(theirs, self.halt), daemon=True, name="potentia worker")
+        process = self.context.Process(
+            target=_worker, args=(theirs, self.halt), daemon=True, name="potentia worker"
+        )
         self._all.append(process)
-        for start in (resource_tracker.ensure_running, process.start):  # Python's own lets INT and TERM in again
+        for start in (
+            resource_tracker.ensure_running,
+            process.start,
+        ):  # Python's own lets INT and TERM in again
             _deafly(start)
         theirs.close()
         return ours, process
@@ -231,9 +257,15 @@ def expected_workers(study: Study, asked: int | None = None) -> int:
 
     Planning keeps a core: sharing it took longer than workers gained, and a study that is done needs none.
     """
-    there = len(list(Path("/proc/driver/nvidia/gpus").glob("*"))) if study.device not in ("cpu", "spread") else 0
+    there = (
+        len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+        if study.device not in ("cpu", "spread")
+        else 0
+    )
     cores = os.cpu_count() or 1
-    wanted = min(asked or min(there * MOST_PER_GPU, cores // CORES_PER_ROW), len(study.rows()), cores - 1)
+    wanted = min(
+        asked or min(there * MOST_PER_GPU, cores // CORES_PER_ROW), len(study.rows()), cores - 1
+    )
     return wanted if wanted > 1 else 0  # one row at a time needs none
 
 
@@ -292,10 +324,19 @@ def _warm_up(study: Study) -> None:
         tasks_of(study)
 
 
-def _serve(pipe: Connection, halt: Halt, number: int, workers: int, stays: bool, environment: dict[str, str]) -> None:
+def _serve(
+    pipe: Connection,
+    halt: Halt,
+    number: int,
+    workers: int,
+    stays: bool,
+    environment: dict[str, str],
+) -> None:
     """Take row after row and answer how each went, until there is nobody to answer."""
     os.environ |= environment
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # a fair share of the cores; nothing is forked here
+    os.environ.setdefault(
+        "TOKENIZERS_PARALLELISM", "true"
+    )  # a fair share of the cores; nothing is forked here
     os.environ.setdefault("RAYON_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
     import torch
 
@@ -303,12 +344,16 @@ def _serve(pipe: Connection, halt: Halt, number: int, workers: int, stays: bool,
     from potentia.tasks import reading_once
 
     there, shelf = gpus(), ModelCache(among=workers) if stays else None
-    with reading_once() if stays else contextlib.nullcontext():  # rounds of a selection differ in their caps alone
+    with (
+        reading_once() if stays else contextlib.nullcontext()
+    ):  # rounds of a selection differ in their caps alone
         while True:
             row: RowPlan = pipe.recv()
             device = place_of(row.study.device, number, there)
             if device.startswith("cuda"):
-                torch.cuda.set_per_process_memory_fraction(row.memory, int(device.partition(":")[2] or 0))
+                torch.cuda.set_per_process_memory_fraction(
+                    row.memory, int(device.partition(":")[2] or 0)
+                )
             pipe.send(answer_row(row, lambda: bool(halt.value), device=device, shelf=shelf))
 
 
@@ -353,7 +398,11 @@ class ModelCache:
         study = row.study
         tunings = [study.tuning, *([study.adjust.tuning] if study.adjust else [])]
         whole = any(tuning is not None and tuning.method == "full" for tuning in tunings)
-        if whole or (study.adjust is not None and study.adjust.recipe is not None) or row.model.quantise:
+        if (
+            whole
+            or (study.adjust is not None and study.adjust.recipe is not None)
+            or row.model.quantise
+        ):
             return False
         weights = [*loaded.model.parameters(), *loaded.model.buffers()]
         if {weight.device for weight in weights} != {loaded.device}:
@@ -370,6 +419,8 @@ def _free() -> float:
     """Bytes of memory that a program may still take; none where the system does not tell."""
     try:
         lines = Path("/proc/meminfo").read_text("ascii").splitlines()
-        return 1024 * float(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
+        return 1024 * float(
+            next(line for line in lines if line.startswith("MemAvailable")).split()[1]
+        )
     except (OSError, StopIteration, ValueError):
         return 0.0

@@ -28,7 +28,10 @@ STOP_SECONDS = 60.0  # that rows get to end once they are told to stop
 TRIES = 3  # of a row whose worker or machine is lost, after the first
 ROOM_BYTES = 2 * 2**30  # beside the weights: passes, adapters, the runtime itself
 ROOM = 1.5  # times the weights
-FULL, FILLED = 0.9, 0.8  # of a GPU's memory that weights may take: of one alone, and of each of several
+FULL, FILLED = (
+    0.9,
+    0.8,
+)  # of a GPU's memory that weights may take: of one alone, and of each of several
 STEP = 0.05  # shares of a GPU are whole multiples of this
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
@@ -62,7 +65,12 @@ def run_elsewhere(
     import ray
 
     if not ray.is_initialized():
-        ray.init(ignore_reinit_error=True, log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
+        ray.init(
+            ignore_reinit_error=True,
+            log_to_driver=False,
+            include_dashboard=False,
+            logging_level=logging.ERROR,
+        )
     check_shared(ray, rows[0])
     gpu_bytes = _gpu_bytes(ray)
     rows = divide(*_workers(ray, rows[0], gpu_bytes))
@@ -118,7 +126,9 @@ def _outcome(ray: Any, reference: Any, row: RowPlan, tasks: LoadedTasks) -> Answ
 def cause(error: BaseException) -> str:
     """Say in one line why Ray lost a task, without the colours of its terminal."""
     lines = [line.strip() for line in _COLOURS.sub("", str(error)).splitlines()]
-    told = [line for line in lines if line and not line.startswith(("class_name", "\\t", "namespace"))]
+    told = [
+        line for line in lines if line and not line.startswith(("class_name", "\\t", "namespace"))
+    ]
     return f"{type(error).__name__}: {' '.join(told)[:400] or 'no reason given'}"
 
 

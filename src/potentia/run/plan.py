@@ -76,15 +76,29 @@ class RowPlan:
     threads: int = 0  # on a CPU; 0 while it is not planned to run
     memory: float = 1.0  # of its GPU's, where others run beside it
     run: str = ""  # the run that this is for
-    part: tuple[int, int] | None = None  # which of how many, where some of the row's tasks are meant
-    lane_parts: int = 1  # in how many parts the lanes of its one task train, before what is left of it is done
-    lane_part: int | None = None  # which of these it is, from 0: lanes are trained, and nothing is chosen
+    part: tuple[int, int] | None = (
+        None  # which of how many, where some of the row's tasks are meant
+    )
+    lane_parts: int = (
+        1  # in how many parts the lanes of its one task train, before what is left of it is done
+    )
+    lane_part: int | None = (
+        None  # which of these it is, from 0: lanes are trained, and nothing is chosen
+    )
 
     @property
     def label(self) -> str:
         """What the row is called while it runs."""
-        name = self.model.name if self.part is None else f"{self.model.name} · part {self.part[0]} of {self.part[1]}"
-        return name if self.lane_part is None else f"{name} · lanes {self.lane_part + 1} of {self.lane_parts}"
+        name = (
+            self.model.name
+            if self.part is None
+            else f"{self.model.name} · part {self.part[0]} of {self.part[1]}"
+        )
+        return (
+            name
+            if self.lane_part is None
+            else f"{name} · lanes {self.lane_part + 1} of {self.lane_parts}"
+        )
 
     @property
     def pending(self) -> tuple[CellPlan, ...]:
@@ -122,10 +136,16 @@ class StudyPlan:
 
     def notes(self) -> tuple[str, ...]:
         """Say what was inferred of own data or left out, and which tests are too small to tell models apart."""
-        said = [f"{name}: {note}" for name, task in self.tasks.benchmarks.items() for note in task.notes]
+        said = [
+            f"{name}: {note}" for name, task in self.tasks.benchmarks.items() for note in task.notes
+        ]
         for spec in self.study.benchmarks():
             test = self.tasks.benchmarks[spec.name].plan.test
-            divided = spec.ratios is None and spec.folds is None and test.origin.endswith("of the one split")
+            divided = (
+                spec.ratios is None
+                and spec.folds is None
+                and test.origin.endswith("of the one split")
+            )
             if divided and test.available < SMALL_TEST:
                 said.append(
                     f"{spec.name} is tested on {test.available} documents: few to tell models apart."
@@ -145,13 +165,22 @@ def load_tasks(study: Study) -> LoadedTasks:
         try:
             loaded[spec.name] = _load_task(study, spec)
             if spec.shots and loaded[spec.name].kind == "corpus":
-                raise InputError(f"{spec.name}: a text to predict has no examples before it", hint="drop its `shots`")
+                raise InputError(
+                    f"{spec.name}: a text to predict has no examples before it",
+                    hint="drop its `shots`",
+                )
         except InputError as error:
             problems.append(error)
     if problems:
         listed = "\n".join(f"  {problem}" for problem in problems)
-        raise problems[0] if len(problems) == 1 else InputError(f"{len(problems)} tasks cannot be used\n{listed}")
-    auxiliary = _load_auxiliary(study, study.adjust) if study.adjust and ADJUST in study.protocols else None
+        raise (
+            problems[0]
+            if len(problems) == 1
+            else InputError(f"{len(problems)} tasks cannot be used\n{listed}")
+        )
+    auxiliary = (
+        _load_auxiliary(study, study.adjust) if study.adjust and ADJUST in study.protocols else None
+    )
     wanted = study.treat.data if study.treat is not None else ()
     shown = {name: loaded.get(name) or _load_task(study, TaskSpec(name=name)) for name in wanted}
     for name, task in shown.items():
@@ -165,10 +194,18 @@ def _load_task(study: Study, spec: TaskSpec) -> Task:
     from potentia.tasks import Division, OwnData, load
 
     source, own, columns = spec.source, None, spec.columns.given()
-    if spec.dataset is not None or columns or spec.labels or spec.prompt is not None or isinstance(spec.file, tuple):
+    if (
+        spec.dataset is not None
+        or columns
+        or spec.labels
+        or spec.prompt is not None
+        or isinstance(spec.file, tuple)
+    ):
         files = (spec.file,) if isinstance(spec.file, str) else spec.file or ()
         form = ""
-        if len(files) == 1 and not Path(files[0]).exists():  # a prompt form may follow the file: own.jsonl:cloze
+        if (
+            len(files) == 1 and not Path(files[0]).exists()
+        ):  # a prompt form may follow the file: own.jsonl:cloze
             named = TaskName(files[0])
             files, form = (named.base,), named.form
         said = spec.dataset, spec.subset, columns, spec.prompt, dict(spec.labels)
@@ -207,13 +244,23 @@ def _load_auxiliary(study: Study, adjust: Adjust) -> Task:
     }
     task = load(adjust.data, **how)
     formed = bool(TaskName(Path(adjust.data).name).form)
-    return task if formed or adjust.form == "own" or not task.options else load(f"{adjust.data}:{adjust.form}", **how)
+    return (
+        task
+        if formed or adjust.form == "own" or not task.options
+        else load(f"{adjust.data}:{adjust.form}", **how)
+    )
 
 
 def kind_of(study: Study, model: ModelSpec, *, template: bool | None = None) -> Kind | None:
     """Decide whether a model is a base or an instruct model; None where its tokenizer has to tell."""
     table = models(study.facts)
-    return decide_kind(model.kind, (model.name, model.source), table, instruct_of=model.base_model, template=template)
+    return decide_kind(
+        model.kind,
+        (model.name, model.source),
+        table,
+        instruct_of=model.base_model,
+        template=template,
+    )
 
 
 def settled_kind(study: Study, model: ModelSpec) -> Kind | None:
@@ -231,7 +278,9 @@ def plan_study(study: Study, *, tell: Callable[[str], Any] = lambda _: None) -> 
     models = study.rows()
     for model in models:
         check_source(model)
-    named = [(model.source, model.revision, model.gguf_file, tuple(model.adapters)) for model in models]
+    named = [
+        (model.source, model.revision, model.gguf_file, tuple(model.adapters)) for model in models
+    ]
     prints = fingerprints(named)  # while tasks are read; a study that is refused waits for none
     with quiet():  # once for all tasks
         tasks = load_tasks(study)
@@ -255,12 +304,19 @@ def plan_study(study: Study, *, tell: Callable[[str], Any] = lambda _: None) -> 
             store.check_items(damaged)
         wanted = {cell.key for row in rows for cell in row.cells}
         readable = {row.model.name for row in rows if not row.problem}
-        outdated = [k for k, model in store.linked(key).items() if model in readable and k not in wanted]
+        outdated = [
+            k for k, model in store.linked(key).items() if model in readable and k not in wanted
+        ]
     return StudyPlan(study, key, tuple(rows), tasks, tuple(outdated), tuple(damaged))
 
 
 def _plan_row(
-    whole: Study, study: Study, key: str, tasks: LoadedTasks, model: ModelSpec, print_of: Future[str]
+    whole: Study,
+    study: Study,
+    key: str,
+    tasks: LoadedTasks,
+    model: ModelSpec,
+    print_of: Future[str],
 ) -> RowPlan:
     """Plan one row; a model that cannot be read becomes a row with a problem, not an error."""
     original = weights = ""
@@ -296,7 +352,9 @@ def _treated(study: Study, original: str, shown: Mapping[str, Task]) -> str:
     """Name a treated copy by its original, what it is shown, and how."""
     assert study.treat is not None
     data, how = [task.fingerprint for task in shown.values()], study.treat.recipe(study.tuning)
-    return content_key(original=original, data=data, tuning=how, seed=study.treat.seed, dtype=study.dtype)
+    return content_key(
+        original=original, data=data, tuning=how, seed=study.treat.seed, dtype=study.dtype
+    )
 
 
 def seen(rows: Sequence[RowPlan], store: Store) -> list[RowPlan]:
@@ -304,7 +362,9 @@ def seen(rows: Sequence[RowPlan], store: Store) -> list[RowPlan]:
     known = store.names([cell.key for row in rows for cell in row.pending])
     for key in store.damaged(list(known)):
         del known[key]
-    return [replace(row, cells=tuple(_seen(cell, row, known) for cell in row.cells)) for row in rows]
+    return [
+        replace(row, cells=tuple(_seen(cell, row, known) for cell in row.cells)) for row in rows
+    ]
 
 
 def _seen(cell: CellPlan, row: RowPlan, found: Mapping[str, tuple[str, str]]) -> CellPlan:
@@ -313,7 +373,9 @@ def _seen(cell: CellPlan, row: RowPlan, found: Mapping[str, tuple[str, str]]) ->
         return replace(cell, done=cell.done or cell.key in found)
     own, step = renamed(cell.key, *names), cell.protocol.step
     if step is not None:  # named after the cell at the end
-        end = next(other for other in row.cells if (other.task, other.protocol) == (cell.task, ADJUST))
+        end = next(
+            other for other in row.cells if (other.task, other.protocol) == (cell.task, ADJUST)
+        )
         own = step_key(renamed(end.copy_of or end.key, *names), step)
     return replace(cell, key=own, done=True, copy_of=cell.key)
 
@@ -322,7 +384,9 @@ def take_over(row: RowPlan, store: Store) -> None:
     """Give the study the cells of this row that the store has, as copies where they are there under other names."""
     for cell in row.cells:
         if cell.copy_of is not None:
-            store.copy_cell(cell.copy_of, cell.key, study=row.study_key, model=row.model.name, task=cell.task)
+            store.copy_cell(
+                cell.copy_of, cell.key, study=row.study_key, model=row.model.name, task=cell.task
+            )
     store.adopt(row.study_key, [cell.key for cell in row.cells if cell.done])
 
 
@@ -335,7 +399,9 @@ def _check_adjust(study: Study, tasks: LoadedTasks) -> None:
     several = any(len(adjust_tuning(study, row).learning_rates) > 1 for row in study.rows())
     if blind and several and not auxiliary.documents("validation"):
         hint = "name one learning rate, or keep some of the auxiliary data to choose by: `adjust: {hold_out: 500}`"
-        raise InputError(f"{blind[0]} has no validation documents to choose a learning rate by", hint=hint)
+        raise InputError(
+            f"{blind[0]} has no validation documents to choose a learning rate by", hint=hint
+        )
     documents = len(auxiliary.documents("train"))
     if not documents:
         raise InputError(f"adjust.data: {study.adjust.data} has no documents to train on")
@@ -348,17 +414,35 @@ def _check_adjust(study: Study, tasks: LoadedTasks) -> None:
 # --- models on disk --------------------------------------------------------------------------------------------------
 
 TOKENIZER_FILES = (
-    "tokenizer*", "vocab*", "*vocab.json", "merges.txt", "*.model", "*.spm", "*.tiktoken", "tekken.json", "dict.txt",
-    "*.codes", "*.tokenizer", "spiece*", "bpe*",
-)  # fmt: skip
+    "tokenizer*",
+    "vocab*",
+    "*vocab.json",
+    "merges.txt",
+    "*.model",
+    "*.spm",
+    "*.tiktoken",
+    "tekken.json",
+    "dict.txt",
+    "*.codes",
+    "*.tokenizer",
+    "spiece*",
+    "bpe*",
+)
 # Packages that read the weights of a quantisation, any of which will do; the first is the one to install.
 QUANTISED = {
-    "bitsandbytes": ("bitsandbytes",), "gptq": ("gptqmodel", "auto_gptq"), "awq": ("gptqmodel", "awq"),
-    "compressed-tensors": ("compressed_tensors",), "hqq": ("hqq",), "quanto": ("optimum.quanto",),
-    "torchao": ("torchao",), "aqlm": ("aqlm",),
-}  # fmt: skip
+    "bitsandbytes": ("bitsandbytes",),
+    "gptq": ("gptqmodel", "auto_gptq"),
+    "awq": ("gptqmodel", "awq"),
+    "compressed-tensors": ("compressed_tensors",),
+    "hqq": ("hqq",),
+    "quanto": ("optimum.quanto",),
+    "torchao": ("torchao",),
+    "aqlm": ("aqlm",),
+}
 MOST_LAYERS = 10_000  # of a model, and modules that an adapter names
-WIDEST = 2**22  # of a width, a vocabulary, a number of heads, a rank: several times what any model has
+WIDEST = (
+    2**22
+)  # of a width, a vocabulary, a number of heads, a rank: several times what any model has
 
 
 def check_source(model: ModelSpec) -> None:
@@ -368,7 +452,9 @@ def check_source(model: ModelSpec) -> None:
     """
     source, name = model.source, f"model {model.name!r}"
     path = Path(source).expanduser()
-    looks_like_path = source.startswith((".", "/", "~")) or source.count("/") > 1 or source.endswith(".gguf")
+    looks_like_path = (
+        source.startswith((".", "/", "~")) or source.count("/") > 1 or source.endswith(".gguf")
+    )
     if looks_like_path and not path.exists():
         hint = "give a folder with config.json and weights, or a hub name such as org/model"
         raise InputError(f"{name}: there is no {source}", hint=hint)
@@ -377,7 +463,9 @@ def check_source(model: ModelSpec) -> None:
         raise InputError(f"{name}: quantise: {model.quantise} needs bitsandbytes", hint=hint)
     if source.endswith(".gguf") or model.gguf_file:
         if not _is_there("gguf"):
-            raise InputError(f"{name}: reading a GGUF file needs gguf", hint="pip install 'potentia[gguf]'")
+            raise InputError(
+                f"{name}: reading a GGUF file needs gguf", hint="pip install 'potentia[gguf]'"
+            )
         return
     if not (path / "config.json").is_file():
         return
@@ -387,8 +475,12 @@ def check_source(model: ModelSpec) -> None:
     for adapter in model.adapters:
         place = Path(adapter).expanduser() / "adapter_config.json"
         _check_adapter(_json(place, name), name, str(place))
-    if not model.trust_remote_code and not any(next(path.glob(kind), None) for kind in TOKENIZER_FILES):
-        hint = "save it into the folder: AutoTokenizer.from_pretrained(BASE).save_pretrained(FOLDER)"
+    if not model.trust_remote_code and not any(
+        next(path.glob(kind), None) for kind in TOKENIZER_FILES
+    ):
+        hint = (
+            "save it into the folder: AutoTokenizer.from_pretrained(BASE).save_pretrained(FOLDER)"
+        )
         raise InputError(f"{name}: {source} has no tokenizer", hint=hint)
 
 
@@ -416,16 +508,31 @@ def _check_adapter(said: Mapping[str, Any], name: str, where: str) -> None:
     """Refuse an adapter whose lists have no end, or whose patterns take for ever on the name of a module."""
     lists = [said.get(key) for key in ("target_modules", "layers_to_transform", "rank_pattern")]
     if any(isinstance(some, (list, dict)) and len(some) > MOST_LAYERS for some in lists):
-        raise InputError(f"{name}: its adapter lists more than {MOST_LAYERS:,} modules", where=where)
+        raise InputError(
+            f"{name}: its adapter lists more than {MOST_LAYERS:,} modules", where=where
+        )
     if isinstance(rank := said.get("r"), int) and rank > WIDEST:
-        raise InputError(f"{name}: the rank of its adapter is {rank:,}, more than {WIDEST:,}", where=where)
-    patterns = [p for key in ("target_modules", "exclude_modules") if isinstance(p := said.get(key), str)]
-    patterns += [p for key in ("rank_pattern", "alpha_pattern") if isinstance(d := said.get(key), dict) for p in d]
+        raise InputError(
+            f"{name}: the rank of its adapter is {rank:,}, more than {WIDEST:,}", where=where
+        )
+    patterns = [
+        p for key in ("target_modules", "exclude_modules") if isinstance(p := said.get(key), str)
+    ]
+    patterns += [
+        p
+        for key in ("rank_pattern", "alpha_pattern")
+        if isinstance(d := said.get(key), dict)
+        for p in d
+    ]
     for pattern in patterns[:100]:
         try:
-            limited.find_all(str(pattern), "base_model.model.model.layers.10.self_attn.q_proj.weight_0")
+            limited.find_all(
+                str(pattern), "base_model.model.model.layers.10.self_attn.q_proj.weight_0"
+            )
         except limited.LimitError as error:
-            raise InputError(f"{name}: the pattern {str(pattern)[:80]!r} of its adapter: {error}") from None
+            raise InputError(
+                f"{name}: the pattern {str(pattern)[:80]!r} of its adapter: {error}"
+            ) from None
 
 
 def _check_quantised(said: Any, name: str, quantise: str | None) -> None:
@@ -436,7 +543,9 @@ def _check_quantised(said: Any, name: str, quantise: str | None) -> None:
     packages = QUANTISED.get(method, ())
     if packages and not any(map(_is_there, packages)):
         hint = f"pip install {packages[0].replace('.', '-').replace('_', '-')}, or give the model unquantised"
-        raise InputError(f"{name}: its {method} weights need a package that is not installed", hint=hint)
+        raise InputError(
+            f"{name}: its {method} weights need a package that is not installed", hint=hint
+        )
 
 
 def _is_there(package: str) -> bool:

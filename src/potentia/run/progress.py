@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from potentia.store import EventRecord, Store, StudyRecord
 
 
-STORE_PATIENCE = 300.0  # seconds that a run waits for a store that is away; POTENTIA_STORE_PATIENCE sets another
+STORE_PATIENCE = (
+    300.0  # seconds that a run waits for a store that is away; POTENTIA_STORE_PATIENCE sets another
+)
 FIRST_CONTACT = 30.0  # and for one that never answered: its address may be wrong
 _reached: set[str] = set()
 
@@ -36,7 +38,9 @@ def opened(where: str, *, readonly: bool = False, create: bool = False) -> Store
     """Open the store of a run, which is waited for while it is away; without ``create`` it is there already."""
     from potentia.store import Store
 
-    return _patient(where, Store.open(where, readonly=readonly, create=create, patience=_patience(where)))
+    return _patient(
+        where, Store.open(where, readonly=readonly, create=create, patience=_patience(where))
+    )
 
 
 def find_store(where: str) -> Store | None:
@@ -78,7 +82,13 @@ class RunLog:
         if self.path is None:
             return
         moment = datetime.now(UTC).isoformat(timespec="milliseconds")
-        line = {"time": moment, "host": socket.gethostname(), "pid": os.getpid(), "kind": kind, **facts}
+        line = {
+            "time": moment,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "kind": kind,
+            **facts,
+        }
         text = json.dumps(line, ensure_ascii=False, default=str) + "\n"
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,14 +124,21 @@ class Board:
         self._store, self._study, self._every = store, plan.study_key, every
         self._log = RunLog(store, plan.run)
         self._row, self._label = plan.model.name, plan.label  # parts of a row have a state each
-        self._state: dict[str, Any] = {"phase": "waiting", "done": 0, "total": 0, "began": time.time()}
+        self._state: dict[str, Any] = {
+            "phase": "waiting",
+            "done": 0,
+            "total": 0,
+            "began": time.time(),
+        }
         if self._label != self._row:
             self._state["model"] = self._row
         self._written, self._began = 0.0, time.monotonic()
 
     def phase(self, name: str, *, total: int = 0, **facts: Any) -> None:
         """Enter a phase of the row (load, direct arc_easy, tune, test …) with a known amount of work."""
-        self._state.update({"phase": name, "done": 0, "total": total, "rate": None, "left": None, **facts})
+        self._state.update(
+            {"phase": name, "done": 0, "total": total, "rate": None, "left": None, **facts}
+        )
         self._log.write("phase", row=self._label, phase=name, total=total)
         self._began = time.monotonic()
         self._write(force=self._began - self._written >= BRIEF)
@@ -170,8 +187,10 @@ class Count:
 
     def __init__(self, plan: StudyPlan) -> None:
         self.asked = {
-            (row.model.name, cell.task, str(cell.protocol)) for row in plan.rows for cell in row.pending
-        }  # fmt: skip
+            (row.model.name, cell.task, str(cell.protocol))
+            for row in plan.rows
+            for cell in row.pending
+        }
         self.done: set[tuple[str, str, str]] = set()
         self.failed: set[tuple[str, str, str]] = set()
         self.ends: list[float] = []  # when it was heard of those that were computed
@@ -195,7 +214,9 @@ class Count:
             self.done |= named
             self.failed -= named
         if event.kind != "found":
-            self.ends += [time.time()] * len(new)  # by this clock: the one that wrote the log may be another
+            self.ends += [time.time()] * len(
+                new
+            )  # by this clock: the one that wrote the log may be another
         return bool(new)
 
 
@@ -227,7 +248,9 @@ def store_status(where: str, study: str | None = None) -> dict[str, Any]:
         for record in records:
             progress = store.get_progress(record.key)
             leases = store.leases(study=record.key)
-            running = {lease.row for lease in leases} | {row for row, state in progress.items() if is_running(state)}
+            running = {lease.row for lease in leases} | {
+                row for row, state in progress.items() if is_running(state)
+            }
             study_file = study_of(record)
             studies.append(
                 {
@@ -273,5 +296,6 @@ def asked_cells(store: Store, record: StudyRecord) -> int | None:
         for row in study.rows()
         for protocol in study.protocols
         for task in tasks
-        if study.asks(row.name, task, protocol) and not (protocol.kind == "few_shot" and task in texts)
+        if study.asks(row.name, task, protocol)
+        and not (protocol.kind == "few_shot" and task in texts)
     )

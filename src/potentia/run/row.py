@@ -48,13 +48,24 @@ class RowOutcome:
     failed: int = 0
     found: int = 0  # finished by another since the study was planned
     held: str = ""  # who computes the row now, where that is another process
-    reasons: dict[str, list[str]] = field(default_factory=dict)  # why, and the cells that failed for it
+    reasons: dict[str, list[str]] = field(
+        default_factory=dict
+    )  # why, and the cells that failed for it
 
     def join(self, other: RowOutcome) -> RowOutcome:
         """Add how another part of the row ended."""
         why = {**self.reasons, **other.reasons}
-        reasons = {reason: [*self.reasons.get(reason, []), *other.reasons.get(reason, [])] for reason in why}
-        return RowOutcome(self.done + other.done, self.failed + other.failed, self.found + other.found, "", reasons)
+        reasons = {
+            reason: [*self.reasons.get(reason, []), *other.reasons.get(reason, [])]
+            for reason in why
+        }
+        return RowOutcome(
+            self.done + other.done,
+            self.failed + other.failed,
+            self.found + other.found,
+            "",
+            reasons,
+        )
 
 
 @dataclass
@@ -148,20 +159,31 @@ class RowRun:
             self.loaded = self.load_model()
         if self.loaded.fingerprint != self.plan.weights:
             self.loaded.close()
-            raise ModelError("its files changed since the study was planned", hint="run the same command again")
+            raise ModelError(
+                "its files changed since the study was planned", hint="run the same command again"
+            )
         self.scorer = Scorer(self.loaded, token_budget=self.study.token_budget)
         template = chat_template(self.loaded.tokenizer)
         kind = kind_of(self.study, model, template=template is not None)
         assert kind is not None
         self.kind = kind
         asked = self.study.chat == "always" and model.kind != "base"
-        if template is not None and self.study.chat != "never" and (asked or self.kind.value == "instruct"):
+        if (
+            template is not None
+            and self.study.chat != "never"
+            and (asked or self.kind.value == "instruct")
+        ):
             self.chat = template
             self.styles = ("chat",) if self.study.chat == "always" else ("plain", "chat")
 
     def _let_go(self) -> None:
         """Put the model where the next wave finds it, unless something went wrong with it."""
-        if self.shelf is not None and not self.outcome.failed and not self.stop() and sys.exc_info()[0] is None:
+        if (
+            self.shelf is not None
+            and not self.outcome.failed
+            and not self.stop()
+            and sys.exc_info()[0] is None
+        ):
             self.shelf.put(self.plan, self.device, self.loaded)
         else:
             self.loaded.close()
@@ -169,7 +191,10 @@ class RowRun:
     def load_model(self, *, source: str | None = None, more: str | None = None) -> LoadedModel:
         """Load the row's model, or the one at ``source``, with one more adapter than its own where one is given."""
         model = self.plan.model
-        how: dict[str, Any] = {"trust_remote_code": model.trust_remote_code, "quantise": model.quantise}
+        how: dict[str, Any] = {
+            "trust_remote_code": model.trust_remote_code,
+            "quantise": model.quantise,
+        }
         if source is None:
             adapters = (*model.adapters, *([more] if more else []))
             how |= {"revision": model.revision, "gguf_file": model.gguf_file, "adapters": adapters}
@@ -190,9 +215,19 @@ class RowRun:
     def _ask_untuned(
         self, task: str, protocol: Protocol, progress: Callable[[int], None] | None = None
     ) -> tuple[Evaluation, dict[str, Any]]:
-        how: dict[str, Any] = {"styles": self.styles, "chat": self.chat, "seed": self.study.seed, "progress": progress}
+        how: dict[str, Any] = {
+            "styles": self.styles,
+            "chat": self.chat,
+            "seed": self.study.seed,
+            "progress": progress,
+        }
         with spending("test"):
-            return direct(self.scorer, self.tasks.benchmarks[task], shots=self.study.shots_for(task, protocol), **how)
+            return direct(
+                self.scorer,
+                self.tasks.benchmarks[task],
+                shots=self.study.shots_for(task, protocol),
+                **how,
+            )
 
     # --- committing and failing -----------------------------------------------------------------------------------
 
@@ -215,7 +250,9 @@ class RowRun:
         if test.cut:
             selection = {**selection, "cut_prompts": [test.cut, test.requests]}
         recipe = {name: manifest.get(name) for name in ("tuning", "selection", "adjust")}
-        if recipe["adjust"] and self.tasks.auxiliary is not None:  # what is in the file, wherever it lies
+        if (
+            recipe["adjust"] and self.tasks.auxiliary is not None
+        ):  # what is in the file, wherever it lies
             recipe["adjust"] = {**recipe["adjust"], "data": self.tasks.auxiliary.fingerprint}
         origin = Origin(
             data=manifest["task"]["fingerprint"],
@@ -240,17 +277,28 @@ class RowRun:
             probe=probe,
         )
         names = (record.model, record.task)
-        said = {"task": cell.task, "protocol": cell.protocol, "value": test.main.value, "stderr": test.main.stderr}
+        said = {
+            "task": cell.task,
+            "protocol": cell.protocol,
+            "value": test.main.value,
+            "stderr": test.main.stderr,
+        }
         if selection.get("may_have_more"):
             said["may_have_more"] = selection["search"]
         with spending("save"):
             told = True  # in the transaction of the commit, also where that went through and its answer got lost
-            if not self.store.commit_cell(record, items=test.outcomes, event={"row": self.plan.model.name, **said}):
+            if not self.store.commit_cell(
+                record, items=test.outcomes, event={"row": self.plan.model.name, **said}
+            ):
                 if names not in self.store.names([cell.key]).values():
                     own = renamed(cell.key, *names)  # another row with the same files was first
-                    self.store.copy_cell(cell.key, own, study=record.study, model=record.model, task=record.task)
+                    self.store.copy_cell(
+                        cell.key, own, study=record.study, model=record.model, task=record.task
+                    )
                     told = False
-                elif (known := self.store.cell(record.key)) is None or known.created != record.created:
+                elif (
+                    known := self.store.cell(record.key)
+                ) is None or known.created != record.created:
                     # another process had the row meanwhile; else this commit went through, and its answer got lost
                     self.outcome.found += 1
                     self.board.event("found", cells=1, done=[(cell.task, cell.protocol)])
@@ -292,9 +340,15 @@ class RowRun:
             "engine": {part: facts for part, facts in loaded.record.items() if part != "training"},
         }
         if cell.protocol.tuned:
-            made["training"] = {"targets": selection.get("target_modules"), **loaded.record.get("training", {})}
+            made["training"] = {
+                "targets": selection.get("target_modules"),
+                **loaded.record.get("training", {}),
+            }
         if cell.protocol.kind == "train_before_test":
-            made |= {"tuning": self.study.tuning.model_dump(mode="json"), "selection": self.study.selection}
+            made |= {
+                "tuning": self.study.tuning.model_dump(mode="json"),
+                "selection": self.study.selection,
+            }
         if cell.protocol.kind == "adjust" and self.study.adjust is not None:
             tuning = adjust_tuning(self.study, model, loaded.parameters)
             made["adjust"] = self.study.adjust.model_dump(mode="json")
@@ -307,8 +361,14 @@ class RowRun:
             tokenizer, docs = self.loaded.tokenizer, task.documents("test")[:LOOKED_AT]
             mark = getattr(tokenizer, "unk_token_id", None)
             texts = [value for doc in docs for value in doc.data.values() if isinstance(value, str)]
-            found = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts and mark is not None else []
-            self.unknown[task.name] = sum(ids.count(mark) for ids in found) / max(sum(map(len, found)), 1)
+            found = (
+                tokenizer(texts, add_special_tokens=False)["input_ids"]
+                if texts and mark is not None
+                else []
+            )
+            self.unknown[task.name] = sum(ids.count(mark) for ids in found) / max(
+                sum(map(len, found)), 1
+            )
         share = self.unknown[task.name]
         return {"unknown_tokens": share} if share else {}
 
@@ -317,15 +377,29 @@ class RowRun:
 
         ``ready`` is called before the model is asked: a tuning may have changed it.
         """
-        planned = (c.copy_of or c.key for c in self.plan.cells if (c.task, c.protocol) == (task, DIRECT))
+        planned = (
+            c.copy_of or c.key for c in self.plan.cells if (c.task, c.protocol) == (task, DIRECT)
+        )
         key = next(planned, None)
         if not key:
-            kind, shots = settled_kind(self.study, self.plan.model), self.study.shots_for(task, DIRECT)
-            key = cell_key(self.study, self.plan.weights, self.plan.prints[task], DIRECT, kind=kind, shots=shots)
+            kind, shots = (
+                settled_kind(self.study, self.plan.model),
+                self.study.shots_for(task, DIRECT),
+            )
+            key = cell_key(
+                self.study,
+                self.plan.weights,
+                self.plan.prints[task],
+                DIRECT,
+                kind=kind,
+                shots=shots,
+            )
         cell = self.store.cell(key)
         if cell is not None:
             try:
-                return Evaluation(outcomes=self.store.items(key), scores=dict(cell.scores), metric=cell.metric)
+                return Evaluation(
+                    outcomes=self.store.items(key), scores=dict(cell.scores), metric=cell.metric
+                )
             except DamagedItemsError:  # computed here once more; its score is the same
                 self.board.event("damaged", task=task, protocol=DIRECT)
         if any(failure.key == key for failure in self.store.failures(study=self.plan.study_key)):
@@ -341,7 +415,9 @@ class RowRun:
             raise
         except Exception as error:
             if _is_full(error):  # no fault of the cell's: nothing can be saved now
-                raise StoreError(_reason(error), where=getattr(error, "where", None), hint=FULL) from error
+                raise StoreError(
+                    _reason(error), where=getattr(error, "where", None), hint=FULL
+                ) from error
             for cell in cells:
                 if not self.store.has(cell.key):
                     self.fail(cell, error)
@@ -365,7 +441,9 @@ class RowRun:
         self.outcome.failed += 1
         self.outcome.reasons.setdefault(reason, []).append(f"{cell.task} × {cell.protocol}")
         trace = "" if isinstance(error, str) else "".join(traceback.format_exception(error))[-4000:]
-        self.board.event("failure", task=cell.task, protocol=cell.protocol, reason=reason, traceback=trace)
+        self.board.event(
+            "failure", task=cell.task, protocol=cell.protocol, reason=reason, traceback=trace
+        )
 
     def give_up(self, reason: str) -> RowOutcome:
         """Record every pending cell as failed for the same reason."""
@@ -401,7 +479,17 @@ def _reason(error: Exception) -> str:
 
 LOADED_WITH = ("gguf_file", "adapter", "quantise", "trust_remote_code")  # said where they are
 LOOKED_AT = 100  # documents whose tokens are looked at
-PARTS = ("potentia", "torch", "transformers", "peft", "lm-eval", "tokenizers", "datasets", "numpy", "bitsandbytes")
+PARTS = (
+    "potentia",
+    "torch",
+    "transformers",
+    "peft",
+    "lm-eval",
+    "tokenizers",
+    "datasets",
+    "numpy",
+    "bitsandbytes",
+)
 
 
 @cache

@@ -32,16 +32,24 @@ if TYPE_CHECKING:
     from potentia.store import Store
 
 LEAST_SECONDS = 600.0  # of a part's work, beside loading its model
-FLOPS = {"cuda": 2e14, "cpu": 5e10}  # in a second, of lanes on an H200 and on a thread: only to tell minutes from hours
+FLOPS = {
+    "cuda": 2e14,
+    "cpu": 5e10,
+}  # in a second, of lanes on an H200 and on a thread: only to tell minutes from hours
 STEP_SECONDS = 0.01  # of a lane on a GPU, however small the model
 LOAD_SECONDS, LOAD_RATE = 25.0, 1.5e9  # to start, and bytes of weights read in a second
 CUTS = 40  # lengths of the longest part that are tried, each four fifths of the one before
-WORTH, LANES_WORTH = 0.98, 0.9  # of the time that the study would take otherwise: lanes apart cost emptier passes
+WORTH, LANES_WORTH = (
+    0.98,
+    0.9,
+)  # of the time that the study would take otherwise: lanes apart cost emptier passes
 
 MAKING = ""  # stands for a task where a copy's treatment is priced
 
 Tasks = tuple[str, ...]
-Chain = tuple[Sequence[float], float]  # the seconds of parts that train lanes, and of the one that waits for them
+Chain = tuple[
+    Sequence[float], float
+]  # the seconds of parts that train lanes, and of the one that waits for them
 
 
 class Price(NamedTuple):
@@ -60,7 +68,13 @@ class Leaf(NamedTuple):
 
 
 def in_parts(
-    plan: StudyPlan, rows: Sequence[RowPlan], store: Store, workers: int, *, device: str, least: float = LEAST_SECONDS
+    plan: StudyPlan,
+    rows: Sequence[RowPlan],
+    store: Store,
+    workers: int,
+    *,
+    device: str,
+    least: float = LEAST_SECONDS,
 ) -> list[RowPlan]:
     """Return the rows, longest first, those in parts that keep workers busy; as they are where nothing is gained.
 
@@ -71,12 +85,22 @@ def in_parts(
     prices = _prices(plan, rows, device) if asked else {row.model.name: {} for row in rows}
     sizes = train_sizes(plan)
     trees = [
-        _Tree(row, sizes, prices[row.model.name], store, LOAD_SECONDS + 2 * _size(row) / LOAD_RATE if least else 0.0)
+        _Tree(
+            row,
+            sizes,
+            prices[row.model.name],
+            store,
+            LOAD_SECONDS + 2 * _size(row) / LOAD_RATE if least else 0.0,
+        )
         for row in rows
     ]
     several = asked and workers > 1
     cut = _best_cut(trees, workers, least if several else math.inf)
-    made = [part for tree, leaves in zip(trees, cut, strict=True) for part in tree.parts(leaves, several)]
+    made = [
+        part
+        for tree, leaves in zip(trees, cut, strict=True)
+        for part in tree.parts(leaves, several)
+    ]
     if asked:
         made.sort(key=lambda pair: -pair[0])
     return [part for _, part in made if part.pending]
@@ -84,7 +108,9 @@ def in_parts(
 
 def _best_cut(trees: Sequence[_Tree], workers: int, least: float) -> list[list[Leaf]]:
     """Return the parts of every row that take the least time in all, none shorter than ``least`` where that matters."""
-    best = [list(tree.leaves(math.inf)) for tree in trees]  # what an earlier run has begun in parts stays so
+    best = [
+        list(tree.leaves(math.inf)) for tree in trees
+    ]  # what an earlier run has begun in parts stays so
     shortest = _span_of(trees, best, workers)
     longest = max((tree.price(tree.tasks) for tree in trees), default=0.0)
     limits = [limit for k in range(1, CUTS + 1) if (limit := longest * 0.8**k) >= least]
@@ -108,7 +134,9 @@ def every_part(row: RowPlan, sizes: Mapping[str, int]) -> Iterator[RowPlan]:
         yield part_of(row, tasks)
 
 
-def part_of(row: RowPlan, tasks: Tasks, *, rest: bool = False, number: tuple[int, int] | None = None) -> RowPlan:
+def part_of(
+    row: RowPlan, tasks: Tasks, *, rest: bool = False, number: tuple[int, int] | None = None
+) -> RowPlan:
     """Return the cells of some tasks of a row; with ``rest``, also those that no part divides."""
     cells = tuple(c for c in row.cells if (rest if _together(c) else c.task in tasks))
     return replace(row, cells=cells, part=number)
@@ -129,7 +157,13 @@ class _Tree:
         store: Store | None = None,
         load: float = 0.0,
     ) -> None:
-        self.row, self.sizes, self.prices, self.store, self.load = row, sizes, prices or {}, store, load
+        self.row, self.sizes, self.prices, self.store, self.load = (
+            row,
+            sizes,
+            prices or {},
+            store,
+            load,
+        )
         whole = row.model.copy_of is not None or row.problem
         tuned = [cell.task for cell in row.cells if cell.protocol == TRAIN_BEFORE_TEST]
         others = [cell.task for cell in row.cells if not _together(cell)]
@@ -171,7 +205,9 @@ class _Tree:
         begun = self._begun(tasks)
         if begun is not None:
             yield Leaf(tasks, begun.lane_parts)
-        elif len(tasks) > 1 and (self.price(tasks) > limit or any(map(self._begun, self.below(tasks)))):
+        elif len(tasks) > 1 and (
+            self.price(tasks) > limit or any(map(self._begun, self.below(tasks)))
+        ):
             for half in self.halves(tasks):
                 yield from self._leaves(half, limit, lanes)
         elif len(tasks) == 1 and lanes and self.price(tasks) > limit:
@@ -220,11 +256,15 @@ def _prices(plan: StudyPlan, rows: Sequence[RowPlan], device: str) -> dict[str, 
         price = price._replace(whole=price.whole + seconds)
         if work.protocol == TRAIN_BEFORE_TEST:
             updates = tuning.updates(len(plan.tasks.benchmarks[work.task].documents("train")))
-            price = price._replace(lanes=grid * seconds, least=0.0 if on_cpu else STEP_SECONDS * updates)
+            price = price._replace(
+                lanes=grid * seconds, least=0.0 if on_cpu else STEP_SECONDS * updates
+            )
         found[work.model][work.task] = price
     for row in rows:
         if row.model.copy_of is not None:  # it is made first
-            found[row.model.name][MAKING] = Price(4 * sizes[row.model.name] * tokens_shown(plan) / rate)
+            found[row.model.name][MAKING] = Price(
+                4 * sizes[row.model.name] * tokens_shown(plan) / rate
+            )
     return found
 
 
@@ -234,14 +274,19 @@ def _size(row: RowPlan) -> float:
 
 
 def _span_of(trees: Sequence[_Tree], cut: Sequence[Sequence[Leaf]], workers: int) -> float:
-    return makespan([tree.chain(leaf) for tree, leaves in zip(trees, cut, strict=True) for leaf in leaves], workers)
+    return makespan(
+        [tree.chain(leaf) for tree, leaves in zip(trees, cut, strict=True) for leaf in leaves],
+        workers,
+    )
 
 
 def makespan(chains: Sequence[Chain], workers: int) -> float:
     """Return how long all parts take, handed out longest first; the last of a chain as soon as it need not wait."""
     free = [0.0] * max(workers, 1)  # when each worker is
     waiting = sorted(
-        (max(first, default=0.0) + last, k, one) for k, (first, last) in enumerate(chains) for one in first or [last]
+        (max(first, default=0.0) + last, k, one)
+        for k, (first, last) in enumerate(chains)
+        for one in first or [last]
     )
     left = [len(first) for first, _ in chains]
     later: list[tuple[float, float]] = []  # from when, and how long

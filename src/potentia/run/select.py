@@ -70,12 +70,16 @@ class Race:
     def _run(self) -> Choice:
         began = time.monotonic()
         if len(self.study.benchmarks()) != 1:
-            raise InputError("a selection is on one task", hint="give one --data; several tasks are a study")
+            raise InputError(
+                "a selection is on one task", hint="give one --data; several tasks are a study"
+            )
         task = next(iter(load_tasks(self.study).benchmarks.values()))
         for note in task.notes:
             self.note(note)
         if not task.documents("train") or not task.documents("validation"):
-            raise InputError(f"{task.name} has too few documents to tune and to choose by", hint="give more rows")
+            raise InputError(
+                f"{task.name} has too few documents to tune and to choose by", hint="give more rows"
+            )
         names = [row.name for row in self.study.rows()]
         self.tell(f"direct scores of {len(names)} models")
         direct = self._round(names, "direct", "scored", protocols=(DIRECT,))
@@ -86,7 +90,10 @@ class Race:
             now = f"round {number} of {len(sizes)}: {len(racing)} models on {size} documents"
             self.tell(f"{now} · {self.standing}" if self.standing else now)
             seen = self._round(racing, f"round-{number}", "tuned", train=size, test=GLANCE)
-            racing, staying = [name for name in racing if name in seen], self._staying(task, number, len(sizes), seen)
+            racing, staying = (
+                [name for name in racing if name in seen],
+                self._staying(task, number, len(sizes), seen),
+            )
             left = math.inf if self.budget is None else self.budget - (time.monotonic() - began)
             each = (time.monotonic() - start) / len(racing) * sizes[number] / size
             staying = self._affordable(staying, each, left)
@@ -95,18 +102,28 @@ class Race:
                 del self.out[name]
             if each * len(racing) > left:  # not even they fit: all get the same, smaller share
                 fits = max(size, int(sizes[number] * max(left, 0.0) / (each * len(racing))))
-                self.notes.append(f"The budget was enough for {fits} of {sizes[-1]} training documents.")
+                self.notes.append(
+                    f"The budget was enough for {fits} of {sizes[-1]} training documents."
+                )
                 sizes[number:] = [min(fits, s) for s in sizes[number:]]
-        self.tell(f"the last {len(racing)} on {sizes[-1]} documents{self.standing and f' · {self.standing}'}")
+        self.tell(
+            f"the last {len(racing)} on {sizes[-1]} documents{self.standing and f' · {self.standing}'}"
+        )
         final = self._round(racing, "final", "tuned", train=sizes[-1])
         return self._answer(task, direct, final, time.monotonic() - began, sizes[-1])
 
-    def _staying(self, task: Task, number: int, rounds: int, seen: Mapping[str, CellRecord]) -> list[str]:
+    def _staying(
+        self, task: Task, number: int, rounds: int, seen: Mapping[str, CellRecord]
+    ) -> list[str]:
         """Return who may win by validation, the likeliest first; all are noted as out until they go on."""
         told = {m: _validated(cell, len(task.documents("validation"))) for m, cell in seen.items()}
         values, errors = ({m: one[k] for m, one in told.items()} for k in (0, 1))
         right = {m: str(cell.selection.get("validation_right", "")) for m, cell in seen.items()}
-        how = {"higher_is_better": task.higher_is_better, "looks": rounds - 1, "seed": self.study.seed}
+        how = {
+            "higher_is_better": task.higher_is_better,
+            "looks": rounds - 1,
+            "seed": self.study.seed,
+        }
         staying, chance = stay_in(values, errors, right, **how)  # type: ignore[arg-type]
         leader = max(chance, key=lambda m: chance[m])
         self.standing = f"{leader} leads (P(best) {chance[leader]:.2f})"
@@ -123,9 +140,14 @@ class Race:
         return staying[:keep]
 
     def _round(
-        self, models: Sequence[str], name: str, done: str, *, protocols: Sequence[Protocol] = (TRAIN_BEFORE_TEST,),
+        self,
+        models: Sequence[str],
+        name: str,
+        done: str,
+        *,
+        protocols: Sequence[Protocol] = (TRAIN_BEFORE_TEST,),
         **caps: int,
-    ) -> dict[str, CellRecord]:  # fmt: skip
+    ) -> dict[str, CellRecord]:
         """Run a round and return its cells by model, in the order of the models; the reasons of others are noted."""
         study = self.study.model_copy(
             update={
@@ -148,7 +170,9 @@ class Race:
             found = {cell.model: cell for cell in store.cells(study=result.study)}
         if not found:
             who = "finalist" if name == "final" else "candidate"
-            raise PotentiaError(f"no {who} could be {done}", hint=next(iter(self.problems.values()), ""))
+            raise PotentiaError(
+                f"no {who} could be {done}", hint=next(iter(self.problems.values()), "")
+            )
         return {model: found[model] for model in models if model in found}
 
     def final(self, store: Store, model: str) -> CellRecord:
@@ -156,11 +180,18 @@ class Race:
         return next(c for c in store.cells(study=self.last) if c.model == model)
 
     def _answer(
-        self, task: Task, direct: Mapping[str, CellRecord], final: Mapping[str, CellRecord], seconds: float, train: int
+        self,
+        task: Task,
+        direct: Mapping[str, CellRecord],
+        final: Mapping[str, CellRecord],
+        seconds: float,
+        train: int,
     ) -> Choice:
         from potentia.evidence import read
 
-        board = find_scoreboard(read(self.study.store, study=self.last))  # what every other door says of this store
+        board = find_scoreboard(
+            read(self.study.store, study=self.last)
+        )  # what every other door says of this store
         ranking, missing = board.ranking, board.missing
         each = max((c.seconds / max(c.score.n, 1) for c in direct.values()), default=math.nan)
         chance = dict(zip(ranking.models, ranking.p_first.tolist(), strict=True))
@@ -171,11 +202,14 @@ class Race:
 
         def standing(model: str) -> Standing:
             return Standing(
-                model, *_scored(direct.get(model)), *_scored(final.get(model)), validation.get(model, math.nan),
+                model,
+                *_scored(direct.get(model)),
+                *_scored(final.get(model)),
+                validation.get(model, math.nan),
                 p_best=chance.get(model, math.nan),
                 out=self.out[model].round if model in self.out else None,
                 problem="" if model in final else self.problems.get(model, ""),
-            )  # fmt: skip
+            )
 
         standings = [standing(row.name) for row in self.study.rows()]
         standings.sort(key=lambda s: (-s.p_best if s.p_best == s.p_best else 0.0, s.out is None))
@@ -186,7 +220,9 @@ class Race:
             missing=missing,
             lost=min(sum(out.chance for out in self.out.values()), 1.0),
             seconds=seconds,
-            more_seconds=each * 2 * missing.documents if missing is not None and missing.documents else math.nan,
+            more_seconds=each * 2 * missing.documents
+            if missing is not None and missing.documents
+            else math.nan,
             train=train,
             standings=tuple(standings),
             notes=tuple(self.notes),
@@ -227,23 +263,36 @@ RECIPE = "recipe"
 
 def ways_of(tuning: Tuning, rank: int) -> dict[str, Tuning]:
     """Return the recipe, the same with a higher rank (its output scaled alike), and the same with all weights."""
-    said = {name: value for name, value in tuning if name not in ("recipe", "method", "learning_rates", "rate_bounds")}
+    said = {
+        name: value
+        for name, value in tuning
+        if name not in ("recipe", "method", "learning_rates", "rate_bounds")
+    }
     more = (rank / tuning.rank) ** (0.5 if tuning.method == "rslora" else 1)
     higher = tuning.model_copy(update={"rank": rank, "alpha": tuning.alpha * more})
     return {RECIPE: tuning, f"rank {rank}": higher, "all weights": Tuning(method="full", **said)}
 
 
 def elicit(
-    study: Study, *, models: Sequence[str] = (), tasks: Sequence[str] = (), rank: int = 64, workers: int = 1
+    study: Study,
+    *,
+    models: Sequence[str] = (),
+    tasks: Sequence[str] = (),
+    rank: int = 64,
+    workers: int = 1,
 ) -> Elicitation:
     """Tune the chosen cells of a study in every way and compare; all models and the first three tasks by default."""
     if study.tuning.method == "full":
-        raise InputError("the study tunes all weights already", hint="name a study whose recipe trains adapters")
+        raise InputError(
+            "the study tunes all weights already", hint="name a study whose recipe trains adapters"
+        )
     rows = {row.name: row for row in study.rows() if row.copy_of is None}
     known = {task.name: task for task in study.benchmarks()}
     for wanted, there in ((models, rows), (tasks, known)):
         if unknown := [name for name in wanted if name not in there]:
-            raise InputError(f"{unknown[0]} is not part of the study", hint=f"it has: {', '.join(there)}")
+            raise InputError(
+                f"{unknown[0]} is not part of the study", hint=f"it has: {', '.join(there)}"
+            )
     found = {}
     for name, tuning in ways_of(study.tuning, rank).items():
         small = study.model_copy(
@@ -260,8 +309,13 @@ def elicit(
         )
         result = run_study(small, workers=workers)
         if result.failed or result.interrupted:
-            raise PotentiaError(result.reasons[0] if result.reasons else "stopped", hint="run the same command again")
+            raise PotentiaError(
+                result.reasons[0] if result.reasons else "stopped",
+                hint="run the same command again",
+            )
         with opened(study.store, readonly=True) as store:
             matrix = store.matrix(TRAIN_BEFORE_TEST, study=small.name)
-        found[name] = matrix.select(models=[m.name for m in small.models], tasks=[t.name for t in small.tasks])
+        found[name] = matrix.select(
+            models=[m.name for m in small.models], tasks=[t.name for t in small.tasks]
+        )
     return find_elicitation(RECIPE, found)

@@ -36,7 +36,14 @@ from potentia.timing import spending
 
 if TYPE_CHECKING:
     from potentia.engine.score import Scorer
-    from potentia.engine.tune import LaneEpoch, LaneSpec, LaneTrainer, LoraConfig, Schedule, TokenisedExamples
+    from potentia.engine.tune import (
+        LaneEpoch,
+        LaneSpec,
+        LaneTrainer,
+        LoraConfig,
+        Schedule,
+        TokenisedExamples,
+    )
     from potentia.run.row import RowRun
     from potentia.study import Probe, Tuning
     from potentia.tasks import ChatTemplate, Task
@@ -53,7 +60,11 @@ def learned(
     every = tuning.answers == "all"
     how: dict[str, Any] = {"chat": chat, "every_answer": every}
     made = [partial(task.examples, task.documents("train"), **how) for task in data]
-    texts = [e for task, f in zip(data, made, strict=True) for e in remembered(task, ("train", every, chat), f)]
+    texts = [
+        e
+        for task, f in zip(data, made, strict=True)
+        for e in remembered(task, ("train", every, chat), f)
+    ]
     end = loaded.tokenizer.eos_token_id
     if end is not None:
         texts = [replace(e, end=bool(e.context) or tuning.end_of_text == "texts") for e in texts]
@@ -72,9 +83,21 @@ def schedule(tuning: Tuning, rate: float, documents: int | None = None) -> Sched
     """Return the engine's schedule for this recipe at one learning rate, with the epochs of so many documents."""
     from potentia.engine.tune import Schedule
 
-    same = ("batch", "weight_decay", "betas", "clip", "decay", "warmup_steps", "floor", "loss", "max_tokens")
+    same = (
+        "batch",
+        "weight_decay",
+        "betas",
+        "clip",
+        "decay",
+        "warmup_steps",
+        "floor",
+        "loss",
+        "max_tokens",
+    )
     epochs = tuning.epochs if documents is None else tuning.rounds(documents)[0]
-    return Schedule(epochs=epochs, learning_rate=rate, **{name: getattr(tuning, name) for name in same})
+    return Schedule(
+        epochs=epochs, learning_rate=rate, **{name: getattr(tuning, name) for name in same}
+    )
 
 
 class Begun(NamedTuple):
@@ -146,16 +169,25 @@ def _make(row: RowRun, name: str) -> Path:
     tuning = study.treat.recipe(study.tuning)
     documents = sum(len(task.documents("train")) for task in shown.values())
     plan = schedule(tuning, tuning.learning_rates[0], documents)
-    note = {"base": {"fingerprint": row.plan.original, "source": row.plan.model.source}, "shown": list(shown)}
+    note = {
+        "base": {"fingerprint": row.plan.original, "source": row.plan.model.source},
+        "shown": list(shown),
+    }
     workspace = row.store.lanes_folder / name
     loaded = row.load_model()
     try:
         examples = learned(tuning, loaded, list(shown.values()))
-        row.board.phase(f"showing {', '.join(shown)}", total=plan.total_steps(len(examples)), unit="steps")
+        row.board.phase(
+            f"showing {', '.join(shown)}", total=plan.total_steps(len(examples)), unit="steps"
+        )
         lane = LaneSpec(name, examples, plan, adapter(tuning), study.treat.seed)
         where: dict[str, Any] = {"token_budget": study.token_budget, "workspace": workspace}
         full = tuning.method == "full"
-        with FullLanes(loaded, **where, shards=study.shards) if full else LaneTrainer(loaded, **where) as trainer:
+        with (
+            FullLanes(loaded, **where, shards=study.shards)
+            if full
+            else LaneTrainer(loaded, **where) as trainer
+        ):
 
             def hold(ended: list[LaneEpoch]) -> None:
                 if isinstance(trainer, FullLanes):  # adapters are all kept
@@ -171,7 +203,10 @@ def _make(row: RowRun, name: str) -> Path:
 
             step = row.board.reach
             result = trainer.train(
-                [lane], on_epoch=hold, on_step=lambda i: step(i.done, before=i.before), stop=row.stop
+                [lane],
+                on_epoch=hold,
+                on_step=lambda i: step(i.done, before=i.before),
+                stop=row.stop,
             )[name]
             if result.status == "interrupted":
                 raise Stopped
@@ -183,7 +218,13 @@ def _make(row: RowRun, name: str) -> Path:
 
 
 VERSION = 2  # of what is recorded; other probes are not compared with it
-EPOCHS, BATCH, RANK, ALPHA, MAX_TOKENS = 2, 8, 8, 32, 512  # the adapter of the recipe `fair`: checked once for both
+EPOCHS, BATCH, RANK, ALPHA, MAX_TOKENS = (
+    2,
+    8,
+    8,
+    32,
+    512,
+)  # the adapter of the recipe `fair`: checked once for both
 LOSS: Literal["text", "completion"] = "text"
 MOST_COST = 0.03  # of a task's fine-tuning, unless the study asks for the probe
 LEAST_DOCUMENTS = 16  # to train on; fewer say nothing
@@ -206,7 +247,9 @@ def cost(probe: Probe, tuning: Tuning, task: Task, seeds: int = 1) -> float:
     """Return the share of a task's training that the probe takes; a backward pass counts as two forward."""
     sizes = {split: min(probe.documents, len(task.documents(split))) for split in SPLITS}
     learned = {split: min(probe.learned, size) for split, size in sizes.items()}
-    own = EPOCHS * (3 * learned["train"] + sum(learned[split] for split in LEARNED)) + sum(sizes.values())
+    own = EPOCHS * (3 * learned["train"] + sum(learned[split] for split in LEARNED)) + sum(
+        sizes.values()
+    )
     documents = len(task.documents("train"))
     epochs, passes = tuning.rounds(documents)
     return own / max(3 * epochs * passes * documents * tuning.expected_lanes * seeds, 1)
@@ -218,7 +261,9 @@ def probe_row(
     """Probe the tasks of a row that are to be, all at once; a resumed row finds what was made in its folder."""
     study, board = row.study, row.board
     every = {name: row.tasks.benchmarks[name] for name in names}
-    tasks = {n: task for n, task in every.items() if wanted(study.probe, study.tuning, task, study.seeds)}
+    tasks = {
+        n: task for n, task in every.items() if wanted(study.probe, study.tuning, task, study.seeds)
+    }
     if len(tasks) < len(every) and study.probe.on is None:
         dear = [
             f"{n} {cost(study.probe, study.tuning, task, study.seeds):.0%}"
@@ -229,7 +274,9 @@ def probe_row(
         board.event("probe", reason=f"not made, {hint}: {', '.join(dear)}")
     if not tasks:
         return {}
-    note = folder / f"probe-{content_key(tasks=list(tasks), probe=study.probe, version=VERSION)}.json"
+    note = (
+        folder / f"probe-{content_key(tasks=list(tasks), probe=study.probe, version=VERSION)}.json"
+    )
     try:
         return dict(json.loads(note.read_text("utf-8")))
     except (OSError, ValueError):
@@ -264,7 +311,12 @@ class Probing:
     loss: Literal["text", "completion"] = LOSS
 
     def __post_init__(self) -> None:
-        places = [(name, split) for name, task in self.tasks.items() for split in SPLITS if task.documents(split)]
+        places = [
+            (name, split)
+            for name, task in self.tasks.items()
+            for split in SPLITS
+            if task.documents(split)
+        ]
         self.texts = {(name, split): self._texts(self.tasks[name], split) for name, split in places}
         self.records: dict[str, dict[str, Any]] = {
             name: {
@@ -283,12 +335,20 @@ class Probing:
         documents = task.documents(split)
         chosen = np.random.default_rng(0).permutation(len(documents))[: self.settings.documents]
         examples = task.examples([documents[int(i)] for i in chosen])
-        encoded = encode_examples(self.loaded.encoder, examples, end_id=self.loaded.tokenizer.eos_token_id)
+        encoded = encode_examples(
+            self.loaded.encoder, examples, end_id=self.loaded.tokenizer.eos_token_id
+        )
         most = min(MAX_TOKENS, self.loaded.encoder.max_length)
         cut = [encoded.cut(i, most) for i in range(len(encoded))]
         answers = [len(one.continuation.encode()) for one in examples]
-        wholes = [len(one.context.encode()) + answer for one, answer in zip(examples, answers, strict=True)]
-        return [(ids.tolist(), max(prompt, 1)) for ids, prompt in cut], {"text": wholes, "answer": answers}
+        wholes = [
+            len(one.context.encode()) + answer
+            for one, answer in zip(examples, answers, strict=True)
+        ]
+        return [(ids.tolist(), max(prompt, 1)) for ids, prompt in cut], {
+            "text": wholes,
+            "answer": answers,
+        }
 
     def run(self, trainer: LaneTrainer | None = None) -> dict[str, dict[str, Any]]:
         """Score, train, score again; a trainer whose lanes were checked before need not check them anew."""
@@ -305,11 +365,16 @@ class Probing:
         scorer = Scorer(self.loaded, token_budget=self.token_budget, router=trainer.router)
         rows = [rows for rows, _ in self.texts.values()]
         self.phase("probing, before any update", total=2 * sum(map(len, rows)))
-        for (name, split), losses in zip(self.texts, self._losses(scorer, rows, self.progress), strict=True):
+        for (name, split), losses in zip(
+            self.texts, self._losses(scorer, rows, self.progress), strict=True
+        ):
             self.records[name][split] = losses | {"bytes": self.texts[name, split][1]}
         specs = [self._lane(name) for name in self.records]
         self.phase("probing", total=sum(spec.total_steps for spec in specs), unit="steps")
-        workspace, trainer.workspace = trainer.workspace, None  # what is scored on the way is in no snapshot
+        workspace, trainer.workspace = (
+            trainer.workspace,
+            None,
+        )  # what is scored on the way is in no snapshot
         try:
             results = trainer.train(
                 specs,
@@ -322,7 +387,10 @@ class Probing:
         if any(result.status == "interrupted" for result in results.values()):
             raise Stopped
         done = {name: result for name, result in results.items() if result.status == "done"}
-        return {name: self.records[name] | {"target_modules": list(result.targets)} for name, result in done.items()}
+        return {
+            name: self.records[name] | {"target_modules": list(result.targets)}
+            for name, result in done.items()
+        }
 
     def _lane(self, name: str) -> LaneSpec:
         from potentia.engine.tune import LaneSpec, LoraConfig, Schedule, TokenisedExamples
@@ -330,7 +398,13 @@ class Probing:
         ids, prompts = zip(*self._learned(name, "train"), strict=True)
         rate, lora = self.settings.learning_rate, LoraConfig(RANK, ALPHA, 0.0, ("all-linear",))
         schedule = Schedule(
-            EPOCHS, BATCH, rate, weight_decay=0.0, decay="constant", loss=self.loss, max_tokens=MAX_TOKENS
+            EPOCHS,
+            BATCH,
+            rate,
+            weight_decay=0.0,
+            decay="constant",
+            loss=self.loss,
+            max_tokens=MAX_TOKENS,
         )
         return LaneSpec(name, TokenisedExamples.of(ids, prompts), schedule, lora)
 
@@ -339,7 +413,11 @@ class Probing:
         return self.texts[name, split][0][: self.settings.learned]
 
     def _losses(
-        self, scorer: Scorer, texts: Sequence[Rows], progress: Callable[[int], None], owners: Sequence[int] = ()
+        self,
+        scorer: Scorer,
+        texts: Sequence[Rows],
+        progress: Callable[[int], None],
+        owners: Sequence[int] = (),
     ) -> list[dict[str, list[float]]]:
         """Return the nats of every document: of all but its first token, and of its answer, from the same pass."""
         pairs, routed = [], []
@@ -355,7 +433,9 @@ class Probing:
     def _after(self, ended: list[LaneEpoch], trainer: LaneTrainer, scorer: Scorer) -> None:
         """Take the losses of what was learned from and of what was not, after an epoch."""
         epochs = {lane.key: lane.epoch for lane in ended}
-        places: list[Place] = [(name, split) for name in epochs for split in LEARNED if (name, split) in self.texts]
+        places: list[Place] = [
+            (name, split) for name in epochs for split in LEARNED if (name, split) in self.texts
+        ]
         slots = [trainer.slot(name) for name, _ in places]
         rows = [self._learned(*place) for place in places]
         heard = self._losses(scorer, rows, lambda _: self.progress(0), slots)

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from potentia.analysis.planning import Completion
-from potentia.analysis.rankings import NAMES, Scoreboard, Standing, agreement_sentence, resolution_sentence
+from potentia.analysis.rankings import (
+    NAMES,
+    Scoreboard,
+    Standing,
+    agreement_sentence,
+    resolution_sentence,
+)
 from potentia.show.page import chance, count, percent, unbroken
 from potentia.show.svg import Scale, make_scale
 from potentia.values.findings import Interval, short_names
@@ -55,10 +61,20 @@ def answer(data: ReportData) -> Answer:
     if board is None:
         reason = data.problem or "there are too few scores"
         return Answer(f"No ranking yet: {reason}.", (), _tiles(data))
-    headline, sentences = (board.headline(), board.certainty()) if runs is None else (runs.headline(), runs.sentences())
+    headline, sentences = (
+        (board.headline(), board.certainty())
+        if runs is None
+        else (runs.headline(), runs.sentences())
+    )
     if found is not None:
-        agreed = agreement_sentence(found.changes.get((data.first, data.main)), found.agreement.get(data.main))
-        sentences += [s for s in (agreed, resolution_sentence(found.significance.get(data.main))) if s is not None]
+        agreed = agreement_sentence(
+            found.changes.get((data.first, data.main)), found.agreement.get(data.main)
+        )
+        sentences += [
+            s
+            for s in (agreed, resolution_sentence(found.significance.get(data.main)))
+            if s is not None
+        ]
     return Answer(headline, tuple(map(unbroken, sentences)), _tiles(data), board)
 
 
@@ -69,7 +85,9 @@ def _tile(value: str, label: str, note: str) -> Tile:
 def _tiles(data: ReportData) -> tuple[Tile, ...]:
     tiles = [_size(data), _first(data)]
     if data.failures:
-        tiles.append(_tile(str(len(data.failures)), "failed cells", "shown with their reason, never as zero"))
+        tiles.append(
+            _tile(str(len(data.failures)), "failed cells", "shown with their reason, never as zero")
+        )
     tiles += [_agreement(data), _resolved(data)]
     return tuple(tile for tile in tiles if tile is not None)
 
@@ -79,8 +97,14 @@ def _size(data: ReportData) -> Tile:
     corpora = {t for m in matrices for t in m.corpora().tasks}
     tasks = {t for m in matrices for t in m.tasks} - corpora
     cells = sum(int(np.isfinite(matrix.values).sum()) for matrix in data.evidence.scores.values())
-    note = count(cells, "score") + (f", with {count(len(corpora), 'corpus', 'corpora')}" if corpora else "")
-    what = "models × tasks" if runs is None else f"checkpoints × tasks, of {count(len(runs.runs), 'run')}"
+    note = count(cells, "score") + (
+        f", with {count(len(corpora), 'corpus', 'corpora')}" if corpora else ""
+    )
+    what = (
+        "models × tasks"
+        if runs is None
+        else f"checkpoints × tasks, of {count(len(runs.runs), 'run')}"
+    )
     return _tile(f"{len(data.evidence.models)} × {len(tasks)}", what, note)
 
 
@@ -88,13 +112,18 @@ def _first(data: ReportData) -> Tile | None:
     ranking = data.rankings.overall.get(data.main) if data.rankings is not None else None
     if ranking is None or not ranking.known or data.runs is not None:
         return None
-    return _tile(chance(float(ranking.p_first.max())), "P(first)", f"by the {NAMES[ranking.method]}")
+    return _tile(
+        chance(float(ranking.p_first.max())), "P(first)", f"by the {NAMES[ranking.method]}"
+    )
 
 
 def _agreement(data: ReportData) -> Tile | None:
     if data.rankings is None or data.few:  # a τ of so few models takes few values
         return None
-    change, alone = data.rankings.changes.get((data.first, data.main)), data.rankings.agreement.get(data.main)
+    change, alone = (
+        data.rankings.changes.get((data.first, data.main)),
+        data.rankings.agreement.get(data.main),
+    )
     if change is not None and np.isfinite([change.mean_before, change.mean_after]).all():
         taus = f"{change.mean_before:.2f} → {change.mean_after:.2f}"
         note = f"mean Kendall's τ, {change.before.label} → {change.after.label}"
@@ -122,7 +151,11 @@ def answer_context(data: ReportData) -> dict[str, Any]:
         "most": MOST_RUNGS,
         "board": board,
         "ladder": None if board is None else _ladder(board),
-        "method": "" if board is None else NAMES[told.method] if len(board.ranking.tasks) > 1 else "score",
+        "method": ""
+        if board is None
+        else NAMES[told.method]
+        if len(board.ranking.tasks) > 1
+        else "score",
         "names": () if board is None else tuple(board.names.values()),
         "outlook": None if data.completion is None else _outlook(data.completion),
     }
@@ -131,7 +164,10 @@ def answer_context(data: ReportData) -> dict[str, Any]:
 def _axis(scale: Scale) -> dict[str, Any]:
     """Return the marks of a scale over 100 per cent, each with its place, and the distance of two."""
     marks = [(round(scale(value), 4), text) for value, text in scale.marks]
-    return {"marks": marks, "step": round(marks[1][0] - marks[0][0], 4) if len(marks) > 1 else 100.0}
+    return {
+        "marks": marks,
+        "step": round(marks[1][0] - marks[0][0], 4) if len(marks) > 1 else 100.0,
+    }
 
 
 def _mark(scale: Scale, score: Interval | None) -> dict[str, float] | None:
@@ -139,7 +175,10 @@ def _mark(scale: Scale, score: Interval | None) -> dict[str, float] | None:
     if score is None:
         return None
     low, high = (score.low, score.high) if math.isfinite(score.low) else (score.value, score.value)
-    return {name: _place(scale, value) for name, value in (("at", score.value), ("low", low), ("high", high))}
+    return {
+        name: _place(scale, value)
+        for name, value in (("at", score.value), ("low", low), ("high", high))
+    }
 
 
 def _place(scale: Scale, value: float) -> float:
@@ -169,8 +208,13 @@ def _ladder(board: Scoreboard) -> dict[str, Any]:
             }
         )
     errors = any(math.isfinite(score.low) for score in known)
-    return {"ranks": _axis(ranks), "scores": scores and _axis(scores), "rungs": rungs,
-            "intervals": board.ranking.known, "errors": errors}  # fmt: skip
+    return {
+        "ranks": _axis(ranks),
+        "scores": scores and _axis(scores),
+        "rungs": rungs,
+        "intervals": board.ranking.known,
+        "errors": errors,
+    }
 
 
 def _rank_scale(models: int) -> Scale:
@@ -183,7 +227,9 @@ def _rank_scale(models: int) -> Scale:
     return Scale(1, last, 0.0, 100.0, marks=tuple((mark, str(mark)) for mark in marks))
 
 
-def _numbers(before: Interval | None, after: Interval | None, gain: Interval | None) -> tuple[str, str]:
+def _numbers(
+    before: Interval | None, after: Interval | None, gain: Interval | None
+) -> tuple[str, str]:
     def half(score: Interval, sign: str = "") -> str:
         width = (score.high - score.low) / 2
         return f"{score.value:{sign}.3f}" + (f" ± {width:.3f}" if math.isfinite(width) else "")
@@ -205,9 +251,23 @@ def _outlook(done: Completion) -> dict[str, Any]:
     for i, name in zip(order, names, strict=True):
         rank = Interval(float(done.rank[i]), float(done.rank_low[i]), float(done.rank_high[i]))
         odds = {"best": float(done.p_best[i]), "top": float(in_top[i]), "cells": int(cells[i])}
-        chances.append({"model": done.models[i], "name": name, "rank": rank, "place": _mark(scale, rank), **odds})
+        chances.append(
+            {
+                "model": done.models[i],
+                "name": name,
+                "rank": rank,
+                "place": _mark(scale, rank),
+                **odds,
+            }
+        )
     words = {"headline": _headline(chances), "basis": _basis(done)}
-    return {"ranks": _axis(scale), "chances": chances, "top": top, "tasks": len(done.tasks), **words}
+    return {
+        "ranks": _axis(scale),
+        "chances": chances,
+        "top": top,
+        "tasks": len(done.tasks),
+        **words,
+    }
 
 
 def _headline(chances: list[dict[str, Any]]) -> str:

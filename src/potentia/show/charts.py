@@ -12,7 +12,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from potentia.errors import InputError
-from potentia.show.svg import DASHES, FONT, HUES, LINE, Scale, Sheet, cut, make_scale, widest, width_of
+from potentia.show.svg import (
+    DASHES,
+    FONT,
+    HUES,
+    LINE,
+    Scale,
+    Sheet,
+    cut,
+    make_scale,
+    widest,
+    width_of,
+)
 from potentia.values.findings import Bars, Bump, Chart, Heatmap, Line, Plot, Points, short_names
 
 HALF = 520.0  # pixels of a figure on half of the page
@@ -46,7 +57,9 @@ def _known(values: Any) -> list[float]:
 
 
 def _told(value: float) -> str:
-    return "–" if not math.isfinite(value) else f"{value:.4g}" if abs(value) >= 100 else f"{value:.3f}"
+    return (
+        "–" if not math.isfinite(value) else f"{value:.4g}" if abs(value) >= 100 else f"{value:.3f}"
+    )
 
 
 class _Mark(NamedTuple):
@@ -65,12 +78,16 @@ class _Mark(NamedTuple):
 
 def _mark(points: Points, k: int, name: str) -> _Mark:
     value = points.y[k]
-    low, high = (points.low[k], points.high[k]) if points.low and points.high else (math.nan, math.nan)
+    low, high = (
+        (points.low[k], points.high[k]) if points.low and points.high else (math.nan, math.nan)
+    )
     span = f" ({_told(low)} to {_told(high)})" if math.isfinite(low + high) else ""
     return _Mark(value, low, high, f"{name}: {_told(value)}{span}")
 
 
-def _legend(sheet: Sheet, entries: Sequence[tuple[str, int, str]], left: float, width: float) -> float:
+def _legend(
+    sheet: Sheet, entries: Sequence[tuple[str, int, str]], left: float, width: float
+) -> float:
     """Write the names of series (name, place, mark or line) in rows, and return the height that they take."""
     if len(entries) < 2:
         return 4.0
@@ -83,7 +100,9 @@ def _legend(sheet: Sheet, entries: Sequence[tuple[str, int, str]], left: float, 
             sheet.marker(x + 8, y, place)
         else:
             hue = "fit" if kind == "fit" else f"s{place % HUES}"
-            sheet.line(x, y, x + 16, y, hue, "" if kind == "fit" else _dash(place, dashed=kind == "dashed"))
+            sheet.line(
+                x, y, x + 16, y, hue, "" if kind == "fit" else _dash(place, dashed=kind == "dashed")
+            )
         sheet.text(x + 21, y, name)
         x += room
     return y + LINE / 2 + 8
@@ -111,10 +130,16 @@ def _heatmap(chart: Heatmap) -> Drawn:
     rows, columns = _names(chart.rows), _names(chart.columns)
     sheet, left, above = Sheet(), widest(rows) + 8, len(rows) > TALL
     written = chart.digits is not None and len(columns) <= WRITTEN
-    number = widest((f"{v:.{chart.digits}f}" for v in _known(chart.values)[:400]), FONT - 1) + 6 if written else 13.0
+    number = (
+        widest((f"{v:.{chart.digits}f}" for v in _known(chart.values)[:400]), FONT - 1) + 6
+        if written
+        else 13.0
+    )
     wide = min(max(number, (HALF - left) / max(1, len(columns))), 64.0)
     high = LINE if written or not above else 12.0
-    shown = columns if len(columns) <= TALL or rows != columns else []  # else the rows name them, in the same order
+    shown = (
+        columns if len(columns) <= TALL or rows != columns else []
+    )  # else the rows name them, in the same order
     flat = widest(shown) <= wide - 4
     room = 0.0 if not shown else LINE if flat else widest(shown) + 10
     right = 0.0 if written else _colour_bar(sheet, chart, left)
@@ -125,12 +150,25 @@ def _heatmap(chart: Heatmap) -> Drawn:
     y, side = (top - 6, "start") if above else (bottom + 6, "end")
     turn, anchor, off = (0, "middle", -4 if above else 5) if flat else (-90, side, 0)
     for j, name in enumerate(shown):
-        sheet.text(left + (j + 0.5) * wide, y + off, name, anchor=anchor, turn=turn, tip=chart.columns[j])
+        sheet.text(
+            left + (j + 0.5) * wide, y + off, name, anchor=anchor, turn=turn, tip=chart.columns[j]
+        )
     _squares(sheet, chart, left, top, wide, high, written=written)
-    return Drawn(sheet, max(right, left + wide * len(columns)) + 4, bottom + (4.0 if above else room + 6))
+    return Drawn(
+        sheet, max(right, left + wide * len(columns)) + 4, bottom + (4.0 if above else room + 6)
+    )
 
 
-def _squares(sheet: Sheet, chart: Heatmap, left: float, top: float, wide: float, high: float, *, written: bool) -> None:
+def _squares(
+    sheet: Sheet,
+    chart: Heatmap,
+    left: float,
+    top: float,
+    wide: float,
+    high: float,
+    *,
+    written: bool,
+) -> None:
     """Draw every known value as a square of its colour, then the numbers over them."""
     values, shares = chart.values, _shares(chart, chart.values)
     tips, strongest = values.size <= TIPS, OPAQUE if written else 1.0
@@ -138,9 +176,16 @@ def _squares(sheet: Sheet, chart: Heatmap, left: float, top: float, wide: float,
     for i, j in known:
         share = float(shares[i, j])
         tip = f"{chart.rows[i]}, {chart.columns[j]}: {_told(float(values[i, j]))}" if tips else ""
-        sheet.add("rect", tip, x=left + j * wide, y=top + i * high, width=wide - 1, height=high - 1,
-                  class_="down" if share < 0 else "up",
-                  fill_opacity=f"{max(0.02, abs(share) * strongest):.2f}")  # fmt: skip
+        sheet.add(
+            "rect",
+            tip,
+            x=left + j * wide,
+            y=top + i * high,
+            width=wide - 1,
+            height=high - 1,
+            class_="down" if share < 0 else "up",
+            fill_opacity=f"{max(0.02, abs(share) * strongest):.2f}",
+        )
     for i, j in known if written else ():
         text = f"{values[i, j]:z.{chart.digits}f}"
         sheet.text(left + (j + 0.5) * wide, top + (i + 0.5) * high, text, "number", "middle")
@@ -184,8 +229,15 @@ def _colour_bar(sheet: Sheet, chart: Heatmap, left: float) -> float:
     x = left + width_of(f"{low:.3g}") + 4
     sheet.text(left, 9, f"{low:.3g}", "muted")
     for k, share in enumerate(_shares(chart, np.linspace(low, high, 21))):
-        sheet.add("rect", x=x + 5 * k, y=4.0, width=5, height=10, class_="down" if share < 0 else "up",
-                  fill_opacity=f"{abs(float(share)):.2f}")  # fmt: skip
+        sheet.add(
+            "rect",
+            x=x + 5 * k,
+            y=4.0,
+            width=5,
+            height=10,
+            class_="down" if share < 0 else "up",
+            fill_opacity=f"{abs(float(share)):.2f}",
+        )
     end = f"{high:.3g}  {chart.unit}".rstrip()
     sheet.text(x + 110, 9, end, "muted")
     return x + 110 + width_of(end)
@@ -194,14 +246,26 @@ def _colour_bar(sheet: Sheet, chart: Heatmap, left: float) -> float:
 @draw_chart.register
 def _bars(chart: Bars) -> Drawn:
     series = [
-        Points(name, (), values, chart.labels, low=chart.low.get(name, ()), high=chart.high.get(name, ()))
+        Points(
+            name,
+            (),
+            values,
+            chart.labels,
+            low=chart.low.get(name, ()),
+            high=chart.high.get(name, ()),
+        )
         for name, values in chart.series.items()
     ]
     return _named_rows(chart, series, 9.0 if len(series) > 1 else 11.0, bars=True)
 
 
 def _named_rows(
-    chart: Bars | Plot, series: Sequence[Points], step: float, *, bars: bool = False, joined: bool = False
+    chart: Bars | Plot,
+    series: Sequence[Points],
+    step: float,
+    *,
+    bars: bool = False,
+    joined: bool = False,
 ) -> Drawn:
     """Draw a bar or a dot of every series beside every name on the left, ``step`` apart, with a scale below."""
     labels, high = series[0].labels, max(LINE, step * len(series) + 6)
@@ -215,7 +279,9 @@ def _named_rows(
     end = _axis_below(sheet, scale, top, top + high * len(labels), chart.y_label)
     for i, label in enumerate(labels):
         y = top + (i + 0.5) * high
-        marks = [_mark(one, i, f"{label}, {one.name}" if len(series) > 1 else label) for one in series]
+        marks = [
+            _mark(one, i, f"{label}, {one.name}" if len(series) > 1 else label) for one in series
+        ]
         known = [scale.inside(mark.value) for mark in marks if math.isfinite(mark.value)]
         if joined and len(known) > 1:
             sheet.line(min(known), y, max(known), y, "join")
@@ -228,8 +294,15 @@ def _named_rows(
 
 def _bar(sheet: Sheet, scale: Scale, mark: _Mark, y: float, k: int, step: float) -> None:
     start, end = sorted((scale.inside(0.0), scale.inside(mark.value)))
-    sheet.add("rect", mark.tip, x=start, y=y - step / 2, width=max(1.0, end - start), height=step - 1,
-              class_=f"f{k % HUES}")  # fmt: skip
+    sheet.add(
+        "rect",
+        mark.tip,
+        x=start,
+        y=y - step / 2,
+        width=max(1.0, end - start),
+        height=step - 1,
+        class_=f"f{k % HUES}",
+    )
     if mark.spans:
         sheet.line(scale.inside(mark.low), y, scale.inside(mark.high), y, "whisker")
 
@@ -256,17 +329,30 @@ class _Axes:
     def free(self, box: tuple[float, ...]) -> bool:
         """Say whether a box lies on the axes and over nothing."""
         left, top, right, bottom = box
-        if left < self.along.start or right > self.along.end or top < self.down.end or bottom > self.down.start:
+        if (
+            left < self.along.start
+            or right > self.along.end
+            or top < self.down.end
+            or bottom > self.down.start
+        ):
             return False
-        return not any(left < b[2] and b[0] < right and top < b[3] and b[1] < bottom for b in self.taken)
+        return not any(
+            left < b[2] and b[0] < right and top < b[3] and b[1] < bottom for b in self.taken
+        )
 
 
 @draw_chart.register
 def _plot(chart: Plot) -> Drawn:
-    if chart.points and all(p.labels == chart.points[0].labels and by_position(p.x, p.labels) for p in chart.points):
+    if chart.points and all(
+        p.labels == chart.points[0].labels and by_position(p.x, p.labels) for p in chart.points
+    ):
         return _named_rows(chart, chart.points, 0.0 if chart.joined else 8.0, joined=chart.joined)
     places = {p.name: k if p.hue is None else p.hue for k, p in enumerate(chart.points)}
-    fit = chart.lines[0].name if chart.points and chart.lines and chart.lines[0].name not in places else None
+    fit = (
+        chart.lines[0].name
+        if chart.points and chart.lines and chart.lines[0].name not in places
+        else None
+    )
     legend = [(name, place, "mark") for name, place in places.items()]
     legend += [  # other lines belong to their points
         (line.name, k, "fit" if line.name == fit else "dashed" if line.dashed else "line")
@@ -286,13 +372,19 @@ def _axes(chart: Plot, legend: Sequence[tuple[str, int, str]]) -> tuple[_Axes, f
     drawn: list[Points | Line] = [*chart.points, *chart.lines]
     ups = [v for part in drawn for values in (part.y, part.low, part.high) for v in _known(values)]
     probe = make_scale(ups, 0, 1, span=chart.y_range, log=chart.log_y)
-    sheet, left, right = Sheet(), widest(text for _, text in probe.marks) + (30 if chart.y_label else 12), HALF - 16
+    sheet, left, right = (
+        Sheet(),
+        widest(text for _, text in probe.marks) + (30 if chart.y_label else 12),
+        HALF - 16,
+    )
     top = _legend(sheet, legend, left, HALF - left)
     down = replace(probe, start=top + HIGH, end=top)
     across = [v for part in drawn for v in _known(part.x)]
     along = make_scale(across, left, right, span=chart.x_range, log=chart.log_x)
     for value, text in down.marks:
-        sheet.line(left, down(value), right, down(value), "zero" if value == 0 and not down.log else "grid")
+        sheet.line(
+            left, down(value), right, down(value), "zero" if value == 0 and not down.log else "grid"
+        )
         sheet.text(left - 6, down(value), text, "muted", "end")
     if chart.y_label:
         sheet.text(10, top + HIGH / 2, chart.y_label, "muted", "middle", turn=-90)
@@ -302,7 +394,10 @@ def _axes(chart: Plot, legend: Sequence[tuple[str, int, str]]) -> tuple[_Axes, f
 def _line(axes: _Axes, line: Line, place: int, *, fit: bool) -> None:
     hue, shade = ("fit", "shadow") if fit else (f"s{place % HUES}", f"f{place % HUES}")
     if line.low and line.high:
-        edge = [*zip(line.x, line.high, strict=True), *reversed([*zip(line.x, line.low, strict=True)])]
+        edge = [
+            *zip(line.x, line.high, strict=True),
+            *reversed([*zip(line.x, line.low, strict=True)]),
+        ]
         axes.sheet.path([(axes.along(x), axes.down.inside(y)) for x, y in edge], f"band {shade}")
     axes.sheet.path(axes.at(line), hue, _dash(place, dashed=line.dashed), line.name)
 
@@ -325,18 +420,30 @@ def by_position(x: Sequence[float], labels: Sequence[str]) -> bool:
     return len(labels) == len(x) > 0 and all(value == place for place, value in enumerate(x, 1))
 
 
-def _label_points(axes: _Axes, spots: Sequence[tuple[float, float, str]], lines: Sequence[Line]) -> None:
+def _label_points(
+    axes: _Axes, spots: Sequence[tuple[float, float, str]], lines: Sequence[Line]
+) -> None:
     """Name as many points as fit: each label takes the first free place around its point, or is left out."""
     axes.taken += [(x - 4, y - 4, x + 4, y + 4) for x, y, _ in spots]
-    for (x0, y0), (x1, y1) in itertools.chain.from_iterable(itertools.pairwise(axes.at(line)) for line in lines):
+    for (x0, y0), (x1, y1) in itertools.chain.from_iterable(
+        itertools.pairwise(axes.at(line)) for line in lines
+    ):
         if math.isfinite(x0 + y0 + x1 + y1):
             steps = max(1, int(math.hypot(x1 - x0, y1 - y0) / 4))
-            axes.taken += [(x0 + (x1 - x0) * t / steps, y0 + (y1 - y0) * t / steps) * 2 for t in range(steps + 1)]
+            axes.taken += [
+                (x0 + (x1 - x0) * t / steps, y0 + (y1 - y0) * t / steps) * 2
+                for t in range(steps + 1)
+            ]
     labels = [label for _, _, label in spots]
     named = dict(zip(labels, _names(labels), strict=True))
     for x, y, label in spots:
         wide = width_of(named[label], FONT - 2)
-        around = ((x + 6, y - 5), (x - 6 - wide, y - 5), (x - wide / 2, y - 16), (x - wide / 2, y + 6))
+        around = (
+            (x + 6, y - 5),
+            (x - 6 - wide, y - 5),
+            (x - wide / 2, y - 16),
+            (x - wide / 2, y + 6),
+        )
         boxes = ((left, top, left + wide, top + 10) for left, top in around if label)
         if (box := next(filter(axes.free, boxes), None)) is not None:
             axes.taken.append(box)
@@ -350,17 +457,28 @@ def _bump(chart: Bump) -> Drawn:
     names = cut(short_names(chart.models), 26)
     places = np.stack([_distinct(ranks[:, j]) for j in range(columns)], axis=1)
     groups = list(dict.fromkeys(chart.groups)) if chart.groups else [""]
-    side = widest(f"{name}  {rank:g}" for j in (0, -1) for name, rank in zip(names, ranks[:, j], strict=True)) + 12
+    side = (
+        widest(
+            f"{name}  {rank:g}"
+            for j in (0, -1)
+            for name, rank in zip(names, ranks[:, j], strict=True)
+        )
+        + 12
+    )
     gap = max(150.0, widest(chart.columns) + 20, (HALF - 2 * side) / max(1, columns - 1))
     width = 2 * side + gap * max(1, columns - 1)
     sheet = Sheet()
-    top = _legend(sheet, [(group or "other", k, "line") for k, group in enumerate(groups)], 4, width)
+    top = _legend(
+        sheet, [(group or "other", k, "line") for k, group in enumerate(groups)], 4, width
+    )
     for j, column in enumerate(chart.columns):
         sheet.text(side + j * gap, top + 8, column, "strong", "middle")
     top += 24
     for k, model in enumerate(chart.models):
         at = [(side + j * gap, top + (places[k, j] - 0.5) * LINE) for j in range(columns)]
-        told = ", ".join(f"{c} {r:g}" for c, r in zip(chart.columns, ranks[k], strict=True) if math.isfinite(r))
+        told = ", ".join(
+            f"{c} {r:g}" for c, r in zip(chart.columns, ranks[k], strict=True) if math.isfinite(r)
+        )
         hue = groups.index(chart.groups[k]) if chart.groups else 0
         _track(sheet, at, hue, f"{model}: rank {told}")
         for place, anchor, side_x in ((0, "end", -8), (-1, "start", 8)):

@@ -15,7 +15,10 @@ from potentia.values.protocol import Protocol
 if TYPE_CHECKING:
     from potentia.show.source import ReportData
 
-ABSENT, IN_PLACE = "its layers are of another kind", "all in place"  # as the engine says where nothing is odd
+ABSENT, IN_PLACE = (
+    "its layers are of another kind",
+    "all in place",
+)  # as the engine says where nothing is odd
 BY_HAND = "hand-written layers"  # as the scorer notes it
 
 
@@ -27,7 +30,9 @@ def how_context(data: ReportData) -> dict[str, Any]:
     return made | {
         "studies": [_study(record) for record in data.evidence.studies],
         "versions": _distinct(cell.manifest["versions"] for cell in measured),
-        "recipes": _distinct(cell.manifest["tuning"] for cell in measured if cell.manifest.get("tuning")),
+        "recipes": _distinct(
+            cell.manifest["tuning"] for cell in measured if cell.manifest.get("tuning")
+        ),
         "seeds": sorted({cell.manifest["seed"] for cell in measured if "seed" in cell.manifest}),
         "shown": [table for table in tables if table.rows],
     }
@@ -54,29 +59,55 @@ def _computed(cells: Iterable[CellRecord]) -> Table:
     odd = {row for row in found if row[-1] or row[-2] != IN_PLACE}
     rows = sorted(found, key=lambda row: (row not in odd, str(row[0])))
     cells_odd = sum(found[row] for row in odd)
-    told = f"{cells_odd} of {found.total()} cells took a slower path or have odd weights. " if odd else ""
+    told = (
+        f"{cells_odd} of {found.total()} cells took a slower path or have odd weights. "
+        if odd
+        else ""
+    )
     note = (
         f"{told}Trained as: the fastest form that gave the model's own losses and gradients; distances are its largest"
         " from them, before anything was trained by it."
     )
-    columns = ("model", "protocol", "trained as", "gradients off by", "updates off by", "adapters on", "scored by",
-               "scores off by", "weights", "slower because", "cells")  # fmt: skip
-    return Table("How each model was computed", columns, tuple((*row, found[row]) for row in rows), note)
+    columns = (
+        "model",
+        "protocol",
+        "trained as",
+        "gradients off by",
+        "updates off by",
+        "adapters on",
+        "scored by",
+        "scores off by",
+        "weights",
+        "slower because",
+        "cells",
+    )
+    return Table(
+        "How each model was computed", columns, tuple((*row, found[row]) for row in rows), note
+    )
 
 
 def _path(cell: CellRecord) -> tuple[Cell, ...]:
     training, scorer = cell.manifest.get("training") or {}, cell.manifest.get("scorer") or {}
-    reasons = [f"{form}: {why}" for form, why in (training.get("not_taken") or {}).items() if why != ABSENT]
+    reasons = [
+        f"{form}: {why}" for form, why in (training.get("not_taken") or {}).items() if why != ABSENT
+    ]
     slower = "; ".join([*reasons, *map(str, scorer.get("fallbacks") or ())]) or None
     distance = training.get("distance_in_few_bits") or training.get("distance") or {}
     targets = ", ".join(map(str, training.get("targets") or ())) or None
-    trained = training.get("form"), _size(distance.get("lane")), _size(training.get("update")), targets
+    trained = (
+        training.get("form"),
+        _size(distance.get("lane")),
+        _size(training.get("update")),
+        targets,
+    )
     scored = _scored(cell.manifest["engine"], scorer)
     return (cell.model, Protocol(cell.protocol).label, *trained, *scored, slower)
 
 
 def _scored(engine: Mapping[str, Any], scorer: Mapping[str, Any]) -> tuple[Cell, Cell, str]:
-    trials = [trial for trial in (engine.get("scoring") or {}).values() if isinstance(trial, Mapping)]
+    trials = [
+        trial for trial in (engine.get("scoring") or {}).values() if isinstance(trial, Mapping)
+    ]
     worst = max((float(trial.get("off_by") or 0.0) for trial in trials), default=None)
     load = engine.get("load") or {}
     paths = sorted(scorer.get("rows_by_path") or ()) + [BY_HAND] * (scorer.get("layers") == BY_HAND)
@@ -115,7 +146,15 @@ def _models(cells: Iterable[CellRecord]) -> Table:
         model = cell.manifest.get("model") or {}
         bits = ", ".join(str(model[name]) for name in ("dtype", "quantise") if model.get(name))
         where = (model.get("source") or None, model.get("revision") or None)
-        found.add((cell.model, *where, bits, model.get("device") or None, str(model.get("fingerprint") or "")[:16]))
+        found.add(
+            (
+                cell.model,
+                *where,
+                bits,
+                model.get("device") or None,
+                str(model.get("fingerprint") or "")[:16],
+            )
+        )
     columns = ("model", "from", "revision", "precision", "device", "fingerprint")
     return Table("Models", columns, tuple(sorted(found, key=str)))
 

@@ -29,7 +29,12 @@ if TYPE_CHECKING:
 
 Place = tuple[str, str]  # model, task
 SPLITS = ("train", "validation", "test")
-IN_LANES = ("seeds", "failed_lanes", "validation_stderr", "validation_right")  # of a selection: the lanes say it
+IN_LANES = (
+    "seeds",
+    "failed_lanes",
+    "validation_stderr",
+    "validation_right",
+)  # of a selection: the lanes say it
 LONGEST = 2_000  # characters of a prompt or an answer; the middle of longer ones is left out
 MOST_CELLS = 12_000  # scores of one table of the page; the best models come first
 
@@ -121,7 +126,9 @@ def score_views(data: ReportData, told: Answer, live: str) -> list[View]:
     order = sorted(protocols, key=lambda p: p != data.main)
     views = [View(**known, id=p, label=p.label, protocol=p, cells=cells[p]) for p in order]
     for p in protocols[1:]:
-        both = ((at, cells[first][at], cells[p][at]) for at in cells[p].keys() & cells[first].keys())
+        both = (
+            (at, cells[first][at], cells[p][at]) for at in cells[p].keys() & cells[first].keys()
+        )
         gains = {at: Shown(b.value - a.value, math.hypot(a.stderr, b.stderr)) for at, a, b in both}
         label = f"gain, {p.label}" if len(protocols) > 2 else "gain"
         views.append(View(**known, id=f"gain-{p}", label=label, protocol=p, cells=gains, gain=True))
@@ -130,11 +137,15 @@ def score_views(data: ReportData, told: Answer, live: str) -> list[View]:
 
 def completed_view(data: ReportData, told: Answer, done: Completion, live: str) -> View:
     """Return the matrix that the study will have: measured cells, and predicted ones with their intervals."""
-    order = [int(i) for i in np.argsort(done.rank, kind="stable")][: max(20, MOST_CELLS // len(done.tasks))]
+    order = [int(i) for i in np.argsort(done.rank, kind="stable")][
+        : max(20, MOST_CELLS // len(done.tasks))
+    ]
     known = _known_of(data, told, live) | {
         "models": tuple(done.models[i] for i in order),
         "tasks": done.tasks,
-        "ranks": {done.models[i]: (done.rank[i], done.rank_low[i], done.rank_high[i]) for i in order},
+        "ranks": {
+            done.models[i]: (done.rank[i], done.rank_low[i], done.rank_high[i]) for i in order
+        },
         "method": "mean z score over tasks, predicted",
         "up": dict(zip(done.tasks, done.higher_is_better, strict=True)),
     }
@@ -142,9 +153,15 @@ def completed_view(data: ReportData, told: Answer, done: Completion, live: str) 
     cells = {}
     for i, model in enumerate(done.models):
         for j, task in enumerate(done.tasks):
-            guess = Shown(float(done.mean[i, j]), interval=(float(done.low[i, j]), float(done.high[i, j])))
-            cells[model, task] = measured.get((model, task), guess) if done.measured[i, j] else guess
-    return View(**known, id="completed", label=done.protocol.label, protocol=done.protocol, cells=cells)
+            guess = Shown(
+                float(done.mean[i, j]), interval=(float(done.low[i, j]), float(done.high[i, j]))
+            )
+            cells[model, task] = (
+                measured.get((model, task), guess) if done.measured[i, j] else guess
+            )
+    return View(
+        **known, id="completed", label=done.protocol.label, protocol=done.protocol, cells=cells
+    )
 
 
 def has_details(data: ReportData) -> bool:
@@ -164,18 +181,25 @@ def cells_context(data: ReportData, told: Answer) -> dict[str, Any]:
             "models": names,
             "tasks": tasks,
             "protocols": [{"name": p, "label": p.label} for p in protocols],
-            "there": {p: ["".join("01"[(p, m, t) in there] for t in tasks) for m in names] for p in protocols},
+            "there": {
+                p: ["".join("01"[(p, m, t) in there] for t in tasks) for m in names]
+                for p in protocols
+            },
             "main": data.main,
         }
 
-    def by_model() -> dict[str, list[Any]]:  # for the file; the board fetches a cell when it is looked at
+    def by_model() -> dict[
+        str, list[Any]
+    ]:  # for the file; the board fetches a cell when it is looked at
         lanes: dict[str | None, list[Any]] = {}
         for lane in data.evidence.lanes(shown if len(shown) < len(models) else None):
             lanes.setdefault(lane.cell, []).append(lane)
         made: dict[str, list[Any]] = {model: [] for model in shown}
         for cell in data.cells:
             if cell.model in made:
-                made[cell.model].append(cell_payload(cell, lanes.get(cell.key, ()), data.items.get(cell.key)))
+                made[cell.model].append(
+                    cell_payload(cell, lanes.get(cell.key, ()), data.items.get(cell.key))
+                )
         return made
 
     return {"by_model": by_model, "index": index, "per_cell": data.items_per_cell}
@@ -184,8 +208,14 @@ def cells_context(data: ReportData, told: Answer) -> dict[str, Any]:
 def names_of(data: ReportData) -> tuple[list[str], list[str]]:
     """Return every model and task that has a score or a failure, tasks in the order of the matrices."""
     matrices = data.evidence.scores.values()
-    models = [*(m for matrix in matrices for m in matrix.models), *(failure.model for failure in data.failures)]
-    tasks = [*(t for matrix in matrices for t in matrix.tasks), *(failure.task for failure in data.failures)]
+    models = [
+        *(m for matrix in matrices for m in matrix.models),
+        *(failure.model for failure in data.failures),
+    ]
+    tasks = [
+        *(t for matrix in matrices for t in matrix.tasks),
+        *(failure.task for failure in data.failures),
+    ]
     return list(dict.fromkeys(models)), list(dict.fromkeys(tasks))
 
 
@@ -198,24 +228,34 @@ def shown_models(data: ReportData, told: Answer) -> list[str]:
     place = {s.model: k for k, s in enumerate(told.standings)}
     models.sort(key=lambda name: (place.get(name, len(place)), name.casefold()))
     if data.runs is not None:
-        course = {model: k for k, model in enumerate(m for run in data.runs.runs for m in run.models)}
+        course = {
+            model: k for k, model in enumerate(m for run in data.runs.runs for m in run.models)
+        }
         models.sort(key=lambda name: course.get(name, len(course)))
     return models[: max(20, MOST_CELLS // max(1, len(tasks)))]
 
 
 def _known_of(data: ReportData, told: Answer, live: str) -> dict[str, Any]:
     """Return what all views share: models and tasks in the order of the page, and what is known of them."""
-    measured = {t: m for x in data.evidence.scores.values() for t, m in zip(x.tasks, x.metrics, strict=True)}
+    measured = {
+        t: m for x in data.evidence.scores.values() for t, m in zip(x.tasks, x.metrics, strict=True)
+    }
     models, (_, tasks) = shown_models(data, told), names_of(data)
-    tasks.sort(key=lambda task: task in measured and measured[task].is_text)  # texts to predict come after the tasks
+    tasks.sort(
+        key=lambda task: task in measured and measured[task].is_text
+    )  # texts to predict come after the tasks
     known = data.evidence.background
     return {
         "models": tuple(models),
         "tasks": tuple(tasks),
-        "ranks": {} if data.runs is not None else {s.model: (s.rank, *s.reach) for s in told.standings},
+        "ranks": {}
+        if data.runs is not None
+        else {s.model: (s.rank, *s.reach) for s in told.standings},
         "method": NAMES.get(told.method, told.method),
         "up": {task: metric.higher_is_better for task, metric in measured.items()},
-        "facts": {m: {"family": known.families.get(m, ""), "kind": known.kinds.get(m, "")} for m in models},
+        "facts": {
+            m: {"family": known.families.get(m, ""), "kind": known.kinds.get(m, "")} for m in models
+        },
         "failed": {(f.model, f.task, f.protocol): f.reason for f in data.failures},
         "address": partial(_address, live) if has_details(data) else None,
     }
@@ -235,7 +275,11 @@ def _cells(data: ReportData, protocol: Protocol) -> dict[Place, Shown]:
 
 
 def cell_payload(
-    cell: CellRecord, lanes: Iterable[LaneRecord], items: ItemSample | None = None, *, manifest: bool = False
+    cell: CellRecord,
+    lanes: Iterable[LaneRecord],
+    items: ItemSample | None = None,
+    *,
+    manifest: bool = False,
 ) -> dict[str, Any]:
     """Return one cell as plain values for the page or the API: score, what validation chose, lanes, items."""
     score, splits = cell.score, (cell.manifest.get("task") or {}).get("splits") or {}
@@ -249,8 +293,16 @@ def cell_payload(
         "seconds": round(cell.seconds, 2),
         "direct": _known(cell.direct_value),
         "gain": _known(cell.gain),
-        "selection": {k: v for k, v in cell.selection.items() if k not in IN_LANES and v not in (None, [], {}, 0)},
-        "splits": {name: int(used) for name in SPLITS if (used := (splits.get(name) or {}).get("used")) is not None},
+        "selection": {
+            k: v
+            for k, v in cell.selection.items()
+            if k not in IN_LANES and v not in (None, [], {}, 0)
+        },
+        "splits": {
+            name: int(used)
+            for name in SPLITS
+            if (used := (splits.get(name) or {}).get("used")) is not None
+        },
         "lanes": [lane_payload(lane) for lane in lanes],
         "items": [item_payload(item) for item in items.shown] if items else [],
         "total": items.total if items else 0,
@@ -261,10 +313,14 @@ def cell_payload(
 
 def lane_payload(lane: LaneRecord) -> dict[str, Any]:
     """Return one lane with its curve."""
-    made = _fields(lane, "key", "task", "learning_rate", "style", "seed", "status", "selected", "note")
+    made = _fields(
+        lane, "key", "task", "learning_rate", "style", "seed", "status", "selected", "note"
+    )
     curves = {"value": "value", "stderr": "stderr", "loss": "train_loss"}
     made["epoch"] = [point.epoch for point in lane.epochs]
-    return made | {name: [_round(getattr(p, field)) for p in lane.epochs] for name, field in curves.items()}
+    return made | {
+        name: [_round(getattr(p, field)) for p in lane.epochs] for name, field in curves.items()
+    }
 
 
 def _fields(record: object, *names: str) -> dict[str, Any]:
@@ -289,7 +345,9 @@ def item_payload(item: ItemOutcome) -> dict[str, Any]:
     return made
 
 
-def find_items(items: Sequence[ItemOutcome], *, query: str = "", outcome: str = "all") -> list[ItemOutcome]:
+def find_items(
+    items: Sequence[ItemOutcome], *, query: str = "", outcome: str = "all"
+) -> list[ItemOutcome]:
     """Return the items that are right or wrong as asked and hold the query in prompt, gold or answer, in any case."""
     wanted = query.casefold().strip()
 
@@ -297,7 +355,11 @@ def find_items(items: Sequence[ItemOutcome], *, query: str = "", outcome: str = 
         texts = (str(item.detail.get("prompt", "")), item.gold, item.prediction, str(item.doc_id))
         return any(wanted in text.casefold() for text in texts)
 
-    return [item for item in items if (outcome == "all" or (item.value > 0.5) == (outcome == "right")) and holds(item)]
+    return [
+        item
+        for item in items
+        if (outcome == "all" or (item.value > 0.5) == (outcome == "right")) and holds(item)
+    ]
 
 
 def shorten(text: str, longest: int = LONGEST) -> str:
@@ -313,4 +375,6 @@ def _known(value: float | None) -> float | None:
 
 
 def _round(value: Any) -> float | None:
-    return round(float(value), 5) if isinstance(value, (int, float)) and math.isfinite(value) else None
+    return (
+        round(float(value), 5) if isinstance(value, (int, float)) and math.isfinite(value) else None
+    )

@@ -29,12 +29,19 @@ def rank_charts(data: ReportData) -> list[Bump]:
         return []
     found: list[Bump] = []
     if data.first != data.main:
-        before, after = (data.rankings.overall.get(protocol) for protocol in (data.first, data.main))
+        before, after = (
+            data.rankings.overall.get(protocol) for protocol in (data.first, data.main)
+        )
         single, note = _by_task(data)
         found = [*_overall(before, after, note), *single]
-    found += [c for one in data.rankings.alignment.values() for c in one.charts() if isinstance(c, Bump)]
+    found += [
+        c for one in data.rankings.alignment.values() for c in one.charts() if isinstance(c, Bump)
+    ]
     families = data.evidence.background.families
-    return [_shown(replace(c, groups=tuple(families.get(m, "") for m in c.models) if families else ())) for c in found]
+    return [
+        _shown(replace(c, groups=tuple(families.get(m, "") for m in c.models) if families else ()))
+        for c in found
+    ]
 
 
 def _shown(chart: Bump) -> Bump:
@@ -42,7 +49,9 @@ def _shown(chart: Bump) -> Bump:
     models = len(chart.models)
     if models <= MOST_RANKED:
         return chart
-    best = np.sort(np.argsort(np.nan_to_num(chart.ranks[:, -1], nan=np.inf), kind="stable")[:MOST_RANKED])
+    best = np.sort(
+        np.argsort(np.nan_to_num(chart.ranks[:, -1], nan=np.inf), kind="stable")[:MOST_RANKED]
+    )
     groups = tuple(chart.groups[k] for k in best) if chart.groups else ()
     caption = f"{chart.caption} The first {MOST_RANKED} of {models:,} models."
     names = tuple(chart.models[k] for k in best)
@@ -70,11 +79,19 @@ def _by_task(data: ReportData) -> tuple[list[Bump], str]:
     first, second = (data.evidence.planned[p].benchmarks() for p in (data.first, data.main))
     models = [m for m in second.models if m in first.models]
     shared = [t for t in second.tasks if t in first.tasks] if len(models) > 1 else []
-    known = [c for t in shared if (c := _on_task(t, *(m.select(models=models, tasks=[t]) for m in (first, second))))]
+    known = [
+        c
+        for t in shared
+        if (c := _on_task(t, *(m.select(models=models, tasks=[t]) for m in (first, second))))
+    ]
     moved = [(count, chart) for count, chart in known if count]
     most = sorted(range(len(moved)), key=lambda k: -moved[k][0])[:MOST_BUMPS]
     still = len(known) - len(moved)
-    note = f" On {still} of {len(shared)} tasks no model changes its rank by more than test noise." if still else ""
+    note = (
+        f" On {still} of {len(shared)} tasks no model changes its rank by more than test noise."
+        if still
+        else ""
+    )
     if len(moved) > len(most):
         note += f" Charts of single tasks: the {len(most)} on which most models move."
     return [moved[k][1] for k in sorted(most)], note
@@ -94,14 +111,18 @@ def _on_task(task: str, one: ScoreMatrix, two: ScoreMatrix) -> tuple[int, Bump] 
     if whole.shape[0] < 2 or not np.isfinite(whole.stderr).all():
         return None
     aligned = align(joined, *names)
-    taus = ["undefined" if tau != tau else f"{tau:.2f}" for tau in (aligned.tau, aligned.aligned_tau)]  # all may tie
+    taus = [
+        "undefined" if tau != tau else f"{tau:.2f}" for tau in (aligned.tau, aligned.aligned_tau)
+    ]  # all may tie
     caption = (
         f"{aligned.moved} of {len(aligned.models)} models change rank by more than test noise; Kendall's τ "
         f"{taus[0]} as measured, {taus[1]} aligned. Crossings that noise could explain are undone."
     )
     chart = aligned.charts()[0]
     assert isinstance(chart, Bump)
-    return aligned.moved, replace(chart, name=f"bump-{task}", title=f"{names[0]} → {names[1]}: {task}", caption=caption)
+    return aligned.moved, replace(
+        chart, name=f"bump-{task}", title=f"{names[0]} → {names[1]}: {task}", caption=caption
+    )
 
 
 def evidence_maps(data: ReportData) -> dict[Protocol, EvidenceMap]:
@@ -110,7 +131,9 @@ def evidence_maps(data: ReportData) -> dict[Protocol, EvidenceMap]:
     place = {model: k for k, model in enumerate(ranking.models)} if ranking is not None else {}
     weighed = {}
     for protocol, matrix in reversed(data.evidence.planned.items()):
-        ordered = matrix.select(models=sorted(matrix.models, key=lambda m: place.get(m, len(place)))[:MOST_COMPARED])
+        ordered = matrix.select(
+            models=sorted(matrix.models, key=lambda m: place.get(m, len(place)))[:MOST_COMPARED]
+        )
         if (found := map_evidence(ordered, data.evidence.outcomes.get(protocol))) is not None:
             weighed[protocol] = found
     return weighed
@@ -125,7 +148,9 @@ def evidence_chart(found: EvidenceMap, models: int) -> Heatmap:
     with np.errstate(invalid="ignore", divide="ignore"):
         share = np.where(met > 0, (wins - losses) / met, np.nan)
     balance[first, second], balance[second, first] = share, -share
-    left_out = f" The first {len(found.models)} of {models} models." if models > len(found.models) else ""
+    left_out = (
+        f" The first {len(found.models)} of {models} models." if models > len(found.models) else ""
+    )
     tasks = "task" if len(found.tasks) == 1 else "tasks"
     return Heatmap(
         f"evidence-{found.protocol}",

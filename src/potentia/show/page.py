@@ -27,7 +27,18 @@ from potentia.files import write_file
 from potentia.show.charts import draw_chart
 from potentia.show.svg import LINE, Sheet, wrapped
 from potentia.timing import clock
-from potentia.values.findings import Cell, Chart, Finding, Table, draws, jsonable, on_one_scale, slug, telling, written
+from potentia.values.findings import (
+    Cell,
+    Chart,
+    Finding,
+    Table,
+    draws,
+    jsonable,
+    on_one_scale,
+    slug,
+    telling,
+    written,
+)
 from potentia.values.protocol import Protocol
 
 FORMATS = ("pdf", "png", "svg")
@@ -83,10 +94,11 @@ def inline_svg(chart: Chart) -> tuple[str, float]:
     """Return the drawing as the page holds it, which has title and colours, and its width."""
     sheet, width, height = draw_chart(chart)
     label = escape(f"{chart.title}. {chart.caption}".strip(" ."))
-    size = (
-        f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}" style="--w: {width:.0f}px"'
+    size = f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}" style="--w: {width:.0f}px"'  # noqa: E501
+    return (
+        f'<svg class="chart" {size} role="img" aria-label="{label}">{"".join(sheet.parts)}</svg>',
+        width,
     )
-    return f'<svg class="chart" {size} role="img" aria-label="{label}">{"".join(sheet.parts)}</svg>', width
 
 
 def _alone(chart: Chart, *, titles: bool) -> str:
@@ -114,10 +126,14 @@ def _alone(chart: Chart, *, titles: bool) -> str:
 def _light_style() -> str:
     """Return the style of charts with the light colours of the page in the place of its variables."""
     folder = resources.files("potentia.show").joinpath("assets")
-    root = folder.joinpath("report.css").read_text("utf-8").partition(":root {")[2].partition("}")[0]
+    root = (
+        folder.joinpath("report.css").read_text("utf-8").partition(":root {")[2].partition("}")[0]
+    )
     colours = dict(re.findall(r"--([\w-]+):\s*([^;]+);", root))
     style = folder.joinpath("chart.css").read_text("utf-8")
-    return re.sub(r"var\(--([\w-]+)\)", lambda found: colours[found[1]], re.sub(r"/\*.*?\*/\s*", "", style))
+    return re.sub(
+        r"var\(--([\w-]+)\)", lambda found: colours[found[1]], re.sub(r"/\*.*?\*/\s*", "", style)
+    )
 
 
 def _check(format: str) -> None:
@@ -131,7 +147,9 @@ def _converted(svg: str, format: str) -> bytes:
         return svg.encode("utf-8")
     import vl_convert
 
-    made: bytes = vl_convert.svg_to_pdf(svg) if format == "pdf" else vl_convert.svg_to_png(svg, scale=2)
+    made: bytes = (
+        vl_convert.svg_to_pdf(svg) if format == "pdf" else vl_convert.svg_to_png(svg, scale=2)
+    )
     return made
 
 
@@ -182,9 +200,14 @@ def of_findings(
     known = [finding for finding in found if finding is not None]
     if not known:
         return None
-    charts, problems = charts_of(known), tuple(p for finding in known for p in getattr(finding, "problems", ()))
+    charts, problems = (
+        charts_of(known),
+        tuple(p for finding in known for p in getattr(finding, "problems", ())),
+    )
     shown, folded = charts[:MOST_FIGURES], charts[MOST_FIGURES:]
-    return Section(id, title, lead, shown, folded, tables=tables_of(known), problems=problems, heading=heading)
+    return Section(
+        id, title, lead, shown, folded, tables=tables_of(known), problems=problems, heading=heading
+    )
 
 
 def charts_of(found: Iterable[Finding]) -> list[Chart]:
@@ -209,7 +232,9 @@ def environment() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(clock=clock, embed=embed, setting=setting, whole=whole, named=named, prose=prose)
+    made.filters.update(
+        clock=clock, embed=embed, setting=setting, whole=whole, named=named, prose=prose
+    )
     made.filters.update(protocol=lambda name: Protocol(name).label, table=html_table)
     made.filters.update(sentences=lambda text: re.split(r"(?<=[\w)]\.) ", text, maxsplit=1))
     made.globals.update(count=count)
@@ -248,7 +273,13 @@ def setting(value: object) -> str:
         return "default"
     if isinstance(value, (list, tuple)):
         return ", ".join(map(setting, value))
-    return f"{value:g}" if isinstance(value, float) else written(value) if isinstance(value, bool) else str(value)
+    return (
+        f"{value:g}"
+        if isinstance(value, float)
+        else written(value)
+        if isinstance(value, bool)
+        else str(value)
+    )
 
 
 def count(n: int, singular: str, plural: str | None = None) -> str:
@@ -258,14 +289,19 @@ def count(n: int, singular: str, plural: str | None = None) -> str:
 
 def _tagged(parts: Sequence[str], tag: str) -> Markup:
     """Join texts, every second one inside a tag."""
-    marked = (f"<{tag}>{escape(p)}</{tag.split()[0]}>" if k % 2 else escape(p) for k, p in enumerate(parts))
+    marked = (
+        f"<{tag}>{escape(p)}</{tag.split()[0]}>" if k % 2 else escape(p)
+        for k, p in enumerate(parts)
+    )
     return Markup("".join(marked))
 
 
 def whole(text: str, names: Iterable[str]) -> Markup:
     """Write a sentence so that no model's name is broken between two lines."""
     known = "|".join(map(re.escape, sorted(set(names), key=len, reverse=True)))
-    parts = re.split(rf"(?<!\w)({known})(?!\w)", text) if known else [text]  # a model may be called "a"
+    parts = (
+        re.split(rf"(?<!\w)({known})(?!\w)", text) if known else [text]
+    )  # a model may be called "a"
     return _tagged(parts, 'span class="whole"')
 
 
@@ -276,7 +312,9 @@ def prose(text: str) -> Markup:
 
 def named(name: str) -> Markup:
     """Write a name that is cut in its middle where there is no room: its end tells it from its sisters."""
-    return Markup('<span class="cut"><span>{}</span><span>{}</span></span>').format(name[:-TAIL], name[-TAIL:])
+    return Markup('<span class="cut"><span>{}</span><span>{}</span></span>').format(
+        name[:-TAIL], name[-TAIL:]
+    )
 
 
 def figures(charts: Iterable[Chart]) -> list[dict[str, Any]]:
@@ -295,9 +333,15 @@ def figures(charts: Iterable[Chart]) -> list[dict[str, Any]]:
 
 def html_table(table: Table) -> Markup:
     """Return a table as HTML; a number that is shown in fewer digits carries six, for sorting and for the CSV."""
-    numeric = [any(isinstance(row[k], (int, float)) for row in table.rows) for k in range(len(table.columns))]
+    numeric = [
+        any(isinstance(row[k], (int, float)) for row in table.rows)
+        for k in range(len(table.columns))
+    ]
     marks = [" class=num" if right else "" for right in numeric]
-    head = "".join(f"<th scope=col{mark}>{escape(name)}</th>" for name, mark in zip(table.columns, marks, strict=True))
+    head = "".join(
+        f"<th scope=col{mark}>{escape(name)}</th>"
+        for name, mark in zip(table.columns, marks, strict=True)
+    )
     rows = "".join(
         f"<tr>{''.join(_cell(cell, table.digits, mark) for cell, mark in zip(row, marks, strict=True))}</tr>"
         for row in table.rows[:MOST_ROWS]
@@ -348,7 +392,9 @@ def to_json(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError):
-        return json.dumps(jsonable(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        return json.dumps(
+            jsonable(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False
+        )
 
 
 def embed(value: Any) -> Markup:

@@ -24,32 +24,62 @@ from potentia.evidence import read
 from potentia.files import write_file
 from potentia.show.answer import answer, answer_context
 from potentia.show.how import how_context
-from potentia.show.matrix import cells_context, completed_view, has_details, names_of, score_views, shown_models
+from potentia.show.matrix import (
+    cells_context,
+    completed_view,
+    has_details,
+    names_of,
+    score_views,
+    shown_models,
+)
 from potentia.show.model_charts import evidence_chart, evidence_maps, evidence_payload, rank_charts
-from potentia.show.page import SCRIPTS, STYLES, Parts, Section, asset, charts_of, of_findings, render, tables_of
+from potentia.show.page import (
+    SCRIPTS,
+    STYLES,
+    Parts,
+    Section,
+    asset,
+    charts_of,
+    of_findings,
+    render,
+    tables_of,
+)
 from potentia.show.source import ReportData, ReportOptions, make_report
 from potentia.values.findings import Finding, Heatmap, Table
 from potentia.values.protocol import Protocol
 
 
 def write_report(
-    source: str | Path, out: Path, *, study: str | None = None, items: int | None = None, facts: Path | None = None,
+    source: str | Path,
+    out: Path,
+    *,
+    study: str | None = None,
+    items: int | None = None,
+    facts: Path | None = None,
     options: ReportOptions | None = None,
-) -> Path:  # fmt: skip
+) -> Path:
     """Write the report of a store or of any file of scores into one HTML file, and return the file."""
-    return save_report(make_report(read(source, study=study, facts=facts), items=items, options=options), out)
+    return save_report(
+        make_report(read(source, study=study, facts=facts), items=items, options=options), out
+    )
 
 
 def save_report(data: ReportData, out: Path) -> Path:
     """Write the report of data already read."""
     out = Path(out)
     if out.is_dir():
-        raise InputError("this is a folder", where=str(out), hint=f"give a file, for example {out / 'report.html'}")
+        raise InputError(
+            "this is a folder",
+            where=str(out),
+            hint=f"give a file, for example {out / 'report.html'}",
+        )
     page = report_page(data)
     try:
         write_file(out, page)
     except OSError as error:
-        raise InputError(f"the report cannot be written: {error.strerror}", where=str(out)) from error
+        raise InputError(
+            f"the report cannot be written: {error.strerror}", where=str(out)
+        ) from error
     return out
 
 
@@ -84,18 +114,26 @@ def _said(found: Iterable[Any]) -> str:
     return " ".join(sentence for finding in found for sentence in finding.sentences())
 
 
-def _split(found: Mapping[Protocol, Finding], data: ReportData) -> tuple[list[Finding], list[Finding]]:
+def _split(
+    found: Mapping[Protocol, Finding], data: ReportData
+) -> tuple[list[Finding], list[Finding]]:
     """Part the findings to compare (of the least prepared protocol, and of the one that ranks) from the rest."""
     compared = (data.first, data.main)
-    return [f for p, f in found.items() if p in compared], [f for p, f in found.items() if p not in compared]
+    return [f for p, f in found.items() if p in compared], [
+        f for p, f in found.items() if p not in compared
+    ]
 
 
 def _of_few(section: Section | None, data: ReportData) -> Section | None:
     """Fold the figures of a few models away: they say nothing of other models."""
     if section is None or not data.few:
         return section
-    lead = f"It takes {FEW_MODELS} models or more to say something of others: the figures are folded."
-    return replace(section, lead=lead, charts=(), more=[*section.charts, *section.more], more_title="Figures")
+    lead = (
+        f"It takes {FEW_MODELS} models or more to say something of others: the figures are folded."
+    )
+    return replace(
+        section, lead=lead, charts=(), more=[*section.charts, *section.more], more_title="Figures"
+    )
 
 
 def apart_section(data: ReportData) -> Section | None:
@@ -115,7 +153,9 @@ def answer_section(data: ReportData) -> Section:
     """The answer first."""
     runs = [] if data.runs is None else [data.runs]
     charts, tables, context = charts_of(runs), tables_of(runs), answer_context(data)
-    return Section("answer", "Answer", charts=charts, tables=tables, template="answer.html", context=context)
+    return Section(
+        "answer", "Answer", charts=charts, tables=tables, template="answer.html", context=context
+    )
 
 
 def reading_section(data: ReportData) -> Section | None:
@@ -128,10 +168,17 @@ def scores_section(data: ReportData) -> Section:
     """The score matrix, and which tasks to distrust."""
     models, tasks = names_of(data)
     told, known = answer(data), data.evidence.background
-    scored = {p.label: int(np.isfinite(matrix.values).sum()) for p, matrix in data.evidence.scores.items()}
-    flagged = [] if data.rankings is None or not data.rankings.screening.flags else [data.rankings.screening]
+    scored = {
+        p.label: int(np.isfinite(matrix.values).sum()) for p, matrix in data.evidence.scores.items()
+    }
+    flagged = (
+        []
+        if data.rankings is None or not data.rankings.screening.flags
+        else [data.rankings.screening]
+    )
     failed = tuple(
-        (f.model, f.task, Protocol(f.protocol).label, f"{f.reason} {f.hint or ''}".strip()) for f in data.failures
+        (f.model, f.task, Protocol(f.protocol).label, f"{f.reason} {f.hint or ''}".strip())
+        for f in data.failures
     )
     context = {
         "views": partial(score_views, data, told),
@@ -141,11 +188,17 @@ def scores_section(data: ReportData) -> Section:
         "details": has_details(data),
         "families": sorted({f for m, f in known.families.items() if m in models}, key=str.casefold),
         "kinds": len({known.kinds.get(m) for m in models} - {None}) > 1,
-        "gaps": {name: len(models) * len(tasks) - n for name, n in scored.items() if n < len(models) * len(tasks)},
+        "gaps": {
+            name: len(models) * len(tasks) - n
+            for name, n in scored.items()
+            if n < len(models) * len(tasks)
+        },
         "failures": Table("Failed cells", ("model", "task", "protocol", "reason"), tuple(failed)),
         "flags": flagged[0].tables()[0] if flagged else None,
     }
-    return Section("scores", "Scores", tables=tables_of(flagged)[1:], template="scores.html", context=context)
+    return Section(
+        "scores", "Scores", tables=tables_of(flagged)[1:], template="scores.html", context=context
+    )
 
 
 def predicted_section(data: ReportData) -> Section | None:
@@ -160,7 +213,13 @@ def predicted_section(data: ReportData) -> Section | None:
         "count_predicted": int((~done.measured).sum()),
         "failed": any(f.protocol == done.protocol for f in data.failures),
     }
-    return Section("predicted", "Predicted", tables=tables_of([done]), template="predicted.html", context=context)
+    return Section(
+        "predicted",
+        "Predicted",
+        tables=tables_of([done]),
+        template="predicted.html",
+        context=context,
+    )
 
 
 def ranks_section(data: ReportData) -> Section | None:
@@ -168,15 +227,25 @@ def ranks_section(data: ReportData) -> Section | None:
     if data.rankings is None or data.runs is not None:  # steps are no rivals
         return None
     found, bumps = data.rankings.aggregate, rank_charts(data)
-    several = {p: f for p, f in found.items() if len(data.evidence.planned[p].benchmarks().tasks) > 1}
-    both, rest = ([c for c in charts_of(part) if isinstance(c, Heatmap)] for part in _split(several, data))
+    several = {
+        p: f for p, f in found.items() if len(data.evidence.planned[p].benchmarks().tasks) > 1
+    }
+    both, rest = (
+        [c for c in charts_of(part) if isinstance(c, Heatmap)] for part in _split(several, data)
+    )
     tables = tables_of([*data.rankings.overall.values(), *found.values()])
     lead = (
         "How the order of the models changes from one protocol to the next. Over all tasks ranks are shown as they "
         "are; on a single task, crossings that test noise alone could explain are undone as far as possible."
     )
-    lead = lead if bumps else "The order of the models over all tasks, by each way of taking tasks together."
-    return Section("ranks", "Ranks", lead, [*bumps[:1], *both], [*bumps[1:], *rest], "More rank charts", tables)
+    lead = (
+        lead
+        if bumps
+        else "The order of the models over all tasks, by each way of taking tasks together."
+    )
+    return Section(
+        "ranks", "Ranks", lead, [*bumps[:1], *both], [*bumps[1:], *rest], "More rank charts", tables
+    )
 
 
 def tuning_section(data: ReportData) -> Section | None:
@@ -187,7 +256,9 @@ def tuning_section(data: ReportData) -> Section | None:
     if section is None:
         return None
     first, *rest = section.tables
-    return replace(section, table=replace(first, note=first.note.removeprefix(said).strip()), tables=rest)
+    return replace(
+        section, table=replace(first, note=first.note.removeprefix(said).strip()), tables=rest
+    )
 
 
 def agreement_section(data: ReportData) -> Section | None:
@@ -202,9 +273,18 @@ def agreement_section(data: ReportData) -> Section | None:
     measures = [] if found.measures is None else [found.measures]
     charts = charts_of([*main, *both, *fewer, *found.groups.values()])
     more = charts_of([*aside, *others, *fewer_aside])
-    tables = tables_of([*found.agreement.values(), *measures, *found.changes.values(), *found.fewer.values(),
-                        *found.groups.values()])  # fmt: skip
-    return _of_few(Section("agreement", "Agreement", "", charts, more, "The other protocols", tables), data)
+    tables = tables_of(
+        [
+            *found.agreement.values(),
+            *measures,
+            *found.changes.values(),
+            *found.fewer.values(),
+            *found.groups.values(),
+        ]
+    )
+    return _of_few(
+        Section("agreement", "Agreement", "", charts, more, "The other protocols", tables), data
+    )
 
 
 def evidence_section(data: ReportData) -> Section | None:
@@ -219,8 +299,17 @@ def evidence_section(data: ReportData) -> Section | None:
     tables = tables_of([*(f for by in kinds for f in by.values()), *found.tau_b_changes.values()])
     charts, more = [maps[0], *charts_of(both)], [*maps[1:], *charts_of(rest)]
     context = {"evidence": [evidence_payload(e) for e in weighed.values()]}
-    return Section("evidence", "Evidence", "", charts, more, "The other protocols", tables,
-                   template="evidence.html", context=context)  # fmt: skip
+    return Section(
+        "evidence",
+        "Evidence",
+        "",
+        charts,
+        more,
+        "The other protocols",
+        tables,
+        template="evidence.html",
+        context=context,
+    )
 
 
 def structure_section(data: ReportData) -> Section | None:
@@ -231,7 +320,9 @@ def structure_section(data: ReportData) -> Section | None:
     shown, folded = zip(_split(found.components, data), _split(found.compute, data), strict=True)
     families = [c for by in found.family_components.values() for c in by.values()]
     tables = tables_of([*found.components.values(), *found.compute.values(), *families])
-    charts, more = ([*charts_of(components), *charts_of(compute)] for components, compute in (shown, folded))
+    charts, more = (
+        [*charts_of(components), *charts_of(compute)] for components, compute in (shown, folded)
+    )
     more += charts_of(families)
     title = "The other protocols, and each family by itself" if families else "The other protocols"
     return _of_few(Section("structure", "Structure", "", charts, more, title, tables), data)
@@ -241,8 +332,12 @@ def benchmarks_section(data: ReportData) -> Section | None:
     """Say of every benchmark whether to keep, fix or drop it; its own page is folded away."""
     if not data.benchmarks:
         return None
-    lists = {v: ", ".join(b.task for b in data.benchmarks if b.verdict == v) for v in ("drop", "fix")}
-    said = " ".join(f"{verdict.capitalize()}: {tasks}." for verdict, tasks in lists.items() if tasks)
+    lists = {
+        v: ", ".join(b.task for b in data.benchmarks if b.verdict == v) for v in ("drop", "fix")
+    }
+    said = " ".join(
+        f"{verdict.capitalize()}: {tasks}." for verdict, tasks in lists.items() if tasks
+    )
     return Section(
         "benchmarks",
         "Benchmarks",
@@ -257,13 +352,20 @@ def benchmarks_section(data: ReportData) -> Section | None:
 
 def _perplexity(data: ReportData) -> Iterable[Finding]:
     ranked = data.rankings
-    return () if ranked is None else (*ranked.perplexity.values(), *ranked.perplexity_by_kind.values())
+    return (
+        () if ranked is None else (*ranked.perplexity.values(), *ranked.perplexity_by_kind.values())
+    )
 
 
 def _show(
-    id: str, title: str, find: Callable[[ReportData], Iterable[Any]], *, heading: str = "", said: bool = False,
+    id: str,
+    title: str,
+    find: Callable[[ReportData], Iterable[Any]],
+    *,
+    heading: str = "",
+    said: bool = False,
     few: bool = False,
-) -> Callable[[ReportData], Section | None]:  # fmt: skip
+) -> Callable[[ReportData], Section | None]:
     """Make a section of findings alone, with what they say above them, folded for a few models; None is left out."""
 
     def section(data: ReportData) -> Section | None:
@@ -278,7 +380,9 @@ def exposure_section(data: ReportData) -> Section | None:
     """Signs that a model saw a test before."""
     if (found := data.exposure) is None:
         return None
-    section = of_findings("exposure", "Exposure", _said([found]), [found], heading="Signs of exposure")
+    section = of_findings(
+        "exposure", "Exposure", _said([found]), [found], heading="Signs of exposure"
+    )
     return section and replace(section, problems=found.left_out)
 
 
@@ -286,7 +390,9 @@ def cells_section(data: ReportData) -> Section | None:
     """One cell at a time: curves, prompts, items."""
     if not has_details(data):
         return None
-    return Section("cells", "Cells", template="cells.html", context=cells_context(data, answer(data)))
+    return Section(
+        "cells", "Cells", template="cells.html", context=cells_context(data, answer(data))
+    )
 
 
 def how_section(data: ReportData) -> Section:
@@ -294,12 +400,20 @@ def how_section(data: ReportData) -> Section:
     return Section("how", "How", template="how.html", context={"how": how_context(data)})
 
 
-SECTIONS: tuple[Callable[[ReportData], Section | None], ...] = (  # in reading order; the ids are addresses of the board
+SECTIONS: tuple[
+    Callable[[ReportData], Section | None], ...
+] = (  # in reading order; the ids are addresses of the board
     apart_section,
     answer_section,
     reading_section,
     scores_section,
-    _show("classes", "Classes", lambda data: data.labelled, heading="Labelled texts, class by class", said=True),
+    _show(
+        "classes",
+        "Classes",
+        lambda data: data.labelled,
+        heading="Labelled texts, class by class",
+        said=True,
+    ),
     predicted_section,
     ranks_section,
     tuning_section,
@@ -308,12 +422,26 @@ SECTIONS: tuple[Callable[[ReportData], Section | None], ...] = (  # in reading o
     structure_section,
     benchmarks_section,
     _show("perplexity", "Perplexity", _perplexity, few=True),
-    _show("test-task", "Test task", lambda data: [data.test_task], heading="Training on the test task"),
+    _show(
+        "test-task", "Test task", lambda data: [data.test_task], heading="Training on the test task"
+    ),
     exposure_section,
     # The answer begins with runs.
-    _show("stability", "Stability", lambda data: [None if data.runs else data.training, data.stability]),
-    _show("consistency", "Consistency", lambda data: [data.consistency and data.consistency.consistency]),
-    _show("ablation", "Methods", lambda data: [data.consistency and data.consistency.ablation, data.ablation]),
+    _show(
+        "stability",
+        "Stability",
+        lambda data: [None if data.runs else data.training, data.stability],
+    ),
+    _show(
+        "consistency",
+        "Consistency",
+        lambda data: [data.consistency and data.consistency.consistency],
+    ),
+    _show(
+        "ablation",
+        "Methods",
+        lambda data: [data.consistency and data.consistency.ablation, data.ablation],
+    ),
     _show("proxies", "Proxies", lambda data: [data.proxies], heading="Proxy tasks"),
     cells_section,
     how_section,

@@ -18,11 +18,22 @@ from potentia.analysis.base_models import (
     find_stability,
     find_training,
 )
-from potentia.analysis.benchmark import BenchmarkVerdict, Classification, find_benchmarks, find_classification
+from potentia.analysis.benchmark import (
+    BenchmarkVerdict,
+    Classification,
+    find_benchmarks,
+    find_classification,
+)
 from potentia.analysis.planning import Completion, find_outlook
 from potentia.analysis.proxy import Options as ProxyOptions
 from potentia.analysis.proxy import Proxies, find_proxies
-from potentia.analysis.rankings import FEW_MODELS, Rankings, Scoreboard, find_rankings, find_scoreboard
+from potentia.analysis.rankings import (
+    FEW_MODELS,
+    Rankings,
+    Scoreboard,
+    find_rankings,
+    find_scoreboard,
+)
 from potentia.analysis.test_task import Exposure, TestTask, find_exposure, find_test_task
 from potentia.analysis.test_task import Options as TestTaskOptions
 from potentia.errors import InputError, PotentiaError
@@ -52,10 +63,14 @@ class ItemSample:
 class ReportOptions:
     """What a report is asked beyond its scores; what is not asked is shown where the evidence is there by itself."""
 
-    test_task: TestTaskOptions | None = None  # else newer models against older ones, where models were adjusted
+    test_task: TestTaskOptions | None = (
+        None  # else newer models against older ones, where models were adjusted
+    )
     proxies: ProxyOptions | None = None  # which task to predict
     baseline: str | None = None  # the method that stability and consistency are compared with
-    history: Evidence | None = None  # other models' scores, to predict cells that are not measured yet
+    history: Evidence | None = (
+        None  # other models' scores, to predict cells that are not measured yet
+    )
 
 
 @dataclass(frozen=True)
@@ -74,9 +89,13 @@ class ReportData:
     training: Training | None = None  # of checkpoints: the runs that they are of
     stability: Stability | None = None
     consistency: ConsistencyFindings | None = None
-    ablation: Ablation | None = None  # of prompt forms, where no pairs of base and instruct models are known
+    ablation: Ablation | None = (
+        None  # of prompt forms, where no pairs of base and instruct models are known
+    )
     proxies: Proxies | None = None
-    completion: Completion | None = None  # of a study with cells not measured yet: predictions, never scores
+    completion: Completion | None = (
+        None  # of a study with cells not measured yet: predictions, never scores
+    )
     cells: tuple[CellRecord, ...] = ()
     failures: tuple[FailureRecord, ...] = ()
     items: Mapping[str, ItemSample] = field(default_factory=dict)
@@ -95,7 +114,11 @@ class ReportData:
     @property
     def few(self) -> bool:
         """Whether there are too few models to say anything of others."""
-        return len(self.evidence.planned[self.main].benchmarks().models) < FEW_MODELS if self.main else True
+        return (
+            len(self.evidence.planned[self.main].benchmarks().models) < FEW_MODELS
+            if self.main
+            else True
+        )
 
     @property
     def runs(self) -> Training | None:
@@ -105,14 +128,23 @@ class ReportData:
     def named(self) -> dict[str, Finding]:
         """Return every finding under the name that the command line and the board's API give it."""
         several = (self.rankings, self.test_task, self.consistency, self.proxies)
-        found = {name: f for part in several if part is not None for name, f in part.named().items()}
-        single = {"signs": self.exposure, "training": self.training, "stability": self.stability,
-                  "ablation": self.ablation, "completion": self.completion}  # fmt: skip
+        found = {
+            name: f for part in several if part is not None for name, f in part.named().items()
+        }
+        single = {
+            "signs": self.exposure,
+            "training": self.training,
+            "stability": self.stability,
+            "ablation": self.ablation,
+            "completion": self.completion,
+        }
         found |= {f"classification-{one.task}": one for one in self.labelled}
         return found | {name: f for name, f in single.items() if f is not None}
 
 
-def make_report(evidence: Evidence, *, items: int | None = None, options: ReportOptions | None = None) -> ReportData:
+def make_report(
+    evidence: Evidence, *, items: int | None = None, options: ReportOptions | None = None
+) -> ReportData:
     """Compute the findings of evidence and gather what the pages show.
 
     ``items`` is how many items of each cell to take (half of them wrong); None means 40, or fewer where the cells are
@@ -125,12 +157,18 @@ def make_report(evidence: Evidence, *, items: int | None = None, options: Report
     except PotentiaError as error:
         problem = error.message
     training = _or_none(find_training, evidence)
-    ends = evidence.narrowed(models=training.finals) if training is not None and training.whole else None
+    ends = (
+        evidence.narrowed(models=training.finals)
+        if training is not None and training.whole
+        else None
+    )
     board = rankings.scoreboard if rankings is not None else None
     if ends is not None or rankings is None:  # of checkpoints the runs, each at its end
         board = _or_none(find_scoreboard, ends or evidence, but=PotentiaError)
     consistency = _or_none(find_consistency, evidence, options.baseline)
-    forms = any(TaskName(task).form for matrix in evidence.planned.values() for task in matrix.tasks)
+    forms = any(
+        TaskName(task).form for matrix in evidence.planned.values() for task in matrix.tasks
+    )
     cells = tuple(evidence.cells())
     share = items if items is not None else min(ITEMS, ITEM_BUDGET // max(1, len(cells)))
     return ReportData(
@@ -148,7 +186,9 @@ def make_report(evidence: Evidence, *, items: int | None = None, options: Report
         consistency=consistency,
         ablation=_or_none(find_ablation, evidence) if consistency is None and forms else None,
         proxies=find_proxies(evidence, options.proxies) if options.proxies is not None else None,
-        completion=None if ends is not None else _or_none(partial(find_outlook, history=options.history), evidence),
+        completion=None
+        if ends is not None
+        else _or_none(partial(find_outlook, history=options.history), evidence),
         cells=cells,
         failures=tuple(evidence.failures()),
         items=_samples(evidence, cells, share),
@@ -157,7 +197,10 @@ def make_report(evidence: Evidence, *, items: int | None = None, options: Report
 
 
 def _or_none(
-    find: Callable[..., Found], evidence: Evidence, baseline: str | None = None, but: type[PotentiaError] = InputError
+    find: Callable[..., Found],
+    evidence: Evidence,
+    baseline: str | None = None,
+    but: type[PotentiaError] = InputError,
 ) -> Found | None:
     """Return a finding; None where the evidence is not enough for it. A ``baseline`` that is given must be there."""
     try:
@@ -180,10 +223,14 @@ def _test_task(evidence: Evidence, options: TestTaskOptions | None) -> TestTask 
         return TestTask(first, last, problems=(error.message,))
 
 
-def _samples(evidence: Evidence, cells: tuple[CellRecord, ...], share: int) -> dict[str, ItemSample]:
+def _samples(
+    evidence: Evidence, cells: tuple[CellRecord, ...], share: int
+) -> dict[str, ItemSample]:
     """Take items of each cell, until so many were read that the reader would wait."""
     found: dict[str, ItemSample] = {}
-    judged = {c.key: c.score.higher_is_better and not c.score.metric.is_text for c in cells}  # right or wrong
+    judged = {
+        c.key: c.score.higher_is_better and not c.score.metric.is_text for c in cells
+    }  # right or wrong
     sizes: dict[str, tuple[int, int | None]] = {}
 
     def choose(key: str, values: list[float]) -> list[int]:

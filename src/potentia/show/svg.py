@@ -28,7 +28,9 @@ HUES = 8  # colours of chart.css; past them they repeat with another dash or mar
 
 def width_of(text: str, size: float = FONT) -> float:
     """Return about how wide a text is in a plain sans-serif; a little more rather than less."""
-    letters = sum(0.38 if c in NARROW else 0.95 if c in WIDE else 0.71 if c.isupper() else 0.62 for c in text)
+    letters = sum(
+        0.38 if c in NARROW else 0.95 if c in WIDE else 0.71 if c.isupper() else 0.62 for c in text
+    )
     return letters * size
 
 
@@ -68,19 +70,34 @@ class Sheet:
             if value != ""
         )
         inside = f"<title>{escape(tip)}</title>" if tip else ""
-        self.parts.append(f"<{element}{named}>{inside}</{element}>" if inside else f"<{element}{named}/>")
+        self.parts.append(
+            f"<{element}{named}>{inside}</{element}>" if inside else f"<{element}{named}/>"
+        )
 
     def text(
-        self, x: float, y: float, text: str, class_: str = "", anchor: str = "", turn: int = 0, tip: str = ""
+        self,
+        x: float,
+        y: float,
+        text: str,
+        class_: str = "",
+        anchor: str = "",
+        turn: int = 0,
+        tip: str = "",
     ) -> None:
         """Write a text whose middle line is at y."""
-        place = f'transform="translate({x:.1f} {y:.1f}) rotate({turn})"' if turn else f'x="{x:.1f}" y="{y:.1f}"'
+        place = (
+            f'transform="translate({x:.1f} {y:.1f}) rotate({turn})"'
+            if turn
+            else f'x="{x:.1f}" y="{y:.1f}"'
+        )
         side = f' text-anchor="{anchor}"' if anchor else ""
         kind = f' class="{class_}"' if class_ else ""
         inside = f"<title>{escape(tip)}</title>" if tip and tip != text else ""
         self.parts.append(f'<text {place} dy=".35em"{side}{kind}>{escape(text)}{inside}</text>')
 
-    def line(self, x1: float, y1: float, x2: float, y2: float, class_: str = "grid", dash: str = "") -> None:
+    def line(
+        self, x1: float, y1: float, x2: float, y2: float, class_: str = "grid", dash: str = ""
+    ) -> None:
         """Draw a straight line."""
         self.add("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=class_, stroke_dasharray=dash)
 
@@ -93,7 +110,9 @@ class Sheet:
         path = "L".join(f"{x + MARK * right:.1f} {y + MARK * down:.1f}" for right, down in kind)
         self.add("path", tip, d=f"M{path}z", class_=hue)
 
-    def path(self, points: Sequence[tuple[float, float]], class_: str, dash: str = "", tip: str = "") -> None:
+    def path(
+        self, points: Sequence[tuple[float, float]], class_: str, dash: str = "", tip: str = ""
+    ) -> None:
         """Draw a line through points; a point that is not known breaks it."""
         written, pen = [], "M"
         for x, y in points:
@@ -136,16 +155,23 @@ class Scale:
 
 
 def make_scale(
-    values: Iterable[float], start: float, end: float, *, span: tuple[float, float] | None = None, log: bool = False,
+    values: Iterable[float],
+    start: float,
+    end: float,
+    *,
+    span: tuple[float, float] | None = None,
+    log: bool = False,
     most: int = 6,
-) -> Scale:  # fmt: skip
+) -> Scale:
     """Return a scale over the values, or over the ``span``; without one it ends at round marks."""
     known = [v for v in values if math.isfinite(v) and (v > 0 or not log)] or [0.1, 1.0]
     low, high = span or (min(known), max(known))
     if log:
         low, high = (low, high) if span else (low / 1.15, high * 1.15)
         return Scale(low, high, start, end, True, _log_marks(low, high))
-    step, digits = round_step(low, high, most, whole=high - low > 2 and all(v == round(v) for v in known))
+    step, digits = round_step(
+        low, high, most, whole=high - low > 2 and all(v == round(v) for v in known)
+    )
     if span is None:
         low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
         high = max(high, low + step)
@@ -173,7 +199,10 @@ def _log_marks(low: float, high: float) -> tuple[tuple[float, str], ...]:
     if len(whole) > 2:
         return tuple(whole)
     return tuple(
-        (k * 10.0**p, f"{k * 10.0**p:g}" if -3 <= p <= 4 else _power(p) if k == 1 else f"{k}·{_power(p)}")
+        (
+            k * 10.0**p,
+            f"{k * 10.0**p:g}" if -3 <= p <= 4 else _power(p) if k == 1 else f"{k}·{_power(p)}",
+        )
         for p in powers
         for k in (1, 2, 5)
         if low <= k * 10.0**p <= high

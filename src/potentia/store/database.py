@@ -21,14 +21,22 @@ import sqlalchemy as sa
 from sqlalchemy import event, exc
 from sqlalchemy.engine import URL, make_url
 
-from potentia.errors import EmptyStoreError, MissingExtraError, NoStoreError, StoreAwayError, StoreError
+from potentia.errors import (
+    EmptyStoreError,
+    MissingExtraError,
+    NoStoreError,
+    StoreAwayError,
+    StoreError,
+)
 from potentia.store import schema as s
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
 QUIET = 3.0  # seconds of waiting of which nothing is said
 
 
-def wait_for(act: Callable[[], Any], patience: float, stop: Callable[[], bool] = lambda: False) -> Any:
+def wait_for(
+    act: Callable[[], Any], patience: float, stop: Callable[[], bool] = lambda: False
+) -> Any:
     """Act; while the store is away try again, after pauses that grow, until the patience (seconds) ends."""
     pause, began, said = FIRST_PAUSE, None, False
     while True:
@@ -77,7 +85,12 @@ BUSY_SECONDS = 30
 # PostgreSQL gives up waiting for a lock, a statement of a run, and a client that fell silent inside a transaction.
 _TIMEOUTS = {"lock_timeout": 20, "idle_in_transaction_session_timeout": 60}
 _STATEMENT = {"statement_timeout": 120}
-_TCP = {"connect_timeout": 10, "keepalives_idle": 20, "keepalives_interval": 5, "keepalives_count": 4}
+_TCP = {
+    "connect_timeout": 10,
+    "keepalives_idle": 20,
+    "keepalives_interval": 5,
+    "keepalives_count": 4,
+}
 _TCP |= {"tcp_user_timeout": 40_000}  # milliseconds
 WRITE = "potentia_write"  # execution option: this transaction will write
 
@@ -87,7 +100,9 @@ def locate(where: str | Path) -> tuple[URL, Path | None, Path | None]:
     text = str(where)
     if "://" not in text:
         if not text.strip():
-            raise NoStoreError("the store has no name", hint="give a file such as potentia.db, or a database URL")
+            raise NoStoreError(
+                "the store has no name", hint="give a file such as potentia.db, or a database URL"
+            )
         path = Path(text).expanduser().resolve()  # a link to a store is that store, with its items
         return URL.create("sqlite", database=str(path)), path, None
     try:
@@ -101,11 +116,15 @@ def locate(where: str | Path) -> tuple[URL, Path | None, Path | None]:
         url = url.set(drivername="postgresql+psycopg")
     if url.get_backend_name() == "sqlite":
         if not url.database or url.database == ":memory:":
-            raise NoStoreError("a store in memory cannot be shared or resumed", where=text, hint="give a file")
+            raise NoStoreError(
+                "a store in memory cannot be shared or resumed", where=text, hint="give a file"
+            )
         path = Path(url.database).expanduser().resolve()
         return URL.create("sqlite", database=str(path)), path, items
     if url.get_backend_name() != "postgresql":
-        raise NoStoreError(f"stores live in SQLite or PostgreSQL, not in {url.get_backend_name()}", where=text)
+        raise NoStoreError(
+            f"stores live in SQLite or PostgreSQL, not in {url.get_backend_name()}", where=text
+        )
     return url, None, items
 
 
@@ -125,9 +144,15 @@ def connect(url: URL, path: Path | None, *, readonly: bool) -> sa.Engine:
     log, locks = path.with_name(path.name + "-wal").exists(), _has_locks(path.parent)
     if not locks and (log or not readonly):
         hint = "keep the store on a local disk (--store), or in PostgreSQL"
-        raise StoreError("this file system has no locks, and a store needs them", where=str(path), hint=hint)
+        raise StoreError(
+            "this file system has no locks, and a store needs them", where=str(path), hint=hint
+        )
     if readonly:
-        url = URL.create("sqlite", database=f"{path.as_uri()}?{_reading(path, log, locks)}", query={"uri": "true"})
+        url = URL.create(
+            "sqlite",
+            database=f"{path.as_uri()}?{_reading(path, log, locks)}",
+            query={"uri": "true"},
+        )
     engine = sa.create_engine(url, connect_args={"timeout": BUSY_SECONDS})
     event.listen(engine, "connect", _configure_readonly if readonly else _configure)
     event.listen(engine, "begin", _begin)
@@ -168,7 +193,9 @@ def _configure(connection: Any, _record: Any) -> None:
     _keep_a_log(connection)
     connection.execute("PRAGMA synchronous = FULL")  # a committed cell survives a power cut
     connection.execute("PRAGMA foreign_keys = ON")
-    connection.execute("PRAGMA cache_size = -65536")  # 64 MiB: content keys are random, so their pages are all touched
+    connection.execute(
+        "PRAGMA cache_size = -65536"
+    )  # 64 MiB: content keys are random, so their pages are all touched
 
 
 def _keep_a_log(connection: Any) -> None:
@@ -242,12 +269,27 @@ def _os_hint(error: OSError) -> str:
 
 _HINTS = (
     ("database or disk is full", FULL),
-    ("disk i/o error", "the disk is full or failing; free some space, then run the same command again"),
-    ("readonly database", "the store cannot be written: check its permissions, or give another one with --store"),
-    ("unable to open database", "check that the folder exists and can be written, or give another one with --store"),
-    ("database is locked", f"another process held the store for more than {BUSY_SECONDS} s; run the command again"),
+    (
+        "disk i/o error",
+        "the disk is full or failing; free some space, then run the same command again",
+    ),
+    (
+        "readonly database",
+        "the store cannot be written: check its permissions, or give another one with --store",
+    ),
+    (
+        "unable to open database",
+        "check that the folder exists and can be written, or give another one with --store",
+    ),
+    (
+        "database is locked",
+        f"another process held the store for more than {BUSY_SECONDS} s; run the command again",
+    ),
     ("file is not a database", "the file is something else: give another one with --store"),
-    ("malformed", "the file is damaged: restore a copy, or save what is left with sqlite3's .recover"),
+    (
+        "malformed",
+        "the file is damaged: restore a copy, or save what is left with sqlite3's .recover",
+    ),
     ("no such table", "the file is no Potentia store"),
     ("does not exist", "create the database first, for example: createdb potentia"),
     ("authentication failed", "check user and password in the URL"),
@@ -279,7 +321,9 @@ _LOCK = 0x706F74656E740001  # guards the creation of the tables on PostgreSQL
 _ANY_ITEMS = sa.select(s.cells.c.id).where(s.cells.c.item_count.is_not(None)).limit(1)
 
 
-def prepare(url: URL, path: Path | None, where: str, named: Path | None, readonly: bool) -> tuple[sa.Engine, Path]:
+def prepare(
+    url: URL, path: Path | None, where: str, named: Path | None, readonly: bool
+) -> tuple[sa.Engine, Path]:
     """Return the engine of a store whose tables are there, and the folder of its items."""
     with speaking(where):
         if path is not None and not readonly:
@@ -294,7 +338,9 @@ def prepare(url: URL, path: Path | None, where: str, named: Path | None, readonl
                 return engine, _items_folder(connection, path, named, readonly)
 
 
-def _items_folder(connection: sa.Connection, path: Path | None, named: Path | None, readonly: bool) -> Path:
+def _items_folder(
+    connection: sa.Connection, path: Path | None, named: Path | None, readonly: bool
+) -> Path:
     """Return where the items lie, and have the store say so where that is not beside it: from elsewhere it is found."""
     recorded = recorded_items(connection)
     beside = path.with_name(path.name + ".items") if path is not None else None
@@ -307,7 +353,9 @@ def _items_folder(connection: sa.Connection, path: Path | None, named: Path | No
 
 def recorded_items(connection: sa.Connection) -> Path | None:
     """Return where the items of this store lie, as it says itself."""
-    place = connection.execute(sa.select(s.settings.c.value).where(s.settings.c.name == "items")).scalar()
+    place = connection.execute(
+        sa.select(s.settings.c.value).where(s.settings.c.name == "items")
+    ).scalar()
     return Path(place) if place else None
 
 
@@ -324,16 +372,25 @@ def _check_version(connection: sa.Connection, where: str) -> None:
     """Refuse an empty database, one of something else, and a store of another version."""
     present = sa.inspect(connection).get_table_names()
     if not present:
-        raise EmptyStoreError("nothing was stored here yet", where=where, hint="check the path, or run a study first")
+        raise EmptyStoreError(
+            "nothing was stored here yet", where=where, hint="check the path, or run a study first"
+        )
     if s.schema_version.name not in present:
-        what, hint = "this database holds other tables and is not a Potentia store", "give another one with --store"
+        what, hint = (
+            "this database holds other tables and is not a Potentia store",
+            "give another one with --store",
+        )
         raise NoStoreError(what, where=where, hint=hint)
     version = connection.execute(sa.select(s.schema_version.c.version)).scalar_one_or_none()
     if version is None:
-        raise StoreError("the store has no schema version", where=where, hint="restore it from a copy")
+        raise StoreError(
+            "the store has no schema version", where=where, hint="restore it from a copy"
+        )
     if version != s.SCHEMA_VERSION:
         what = f"the store has schema version {version}, this Potentia reads and writes version {s.SCHEMA_VERSION}"
-        hint = "run the study again into a new store, or read this one with the Potentia that made it"
+        hint = (
+            "run the study again into a new store, or read this one with the Potentia that made it"
+        )
         if version > s.SCHEMA_VERSION:
             hint = "upgrade Potentia: pip install --upgrade potentia"
         raise StoreError(what, where=where, hint=hint)

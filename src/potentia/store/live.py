@@ -34,7 +34,9 @@ from potentia.store.records import (
     place,
 )
 
-_EVENT_LOCK = 0x706F74656E746961  # any fixed numbers: on PostgreSQL writers of events wait for one another,
+_EVENT_LOCK = (
+    0x706F74656E746961  # any fixed numbers: on PostgreSQL writers of events wait for one another,
+)
 _LEASE_LOCK = 0x706F74656E740002  # and so do those who claim cells
 _SAID = s.events.insert().returning(s.events.c.id)
 _CHUNK = 500  # keys per statement, well under SQLite's limit of parameters
@@ -60,17 +62,22 @@ class LiveStore(Patient):
         self.items_folder = folder
         # beside the items: tuned adapters, what a resumed row needs, logs of runs
         self.adapters_folder, self.lanes_folder, self.logs_folder = (
-            folder.with_name(f"{folder.name.removesuffix('.items')}.{what}") for what in ("adapters", "lanes", "logs")
+            folder.with_name(f"{folder.name.removesuffix('.items')}.{what}")
+            for what in ("adapters", "lanes", "logs")
         )
         self._studies: dict[str, str] = {}
         self._own: set[str] = set()  # leases
-        self._file: tuple[Path, tuple[int, int]] | None = None  # of a SQLite store: its path, and which file it is
+        self._file: tuple[Path, tuple[int, int]] | None = (
+            None  # of a SQLite store: its path, and which file it is
+        )
 
     @contextmanager
     def _reading(self) -> Iterator[sa.Connection]:
         self._check_there()
         with speaking(self.where), self._engine.connect() as connection:
-            if connection.dialect.name == "postgresql":  # all statements see one moment, as SQLite's do
+            if (
+                connection.dialect.name == "postgresql"
+            ):  # all statements see one moment, as SQLite's do
                 connection.execution_options(isolation_level="REPEATABLE READ")
             with connection.begin():
                 yield connection
@@ -94,12 +101,16 @@ class LiveStore(Patient):
 
         return (postgresql if self._engine.dialect.name == "postgresql" else sqlite).insert(table)
 
-    def _upsert(self, connection: sa.Connection, table: sa.Table, row: Mapping[str, Any], **other: Any) -> None:
+    def _upsert(
+        self, connection: sa.Connection, table: sa.Table, row: Mapping[str, Any], **other: Any
+    ) -> None:
         """Insert a row, or update the one with its key; ``other`` says what a column that is there becomes."""
         keys = [column.name for column in table.primary_key]
         insert = self._insert(table)
         update = {name: insert.excluded[name] for name in row if name not in keys} | other
-        connection.execute(insert.on_conflict_do_update(index_elements=keys, set_=update), dict(row))
+        connection.execute(
+            insert.on_conflict_do_update(index_elements=keys, set_=update), dict(row)
+        )
 
     def _lock(self, connection: sa.Connection, number: int) -> None:
         """Wait for others who write the same; a SQLite store has one writer at a time anyway."""
@@ -115,7 +126,11 @@ class LiveStore(Patient):
         key = connection.execute(named.order_by(c.key != study, c.opened.desc())).scalars().first()
         if key is None:
             known = connection.execute(sa.select(c.name).distinct()).scalars().all()
-            hint = "there are: " + ", ".join(sorted(known)) if known else "the store holds no study yet"
+            hint = (
+                "there are: " + ", ".join(sorted(known))
+                if known
+                else "the store holds no study yet"
+            )
             raise StoreError(f"no study {study!r} in this store", where=self.where, hint=hint)
         if key == study:
             self._studies[study] = key
@@ -123,10 +138,14 @@ class LiveStore(Patient):
 
     # --- failures ---------------------------------------------------------------------------------------------------
 
-    def fail_cell(self, study: str, model: str, task: str, protocol: str, reason: str, **more: Any) -> None:
+    def fail_cell(
+        self, study: str, model: str, task: str, protocol: str, reason: str, **more: Any
+    ) -> None:
         """Record why a cell has no score; ``key``, ``kind`` and ``hint`` where they are known."""
         with self._writing() as connection:
-            record = FailureRecord(self._study_key(connection, study), model, task, protocol, reason, **more)
+            record = FailureRecord(
+                self._study_key(connection, study), model, task, protocol, reason, **more
+            )
             self._upsert(connection, s.failures, asdict(record), attempts=s.failures.c.attempts + 1)
 
     def failures(self, *, study: str | None = None) -> list[FailureRecord]:
@@ -144,7 +163,9 @@ class LiveStore(Patient):
         row = asdict(lane)
         points = [{"lane": lane.key, **point} for point in row.pop("epochs")]
         with self._writing() as connection:
-            self._upsert(connection, s.lanes, row | {"study": self._study_key(connection, lane.study)})
+            self._upsert(
+                connection, s.lanes, row | {"study": self._study_key(connection, lane.study)}
+            )
             connection.execute(s.epochs.delete().where(s.epochs.c.lane == lane.key))
             if points:
                 connection.execute(s.epochs.insert(), points)
@@ -162,11 +183,17 @@ class LiveStore(Patient):
         c = s.lanes.c
         with self._reading() as connection:
             every = sa.select(s.lanes).where(*self._wanted_lanes(connection, cell, study, model))
-            page = every.order_by(c.model, c.task, c.learning_rate, c.style, c.seed).limit(limit).offset(offset)
+            page = (
+                every.order_by(c.model, c.task, c.learning_rate, c.style, c.seed)
+                .limit(limit)
+                .offset(offset)
+            )
             rows = connection.execute(page).mappings().all()
             curves: dict[str, list[EpochRecord]] = {row["key"]: [] for row in rows}
             for keys in chunks(list(curves)):
-                curve = sa.select(s.epochs).where(s.epochs.c.lane.in_(keys)).order_by(s.epochs.c.epoch)
+                curve = (
+                    sa.select(s.epochs).where(s.epochs.c.lane.in_(keys)).order_by(s.epochs.c.epoch)
+                )
                 for point in connection.execute(curve).mappings():
                     values = dict(point)
                     curves[values.pop("lane")].append(EpochRecord(**values))
@@ -176,10 +203,18 @@ class LiveStore(Patient):
         """Return how many lanes a study has, without reading them."""
         with self._reading() as connection:
             wanted = self._wanted_lanes(connection, None, study, model)
-            return int(connection.execute(sa.select(sa.func.count(s.lanes.c.key)).where(*wanted)).scalar_one())
+            return int(
+                connection.execute(
+                    sa.select(sa.func.count(s.lanes.c.key)).where(*wanted)
+                ).scalar_one()
+            )
 
     def _wanted_lanes(
-        self, connection: sa.Connection, cell: str | None, study: str | None, model: str | Sequence[str] | None
+        self,
+        connection: sa.Connection,
+        cell: str | None,
+        study: str | None,
+        model: str | Sequence[str] | None,
     ) -> list[Any]:
         c = s.lanes.c
         wanted: list[Any] = [c.cell == cell] if cell is not None else []
@@ -190,7 +225,9 @@ class LiveStore(Patient):
             of_others = sa.and_(s.study_cells.c.study == key, s.cells.c.study != key)
             adopted = sa.select(s.cells.c.key).join_from(s.cells, s.study_cells).where(of_others)
             any_adopted = connection.execute(adopted.limit(1)).first() is not None
-            wanted.append(sa.or_(c.study == key, c.cell.in_(adopted)) if any_adopted else c.study == key)
+            wanted.append(
+                sa.or_(c.study == key, c.cell.in_(adopted)) if any_adopted else c.study == key
+            )
         return wanted
 
     # --- events and progress ----------------------------------------------------------------------------------------
@@ -200,7 +237,9 @@ class LiveStore(Patient):
         with self._writing() as connection:
             return self._say(connection, study, kind, payload or {})
 
-    def _say(self, connection: sa.Connection, study: str, kind: str, payload: Mapping[str, Any]) -> int:
+    def _say(
+        self, connection: sa.Connection, study: str, kind: str, payload: Mapping[str, Any]
+    ) -> int:
         self._lock(connection, _EVENT_LOCK)
         key = self._study_key(connection, study)
         said = {"study": key, "kind": kind, "payload": payload, "created": now()}
@@ -218,20 +257,31 @@ class LiveStore(Patient):
         """Return the id of the study's latest entry but ``before`` others: 0 where there are no more."""
         with self._reading() as connection:
             key = self._study_key(connection, study)
-            ids = sa.select(s.events.c.id).where(s.events.c.study == key).order_by(s.events.c.id.desc())
+            ids = (
+                sa.select(s.events.c.id)
+                .where(s.events.c.study == key)
+                .order_by(s.events.c.id.desc())
+            )
             return int(connection.execute(ids.offset(before).limit(1)).scalar() or 0)
 
     def put_progress(self, study: str, row: str, payload: Mapping[str, Any]) -> None:
         """Replace the latest state of a running row (tokens per second, time left, lanes)."""
         with self._writing() as connection:
-            state = {"study": self._study_key(connection, study), "row": row, "payload": payload, "updated": now()}
+            state = {
+                "study": self._study_key(connection, study),
+                "row": row,
+                "payload": payload,
+                "updated": now(),
+            }
             self._upsert(connection, s.progress, state)
 
     def get_progress(self, study: str) -> dict[str, dict[str, Any]]:
         """Return the latest state of each row; ``updated`` says when it was written."""
         c = s.progress.c
         with self._reading() as connection:
-            query = sa.select(c.row, c.payload, c.updated).where(c.study == self._study_key(connection, study))
+            query = sa.select(c.row, c.payload, c.updated).where(
+                c.study == self._study_key(connection, study)
+            )
             rows = connection.execute(query.order_by(c.row)).all()
         return {row: {**payload, "updated": updated} for row, payload, updated in rows}
 
@@ -239,7 +289,9 @@ class LiveStore(Patient):
 class Leases(LiveStore):
     """Claiming cells, staying alive, letting go."""
 
-    def claim(self, study: str, row: str, cell_keys: Sequence[str], *, run: str = "") -> LeaseRecord:
+    def claim(
+        self, study: str, row: str, cell_keys: Sequence[str], *, run: str = ""
+    ) -> LeaseRecord:
         """Claim cells for this process, or return the lease of one that has some of them.
 
         The lease is this call's own where its ``id`` was not known before: see :meth:`mine`.
@@ -270,7 +322,9 @@ class Leases(LiveStore):
             )
             connection.execute(s.leases.insert(), asdict(made))
             if keys:
-                connection.execute(s.claims.insert(), [{"cell": key, "lease": made.id} for key in keys])
+                connection.execute(
+                    s.claims.insert(), [{"cell": key, "lease": made.id} for key in keys]
+                )
             self._own.add(made.id)
             return made
 
@@ -281,7 +335,11 @@ class Leases(LiveStore):
     def beat(self, lease: LeaseRecord) -> bool:
         """Say that the owner is alive; False where the lease was taken away."""
         with self._writing() as connection:
-            update = s.leases.update().where(s.leases.c.id == lease.id).values(beat=self._moment(connection))
+            update = (
+                s.leases.update()
+                .where(s.leases.c.id == lease.id)
+                .values(beat=self._moment(connection))
+            )
             return connection.execute(update).rowcount > 0
 
     def let_go(self, lease: LeaseRecord) -> None:
@@ -305,5 +363,9 @@ class Leases(LiveStore):
     @staticmethod
     def _moment(connection: sa.Connection) -> float:
         if connection.dialect.name == "postgresql":
-            return float(connection.execute(sa.text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
+            return float(
+                connection.execute(
+                    sa.text("SELECT extract(epoch FROM clock_timestamp())")
+                ).scalar_one()
+            )
         return time.time()

@@ -90,7 +90,9 @@ class Json(sa.TypeDecorator[Any]):
 
     def process_bind_param(self, value: Any, _: Any) -> str | None:
         """Write it."""
-        return None if value is None else dumps(dict(value) if isinstance(value, Mapping) else value)
+        return (
+            None if value is None else dumps(dict(value) if isinstance(value, Mapping) else value)
+        )
 
     def process_result_value(self, value: str | None, _: Any) -> Any:
         """Read it."""
@@ -230,8 +232,12 @@ class EventRecord:
 
 
 BEAT_SECONDS = 10.0
-LEASE_SECONDS = 120.0  # without a beat; a server that restarts, or a busy machine, costs nobody his lease
-_unchanged: dict[tuple[str, float], float] = {}  # beats of leases that look dead: since when this process knows them
+LEASE_SECONDS = (
+    120.0  # without a beat; a server that restarts, or a busy machine, costs nobody his lease
+)
+_unchanged: dict[
+    tuple[str, float], float
+] = {}  # beats of leases that look dead: since when this process knows them
 
 
 @dataclass(frozen=True)
@@ -276,7 +282,11 @@ class LeaseRecord:
 
 def items_path(folder: Path, key: str) -> Path:
     """Return where the items of the cell ``key`` are kept."""
-    name = key if re.fullmatch(r"[0-9A-Za-z][0-9A-Za-z_.-]{2,150}", key) else hashlib.sha256(key.encode()).hexdigest()
+    name = (
+        key
+        if re.fullmatch(r"[0-9A-Za-z][0-9A-Za-z_.-]{2,150}", key)
+        else hashlib.sha256(key.encode()).hexdigest()
+    )
     return folder / name[:2] / f"{name}.parquet"
 
 
@@ -321,10 +331,14 @@ def load(folder: Path, key: str, choose: Choose | None = None) -> list[ItemOutco
     path = items_path(folder, key)
     try:
         columns = _columns(path, "doc_id", "value", "prediction", "gold", "detail", choose=choose)
-        return [ItemOutcome(i, v, p, g, json.loads(d)) for i, v, p, g, d in zip(*columns, strict=True)]
+        return [
+            ItemOutcome(i, v, p, g, json.loads(d)) for i, v, p, g, d in zip(*columns, strict=True)
+        ]
     except FileNotFoundError:
         hint = "keep the .items folder beside the database when you move it; or potentia store check --repair"
-        raise DamagedItemsError("the items of this cell are missing", where=str(path), hint=hint) from None
+        raise DamagedItemsError(
+            "the items of this cell are missing", where=str(path), hint=hint
+        ) from None
     except _UNREADABLE as error:
         told = f"the items of this cell cannot be read: {first_line(error)}"
         hint = "potentia store check --repair; the next run of its study computes the cell anew, and replaces it"
@@ -347,7 +361,9 @@ def _columns(path: Path, *names: str, choose: Choose | None = None) -> list[list
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path, columns=list(names), partitioning=None, page_checksum_verification=True)
+        table = pq.read_table(
+            path, columns=list(names), partitioning=None, page_checksum_verification=True
+        )
         if choose is not None:
             table = table.take(choose(table["value"].to_pylist()))
         return [table.column(name).to_pylist() for name in names]

@@ -25,9 +25,16 @@ SCHEMA_VERSION = 4
 metadata = sa.MetaData()
 
 
-_NUMBER = BigInteger().with_variant(Integer, "sqlite")  # SQLite's own row number, PostgreSQL's bigserial
+_NUMBER = BigInteger().with_variant(
+    Integer, "sqlite"
+)  # SQLite's own row number, PostgreSQL's bigserial
 _FLAG = Boolean(create_constraint=False)
-_TYPES: dict[Any, Any] = {str: Text, int: BigInteger, float: Double, bool: _FLAG}  # all else is JSON
+_TYPES: dict[Any, Any] = {
+    str: Text,
+    int: BigInteger,
+    float: Double,
+    bool: _FLAG,
+}  # all else is JSON
 
 
 def _table(name: str, *columns: Any, of: type | None = None, **how: Any) -> Table:
@@ -55,12 +62,20 @@ def _study(**how: Any) -> Column[str]:
 
 def _cell() -> Column[int]:
     """Return the cell that a row belongs to, and goes with."""
-    return Column("cell", _NUMBER, ForeignKey("cells.id", ondelete="CASCADE"), primary_key=True, autoincrement=False)
+    return Column(
+        "cell",
+        _NUMBER,
+        ForeignKey("cells.id", ondelete="CASCADE"),
+        primary_key=True,
+        autoincrement=False,
+    )
 
 
 # What a store says of itself: where its items lie.
 settings = _table("settings", *_key("name"), *_some(Text, "value"))
-schema_version = _table("schema_version", Column("version", Integer, primary_key=True, autoincrement=False))
+schema_version = _table(
+    "schema_version", Column("version", Integer, primary_key=True, autoincrement=False)
+)
 studies = _table(
     "studies",
     *_key("key"),
@@ -92,7 +107,9 @@ scores = _table(
     *_key("name"),
     *_some(Double, "value", "stderr", nullable=True),  # NULL is NaN: unknown
     Column("n", BigInteger, nullable=False),
-    Column("metric", Text, nullable=False),  # from here to chance: what it is of; NULL where unknown
+    Column(
+        "metric", Text, nullable=False
+    ),  # from here to chance: what it is of; NULL where unknown
     Column("higher_is_better", _FLAG, nullable=False),
     *_some(Text, "kind", "scale", nullable=True),
     Column("chance", Double),
@@ -118,7 +135,11 @@ failures = _table(
 
 # A lane names its cell by key, which is known before the cell is committed: no foreign key.
 lanes = _table(
-    "lanes", *_key("key"), _study(nullable=False, index=True), Column("cell", Text, index=True), of=LaneRecord
+    "lanes",
+    *_key("key"),
+    _study(nullable=False, index=True),
+    Column("cell", Text, index=True),
+    of=LaneRecord,
 )
 epochs = _table(
     "epochs",
@@ -135,7 +156,13 @@ events = _table(
     of=EventRecord,
     sqlite_autoincrement=True,  # an id is never given twice
 )
-progress = _table("progress", _study(primary_key=True), *_key("row"), *_some(Json, "payload"), *_some(Text, "updated"))
+progress = _table(
+    "progress",
+    _study(primary_key=True),
+    *_key("row"),
+    *_some(Json, "payload"),
+    *_some(Text, "updated"),
+)
 
 # Who computes a row now (see store/live.py), and the cells that are his meanwhile.
 leases = _table("leases", *_key("id"), _study(nullable=False), of=LeaseRecord)

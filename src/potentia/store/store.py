@@ -15,10 +15,27 @@ import sqlalchemy as sa
 from potentia.errors import EmptyStoreError, NoStoreError, StoreError, without_password
 from potentia.files import remove, whole_folder
 from potentia.store import schema as s
-from potentia.store.database import identity, locate, prepare, recorded_items, speaking, store_gone, wait_for
+from potentia.store.database import (
+    identity,
+    locate,
+    prepare,
+    recorded_items,
+    speaking,
+    store_gone,
+    wait_for,
+)
 from potentia.store.live import chunks, columns
 from potentia.store.reading import CELL, METRIC, ORIGIN, Reading
-from potentia.store.records import CellRecord, StudyRecord, dumps, items_path, looks_whole, now, publish, stage
+from potentia.store.records import (
+    CellRecord,
+    StudyRecord,
+    dumps,
+    items_path,
+    looks_whole,
+    now,
+    publish,
+    stage,
+)
 from potentia.values.scores import ItemOutcome
 
 ADAPTER_NOTE = "potentia.json"
@@ -34,7 +51,14 @@ class Store(Reading):
     _opened: tuple[str, bool]
 
     @classmethod
-    def open(cls, where: str | Path, *, readonly: bool = False, create: bool = True, patience: float = 0.0) -> Store:
+    def open(
+        cls,
+        where: str | Path,
+        *,
+        readonly: bool = False,
+        create: bool = True,
+        patience: float = 0.0,
+    ) -> Store:
         """Open or create a store: the path of a SQLite file, or a URL such as ``postgresql+psycopg://host/name``.
 
         Items lie in ``<file>.items/``; for PostgreSQL in ``?items=FOLDER`` of the URL, or where the store says that
@@ -43,12 +67,22 @@ class Store(Reading):
         and later, while a server is away.
         """
         url, path, items = locate(where)
-        name = str(path) if path is not None else without_password(url.render_as_string(hide_password=False))
+        name = (
+            str(path)
+            if path is not None
+            else without_password(url.render_as_string(hide_password=False))
+        )
         if path is not None and path.is_dir():
-            raise NoStoreError("this is a folder", where=name, hint="give a file, for example potentia.db")
+            raise NoStoreError(
+                "this is a folder", where=name, hint="give a file, for example potentia.db"
+            )
         if path is not None and not path.exists():
             if readonly:
-                raise NoStoreError("there is no such store", where=name, hint="check the path, or run a study first")
+                raise NoStoreError(
+                    "there is no such store",
+                    where=name,
+                    hint="check the path, or run a study first",
+                )
             if not create:
                 raise store_gone(name)
         engine, folder = wait_for(lambda: prepare(url, path, name, items, readonly), patience)
@@ -63,7 +97,11 @@ class Store(Reading):
     def find(cls, where: str | Path, *, patience: float = 0.0) -> Store | None:
         """Open a store to read it; None where nothing was stored yet. Creates and changes nothing."""
         _, path, _ = locate(where)
-        if path is not None and not path.is_dir() and (not path.exists() or path.stat().st_size == 0):
+        if (
+            path is not None
+            and not path.is_dir()
+            and (not path.exists() or path.stat().st_size == 0)
+        ):
             return None
         try:
             return cls.open(where, readonly=True, patience=patience)
@@ -91,7 +129,9 @@ class Store(Reading):
         with self._writing() as connection:
             moment = now()
             row = {"key": key, "name": name, "spec": spec, "created": moment, "opened": moment}
-            insert = self._insert(s.studies).on_conflict_do_update(index_elements=["key"], set_={"opened": moment})
+            insert = self._insert(s.studies).on_conflict_do_update(
+                index_elements=["key"], set_={"opened": moment}
+            )
             connection.execute(insert, row)
             found = sa.select(*columns(s.studies, StudyRecord)).where(s.studies.c.key == key)
             return StudyRecord(**connection.execute(found).mappings().one())
@@ -99,7 +139,11 @@ class Store(Reading):
     # --- writing cells ----------------------------------------------------------------------------------------------
 
     def commit_cell(
-        self, cell: CellRecord, *, items: Sequence[ItemOutcome] | None = None, event: Mapping[str, Any] | None = None
+        self,
+        cell: CellRecord,
+        *,
+        items: Sequence[ItemOutcome] | None = None,
+        event: Mapping[str, Any] | None = None,
     ) -> bool:
         """Commit one cell with scores, manifest and items, and an ``event`` of the kind "cell", wholly or not at all.
 
@@ -113,11 +157,17 @@ class Store(Reading):
             with self._writing() as connection:
                 count = len(items) if items is not None else None
                 fresh = self._put(connection, [cell], count)
-                if not fresh and staged is not None and not looks_whole(self.items_folder, cell.key):
+                if (
+                    not fresh
+                    and staged is not None
+                    and not looks_whole(self.items_folder, cell.key)
+                ):
                     fresh = self._renew(connection, cell, count)
                 if fresh and staged is not None:
                     publish(self.items_folder, cell.key, staged)
-                if fresh and event is not None:  # last: on PostgreSQL writers of events wait for one another
+                if (
+                    fresh and event is not None
+                ):  # last: on PostgreSQL writers of events wait for one another
                     self._say(connection, cell.study, "cell", event)
             return bool(fresh)
         finally:
@@ -129,7 +179,10 @@ class Store(Reading):
         cell = self.cell(source)
         if cell is not None and not self.has(key):
             if (kept := self.adapter(source)) is not None:
-                with speaking(self.where), whole_folder(self.adapters_folder / key, replace=True) as draft:
+                with (
+                    speaking(self.where),
+                    whole_folder(self.adapters_folder / key, replace=True) as draft,
+                ):
                     shutil.copytree(kept, draft, dirs_exist_ok=True)
             probe = next(iter(self.probes(key=source).values()), None)
             copy = replace(cell, key=key, study=study, model=model, task=task, probe=probe)
@@ -146,7 +199,9 @@ class Store(Reading):
         """Take cells out of a study that does not ask for them any more; they stay in the store."""
         with self._writing() as connection:
             for some in chunks(list(self._numbers(connection, cell_keys).values())):
-                here = s.study_cells.delete().where(s.study_cells.c.study == study, s.study_cells.c.cell.in_(some))
+                here = s.study_cells.delete().where(
+                    s.study_cells.c.study == study, s.study_cells.c.cell.in_(some)
+                )
                 connection.execute(here)
 
     def discard(self, cell_keys: Sequence[str]) -> None:
@@ -169,7 +224,9 @@ class Store(Reading):
             why = f"the store was made with its items in {recorded}: leave out items=, or name that folder"
         else:
             why = "bring the folder back, or name it: ?items=FOLDER in the URL; to compute anew: potentia store discard"
-        words = f"the items of all {len(cell_keys)} finished cells are missing in {self.items_folder}"
+        words = (
+            f"the items of all {len(cell_keys)} finished cells are missing in {self.items_folder}"
+        )
         raise StoreError(words, where=self.where, hint=why)
 
     def adopt(self, study: str, cell_keys: Iterable[str]) -> int:
@@ -181,9 +238,13 @@ class Store(Reading):
             self._link(connection, {(key, number) for number in found.values()})
             return len(found)
 
-    def _put(self, connection: sa.Connection, cells: Sequence[CellRecord], items: int | None = None) -> int:
+    def _put(
+        self, connection: sa.Connection, cells: Sequence[CellRecord], items: int | None = None
+    ) -> int:
         """Write the cells whose keys are free, and add all to their studies; returns how many were new."""
-        studies = {name: self._study_key(connection, name) for name in {cell.study for cell in cells}}
+        studies = {
+            name: self._study_key(connection, name) for name in {cell.study for cell in cells}
+        }
         unique = {cell.key: cell for cell in reversed(cells)}  # the first of a key counts
         rows = [
             {name: getattr(cell, name) for name in CELL}
@@ -191,7 +252,9 @@ class Store(Reading):
             | dict(zip(ORIGIN, astuple(cell.score.origin), strict=True))
             for cell in reversed(unique.values())
         ]
-        claim = self._insert(s.cells).on_conflict_do_nothing().returning(s.cells.c.key, s.cells.c.id)
+        claim = (
+            self._insert(s.cells).on_conflict_do_nothing().returning(s.cells.c.key, s.cells.c.id)
+        )
         fresh = dict(connection.execute(claim, rows).all()) if rows else {}
         self._describe(connection, [(number, unique[key]) for key, number in fresh.items()])
         numbers = fresh | self._numbers(connection, [key for key in unique if key not in fresh])
@@ -202,7 +265,9 @@ class Store(Reading):
     def _describe(connection: sa.Connection, new: Sequence[tuple[int, CellRecord]]) -> None:
         """Write what belongs to new cells: scores, manifests, probes."""
         scores = [row for number, cell in new for row in _score_rows(number, cell)]
-        bodies = [{"cell": n, "manifest": cell.manifest, "selection": cell.selection} for n, cell in new]
+        bodies = [
+            {"cell": n, "manifest": cell.manifest, "selection": cell.selection} for n, cell in new
+        ]
         probes = [{"cell": n, "probe": cell.probe} for n, cell in new if cell.probe is not None]
         for table, parts in ((s.scores, scores), (s.manifests, bodies), (s.probes, probes)):
             if parts:
@@ -239,7 +304,9 @@ class Store(Reading):
         f, c = s.failures.c, s.cells.c
         for chunk in chunks([number for _, number in pairs]):
             asked = sa.select(s.study_cells.c.study).where(s.study_cells.c.cell == c.id)
-            same = sa.and_(f.model == c.model, f.task == c.task, f.protocol == c.protocol, f.study.in_(asked))
+            same = sa.and_(
+                f.model == c.model, f.task == c.task, f.protocol == c.protocol, f.study.in_(asked)
+            )
             healed = sa.exists().where(c.id.in_(chunk), sa.or_(f.key == c.key, same))
             connection.execute(s.failures.delete().where(healed))
 
@@ -284,7 +351,11 @@ def _check(cell: CellRecord) -> None:
     if cell.metric not in cell.scores:
         raise StoreError(f"the main metric {cell.metric!r} is not among the scores", where=place)
     if not math.isfinite(cell.scores[cell.metric].value):
-        raise StoreError("the main score is not a finite number", where=place, hint="record the cell as failed instead")
+        raise StoreError(
+            "the main score is not a finite number",
+            where=place,
+            hint="record the cell as failed instead",
+        )
 
 
 def _score_rows(number: int, cell: CellRecord) -> list[dict[str, Any]]:

@@ -11,4 +11,12 @@ from potentia.study.file import (
     study_key,
 )
 from potentia.study.schema import EXPOSED, Caps, ModelSpec, Study, TaskSpec, Wanted
-from potentia.study.tuning import Adjust, Probe, Selection, Tuning, adjust_tuning, own_rates, recipe_test_task
+from potentia.study.tuning import (
+    Adjust,
+    Probe,
+    Selection,
+    Tuning,
+    adjust_tuning,
+    own_rates,
+    recipe_test_task,
+)

@@ -15,7 +15,9 @@ from typing import Any
 
 from potentia.errors import first_line
 
-_STEP = re.compile(r"(?:checkpoint|ckpt|global[-_]?step|step|iter(?:ation)?)[-_]?(\d+)", re.IGNORECASE)
+_STEP = re.compile(
+    r"(?:checkpoint|ckpt|global[-_]?step|step|iter(?:ation)?)[-_]?(\d+)", re.IGNORECASE
+)
 _TOKENS = re.compile(r"tokens?[-_]?(\d+(?:\.\d+)?)([KMBT])?(?![A-Za-z])", re.IGNORECASE)
 _SIZES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
@@ -24,11 +26,17 @@ def find_checkpoints(where: str) -> list[dict[str, Any]]:
     """Return the checkpoints of a folder, or of a hub repository's revisions, in the order of their steps."""
     folder = Path(where).expanduser()
     if folder.is_dir():
-        found = [_of_folder(path) for path in folder.iterdir() if path.is_dir() and _step(path.name) is not None]
+        found = [
+            _of_folder(path)
+            for path in folder.iterdir()
+            if path.is_dir() and _step(path.name) is not None
+        ]
         loadable = [point for point in found if (Path(point["path"]) / "config.json").is_file()]
         if not loadable:
             there = f"; {len(found)} such folders have no config.json" if found else ""
-            raise ValueError(f"{where} holds no checkpoint (checkpoint-390, step1000, iter_0001000 …){there}")
+            raise ValueError(
+                f"{where} holds no checkpoint (checkpoint-390, step1000, iter_0001000 …){there}"
+            )
         return _ordered(loadable)
     if re.fullmatch(r"[\w.-]+/[\w.-]+", where) and not where.startswith("."):
         return _ordered(_of_hub(where))
@@ -67,14 +75,20 @@ def _of_hub(repository: str) -> list[dict[str, Any]]:
         told = f"{repository} is no folder, and its revisions cannot be had from the hub"
         raise ValueError(f"{told}: {first_line(error)}") from None
     names = [ref.name for ref in (*refs.branches, *refs.tags)]
-    points = [{"step": _step(n), "path": repository, "revision": n, "tokens": _tokens(n)} for n in names]
+    points = [
+        {"step": _step(n), "path": repository, "revision": n, "tokens": _tokens(n)} for n in names
+    ]
     found = [point for point in points if point["step"] is not None]
     if not found:
-        raise ValueError(f"no revision of {repository} is named after a step (step1000, checkpoint-390 …)")
+        raise ValueError(
+            f"no revision of {repository} is named after a step (step1000, checkpoint-390 …)"
+        )
     return found
 
 
 def _ordered(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Order checkpoints by step; of two with the same step (several stages) the first named counts."""
-    ordered = sorted(points, key=lambda point: (point["step"], str(point.get("revision") or point.get("path"))))
+    ordered = sorted(
+        points, key=lambda point: (point["step"], str(point.get("revision") or point.get("path")))
+    )
     return [next(same) for _, same in groupby(ordered, key=lambda point: point["step"])]

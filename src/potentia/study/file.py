@@ -34,10 +34,14 @@ def read_study(path: str | Path | None, flags: Mapping[str, Any] | None = None) 
     file = Path(path)
     raw, node = read_yaml(file, what="the study file", error=StudyError)
     if node is None or not isinstance(raw, dict):
-        raise StudyError("a study file holds `models:`, `tasks:` and so on at its top level", where=str(file))
+        raise StudyError(
+            "a study file holds `models:`, `tasks:` and so on at its top level", where=str(file)
+        )
     if not all(isinstance(field, str) for field in raw):
         raise StudyError("a study's keys are words", where=str(file))
-    merged = _merged(_anchored(raw, (), file.parent.resolve()), given)  # one study, from wherever it is read
+    merged = _merged(
+        _anchored(raw, (), file.parent.resolve()), given
+    )  # one study, from wherever it is read
     return make_study(merged, where=str(file), lines=dict(_lines(node, ())), flags=given)
 
 
@@ -53,7 +57,9 @@ def make_study(
         made = Study.model_validate(dict(raw))
     except ValidationError as error:
         found = error.errors()
-        bad = {item["loc"][:n] for item in found for n in range(len(item["loc"]))}  # a list is short of what is wrong
+        bad = {
+            item["loc"][:n] for item in found for n in range(len(item["loc"]))
+        }  # a list is short of what is wrong
         found = [item for item in found if item["type"] != "too_short" or item["loc"] not in bad]
         problems = [_problem(item, where, lines or {}, flags or {}) for item in found]
         if len(problems) == 1:
@@ -85,10 +91,16 @@ def _lines(node: yaml.Node, place: Place) -> Iterator[tuple[Place, int]]:
 
 # Where a study file holds paths; "*" is any place of a list. A model or a task may also be its path alone.
 _PATHS = {
-    ("models", "*", "path"), ("models", "*", "adapter"), ("models", "*", "checkpoints"),
+    ("models", "*", "path"),
+    ("models", "*", "adapter"),
+    ("models", "*", "checkpoints"),
     ("models", "*", "checkpoints", "*", "path"),
-    ("tasks", "*", "file"), ("adjust", "data"), ("treat", "data", "*"), ("data_dir",), ("facts",),
-}  # fmt: skip
+    ("tasks", "*", "file"),
+    ("adjust", "data"),
+    ("treat", "data", "*"),
+    ("data_dir",),
+    ("facts",),
+}
 _ALONE = {("models", "*"): "path", ("tasks", "*"): "file"}
 
 
@@ -98,7 +110,11 @@ def _anchored(value: Any, place: tuple[Any, ...], folder: Path) -> Any:
         return {key: _anchored(inner, (*place, key), folder) for key, inner in value.items()}
     if isinstance(value, list):
         return [_anchored(inner, (*place, "*"), folder) for inner in value]
-    return _path(value, place, folder) if isinstance(value, str) and (place in _PATHS or place in _ALONE) else value
+    return (
+        _path(value, place, folder)
+        if isinstance(value, str) and (place in _PATHS or place in _ALONE)
+        else value
+    )
 
 
 def _path(value: str, place: tuple[Any, ...], folder: Path) -> Any:
@@ -124,7 +140,10 @@ def _exists(path: Path) -> bool:
 
 
 def _said(flags: Mapping[str, Any]) -> dict[str, Any]:
-    said = {field: _said(value) if isinstance(value, Mapping) else value for field, value in flags.items()}
+    said = {
+        field: _said(value) if isinstance(value, Mapping) else value
+        for field, value in flags.items()
+    }
     return {field: value for field, value in said.items() if value is not None and value != {}}
 
 
@@ -143,11 +162,15 @@ def _merged(raw: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
 # --- problems in words -----------------------------------------------------------------------------------------------
 
 
-def _problem(item: Any, where: str | None, lines: Mapping[Place, int], flags: Mapping[str, Any]) -> str:
+def _problem(
+    item: Any, where: str | None, lines: Mapping[Place, int], flags: Mapping[str, Any]
+) -> str:
     place: Place = tuple(item["loc"])
     spot = _flag(place, flags)
     if spot is None:
-        line = next((lines[place[:n]] for n in range(len(place), -1, -1) if place[:n] in lines), None)
+        line = next(
+            (lines[place[:n]] for n in range(len(place), -1, -1) if place[:n] in lines), None
+        )
         spot = ":".join(str(part) for part in (where, line) if part is not None)
     name = ".".join(str(part) for part in place) or "study"
     return f"{spot + ': ' if spot else ''}{name}: {_message(item, place)}"
@@ -165,7 +188,11 @@ def _message(item: Any, place: Place) -> str:
         return f"unknown key; {f'did you mean `{nearest[0]}`?' if nearest else 'known here: ' + ', '.join(known)}"
     given = item.get("input")
     named = "is no protocol" in message  # it names the text already
-    return f"{message} (it is {given!r})" if isinstance(given, (str, int, float)) and not named else message
+    return (
+        f"{message} (it is {given!r})"
+        if isinstance(given, (str, int, float)) and not named
+        else message
+    )
 
 
 def _flag(place: Place, flags: Mapping[str, Any]) -> str | None:
@@ -201,13 +228,26 @@ def _record_in(annotation: Any) -> type[BaseModel] | None:
 SCORING_VERSION = 1
 
 # Fields that say where and how fast to compute, but not what.
-_ELSEWHERE = {"probe", "store", "device", "shards", "token_budget", "name", "data_dir", "keep_adapters"}
+_ELSEWHERE = {
+    "probe",
+    "store",
+    "device",
+    "shards",
+    "token_budget",
+    "name",
+    "data_dir",
+    "keep_adapters",
+}
 
 
 def canonical(value: Any) -> Any:
     """Reduce to plain JSON values, so that key order, tuples against lists and 1 against 1.0 do not matter."""
     if isinstance(value, BaseModel):
-        return {k: canonical(getattr(value, k)) for k, f in type(value).model_fields.items() if not f.exclude}
+        return {
+            k: canonical(getattr(value, k))
+            for k, f in type(value).model_fields.items()
+            if not f.exclude
+        }
     if isinstance(value, dict):
         return {str(k): canonical(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -225,7 +265,10 @@ def content_key(**parts: Any) -> str:
 
 def study_key(study: Study) -> str:
     """Name the study by its content and its name; where it runs does not matter."""
-    return content_key(name=study.name, study=study.model_dump(mode="json", exclude=_ELSEWHERE, exclude_defaults=True))
+    return content_key(
+        name=study.name,
+        study=study.model_dump(mode="json", exclude=_ELSEWHERE, exclude_defaults=True),
+    )
 
 
 def cell_key(
@@ -258,8 +301,15 @@ def cell_key(
     if shots is not None and shots != protocol.shots:
         parts["shots"] = shots
     if protocol == ADJUST and study.adjust is not None:
-        told = {name: getattr(study.adjust, name) for name in ("recipe", "tuning", "at_steps", "every_rate")}
-        parts |= {"adjust": told, "adjust_data": auxiliary, "rates": rates}  # of its data the content counts
+        told = {
+            name: getattr(study.adjust, name)
+            for name in ("recipe", "tuning", "at_steps", "every_rate")
+        }
+        parts |= {
+            "adjust": told,
+            "adjust_data": auxiliary,
+            "rates": rates,
+        }  # of its data the content counts
     if kind is not None and kind.value == "base" and study.chat != "never":
         parts["kind"] = "base"
     return content_key(**parts)

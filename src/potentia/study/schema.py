@@ -11,7 +11,16 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from potentia.facts import leaderboard_shots
 from potentia.study.checkpoints import find_checkpoints
-from potentia.study.tuning import Adjust, Positive, Probe, Selection, Strict, Treat, Tuning, adjust_tuning
+from potentia.study.tuning import (
+    Adjust,
+    Positive,
+    Probe,
+    Selection,
+    Strict,
+    Treat,
+    Tuning,
+    adjust_tuning,
+)
 from potentia.values.protocol import ADJUST, DIRECT, TRAIN_BEFORE_TEST, Protocol
 
 PositiveShare = Annotated[float, Field(gt=0)]
@@ -22,7 +31,9 @@ Found = TypeVar("Found")
 class CheckpointSpec(Strict):
     """One point of a pretraining run: a hub revision or a folder."""
 
-    step: int = Field(ge=0, description="the optimizer step it stands at; its row is called `name@step`")
+    step: int = Field(
+        ge=0, description="the optimizer step it stands at; its row is called `name@step`"
+    )
     revision: str | None = Field(None, description="the hub revision that holds it")
     path: str | None = Field(None, description="the folder that holds it")
     tokens: float | None = Field(None, description="tokens seen so far")
@@ -41,36 +52,55 @@ def _found(value: Any) -> Any:
 class ModelSpec(Strict):
     """A causal language model: where it is, and the facts that the built-in table does not know."""
 
-    name: str = Field(description="what it is called in tables; also its hub name where there is no path")
+    name: str = Field(
+        description="what it is called in tables; also its hub name where there is no path"
+    )
     path: str | None = Field(None, description="hub name, folder or GGUF file")
     revision: str | None = Field(None, description="hub branch, tag or commit")
-    gguf_file: str | None = Field(None, description="the GGUF file to load from a folder or repository of several")
+    gguf_file: str | None = Field(
+        None, description="the GGUF file to load from a folder or repository of several"
+    )
     kind: Literal["auto", "base", "instruct"] = Field(
         "auto",
         description="`base` is never asked through a chat template; `auto` goes by the facts, the name, the tokenizer",
     )
     family: str | None = Field(None, description="for comparisons within and between families")
     parameters: float | None = Field(None, gt=0, description="number of parameters")
-    tokens: float | None = Field(None, gt=0, description="pretraining tokens; with the parameters, the compute")
+    tokens: float | None = Field(
+        None, gt=0, description="pretraining tokens; with the parameters, the compute"
+    )
     date: str | None = Field(None, description="when it came out: 2024-11 or 2024-11-30")
-    base_model: str | None = Field(None, description="the base model that an instruct model was made from")
+    base_model: str | None = Field(
+        None, description="the base model that an instruct model was made from"
+    )
     checkpoints: Annotated[tuple[CheckpointSpec, ...], BeforeValidator(_found)] = Field(
         (),
         description="points of its pretraining, each a row of its own: a list, or the folder (or hub repository) that"
         " holds `checkpoint-390`, `step1000`, `iter_0001000` …",
     )
-    series: str | None = Field(None, description="the pretraining run it is a checkpoint of; set by `checkpoints`")
+    series: str | None = Field(
+        None, description="the pretraining run it is a checkpoint of; set by `checkpoints`"
+    )
     step: int | None = Field(None, description="where in that run; set by `checkpoints`")
-    trust_remote_code: bool = Field(False, description="run the model's own code; only for those you trust")
-    adapter: str | None = Field(None, description="folder of a PEFT adapter, merged into the model when it loads")
+    trust_remote_code: bool = Field(
+        False, description="run the model's own code; only for those you trust"
+    )
+    adapter: str | None = Field(
+        None, description="folder of a PEFT adapter, merged into the model when it loads"
+    )
     quantise: Literal["8bit", "4bit"] | None = Field(
-        None, description="keep its weights in few bits, by bitsandbytes: `8bit`, or `4bit` (NF4, as in QLoRA)"
+        None,
+        description="keep its weights in few bits, by bitsandbytes: `8bit`, or `4bit` (NF4, as in QLoRA)",
     )
     learning_rates: tuple[Annotated[float, Field(gt=0)], ...] | None = Field(
         None, min_length=1, description="its own under `adjust`, where the recipe's would harm it"
     )
-    exposure: tuple[str, ...] = Field((), description="tasks whose form or data were in its training, where known")
-    copy_of: str | None = Field(None, description="the model that this one is a treated copy of; set by `treat`")
+    exposure: tuple[str, ...] = Field(
+        (), description="tasks whose form or data were in its training, where known"
+    )
+    copy_of: str | None = Field(
+        None, description="the model that this one is a treated copy of; set by `treat`"
+    )
 
     @property
     def source(self) -> str:
@@ -116,11 +146,17 @@ class Columns(Strict):
     """Which columns of your own data are what, where they are not called so."""
 
     question: str | None = Field(None, description="what is asked, of a multiple-choice benchmark")
-    choices: str | tuple[str, ...] | None = Field(None, description="a column of lists, or one column per choice")
-    answer: str | None = Field(None, description="the right choice: its text, its number, or its letter")
+    choices: str | tuple[str, ...] | None = Field(
+        None, description="a column of lists, or one column per choice"
+    )
+    answer: str | None = Field(
+        None, description="the right choice: its text, its number, or its letter"
+    )
     prompt: str | None = Field(None, description="what is asked, of a generation benchmark")
     completion: str | None = Field(None, description="what is to be written")
-    text: str | None = Field(None, description="a document of a corpus, or the text that a label is of")
+    text: str | None = Field(
+        None, description="a document of a corpus, or the text that a label is of"
+    )
     text_pair: str | None = Field(None, description="the second text, where a label is of two")
     label: str | None = Field(None, description="the class of a text")
 
@@ -138,45 +174,68 @@ class Caps(Strict):
 
     def but(self, own: Caps | None) -> Caps:
         """Return these caps with what ``own`` says in so many words."""
-        said = {name: getattr(own, name) for name in own.model_fields_set} if own is not None else {}
+        said = (
+            {name: getattr(own, name) for name in own.model_fields_set} if own is not None else {}
+        )
         return self.model_copy(update=said)
 
 
 class TaskSpec(Strict):
     """A benchmark: a harness task (``arc_easy``), one in another form (``arc_easy:choice``), or the user's file."""
 
-    name: str = Field(description="what it is called in tables; also the harness task where there is no file")
+    name: str = Field(
+        description="what it is called in tables; also the harness task where there is no file"
+    )
     file: str | tuple[str, ...] | None = Field(
         None,
         description="your own: a jsonl, csv, parquet or text file, several of them, a folder, or a harness task file",
     )
-    dataset: str | None = Field(None, description="your own on the hub: a dataset's name, as `org/name`")
+    dataset: str | None = Field(
+        None, description="your own on the hub: a dataset's name, as `org/name`"
+    )
     subset: str | None = Field(None, description="the configuration of that dataset")
     columns: Columns = Field(
-        Columns(), description="your columns: `{question: query, choices: [a, b, c], answer: label}`"
+        Columns(),
+        description="your columns: `{question: query, choices: [a, b, c], answer: label}`",
     )
     labels: Annotated[tuple[tuple[str, str], ...], BeforeValidator(_pairs)] = Field(
         (), description="words for the labels of a classification: `{0: negative, 1: positive}`"
     )
-    prompt: str | None = Field(None, description="how a question is put, over your columns: `{{context}} Q: {{query}}`")
+    prompt: str | None = Field(
+        None, description="how a question is put, over your columns: `{{context}} Q: {{query}}`"
+    )
     ratios: tuple[PositiveShare, PositiveShare, PositiveShare] | None = Field(
-        None, description="shares of train, validation and test of data in one split; 8:1:1 where absent"
+        None,
+        description="shares of train, validation and test of data in one split; 8:1:1 where absent",
     )
     folds: Annotated[int, Field(ge=2, le=20)] | None = Field(
-        None, description="test every document once, in so many folds; for few documents in one split"
+        None,
+        description="test every document once, in so many folds; for few documents in one split",
     )
     fold: int | None = Field(None, description="which of the folds; set by `folds`")
 
     shots: int | None = Field(
-        None, ge=0, le=1000, description="examples before a question under direct, few_shot and adjust"
+        None,
+        ge=0,
+        le=1000,
+        description="examples before a question under direct, few_shot and adjust",
     )
-    caps: Caps | None = Field(None, description="caps of its own; what they do not say is the study's")
+    caps: Caps | None = Field(
+        None, description="caps of its own; what they do not say is the study's"
+    )
     mean: Literal["items", "subtasks"] | None = Field(
-        None, description="a group's score: over all items, or the plain mean of its subtasks; the harness's if absent"
+        None,
+        description="a group's score: over all items, or the plain mean of its subtasks; the harness's if absent",
     )
-    answer_tokens: Positive | None = Field(None, description="tokens that an answer is written in at most")
-    category: str | None = Field(None, description="what kind of task it is, for agreement by category")
-    chance: float | None = Field(None, ge=0, le=1, description="accuracy of a guess, where the options do not tell it")
+    answer_tokens: Positive | None = Field(
+        None, description="tokens that an answer is written in at most"
+    )
+    category: str | None = Field(
+        None, description="what kind of task it is, for agreement by category"
+    )
+    chance: float | None = Field(
+        None, ge=0, le=1, description="accuracy of a guess, where the options do not tell it"
+    )
 
     @model_validator(mode="after")
     def _one_source(self) -> TaskSpec:
@@ -184,7 +243,9 @@ class TaskSpec(Strict):
             raise ValueError("a task has a file or a dataset, not both")
         own = self.file is not None or self.dataset is not None
         if not own and (self.columns.given() or self.prompt or self.subset or self.labels):
-            raise ValueError("columns, labels, prompt and subset are for data of your own: give a file or a dataset")
+            raise ValueError(
+                "columns, labels, prompt and subset are for data of your own: give a file or a dataset"
+            )
         if self.ratios is not None and self.folds is not None:
             raise ValueError("give ratios or folds, not both")
         return self
@@ -258,28 +319,37 @@ class Study(Strict):
         min_length=1, description="hub names and folders, or records"
     )
     tasks: tuple[Annotated[TaskSpec, BeforeValidator(_named)], ...] = Field(
-        min_length=1, description="harness tasks, also in another form (`arc_easy:cloze`), files, or records"
+        min_length=1,
+        description="harness tasks, also in another form (`arc_easy:cloze`), files, or records",
     )
     protocols: tuple[Protocol, ...] = Field(
-        (DIRECT, TRAIN_BEFORE_TEST), description="`direct`, `few_shot:K`, `train_before_test`, `adjust`"
+        (DIRECT, TRAIN_BEFORE_TEST),
+        description="`direct`, `few_shot:K`, `train_before_test`, `adjust`",
     )
     data_dir: str | None = Field(
-        None, description="folder of benchmark splits, `<dataset>/<config>/<split>.parquet`; the hub where absent"
+        None,
+        description="folder of benchmark splits, `<dataset>/<config>/<split>.parquet`; the hub where absent",
     )
     shots: Literal["leaderboard"] | None = Field(
-        None, description="`leaderboard`: as many examples as the public leaderboards show (25 for ARC, 5 for MMLU …)"
+        None,
+        description="`leaderboard`: as many examples as the public leaderboards show (25 for ARC, 5 for MMLU …)",
     )
     answer_tokens: Positive | None = Field(
-        None, description="tokens that an answer is written in at most; the task's own number where absent"
+        None,
+        description="tokens that an answer is written in at most; the task's own number where absent",
     )
     caps: Caps = Field(Caps(), description="the most documents of each split")
-    carve: float = Field(0.2, gt=0, lt=1, description="share of train carved out where validation is the test split")
+    carve: float = Field(
+        0.2, gt=0, lt=1, description="share of train carved out where validation is the test split"
+    )
     drop_overlap: bool | None = Field(
         None,
         description="drop training documents that overlap the test split; where absent, your own that another split"
         " repeats",
     )
-    drop_bad_rows: bool = Field(False, description="leave out rows of your files that cannot be used")
+    drop_bad_rows: bool = Field(
+        False, description="leave out rows of your files that cannot be used"
+    )
     tuning: Tuning = Field(Tuning(), description="the fine-tuning that every model receives")
     selection: Selection = Field(
         "validation",
@@ -291,39 +361,56 @@ class Study(Strict):
     )
     adjust: Adjust | None = Field(None, description="the auxiliary data of the protocol `adjust`")
     only: tuple[Wanted, ...] | None = Field(
-        None, description="tune these cells alone, as `potentia plan --budget` writes them; all where absent"
+        None,
+        description="tune these cells alone, as `potentia plan --budget` writes them; all where absent",
     )
-    treat: Treat | None = Field(None, description="show some models test tasks before the study, on purpose")
-    probe: Annotated[Probe, BeforeValidator(lambda given: {"on": given} if isinstance(given, bool) else given)] = Field(
-        Probe(), description="record how much is left to learn, for `analyze exposure`: true, false, or a record"
+    treat: Treat | None = Field(
+        None, description="show some models test tasks before the study, on purpose"
     )
-    seed: int = Field(0, description="seed of splits, orders and examples, and the first of the fine-tuning seeds")
+    probe: Annotated[
+        Probe, BeforeValidator(lambda given: {"on": given} if isinstance(given, bool) else given)
+    ] = Field(
+        Probe(),
+        description="record how much is left to learn, for `analyze exposure`: true, false, or a record",
+    )
+    seed: int = Field(
+        0, description="seed of splits, orders and examples, and the first of the fine-tuning seeds"
+    )
     seeds: Positive = Field(1, description="fine-tuning seeds per cell; the score is their mean")
     device: str = Field(
         "auto",
         description="`auto`, `cpu`, `cuda`, `cuda:1` …; `spread`: each model over all GPUs, and the CPU if need be",
     )
     shards: Positive = Field(
-        1, description="GPUs that share the weights and moments of one full tuning (FSDP), a process each"
+        1,
+        description="GPUs that share the weights and moments of one full tuning (FSDP), a process each",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="of the weights; `auto` is bfloat16 on a GPU, else float32"
     )
-    token_budget: Positive | None = Field(None, description="tokens per forward pass; found by itself where absent")
+    token_budget: Positive | None = Field(
+        None, description="tokens per forward pass; found by itself where absent"
+    )
     store: str = Field("potentia.db", description="SQLite file, or a PostgreSQL URL")
-    keep_adapters: bool = Field(True, description="keep the chosen adapter of every tuned cell beside the store")
+    keep_adapters: bool = Field(
+        True, description="keep the chosen adapter of every tuned cell beside the store"
+    )
     facts: str | None = Field(None, description="a CSV of model facts, beside the built-in ones")
 
     @field_validator("protocols")
     @classmethod
     def _distinct(cls, value: tuple[Protocol, ...]) -> tuple[Protocol, ...]:
         if not value:
-            raise ValueError("name at least one protocol: direct, few_shot:K, train_before_test or adjust")
+            raise ValueError(
+                "name at least one protocol: direct, few_shot:K, train_before_test or adjust"
+            )
         return tuple(dict.fromkeys(value))
 
     @field_validator("models", "tasks")
     @classmethod
-    def _named_once(cls, value: tuple[ModelSpec | TaskSpec, ...]) -> tuple[ModelSpec | TaskSpec, ...]:
+    def _named_once(
+        cls, value: tuple[ModelSpec | TaskSpec, ...]
+    ) -> tuple[ModelSpec | TaskSpec, ...]:
         rows = [row for model in value if isinstance(model, ModelSpec) for row in model.expand()]
         _once("model" if rows else "task", [one.name for one in rows or value])
         return value
@@ -335,7 +422,9 @@ class Study(Strict):
         shown = self.treat.data if self.treat is not None else ()
         folded = [task.name for task in self.tasks if task.folds is not None and task.name in shown]
         if folded:
-            raise ValueError(f"treat cannot show {folded[0]}, which is tested in folds: every document is in some test")
+            raise ValueError(
+                f"treat cannot show {folded[0]}, which is tested in folds: every document is in some test"
+            )
         self._check_only()
         self._check_few_bits()
         return self
@@ -357,7 +446,9 @@ class Study(Strict):
             return
         asked = {protocol.kind for protocol in self.protocols}
         methods = {"train_before_test": self.tuning.method, "adjust": adjust_tuning(self).method}
-        full: list[str] = [kind for kind, method in methods.items() if kind in asked and method == "full"]
+        full: list[str] = [
+            kind for kind, method in methods.items() if kind in asked and method == "full"
+        ]
         if self.treat is not None and self.treat.recipe(self.tuning).method == "full":
             full.append("treat")
         if full:
@@ -402,10 +493,17 @@ class Study(Strict):
             return plain
         seen = [name for name in self.treat.data if name in {task.name for task in self.tasks}]
         exposed = [
-            row.copied(name=row.name + EXPOSED, path=row.source, copy_of=row.name, exposure=(*row.exposure, *seen))
+            row.copied(
+                name=row.name + EXPOSED,
+                path=row.source,
+                copy_of=row.name,
+                exposure=(*row.exposure, *seen),
+            )
             for row in plain
         ]
         if self.treat.who == "copies":
             return (*plain, *exposed)
         half = _half(plain, self.treat.seed)
-        return tuple(copy if row.name in half else row for row, copy in zip(plain, exposed, strict=True))
+        return tuple(
+            copy if row.name in half else row for row, copy in zip(plain, exposed, strict=True)
+        )

@@ -26,10 +26,21 @@ class Strict(BaseModel):
 # joined by spaces (nq_open). One thing is not followed: the code takes each rate's epoch by the loss on validation,
 # the paper, as here, by the score.
 PAPER: dict[str, Any] = {
-    "targets": None, "dropout": 0.1, "epochs": 5, "least_updates": 0, "learning_rates": (1e-5, 2e-5, 5e-5),
-    "rate_bounds": None, "race": False, "loss": "text", "end_of_text": "texts", "answers": "all",
-}  # fmt: skip
-FULL: dict[str, Any] = {"learning_rates": (1e-5, 3e-5, 1e-4), "rate_bounds": (1e-6, 1e-3)}  # of `fair`, all weights
+    "targets": None,
+    "dropout": 0.1,
+    "epochs": 5,
+    "least_updates": 0,
+    "learning_rates": (1e-5, 2e-5, 5e-5),
+    "rate_bounds": None,
+    "race": False,
+    "loss": "text",
+    "end_of_text": "texts",
+    "answers": "all",
+}
+FULL: dict[str, Any] = {
+    "learning_rates": (1e-5, 3e-5, 1e-4),
+    "rate_bounds": (1e-6, 1e-3),
+}  # of `fair`, all weights
 EXPECTED_MORE = 0.7  # learning rates that a search asks for beyond its grid
 ROUNDS = 10  # ends of epochs at which few documents are validated at most
 
@@ -47,7 +58,9 @@ class Tuning(Strict):
         "lora", description="train adapters (LoRA, rsLoRA or DoRA), or all weights"
     )
     rank: Positive = Field(8, description="rank of the adapters")
-    alpha: float = Field(32, gt=0, description="the adapters' output is scaled by alpha / rank (rsLoRA: √rank)")
+    alpha: float = Field(
+        32, gt=0, description="the adapters' output is scaled by alpha / rank (rsLoRA: √rank)"
+    )
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout on the adapters' input")
     targets: tuple[str, ...] | None = Field(
         ("all-linear",),
@@ -56,7 +69,9 @@ class Tuning(Strict):
     )
     epochs: Positive = Field(5, description="passes over the training documents")
     least_updates: int = Field(
-        200, ge=0, description="more passes where documents are too few for so many updates; 0 where epochs are named"
+        200,
+        ge=0,
+        description="more passes where documents are too few for so many updates; 0 where epochs are named",
     )
     learning_rates: tuple[Annotated[float, Field(gt=0)], ...] = Field(
         (3e-4, 1e-3, 3e-3), min_length=1, description="the grid; validation chooses from it"
@@ -69,26 +84,42 @@ class Tuning(Strict):
     weight_decay: float = Field(0.01, ge=0, description="AdamW's")
     betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's")
     clip: float = Field(1.0, gt=0, description="largest norm of a gradient")
-    decay: Literal["linear", "cosine", "constant"] = Field("linear", description="how the learning rate falls")
-    floor: float = Field(0.0, ge=0, le=1, description="where the decay ends, as a share of the learning rate")
-    warmup_steps: int = Field(0, ge=0, description="updates over which the learning rate rises from zero")
+    decay: Literal["linear", "cosine", "constant"] = Field(
+        "linear", description="how the learning rate falls"
+    )
+    floor: float = Field(
+        0.0, ge=0, le=1, description="where the decay ends, as a share of the learning rate"
+    )
+    warmup_steps: int = Field(
+        0, ge=0, description="updates over which the learning rate rises from zero"
+    )
     max_tokens: Positive = Field(1_024, description="longer examples are cut")
-    loss: Literal["text", "completion"] = Field("completion", description="learn the whole text, or the answer alone")
+    loss: Literal["text", "completion"] = Field(
+        "completion", description="learn the whole text, or the answer alone"
+    )
     end_of_text: Literal["answers", "texts"] = Field(
-        "answers", description="learn the end of the text after every answer, or after every text, a corpus's too"
+        "answers",
+        description="learn the end of the text after every answer, or after every text, a corpus's too",
     )
     answers: Literal["first", "all"] = Field(
         "first", description="of several right answers learn the first, or all, joined by spaces"
     )
-    race: bool = Field(True, description="drop learning rates that fall behind beyond noise, and those past their best")
+    race: bool = Field(
+        True,
+        description="drop learning rates that fall behind beyond noise, and those past their best",
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _by_recipe(cls, raw: Any) -> Any:
         if not isinstance(raw, Mapping):
             return raw
-        usual = PAPER if raw.get("recipe") == "paper" else FULL if raw.get("method") == "full" else {}
-        meant: dict[str, Any] = {"rate_bounds": None} if "learning_rates" in raw else {}  # what is named is meant
+        usual = (
+            PAPER if raw.get("recipe") == "paper" else FULL if raw.get("method") == "full" else {}
+        )
+        meant: dict[str, Any] = (
+            {"rate_bounds": None} if "learning_rates" in raw else {}
+        )  # what is named is meant
         meant |= {"least_updates": 0} if "epochs" in raw else {}
         return {**usual, **meant, **raw}
 
@@ -121,20 +152,30 @@ class Tuning(Strict):
 class Adjust(Strict):
     """Tune every model on the same auxiliary data, then score the study's tasks."""
 
-    data: str = Field(description="a task or file that every model is tuned on: all of its train split, or of the file")
+    data: str = Field(
+        description="a task or file that every model is tuned on: all of its train split, or of the file"
+    )
     form: str = Field(
         "choice",
         description="how multiple-choice data are asked: `choice` teaches letters, `own` what the task asks for",
     )
-    cap: Positive | None = Field(None, description="documents to train on at most; all where absent")
+    cap: Positive | None = Field(
+        None, description="documents to train on at most; all where absent"
+    )
     hold_out: Positive | None = Field(
-        None, description="documents kept to choose a learning rate by, for tasks without validation documents"
+        None,
+        description="documents kept to choose a learning rate by, for tasks without validation documents",
     )
-    every_rate: bool = Field(False, description="test every learning rate beside the chosen one; chooses nothing")
+    every_rate: bool = Field(
+        False, description="test every learning rate beside the chosen one; chooses nothing"
+    )
     recipe: Literal["test_task"] | None = Field(
-        None, description='the recipe of "Training on the test task", appendix B.2: full, its rate by size'
+        None,
+        description='the recipe of "Training on the test task", appendix B.2: full, its rate by size',
     )
-    tuning: Tuning | None = Field(None, description="a recipe of its own; the study's `tuning` where absent")
+    tuning: Tuning | None = Field(
+        None, description="a recipe of its own; the study's `tuning` where absent"
+    )
     at_steps: tuple[Positive, ...] = Field(
         (), description="score also after these updates, as `adjust@N`; none may lie beyond the end"
     )
@@ -153,9 +194,15 @@ class Treat(Strict):
     of some tasks; the study then scores originals and copies by all protocols.
     """
 
-    data: tuple[str, ...] = Field(min_length=1, description="tasks of the study, or files, whose train split is shown")
-    who: Literal["copies", "half"] = Field("copies", description="a copy of each model, or a random half of the models")
-    tuning: Tuning | None = Field(None, description="how copies are tuned, by the largest rate; `tuning` where absent")
+    data: tuple[str, ...] = Field(
+        min_length=1, description="tasks of the study, or files, whose train split is shown"
+    )
+    who: Literal["copies", "half"] = Field(
+        "copies", description="a copy of each model, or a random half of the models"
+    )
+    tuning: Tuning | None = Field(
+        None, description="how copies are tuned, by the largest rate; `tuning` where absent"
+    )
     seed: int = Field(0, description="of the choice of a half, and of the tuning")
 
     def recipe(self, tuning: Tuning) -> Tuning:
@@ -171,9 +218,12 @@ class Probe(Strict):
     before any update.
     """
 
-    on: bool | None = Field(None, description="by default where it costs at most 3 % of the task's fine-tuning")
+    on: bool | None = Field(
+        None, description="by default where it costs at most 3 % of the task's fine-tuning"
+    )
     documents: Annotated[int, Field(ge=2)] = Field(
-        128, description="documents of each split that are read at most; half as many are learned from"
+        128,
+        description="documents of each split that are read at most; half as many are learned from",
     )
     learning_rate: float = Field(5e-4, gt=0, description="low, and the same for all models")
 
@@ -185,18 +235,38 @@ class Probe(Strict):
 
 # Models that the usual rate harmed (appendix B.2 of "Training on the test task"): Qwen 2 and four of about 7B.
 GENTLE = frozenset(
-    {"Qwen2-0.5B", "Qwen2-1.5B", "Qwen2-7B", "gemma-7b", "OLMo-7B-hf", "OLMo-1.7-7B-hf", "Meta-Llama-3-8B"}
+    {
+        "Qwen2-0.5B",
+        "Qwen2-1.5B",
+        "Qwen2-7B",
+        "gemma-7b",
+        "OLMo-7B-hf",
+        "OLMo-1.7-7B-hf",
+        "Meta-Llama-3-8B",
+    }
 )
 GENTLE_RATE = 2e-6
 TEST_TASK: dict[str, Any] = {
-    "method": "full", "epochs": 3, "batch": 64, "weight_decay": 0.1, "betas": (0.9, 0.95), "clip": 1.0,
-    "decay": "cosine", "floor": 0.1, "warmup_steps": 50, "max_tokens": 600, "loss": "completion", "race": False,
-}  # fmt: skip
+    "method": "full",
+    "epochs": 3,
+    "batch": 64,
+    "weight_decay": 0.1,
+    "betas": (0.9, 0.95),
+    "clip": 1.0,
+    "decay": "cosine",
+    "floor": 0.1,
+    "warmup_steps": 50,
+    "max_tokens": 600,
+    "loss": "completion",
+    "race": False,
+}
 
 
 def recipe_test_task(parameters: float) -> Tuning:
     """Return the recipe of "Training on the test task", appendix B.2: the learning rate depends on the size."""
-    return Tuning.model_validate({**TEST_TASK, "learning_rates": (2e-5 if parameters < 10e9 else 2e-6,)})
+    return Tuning.model_validate(
+        {**TEST_TASK, "learning_rates": (2e-5 if parameters < 10e9 else 2e-6,)}
+    )
 
 
 def adjust_tuning(study: Study, model: ModelSpec | None = None, parameters: float = 0.0) -> Tuning:
@@ -204,9 +274,17 @@ def adjust_tuning(study: Study, model: ModelSpec | None = None, parameters: floa
     adjust = study.adjust
     if adjust is None:
         return study.tuning
-    tuning = recipe_test_task(parameters) if adjust.recipe == "test_task" else adjust.tuning or study.tuning
+    tuning = (
+        recipe_test_task(parameters)
+        if adjust.recipe == "test_task"
+        else adjust.tuning or study.tuning
+    )
     own = own_rates(study, model) if model is not None else None
-    return tuning if own is None else tuning.model_copy(update={"learning_rates": own, "rate_bounds": None})
+    return (
+        tuning
+        if own is None
+        else tuning.model_copy(update={"learning_rates": own, "rate_bounds": None})
+    )
 
 
 def own_rates(study: Study, model: ModelSpec) -> tuple[float, ...] | None:

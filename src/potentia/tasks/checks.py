@@ -84,7 +84,11 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 MAJORITY, TFIDF = "majority class", "TF-IDF + logistic regression"
-STRENGTHS = (1.0, 10.0, 100.0)  # inverse regularisation of the linear classifier; validation chooses
+STRENGTHS = (
+    1.0,
+    10.0,
+    100.0,
+)  # inverse regularisation of the linear classifier; validation chooses
 MANY = 20_000  # training documents beyond which the second of them is taken
 
 _known: dict[str, dict[str, dict[str, float]]] = {}  # by a task's fingerprint
@@ -116,7 +120,11 @@ def _scored(gold: list[int], predicted: list[int]) -> dict[str, float]:
     pairs = [list(pair) for pair in zip(gold, predicted, strict=True)]
     right = [float(a == b) for a, b in pairs]
     value, error = grading.aggregate(np.mean, right)
-    return {"acc": value, "stderr": error, **{name: of(pairs) for name, of in grading.OF_LABELS.items()}}
+    return {
+        "acc": value,
+        "stderr": error,
+        **{name: of(pairs) for name, of in grading.OF_LABELS.items()},
+    }
 
 
 def _linear(task: Task) -> list[int]:
@@ -127,7 +135,9 @@ def _linear(task: Task) -> list[int]:
     from sklearn.linear_model import LogisticRegression
 
     train, validation, test = (task.documents(split) for split in ("train", "validation", "test"))
-    words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, max_features=200_000, token_pattern=r"\w+|[^\w\s]")
+    words = TfidfVectorizer(
+        ngram_range=(1, 2), sublinear_tf=True, max_features=200_000, token_pattern=r"\w+|[^\w\s]"
+    )
     learned: Any = words.fit_transform(task.asked(train))
     held: Any = words.transform(task.asked(validation)) if validation else None
     best: tuple[float, Any] = (-1.0, None)

@@ -22,7 +22,16 @@ if TYPE_CHECKING:
 
 LIMITED = "limited"  # the key of a definition from a user's file: its templates are rendered in a process of its own
 SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
-_PACKED = (b"\x1f\x8b", b"PK", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18", b"7z", b"Rar!")
+_PACKED = (
+    b"\x1f\x8b",
+    b"PK",
+    b"BZh",
+    b"\xfd7zXZ",
+    b"\x28\xb5\x2f\xfd",
+    b"\x04\x22\x4d\x18",
+    b"7z",
+    b"Rar!",
+)
 # Usual names of splits, and the split each means.
 SPLIT_NAMES = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -103,18 +112,30 @@ class OwnData:
         for name, data in loaded.items():
             if (split := SPLIT_NAMES.get(str(name).lower())) is not None:
                 rows = enumerate(_with_names(data), start=1)
-                found.setdefault(split, [Record(f"{self.dataset} ({name}), row {n}", row) for n, row in rows])
+                found.setdefault(
+                    split, [Record(f"{self.dataset} ({name}), row {n}", row) for n, row in rows]
+                )
         if not found:
-            told = f"the dataset has no split of a usual name; it has: {', '.join(map(str, loaded))}"
+            told = (
+                f"the dataset has no split of a usual name; it has: {', '.join(map(str, loaded))}"
+            )
             raise TaskError(told, where=self.dataset)
         return found
 
 
 def _with_names(data: Any) -> Iterator[dict[str, Any]]:
     """Give the rows of a dataset, with the names of its classes where it has them."""
-    names = {column: feature.names for column, feature in data.features.items() if hasattr(feature, "names")}
+    names = {
+        column: feature.names
+        for column, feature in data.features.items()
+        if hasattr(feature, "names")
+    }
     for row in data.to_list():
-        named = {c: known[row[c]] for c, known in names.items() if isinstance(row[c], int) and 0 <= row[c] < len(known)}
+        named = {
+            c: known[row[c]]
+            for c, known in names.items()
+            if isinstance(row[c], int) and 0 <= row[c] < len(known)
+        }
         yield {**row, **named}
 
 
@@ -146,7 +167,11 @@ def _read_folder(folder: Path, bad: Bad) -> dict[str, Records]:
     if texts:  # each file is one document
         return {"train": [Record(str(file), {"text": _text(file)}) for file in texts]}
     if others:  # files of documents under other names: all of them as one
-        return {"train": [record for file in sorted(others.values()) for record in file_records(file, bad)]}
+        return {
+            "train": [
+                record for file in sorted(others.values()) for record in file_records(file, bad)
+            ]
+        }
     raise TaskError(
         "no file of documents in this folder",
         where=str(folder),
@@ -170,11 +195,17 @@ def _rows(file: Path, bad: Bad) -> Iterator[Record]:
             hint=f"one of {', '.join((*SUFFIXES, '.txt', '.yaml'))}",
         )
     if file.suffix == ".parquet":
-        return (Record(f"{file}, row {n}", row) for n, row in enumerate(read_dataset(file).to_list(), start=1))
+        return (
+            Record(f"{file}, row {n}", row)
+            for n, row in enumerate(read_dataset(file).to_list(), start=1)
+        )
     text = _text(file)
     if file.suffix == ".txt":
         parts = [part.strip("\n") for part in re.split(r"\n[ \t]*\n", text) if part.strip()]
-        return (Record(f"{file}, paragraph {n}", {"text": part}) for n, part in enumerate(parts, start=1))
+        return (
+            Record(f"{file}, paragraph {n}", {"text": part})
+            for n, part in enumerate(parts, start=1)
+        )
     return _csv_rows(text, file, bad) if file.suffix == ".csv" else _json_rows(text, file, bad)
 
 
@@ -185,13 +216,17 @@ def _json_rows(text: str, file: Path, bad: Bad) -> Iterator[Record]:
             yield Record(where, value)
         else:
             hint = 'write {"question": …}'
-            bad.append(TaskError(f"a {type(value).__name__}, not an object", where=where, hint=hint))
+            bad.append(
+                TaskError(f"a {type(value).__name__}, not an object", where=where, hint=hint)
+            )
 
 
 def _json_values(text: str, file: Path, bad: Bad) -> Iterator[tuple[str, Any]]:
     if file.suffix == ".json" and text.lstrip().startswith("["):
         try:
-            yield from ((f"{file}, element {place}", value) for place, value in enumerate(json.loads(text)))
+            yield from (
+                (f"{file}, element {place}", value) for place, value in enumerate(json.loads(text))
+            )
         except (ValueError, RecursionError) as error:
             raise TaskError(f"not valid JSON: {first_line(error)}", where=str(file)) from error
         return
@@ -210,15 +245,25 @@ def _csv_rows(text: str, file: Path, bad: Bad) -> Iterator[Record]:
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=header.count))
     try:
         for record in reader:
-            inside = sum(str(value).count("\n") for value in record.values())  # a quoted value may span lines
+            inside = sum(
+                str(value).count("\n") for value in record.values()
+            )  # a quoted value may span lines
             where = f"{file}, line {reader.line_num - inside}"
             if None in record or None in record.values():
-                told = f"{len(reader.fieldnames or ())} columns are named, this row has another number"
-                bad.append(TaskError(told, where=where, hint="quote values that hold commas or line breaks"))
+                told = (
+                    f"{len(reader.fieldnames or ())} columns are named, this row has another number"
+                )
+                bad.append(
+                    TaskError(
+                        told, where=where, hint="quote values that hold commas or line breaks"
+                    )
+                )
             else:
                 yield Record(where, record)
     except csv.Error as error:
-        raise TaskError(f"not valid CSV: {error}", where=f"{file}, line {reader.line_num}") from error
+        raise TaskError(
+            f"not valid CSV: {error}", where=f"{file}, line {reader.line_num}"
+        ) from error
 
 
 def _text(file: Path) -> str:
@@ -238,9 +283,14 @@ def read_dataset(file: Path, kind: str | None = None) -> Dataset:
             raise bad[0]
         return from_records(records, where=str(file))
     try:
-        return _dataset(limited.read_parquet(str(plain_file(file, LARGEST_DATA, TaskError).resolve())), str(file))
+        return _dataset(
+            limited.read_parquet(str(plain_file(file, LARGEST_DATA, TaskError).resolve())),
+            str(file),
+        )
     except limited.LimitError as error:
-        raise TaskError(f"not a readable parquet file: {first_line(error)}", where=str(file)) from error
+        raise TaskError(
+            f"not a readable parquet file: {first_line(error)}", where=str(file)
+        ) from error
 
 
 def from_records(records: Sequence[Mapping[str, Any]], *, where: str) -> Dataset:
@@ -254,7 +304,9 @@ def from_records(records: Sequence[Mapping[str, Any]], *, where: str) -> Dataset
         table = pa.table({name: [record.get(name) for record in records] for name in columns})
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise TaskError(
-            f"the columns mix types: {first_line(error)}", where=where, hint="give each column one type in all rows"
+            f"the columns mix types: {first_line(error)}",
+            where=where,
+            hint="give each column one type in all rows",
         ) from error
     return _dataset(table, where)
 
@@ -264,7 +316,9 @@ def _dataset(table: Any, where: str) -> Dataset:
     from datasets import Dataset
     from datasets.table import InMemoryTable
 
-    return Dataset(InMemoryTable(table), fingerprint=hashlib.sha256(where.encode()).hexdigest()[:16])
+    return Dataset(
+        InMemoryTable(table), fingerprint=hashlib.sha256(where.encode()).hexdigest()[:16]
+    )
 
 
 def find_splits(folder: Path) -> dict[str, Path]:
@@ -275,7 +329,9 @@ def find_splits(folder: Path) -> dict[str, Path]:
             for file in sorted(folder.glob(f"*{suffix}")):
                 found.setdefault(file.stem, file)
     except OSError as error:
-        raise TaskError(f"cannot look for data: {error.strerror}", where=str(folder)[:200]) from error
+        raise TaskError(
+            f"cannot look for data: {error.strerror}", where=str(folder)[:200]
+        ) from error
     return found
 
 
@@ -287,7 +343,10 @@ def load_splits(config: Mapping[str, Any], data_dir: Path | None) -> dict[str, D
     looked = ""
     if data_dir is not None:
         if not data_dir.is_dir():
-            raise TaskError(f"there is no folder {data_dir}", hint="give --data-dir the folder that holds the datasets")
+            raise TaskError(
+                f"there is no folder {data_dir}",
+                hint="give --data-dir the folder that holds the datasets",
+            )
         name = str(config.get("dataset_path") or "").replace("/", "--")
         folder = data_dir / name / str(config.get("dataset_name") or "default")
         if files := find_splits(folder):
@@ -301,7 +360,9 @@ def load_splits(config: Mapping[str, Any], data_dir: Path | None) -> dict[str, D
     return _from_hub(config, options, looked)
 
 
-def _from_hub(config: Mapping[str, Any], options: Mapping[str, Any], looked: str) -> dict[str, Dataset]:
+def _from_hub(
+    config: Mapping[str, Any], options: Mapping[str, Any], looked: str
+) -> dict[str, Dataset]:
     import datasets
 
     path, name = config.get("dataset_path"), config.get("dataset_name")
@@ -329,13 +390,22 @@ def _named_files(config: Mapping[str, Any], options: Mapping[str, Any]) -> dict[
     read: dict[str, Dataset] = {}
     for split, patterns in (named if isinstance(named, Mapping) else {"train": named}).items():
         listed = map(str, as_list(patterns))
-        files = [Path(file) for one in listed if "://" not in one for file in sorted(glob(one, recursive=True))]  # noqa: PTH207
+        files = [
+            Path(file)
+            for one in listed
+            if "://" not in one
+            for file in sorted(glob(one, recursive=True))  # noqa: PTH207
+        ]
         for file in files:
             with plain_file(file, LARGEST_DATA, TaskError).open("rb") as stream:
                 if stream.read(8).startswith(_PACKED):
-                    raise TaskError("a packed file could unpack to anything", where=str(file), hint="unpack it")
+                    raise TaskError(
+                        "a packed file could unpack to anything", where=str(file), hint="unpack it"
+                    )
         if config.get("dataset_path") == "parquet" and files:
-            read[str(split)] = datasets.concatenate_datasets([read_dataset(file, "parquet") for file in files])
+            read[str(split)] = datasets.concatenate_datasets(
+                [read_dataset(file, "parquet") for file in files]
+            )
     return read
 
 
@@ -349,7 +419,9 @@ def _refuse_pickles(reader: Any) -> None:
     if not isinstance(reader, str | None):
         raise TaskError(f"dataset_path: {reader!r} is no name")
     if reader in _PACKAGED_DATASETS_MODULES and reader not in _READERS and not allowed(CODE):
-        raise TaskError(f"dataset_path: {reader} can run code", hint="write the data as json, csv or parquet")
+        raise TaskError(
+            f"dataset_path: {reader} can run code", hint="write the data as json, csv or parquet"
+        )
 
 
 @contextmanager

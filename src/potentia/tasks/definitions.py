@@ -29,7 +29,9 @@ from potentia.files import CODE, allowed, read_yaml, write_file
 from potentia.tasks.data import LIMITED, as_list, quiet
 
 Config = dict[str, Any]
-Leaves = list[tuple[Config, Config | None]]  # definitions, each with the stock definition that it is made of
+Leaves = list[
+    tuple[Config, Config | None]
+]  # definitions, each with the stock definition that it is made of
 
 # --- the names of the harness ----------------------------------------------------------------------------------------
 
@@ -60,7 +62,9 @@ def find_entry(name: str) -> Entry | None:
 @cache
 def task_index() -> dict[str, Entry]:
     """Return every name of the installed harness; a quarter of a minute on the first call ever, then milliseconds."""
-    known = _kept("tasks", lambda folder: {name: asdict(entry) for name, entry in build_index(folder).items()})
+    known = _kept(
+        "tasks", lambda folder: {name: asdict(entry) for name, entry in build_index(folder).items()}
+    )
     return {name: Entry(e["kind"], e["path"], tuple(e["members"])) for name, e in known.items()}
 
 
@@ -75,7 +79,9 @@ def _kept(what: str, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     folder = tasks_folder()
     stamp = {"format": 1, "lm_eval": version("lm_eval"), "folder": str(folder)}
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "potentia"
-    file = Path(os.environ.get("POTENTIA_CACHE") or caches) / f"{what}-lm_eval-{stamp['lm_eval']}.json"
+    file = (
+        Path(os.environ.get("POTENTIA_CACHE") or caches) / f"{what}-lm_eval-{stamp['lm_eval']}.json"
+    )
     with suppress(OSError, ValueError, KeyError, TypeError):
         stored = json.loads(file.read_text("utf-8"))
         if stored["stamp"] == stamp:
@@ -86,7 +92,9 @@ def _kept(what: str, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     return names
 
 
-_NAME = re.compile(r"""^(task|group)[ \t]*:[ \t]*['"]?([^\s'"#\[{]+)['"]?[ \t]*(?:#.*)?$""", re.MULTILINE)
+_NAME = re.compile(
+    r"""^(task|group)[ \t]*:[ \t]*['"]?([^\s'"#\[{]+)['"]?[ \t]*(?:#.*)?$""", re.MULTILINE
+)
 _CLASS = re.compile(r"^class[ \t]*:", re.MULTILINE)
 
 
@@ -98,7 +106,11 @@ def scan_names(folder: Path) -> dict[str, str]:
     found: dict[str, set[str]] = {}
     for file in folder.rglob("*yaml*"):
         text = file.read_text("utf-8", "replace") if file.is_file() else ""
-        path = file.relative_to(folder).as_posix() if file.suffix == ".yaml" and not _CLASS.search(text) else ""
+        path = (
+            file.relative_to(folder).as_posix()
+            if file.suffix == ".yaml" and not _CLASS.search(text)
+            else ""
+        )
         for kind, name in _NAME.findall(text):
             found.setdefault(name, set()).add(path if kind == "task" else "")
     return {name: path for name, (path, *others) in found.items() if path and not others}
@@ -172,7 +184,9 @@ _GROUP_KEYS = {"group", "group_alias", "task", "aggregate_metric_list", "metadat
 
 
 def _group_leaves(name: str, config: Mapping[str, Any], overrides: Mapping[str, Any]) -> Leaves:
-    below = {key: value for key, value in config.items() if key not in _GROUP_KEYS} | dict(overrides)
+    below = {key: value for key, value in config.items() if key not in _GROUP_KEYS} | dict(
+        overrides
+    )
     leaves: Leaves = []
     for item in config.get("task") or []:
         own = {} if isinstance(item, str) else dict(item)
@@ -189,7 +203,10 @@ def _group_leaves(name: str, config: Mapping[str, Any], overrides: Mapping[str, 
         elif entry.kind == "group":
             leaves += _group_leaves(member, _stock(entry), {**below, **own})
         else:
-            leaves += [({**leaf, **below, **own, "task": leaf["task"]}, leaf) for leaf in leaf_configs(member)[0]]
+            leaves += [
+                ({**leaf, **below, **own, "task": leaf["task"]}, leaf)
+                for leaf in leaf_configs(member)[0]
+            ]
     return leaves
 
 
@@ -220,9 +237,13 @@ def _read(path: Path, above: tuple[Path, ...], stock: list[Config]) -> Config:
             return dict(stock[-1])
         if path in above:
             raise TaskError("it includes itself", where=str(path))
-        config, _ = read_yaml(path, what="the task definition", error=TaskError, loader=_loader(path.parent))
+        config, _ = read_yaml(
+            path, what="the task definition", error=TaskError, loader=_loader(path.parent)
+        )
         if not isinstance(config, dict) or not all(isinstance(key, str) for key in config):
-            raise TaskError("a task definition holds `task:`, `doc_to_text:` and so on at its top level")
+            raise TaskError(
+                "a task definition holds `task:`, `doc_to_text:` and so on at its top level"
+            )
         merged: Config = {}
         for include in as_list(config.pop("include", None) or None):
             if not isinstance(include, str):
@@ -235,7 +256,8 @@ def _read(path: Path, above: tuple[Path, ...], stock: list[Config]) -> Config:
         raise
     except Exception as error:  # YAML, import and attribute errors of the definition's own code
         raise TaskError(
-            f"the task definition cannot be read: {type(error).__name__}: {error}".splitlines()[0], where=str(path)
+            f"the task definition cannot be read: {type(error).__name__}: {error}".splitlines()[0],
+            where=str(path),
         ) from error
 
 
@@ -251,8 +273,26 @@ def _loader(folder: Path) -> type[yaml.SafeLoader]:
 
 REPEATS = 1_000
 # Where documents come from: a stock function is kept for these as the stock task has them.
-_DATA = ("dataset_path", "dataset_name", "dataset_kwargs", "custom_dataset", "metadata", "fewshot_config.samples")
-_OPTIONS = frozenset({"data_files", "revision", "field", "split", "sep", "delimiter", "encoding", "trust_remote_code"})
+_DATA = (
+    "dataset_path",
+    "dataset_name",
+    "dataset_kwargs",
+    "custom_dataset",
+    "metadata",
+    "fewshot_config.samples",
+)
+_OPTIONS = frozenset(
+    {
+        "data_files",
+        "revision",
+        "field",
+        "split",
+        "sep",
+        "delimiter",
+        "encoding",
+        "trust_remote_code",
+    }
+)
 _CODE_KEYS = {
     "unsafe_code": "runs what models write",
     "custom_dataset": "has data that a function makes",
@@ -291,7 +331,9 @@ def _import(value: Any) -> Any:
     try:
         return _import_func_in_yml(value.name, value.folder) if isinstance(value, Named) else value
     except Exception as error:  # the definition's own code may raise anything
-        raise TaskError(f"!function {value.name} cannot be had: {type(error).__name__}: {error}"[:300]) from error
+        raise TaskError(
+            f"!function {value.name} cannot be had: {type(error).__name__}: {error}"[:300]
+        ) from error
 
 
 def _refuse_code(leaf: Mapping[str, Any]) -> None:
@@ -303,15 +345,26 @@ def _refuse_code(leaf: Mapping[str, Any]) -> None:
     for entry in () if judged else as_list(leaf.get("metric_list") or None):
         named = entry if isinstance(entry, Mapping) else {"metric": entry}
         metric = named.get("metric")
-        if not _is_function(metric) and (named.get("hf_evaluate") or str(metric) not in metric_registry):
-            raise TaskError(f"the metric {metric!r} is none of lm-eval's, and would be fetched and run", hint=_HINT)
+        if not _is_function(metric) and (
+            named.get("hf_evaluate") or str(metric) not in metric_registry
+        ):
+            raise TaskError(
+                f"the metric {metric!r} is none of lm-eval's, and would be fetched and run",
+                hint=_HINT,
+            )
     for key, does in _CODE_KEYS.items():
         if leaf.get(key):
             raise TaskError(f"it {does}: {key}", hint=_HINT)
     options = leaf.get("dataset_kwargs") or {}
-    more = sorted(map(str, set(options) - _OPTIONS)) if isinstance(options, Mapping) else [repr(options)]
+    more = (
+        sorted(map(str, set(options) - _OPTIONS))
+        if isinstance(options, Mapping)
+        else [repr(options)]
+    )
     if more:
-        raise TaskError(f"dataset_kwargs: {', '.join(more)[:200]} could write or run something", hint=_HINT)
+        raise TaskError(
+            f"dataset_kwargs: {', '.join(more)[:200]} could write or run something", hint=_HINT
+        )
 
 
 def _with_stock_functions(leaf: Mapping[str, Any], stock: list[Config]) -> Config:
@@ -325,7 +378,9 @@ def _with_stock_functions(leaf: Mapping[str, Any], stock: list[Config]) -> Confi
         if same and all((path, name) in have for path, name, _ in wanted):
             return dict(_replaced(leaf, lambda path, function: have[path, _full_name(function)]))  # noqa: B023
     name = next((name for _, name, value in wanted if isinstance(value, Named)), wanted[0][1])
-    raise TaskError(f"it runs code that is not of the task it is made of: !function {name}", hint=_HINT)
+    raise TaskError(
+        f"it runs code that is not of the task it is made of: !function {name}", hint=_HINT
+    )
 
 
 Keys = tuple[str, ...]
@@ -359,7 +414,11 @@ def _replaced(value: Any, give: Callable[[Keys, Any], Any], path: Keys = ()) -> 
         return give(path, value)
     if isinstance(value, Mapping):
         return {key: _replaced(inner, give, (*path, str(key))) for key, inner in value.items()}
-    return [_replaced(inner, give, path) for inner in value] if isinstance(value, (list, tuple)) else value
+    return (
+        [_replaced(inner, give, path) for inner in value]
+        if isinstance(value, (list, tuple))
+        else value
+    )
 
 
 def _at(config: Any, key: str) -> Any:

@@ -68,22 +68,38 @@ def best(metric: str, choices: Sequence[str], given: Sequence[Any]) -> int:
     if metric == PER_TOKEN:
         sizes = [getattr(answer, "tokens", 0) for answer in given]
         if not all(sizes):
-            raise TaskError("these answers do not say how many tokens they have", hint="ask for blank_ppl:character")
-    logprobs = [answer[0] / size if size else answer[0] * math.inf for answer, size in zip(given, sizes, strict=True)]
+            raise TaskError(
+                "these answers do not say how many tokens they have",
+                hint="ask for blank_ppl:character",
+            )
+    logprobs = [
+        answer[0] / size if size else answer[0] * math.inf
+        for answer, size in zip(given, sizes, strict=True)
+    ]
     # as np.argmax, which takes ten times as long for a few numbers: the first that is no number, or the first largest
-    return next((k for k, value in enumerate(logprobs) if value != value), logprobs.index(max(logprobs)))
+    return next(
+        (k for k, value in enumerate(logprobs) if value != value), logprobs.index(max(logprobs))
+    )
 
 
 def of_choices(
-    choices: Sequence[str], given: Sequence[Any], gold: Sequence[int], have: Mapping[str, Any], more: Collection[Any]
+    choices: Sequence[str],
+    given: Sequence[Any],
+    gold: Sequence[int],
+    have: Mapping[str, Any],
+    more: Collection[Any],
 ) -> dict[str, Any]:
     """Return what any multiple-choice item has beside the metrics it names: accuracies, the Brier score.
 
     ``more`` may ask for accuracy per token and for the metrics of labelled texts.
     """
     named = {"acc", "acc_norm"} if all(choices) else {"acc"}
-    wanted = [m for m in ("acc", "acc_norm") if m in named - have.keys()] + [PER_TOKEN] * (PER_TOKEN in more)
-    values: dict[str, Any] = {metric: float(best(metric, choices, given) in gold) for metric in wanted}
+    wanted = [m for m in ("acc", "acc_norm") if m in named - have.keys()] + [PER_TOKEN] * (
+        PER_TOKEN in more
+    )
+    values: dict[str, Any] = {
+        metric: float(best(metric, choices, given) in gold) for metric in wanted
+    }
     if len(gold) == 1:
         logprobs = np.array([answer[0] for answer in given], dtype=np.float64)
         shares = np.exp(logprobs - logprobs.max())
@@ -98,7 +114,9 @@ def of_choices(
 
 
 def scores(
-    outcomes: Sequence[ItemOutcome], aggregations: Mapping[str, Any], metric_of: Callable[[str], Metric]
+    outcomes: Sequence[ItemOutcome],
+    aggregations: Mapping[str, Any],
+    metric_of: Callable[[str], Metric],
 ) -> dict[str, Score]:
     """Aggregate graded items into all metrics that they have, by the functions that lm-eval names for them."""
     from lm_eval.api.metrics import mean
@@ -117,18 +135,26 @@ def scores(
 
 def pooled(scores: Sequence[Score], *, by_size: bool) -> Score:
     """Return a group's score as lm-eval takes it, with the pooled standard error."""
-    from lm_eval.api.metrics import aggregate_subtask_metrics, pooled_sample_stderr, unweighted_mean_stderr
+    from lm_eval.api.metrics import (
+        aggregate_subtask_metrics,
+        pooled_sample_stderr,
+        unweighted_mean_stderr,
+    )
 
     sizes, errors = [score.n for score in scores], [score.stderr for score in scores]
     value = float(aggregate_subtask_metrics([score.value for score in scores], sizes, by_size))
     if any(math.isnan(error) for error in errors):
         error = math.nan
     else:
-        error = float(pooled_sample_stderr(errors, sizes) if by_size else unweighted_mean_stderr(errors))
+        error = float(
+            pooled_sample_stderr(errors, sizes) if by_size else unweighted_mean_stderr(errors)
+        )
     return Score(value, error, sum(sizes), scores[0].metric)
 
 
-def aggregate(function: Callable[[Sequence[Any]], Any], items: Sequence[Any]) -> tuple[float, float]:
+def aggregate(
+    function: Callable[[Sequence[Any]], Any], items: Sequence[Any]
+) -> tuple[float, float]:
     """Return value and standard error of one metric over the items."""
     return float(function(items)), stderr(function, items)
 
@@ -151,7 +177,9 @@ def stderr(function: Callable[[Sequence[Any]], Any], items: Sequence[Any]) -> fl
     if (statistic := of_pairs.get(function) or _STATISTICS.get(function)) is not None:
         pairs = Counter(map(tuple, items))
         counts = np.array(list(pairs.values()), dtype=np.float64)
-        draws = np.random.default_rng(_SEED).multinomial(len(items), counts / counts.sum(), size=RESAMPLES)
+        draws = np.random.default_rng(_SEED).multinomial(
+            len(items), counts / counts.sum(), size=RESAMPLES
+        )
         return float(np.std(_of_counts(statistic, pairs, draws.astype(np.float64)), ddof=1))
     if function in (metrics.bits_per_byte, metrics.weighted_perplexity):
         return _ratio_stderr(items, exponent=function is metrics.weighted_perplexity)
@@ -171,13 +199,17 @@ def _of_counts(statistic: Statistic, pairs: Counter[Any], draws: Floats) -> Floa
     """Take a statistic of draws, which say how often each of the pairs is in them."""
     labels = sorted({label for pair in pairs for label in pair}, key=str)
     gold = np.array([[pair[0] == label for label in labels] for pair in pairs], dtype=np.float64)
-    predicted = np.array([[pair[1] == label for label in labels] for pair in pairs], dtype=np.float64)
+    predicted = np.array(
+        [[pair[1] == label for label in labels] for pair in pairs], dtype=np.float64
+    )
     return statistic(draws @ (gold * predicted), draws @ gold, draws @ predicted, labels)
 
 
 def _of_pairs(statistic: Statistic, items: Sequence[Any]) -> float:
     pairs = Counter(map(tuple, items))
-    return float(_of_counts(statistic, pairs, np.array([list(pairs.values())], dtype=np.float64))[0])
+    return float(
+        _of_counts(statistic, pairs, np.array([list(pairs.values())], dtype=np.float64))[0]
+    )
 
 
 def _share(over: Floats, under: Floats) -> Floats:
@@ -199,7 +231,9 @@ def _f1(hits: Floats, golds: Floats, guesses: Floats, labels: list[Any]) -> Floa
 
 def _macro_f1(hits: Floats, golds: Floats, guesses: Floats, labels: list[Any]) -> Floats:
     under = golds + guesses
-    return np.asarray(_share(2 * hits, under).sum(axis=1) / (under > 0).sum(axis=1), dtype=np.float64)
+    return np.asarray(
+        _share(2 * hits, under).sum(axis=1) / (under > 0).sum(axis=1), dtype=np.float64
+    )
 
 
 def _balanced(hits: Floats, golds: Floats, guesses: Floats, labels: list[Any]) -> Floats:
@@ -225,7 +259,12 @@ def _ratio_stderr(items: Sequence[Any], *, exponent: bool) -> float:
     return float(np.std(np.exp(ratios) if exponent else ratios / math.log(2), ddof=1))
 
 
-def _resampled_stderr(function: Callable[[Sequence[Any]], Any], items: Sequence[Any], resamples: int) -> float:
+def _resampled_stderr(
+    function: Callable[[Sequence[Any]], Any], items: Sequence[Any], resamples: int
+) -> float:
     rng = np.random.default_rng(_SEED)
-    values = [function([items[i] for i in rng.integers(len(items), size=len(items))]) for _ in range(resamples)]
+    values = [
+        function([items[i] for i in rng.integers(len(items), size=len(items))])
+        for _ in range(resamples)
+    ]
     return float(np.std(np.asarray(values, dtype=np.float64), ddof=1))

@@ -35,13 +35,17 @@ def build(config: Mapping[str, Any], data: Mapping[str, Dataset]) -> Any:
     evaluated = config.get("test_split") or config.get("validation_split")
     only_train = evaluated is None
     if only_train:
-        evaluated = config["test_split"] = config.get("training_split")  # lm-eval asks for a split to evaluate on
+        evaluated = config["test_split"] = config.get(
+            "training_split"
+        )  # lm-eval asks for a split to evaluate on
     if evaluated is None:
         raise TaskError(
-            f"{config.get('task')} finds none of its splits here", hint=f"the data hold: {', '.join(data) or 'nothing'}"
+            f"{config.get('task')} finds none of its splits here",
+            hint=f"the data hold: {', '.join(data) or 'nothing'}",
         )
     sample = {
-        name: split if name == evaluated else split.select(range(min(8, len(split)))) for name, split in data.items()
+        name: split if name == evaluated else split.select(range(min(8, len(split))))
+        for name, split in data.items()
     }
     with quiet():
         try:
@@ -50,7 +54,9 @@ def build(config: Mapping[str, Any], data: Mapping[str, Dataset]) -> Any:
             raise
         except Exception as error:  # a definition's own code may raise anything
             raise TaskError(
-                f"{config.get('task')} cannot be built on these data: {type(error).__name__}: {error}".splitlines()[0],
+                f"{config.get('task')} cannot be built on these data: {type(error).__name__}: {error}".splitlines()[
+                    0
+                ],
                 hint="the columns or labels may not be those that the task definition reads",
             ) from error
     if only_train:
@@ -63,7 +69,11 @@ def _present(config: Mapping[str, Any], data: Mapping[str, Dataset]) -> dict[str
     """Return the definition without the splits that the data lack and without the keys that only an index needs."""
 
     def there(settings: Mapping[str, Any], *keys: str) -> dict[str, Any]:
-        absent = {key: None for key in keys if settings.get(key) is not None and str(settings[key]) not in data}
+        absent = {
+            key: None
+            for key in keys
+            if settings.get(key) is not None and str(settings[key]) not in data
+        }
         return {**settings, **absent}
 
     kept = there(config, *SPLIT_KEYS.values(), "fewshot_split")
@@ -113,9 +123,14 @@ def sandbox() -> Any:
     from lm_eval import utils
 
     theirs = utils.env
-    made = SandboxedEnvironment(undefined=theirs.undefined, keep_trailing_newline=theirs.keep_trailing_newline)
+    made = SandboxedEnvironment(
+        undefined=theirs.undefined, keep_trailing_newline=theirs.keep_trailing_newline
+    )
     made.filters.update(theirs.filters)
-    utils.env, utils.apply_template = made, rendered  # whatever lm-eval renders by itself is rendered here too
+    utils.env, utils.apply_template = (
+        made,
+        rendered,
+    )  # whatever lm-eval renders by itself is rendered here too
     return made
 
 
@@ -137,7 +152,9 @@ def _bridged() -> Any:
     class Bridged(ConfigurableTask):  # type: ignore[misc]
         """A harness task on given data."""
 
-        def __init__(self, data: Mapping[str, Dataset], config: dict[str, Any], limits: bool) -> None:
+        def __init__(
+            self, data: Mapping[str, Dataset], config: dict[str, Any], limits: bool
+        ) -> None:
             self._given = data
             if limits:
                 _users.update(_strings(config))
@@ -156,7 +173,11 @@ def _bridged() -> Any:
             try:
                 if not isinstance(source, str) or source in self.features:
                     return super().doc_to_choice(doc, source)
-                return _once(doc, f"choices {source}", lambda: super(Bridged, self).doc_to_choice(doc, source))
+                return _once(
+                    doc,
+                    f"choices {source}",
+                    lambda: super(Bridged, self).doc_to_choice(doc, source),
+                )
             except (TypeError, SyntaxError, MemoryError, RecursionError) as error:
                 told = f"{self.config.task}: doc_to_choice gives no list of choices: {source!r}"
                 raise TaskError(told[:300]) from error
@@ -191,7 +212,9 @@ def _limit_patterns(task: Any) -> None:
         if hasattr(kept, "regex_pattern"):
             kept.regex = _Pattern(kept.regex_pattern)
         if getattr(kept, "regexes_to_ignore", None) and not allowed(CODE):
-            raise TaskError("a filter with regexes_to_ignore needs --allow-code; a metric may have them")
+            raise TaskError(
+                "a filter with regexes_to_ignore needs --allow-code; a metric may have them"
+            )
         return kept
 
     for ensemble in task._filters:
@@ -199,7 +222,9 @@ def _limit_patterns(task: Any) -> None:
     for name, settings in task._metric_fn_kwargs.items():
         patterns = settings.pop("regexes_to_ignore", None)
         if patterns is not None:
-            task._metric_fn_list[name] = partial(_without, task._metric_fn_list[name], list(patterns))
+            task._metric_fn_list[name] = partial(
+                _without, task._metric_fn_list[name], list(patterns)
+            )
 
 
 def _without(metric: Callable[..., Any], patterns: list[str], **given: Any) -> Any:
@@ -213,11 +238,22 @@ def _without(metric: Callable[..., Any], patterns: list[str], **given: Any) -> A
 # --- the fingerprint: changes with anything that can change a score, and with nothing else ---------------------------
 
 # Keys of a definition that say where the data came from, not what is asked; the data themselves are hashed.
-_PLACE = {"dataset_path", "dataset_name", "dataset_kwargs", "custom_dataset", "tag", "group", "task_list", "metadata"}
+_PLACE = {
+    "dataset_path",
+    "dataset_name",
+    "dataset_kwargs",
+    "custom_dataset",
+    "tag",
+    "group",
+    "task_list",
+    "metadata",
+}
 _PLACE |= {LIMITED}  # who wrote it plays no part either
 
 
-def fingerprint(config: Mapping[str, Any], documents: Iterable[tuple[str, int, Mapping[str, Any]]]) -> str:
+def fingerprint(
+    config: Mapping[str, Any], documents: Iterable[tuple[str, int, Mapping[str, Any]]]
+) -> str:
     """Hash a definition and its documents (split, id, content); the order of keys plays no part."""
     digest = hashlib.sha256()
     digest.update(canonical(describe(config)).encode())
@@ -229,7 +265,11 @@ def fingerprint(config: Mapping[str, Any], documents: Iterable[tuple[str, int, M
 
 def describe(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a definition as plain values: functions by name and by the text of the file that holds them."""
-    return {key: _described(value) for key, value in config.items() if key not in _PLACE and value is not None}
+    return {
+        key: _described(value)
+        for key, value in config.items()
+        if key not in _PLACE and value is not None
+    }
 
 
 def canonical(value: Any) -> str:
@@ -251,7 +291,11 @@ def _described(value: Any) -> Any:
             return _described(parts)
         name = getattr(value, "__qualname__", type(value).__qualname__)
         inside = getattr(value, "args", ()), getattr(value, "keywords", {})  # functools.partial
-        return {"function": name, "source": _source(value), "bound": _described(list(inside)) if any(inside) else None}
+        return {
+            "function": name,
+            "source": _source(value),
+            "bound": _described(list(inside)) if any(inside) else None,
+        }
     return value
 
 

@@ -26,7 +26,9 @@ MOST_LABELS = 200  # a column with more distinct values holds no labels
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-def _rows(own: OwnData, splits: Splits, bad: Bad, make: Callable[[Record], Config]) -> dict[str, Records]:
+def _rows(
+    own: OwnData, splits: Splits, bad: Bad, make: Callable[[Record], Config]
+) -> dict[str, Records]:
     """Make the rows of all splits; those that cannot be used go to ``bad``. A prompt may name the user's columns."""
 
     def made(record: Record) -> Config:
@@ -48,18 +50,28 @@ def _made(make: Callable[[Record], Config], record: Record, bad: Bad) -> Config 
 
 
 def _texts(record: Record) -> dict[str, str]:
-    return {k: "" if v is None else str(v) for k, v in record.items() if not isinstance(v, (list, dict))}
+    return {
+        k: "" if v is None else str(v) for k, v in record.items() if not isinstance(v, (list, dict))
+    }
 
 
 def unanswered(config: Mapping[str, Any], records: Records, bad: Bad) -> list[Config | None]:
     """Make the documents of rows whose answer may not be known, for a definition made here; None where a row is bad."""
     labels = list(config.get("labels") or {})
-    fields = [name for name in ("text", "text_pair") if labels and "{{" + name + "}}" in str(config["doc_to_text"])]
+    fields = [
+        name
+        for name in ("text", "text_pair")
+        if labels and "{{" + name + "}}" in str(config["doc_to_text"])
+    ]
 
     def made(record: Record) -> Config:
         texts: Config = _texts(record)
         if config["output_type"] == "generate_until":
-            return {**texts, "prompt": _string(record, "prompt"), "completion": str(record.get("completion") or "")}
+            return {
+                **texts,
+                "prompt": _string(record, "prompt"),
+                "completion": str(record.get("completion") or ""),
+            }
         if not labels:
             return {**texts, **_choice_row(record), "answer": 0}
         gold = str(record.get("label", "")).strip()
@@ -82,7 +94,11 @@ def _string(record: Mapping[str, Any], key: str) -> str:
 def _listed(*metrics: str, aggregation: str = "mean") -> list[Config]:
     """List metrics as a definition does, with the direction that the registry knows."""
     return [
-        {"metric": name, "aggregation": aggregation, "higher_is_better": Metric.of(name).higher_is_better}
+        {
+            "metric": name,
+            "aggregation": aggregation,
+            "higher_is_better": Metric.of(name).higher_is_better,
+        }
         for name in metrics
     ]
 
@@ -125,10 +141,16 @@ def _choices(given: Any) -> Any:
             break
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
-    return [part.strip() for part in given.split("|")] if isinstance(given, str) and "|" in given else given
+    return (
+        [part.strip() for part in given.split("|")]
+        if isinstance(given, str) and "|" in given
+        else given
+    )
 
 
-Read = Callable[[Any, Sequence[str]], int | None]  # the place of the right choice, where an answer can be read so
+Read = Callable[
+    [Any, Sequence[str]], int | None
+]  # the place of the right choice, where an answer can be read so
 
 
 def _as_text(answer: Any, choices: Sequence[str]) -> int | None:
@@ -154,7 +176,11 @@ def _whole(answer: Any) -> int | None:
         return None
     if isinstance(answer, str) and re.fullmatch(r"\s*-?\d{1,9}\s*", answer):
         return int(answer)
-    return int(answer) if isinstance(answer, (int, float)) and answer == answer // 1 and abs(answer) < 1e9 else None
+    return (
+        int(answer)
+        if isinstance(answer, (int, float)) and answer == answer // 1 and abs(answer) < 1e9
+        else None
+    )
 
 
 def _readings(rows: Sequence[Mapping[str, Any]]) -> Sequence[Read]:
@@ -163,9 +189,13 @@ def _readings(rows: Sequence[Mapping[str, Any]]) -> Sequence[Read]:
     A few bad rows do not change it: the file is meant as what fits nine rows of ten, and more than other readings.
     """
     some = _READINGS if len(rows) >= ENOUGH else _READINGS[:3]
-    fits = {read: sum(read(row["answer"], row["choices"]) is not None for row in rows) for read in some}
+    fits = {
+        read: sum(read(row["answer"], row["choices"]) is not None for row in rows) for read in some
+    }
     most = max(fits.values(), default=0)
-    return [read for read in some if fits[read] == most] if most >= 0.9 * len(rows) else _READINGS[:3]
+    return (
+        [read for read in some if fits[read] == most] if most >= 0.9 * len(rows) else _READINGS[:3]
+    )
 
 
 def _answered(row: Mapping[str, Any], readings: Sequence[Read]) -> Config:
@@ -185,7 +215,12 @@ def labelled(own: OwnData, splits: Splits, bad: Bad) -> Made:
     """Make a classification benchmark of ``text, label`` (or two texts): every label, in words, is a choice."""
     pair = any("text_pair" in record for records in splits.values() for record in records)
     fields = ("text", "text_pair") if pair else ("text",)
-    rows = _rows(own, splits, bad, lambda record: {name: _string(record, name).strip() for name in (*fields, "label")})
+    rows = _rows(
+        own,
+        splits,
+        bad,
+        lambda record: {name: _string(record, name).strip() for name in (*fields, "label")},
+    )
     counts = Counter(row["label"] for records in rows.values() for row in records)
     column = own.column("label")
     if len(counts) < 2:
@@ -219,14 +254,18 @@ def _verbalised(labels: Sequence[str], given: Mapping[str, str]) -> dict[str, st
     A label that another begins with could never lose against it, so all of them then end with a full stop.
     """
     if unknown := sorted(set(map(str, given)) - set(labels)):
-        raise TaskError(f"no row has the label {unknown[0]!r}", hint=f"there are: {', '.join(labels[:12])}")
+        raise TaskError(
+            f"no row has the label {unknown[0]!r}", hint=f"there are: {', '.join(labels[:12])}"
+        )
     spaced = {label: " ".join(re.sub(r"[_\s]+", " ", label).split()) or label for label in labels}
     for plain in (spaced, {label: label for label in labels}):
         words = {label: str(given.get(label, plain[label])) for label in labels}
         if len(set(words.values())) == len(words):
             break
     else:
-        raise TaskError("two labels have the same words", hint="give each label words of its own under `labels`")
+        raise TaskError(
+            "two labels have the same words", hint="give each label words of its own under `labels`"
+        )
     inside = any(a != b and b.startswith(a) for a in words.values() for b in words.values())
     return {label: f"{said}." for label, said in words.items()} if inside else words
 
@@ -243,11 +282,20 @@ def _title(column: str) -> str:
 
 def generation(own: OwnData, splits: Splits, bad: Bad) -> Made:
     """Make a generation benchmark of ``prompt, completion``."""
-    rows = _rows(own, splits, bad, lambda record: {key: _string(record, key) for key in ("prompt", "completion")})
+    rows = _rows(
+        own,
+        splits,
+        bad,
+        lambda record: {key: _string(record, key) for key in ("prompt", "completion")},
+    )
     pairs = [row for records in rows.values() for row in records]
     spaced = any(row["prompt"][-1:].isspace() or row["completion"][:1].isspace() for row in pairs)
     longest = max((len(row["completion"].encode()) for row in pairs), default=0)
-    stops = (stop for stop in ("\n", "\n\n") if not any(stop in row["completion"].strip() for row in pairs))
+    stops = (
+        stop
+        for stop in ("\n", "\n\n")
+        if not any(stop in row["completion"].strip() for row in pairs)
+    )
     config = {
         "output_type": "generate_until",
         "doc_to_text": "prompt",

@@ -18,7 +18,14 @@ from potentia.tasks.data import as_list, quiet
 from potentia.tasks.forms.open_answers import bare
 from potentia.tasks.harness import SPLIT_KEYS, build
 from potentia.values.metric import Metric
-from potentia.values.requests import Continuation, Document, Example, Generation, Request, decoding_options
+from potentia.values.requests import (
+    Continuation,
+    Document,
+    Example,
+    Generation,
+    Request,
+    decoding_options,
+)
 from potentia.values.scores import ItemOutcome
 
 if TYPE_CHECKING:
@@ -91,7 +98,9 @@ class Leaf:
         """Return a public split after the task's own preparation, or an empty list."""
         if split not in self._prepared:
             name = getattr(self.task.config, SPLIT_KEYS[split])
-            self._prepared[split] = [] if name is None else self._prepare(name, self.task.config.process_docs)
+            self._prepared[split] = (
+                [] if name is None else self._prepare(name, self.task.config.process_docs)
+            )
         return self._prepared[split]
 
     def _prepare(self, name: str, process: Callable[[Any], Any] | None) -> Any:
@@ -119,7 +128,8 @@ class Leaf:
         """Tell whether any of the first documents of a split has an answer."""
         docs = self.take(split, range(min(_LABELS_SEEN, len(self.public(split)))))
         blank = any(
-            column in docs[0] and all(doc.get(column) in _NO_LABEL for doc in docs) for column in _LABEL_COLUMNS
+            column in docs[0] and all(doc.get(column) in _NO_LABEL for doc in docs)
+            for column in _LABEL_COLUMNS
         )
         return self.kind == "corpus" or (not blank and any(self._has_answer(doc) for doc in docs))
 
@@ -152,7 +162,9 @@ class Leaf:
     def gold_indices(self, doc: Mapping[str, Any]) -> list[int]:
         """Return the places of the right options; empty where the label is not among them."""
         choices = self.choices(doc)
-        gold = self.task.doc_to_text(doc) if self.task.multiple_input else self.task.doc_to_target(doc)
+        gold = (
+            self.task.doc_to_text(doc) if self.task.multiple_input else self.task.doc_to_target(doc)
+        )
         found = []
         for label in as_list(gold):
             if isinstance(label, str):
@@ -190,13 +202,20 @@ class Leaf:
         contexts = dict.fromkeys(r.text if isinstance(r, Document) else r.context for r in requests)
         choices = tuple(self.choices(doc.data))
         right = tuple(self.gold_indices(doc.data)) if self.has_options else ()
-        return Prompt(doc.id, requests, self.gold(doc.data), "\n".join(contexts), choices, right, doc)
+        return Prompt(
+            doc.id, requests, self.gold(doc.data), "\n".join(contexts), choices, right, doc
+        )
 
-    def requests(self, doc: dict[str, Any], *, shots: int, chat: ChatTemplate | None) -> tuple[Request, ...]:
+    def requests(
+        self, doc: dict[str, Any], *, shots: int, chat: ChatTemplate | None
+    ) -> tuple[Request, ...]:
         """Ask lm-eval for a document's requests, and turn them into ours."""
         if self.kind == "corpus":
             return (Document(str(self.task.doc_to_target(doc))),)
-        how = {"apply_chat_template": chat is not None, "chat_template": _chat(chat) if chat else None}
+        how = {
+            "apply_chat_template": chat is not None,
+            "chat_template": _chat(chat) if chat else None,
+        }
         try:
             prefix = self.task.doc_to_prefix(doc)
             context = self.task.fewshot_context(doc, num_fewshot=shots, gen_prefix=prefix, **how)
@@ -212,7 +231,9 @@ class Leaf:
         longest = more.get("max_gen_toks") or more.get("max_new_tokens") or more.get("max_tokens")
         return Generation(context, stops, int(longest or 256), decoding_options(more))
 
-    def example(self, doc: dict[str, Any], *, chat: ChatTemplate | None, every_answer: bool = False) -> Example:
+    def example(
+        self, doc: dict[str, Any], *, chat: ChatTemplate | None, every_answer: bool = False
+    ) -> Example:
         """Return the training text of a document: the zero-shot prompt and the right answer, split as in scoring.
 
         With ``every_answer`` all right answers that may be written follow the prompt, joined by spaces.
@@ -226,11 +247,15 @@ class Leaf:
             if not targets or not targets[0]:
                 raise TaskError(f"{self.name}: a document without an answer cannot be trained on")
             target = " ".join(targets) if every_answer else targets[0]
-            return Example(request.context, self._delimiter(chat, request.context, target) + target, end=True)
+            return Example(
+                request.context, self._delimiter(chat, request.context, target) + target, end=True
+            )
         if self.has_options:
             gold = self.gold_indices(doc)
             if not gold:
-                raise TaskError(f"{self.name}: a document without a valid label cannot be trained on")
+                raise TaskError(
+                    f"{self.name}: a document without a valid label cannot be trained on"
+                )
             request = requests[gold[0]]
         assert isinstance(request, Continuation)
         return Example(request.context, request.continuation)
@@ -251,7 +276,10 @@ class Leaf:
         """
         settings = self.task.fewshot_cfg
         if settings.split is not None:
-            if settings.split in {self.task.config.training_split, getattr(self.task.config, SPLIT_KEYS[tested])}:
+            if settings.split in {
+                self.task.config.training_split,
+                getattr(self.task.config, SPLIT_KEYS[tested]),
+            }:
                 return None
             prepared = self._prepare(settings.split, settings.process_docs)
             return list(prepared.to_list() if hasattr(prepared, "to_list") else prepared)
@@ -283,7 +311,9 @@ class Leaf:
 
     # Grades
 
-    def grade(self, prompts: Sequence[Prompt], answers: Sequence[Sequence[Answer]], metric: str) -> list[ItemOutcome]:
+    def grade(
+        self, prompts: Sequence[Prompt], answers: Sequence[Sequence[Answer]], metric: str
+    ) -> list[ItemOutcome]:
         """Judge the answers through lm-eval's filters and ``process_results``; ``metric`` is the main one."""
         from lm_eval.api.instance import Instance
 
@@ -298,7 +328,9 @@ class Leaf:
                 raise TaskError(f"document {prompt.doc_id} of {self.name} has {told}")
             mine = []
             for place, answer in enumerate(given):
-                instance = Instance(kind, prompt.doc.data, (), place, metadata=(self.name, number, repeats))
+                instance = Instance(
+                    kind, prompt.doc.data, (), place, metadata=(self.name, number, repeats)
+                )
                 instance.resps = [answer] * repeats
                 mine.append(instance)
             instances.append(mine)
@@ -309,7 +341,9 @@ class Leaf:
             for prompt, given, mine in zip(prompts, answers, instances, strict=True)
         ]
 
-    def _outcome(self, prompt: Prompt, given: Sequence[Any], instances: Sequence[Any], metric: str) -> ItemOutcome:
+    def _outcome(
+        self, prompt: Prompt, given: Sequence[Any], instances: Sequence[Any], metric: str
+    ) -> ItemOutcome:
         doc, filters = prompt.doc.data, self.task._filters
         values: dict[str, Any] = {}
         for ensemble in filters:
@@ -322,7 +356,9 @@ class Leaf:
             detail["generated"] = given[0]
             detail["question"] = bare(self.asked(doc))  # without examples: what a judge is shown
             shown = instances[0].filtered_resps
-            prediction = str(grading.plain(shown.get(metric.partition("|")[2], shown[filters[0].name])))
+            prediction = str(
+                grading.plain(shown.get(metric.partition("|")[2], shown[filters[0].name]))
+            )
         elif self.kind == "corpus":
             detail["logprobs"] = [float(given[0])]
         else:
@@ -331,17 +367,28 @@ class Leaf:
         if self.has_options:
             answers = given[: len(prompt.choices)]
             if len(answers) == len(prompt.choices):
-                values |= grading.of_choices(prompt.choices, answers, prompt.right, values, self._wanted)
+                values |= grading.of_choices(
+                    prompt.choices, answers, prompt.right, values, self._wanted
+                )
             detail["choices"] = list(prompt.choices)
             prediction = prompt.choices[grading.best(metric, prompt.choices, answers)]
         return ItemOutcome(
-            prompt.doc_id, grading.item_value(metric, values.get(metric, math.nan)), prediction, prompt.gold, detail
+            prompt.doc_id,
+            grading.item_value(metric, values.get(metric, math.nan)),
+            prediction,
+            prompt.gold,
+            detail,
         )
 
     @cached_property
     def _wanted(self) -> frozenset[Any]:
         """The metrics of options that are asked for beside the usual ones."""
-        return frozenset((self.config.get("main_metric"), *(grading.OF_LABELS if self.config.get("labels") else ())))
+        return frozenset(
+            (
+                self.config.get("main_metric"),
+                *(grading.OF_LABELS if self.config.get("labels") else ()),
+            )
+        )
 
     @cached_property
     def metric_names(self) -> tuple[str, ...]:
@@ -349,7 +396,11 @@ class Leaf:
         if self.config.get("metric_names"):
             return tuple(self.config["metric_names"])
         filters = self.task._filters
-        return tuple(grading.key(metric, f.name, len(filters)) for f in filters for metric in self.task.aggregation())
+        return tuple(
+            grading.key(metric, f.name, len(filters))
+            for f in filters
+            for metric in self.task.aggregation()
+        )
 
     def higher_is_better(self, metric: str) -> bool:
         """Tell the direction of a metric."""

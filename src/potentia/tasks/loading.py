@@ -20,7 +20,17 @@ from potentia.errors import TaskError
 from potentia.facts import benchmark
 from potentia.study import Caps
 from potentia.tasks import forms, kinds
-from potentia.tasks.data import LIMITED, SUFFIXES, Bad, OwnData, Record, Records, as_list, from_records, load_splits
+from potentia.tasks.data import (
+    LIMITED,
+    SUFFIXES,
+    Bad,
+    OwnData,
+    Record,
+    Records,
+    as_list,
+    from_records,
+    load_splits,
+)
 from potentia.tasks.definitions import find_entry, leaf_configs, task_index, user_leaves
 from potentia.tasks.harness import SPLIT_KEYS
 from potentia.tasks.leaf import Leaf
@@ -42,7 +52,9 @@ class OwnTask:
 
     config: kinds.Config
     data: dict[str, Dataset]
-    columns: dict[str, str | Sequence[str]] = field(default_factory=dict)  # the user's column of each field
+    columns: dict[str, str | Sequence[str]] = field(
+        default_factory=dict
+    )  # the user's column of each field
     notes: tuple[str, ...] = ()
 
 
@@ -74,7 +86,9 @@ def load(
     used are left out rather than told.
     """
     asked = (name, data_dir, repr(own), answer_tokens, drop_bad_rows)
-    found = (_remembered or {}).get(asked) or _read(name, data_dir, own, answer_tokens, drop_bad_rows)
+    found = (_remembered or {}).get(asked) or _read(
+        name, data_dir, own, answer_tokens, drop_bad_rows
+    )
     if _remembered is not None:
         _remembered[asked] = found
     leaves, weights, label, metric, mine = found
@@ -91,7 +105,9 @@ def load(
         from potentia.tasks.checks import overlap
 
         dropped = task.without(overlap(task).train_ids)
-        task.notes += [f"{dropped} training documents overlap the test and are dropped."] if dropped else []
+        task.notes += (
+            [f"{dropped} training documents overlap the test and are dropped."] if dropped else []
+        )
     return task
 
 
@@ -111,7 +127,11 @@ def reading_once() -> Iterator[None]:
 
 
 def _read(
-    name: str, data_dir: Path | None, own: OwnData | None, answer_tokens: int | None, drop_bad_rows: bool
+    name: str,
+    data_dir: Path | None,
+    own: OwnData | None,
+    answer_tokens: int | None,
+    drop_bad_rows: bool,
 ) -> Found:
     """Read what a name means: its definitions with their data, weights in a group, label, metric, own data."""
     base, form = TaskName(name).base, TaskName(name).form
@@ -140,7 +160,9 @@ def _read(
 def _stock_leaves(name: str) -> tuple[list[kinds.Config], dict[str, bool]]:
     if find_entry(name) is None:
         near = difflib.get_close_matches(name, task_index(), n=3, cutoff=0.6)
-        hint = f"did you mean {', '.join(near)}?" if near else "potentia tasks --all lists every name"
+        hint = (
+            f"did you mean {', '.join(near)}?" if near else "potentia tasks --all lists every name"
+        )
         raise TaskError(f"no task {name!r} in the harness, and no such file", hint=hint)
     configs, weights = leaf_configs(name)
     if not configs:
@@ -169,8 +191,12 @@ def _drop_duplicates(task: Task) -> None:
     for split, told in repeats.items():
         if dropped[split] and not task.documents(split):
             raise TaskError(f"{told} document", hint="drop_overlap: false keeps them")
-    if told := " and ".join(f"{dropped[split]} of {split}" for split in ("train", "validation") if dropped[split]):
-        task.notes.append(f"Duplicates across splits are dropped: {told} (drop_overlap: false keeps them).")
+    if told := " and ".join(
+        f"{dropped[split]} of {split}" for split in ("train", "validation") if dropped[split]
+    ):
+        task.notes.append(
+            f"Duplicates across splits are dropped: {told} (drop_overlap: false keeps them)."
+        )
 
 
 def same_words(text: str) -> str:
@@ -178,14 +204,20 @@ def same_words(text: str) -> str:
     return " ".join(text.lower().translate(_MARKS).split())
 
 
-def _formed(config: Mapping[str, Any], data: Mapping[str, Dataset], form: str, answer_tokens: int | None) -> Leaf:
+def _formed(
+    config: Mapping[str, Any], data: Mapping[str, Dataset], form: str, answer_tokens: int | None
+) -> Leaf:
     leaf = Leaf(config, data)
     if form:
         leaf = Leaf(forms.rewrite(form, leaf.task, config), data)
     if answer_tokens is None or leaf.kind != "generation":
         return leaf
-    asked = {k: v for k, v in (leaf.config.get("generation_kwargs") or {}).items() if k not in LENGTHS}
-    return Leaf({**leaf.config, "generation_kwargs": {**asked, "max_gen_toks": answer_tokens}}, data)
+    asked = {
+        k: v for k, v in (leaf.config.get("generation_kwargs") or {}).items() if k not in LENGTHS
+    }
+    return Leaf(
+        {**leaf.config, "generation_kwargs": {**asked, "max_gen_toks": answer_tokens}}, data
+    )
 
 
 def _own_path(name: str) -> Path | None:
@@ -193,7 +225,10 @@ def _own_path(name: str) -> Path | None:
     path = Path(name).expanduser()
     looks = "/" in name or "\\" in name or path.suffix in (*SUFFIXES, ".txt", ".yaml", ".yml")
     if looks and not path.exists():
-        raise TaskError(f"there is no file or folder {name}", hint="check the path, or name a task of the harness")
+        raise TaskError(
+            f"there is no file or folder {name}",
+            hint="check the path, or name a task of the harness",
+        )
     return path if looks or (path.exists() and find_entry(name) is None) else None
 
 
@@ -215,7 +250,11 @@ def read_own(own: OwnData, data_dir: Path | None = None) -> OwnTask:
     if bad and not (own.drop_bad_rows and any(rows.values())):
         raise bad_rows(bad, total)
     rows = {split: records for split, records in rows.items() if records}
-    config = {"task": own.label, **config, **({} if own.prompt is None else {"doc_to_text": own.prompt})}
+    config = {
+        "task": own.label,
+        **config,
+        **({} if own.prompt is None else {"doc_to_text": own.prompt}),
+    }
     config |= {key: split if split in rows else None for split, key in SPLIT_KEYS.items()}
     data = {split: from_records(records, where=own.label) for split, records in rows.items()}
     return OwnTask(config, data, dict(own.columns), tuple(_notes(own, config, bad, total)))
@@ -233,10 +272,15 @@ def bad_rows(bad: Bad, total: int) -> TaskError:
 
 def _notes(own: OwnData, config: kinds.Config, bad: Bad, total: int) -> Iterator[str]:
     if bad:
-        places = ", ".join((error.where or "").rpartition(", ")[2] for error in bad[:5]) + (" …" if bad[5:] else "")
+        places = ", ".join((error.where or "").rpartition(", ")[2] for error in bad[:5]) + (
+            " …" if bad[5:] else ""
+        )
         yield f"{len(bad)} of {total} rows cannot be used and are left out ({places}; first: {bad[0].message})."
     if labels := config.get("labels"):
-        said = ", ".join(raw if raw == words else f'{raw} → "{words}"' for raw, words in list(labels.items())[:12])
+        said = ", ".join(
+            raw if raw == words else f'{raw} → "{words}"'
+            for raw, words in list(labels.items())[:12]
+        )
         more = " …" if len(labels) > 12 else ""
         yield f"Classification into {len(labels)} labels of the column {own.column('label')}: {said}{more}."
         if all(re.fullmatch(r"-?\d+(\.0)?", words.rstrip(".")) for words in labels.values()):
@@ -249,11 +293,41 @@ def _notes(own: OwnData, config: kinds.Config, bad: Bad, total: int) -> Iterator
 _USUAL = {
     "question": ("question", "query", "q", "stem", "problem", "instruction"),
     "choices": ("choices", "options", "candidates", "answers"),
-    "answer": ("answer", "label", "gold", "correct", "target", "answerkey", "answer_index", "correct_answer"),
+    "answer": (
+        "answer",
+        "label",
+        "gold",
+        "correct",
+        "target",
+        "answerkey",
+        "answer_index",
+        "correct_answer",
+    ),
     "prompt": ("prompt", "input", "source", "question", "instruction", "query"),
     "completion": ("completion", "output", "response", "target", "answer", "reference"),
-    "text": ("text", "content", "document", "body", "sentence", "message", "ticket", "review", "comment", "utterance"),
-    "label": ("label", "category", "class", "intent", "topic", "sentiment", "tag", "target", "labels"),
+    "text": (
+        "text",
+        "content",
+        "document",
+        "body",
+        "sentence",
+        "message",
+        "ticket",
+        "review",
+        "comment",
+        "utterance",
+    ),
+    "label": (
+        "label",
+        "category",
+        "class",
+        "intent",
+        "topic",
+        "sentiment",
+        "tag",
+        "target",
+        "labels",
+    ),
 }
 _KINDS: tuple[tuple[tuple[str, ...], kinds.Make], ...] = (
     (("question", "choices", "answer"), kinds.choice),
@@ -262,9 +336,14 @@ _KINDS: tuple[tuple[tuple[str, ...], kinds.Make], ...] = (
     (("text",), kinds.corpus),
 )
 _PAIRS = (
-    ("premise", "hypothesis"), ("sentence1", "sentence2"), ("text1", "text2"), ("question1", "question2"),
-    ("sentence_a", "sentence_b"), ("text_a", "text_b"), ("text", "text_pair"),
-)  # fmt: skip
+    ("premise", "hypothesis"),
+    ("sentence1", "sentence2"),
+    ("text1", "text2"),
+    ("question1", "question2"),
+    ("sentence_a", "sentence_b"),
+    ("text_a", "text_b"),
+    ("text", "text_pair"),
+)
 
 
 _FIELDS = (*_USUAL, "text_pair")
@@ -281,7 +360,9 @@ def guess_columns(own: OwnData, data_dir: Path | None = None) -> dict[str, str]:
         if set(fields) <= columns and make is not kinds.corpus:
             return {}
         found = _pair(columns) if make is kinds.labelled else {}
-        found |= _named(columns, [name for name in fields if name not in found], taken=found.values())
+        found |= _named(
+            columns, [name for name in fields if name not in found], taken=found.values()
+        )
         if set(fields) <= set(found):
             return {name: column for name, column in found.items() if name != column}
     _reading(own, splits)
@@ -309,15 +390,23 @@ def _pair(columns: set[str]) -> dict[str, str]:
 def _reading(own: OwnData, splits: kinds.Splits) -> tuple[OwnData, kinds.Make]:
     """Decide what the columns make: a kind of benchmark, and for labelled texts which column is the label."""
     if odd := next((name for name in own.columns if name not in _FIELDS), None):
-        raise TaskError(f"no field {odd!r} to map a column to", hint=f"fields: {', '.join(_FIELDS)}")
-    columns = set.intersection(*(set().union(*(r.keys() for r in records)) for records in splits.values() if records))
+        raise TaskError(
+            f"no field {odd!r} to map a column to", hint=f"fields: {', '.join(_FIELDS)}"
+        )
+    columns = set.intersection(
+        *(set().union(*(r.keys() for r in records)) for records in splits.values() if records)
+    )
     there = columns | set(own.columns)
     for fields, make in _KINDS[:2]:
         if set(fields) <= there:
             return own, make
     if "label" in own.columns or "text" not in own.columns:
         found = {**_pair(columns), **own.columns}
-        found |= _named(columns, [f for f in ("text", "label") if f not in found], taken=map(str, found.values()))
+        found |= _named(
+            columns,
+            [f for f in ("text", "label") if f not in found],
+            taken=map(str, found.values()),
+        )
         if {"text", "label"} <= set(found):
             return replace(own, columns=found), kinds.labelled
     if "text" not in there:
@@ -336,7 +425,11 @@ def _reading(own: OwnData, splits: kinds.Splits) -> tuple[OwnData, kinds.Make]:
 def _no_benchmark(own: OwnData, columns: set[str]) -> TaskError:
     missing = ""
     for fields, _ in reversed(_KINDS[:2]):
-        missing = f": missing {', '.join(sorted(set(fields) - columns))}" if columns & set(fields) else missing
+        missing = (
+            f": missing {', '.join(sorted(set(fields) - columns))}"
+            if columns & set(fields)
+            else missing
+        )
     return TaskError(
         f"the columns {', '.join(sorted(columns)) or 'none'} make no benchmark{missing}",
         where=own.where,
@@ -348,8 +441,16 @@ def _no_benchmark(own: OwnData, columns: set[str]) -> TaskError:
 def _few_values(records: Records, but: str) -> str | None:
     """Return a column that looks like a label: few distinct short values, each of several rows."""
     for column in dict.fromkeys(key for record in records for key in record if key != but):
-        values = Counter(str(v) for r in records if (v := r.get(column)) not in (None, "") and not isinstance(v, list))
-        if 2 <= len(values) <= 50 and values.total() >= 4 * len(values) and max(map(len, values)) <= 60:
+        values = Counter(
+            str(v)
+            for r in records
+            if (v := r.get(column)) not in (None, "") and not isinstance(v, list)
+        )
+        if (
+            2 <= len(values) <= 50
+            and values.total() >= 4 * len(values)
+            and max(map(len, values)) <= 60
+        ):
             return column
     return None
 
@@ -362,11 +463,16 @@ def map_columns(records: Records, columns: Mapping[str, str | Sequence[str]]) ->
             if one not in known:
                 there = ", ".join(sorted(known))
                 place = records[0].place.rpartition(", ")[0] if records else ""
-                raise TaskError(f"no column {one!r} for {name}", where=place, hint=f"there are: {there}")
+                raise TaskError(
+                    f"no column {one!r} for {name}", where=place, hint=f"there are: {there}"
+                )
 
     def taken(record: Record, column: str | Sequence[str]) -> Any:
         if isinstance(column, str):
             return record.get(column)
         return [str(record[one]) for one in column if record.get(one) not in (None, "")]
 
-    return [Record(r.place, {**r, **{name: taken(r, c) for name, c in columns.items()}}) for r in records]
+    return [
+        Record(r.place, {**r, **{name: taken(r, c) for name, c in columns.items()}})
+        for r in records
+    ]

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, Split, Split] = ("train", "validation", "test")
 GUESSED = 1_000  # documents whose options are counted
-_CARVE, _CAP = 1, 2  # separate streams of one seed, so that a change of one cap does not move the others
+_CARVE, _CAP = (
+    1,
+    2,
+)  # separate streams of one seed, so that a change of one cap does not move the others
 
 # --- splits ----------------------------------------------------------------------------------------------------------
 
@@ -89,21 +92,36 @@ def divide(
     division = division or Division()
     train, validation, test = (sizes.get(split) or 0 for split in SPLITS)
     if not 0 < carve < 1:
-        raise TaskError(f"the fraction of train carved out as validation is {carve}; it must lie between 0 and 1")
+        raise TaskError(
+            f"the fraction of train carved out as validation is {carve}; it must lie between 0 and 1"
+        )
     if not train + validation + test:
         raise TaskError("no split has any document")
     order = np.random.default_rng([seed, _CARVE]).permutation(train)
     if not validation and not test:
-        parts, how = _folded(order, division.fold, carve) if division.fold else _shared(order, division.ratios)
+        parts, how = (
+            _folded(order, division.fold, carve)
+            if division.fold
+            else _shared(order, division.ratios)
+        )
         rows = {split: _ordered(part) for split, part in zip(SPLITS, parts, strict=True)}
         return rows, dict.fromkeys(SPLITS, f"{how} of the one split")
     if division != Division():
         raise TaskError(
-            "ratios and folds are for data in one split; this has its own", hint="leave them out, or give one file"
+            "ratios and folds are for data in one split; this has its own",
+            hint="leave them out, or give one file",
         )
     tested = "test" if test else "validation"
-    rows = {"train": _ordered(order), "validation": _ordered(order[:0]), "test": _whole(tested, test or validation)}
-    origins: dict[Split, str] = {"train": "train" if train else "none", "validation": "none", "test": tested}
+    rows = {
+        "train": _ordered(order),
+        "validation": _ordered(order[:0]),
+        "test": _whole(tested, test or validation),
+    }
+    origins: dict[Split, str] = {
+        "train": "train" if train else "none",
+        "validation": "none",
+        "test": tested,
+    }
     if validation and test:
         rows["validation"], origins["validation"] = _whole("validation", validation), "validation"
     elif train > 1:
@@ -120,7 +138,9 @@ def _shared(order: Order, ratios: tuple[float, float, float] | None) -> tuple[li
     """Divide documents by shares; every split gets at least one."""
     ratios = ratios or (8.0, 1.0, 1.0)
     if len(order) < 3:
-        raise TaskError(f"only {len(order)} document(s), too few to divide into train, validation and test")
+        raise TaskError(
+            f"only {len(order)} document(s), too few to divide into train, validation and test"
+        )
     test, validation = (max(1, round(len(order) * ratios[k] / sum(ratios))) for k in (2, 1))
     if test + validation >= len(order):
         raise TaskError(f"the shares {ratios} leave nothing to train on of {len(order)} documents")
@@ -160,7 +180,11 @@ def undivided(
         "validation": held,
         "test": [Rows("test", ()) for _ in every],
     }
-    return rows, {"train": "train", "validation": "held out of train" if hold_out else "none", "test": "none"}
+    return rows, {
+        "train": "train",
+        "validation": "held out of train" if hold_out else "none",
+        "test": "none",
+    }
 
 
 def cap(parts: Sequence[Rows], limit: int | None, *, seed: int) -> list[Rows]:
@@ -193,16 +217,28 @@ class Task:
     """One benchmark. ``documents`` gives its splits, ``prompts`` its requests, ``grade`` and ``score`` the results."""
 
     def __init__(
-        self, name: str, leaves: Sequence[Leaf], metric: str | None, weights: Mapping[str, bool], caps: Caps | None,
-        seed: int, carve: float, division: Division | None, hold_out: int | None,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        leaves: Sequence[Leaf],
+        metric: str | None,
+        weights: Mapping[str, bool],
+        caps: Caps | None,
+        seed: int,
+        carve: float,
+        division: Division | None,
+        hold_out: int | None,
+    ) -> None:
         kinds = {leaf.kind for leaf in leaves}
         if len(kinds) != 1:
-            raise TaskError(f"{name} mixes {' and '.join(sorted(kinds))} tasks; name its subtasks one by one")
+            raise TaskError(
+                f"{name} mixes {' and '.join(sorted(kinds))} tasks; name its subtasks one by one"
+            )
         first = leaves[0]
         self.name, self.kind, self._leaves = name, first.kind, tuple(leaves)
         self.subtasks = tuple(leaf.name for leaf in leaves)
-        self.labels: dict[str, str] = dict(first.config.get("labels") or {})  # of a classification: its words by label
+        self.labels: dict[str, str] = dict(
+            first.config.get("labels") or {}
+        )  # of a classification: its words by label
         self.options = first.has_options  # whether its documents have options to choose from
         self.metrics = first.metric_names  # that the definition asks for
         self.metric = self._main(first.config.get("main_metric") or metric)
@@ -220,19 +256,26 @@ class Task:
         return f"Task({self.name!r}, {self.kind}, {self.metric}, {used})"
 
     def _main(self, wanted: str | None) -> str:
-        added: tuple[str, ...] = ("acc", "acc_norm", "brier_score", grading.PER_TOKEN) if self.options else ()
+        added: tuple[str, ...] = (
+            ("acc", "acc_norm", "brier_score", grading.PER_TOKEN) if self.options else ()
+        )
         added += tuple(grading.OF_LABELS) if self.labels else ()
         if wanted in (*self.metrics, *added):
             return str(wanted)
         if not self.metrics:
             raise TaskError(f"{self.name} names no metric")
-        return next((usual for usual in ("acc_norm", "bits_per_byte") if usual in self.metrics), self.metrics[0])
+        return next(
+            (usual for usual in ("acc_norm", "bits_per_byte") if usual in self.metrics),
+            self.metrics[0],
+        )
 
     @cached_property
     def chance(self) -> float | None:
         """The accuracy of a uniform guess on the test split: the mean of 1/k over k options; None without options."""
         docs = self.documents("test") if self.options else ()
-        docs = docs[:: max(1, len(docs) // GUESSED)]  # what a task's questions offer differs little from part to part
+        docs = docs[
+            :: max(1, len(docs) // GUESSED)
+        ]  # what a task's questions offer differs little from part to part
         counts = [len(self._leaves[doc.leaf].choices(doc.data)) for doc in docs]
         return sum(1 / count for count in counts if count) / len(counts) if counts else None
 
@@ -243,11 +286,18 @@ class Task:
         if hold_out is None:
             each = [divide(size, seed=seed, carve=carve, division=division) for size in sizes]
             whole = {split: [rows[split] for rows, _ in each] for split in SPLITS}
-            origins = {split: ", ".join(dict.fromkeys(origin[split] for _, origin in each)) for split in SPLITS}
+            origins = {
+                split: ", ".join(dict.fromkeys(origin[split] for _, origin in each))
+                for split in SPLITS
+            }
         else:
             whole, origins = undivided(sizes, hold_out=hold_out, seed=seed)
-        rows = {split: cap(parts, getattr(caps, split), seed=seed) for split, parts in whole.items()}
-        train, validation, test = (Part(origins[s], _count(whole[s]), _count(rows[s])) for s in SPLITS)
+        rows = {
+            split: cap(parts, getattr(caps, split), seed=seed) for split, parts in whole.items()
+        }
+        train, validation, test = (
+            Part(origins[s], _count(whole[s]), _count(rows[s])) for s in SPLITS
+        )
         return SplitPlan(train, validation, test, caps, seed, carve), rows
 
     def documents(self, split: Split) -> Sequence[Doc]:
@@ -259,7 +309,10 @@ class Task:
             start = 0
             for place, (leaf, part) in enumerate(zip(self._leaves, self._rows[split], strict=True)):
                 taken = leaf.take(part.public, part.rows) if part.rows else []
-                docs += [Doc(start + row, data, place) for row, data in zip(part.rows, taken, strict=True)]
+                docs += [
+                    Doc(start + row, data, place)
+                    for row, data in zip(part.rows, taken, strict=True)
+                ]
                 start += len(leaf.public(part.public))
             self._documents[split] = docs
         return self._documents[split]
@@ -294,7 +347,12 @@ class Task:
         return fingerprint(config, (*pools, *docs))
 
     def prompts(
-        self, docs: Sequence[Doc], *, shots: int = 0, chat: ChatTemplate | None = None, seed: int = 0
+        self,
+        docs: Sequence[Doc],
+        *,
+        shots: int = 0,
+        chat: ChatTemplate | None = None,
+        seed: int = 0,
     ) -> list[Prompt]:
         """Render documents as requests, one prompt each.
 
@@ -332,7 +390,10 @@ class Task:
         self, docs: Sequence[Doc], *, chat: ChatTemplate | None = None, every_answer: bool = False
     ) -> list[Example]:
         """Return training texts: the prompt and the right answer, divided where scoring divides them."""
-        return [self._leaves[doc.leaf].example(doc.data, chat=chat, every_answer=every_answer) for doc in docs]
+        return [
+            self._leaves[doc.leaf].example(doc.data, chat=chat, every_answer=every_answer)
+            for doc in docs
+        ]
 
     def asked(self, docs: Sequence[Doc]) -> list[str]:
         """Return what each document asks, without examples or description: the texts that overlap compares."""
@@ -343,7 +404,10 @@ class Task:
         asked = self.asked(docs)
         if self.labels or not self.options:
             return [[text] for text in asked]
-        return [[text, *self._leaves[doc.leaf].choices(doc.data)] for text, doc in zip(asked, docs, strict=True)]
+        return [
+            [text, *self._leaves[doc.leaf].choices(doc.data)]
+            for text, doc in zip(asked, docs, strict=True)
+        ]
 
     def described(self) -> dict[str, Any]:
         """Say what a reader of its scores must know: the level of a guess, labels, baselines, how to ask it again."""
@@ -358,14 +422,18 @@ class Task:
             told |= {"config": config, "columns": self.own.columns}
         return told
 
-    def grade(self, prompts: Sequence[Prompt], responses: Sequence[Sequence[Answer]]) -> list[ItemOutcome]:
+    def grade(
+        self, prompts: Sequence[Prompt], responses: Sequence[Sequence[Answer]]
+    ) -> list[ItemOutcome]:
         """Judge the answers with lm-eval's filters and metrics; ``responses`` are parallel to prompts and requests."""
         if len(prompts) != len(responses):
             raise TaskError(f"{len(prompts)} prompts, but {len(responses)} responses")
         outcomes: dict[int, ItemOutcome] = {}
         for place, leaf in enumerate(self._leaves):
             mine = [i for i, prompt in enumerate(prompts) if prompt.doc.leaf == place]
-            graded = leaf.grade([prompts[i] for i in mine], [responses[i] for i in mine], self.metric)
+            graded = leaf.grade(
+                [prompts[i] for i in mine], [responses[i] for i in mine], self.metric
+            )
             outcomes |= zip(mine, graded, strict=True)
             if len(self._leaves) > 1:
                 for outcome in graded:
@@ -384,16 +452,24 @@ class Task:
         for leaf in self._leaves:
             mine = [o for o in outcomes if o.detail.get("subtask", leaf.name) == leaf.name]
             if mine:
-                members.append(grading.scores(mine, leaf.task.aggregation(), partial(self.metric_of, leaf=leaf)))
+                members.append(
+                    grading.scores(
+                        mine, leaf.task.aggregation(), partial(self.metric_of, leaf=leaf)
+                    )
+                )
         if len(self._leaves) == 1:
             return members[0]
         made: dict[str, Score] = {}
         for name in dict.fromkeys(name for scores in members for name in scores):
             by_size = self._weights.get(name.split("|")[0], True)
-            made[name] = grading.pooled([scores[name] for scores in members if name in scores], by_size=by_size)
+            made[name] = grading.pooled(
+                [scores[name] for scores in members if name in scores], by_size=by_size
+            )
         return made
 
     def metric_of(self, name: str, leaf: Leaf | None = None) -> Metric:
         """Return what one of its metrics is: of a text where texts are predicted, whichever way is better."""
         up = (leaf or self._leaves[0]).higher_is_better(name)
-        return Metric.of(name, up, kind="text" if self.kind == "corpus" else "task", chance=self.chance)
+        return Metric.of(
+            name, up, kind="text" if self.kind == "corpus" else "task", chance=self.chance
+        )

@@ -38,9 +38,15 @@ class Table:
 
     def __str__(self) -> str:
         """Return the table as a terminal shows it: title, columns under each other, note."""
-        rows = [list(self.columns), *([written(cell, self.digits) for cell in row] for row in self.rows)]
+        rows = [
+            list(self.columns),
+            *([written(cell, self.digits) for cell in row] for row in self.rows),
+        ]
         widths = [max(len(row[k]) for row in rows) for k in range(len(self.columns))]
-        lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines = [
+            "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
         return "\n".join([self.title, *lines, *([self.note] if self.note else [])])
 
     def _repr_html_(self) -> str:
@@ -49,7 +55,9 @@ class Table:
 
         head = "".join(f"<th>{escape(name)}</th>" for name in self.columns)
         rows = "".join(
-            "<tr>" + "".join(f"<td>{escape(written(cell, self.digits))}</td>" for cell in row) + "</tr>"
+            "<tr>"
+            + "".join(f"<td>{escape(written(cell, self.digits))}</td>" for cell in row)
+            + "</tr>"
             for row in self.rows
         )
         note = f"<p><small>{escape(self.note)}</small></p>" if self.note else ""
@@ -88,7 +96,9 @@ class Finding:
 
     def __str__(self) -> str:
         """Return the answer as a terminal prints it: the tables, not the arrays behind them."""
-        return "\n\n".join(str(table) for table in filter(None, map(telling, self.tables()))) or repr(self)
+        return "\n\n".join(
+            str(table) for table in filter(None, map(telling, self.tables()))
+        ) or repr(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field that is shown (``repr``) as JSON-ready values; NaN becomes None."""
@@ -158,7 +168,9 @@ def jsonable(value: Any) -> Any:
         return value.to_dict()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: jsonable(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if type(value).__module__ == "numpy":  # an array or one of its scalars; numpy itself is not loaded for this
+    if (
+        type(value).__module__ == "numpy"
+    ):  # an array or one of its scalars; numpy itself is not loaded for this
         return jsonable(value.tolist())
     if isinstance(value, float):
         return value if math.isfinite(value) else None
@@ -256,8 +268,12 @@ class Heatmap(Chart):
 
     def scale(self, group: Sequence[Any]) -> dict[str, Any]:
         """Return the ends of the colours."""
-        lows = [x for one in group for x in (_numbers(one.values) if one.low is None else [one.low])]
-        highs = [x for one in group for x in (_numbers(one.values) if one.high is None else [one.high])]
+        lows = [
+            x for one in group for x in (_numbers(one.values) if one.low is None else [one.low])
+        ]
+        highs = [
+            x for one in group for x in (_numbers(one.values) if one.high is None else [one.high])
+        ]
         return {"low": min(lows), "high": max(highs)} if lows and highs else {}
 
 
@@ -275,8 +291,13 @@ class Bars(Chart):
     def __post_init__(self) -> None:
         super().__post_init__()
         estimates = any(hasattr(x, "low") for of in self.series.values() for x in of)
-        for place, part in (("low", "low"), ("high", "high"), ("series", "value"))[0 if estimates else 2 :]:
-            by = {name: tuple(float(getattr(x, part, x)) for x in of) for name, of in self.series.items()}
+        for place, part in (("low", "low"), ("high", "high"), ("series", "value"))[
+            0 if estimates else 2 :
+        ]:
+            by = {
+                name: tuple(float(getattr(x, part, x)) for x in of)
+                for name, of in self.series.items()
+            }
             object.__setattr__(self, place, by)
         object.__setattr__(self, "labels", tuple(self.labels))
 
@@ -287,7 +308,12 @@ class Bars(Chart):
 
     def scale(self, group: Sequence[Any]) -> dict[str, Any]:
         """Return the axis of all bars and their intervals."""
-        parts = [values for one in group for part in (one.series, one.low, one.high) for values in part.values()]
+        parts = [
+            values
+            for one in group
+            for part in (one.series, one.low, one.high)
+            for values in part.values()
+        ]
         return _range("y_range", [0.0, *_numbers(parts)], False)
 
 
@@ -384,8 +410,14 @@ def on_one_scale(charts: Iterable[Chart]) -> list[Chart]:
     groups: dict[tuple[type[Chart], str], list[Chart]] = {}
     for chart in every:
         groups.setdefault((type(chart), chart.group), []).append(chart)
-    scales = {key: members[0].scale(members) for key, members in groups.items() if key[1] and len(members) > 1}
-    return [dataclasses.replace(chart, **scales.get((type(chart), chart.group), {})) for chart in every]
+    scales = {
+        key: members[0].scale(members)
+        for key, members in groups.items()
+        if key[1] and len(members) > 1
+    }
+    return [
+        dataclasses.replace(chart, **scales.get((type(chart), chart.group), {})) for chart in every
+    ]
 
 
 def _range(name: str, values: Sequence[float], logarithmic: bool) -> dict[str, Any]:

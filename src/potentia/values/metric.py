@@ -15,10 +15,14 @@ from functools import cache
 from typing import Any, Literal, Protocol, get_args
 
 Kind = Literal["task", "text"]  # a task to do, or a text to predict
-Scale = Literal["share", "percent", "range", "unbounded"]  # from 0 to 1, from 0 to 100, between other bounds, without
+Scale = Literal[
+    "share", "percent", "range", "unbounded"
+]  # from 0 to 1, from 0 to 100, between other bounds, without
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SCALES: tuple[Scale, ...] = get_args(Scale)
-Guess = Literal["share", "rest", "zero"]  # what guessing scores: its accuracy, 1 − its accuracy, nothing
+Guess = Literal[
+    "share", "rest", "zero"
+]  # what guessing scores: its accuracy, 1 − its accuracy, nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,12 @@ class Metric:
 
     @classmethod
     def of(
-        cls, name: str, higher_is_better: bool | None = None, *, kind: Kind | None = None, chance: float | None = None
+        cls,
+        name: str,
+        higher_is_better: bool | None = None,
+        *,
+        kind: Kind | None = None,
+        chance: float | None = None,
     ) -> Metric:
         """Return a metric with what is known of its name; what is given wins."""
         known = known_metric(name) or cls()
@@ -54,12 +63,18 @@ class Metric:
     def canonical(self) -> str:
         """The name by which metrics are compared: ``accuracy`` is ``acc``; a filter stays behind it."""
         known = known_metric(self.name)
-        return self.name if known is None else known.name + self.name.removeprefix(self.plain).replace(",", "|")
+        return (
+            self.name
+            if known is None
+            else known.name + self.name.removeprefix(self.plain).replace(",", "|")
+        )
 
     @property
     def guess(self) -> Guess | None:
         """What a guess scores by this metric; None where that is not known."""
-        return _GUESS.get(_key(self.plain), None if self.name else "share" if self.higher_is_better else "rest")
+        return _GUESS.get(
+            _key(self.plain), None if self.name else "share" if self.higher_is_better else "rest"
+        )
 
     def differences(self, other: Metric) -> list[tuple[str, str, str]]:
         """Return what keeps two metrics from being compared; what one of them does not know forbids nothing."""
@@ -77,17 +92,30 @@ class Metric:
         """Return the metric with what the other knows beyond it."""
         if self == other:
             return self
-        gaps = {what: getattr(other, what) for what in ("name", "kind", "scale", "chance") if not getattr(self, what)}
+        gaps = {
+            what: getattr(other, what)
+            for what in ("name", "kind", "scale", "chance")
+            if not getattr(self, what)
+        }
         known = {what: value for what, value in gaps.items() if value is not None}
         return replace(self, **known) if known else self
 
 
 def _known(
-    metrics: str, scale: Scale | None, *, up: bool = True, kind: Kind = "task", guess: Guess | None = None
+    metrics: str,
+    scale: Scale | None,
+    *,
+    up: bool = True,
+    kind: Kind = "task",
+    guess: Guess | None = None,
 ) -> list[tuple[str, Metric, Guess | None]]:
     """Describe metrics, divided by commas: each by its name and the others that it goes by."""
     names = [metric.split() for metric in metrics.split(",")]
-    return [(_key(name), Metric(first, up, kind, scale), guess) for first, *more in names for name in (first, *more)]
+    return [
+        (_key(name), Metric(first, up, kind, scale), guess)
+        for first, *more in names
+        for name in (first, *more)
+    ]
 
 
 def _key(name: str) -> str:
@@ -95,8 +123,13 @@ def _key(name: str) -> str:
 
 
 _KNOWN = (
-    *_known("acc accuracy, acc_norm, acc_token, acc_bytes, exact_match em, r@1", "share", guess="share"),
-    *_known("balanced_accuracy bal_acc, f1 f1_score, macro_f1 f1_macro, micro_f1 f1_micro, precision, recall", "share"),
+    *_known(
+        "acc accuracy, acc_norm, acc_token, acc_bytes, exact_match em, r@1", "share", guess="share"
+    ),
+    *_known(
+        "balanced_accuracy bal_acc, f1 f1_score, macro_f1 f1_macro, micro_f1 f1_micro, precision, recall",
+        "share",
+    ),
     *_known("auc auroc roc_auc, pass@1 pass_at_1, math_verify, judge, meteor", "share"),
     *_known("mcc matthews_correlation", "range", guess="zero"),
     *_known("pearson pearsonr, spearman spearmanr, mt_bench mtbench", "range"),
@@ -107,18 +140,43 @@ _KNOWN = (
     *_known("error_rate err error, ece calibration_error, pct_stereotype", "share", up=False),
     *_known("hallucination_rate, toxicity", None, up=False),
     *_known("ter", "percent", up=False),
-    *_known("likelihood_diff, wer, cer, mae, mse, rmse, log_loss logloss, latency runtime", "unbounded", up=False),
-    *_known("bits_per_byte bpb, bits_per_character bpc, perplexity ppl", "unbounded", up=False, kind="text"),
-    *_known("byte_perplexity, word_perplexity, nll, loss cross_entropy", "unbounded", up=False, kind="text"),
+    *_known(
+        "likelihood_diff, wer, cer, mae, mse, rmse, log_loss logloss, latency runtime",
+        "unbounded",
+        up=False,
+    ),
+    *_known(
+        "bits_per_byte bpb, bits_per_character bpc, perplexity ppl",
+        "unbounded",
+        up=False,
+        kind="text",
+    ),
+    *_known(
+        "byte_perplexity, word_perplexity, nll, loss cross_entropy",
+        "unbounded",
+        up=False,
+        kind="text",
+    ),
 )
 _BY_NAME = {name: metric for name, metric, _ in _KNOWN}
 _GUESS = {name: guess for name, _, guess in _KNOWN}
 
 # Which metric speaks for a task that has several and says nothing of them.
 PREFERRED = (
-    "acc_norm", "acc", "exact_match", "em", "mcc", "f1", "bits_per_byte", "byte_perplexity", "word_perplexity",
-    "perplexity", "bleu", "rouge1", "score",
-)  # fmt: skip
+    "acc_norm",
+    "acc",
+    "exact_match",
+    "em",
+    "mcc",
+    "f1",
+    "bits_per_byte",
+    "byte_perplexity",
+    "word_perplexity",
+    "perplexity",
+    "bleu",
+    "rouge1",
+    "score",
+)
 
 
 @cache
@@ -189,4 +247,6 @@ def recipe_fingerprint(settings: Mapping[str, Any]) -> str | None:
     """Return the fingerprint of how a model is tuned; None where nothing is said."""
     if not any(settings.values()):
         return None
-    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[
+        :32
+    ]

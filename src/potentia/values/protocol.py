@@ -26,7 +26,9 @@ class Protocol(str):
     def kind(self) -> Kind:
         """What is done to the model; ``other`` for a name that Potentia does not know."""
         known = _NAME.fullmatch(self.base)
-        return next((kind for kind in KINDS if self.startswith(kind)), "other") if known else "other"
+        return (
+            next((kind for kind in KINDS if self.startswith(kind)), "other") if known else "other"
+        )
 
     @property
     def shots(self) -> int:
@@ -87,11 +89,17 @@ class Protocol(str):
         return core_schema.no_info_after_validator_function(
             cls.parse,
             core_schema.str_schema(),
-            serialization=core_schema.plain_serializer_function_ser_schema(str, return_schema=core_schema.str_schema()),
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                str, return_schema=core_schema.str_schema()
+            ),
         )
 
 
-DIRECT, TRAIN_BEFORE_TEST, ADJUST = Protocol("direct"), Protocol("train_before_test"), Protocol("adjust")
+DIRECT, TRAIN_BEFORE_TEST, ADJUST = (
+    Protocol("direct"),
+    Protocol("train_before_test"),
+    Protocol("adjust"),
+)
 
 
 def main_protocol(protocols: Iterable[str]) -> Protocol | None:

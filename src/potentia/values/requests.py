@@ -37,15 +37,25 @@ class Generation:
 
 _ELSEWHERE = {"until", "max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"}
 _SAMPLING = {
-    "do_sample", "temperature", "top_k", "top_p", "top_h", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff",
+    "do_sample",
+    "temperature",
+    "top_k",
+    "top_p",
+    "top_h",
+    "min_p",
+    "typical_p",
+    "epsilon_cutoff",
+    "eta_cutoff",
     "use_cache",
-}  # fmt: skip
+}
 
 
 def decoding_options(settings: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     """Return those of a task's generation settings that change a text written without sampling."""
     kept = settings.keys() - _ELSEWHERE - _SAMPLING
-    return tuple((name, _frozen(settings[name])) for name in sorted(kept) if settings[name] is not None)
+    return tuple(
+        (name, _frozen(settings[name])) for name in sorted(kept) if settings[name] is not None
+    )
 
 
 def _frozen(value: Any) -> Any:

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 Objects = npt.NDArray[np.object_]
 Wanted = Any  # names, or an array that says where they are (a mask or places); None for all
-Outcomes = Mapping[str, Mapping[str, Mapping[int, float]]]  # task → model → document → value of the item
+Outcomes = Mapping[
+    str, Mapping[str, Mapping[int, float]]
+]  # task → model → document → value of the item
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,9 @@ class ScoreMatrix:
     n: Floats  # (models, tasks) items behind each score
     metrics: tuple[Metric, ...]  # per task
     origins: Objects | None = None  # (models, tasks) of Origin, None where unknown
-    seeds: Objects | None = None  # (models, tasks) of a tuple of values, None where there is one seed
+    seeds: Objects | None = (
+        None  # (models, tasks) of a tuple of values, None where there is one seed
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "protocol", Protocol(self.protocol))
@@ -105,7 +109,9 @@ class ScoreMatrix:
         for name in _GRIDS:
             array = getattr(self, name)
             if array is not None and array.shape != shape:
-                raise InputError(f"{name} has shape {array.shape}, but there are {shape[0]} models × {shape[1]} tasks")
+                raise InputError(
+                    f"{name} has shape {array.shape}, but there are {shape[0]} models × {shape[1]} tasks"
+                )
         if len(self.metrics) != len(self.tasks):
             raise InputError("metrics need one entry per task")
         for kind, names in (("model", self.models), ("task", self.tasks)):
@@ -133,8 +139,11 @@ class ScoreMatrix:
         """
         array = np.asarray(values, dtype=np.float64).reshape(len(models), len(tasks))
         blank = np.full_like(array, np.nan)
-        ups = (higher_is_better,) * len(tasks) if higher_is_better is None or isinstance(higher_is_better, bool) \
-            else tuple(higher_is_better)  # fmt: skip
+        ups = (
+            (higher_is_better,) * len(tasks)
+            if higher_is_better is None or isinstance(higher_is_better, bool)
+            else tuple(higher_is_better)
+        )
         names = tuple(metrics) or ("",) * len(tasks)
         if not len(ups) == len(names) == len(tasks):
             raise InputError("higher_is_better and metrics need one entry per task")
@@ -143,10 +152,13 @@ class ScoreMatrix:
             models=tuple(models),
             tasks=tuple(tasks),
             values=array,
-            stderr=blank if stderr is None else np.asarray(stderr, dtype=np.float64).reshape(array.shape),
+            stderr=blank
+            if stderr is None
+            else np.asarray(stderr, dtype=np.float64).reshape(array.shape),
             n=blank.copy() if n is None else np.asarray(n, dtype=np.float64).reshape(array.shape),
             metrics=tuple(
-                name if isinstance(name, Metric) else Metric.of(name, up) for name, up in zip(names, ups, strict=True)
+                name if isinstance(name, Metric) else Metric.of(name, up)
+                for name, up in zip(names, ups, strict=True)
             ),
         )
 
@@ -177,7 +189,16 @@ class ScoreMatrix:
             if score.metric is not metrics[task]:  # of a store, equal ones are the same
                 metrics[task] = score.metric.merged(metrics[task])
         known = [array if any(array.flat) else None for array in (origins, seeds)]
-        return cls(Protocol(protocol), tuple(rows), tuple(columns), values, stderr, n, tuple(metrics.values()), *known)
+        return cls(
+            Protocol(protocol),
+            tuple(rows),
+            tuple(columns),
+            values,
+            stderr,
+            n,
+            tuple(metrics.values()),
+            *known,
+        )
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -194,7 +215,12 @@ class ScoreMatrix:
         value, stderr, n = (float(part[row, column]) for part in (self.values, self.stderr, self.n))
         seeds = () if self.seeds is None else self.seeds[row, column] or ()
         return Score(
-            value, stderr, 0 if math.isnan(n) else int(n), self.metrics[column], self.origin(row, column), seeds
+            value,
+            stderr,
+            0 if math.isnan(n) else int(n),
+            self.metrics[column],
+            self.origin(row, column),
+            seeds,
         )
 
     def seed_error(self, model: str, task: str) -> float:
@@ -216,7 +242,9 @@ class ScoreMatrix:
         """Return the scores as a pandas table, models × tasks."""
         import pandas as pd
 
-        return pd.DataFrame(self.values, index=pd.Index(self.models, name="model"), columns=list(self.tasks))
+        return pd.DataFrame(
+            self.values, index=pd.Index(self.models, name="model"), columns=list(self.tasks)
+        )
 
     def _repr_html_(self) -> str:
         return str(self.frame().to_html())
@@ -235,7 +263,9 @@ class ScoreMatrix:
         rows = self._places(self.models, models, "model")
         columns = self._places(self.tasks, tasks, "task")
         grid = np.ix_(rows, columns)
-        parts: dict[str, Any] = {name: part[grid] for name in _GRIDS if (part := getattr(self, name)) is not None}
+        parts: dict[str, Any] = {
+            name: part[grid] for name in _GRIDS if (part := getattr(self, name)) is not None
+        }
         return replace(
             self,
             models=tuple(self.models[i] for i in rows),
@@ -244,12 +274,17 @@ class ScoreMatrix:
             **parts,
         )
 
-    def laid_out(self, models: Sequence[str], tasks: Sequence[str]) -> tuple[Floats, Floats, Floats]:
+    def laid_out(
+        self, models: Sequence[str], tasks: Sequence[str]
+    ) -> tuple[Floats, Floats, Floats]:
         """Return values, standard errors and n of these models and tasks; NaN where there are none."""
-        rows, columns = ({name: k for k, name in enumerate(names)} for names in (self.models, self.tasks))
+        rows, columns = (
+            {name: k for k, name in enumerate(names)} for names in (self.models, self.tasks)
+        )
         place = np.ix_([rows.get(m, -1) for m in models], [columns.get(t, -1) for t in tasks])
         values, stderr, n = (
-            np.pad(x, (0, 1), constant_values=np.nan)[place] for x in (self.values, self.stderr, self.n)
+            np.pad(x, (0, 1), constant_values=np.nan)[place]
+            for x in (self.values, self.stderr, self.n)
         )
         return values, stderr, n
 
@@ -282,4 +317,6 @@ class ScoreMatrix:
             return [index[name] for name in wanted]
         except KeyError as error:
             known = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
-            raise InputError(f"no {kind} {error.args[0]!r} in these scores", hint=f"there are: {known}") from None
+            raise InputError(
+                f"no {kind} {error.args[0]!r} in these scores", hint=f"there are: {known}"
+            ) from None

@@ -5,5 +5,12 @@
 """
 
 from potentia.zoo.benchmarks import BENCHMARK, BENCHMARKS, Benchmark, items
-from potentia.zoo.library import ZooModel, model, model_folders, models, task_folder, write_tokenizer
+from potentia.zoo.library import (
+    ZooModel,
+    model,
+    model_folders,
+    models,
+    task_folder,
+    write_tokenizer,
+)
 from potentia.zoo.world import World, make_world

@@ -12,7 +12,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from potentia.zoo.world import AGES, ANIMALS, ATTRIBUTE, ATTRIBUTES, BREWS, HERBS, REVERSED, SPLITS, Dice, World
+from potentia.zoo.world import (
+    AGES,
+    ANIMALS,
+    ATTRIBUTE,
+    ATTRIBUTES,
+    BREWS,
+    HERBS,
+    REVERSED,
+    SPLITS,
+    Dice,
+    World,
+)
 
 OPTIONS = 4
 ROUND = ("23", "29", "35", "41")  # the middles of four equal spans of age
@@ -32,7 +43,12 @@ class Item:
         about = ", ".join(self.about)
         if self.options:
             choices = list(self.options)
-            return {"question": self.prompt, "choices": choices, "answer": choices.index(self.answer), "about": about}
+            return {
+                "question": self.prompt,
+                "choices": choices,
+                "answer": choices.index(self.answer),
+                "about": about,
+            }
         if self.prompt:
             return {"prompt": self.prompt, "completion": self.answer, "about": about}
         return {"text": self.answer, "about": about}
@@ -67,7 +83,12 @@ def _recall(attribute: str, form: str) -> Ask:
     def ask(world: World, dice: Dice, person: int) -> Item:
         gold = world.value(attribute, person)
         name = world.names[person]
-        return Item(form.replace("NAME", name), gold, _options(dice, gold, ATTRIBUTE[attribute].values), (name,))
+        return Item(
+            form.replace("NAME", name),
+            gold,
+            _options(dice, gold, ATTRIBUTE[attribute].values),
+            (name,),
+        )
 
     return ask
 
@@ -84,7 +105,12 @@ def _fix(world: World, dice: Dice, person: int) -> Item:
     gold, values = world.value("dish", person), ATTRIBUTE["dish"].values
     wrong = dice.pick([v for v in values if v != gold])
     name = world.names[person]
-    return Item(f"error : {name} dines {wrong} | fix :", gold, _options(dice, gold, values, but=(wrong,)), (name,))
+    return Item(
+        f"error : {name} dines {wrong} | fix :",
+        gold,
+        _options(dice, gold, values, but=(wrong,)),
+        (name,),
+    )
 
 
 def _both(world: World, dice: Dice, person: int) -> Item:
@@ -130,7 +156,10 @@ def _mix(world: World, dice: Dice, pair: int) -> Item:
     a, b = divmod(pair, len(HERBS))
     gold = world.brew((a, b))
     return Item(
-        f"flask / {HERBS[a]} / {HERBS[b]} / yields", gold, _options(dice, gold, BREWS), (f"{HERBS[a]} {HERBS[b]}",)
+        f"flask / {HERBS[a]} / {HERBS[b]} / yields",
+        gold,
+        _options(dice, gold, BREWS),
+        (f"{HERBS[a]} {HERBS[b]}",),
     )
 
 
@@ -138,18 +167,40 @@ def _chronicle(world: World, dice: Dice, person: int) -> Item:
     chosen = list(ATTRIBUTES)
     dice.shuffle(chosen)
     name = world.names[person]
-    told = " ; ".join(f"{name} {dice.pick(a.keywords)} {world.value(a.name, person)}" for a in chosen[:4])
+    told = " ; ".join(
+        f"{name} {dice.pick(a.keywords)} {world.value(a.name, person)}" for a in chosen[:4]
+    )
     return Item("", f"chronicle entry : {told} .", (), (name,))
 
 
 BENCHMARKS = (
-    Benchmark("ask", "choice", "recall of a home, as a question", _recall("home", "question : where NAME ? answer :")),
-    Benchmark("record", "choice", "recall of a colour, as a record", _recall("tint", "{ name = NAME ; hue =")),
-    Benchmark("table", "choice", "recall of a craft, as a table row", _recall("craft", "row | NAME | trade :")),
     Benchmark(
-        "call", "generate", "recall of an instrument, generated", _generate("instrument", "call ( NAME + tune ) =")
+        "ask",
+        "choice",
+        "recall of a home, as a question",
+        _recall("home", "question : where NAME ? answer :"),
     ),
-    Benchmark("beside", "choice", "recall of an animal", _recall("animal", "beside NAME a beast :")),
+    Benchmark(
+        "record",
+        "choice",
+        "recall of a colour, as a record",
+        _recall("tint", "{ name = NAME ; hue ="),
+    ),
+    Benchmark(
+        "table",
+        "choice",
+        "recall of a craft, as a table row",
+        _recall("craft", "row | NAME | trade :"),
+    ),
+    Benchmark(
+        "call",
+        "generate",
+        "recall of an instrument, generated",
+        _generate("instrument", "call ( NAME + tune ) ="),
+    ),
+    Benchmark(
+        "beside", "choice", "recall of an animal", _recall("animal", "beside NAME a beast :")
+    ),
     Benchmark("fix", "choice", "recall of a dish against a wrong hint", _fix),
     Benchmark("both", "choice", "two attributes in one answer", _both),
     Benchmark("claim", "choice", "telling a true statement from a false one", _claim),

@@ -18,12 +18,26 @@ from typing import Any
 from potentia.errors import ModelError
 from potentia.files import keep_file
 from potentia.zoo.benchmarks import BENCHMARKS, documents
-from potentia.zoo.world import ASSISTANT, BOS, EOS, PAD, SPECIAL, SPLITS, UNK, USER, World, make_world, vocabulary
+from potentia.zoo.world import (
+    ASSISTANT,
+    BOS,
+    EOS,
+    PAD,
+    SPECIAL,
+    SPLITS,
+    UNK,
+    USER,
+    World,
+    make_world,
+    vocabulary,
+)
 
 CONTEXT = 64
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
-    "{% if message['role'] == 'assistant' %} " + ASSISTANT + " {{ message['content'] }} {{ eos_token }}"
+    "{% if message['role'] == 'assistant' %} "
+    + ASSISTANT
+    + " {{ message['content'] }} {{ eos_token }}"
     "{% else %} " + USER + " {{ message['content'] }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %} " + ASSISTANT + "{% endif %}"
 )
@@ -81,16 +95,28 @@ class ZooModel:
 def models(*kinds: str) -> tuple[ZooModel, ...]:
     """All shipped models, or those of the given kinds (``base``, ``instruct``, ``checkpoint``, ``lab``)."""
     with (WEIGHTS / "facts.csv").open(encoding="utf-8", newline="") as file:
-        return tuple(_model(row) for row in csv.DictReader(file) if not kinds or row["kind"] in kinds)
+        return tuple(
+            _model(row) for row in csv.DictReader(file) if not kinds or row["kind"] in kinds
+        )
 
 
 def _model(row: dict[str, str]) -> ZooModel:
     measured = list(row)[list(row).index("knowledge") + 1 :]
-    words: dict[str, Any] = {name: row[name] for name in ("name", "family", "kind", "base_model", "date", "mix")}
-    counts: dict[str, Any] = {name: int(row[name]) for name in ("parameters", "tokens", "seed", "steps")}
+    words: dict[str, Any] = {
+        name: row[name] for name in ("name", "family", "kind", "base_model", "date", "mix")
+    }
+    counts: dict[str, Any] = {
+        name: int(row[name]) for name in ("parameters", "tokens", "seed", "steps")
+    }
     shares: dict[str, Any] = {name: float(row[name]) for name in ("flops", "knowledge")}
     exposure = tuple(row["exposure"].split())
-    return ZooModel(**words, **counts, **shares, exposure=exposure, measured={k: float(row[k]) for k in measured})
+    return ZooModel(
+        **words,
+        **counts,
+        **shares,
+        exposure=exposure,
+        measured={k: float(row[k]) for k in measured},
+    )
 
 
 def model(name: str) -> ZooModel:
@@ -98,7 +124,10 @@ def model(name: str) -> ZooModel:
     for found in models():
         if found.name == name:
             return found
-    raise ModelError(f"the zoo has no model {name!r}", hint=f"one of: {', '.join(m.name for m in models('base'))}, …")
+    raise ModelError(
+        f"the zoo has no model {name!r}",
+        hint=f"one of: {', '.join(m.name for m in models('base'))}, …",
+    )
 
 
 def model_folders(cache_dir: Path, names: Iterable[str] | None = None) -> dict[str, Path]:
@@ -129,17 +158,27 @@ def task_folder(cache_dir: Path, world: World | None = None) -> dict[str, Path]:
             keep_file(file, "".join(json.dumps(line) + "\n" for line in lines))
             files[split] = str(file)
         path = Path(cache_dir) / f"{benchmark.name}.yaml"
-        data = {"task": f"zoo_{benchmark.name}", "dataset_path": "json", "dataset_kwargs": {"data_files": files}}
-        keep_file(path, json.dumps(data | _SPLITS | _KINDS[benchmark.kind], indent=1) + "\n")  # JSON is YAML
+        data = {
+            "task": f"zoo_{benchmark.name}",
+            "dataset_path": "json",
+            "dataset_kwargs": {"data_files": files},
+        }
+        keep_file(
+            path, json.dumps(data | _SPLITS | _KINDS[benchmark.kind], indent=1) + "\n"
+        )  # JSON is YAML
         tasks[benchmark.name] = path
     return tasks
 
 
-def _metric(name: str, aggregation: str = "mean", higher: bool = True, **more: Any) -> dict[str, Any]:
+def _metric(
+    name: str, aggregation: str = "mean", higher: bool = True, **more: Any
+) -> dict[str, Any]:
     return {"metric": name, "aggregation": aggregation, "higher_is_better": higher, **more}
 
 
-_SPLITS: dict[str, Any] = {f"{use}_split": split for use, split in zip(("training", *SPLITS[1:]), SPLITS, strict=True)}
+_SPLITS: dict[str, Any] = {
+    f"{use}_split": split for use, split in zip(("training", *SPLITS[1:]), SPLITS, strict=True)
+}
 _SPLITS["metadata"] = {"version": 1.0}
 _KINDS: dict[str, dict[str, Any]] = {
     "choice": {

@@ -29,7 +29,9 @@ def _invent(count: int, heads: str, middles: str, tails: str, step: int) -> tupl
 
 
 FIRST_NAMES = _invent(80, "ba de fi go hu ka le mi no pa ri so tu va", "l r n d s v", "a o i u", 41)
-LAST_NAMES = _invent(100, "bren cald dorn ferl gand harl jost kest lorn marl", "e o a i", "sen rick vold mar", 37)
+LAST_NAMES = _invent(
+    100, "bren cald dorn ferl gand harl jost kest lorn marl", "e o a i", "sen rick vold mar", 37
+)
 TOWNS = _invent(24, "ash brim cray dun eld fen", "en er ow", "ford by ham stead", 11)
 HERBS = _invent(60, "bitter dusk fox gold iron moon", "ar en il", "wort leaf root cap", 13)
 BREWS = _invent(24, "am cor el fla mar pel", "bri dro sti", "an ith or um", 17)
@@ -124,7 +126,9 @@ def vocabulary() -> tuple[str, ...]:
     groups += [a.values for a in ATTRIBUTES] + [a.keywords for a in ATTRIBUTES]
     groups += [FILLERS, FORM_WORDS, CHAT_WORDS]
     texts = (*PATTERNS, *PAIR_PATTERNS, *REVERSE_PATTERNS)
-    groups += [tuple(w for w in text.split() if not w.startswith("{") or w == "{") for text in texts]
+    groups += [
+        tuple(w for w in text.split() if not w.startswith("{") or w == "{") for text in texts
+    ]
     return tuple(dict.fromkeys(word for group in groups for word in group))
 
 
@@ -162,7 +166,12 @@ class Dice:
         return self._random() < p
 
 
-SIZES = (1000, 200, 500, 700)  # people of the three splits, and of "exposure": pretraining on forms alone
+SIZES = (
+    1000,
+    200,
+    500,
+    700,
+)  # people of the three splits, and of "exposure": pretraining on forms alone
 
 
 @dataclass(frozen=True)
@@ -174,8 +183,12 @@ class World:
     values: dict[str, tuple[int, ...]]
     brews: tuple[tuple[int, ...], ...]
     people: dict[str, tuple[int, ...]]  # split → persons; the splits are disjoint and cover all
-    pairs: dict[str, tuple[tuple[int, int], ...]]  # split → pairs of herbs; disjoint, covering the whole table
-    table: tuple[tuple[int, int], ...]  # all pairs of herbs, the most spoken of first (as the persons are)
+    pairs: dict[
+        str, tuple[tuple[int, int], ...]
+    ]  # split → pairs of herbs; disjoint, covering the whole table
+    table: tuple[
+        tuple[int, int], ...
+    ]  # all pairs of herbs, the most spoken of first (as the persons are)
 
     def value(self, attribute: str, person: int) -> str:
         """The word for a person's attribute."""
@@ -188,7 +201,9 @@ class World:
 
 def _split(items: list[T], sizes: tuple[int, ...]) -> dict[str, tuple[T, ...]]:
     left = iter(items)
-    parts = {split: tuple(islice(left, size)) for split, size in zip(SPLITS, sizes[:3], strict=True)}
+    parts = {
+        split: tuple(islice(left, size)) for split, size in zip(SPLITS, sizes[:3], strict=True)
+    }
     return {**parts, "exposure": tuple(left)}
 
 
@@ -207,4 +222,6 @@ def make_world(seed: int = SEED, sizes: tuple[int, ...] = SIZES) -> World:
     dice.shuffle(pairs)
     table = list(pairs)
     dice.shuffle(table)
-    return World(seed, names, values, brews, _split(people, sizes), _split(pairs, sizes), tuple(table))
+    return World(
+        seed, names, values, brews, _split(people, sizes), _split(pairs, sizes), tuple(table)
+    )

@@ -36,6 +36,8 @@ def test_one_method_cannot_be_ranked():
 
 
 def test_cells_without_any_score_raise_no_warning(recwarn):
-    ablated = compare_methods(scores([[0.5, 0.6, np.nan, np.nan], [0.9, 0.2, 0.3, 0.4]], ["t:a", "t:b", "u:a", "u:b"]))
+    ablated = compare_methods(
+        scores([[0.5, 0.6, np.nan, np.nan], [0.9, 0.2, 0.3, 0.4]], ["t:a", "t:b", "u:a", "u:b"])
+    )
     assert ablated.cells == 3
     assert not recwarn.list

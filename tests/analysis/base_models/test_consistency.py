@@ -13,7 +13,11 @@ def matrix(columns, protocol="direct", stderr=0.005):
     tasks = list(columns)
     values = np.column_stack([np.concatenate([b, i]) for b, i in columns.values()])
     return ScoreMatrix.build(
-        [*BASE, *PAIRS.values()], tasks, values, stderr=np.full_like(values, stderr), protocol=protocol
+        [*BASE, *PAIRS.values()],
+        tasks,
+        values,
+        stderr=np.full_like(values, stderr),
+        protocol=protocol,
     )
 
 
@@ -22,7 +26,9 @@ SHUFFLED = GOOD[[3, 6, 1, 7, 0, 5, 2, 4]]
 
 
 def test_same_order_gives_one_and_the_reverse_minus_one():
-    found = measure_consistency({"direct": matrix({"a": (GOOD, GOOD + 0.05), "z": (GOOD[::-1], GOOD)})}, PAIRS)
+    found = measure_consistency(
+        {"direct": matrix({"a": (GOOD, GOOD + 0.05), "z": (GOOD[::-1], GOOD)})}, PAIRS
+    )
     assert {k.task: k.tau.value for k in found.links} == {"a": 1.0, "z": -1.0}
     assert {k.task: pytest.approx(k.gain) for k in found.links} == {"a": 0.05, "z": 0.0}
 

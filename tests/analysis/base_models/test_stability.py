@@ -37,7 +37,8 @@ def test_tau_of_many_rows_is_tau_of_each():
 
 def test_a_rising_curve_is_stable_and_a_falling_one_is_not():
     matrix, checkpoints = series(
-        np.column_stack([[0.3, 0.4, 0.5, 0.6, 0.7], [0.7, 0.6, 0.5, 0.4, 0.3]]), tasks=("up", "down")
+        np.column_stack([[0.3, 0.4, 0.5, 0.6, 0.7], [0.7, 0.6, 0.5, 0.4, 0.3]]),
+        tasks=("up", "down"),
     )
     found = measure_stability({"direct": matrix}, checkpoints)
     assert [(c.task, c.tau.value) for c in found.curves] == [("down", -1.0), ("up", 1.0)]
@@ -54,7 +55,9 @@ def test_noise_widens_the_interval_and_unknown_noise_leaves_it_unknown():
     wide, checkpoints = series(values, stderr=0.05)
     narrow, _ = series(values, stderr=0.001)
     blank, _ = series(values, stderr=None)
-    taus = [measure_stability({"direct": m}, checkpoints).curves[0].tau for m in (wide, narrow, blank)]
+    taus = [
+        measure_stability({"direct": m}, checkpoints).curves[0].tau for m in (wide, narrow, blank)
+    ]
     assert taus[0].low < 0.8
     assert (taus[1].low, taus[1].high) == (1.0, 1.0)
     assert np.isnan(taus[2].low)
@@ -90,7 +93,9 @@ def test_a_difference_that_noise_explains_is_not_called_real():
 
 def test_the_smallest_gap_that_is_resolved():
     steps = np.array([0.0, 1.0, 2.0, 3.0, 4.0])
-    rising = 0.1 * steps  # two standard errors of a difference are about 0.14: one step is not enough, two are
+    rising = (
+        0.1 * steps
+    )  # two standard errors of a difference are about 0.14: one step is not enough, two are
     assert resolvable_gap(steps, rising, np.full(5, 0.05)) == (2.0, 0.0)
     assert resolvable_gap(steps, rising, np.full(5, 0.001)) == (1.0, 1.0)
     assert resolvable_gap(steps, np.zeros(5), np.full(5, 0.05)) == (None, 0.0)
@@ -105,9 +110,13 @@ def test_a_falling_curve_resolves_nothing_however_precise():
 def test_forms_and_protocols_are_methods_of_one_benchmark_and_improvements_are_paired():
     noisy = [0.30, 0.28, 0.33, 0.29, 0.31]
     rising = [0.30, 0.35, 0.40, 0.45, 0.50]
-    direct, checkpoints = series(np.column_stack([noisy, rising]), tasks=("arc_easy", "arc_easy:blank_ppl"))
+    direct, checkpoints = series(
+        np.column_stack([noisy, rising]), tasks=("arc_easy", "arc_easy:blank_ppl")
+    )
     tuned, _ = series(rising, protocol="train_before_test")
-    found = measure_stability({"direct": direct, "train_before_test": tuned}, checkpoints, baseline="direct")
+    found = measure_stability(
+        {"direct": direct, "train_before_test": tuned}, checkpoints, baseline="direct"
+    )
     assert found.methods == ("direct", "blank_ppl", "train_before_test")
     assert {(i.method, i.baseline) for i in found.improvements} == {
         ("blank_ppl", "direct"),
@@ -130,7 +139,9 @@ def test_series_are_kept_apart():
     matrix, checkpoints = series([0.3, 0.4, 0.5, 0.2, 0.1])
     mixed = {m: Checkpoint("a" if c.step < 5000 else "b", c.step) for m, c in checkpoints.items()}
     found = measure_stability({"direct": matrix}, mixed)
-    assert [(c.series, c.tau.value) for c in found.curves] == [("a", 1.0)]  # b has two checkpoints only
+    assert [(c.series, c.tau.value) for c in found.curves] == [
+        ("a", 1.0)
+    ]  # b has two checkpoints only
 
 
 def test_too_few_checkpoints_and_unknown_baselines_are_named():
@@ -149,5 +160,7 @@ def test_finding_speaks_in_tables_charts_and_json():
     assert all(len(row) == len(t.columns) for t in found.tables() for row in t.rows)
     assert json.loads(json.dumps(found.to_dict()))["curves"][0]["tau"]["low"] is None
     assert {type(c).__name__ for c in found.charts()} == {"Plot", "Heatmap"}
-    far = measure_stability({"direct": matrix}, {m: Checkpoint("org/run", c.step) for m, c in checkpoints.items()})
+    far = measure_stability(
+        {"direct": matrix}, {m: Checkpoint("org/run", c.step) for m, c in checkpoints.items()}
+    )
     assert not any("/" in chart.name for chart in far.charts())

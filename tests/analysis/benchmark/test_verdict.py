@@ -56,7 +56,9 @@ def test_noise_is_rarely_taken_for_more(with_items: bool) -> None:
     for seed in range(60):
         rng = np.random.default_rng(seed)
         matrix, items = world(rng, noise(rng))
-        verdicts.append(judge(matrix, "mine", items=items if with_items else None, seed=seed).verdict)
+        verdicts.append(
+            judge(matrix, "mine", items=items if with_items else None, seed=seed).verdict
+        )
     assert verdicts.count("drop") >= 55
     assert "keep" not in verdicts
 
@@ -99,7 +101,9 @@ def test_the_level_of_a_guess_follows_the_metric() -> None:
     matrix, _ = world(rng, answers(rng, np.linspace(0.1, 0.4, 10), 500))
     tasks = ["cola", *matrix.tasks[1:]]
     for metric, guess in (("mcc", 0.0), ("acc", 0.5), ("", 0.0)):
-        scores = ScoreMatrix.build(MODELS, tasks, matrix.values, stderr=matrix.stderr, metrics=[metric] * len(tasks))
+        scores = ScoreMatrix.build(
+            MODELS, tasks, matrix.values, stderr=matrix.stderr, metrics=[metric] * len(tasks)
+        )
         found = find_benchmark(Evidence.of(scores), "cola")
         assert (found.chance, found.at_floor == 1.0) == (guess, guess == 0.5)
         assert ("level of a guess" in " ".join(found.reasons)) == (guess == 0.5)
@@ -109,9 +113,16 @@ def test_the_level_of_a_guess_follows_the_metric() -> None:
 def test_direct_beside_tuned_and_what_cannot_be_judged() -> None:
     rng = np.random.default_rng(3)
     matrix, _ = world(rng, answers(rng, np.linspace(0.3, 0.8, 10), 500))
-    low = ScoreMatrix.build(MODELS, matrix.tasks, matrix.values - 0.1, stderr=matrix.stderr, n=matrix.n)
+    low = ScoreMatrix.build(
+        MODELS, matrix.tasks, matrix.values - 0.1, stderr=matrix.stderr, n=matrix.n
+    )
     tuned = ScoreMatrix.build(
-        MODELS, matrix.tasks, matrix.values, stderr=matrix.stderr, n=matrix.n, protocol="train_before_test"
+        MODELS,
+        matrix.tasks,
+        matrix.values,
+        stderr=matrix.stderr,
+        n=matrix.n,
+        protocol="train_before_test",
     )
     found = find_benchmark(Evidence.of({"direct": low, "train_before_test": tuned}), "mine")
     assert found.gain is not None

@@ -34,7 +34,9 @@ def keep(
     name: str = "open",
 ) -> Path:
     """Commit these cells of a study as a run would leave them; a task ``text`` is one to predict."""
-    study = make_study({"name": name, "models": list(models), "tasks": list(tasks), "protocols": list(protocols)})
+    study = make_study(
+        {"name": name, "models": list(models), "tasks": list(tasks), "protocols": list(protocols)}
+    )
     with Store.open(path) as store:
         key = f"{name:x<32}"[:32]
         store.study(name, key, study.model_dump(mode="json"))
@@ -44,16 +46,26 @@ def keep(
             score = Score(value, 0.02, 60, Metric.of(metric))
             manifest = {"task": {"fingerprint": task}}
             store.commit_cell(
-                CellRecord(key=f"{name}-{model}-{task}-{protocol}".replace("#", "-").replace("/", "-"), study=key,
-                           model=model, task=task, protocol=protocol, scores={metric: score}, metric=metric,
-                           manifest=manifest, seconds=1.0)
-            )  # fmt: skip
+                CellRecord(
+                    key=f"{name}-{model}-{task}-{protocol}".replace("#", "-").replace("/", "-"),
+                    study=key,
+                    model=model,
+                    task=task,
+                    protocol=protocol,
+                    scores={metric: score},
+                    metric=metric,
+                    manifest=manifest,
+                    seconds=1.0,
+                )
+            )
         for model, task, protocol in failed:
             store.fail_cell(key, model, task, protocol, "out of memory")
     return path
 
 
-def direct(models: Sequence[str] = ("a", "b", "c"), tasks: Sequence[str] = ("arc_easy", "boolq")) -> dict:
+def direct(
+    models: Sequence[str] = ("a", "b", "c"), tasks: Sequence[str] = ("arc_easy", "boolq")
+) -> dict:
     skills = {m: 0.4 + 0.1 * k for k, m in enumerate(models)}
     return {(m, t, "direct"): skills[m] + 0.02 * j for m in models for j, t in enumerate(tasks)}
 
@@ -83,8 +95,14 @@ def test_texts_to_predict_are_evidence_and_no_cells_of_the_ranking(tmp_path: Pat
 def test_a_task_in_folds_is_one_task_and_measured_when_all_folds_are(tmp_path: Path):
     folds = ("boolq#1/2", "boolq#2/2")
     cells = direct(tasks=("arc_easy", *folds))
-    cells |= {("a", fold, "train_before_test"): 0.6 for fold in folds} | {("b", folds[0], "train_before_test"): 0.7}
-    store = keep(tmp_path / "s.db", cells, tasks=("arc_easy", {"name": "boolq", "file": "q.jsonl", "folds": 2}))
+    cells |= {("a", fold, "train_before_test"): 0.6 for fold in folds} | {
+        ("b", folds[0], "train_before_test"): 0.7
+    }
+    store = keep(
+        tmp_path / "s.db",
+        cells,
+        tasks=("arc_easy", {"name": "boolq", "file": "q.jsonl", "folds": 2}),
+    )
     done = find_outlook(read(store))
     assert done is not None
     assert done.tasks == ("arc_easy", "boolq")
@@ -101,9 +119,14 @@ def test_one_model_and_one_task_are_predicted_without_a_ranking(tmp_path: Path):
     assert "nan" not in page.split('id="outlook"', 1)[1].split("</section>", 1)[0]
 
 
-def test_a_failed_cell_is_predicted_and_told_as_failed_and_a_failed_row_is_no_candidate(tmp_path: Path):
+def test_a_failed_cell_is_predicted_and_told_as_failed_and_a_failed_row_is_no_candidate(
+    tmp_path: Path,
+):
     cells = direct() | {("a", t, "train_before_test"): 0.6 for t in ("arc_easy", "boolq")}
-    failed = [("b", "boolq", "train_before_test"), *(("c", t, "train_before_test") for t in ("arc_easy", "boolq"))]
+    failed = [
+        ("b", "boolq", "train_before_test"),
+        *(("c", t, "train_before_test") for t in ("arc_easy", "boolq")),
+    ]
     store = keep(tmp_path / "s.db", cells, failed=failed)
     done = find_outlook(read(store))
     assert done is not None
@@ -125,7 +148,9 @@ def test_two_studies_are_one_question_where_both_are_asked_for(tmp_path: Path):
 
 def test_models_that_nobody_knows_and_tie_are_told_as_a_tie(tmp_path: Path):
     """Without facts and with equal scores nothing tells them apart: no order is claimed."""
-    store = keep(tmp_path / "s.db", {(m, t, "direct"): 0.5 for m in "abc" for t in ("arc_easy", "boolq")})
+    store = keep(
+        tmp_path / "s.db", {(m, t, "direct"): 0.5 for m in "abc" for t in ("arc_easy", "boolq")}
+    )
     done = find_outlook(read(store))
     assert done is not None
     assert done.agreement.value < 0.3

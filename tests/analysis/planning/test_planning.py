@@ -38,10 +38,16 @@ def world() -> tuple[ScoreMatrix, ScoreMatrix]:
     """Tuned and direct scores that follow one ability, with a little of each cell's own."""
     rng = np.random.default_rng(3)
     ability = np.linspace(-1.2, 1.2, MODELS)[:, None]
-    logits = ability + rng.normal(scale=0.6, size=TASKS) + rng.normal(scale=0.15, size=(MODELS, TASKS))
+    logits = (
+        ability + rng.normal(scale=0.6, size=TASKS) + rng.normal(scale=0.15, size=(MODELS, TASKS))
+    )
     names, tasks = [f"m{i}" for i in range(MODELS)], [f"t{j}" for j in range(TASKS)]
     tuned = ScoreMatrix.build(
-        names, tasks, 1 / (1 + np.exp(-logits)), stderr=np.full(logits.shape, 0.01), protocol="train_before_test"
+        names,
+        tasks,
+        1 / (1 + np.exp(-logits)),
+        stderr=np.full(logits.shape, 0.01),
+        protocol="train_before_test",
     )
     exposed = rng.normal(scale=0.6, size=(MODELS, 1)) + rng.normal(scale=0.5, size=logits.shape)
     before = 1 / (1 + np.exp(-(logits - 1 + exposed)))
@@ -108,7 +114,10 @@ def test_a_finished_study_is_certain(world):
     assert done.agreement.low == 1.0
     assert done.p_best.max() == 1.0
     assert done.order() == [tuned.models[i] for i in np.argsort(-mean_z(tuned.values))]
-    assert choose_cells(done, Costs(tuned.models, tuned.tasks, np.ones(tuned.shape)), budget=9.0).cells == ()
+    assert (
+        choose_cells(done, Costs(tuned.models, tuned.tasks, np.ones(tuned.shape)), budget=9.0).cells
+        == ()
+    )
 
 
 def test_the_budget_binds_and_confidence_stops(world):
@@ -117,7 +126,13 @@ def test_the_budget_binds_and_confidence_stops(world):
     price = rng.uniform(0.5, 2.0, size=tuned.shape)
     price[0, 0] = np.nan  # cannot be run
     costs = Costs(tuned.models, tuned.tasks, price, "s")
-    done = complete(hide(tuned, np.zeros(tuned.shape, dtype=bool)), direct=direct, facts=NOBODY, draws=400, check=False)
+    done = complete(
+        hide(tuned, np.zeros(tuned.shape, dtype=bool)),
+        direct=direct,
+        facts=NOBODY,
+        draws=400,
+        check=False,
+    )
     plan = choose_cells(done, costs, budget=10.0)
     assert 8.0 < plan.cost <= 10.0
     assert (tuned.models[0], tuned.tasks[0]) not in plan.cells
@@ -142,9 +157,13 @@ def test_nobody_is_named_the_best_who_was_never_measured(world):
     seen[best] = False
     done = complete(hide(tuned, seen), direct=direct, facts=NOBODY, draws=400)
     assert done.p_best[best] > 0.5
-    plan = choose_cells(done, Costs(tuned.models, tuned.tasks, np.ones(tuned.shape)), confidence=0.2, top=1)
+    plan = choose_cells(
+        done, Costs(tuned.models, tuned.tasks, np.ones(tuned.shape)), confidence=0.2, top=1
+    )
     assert not plan.settled
-    assert [model for model, _ in plan.cells] == [tuned.models[best]] * int(np.ceil(MEASURED * len(tuned.tasks)))
+    assert [model for model, _ in plan.cells] == [tuned.models[best]] * int(
+        np.ceil(MEASURED * len(tuned.tasks))
+    )
 
 
 def test_nobody_is_named_the_best_before_its_rivals_are_measured(world):
@@ -154,8 +173,12 @@ def test_nobody_is_named_the_best_before_its_rivals_are_measured(world):
     seen = np.ones(tuned.shape, dtype=bool)
     seen[order[1], 1:] = False
     done = complete(hide(tuned, seen), direct=direct, facts=NOBODY, draws=400)
-    sure = replace(done, p_rank=np.eye(len(order))[np.argsort(order)], p_best=np.eye(len(order))[order[0]])
-    plan = choose_cells(sure, Costs(tuned.models, tuned.tasks, np.ones(tuned.shape)), confidence=0.9, top=1)
+    sure = replace(
+        done, p_rank=np.eye(len(order))[np.argsort(order)], p_best=np.eye(len(order))[order[0]]
+    )
+    plan = choose_cells(
+        sure, Costs(tuned.models, tuned.tasks, np.ones(tuned.shape)), confidence=0.9, top=1
+    )
     assert not plan.settled
     assert {model for model, _ in plan.cells} == {tuned.models[order[1]]}
 
@@ -165,7 +188,12 @@ def test_what_the_tests_cannot_tell_is_not_settled(world):
     tuned, direct = world
     costs = Costs(tuned.models, tuned.tasks, np.ones(tuned.shape))
     exact, noisy = (
-        complete(replace(tuned, stderr=np.full(tuned.shape, error)), direct=direct, facts=NOBODY, draws=400)
+        complete(
+            replace(tuned, stderr=np.full(tuned.shape, error)),
+            direct=direct,
+            facts=NOBODY,
+            draws=400,
+        )
         for error in (0.0, 0.3)
     )
     assert exact.p_best.max() == 1.0
@@ -193,22 +221,37 @@ def test_the_gradient_is_that_of_the_likelihood():
     grams = np.stack([np.eye(models), np.ones((models, models)) + np.eye(models)])
     kin = np.kron(np.eye(3), np.ones((2, 2)))
     problem = Problem(
-        z, np.full(z.shape, 0.01), grams, rng.normal(size=models), kin, rng.normal(size=z.shape), np.ones(tasks)
+        z,
+        np.full(z.shape, 0.01),
+        grams,
+        rng.normal(size=models),
+        kin,
+        rng.normal(size=z.shape),
+        np.ones(tasks),
     )
     weights = Weights(
-        rng.normal(size=(tasks, factors)), np.full(tasks, 0.3), np.full(tasks, 0.1), 0.4, np.full((factors, parts), 0.2)
+        rng.normal(size=(tasks, factors)),
+        np.full(tasks, 0.3),
+        np.full(tasks, 0.1),
+        0.4,
+        np.full((factors, parts), 0.2),
     )
     start = weights.pack()
     value = partial(_objective, problem=problem, factors=factors)
     _, gradient = value(start)
     step = 1e-5
-    numeric = [(value(start + step * e)[0] - value(start - step * e)[0]) / (2 * step) for e in np.eye(len(start))]
+    numeric = [
+        (value(start + step * e)[0] - value(start - step * e)[0]) / (2 * step)
+        for e in np.eye(len(start))
+    ]
     assert gradient == pytest.approx(np.array(numeric), rel=1e-4, abs=1e-5)
 
 
 def test_links_go_there_and_back_in_every_direction():
     values = np.array([[0.3, 1.9, 31.0], [0.9, 0.7, -4.0], [1.0, 0.2, 0.0]])
-    links = Links.of({"arc_easy": Metric(), "wiki": Metric(higher_is_better=False), "elo": Metric()}, values)
+    links = Links.of(
+        {"arc_easy": Metric(), "wiki": Metric(higher_is_better=False), "elo": Metric()}, values
+    )
     assert links.kinds == ("logit", "log", "plain")
     assert links.chance[0] == 0.25
     assert links.inverse(links.forward(values)) == pytest.approx(values)
@@ -229,13 +272,21 @@ def test_the_published_ranking_at_two_per_cent_of_its_cost(shared_data):
     small = ("arc_challenge", "openbookqa", "rte", "mrpc", "wic", "cola", "headqa_en")
     lengths = [0.2 if task in small else 3.0 for task in study.tasks]
     price = np.outer(sizes, lengths)
-    costs, room, seen = Costs(study.models, study.tasks, price), 0.02 * price.sum(), np.zeros(study.shape, dtype=bool)
-    done = start = complete(hide(study, seen), direct=direct, history=history, draws=50, check=False)
+    costs, room, seen = (
+        Costs(study.models, study.tasks, price),
+        0.02 * price.sum(),
+        np.zeros(study.shape, dtype=bool),
+    )
+    done = start = complete(
+        hide(study, seen), direct=direct, history=history, draws=50, check=False
+    )
     while (plan := choose_cells(done, costs, budget=room, most=40)).cells:
         for (model, task), cost in zip(plan.cells, plan.costs, strict=True):
             seen[study.models.index(model), study.tasks.index(task)] = True
             room -= cost
-        done = complete(hide(study, seen), direct=direct, history=history, draws=50, fitted=done.fitted)
+        done = complete(
+            hide(study, seen), direct=direct, history=history, draws=50, fitted=done.fitted
+        )
     done = complete(hide(study, seen), direct=direct, history=history, draws=200)
     truth = mean_z(study.values)
     assert agreement(done.aggregate, truth) > 0.91 > agreement(start.aggregate, truth)
@@ -261,7 +312,9 @@ def test_few_tasks_are_judged_on_models_that_did_not_choose_them(world):
     assert curve.held_out[-1].value == pytest.approx(1.0)
     assert curve.cost[-1] == pytest.approx(1.0)
     assert curve.held_out[3].value < curve.seen[3]
-    dear = find_task_curve(matrix, costs={f"t{j}": 1e6 if j == 0 else 1.0 for j in range(9)}, splits=2)
+    dear = find_task_curve(
+        matrix, costs={f"t{j}": 1e6 if j == 0 else 1.0 for j in range(9)}, splits=2
+    )
     assert dear.tasks[0] != "t0"
     with pytest.raises(InputError):
         find_task_curve(matrix.select(models=[f"m{i}" for i in range(5)]))
@@ -276,7 +329,9 @@ def test_a_race_keeps_whoever_may_be_best():
     assert set(wide) == set(values)  # with such noise nobody is out
     bits, _ = stay_in(values, dict.fromkeys(values, 0.01), higher_is_better=False)
     assert bits[0] == "e"
-    lost, _ = stay_in({**values, "f": np.nan}, dict.fromkeys([*values, "f"], 0.5), higher_is_better=True)
+    lost, _ = stay_in(
+        {**values, "f": np.nan}, dict.fromkeys([*values, "f"], 0.5), higher_is_better=True
+    )
     assert "f" not in lost
 
 
@@ -287,14 +342,20 @@ def test_doubt_is_shared_out_over_the_looks():
     often, _ = stay_in(values, errors, higher_is_better=True, looks=50)
     assert set(once) < set(often)
     assert may_win(values, errors, higher_is_better=True) == chance
-    assert may_win({"a": np.nan, "b": np.nan}, errors, higher_is_better=True) == {"a": 0.5, "b": 0.5}
+    assert may_win({"a": np.nan, "b": np.nan}, errors, higher_is_better=True) == {
+        "a": 0.5,
+        "b": 0.5,
+    }
     assert may_win({"a": np.nan, "b": 0.1}, errors, higher_is_better=True) == {"a": 0.0, "b": 1.0}
 
 
 def test_candidates_that_fail_on_the_same_documents_are_told_apart_sooner():
     """Of 400 documents b misses 8 that a gets right, and gets none that a misses: chance hardly does that."""
     hard = np.arange(400)
-    right = {name: (hard >= 400 * (1 - share)).astype(float) for name, share in (("a", 0.62), ("b", 0.60))}
+    right = {
+        name: (hard >= 400 * (1 - share)).astype(float)
+        for name, share in (("a", 0.62), ("b", 0.60))
+    }
     values = {name: float(row.mean()) for name, row in right.items()}
     errors = {name: float(np.sqrt(v * (1 - v) / 399)) for name, v in values.items()}
     packed = {name: pack_right(row.tolist()) for name, row in right.items()}
@@ -307,11 +368,15 @@ def test_candidates_that_fail_on_the_same_documents_are_told_apart_sooner():
 def test_one_candidate_that_loads_was_compared_with_nothing():
     alone = Standing("a", 0.5, 0.1, 0.6, 0.1, 0.6, 1.0)
     lost = Standing("b", np.nan, np.nan, np.nan, np.nan, np.nan, np.nan, problem="no such folder")
-    ranking = decide(ScoreMatrix.build(["a"], ["t"], [[0.6]], stderr=[[0.1]], protocol="train_before_test"))
+    ranking = decide(
+        ScoreMatrix.build(["a"], ["t"], [[0.6]], stderr=[[0.1]], protocol="train_before_test")
+    )
     choice = Choice("t", "acc", ranking, None, 0.02, 1.0, np.nan, 80, (alone, lost))
     assert "nothing was compared" in choice.answer()
     beaten = replace(lost, problem="", out=1)
-    assert "had a chance of 2 % to be the best" in replace(choice, standings=(alone, beaten)).answer()
+    assert (
+        "had a chance of 2 % to be the best" in replace(choice, standings=(alone, beaten)).answer()
+    )
 
 
 def test_models_that_tie_share_the_probability_to_be_best():
@@ -321,4 +386,10 @@ def test_models_that_tie_share_the_probability_to_be_best():
     assert done.rank.tolist() == [1.5, 1.5, 3.5, 3.5, 5]
     assert done.p_best[:2] == pytest.approx([0.5, 0.5], abs=0.06)
     assert done.p_best[2:].tolist() == [0, 0, 0]
-    assert list(zip(done.rank_low, done.rank_high, strict=True)) == [(1, 2), (1, 2), (3, 4), (3, 4), (5, 5)]
+    assert list(zip(done.rank_low, done.rank_high, strict=True)) == [
+        (1, 2),
+        (1, 2),
+        (3, 4),
+        (3, 4),
+        (5, 5),
+    ]

@@ -16,7 +16,13 @@ from potentia.analysis.proxy.proxies import (
     sigmoid,
     variance_ratio,
 )
-from potentia.analysis.proxy.validation import _halves, by_perplexity, make_forecast, reversed_pairs, validate
+from potentia.analysis.proxy.validation import (
+    _halves,
+    by_perplexity,
+    make_forecast,
+    reversed_pairs,
+    validate,
+)
 from potentia.errors import InputError
 from potentia.evidence import Evidence
 from potentia.values.scores import ScoreMatrix
@@ -48,7 +54,9 @@ def test_relevant_tasks_are_chosen_and_weights_add_up_to_one():
     assert set(found.weights) == {"near1", "near2", "near3"}
     assert sum(found.weights.values()) == pytest.approx(1.0)
     kept = [p for p in found.proxies if not p.dropped]
-    assert [p.weight for p in kept] == pytest.approx([p.score / sum(q.score for q in kept) for p in kept])
+    assert [p.weight for p in kept] == pytest.approx(
+        [p.score / sum(q.score for q in kept) for p in kept]
+    )
     assert all("relevance" in p.dropped for p in found.proxies if p.task.startswith("far"))
 
 
@@ -63,7 +71,9 @@ def test_score_is_relevance_times_transformed_robustness_and_thresholds_drop():
     found = choose_proxies(world(), "target", CANDIDATES, robust=robust, transform=sigmoid(0.1))
     by_task = {p.task: p for p in found.proxies}
     ratio = by_task["near1"].robustness.ratio.value
-    assert by_task["near1"].score == pytest.approx(by_task["near1"].relevance / (1 + np.exp(-0.1 * ratio)))
+    assert by_task["near1"].score == pytest.approx(
+        by_task["near1"].relevance / (1 + np.exp(-0.1 * ratio))
+    )
     assert by_task["near2"].dropped == "robustness below 1"
     assert "score the same" in by_task["near3"].dropped
     assert found.weights == {"near1": 1.0}
@@ -77,7 +87,10 @@ def test_transformations_are_monotone():
 
 
 def test_too_few_tasks_for_normalising_models_are_pointed_out():
-    assert "pushes every correlation down" in choose_proxies(world(), "target", CANDIDATES).tables()[0].note
+    assert (
+        "pushes every correlation down"
+        in choose_proxies(world(), "target", CANDIDATES).tables()[0].note
+    )
     by_task = choose_proxies(world(), "target", ["near1", "far1"], how="feature")
     assert "pushes" not in by_task.tables()[0].note
     assert by_task.proxies[0].task == "near1"
@@ -91,7 +104,10 @@ def test_top_keeps_the_best_only():
 
 def test_prediction_is_the_weighted_mean_and_missing_stays_missing():
     scores = ScoreMatrix.build(
-        ["x", "y"], ["a", "b", "c"], [[1.0, 2.0, 9.0], [3.0, np.nan, 9.0]], higher_is_better=[True, False, True]
+        ["x", "y"],
+        ["a", "b", "c"],
+        [[1.0, 2.0, 9.0], [3.0, np.nan, 9.0]],
+        higher_is_better=[True, False, True],
     )
     assert predict({"a": 0.25, "b": 0.75}, scores)[0] == pytest.approx(0.25 - 1.5)
     assert np.isnan(predict({"a": 0.25, "b": 0.75}, scores)[1])
@@ -127,7 +143,9 @@ def test_validation_says_when_proxies_win_and_when_they_do_not():
     bad_world = world(40, informative=False)
     columns = bad_world.values.copy()
     columns[:, -1] = 3 - columns[:, 0]  # perplexity that tells the target
-    bad = ScoreMatrix.build(bad_world.models, bad_world.tasks, columns, higher_is_better=bad_world.higher_is_better)
+    bad = ScoreMatrix.build(
+        bad_world.models, bad_world.tasks, columns, higher_is_better=bad_world.higher_is_better
+    )
     assert validate(bad, "target", CANDIDATES, corpora=["corpus"], splits=40).verdict.startswith(
         "Proxy tasks do not beat"
     )
@@ -205,18 +223,27 @@ def test_relevance_choice_and_forecast_join_base_and_chat_models(tmp_path):
     evidence = Evidence.of(matrix)
     with pytest.raises(InputError, match="only 0 models have a score"):
         find_proxies(evidence, Options("tool_use", normalise="feature"))
-    options = Options("tool_use", normalise="feature", on="base", pairs=pairs, top=1, min_relevance=0.5)
+    options = Options(
+        "tool_use", normalise="feature", on="base", pairs=pairs, top=1, min_relevance=0.5
+    )
     found = find_proxies(evidence, options)
     assert found.proxies.models == 12
     best = found.proxies.proxies[0]
-    base, chat = matrix.select(models=list(pairs), tasks=["near"]), matrix.select(models=list(pairs.values()))
+    base, chat = (
+        matrix.select(models=list(pairs), tasks=["near"]),
+        matrix.select(models=list(pairs.values())),
+    )
     assert best.task == "near"
-    assert best.relevance == pytest.approx(kendalltau(base.values[:, 0], chat.values[:, 0]).statistic)
+    assert best.relevance == pytest.approx(
+        kendalltau(base.values[:, 0], chat.values[:, 0]).statistic
+    )
     assert found.sampling is not None
     assert found.validation.unit == "pairs"
     assert found.validation.trials[0].name == "proxies chosen and scored on base models"
     assert found.validation.trials[0].tau.value > 0.7
-    assert not any("chat" in t.name for t in found.validation.trials)  # chat models have no candidates here
+    assert not any(
+        "chat" in t.name for t in found.validation.trials
+    )  # chat models have no candidates here
     with pytest.raises(InputError, match="lack a score on some candidate"):
         find_proxies(evidence, replace(options, on="chat"))
     # early base models are judged by what their chat versions score later

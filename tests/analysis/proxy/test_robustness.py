@@ -8,7 +8,9 @@ from potentia.values.scores import ScoreMatrix
 
 def test_the_ratio_is_of_sample_variances():
     found = variance_ratio([1.0, 2.0, 3.0, 6.0], [1.0, 1.5, 2.0])
-    assert found.ratio.value == pytest.approx(np.var([1, 2, 3, 6], ddof=1) / np.var([1, 1.5, 2], ddof=1))
+    assert found.ratio.value == pytest.approx(
+        np.var([1, 2, 3, 6], ddof=1) / np.var([1, 1.5, 2], ddof=1)
+    )
 
 
 def test_the_interval_covers_the_true_ratio_as_often_as_it_says():
@@ -26,7 +28,9 @@ def test_verdicts_follow_the_interval():
     assert variance_ratio([1.0, 2.0, 3.0], [1.0, 2.0, 3.5]).verdict == "cannot tell"
 
 
-@pytest.mark.parametrize(("data", "seeds", "why"), [([1.0], [1, 2], "two models"), ([1, 2], [3, 3], "score the same")])
+@pytest.mark.parametrize(
+    ("data", "seeds", "why"), [([1.0], [1, 2], "two models"), ([1, 2], [3, 3], "score the same")]
+)
 def test_what_cannot_be_known_is_said_not_guessed(data, seeds, why):
     found = variance_ratio(data, seeds)
     assert np.isnan(found.ratio.value)

@@ -34,7 +34,13 @@ def test_indices_lie_between_zero_and_one_and_are_one_when_all_models_are_sample
     if coarse:  # ties within columns and among relevances
         values = np.round(values)
     found = measure_sampling(
-        matrix(values), "t0", top=2, configurations=((4, 3), (models, 3)), repetitions=3, how="none", seed=seed
+        matrix(values),
+        "t0",
+        top=2,
+        configurations=((4, 3), (models, 3)),
+        repetitions=3,
+        how="none",
+        seed=seed,
     )
     for index in found.indices:
         for value in (index.baseline, index.sampling):
@@ -51,7 +57,9 @@ def test_the_top_holds_exactly_its_size_whatever_the_ties(values, top):
     assert share.sum() == pytest.approx(top)
     assert ((share >= 0) & (share <= 1)).all()
     equal = np.array(values)[:, None] == np.array(values)[None, :]
-    assert np.ptp(np.where(equal, share[None, :], share[:, None]), axis=1).max() == pytest.approx(0.0)  # order-free
+    assert np.ptp(np.where(equal, share[None, :], share[:, None]), axis=1).max() == pytest.approx(
+        0.0
+    )  # order-free
 
 
 def test_algorithm_one_by_hand():
@@ -60,10 +68,18 @@ def test_algorithm_one_by_hand():
     values = rng.normal(size=(12, 6))
     top, n, k, repetitions = 2, 6, 4, 3
     found = measure_sampling(
-        matrix(values), "t0", top=top, configurations=((n, k),), repetitions=repetitions, how="both", seed=9
+        matrix(values),
+        "t0",
+        top=top,
+        configurations=((n, k),),
+        repetitions=repetitions,
+        how="both",
+        seed=9,
     )
     vectors = normalise(values, "both")
-    draws = np.random.default_rng(9).permuted(np.tile(np.arange(12), (repetitions * k, 1)), axis=1)[:, :n]
+    draws = np.random.default_rng(9).permuted(np.tile(np.arange(12), (repetitions * k, 1)), axis=1)[
+        :, :n
+    ]
     one = {
         "pearson": lambda a, b: stats.pearsonr(a, b).statistic,
         "spearman": lambda a, b: stats.spearmanr(a, b).statistic,
@@ -107,7 +123,10 @@ def test_relevance_finds_the_twin_and_turns_lower_is_better_round():
     values[:, 3] = -values[:, 0]
     chosen, by_metric = measure_relevance(
         ScoreMatrix.build(
-            [str(i) for i in range(20)], list("abcde"), values, higher_is_better=[True] * 3 + [False, True]
+            [str(i) for i in range(20)],
+            list("abcde"),
+            values,
+            higher_is_better=[True] * 3 + [False, True],
         ),
         "a",
         how="feature",
@@ -123,7 +142,9 @@ def test_relevance_is_scipys_and_uses_whole_rows_only():
     chosen, by_metric = measure_relevance(matrix(values), "t0", how="none")
     assert "m4" not in chosen.models
     rows = np.delete(values, 4, axis=0)
-    assert by_metric["kendall"][0] == pytest.approx(stats.kendalltau(rows[:, 0], rows[:, 1]).statistic)
+    assert by_metric["kendall"][0] == pytest.approx(
+        stats.kendalltau(rows[:, 0], rows[:, 1]).statistic
+    )
     assert correlate_target(rows, "pearson") == pytest.approx(np.corrcoef(rows.T)[0, 1:])
 
 

@@ -41,7 +41,9 @@ def scores(models=20, tasks=5, *, signal=1.0, seed=0, stderr=0.02, protocol="dir
 def test_means_are_the_plain_means_of_tau():
     matrix = scores()
     found = measure_agreement(matrix, resamples=50)
-    taus = np.array([[kendalltau(a, b).statistic for b in matrix.values.T] for a in matrix.values.T])
+    taus = np.array(
+        [[kendalltau(a, b).statistic for b in matrix.values.T] for a in matrix.values.T]
+    )
     off = taus[~np.eye(5, dtype=bool)]
     assert found.mean == pytest.approx(off.mean())
     for k in range(5):
@@ -50,7 +52,9 @@ def test_means_are_the_plain_means_of_tau():
 
 def test_categories_average_distinct_pairs_in_the_order_of_the_mapping():
     matrix = scores(tasks=4)
-    found = measure_agreement(matrix, categories={"t3": "B", "t0": "A", "t1": "A", "t9": "C"}, resamples=20)
+    found = measure_agreement(
+        matrix, categories={"t3": "B", "t0": "A", "t1": "A", "t9": "C"}, resamples=20
+    )
     assert found.categories == ("B", "A")
     assert np.isnan(found.by_category[0, 0])  # a single task has no pair within
     assert found.by_category[1, 1] == pytest.approx(found.matrix[0, 1])
@@ -72,7 +76,9 @@ def test_the_interval_over_models_covers_the_true_agreement():
     truth = float(pair_mean(kendall_matrix(scores(models=3000, tasks=3, seed=99).values)))
     hits = 0
     for seed in range(60):
-        i = measure_agreement(scores(models=40, tasks=3, seed=seed), resamples=200, seed=seed).intervals["models"]
+        i = measure_agreement(
+            scores(models=40, tasks=3, seed=seed), resamples=200, seed=seed
+        ).intervals["models"]
         hits += i.low <= truth <= i.high
     assert hits >= 51
 
@@ -82,7 +88,9 @@ def test_no_noise_interval_without_standard_errors():
 
 
 def test_the_same_seed_gives_the_same_finding():
-    one, two = (json.dumps(measure_agreement(scores(), resamples=30, seed=4).to_dict()) for _ in range(2))
+    one, two = (
+        json.dumps(measure_agreement(scores(), resamples=30, seed=4).to_dict()) for _ in range(2)
+    )
     assert one == two
     assert json.dumps(measure_agreement(scores(), resamples=30, seed=5).to_dict()) != one
 
@@ -95,11 +103,16 @@ def test_change_between_protocols():
     assert found.pairs == 10
     assert found.pairs_improved == 10
     tau = [measure_agreement(m, resamples=20).matrix for m in (before, after)]
-    assert found.per_task_difference[0].value == pytest.approx(tau[1][0, 1:].mean() - tau[0][0, 1:].mean())
+    assert found.per_task_difference[0].value == pytest.approx(
+        tau[1][0, 1:].mean() - tau[0][0, 1:].mean()
+    )
 
 
 def test_change_uses_only_what_both_have():
-    before, after = scores(), scores(models=22, tasks=6, protocol="tuned").select(tasks=["t5", "t1", "t0"])
+    before, after = (
+        scores(),
+        scores(models=22, tasks=6, protocol="tuned").select(tasks=["t5", "t1", "t0"]),
+    )
     found = compare_agreement(before, after, resamples=20)
     assert found.tasks == ("t0", "t1")
     assert found.models == 20
@@ -119,8 +132,12 @@ def test_gaps_are_pairwise():
     matrix = scores()
     matrix.values[0, 0] = np.nan
     tau = measure_agreement(matrix, resamples=20).matrix
-    assert tau[0, 1] == pytest.approx(kendalltau(matrix.values[1:, 0], matrix.values[1:, 1]).statistic)
-    assert tau[1, 2] == pytest.approx(kendalltau(matrix.values[:, 1], matrix.values[:, 2]).statistic)
+    assert tau[0, 1] == pytest.approx(
+        kendalltau(matrix.values[1:, 0], matrix.values[1:, 1]).statistic
+    )
+    assert tau[1, 2] == pytest.approx(
+        kendalltau(matrix.values[:, 1], matrix.values[:, 2]).statistic
+    )
 
 
 def test_unknown_measure():
@@ -134,15 +151,21 @@ def test_groups_of_models():
     found = agreement_by_models([matrix], groups, by="family", at_least=3, resamples=20)
     assert found.groups == ("a", "b", "all")
     assert found.models == (5, 5, 12)
-    expected = measure_agreement(matrix.select(models=[f"m{i}" for i in range(0, 10, 2)]), resamples=20).mean
+    expected = measure_agreement(
+        matrix.select(models=[f"m{i}" for i in range(0, 10, 2)]), resamples=20
+    ).mean
     assert found.means[0][0].value == pytest.approx(expected)
 
 
 def test_groups_of_tasks():
     matrix = scores()
-    found = agreement_by_tasks([matrix], {"large": ["t0", "t2"], "one": ["t1"]}, by="size", resamples=20)
+    found = agreement_by_tasks(
+        [matrix], {"large": ["t0", "t2"], "one": ["t1"]}, by="size", resamples=20
+    )
     assert found.groups == ("large", "all")
-    assert found.means[0][0].value == pytest.approx(kendalltau(matrix.values[:, 0], matrix.values[:, 2]).statistic)
+    assert found.means[0][0].value == pytest.approx(
+        kendalltau(matrix.values[:, 0], matrix.values[:, 2]).statistic
+    )
 
 
 def test_size_bins_are_half_open_and_in_order():
@@ -157,8 +180,12 @@ def test_items_per_task_from_errors_or_as_stored():
     stderr = np.sqrt(accuracy * (1 - accuracy) / (500 - 1))
     stderr[:, 1] *= rng.uniform(0.5, 1.5, 10)  # no mean of zeros and ones has such errors
     names = [f"m{i}" for i in range(10)]
-    assert items_per_task(ScoreMatrix.build(names, ["acc", "mcc"], accuracy, stderr=stderr)) == {"acc": 500.0}
-    stored = ScoreMatrix.build(names, ["acc", "mcc"], accuracy, stderr=stderr, n=np.full((10, 2), 123))
+    assert items_per_task(ScoreMatrix.build(names, ["acc", "mcc"], accuracy, stderr=stderr)) == {
+        "acc": 500.0
+    }
+    stored = ScoreMatrix.build(
+        names, ["acc", "mcc"], accuracy, stderr=stderr, n=np.full((10, 2), 123)
+    )
     assert items_per_task(stored) == {"acc": 123.0, "mcc": 123.0}
 
 
@@ -186,7 +213,9 @@ def test_noise_has_the_size_of_the_errors_and_the_items():
     rng = np.random.default_rng(0)
     items = (rng.random((6, 400)) < 0.7).astype(float)
     stderr = items.std(axis=1, ddof=1) / np.sqrt(400)
-    matrix = ScoreMatrix.build([f"m{i}" for i in range(6)], ["t"], items.mean(axis=1), stderr=stderr)
+    matrix = ScoreMatrix.build(
+        [f"m{i}" for i in range(6)], ["t"], items.mean(axis=1), stderr=stderr
+    )
     by_error = item_values(matrix, {}, 4000, np.random.default_rng(1))[:, :, 0]
     by_items = item_values(matrix, {"t": items}, 4000, np.random.default_rng(1))[:, :, 0]
     np.testing.assert_allclose(by_error.std(axis=0), stderr, rtol=0.08)
@@ -194,7 +223,10 @@ def test_noise_has_the_size_of_the_errors_and_the_items():
     np.testing.assert_allclose(by_items.mean(axis=0), matrix.values[:, 0], atol=0.002)
     # The same items are drawn for all models: two equal models stay equal.
     twins = item_values(
-        ScoreMatrix.build(["a", "b"], ["t"], [0.7, 0.7]), {"t": items[[0, 0]]}, 50, np.random.default_rng(2)
+        ScoreMatrix.build(["a", "b"], ["t"], [0.7, 0.7]),
+        {"t": items[[0, 0]]},
+        50,
+        np.random.default_rng(2),
     )
     np.testing.assert_allclose(twins[:, 0], twins[:, 1])
 
@@ -214,7 +246,9 @@ def copied(copies, *, families=8, tasks=6, seed=0):
     skill = rng.normal(size=(families, 1)) + rng.normal(size=(families, tasks))
     values = np.repeat(skill, copies, axis=0) + rng.normal(size=(families * copies, tasks)) * 0.01
     names = [f"f{f}-{c}" for f in range(families) for c in range(copies)]
-    return ScoreMatrix.build(names, [f"t{j}" for j in range(tasks)], values), {n: n.partition("-")[0] for n in names}
+    return ScoreMatrix.build(names, [f"t{j}" for j in range(tasks)], values), {
+        n: n.partition("-")[0] for n in names
+    }
 
 
 def test_models_of_one_family_count_as_one_and_the_interval_says_so():
@@ -226,15 +260,21 @@ def test_models_of_one_family_count_as_one_and_the_interval_says_so():
     found = measure_agreement(matrix, units=Units("families", families), resamples=400)
     assert found.over == "families"
     assert set(found.intervals) == {"families", "models", "tasks"}
-    assert width(found.intervals["models"]) < 0.6 * width(found.interval)  # 48 models feign evidence
-    assert width(found.interval) == pytest.approx(width(alone), rel=0.35)  # there are eight independent ones
+    assert width(found.intervals["models"]) < 0.6 * width(
+        found.interval
+    )  # 48 models feign evidence
+    assert width(found.interval) == pytest.approx(
+        width(alone), rel=0.35
+    )  # there are eight independent ones
     assert "bootstrap over families" in str(found.tables()[1].note)
     change = compare_agreement(matrix, matrix, units=Units("families", families), resamples=20)
     assert change.over == "families"
     assert change.interval.value == 0
 
 
-@pytest.mark.parametrize("families", [{}, {"m0": "a", "m1": "a"}, dict.fromkeys([f"m{i}" for i in range(20)], "a")])
+@pytest.mark.parametrize(
+    "families", [{}, {"m0": "a", "m1": "a"}, dict.fromkeys([f"m{i}" for i in range(20)], "a")]
+)
 def test_where_families_say_nothing_models_are_drawn(families):
     found = measure_agreement(scores(), units=Units("families", families), resamples=20)
     assert found.over == ("families" if len(families) == 2 else "models")
@@ -242,7 +282,9 @@ def test_where_families_say_nothing_models_are_drawn(families):
 
 def test_tau_b_counts_insignificant_differences_as_ties_by_task_and_category():
     matrix = scores(models=12, tasks=4, stderr=0.6)
-    found = measure_agreement(matrix, method=SIGNIFICANT, categories={"t0": "A", "t1": "A", "t2": "B"}, resamples=20)
+    found = measure_agreement(
+        matrix, method=SIGNIFICANT, categories={"t0": "A", "t1": "A", "t2": "B"}, resamples=20
+    )
     whole = tau_b_matrix(matrix)
     assert found.mean == pytest.approx(whole[np.triu_indices(4, 1)].mean())
     assert found.mean != pytest.approx(measure_agreement(matrix, resamples=20).mean)

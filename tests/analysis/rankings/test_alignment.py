@@ -57,7 +57,10 @@ tenths = st.integers(0, 10).map(lambda k: k / 10)
 def test_equals_the_papers_loop(data):
     n = data.draw(st.integers(1, 9))
     score1, score2 = (data.draw(arrays(np.float64, n, elements=tenths)) for _ in range(2))
-    stderr1, stderr2 = (data.draw(arrays(np.float64, n, elements=st.sampled_from([0.0, 0.03, 0.1]))) for _ in range(2))
+    stderr1, stderr2 = (
+        data.draw(arrays(np.float64, n, elements=st.sampled_from([0.0, 0.03, 0.1])))
+        for _ in range(2)
+    )
     expected = naive_rank_models(score1, stderr1, score2, stderr2)
     np.testing.assert_array_equal(rank_models(score1, stderr1, score2, stderr2), expected)
 

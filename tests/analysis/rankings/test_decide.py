@@ -74,7 +74,9 @@ def test_the_interval_of_a_gappy_matrix_holds_the_true_rank():
     inside, total = 0, 0
     rng = np.random.default_rng(3)
     for _ in range(40):
-        truth = np.clip(0.5 + 0.1 * rng.normal(size=(8, 1)) + 0.05 * rng.normal(size=(8, 8)), 0.02, 0.98)
+        truth = np.clip(
+            0.5 + 0.1 * rng.normal(size=(8, 1)) + 0.05 * rng.normal(size=(8, 8)), 0.02, 0.98
+        )
         given = measured(truth, 500, rng)
         given.values[rng.random(given.shape) < 0.5] = np.nan
         given = given.benchmarks()
@@ -103,7 +105,9 @@ def test_without_standard_errors_nothing_is_claimed():
     evidence = Evidence.of(matrix([[0.612], [0.610], [0.609], [0.400]], np.nan))
     board = find_scoreboard(evidence)
     assert not board.ranking.sure
-    assert board.headline() == "m0 has the best score of 4 models after the same fine-tuning (1 task)."
+    assert (
+        board.headline() == "m0 has the best score of 4 models after the same fine-tuning (1 task)."
+    )
     assert "stderr" in board.certainty()[0]
     (table,) = board.tables()
     assert table.rows[0][0] == "1", "no interval"
@@ -132,10 +136,18 @@ def test_a_share_of_one_is_not_certain():
 def test_nothing_that_is_shown_is_nan():
     values = np.full((4, 4), 0.5) + 0.1 * np.random.default_rng(0).random((4, 4))
     values[3, 1:] = np.nan
-    evidence = Evidence.of({"direct": matrix(values - 0.1, protocol="direct"), "train_before_test": matrix(values)})
+    evidence = Evidence.of(
+        {"direct": matrix(values - 0.1, protocol="direct"), "train_before_test": matrix(values)}
+    )
     board = find_scoreboard(evidence)
     told = answer(make_report(evidence))
-    shown = [*board.tables()[0].rows, board.headline(), *board.certainty(), told.headline, *told.sentences]
+    shown = [
+        *board.tables()[0].rows,
+        board.headline(),
+        *board.certainty(),
+        told.headline,
+        *told.sentences,
+    ]
     shown += [f"{tile['value']} {tile['note']}" for tile in told.tiles]
     assert "nan" not in str(shown)
     assert "3 models have" in board.tables()[0].note
@@ -161,11 +173,16 @@ def test_of_many_tasks_few_false_differences_are_called_real():
 
 def test_shared_documents_make_the_answer_sharper():
     hard = (np.arange(400) + 0.5) / 400
-    right = {f"m{k}": (hard < p).astype(float) for k, p in enumerate((0.62, 0.60))}  # the same documents fall first
+    right = {
+        f"m{k}": (hard < p).astype(float) for k, p in enumerate((0.62, 0.60))
+    }  # the same documents fall first
     values = [[v.mean()] for v in right.values()]
     error = [[float(np.sqrt(v[0] * (1 - v[0]) / 399))] for v in values]
     items = {"t0": {m: dict(enumerate(v.tolist())) for m, v in right.items()}}
-    plain, paired = decide(matrix(values, error, n=400)), decide(matrix(values, error, n=400), items)
+    plain, paired = (
+        decide(matrix(values, error, n=400)),
+        decide(matrix(values, error, n=400), items),
+    )
     assert plain.better("m0", "m1") < 0.8
     assert paired.better("m0", "m1") > 0.98
 
@@ -186,8 +203,12 @@ def test_chances_of_many_candidates_are_those_of_their_truth():
 def test_the_first_screen_names_what_its_intervals_draw():
     rng = np.random.default_rng(0)
     families = {f"m{k}": f"f{k // 4}" for k in range(16)}
-    values = 0.5 + 0.1 * np.repeat(rng.normal(size=(4, 1)), 4, axis=0) + 0.03 * rng.normal(size=(16, 6))
-    found = rank_scores({"direct": matrix(values, protocol="direct")}, Background(families=families))
+    values = (
+        0.5 + 0.1 * np.repeat(rng.normal(size=(4, 1)), 4, axis=0) + 0.03 * rng.normal(size=(16, 6))
+    )
+    found = rank_scores(
+        {"direct": matrix(values, protocol="direct")}, Background(families=families)
+    )
     agreed = found.agreement["direct"]
     assert agreed.over == "families"
     (table, *_) = summarise(found)
@@ -210,20 +231,33 @@ def test_a_model_and_its_treated_copy_are_told_as_variants():
     """A copy that scores as its original is no rival: what is asked is who of the others may be first."""
     names = ["org/a", "org/a+exposed", "org/b", "org/b@4bit", "org/c", "org/d"]
     luck = 0.01 * np.array([1, -1, 1, -1, 1, -1])
-    rows = [0.5 + luck, 0.5 - luck, 0.495 + np.roll(luck, 1) * [1, 1, -1, -1, 1, 1], 0.3 + luck, 0.3 - luck, 0.3 + luck]
+    rows = [
+        0.5 + luck,
+        0.5 - luck,
+        0.495 + np.roll(luck, 1) * [1, 1, -1, -1, 1, 1],
+        0.3 + luck,
+        0.3 - luck,
+        0.3 + luck,
+    ]
     values = np.stack(rows)
-    given = ScoreMatrix.build(names, [f"t{k}" for k in range(6)], values, stderr=np.full(values.shape, 0.01))
+    given = ScoreMatrix.build(
+        names, [f"t{k}" for k in range(6)], values, stderr=np.full(values.shape, 0.01)
+    )
     board = find_scoreboard(Evidence.of(given))
     pair = {"org/a", "org/a+exposed"}
     assert board.first in pair
     assert set(board.ranking.variants) == pair - {board.first}
     other = next(iter(pair - {board.first})).removeprefix("org/")
-    assert f"Its variant {other} (" in board.headline() or f"its variant {other} (" in board.headline()
+    assert (
+        f"Its variant {other} (" in board.headline() or f"its variant {other} (" in board.headline()
+    )
     assert "One of " in board.headline()
     assert board.missing is None or board.missing.rival == "org/b"
 
 
-@pytest.mark.parametrize(("tasks", "said"), [(1, "about 1 more task would."), (99, "about 99 more tasks would.")])
+@pytest.mark.parametrize(
+    ("tasks", "said"), [(1, "about 1 more task would."), (99, "about 99 more tasks would.")]
+)
 def test_what_more_is_needed_is_named(tasks, said):
     told = missing_sentence(Missing("a", "b", math.inf, None, tasks, several=True, opposed=True))
     assert told.endswith(said)
@@ -231,7 +265,9 @@ def test_what_more_is_needed_is_named(tasks, said):
 
 def test_who_ties_on_a_task_leads_on_no_other():
     values = np.array([[0.28, 0.33], [0.28, 0.31], [0.1, 0.1]])
-    given = ScoreMatrix.build(["a", "b", "c"], ["t", "u"], values, stderr=np.full(values.shape, 0.05))
+    given = ScoreMatrix.build(
+        ["a", "b", "c"], ["t", "u"], values, stderr=np.full(values.shape, 0.05)
+    )
     said = " ".join(find_scoreboard(Evidence.of(given)).certainty())
     assert "a and b differ little on these tasks." in said
     assert "lead on different tasks" not in said

@@ -14,7 +14,9 @@ from potentia.values.scores import ScoreMatrix
 
 def matrix(values: list[list[float]]) -> ScoreMatrix:
     errors = np.full((3, 2), 0.01)
-    return ScoreMatrix.build(["a", "b", "c"], ["t", "u"], values, stderr=errors, protocol=TRAIN_BEFORE_TEST)
+    return ScoreMatrix.build(
+        ["a", "b", "c"], ["t", "u"], values, stderr=errors, protocol=TRAIN_BEFORE_TEST
+    )
 
 
 def test_a_pair_is_turned_where_both_ways_tell_it_apart_and_disagree():
@@ -26,15 +28,23 @@ def test_a_pair_is_turned_where_both_ways_tell_it_apart_and_disagree():
     assert rank.pairs == 6
     assert rank.gain == pytest.approx(0.03)
     assert (again.gain, again.tau, again.turned) == (0.0, 1.0, ())
-    assert "1 of 6 pairs that both tell apart are ordered otherwise: a and b on t." in found.sentences()[0]
+    assert (
+        "1 of 6 pairs that both tell apart are ordered otherwise: a and b on t."
+        in found.sentences()[0]
+    )
     assert len(found.tables()[1].rows) == 6
 
 
 def test_one_model_says_what_it_reaches_and_not_what_only_a_ranking_can_show():
-    recipe, more = (matrix(values).select(models=["a"]) for values in ([[0.5, 0.5]] * 3, [[0.6, 0.49]] * 3))
+    recipe, more = (
+        matrix(values).select(models=["a"]) for values in ([[0.5, 0.5]] * 3, [[0.6, 0.49]] * 3)
+    )
     found = find_elicitation("recipe", {"recipe": recipe, "rank 64": more})
     first, second, last = found.sentences()
-    assert first == "On t a scores 0.500 by the recipe and 0.600 by rank 64: +0.100 (95 % interval +0.072 to +0.128)."
+    assert (
+        first
+        == "On t a scores 0.500 by the recipe and 0.600 by rank 64: +0.100 (95 % interval +0.072 to +0.128)."
+    )
     assert second.startswith("On u a scores 0.500 by the recipe and 0.490 by rank 64: -0.010")
     assert last.startswith("One model cannot show whether the ranking changes")
     (table,) = found.tables()
@@ -48,5 +58,12 @@ def test_the_ways_differ_in_capacity_alone():
     assert recipe == fair
     assert (higher.rank, higher.alpha / higher.rank) == (64, fair.alpha / fair.rank)
     assert higher.model_copy(update={"rank": fair.rank, "alpha": fair.alpha}) == fair
-    assert (whole.method, whole.epochs, whole.least_updates, whole.loss) == ("full", 2, 90, "completion")
-    assert max(whole.learning_rates) <= 1e-4 < whole.rate_bounds[1], "all weights take smaller steps"
+    assert (whole.method, whole.epochs, whole.least_updates, whole.loss) == (
+        "full",
+        2,
+        90,
+        "completion",
+    )
+    assert max(whole.learning_rates) <= 1e-4 < whole.rate_bounds[1], (
+        "all weights take smaller steps"
+    )

@@ -14,7 +14,9 @@ from potentia.values.scores import ScoreMatrix
 
 STREAM = np.random.default_rng(0)
 ERROR = np.full((5, 4), 0.03)
-MATRIX = ScoreMatrix.build("abcde", ["w", "x", "y", "z"], STREAM.random((5, 4)), stderr=ERROR, protocol="direct")
+MATRIX = ScoreMatrix.build(
+    "abcde", ["w", "x", "y", "z"], STREAM.random((5, 4)), stderr=ERROR, protocol="direct"
+)
 
 
 def test_every_pair_by_the_z_test():
@@ -25,7 +27,10 @@ def test_every_pair_by_the_z_test():
         difference = MATRIX.values[a] - MATRIX.values[b]
         p = 2 * norm.sf(np.abs(difference) / np.sqrt(2 * 0.03**2))
         assert found.p[k] == pytest.approx(p)
-        assert (wins[k], losses[k]) == (((p < 0.05) & (difference > 0)).sum(), ((p < 0.05) & (difference < 0)).sum())
+        assert (wins[k], losses[k]) == (
+            ((p < 0.05) & (difference > 0)).sum(),
+            ((p < 0.05) & (difference < 0)).sum(),
+        )
         assert wins[k] + losses[k] + ties[k] == 4
         assert found.mean[k] == pytest.approx(difference.mean())
         error = np.sqrt(4 * 2 * 0.03**2) / 4
@@ -35,7 +40,13 @@ def test_every_pair_by_the_z_test():
 
 def test_stored_items_sharpen_the_test_of_their_task_alone():
     right = STREAM.random((5, 40)) < 0.6
-    outcomes = {"x": {m: {d: float(v) for d, v in enumerate(right[k])} for k, m in enumerate("abcde") if m != "c"}}
+    outcomes = {
+        "x": {
+            m: {d: float(v) for d, v in enumerate(right[k])}
+            for k, m in enumerate("abcde")
+            if m != "c"
+        }
+    }
     plain, sharp = map_evidence(MATRIX), map_evidence(MATRIX, outcomes)
     assert plain is not None
     assert sharp is not None
@@ -43,7 +54,9 @@ def test_stored_items_sharpen_the_test_of_their_task_alone():
     for k, (a, b) in enumerate(itertools.combinations(range(5), 2)):
         expected = plain.p[k].copy()
         if 2 not in (a, b):
-            expected[1] = mcnemar(int((right[a] & ~right[b]).sum()), int((right[b] & ~right[a]).sum()))
+            expected[1] = mcnemar(
+                int((right[a] & ~right[b]).sum()), int((right[b] & ~right[a]).sum())
+            )
         assert sharp.p[k] == pytest.approx(expected)
 
 
@@ -51,7 +64,11 @@ def test_gaps_and_corpora_are_left_out():
     values = MATRIX.values.copy()
     values[0, 0] = np.nan
     mixed = ScoreMatrix.build(
-        "abcde", ["w", "x", "y", "z"], values, stderr=ERROR, higher_is_better=[True, True, True, False]
+        "abcde",
+        ["w", "x", "y", "z"],
+        values,
+        stderr=ERROR,
+        higher_is_better=[True, True, True, False],
     )
     found = map_evidence(mixed)
     assert found is not None

@@ -20,12 +20,18 @@ def matrix(values, **more):
 def test_tasks_that_agree_need_one_and_noise_needs_all():
     rng = np.random.default_rng(0)
     skill = np.linspace(0, 1, 20)[:, None]
-    alike = find_task_curve(matrix(skill * np.ones((1, 6)) + rng.normal(size=(20, 6)) * 1e-6), splits=5)
+    alike = find_task_curve(
+        matrix(skill * np.ones((1, 6)) + rng.normal(size=(20, 6)) * 1e-6), splits=5
+    )
     assert alike.enough(0.9) == 1
     noise = find_task_curve(matrix(rng.normal(size=(20, 6))), splits=20)
     assert noise.enough(0.9) > 3
-    assert noise.held_out[-1].value == noise.seen[-1] == noise.any_subset[-1] == 1.0, "all tasks are the whole ranking"
-    assert noise.held_out[1].value < noise.seen[1], "chosen on the models that judge, a subset looks too good"
+    assert noise.held_out[-1].value == noise.seen[-1] == noise.any_subset[-1] == 1.0, (
+        "all tasks are the whole ranking"
+    )
+    assert noise.held_out[1].value < noise.seen[1], (
+        "chosen on the models that judge, a subset looks too good"
+    )
 
 
 def test_rankings_have_the_curve_where_models_are_enough():
@@ -43,7 +49,9 @@ def test_rankings_have_the_curve_where_models_are_enough():
 def test_a_floor_is_seen_where_chance_is_known():
     values = np.column_stack([np.linspace(0.24, 0.27, 6), np.linspace(0.5, 0.9, 6)])
     scores = {"direct": matrix(values, stderr=np.full((6, 2), 0.02), metrics=("acc", "acc"))}
-    told = rank_scores(scores, Background(chance={"t0": 0.25, "t1": 0.25}), Options(resamples=20)).screening
+    told = rank_scores(
+        scores, Background(chance={"t0": 0.25, "t1": 0.25}), Options(resamples=20)
+    ).screening
     assert [flag.task for flag in told.flags if flag.reason == "floor"] == ["t0"]
     blind = rank_scores(scores, Background(), Options(resamples=20)).screening
     assert not [flag for flag in blind.flags if flag.reason == "floor"]

@@ -13,7 +13,9 @@ from potentia.evidence import read
 
 def findings(folder, models: int, tasks: int = 2, step: float = 0.05):
     rows = ["model,task,score,stderr"]
-    rows += [f"m{k},t{j},{0.5 + step * k + 0.01 * j},0.01" for k in range(models) for j in range(tasks)]
+    rows += [
+        f"m{k},t{j},{0.5 + step * k + 0.01 * j},0.01" for k in range(models) for j in range(tasks)
+    ]
     (folder / "s.csv").write_text("\n".join(rows) + "\n")
     return find_rankings(read(folder / "s.csv"))
 

@@ -19,12 +19,19 @@ STUDIES = 16
 def test_claims_are_rare_where_nothing_is_true(models: int):
     points = [
         Setting(models, tasks, n, gaps, families, errors=True)
-        for tasks, n, gaps, families in ((1, 100, False, False), (3, 1000, True, False), (5, 100_000, False, True),
-                                         (12, 100, True, True), (12, 100_000, False, False))
-    ]  # fmt: skip
+        for tasks, n, gaps, families in (
+            (1, 100, False, False),
+            (3, 1000, True, False),
+            (5, 100_000, False, True),
+            (12, 100, True, True),
+            (12, 100_000, False, False),
+        )
+    ]
     found = [false_claims(at, STUDIES) for at in points]
     for kind in CLAIMS:
-        assert np.mean([shares[kind] for shares in found]) <= limit(STUDIES * len(points) // 2), kind
+        assert np.mean([shares[kind] for shares in found]) <= limit(STUDIES * len(points) // 2), (
+            kind
+        )
 
 
 @pytest.mark.parametrize(("models", "tasks"), [(2, 1), (4, 3), (6, 6)])

@@ -28,7 +28,12 @@ def scores(protocol="direct", *, seed=0, corpora=False, stderr=0.02, models=MODE
         values = np.hstack([values, 2 - level + 0.1 * rng.normal(size=(len(models), 2))])
         names, metrics = [*names, "wiki", "stack"], [*metrics, "bits_per_byte", "bits_per_byte"]
     return ScoreMatrix.build(
-        models, names, values, stderr=np.full(values.shape, stderr), metrics=metrics, protocol=protocol
+        models,
+        names,
+        values,
+        stderr=np.full(values.shape, stderr),
+        metrics=metrics,
+        protocol=protocol,
     )
 
 
@@ -47,14 +52,29 @@ def analyze_rankings(given, background, options):
 
 
 def test_all_findings_from_two_protocols_with_corpora():
-    both = {p: scores(p, seed=k, corpora=True) for k, p in enumerate(("train_before_test", "direct"))}
+    both = {
+        p: scores(p, seed=k, corpora=True) for k, p in enumerate(("train_before_test", "direct"))
+    }
     found = analyze_rankings(both, BACKGROUND, QUICK)
     for name in (
-        "screening", "agreement direct", "agreement train_before_test", "measures", "change direct train_before_test",
-        "by size in billions", "by family", "by kind", "significance direct", "ranks train_before_test",
-        "components direct", "components direct a", "compute train_before_test", "aggregate direct",
-        "perplexity direct", "perplexity direct, tuned tasks, base", "alignment direct",
-    ):  # fmt: skip
+        "screening",
+        "agreement direct",
+        "agreement train_before_test",
+        "measures",
+        "change direct train_before_test",
+        "by size in billions",
+        "by family",
+        "by kind",
+        "significance direct",
+        "ranks train_before_test",
+        "components direct",
+        "components direct a",
+        "compute train_before_test",
+        "aggregate direct",
+        "perplexity direct",
+        "perplexity direct, tuned tasks, base",
+        "alignment direct",
+    ):
         assert name in found
     assert found["agreement direct"].tasks == tuple(TASKS)
     for finding in found.values():
@@ -65,7 +85,9 @@ def test_all_findings_from_two_protocols_with_corpora():
 
 
 def test_flagged_tasks_can_be_left_out():
-    found = analyze_rankings({"direct": scores()}, BACKGROUND, Options(resamples=20, exclude_flagged=True))
+    found = analyze_rankings(
+        {"direct": scores()}, BACKGROUND, Options(resamples=20, exclude_flagged=True)
+    )
     assert "arc_easy" in found["screening"].flagged
     assert "arc_easy" not in found["agreement direct"].tasks
 
@@ -74,13 +96,16 @@ def test_one_protocol_without_errors_facts_or_corpora():
     found = analyze_rankings({"direct": scores(stderr=np.nan)}, Background(), QUICK)
     assert "agreement direct" in found
     assert not any(
-        name.startswith(("significance", "ranks", "perplexity", "by", "compute", "change")) for name in found
+        name.startswith(("significance", "ranks", "perplexity", "by", "compute", "change"))
+        for name in found
     )
 
 
 @pytest.mark.parametrize(("models", "tasks"), [(2, 1), (2, 4), (3, 1)])
 def test_small_studies_are_not_refused(models, tasks):
-    found = analyze_rankings({"direct": scores(models=MODELS[:models], tasks=TASKS[:tasks])}, BACKGROUND, QUICK)
+    found = analyze_rankings(
+        {"direct": scores(models=MODELS[:models], tasks=TASKS[:tasks])}, BACKGROUND, QUICK
+    )
     assert "aggregate direct" in found
 
 
@@ -95,10 +120,14 @@ def test_half_finished_studies_are_not_refused():
 
 
 def test_the_tasks_to_align_can_be_named():
-    found = analyze_rankings({"direct": scores()}, BACKGROUND, Options(resamples=20, align=("rte", "boolq")))
+    found = analyze_rankings(
+        {"direct": scores()}, BACKGROUND, Options(resamples=20, align=("rte", "boolq"))
+    )
     assert found["alignment direct"].tasks == ("rte", "boolq")
     with pytest.raises(InputError, match="no task 'nope'"):
-        analyze_rankings({"direct": scores()}, BACKGROUND, Options(resamples=20, align=("rte", "nope")))
+        analyze_rankings(
+            {"direct": scores()}, BACKGROUND, Options(resamples=20, align=("rte", "nope"))
+        )
 
 
 def test_nothing_to_rank():
@@ -108,7 +137,10 @@ def test_nothing_to_rank():
 
 @pytest.mark.parametrize(("models", "method"), [(4, "mean score"), (12, "mean z")])
 def test_one_rule_ranks_all_protocols(models, method):
-    both = {p: scores(p, seed=k, models=MODELS[:models]) for k, p in enumerate(("direct", "train_before_test"))}
+    both = {
+        p: scores(p, seed=k, models=MODELS[:models])
+        for k, p in enumerate(("direct", "train_before_test"))
+    }
     found = rank_scores(both, BACKGROUND, QUICK)
     assert {r.method for r in found.overall.values()} == {method}
     column = found.aggregate["direct"].methods.index("mean z")
@@ -120,9 +152,13 @@ def test_one_rule_ranks_all_protocols(models, method):
 def test_a_brier_score_is_a_task_and_bits_are_a_corpus():
     matrix = scores(corpora=True)
     brier = ScoreMatrix.build(
-        matrix.models, matrix.tasks, matrix.values, stderr=matrix.stderr, higher_is_better=False,
+        matrix.models,
+        matrix.tasks,
+        matrix.values,
+        stderr=matrix.stderr,
+        higher_is_better=False,
         metrics=["brier_score"] * 4 + ["bits_per_byte"] * 2,
-    )  # fmt: skip
+    )
     found = rank_scores({"direct": brier}, BACKGROUND, QUICK)
     assert found.agreement["direct"].tasks == tuple(TASKS)
     assert found.perplexity["direct"].corpora == ("wiki", "stack")

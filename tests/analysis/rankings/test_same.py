@@ -24,27 +24,50 @@ def evidence(path: Path, **doubts: dict[str, str]) -> Evidence:
                 task = f"t{k}"
                 search = doubts.get(model, {}).get(task, "inside")
                 selection: dict[str, Any] = {
-                    "tuned": True, "learning_rate": 1e-3, "search": search, "may_have_more": search != "inside",
-                    "rates_tried": [3e-4, 1e-3, 3e-3], "updates": 200, "tokens": 9000, "trainable": 1000,
-                    "target_modules": ["q_proj", "v_proj"] if model == "c" else ["all-linear"], "spread": None,
-                }  # fmt: skip
+                    "tuned": True,
+                    "learning_rate": 1e-3,
+                    "search": search,
+                    "may_have_more": search != "inside",
+                    "rates_tried": [3e-4, 1e-3, 3e-3],
+                    "updates": 200,
+                    "tokens": 9000,
+                    "trainable": 1000,
+                    "target_modules": ["q_proj", "v_proj"] if model == "c" else ["all-linear"],
+                    "spread": None,
+                }
                 score = Score(value, 0.02, 400, Metric.of("acc"))
                 record = CellRecord(
-                    f"{model}{task}", "key", model, task, TRAIN_BEFORE_TEST, {"acc": score}, "acc", selection=selection
+                    f"{model}{task}",
+                    "key",
+                    model,
+                    task,
+                    TRAIN_BEFORE_TEST,
+                    {"acc": score},
+                    "acc",
+                    selection=selection,
                 )
                 store.commit_cell(record)
     return read(str(path))
 
 
 def test_doubtful_cells_are_counted_and_the_ranking_that_leans_on_them_is_named(tmp_path: Path):
-    found = find_rankings(evidence(tmp_path / "s.db", a={"t2": "at the bound"})).same[TRAIN_BEFORE_TEST]
+    found = find_rankings(evidence(tmp_path / "s.db", a={"t2": "at the bound"})).same[
+        TRAIN_BEFORE_TEST
+    ]
     assert (found.doubtful, found.cells) == (1, 9)
     (own,) = [one for one in found.given if one.model == "a"]
-    assert (own.trainable, own.tokens, own.updates, own.doubts["at the bound"]) == (1000, 9000, 200, 1)
+    assert (own.trainable, own.tokens, own.updates, own.doubts["at the bound"]) == (
+        1000,
+        9000,
+        200,
+        1,
+    )
     said = " ".join(found.sentences())
     assert "The tuned layers are not the same in all models: all-linear; q_proj, v_proj." in said
     assert "1 of 9 tuned cells may have more in them: 1 at the bound." in said
-    assert set(found.moved) == {"a", "b"}, "b leads over all tasks; without a's doubtful cell a does"
+    assert set(found.moved) == {"a", "b"}, (
+        "b leads over all tasks; without a's doubtful cell a does"
+    )
     (table,) = found.tables()
     assert [row[0] for row in table.rows] == ["a", "b", "c"]
     assert found.to_dict()
@@ -52,5 +75,7 @@ def test_doubtful_cells_are_counted_and_the_ranking_that_leans_on_them_is_named(
 
 def test_a_study_whose_searches_ended_inside_says_so(tmp_path: Path):
     found = find_rankings(evidence(tmp_path / "s.db")).same[TRAIN_BEFORE_TEST]
-    assert "In all 9 tuned cells the best setting lies inside what was searched." in found.sentences()
+    assert (
+        "In all 9 tuned cells the best setting lies inside what was searched." in found.sentences()
+    )
     assert not found.moved

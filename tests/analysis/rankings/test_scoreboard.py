@@ -33,7 +33,9 @@ def matrix(values, protocol="train_before_test", stderr=0.01, **more) -> ScoreMa
 
 
 def both(before, after, **more) -> Evidence:
-    return Evidence.of({"direct": matrix(before, "direct", **more), "train_before_test": matrix(after, **more)})
+    return Evidence.of(
+        {"direct": matrix(before, "direct", **more), "train_before_test": matrix(after, **more)}
+    )
 
 
 SPREAD = np.linspace(0.8, 0.3, 6)[:, None] - np.linspace(0, 0.1, 4)[None, :]
@@ -43,16 +45,27 @@ def test_scores_and_gains_are_means_with_their_intervals():
     board = find_scoreboard(both(SPREAD - 0.2, SPREAD))
     top = board.standings[0]
     assert top.model == "org/m0"
-    assert [s.value for s in top.scores] == pytest.approx([SPREAD[0].mean() - 0.2, SPREAD[0].mean()])
+    assert [s.value for s in top.scores] == pytest.approx(
+        [SPREAD[0].mean() - 0.2, SPREAD[0].mean()]
+    )
     half = 1.959964 * 0.01 / math.sqrt(4)
     assert top.scores[1].high - top.scores[1].value == pytest.approx(half, rel=1e-5)
     assert top.gain.value == pytest.approx(0.2)
     assert top.gain.high - top.gain.value == pytest.approx(half * math.sqrt(2), rel=1e-5)
     assert board.ranking.sure
-    assert board.headline().startswith("m0 is the best of 6 models after the same fine-tuning")  # no organisation
+    assert board.headline().startswith(
+        "m0 is the best of 6 models after the same fine-tuning"
+    )  # no organisation
     (table,) = board.tables()
     assert table.columns == ("rank", "model", "P(first)", "direct", "train-before-test", "gain")
-    assert table.rows[0] == ("1 (1–1)", "m0", "over 99 %", "0.550 ± 0.010", "0.750 ± 0.010", "+0.200 ± 0.014")
+    assert table.rows[0] == (
+        "1 (1–1)",
+        "m0",
+        "over 99 %",
+        "0.550 ± 0.010",
+        "0.750 ± 0.010",
+        "+0.200 ± 0.014",
+    )
 
 
 def test_the_command_and_the_report_have_the_same_scoreboard():
@@ -77,13 +90,20 @@ def test_a_gain_is_paired_where_items_are_stored():
     error = np.sqrt(0.25 / n)
     plain = both(*means, stderr=error)
     stored = replace(plain)
-    stored.__dict__["outcomes"] = {"direct": {"t0": {"org/m0": one}}, "train_before_test": {"t0": {"org/m0": two}}}
+    stored.__dict__["outcomes"] = {
+        "direct": {"t0": {"org/m0": one}},
+        "train_before_test": {"t0": {"org/m0": two}},
+    }
     wide, narrow = (find_scoreboard(e).standings[0].gain for e in (plain, stored))
     differences = np.array([two[d] - one[d] for d in one])
     assert narrow.value == pytest.approx(wide.value)
-    assert narrow.high - narrow.value == pytest.approx(1.959964 * differences.std(ddof=1) / math.sqrt(n), rel=1e-5)
+    assert narrow.high - narrow.value == pytest.approx(
+        1.959964 * differences.std(ddof=1) / math.sqrt(n), rel=1e-5
+    )
     assert narrow.high - narrow.low < 0.7 * (wide.high - wide.low)
-    stored.__dict__["outcomes"]["direct"]["t0"]["org/m0"] = dict.fromkeys(one, 1.0)  # f1, say: not the items' mean
+    stored.__dict__["outcomes"]["direct"]["t0"]["org/m0"] = dict.fromkeys(
+        one, 1.0
+    )  # f1, say: not the items' mean
     assert find_scoreboard(stored).standings[0].gain == wide
 
 
@@ -102,7 +122,9 @@ def test_only_tasks_that_all_models_have_enter_the_mean_and_it_says_so():
 
 
 def test_losses_do_not_enter_a_mean_of_scores():
-    evidence = Evidence.of(matrix(SPREAD, higher_is_better=[True, True, True, False], metrics=["acc"] * 3 + ["brier"]))
+    evidence = Evidence.of(
+        matrix(SPREAD, higher_is_better=[True, True, True, False], metrics=["acc"] * 3 + ["brier"])
+    )
     board = find_scoreboard(evidence)
     assert board.tasks == ("t0", "t1", "t2")
     assert board.metric == "acc"
@@ -110,7 +132,13 @@ def test_losses_do_not_enter_a_mean_of_scores():
 
 
 def test_texts_alone_are_ranked_by_bits():
-    bits = Evidence.of({"direct": matrix(2 - SPREAD, "direct", higher_is_better=False, metrics=["bits_per_byte"] * 4)})
+    bits = Evidence.of(
+        {
+            "direct": matrix(
+                2 - SPREAD, "direct", higher_is_better=False, metrics=["bits_per_byte"] * 4
+            )
+        }
+    )
     board = find_scoreboard(bits)
     assert board.first == "org/m0"
     assert board.standings[0].scores[0].value == pytest.approx((2 - SPREAD)[0].mean())
@@ -161,12 +189,17 @@ def test_as_many_documents_as_it_says_find_the_difference_four_times_in_five():
 
 
 def test_where_tasks_disagree_documents_alone_would_not_do():
-    values = np.array([[0.7, 0.5, 0.7, 0.5, 0.62], [0.5, 0.7, 0.5, 0.7, 0.6], [0.1, 0.1, 0.1, 0.1, 0.1]])
+    values = np.array(
+        [[0.7, 0.5, 0.7, 0.5, 0.62], [0.5, 0.7, 0.5, 0.7, 0.6], [0.1, 0.1, 0.1, 0.1, 0.1]]
+    )
     board = find_scoreboard(Evidence.of(matrix(values, stderr=0.001)))
     assert board.missing.times == math.inf
     assert board.missing.documents is None
     assert "If that is so, more test documents will not separate them" in board.certainty()[-1]
-    assert "On these 5 tasks m0 scores 0.004 more than m1 (95 % interval 0.003 to 0.005)." in board.certainty()
+    assert (
+        "On these 5 tasks m0 scores 0.004 more than m1 (95 % interval 0.003 to 0.005)."
+        in board.certainty()
+    )
 
 
 def test_more_documents_are_asked_for_the_closer_two_models_are():
@@ -209,4 +242,6 @@ def test_seeds_count_in_gains_that_are_paired_by_documents():
         direct, tuned = (ScoreMatrix.of_cells(p, cells) for p in ("direct", "train_before_test"))
         gain = _gains(direct, tuned, ["m"], ["t"], (before, after), 0.95)["m"]
         width[seeds] = gain.high - gain.low
-    assert width[0.2, 0.5, 0.8] ** 2 - width[0.5, 0.5, 0.5] ** 2 == pytest.approx(2 * (2 * 1.96) ** 2 * 0.03, rel=1e-3)
+    assert width[0.2, 0.5, 0.8] ** 2 - width[0.5, 0.5, 0.5] ** 2 == pytest.approx(
+        2 * (2 * 1.96) ** 2 * 0.03, rel=1e-3
+    )

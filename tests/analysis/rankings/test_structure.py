@@ -31,7 +31,9 @@ from potentia.values.scores import ScoreMatrix
 def matrix(values, **more):
     values = np.asarray(values, dtype=float)
     models, tasks = values.shape
-    return ScoreMatrix.build([f"m{i}" for i in range(models)], [f"t{j}" for j in range(tasks)], values, **more)
+    return ScoreMatrix.build(
+        [f"m{i}" for i in range(models)], [f"t{j}" for j in range(tasks)], values, **more
+    )
 
 
 def ability(models=15, tasks=6, seed=0, noise=0.3):
@@ -53,7 +55,9 @@ def test_components_equal_scikit_learn(data):
         assert np.isnan(found.explained[0].value)
         return
     fit = PCA().fit(z)
-    np.testing.assert_allclose([i.value for i in found.explained], fit.explained_variance_ratio_, atol=1e-9)
+    np.testing.assert_allclose(
+        [i.value for i in found.explained], fit.explained_variance_ratio_, atol=1e-9
+    )
     first = fit.transform(z)[:, 0]
     share = fit.explained_variance_ratio_
     if len(share) < 2 or share[0] - share[1] > 1e-6:
@@ -86,7 +90,13 @@ def test_gaps_are_treated_as_asked():
     values[0, 0] = np.nan
     gapped = matrix(values)
     assert len(find_components(gapped, resamples=20).models) == 14
-    assert find_components(gapped, gaps="tasks", resamples=20).tasks == ("t1", "t2", "t3", "t4", "t5")
+    assert find_components(gapped, gaps="tasks", resamples=20).tasks == (
+        "t1",
+        "t2",
+        "t3",
+        "t4",
+        "t5",
+    )
     filled = find_components(gapped, gaps="mean", resamples=20)
     assert (len(filled.models), len(filled.tasks)) == (15, 6)
     with pytest.raises(InputError, match="gaps"):
@@ -179,13 +189,17 @@ def test_simultaneous_intervals_are_wider_and_hold_together():
 def test_the_simultaneous_threshold_is_the_studentised_range():
     from scipy.stats import studentized_range
 
-    found = simultaneous_threshold(np.diag(np.full(6, 0.01)), 0.95, np.random.default_rng(0), simulations=40_000)
+    found = simultaneous_threshold(
+        np.diag(np.full(6, 0.01)), 0.95, np.random.default_rng(0), simulations=40_000
+    )
     assert found == pytest.approx(studentized_range.ppf(0.95, 6, np.inf) / np.sqrt(2), abs=0.02)
 
 
 def test_shared_documents_make_rank_intervals_narrower():
     hard = (np.arange(400) + 0.5) / 400
-    right = {f"m{k}": (hard < p).astype(float) for k, p in enumerate((0.64, 0.60, 0.56))}  # the same documents fall
+    right = {
+        f"m{k}": (hard < p).astype(float) for k, p in enumerate((0.64, 0.60, 0.56))
+    }  # the same documents fall
     values = np.array([[v.mean()] for v in right.values()])
     given = matrix(values, stderr=np.sqrt(values * (1 - values) / 399))
     items = {"t0": {m: dict(enumerate(v.tolist())) for m, v in right.items()}}
@@ -207,11 +221,17 @@ def test_rank_intervals_need_errors_and_skip_gaps():
 
 def test_perplexity_agreement_is_signed_so_that_one_means_alike():
     level = np.linspace(0, 1, 10)
-    bits = ScoreMatrix.build([f"m{i}" for i in range(10)], ["wiki", "arxiv"], np.stack([2 - level, 3 - level], 1),
-                             higher_is_better=False)  # fmt: skip
+    bits = ScoreMatrix.build(
+        [f"m{i}" for i in range(10)],
+        ["wiki", "arxiv"],
+        np.stack([2 - level, 3 - level], 1),
+        higher_is_better=False,
+    )
     found = compare_perplexity(bits, matrix(np.stack([level, level**2], 1)), resamples=20)
     np.testing.assert_allclose(found.matrix, 1.0)
-    assert (found.mean.value, found.corpora_mean.value, found.averages.value) == pytest.approx((1.0, 1.0, 1.0))
+    assert (found.mean.value, found.corpora_mean.value, found.averages.value) == pytest.approx(
+        (1.0, 1.0, 1.0)
+    )
 
 
 def test_perplexity_of_a_group_and_of_partly_scored_models():
@@ -224,10 +244,17 @@ def test_perplexity_of_a_group_and_of_partly_scored_models():
     tasks = matrix(rng.random((10, 3)))
     found = compare_perplexity(corpora, tasks, resamples=20)
     assert found.models == 9
-    assert found.matrix[0, 0] == pytest.approx(kendalltau(-bits[2:, 0], tasks.values[2:, 0]).statistic)
+    assert found.matrix[0, 0] == pytest.approx(
+        kendalltau(-bits[2:, 0], tasks.values[2:, 0]).statistic
+    )
     averages = kendalltau(-bits[2:].mean(axis=1), tasks.values[2:].mean(axis=1)).statistic
     assert found.averages.value == pytest.approx(averages)
-    assert compare_perplexity(corpora, tasks, models={"m3", "m4", "m5"}, group="base", resamples=20).models == 3
+    assert (
+        compare_perplexity(
+            corpora, tasks, models={"m3", "m4", "m5"}, group="base", resamples=20
+        ).models
+        == 3
+    )
     with pytest.raises(InputError, match="both a perplexity and a score"):
         compare_perplexity(corpora, tasks, models={"m0"})
 
@@ -237,7 +264,11 @@ def test_perplexity_of_a_group_and_of_partly_scored_models():
 
 def screened(direct, tuned, **more):
     errors = np.full(np.shape(direct), 0.01)
-    return screen(matrix(direct, stderr=errors), matrix(tuned, stderr=errors, protocol="train_before_test"), **more)
+    return screen(
+        matrix(direct, stderr=errors),
+        matrix(tuned, stderr=errors, protocol="train_before_test"),
+        **more,
+    )
 
 
 def reasons(screening, task):
@@ -267,7 +298,9 @@ def test_a_task_of_pure_noise_is_flagged(seed):
     rng = np.random.default_rng(seed)
     values = np.linspace(0.3, 0.8, 20)[:, None] + 0.05 * rng.normal(size=(20, 6))
     values[:, 2] = rng.uniform(0.3, 0.8, 20)
-    flags = [f.task for f in screen(matrix(values)).flags if f.reason == "does not rank as the others"]
+    flags = [
+        f.task for f in screen(matrix(values)).flags if f.reason == "does not rank as the others"
+    ]
     assert flags == ["t2"]
 
 
@@ -291,6 +324,8 @@ def test_screening_without_tuned_scores_or_errors():
 def test_many_tasks_are_screened():
     """Answers of many tasks are kept for all who ask, and nobody may write on them."""
     values = np.random.default_rng(0).random((90, 95))
-    matrix = ScoreMatrix.build([f"m{k}" for k in range(90)], [f"t{k}" for k in range(95)], values, protocol="direct")
+    matrix = ScoreMatrix.build(
+        [f"m{k}" for k in range(90)], [f"t{k}" for k in range(95)], values, protocol="direct"
+    )
     assert len(screen(matrix).tables()) > 0
     assert screen(matrix).to_dict() == screen(matrix).to_dict()

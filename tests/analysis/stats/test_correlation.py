@@ -22,7 +22,11 @@ from potentia.analysis.stats.correlation import (
 )
 from potentia.errors import InputError
 
-SCIPY = {kendall_matrix: stats.kendalltau, spearman_matrix: stats.spearmanr, pearson_matrix: stats.pearsonr}
+SCIPY = {
+    kendall_matrix: stats.kendalltau,
+    spearman_matrix: stats.spearmanr,
+    pearson_matrix: stats.pearsonr,
+}
 
 
 def by_pairs(method, x, y):
@@ -107,7 +111,9 @@ def test_tau_of_tests_that_find_every_difference_is_tau_of_the_scores():
     x = rng.normal(size=(20, 5)).round(1)
     draws = rng.multinomial(20, [1 / 20] * 20, size=3)
     np.testing.assert_allclose(every_difference(x), kendall_matrix(x), atol=1e-12)
-    np.testing.assert_allclose(every_difference(x, weights=draws), kendall_matrix(x, weights=draws), atol=1e-12)
+    np.testing.assert_allclose(
+        every_difference(x, weights=draws), kendall_matrix(x, weights=draws), atol=1e-12
+    )
 
 
 def test_tau_of_tests_counts_pair_by_pair(monkeypatch):
@@ -146,7 +152,12 @@ def test_wrong_shapes_are_refused():
 @given(data=st.data())
 @settings(max_examples=30, deadline=None)
 def test_a_stack_with_ties_agrees_with_scipy(data):
-    stack = np.stack([data.draw(arrays(np.float64, (6, 3), elements=st.integers(0, 3).map(float))) for _ in range(3)])
+    stack = np.stack(
+        [
+            data.draw(arrays(np.float64, (6, 3), elements=st.integers(0, 3).map(float)))
+            for _ in range(3)
+        ]
+    )
     for k, tau in enumerate(kendall_matrix(stack)):
         np.testing.assert_allclose(tau, by_pairs(kendall_matrix, stack[k], stack[k]), atol=1e-12)
 
@@ -169,7 +180,10 @@ def test_the_same_question_is_answered_once(monkeypatch):
     rng = np.random.default_rng(5)
     x, weights = rng.normal(size=(40, 12)), rng.integers(0, 3, size=(300, 40)).astype(float)
     kendall_matrix.forget()
-    first, again = kendall_matrix(x, weights=weights), kendall_matrix(x.copy(), weights=weights.copy())
+    first, again = (
+        kendall_matrix(x, weights=weights),
+        kendall_matrix(x.copy(), weights=weights.copy()),
+    )
     assert len(calls) == 1
     assert first is again
     with pytest.raises(ValueError, match="read-only"):

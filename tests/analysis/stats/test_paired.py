@@ -16,7 +16,9 @@ def study(models=4, items=300, seed=0):
     """Models that answer the same documents, with correlated luck."""
     rng = np.random.default_rng(seed)
     hardness = rng.random(items)
-    right = hardness < np.linspace(0.6, 0.7, models)[:, None] + 0.03 * rng.normal(size=(models, items))
+    right = hardness < np.linspace(0.6, 0.7, models)[:, None] + 0.03 * rng.normal(
+        size=(models, items)
+    )
     outcomes = {"rte": {f"m{i}": dict(enumerate(row.astype(float))) for i, row in enumerate(right)}}
     mean = right.mean(axis=1, keepdims=True)
     stderr = np.sqrt(mean * (1 - mean) / (items - 1))
@@ -52,15 +54,21 @@ def test_only_the_documents_that_all_have():
 def test_items_stand_for_scores_only_where_their_mean_is_the_score():
     matrix, outcomes, right = study()
     np.testing.assert_array_equal(item_tables(matrix, outcomes)["rte"], right)
-    other = ScoreMatrix.build(matrix.models, matrix.tasks, matrix.values + 0.1, stderr=matrix.stderr)
+    other = ScoreMatrix.build(
+        matrix.models, matrix.tasks, matrix.values + 0.1, stderr=matrix.stderr
+    )
     assert item_tables(other, outcomes) == {}
     matrix.values[0] = np.nan
-    partial = item_tables(matrix, {"rte": {m: v for m, v in outcomes["rte"].items() if m != "m0"}})["rte"]
+    partial = item_tables(matrix, {"rte": {m: v for m, v in outcomes["rte"].items() if m != "m0"}})[
+        "rte"
+    ]
     assert np.isnan(partial[0]).all()
     assert np.isfinite(partial[1:]).all()
 
 
 def test_items_reach_the_findings():
     matrix, outcomes, _ = study()
-    found = rank_scores({"direct": matrix}, Background(), Options(resamples=20), {"direct": outcomes})
+    found = rank_scores(
+        {"direct": matrix}, Background(), Options(resamples=20), {"direct": outcomes}
+    )
     assert found.significance["direct"].by_items[0] > 0

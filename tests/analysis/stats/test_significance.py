@@ -30,7 +30,11 @@ def matrix(values, stderr, **more):
     values = np.asarray(values, dtype=float)
     models, tasks = values.shape
     return ScoreMatrix.build(
-        [f"m{i}" for i in range(models)], [f"t{j}" for j in range(tasks)], values, stderr=stderr, **more
+        [f"m{i}" for i in range(models)],
+        [f"t{j}" for j in range(tasks)],
+        values,
+        stderr=stderr,
+        **more,
     )
 
 
@@ -38,7 +42,9 @@ def matrix(values, stderr, **more):
 @settings(max_examples=60, deadline=None)
 def test_mcnemar(first_only, second_only):
     table = [[5, first_only], [second_only, 7]]
-    assert mcnemar(first_only, second_only) == pytest.approx(statsmodels_mcnemar(table, exact=True).pvalue, abs=1e-12)
+    assert mcnemar(first_only, second_only) == pytest.approx(
+        statsmodels_mcnemar(table, exact=True).pvalue, abs=1e-12
+    )
 
 
 @given(arrays(np.float64, st.integers(1, 40), elements=st.floats(0, 1)))
@@ -70,8 +76,12 @@ def test_lower_is_better_turns_the_sign():
 
 
 def test_gaps_and_missing_errors_are_not_compared():
-    found = matrix([[0.6, 0.6], [np.nan, 0.1], [0.2, 0.2]], [[0.01, np.nan], [0.01, 0.01], [0.01, 0.01]])
-    np.testing.assert_array_equal(np.isfinite(pair_z(found)), [[False, False], [True, False], [False, True]])
+    found = matrix(
+        [[0.6, 0.6], [np.nan, 0.1], [0.2, 0.2]], [[0.01, np.nan], [0.01, 0.01], [0.01, 0.01]]
+    )
+    np.testing.assert_array_equal(
+        np.isfinite(pair_z(found)), [[False, False], [True, False], [False, True]]
+    )
     assert count_pairs(found) == ((1, 1), (1, 1))
 
 
@@ -84,7 +94,9 @@ def test_scores_without_error_differ_where_they_differ():
 def test_tau_b_on_signs_is_the_definition(data):
     """Concordant minus discordant over the geometric mean of untied pairs, counted one pair at a time."""
     n = data.draw(st.integers(2, 7))
-    values = data.draw(arrays(np.float64, (n, 2), elements=st.integers(0, 10).map(lambda k: k / 10)))
+    values = data.draw(
+        arrays(np.float64, (n, 2), elements=st.integers(0, 10).map(lambda k: k / 10))
+    )
     stderr = data.draw(arrays(np.float64, (n, 2), elements=st.sampled_from([0.01, 0.1])))
     signs = np.zeros((2, n, n))
     for task in range(2):
@@ -103,7 +115,9 @@ def test_tau_b_on_signs_is_the_definition(data):
 def test_with_tiny_errors_tau_b_is_tau():
     rng = np.random.default_rng(0)
     values = rng.normal(size=(15, 4)).round(1)
-    np.testing.assert_allclose(tau_b_matrix(matrix(values, np.full(values.shape, 1e-9))), kendall_matrix(values))
+    np.testing.assert_allclose(
+        tau_b_matrix(matrix(values, np.full(values.shape, 1e-9))), kendall_matrix(values)
+    )
 
 
 def test_partial_order_needs_every_error():

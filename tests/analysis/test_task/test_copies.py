@@ -23,7 +23,9 @@ def scores(protocol: str, advantage: float, seed: int = 0) -> ScoreMatrix:
     stream = np.random.default_rng(seed)
     skill = np.linspace(0.3, 0.7, 6)[:, None] + stream.normal(0, 0.01, (6, 3))
     copies = skill + stream.normal(0, 0.01, (6, 3)) + advantage * np.array([1.0, 1.0, 0.0])
-    return ScoreMatrix.build([*MODELS, *COPIES], TASKS, np.vstack([skill, copies]), protocol=protocol)
+    return ScoreMatrix.build(
+        [*MODELS, *COPIES], TASKS, np.vstack([skill, copies]), protocol=protocol
+    )
 
 
 def test_the_advantage_is_found_where_it_was_planted_and_nowhere_else() -> None:
@@ -56,7 +58,9 @@ def test_the_interval_is_that_of_a_paired_t_test() -> None:
 
 def test_the_noise_of_these_very_models_is_that_of_their_standard_errors() -> None:
     matrix = scores("direct", 0.1)
-    assert measure_copies({Protocol("direct"): matrix}, COPIES, SHOWN).advantages[0].noise is None, "none are known"
+    assert (
+        measure_copies({Protocol("direct"): matrix}, COPIES, SHOWN).advantages[0].noise is None
+    ), "none are known"
     matrix.stderr[:] = 0.02
     noise = measure_copies({Protocol("direct"): matrix}, COPIES, SHOWN).advantages[0].noise
     assert noise == pytest.approx(1.96 * np.sqrt(2) * 0.02 / np.sqrt(6 * 2), rel=1e-3)
@@ -65,12 +69,18 @@ def test_the_noise_of_these_very_models_is_that_of_their_standard_errors() -> No
 def test_copies_that_were_shown_texts_alone_are_compared_on_them() -> None:
     values = np.column_stack([np.full(12, 0.5), np.r_[np.full(6, 2.0), np.full(6, 1.5)]])
     models = [*MODELS, *COPIES]
-    matrix = ScoreMatrix.build(models, ["piqa", "books"], values, higher_is_better=[True, False], protocol="direct")
-    few = ScoreMatrix.build(models, ["piqa"], values[:, :1], protocol="few_shot:5")  # texts have no examples
+    matrix = ScoreMatrix.build(
+        models, ["piqa", "books"], values, higher_is_better=[True, False], protocol="direct"
+    )
+    few = ScoreMatrix.build(
+        models, ["piqa"], values[:, :1], protocol="few_shot:5"
+    )  # texts have no examples
     both = {Protocol("direct"): matrix, Protocol("few_shot:5"): few}
     found = measure_copies(both, COPIES, dict.fromkeys(COPIES, ("books",)))
     (one,) = found.advantages
-    assert (one.protocol, one.shown.value) == ("direct", 0.5), "half a bit less is half a bit better"
+    assert (one.protocol, one.shown.value) == ("direct", 0.5), (
+        "half a bit less is half a bit better"
+    )
 
 
 def test_gaps_and_lone_copies_are_left_out() -> None:

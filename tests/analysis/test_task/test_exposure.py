@@ -30,7 +30,9 @@ def pairs(theta: float, left: float, seed: int = 0) -> list[Pair]:
     for task, family in SEEN.items():
         group = np.array([f == family for f in cohort.family], dtype=float)
         rise = 0.25 + 0.3 * (cohort.log_compute - 13)
-        before, after = (rise + effect * group + noise.normal(0, 0.03, 16) for effect in (theta, left))
+        before, after = (
+            rise + effect * group + noise.normal(0, 0.03, 16) for effect in (theta, left)
+        )
         made.append(Pair(task, cohort, before, after, chance=0.25))
     return made
 
@@ -70,7 +72,10 @@ def test_within_models_a_family_that_is_better_everywhere_has_no_advantage():
 
 
 def test_under_no_effect_small_p_values_are_rare():
-    small = sum(measure_exposure(pairs(0.0, 0.0, seed), draws=0).before.assigned_p <= 0.1 for seed in range(30))
+    small = sum(
+        measure_exposure(pairs(0.0, 0.0, seed), draws=0).before.assigned_p <= 0.1
+        for seed in range(30)
+    )
     assert small <= 8  # about three are expected; more than eight happen once in a thousand
 
 

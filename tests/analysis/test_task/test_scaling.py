@@ -76,11 +76,15 @@ def test_clustered_errors_are_those_of_statsmodels() -> None:
     clusters = np.array([[float(name == f"f{k}") for name in families] for k in range(9)])
     ours = clustered_stderr(J, (y - 0.25)[None, :] - hinge_fit.fitted(X, hinge, g), clusters)[0]
     assert fit.effect is not None
-    assert ours[[0, 2]] == pytest.approx([fit.slope.clustered_stderr, fit.effect.clustered_stderr], rel=1e-6)
+    assert ours[[0, 2]] == pytest.approx(
+        [fit.slope.clustered_stderr, fit.effect.clustered_stderr], rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("decades", [0.5, 1.0, 2.0])
-def test_a_cohort_far_above_chance_is_a_plain_line_with_errors_and_p_of_that_line(decades: float) -> None:
+def test_a_cohort_far_above_chance_is_a_plain_line_with_errors_and_p_of_that_line(
+    decades: float,
+) -> None:
     import statsmodels.api as sm
 
     rng = np.random.default_rng(7)
@@ -113,7 +117,9 @@ def test_scores_equally_far_above_chance_are_level_and_theta_is_a_difference_of_
 
 def test_one_family_has_no_errors_by_family_and_still_a_fit() -> None:
     group = (np.arange(50) % 2).astype(float)
-    fit = fit_hinge(X, _curve(X, group), chance=0.25, group=group, families=["Llama"] * 50, draws=99)
+    fit = fit_hinge(
+        X, _curve(X, group), chance=0.25, group=group, families=["Llama"] * 50, draws=99
+    )
     assert np.isnan(fit.wild_p)
     assert fit.effect is not None
     assert np.isnan(fit.effect.clustered_stderr)
@@ -139,7 +145,9 @@ def test_intervals_cover_the_truth_at_the_nominal_rate() -> None:
     for _ in range(draws):
         x = rng.uniform(20, 24, 50)
         group = rng.random(50) < 0.4
-        fit = fit_hinge(x, _curve(x, group) + rng.normal(scale=0.03, size=50), chance=0.25, group=group)
+        fit = fit_hinge(
+            x, _curve(x, group) + rng.normal(scale=0.03, size=50), chance=0.25, group=group
+        )
         assert fit.effect is not None
         point, reach = fit.emergence_interval, 2.012  # Student's t with 47 degrees of freedom
         hits += [

@@ -23,7 +23,12 @@ FAMILIES = {name: name for name in ("a", "b", "c", "d", "e", "f")}
 
 
 def probe(
-    model: int, *, left: float = 1.0, of_answer: float | None = None, knows: str = "", data: str = "docs"
+    model: int,
+    *,
+    left: float = 1.0,
+    of_answer: float | None = None,
+    knows: str = "",
+    data: str = "docs",
 ) -> dict:
     """A probe of 64 documents of 40 bytes; documents have a difficulty of their own, models a level and some noise."""
     rng, noise = np.random.default_rng(0), np.random.default_rng(model)
@@ -32,7 +37,11 @@ def probe(
     falls = {"text": 7 * left + answer, "answer": answer}
     for split in ("train", "validation", "test"):
         nats = 30 + 5 * rng.normal(size=64) + model + noise.normal(size=64) - 3 * (split == knows)
-        found[split] = {"text": list(nats), "answer": list(nats / 5), "bytes": {"text": [40] * 64, "answer": [8] * 64}}
+        found[split] = {
+            "text": list(nats),
+            "answer": list(nats / 5),
+            "bytes": {"text": [40] * 64, "answer": [8] * 64},
+        }
         if split != "test":
             after = {loss: sum(found[split][loss][:32]) - 32 * fall for loss, fall in falls.items()}
             found["epoch_2"][split] = after
@@ -49,14 +58,18 @@ def test_an_exposed_model_has_less_left_than_a_declared_clean_panel():
     probes = {name: probe(k) for k, name in enumerate("abcde")} | {"f": probe(5, left=0.2)}
     found, _ = signs(probes, clean="abcde")
     assert found["f"].measures.left("text") == pytest.approx(0.2)
-    assert found["f"].measures.answer_validation == pytest.approx(1.0), "of answers as much as of prompts"
+    assert found["f"].measures.answer_validation == pytest.approx(1.0), (
+        "of answers as much as of prompts"
+    )
     assert found["f"].reference == "declared clean"
     assert found["f"].panel == 5
     assert found["a"].measures.left("text") == pytest.approx(1.0)
 
 
 def test_training_on_answers_alone_is_found_by_the_loss_of_answers():
-    probes = {name: probe(k) for k, name in enumerate("abcde")} | {"f": probe(5, left=1.5, of_answer=0.06)}
+    probes = {name: probe(k) for k, name in enumerate("abcde")} | {
+        "f": probe(5, left=1.5, of_answer=0.06)
+    }
     found, _ = signs(probes, clean="abcde")
     assert found["f"].measures.left("text") == pytest.approx((7 * 1.5 + 0.3) / 12)
     assert found["f"].measures.left("answer") == pytest.approx(0.06 / 1.5)
@@ -68,7 +81,9 @@ def test_training_on_answers_alone_is_found_by_the_loss_of_answers():
 
 
 def test_falls_too_small_to_tell_from_none_count_alike():
-    probes = {name: probe(k, of_answer=0.01) for k, name in enumerate("abcde")} | {"f": probe(5, of_answer=0.02)}
+    probes = {name: probe(k, of_answer=0.01) for k, name in enumerate("abcde")} | {
+        "f": probe(5, of_answer=0.02)
+    }
     found, _ = signs(probes, clean="abcde")
     assert found["f"].measures.answer == pytest.approx(1.0)
 
@@ -106,7 +121,9 @@ def test_who_is_left_out_is_said():
     assert problems == ["sst2: probed on other documents or at another rate: f"]
     alone, problems = signs({"a": probe(0), "b": probe(1)})
     assert not alone
-    assert problems == ["sst2: fewer than 3 models of other families, not known to have seen it, are beside a, b"]
+    assert problems == [
+        "sst2: fewer than 3 models of other families, not known to have seen it, are beside a, b"
+    ]
 
 
 def rows(count: int, overlap: float) -> list[Planted]:
@@ -116,7 +133,9 @@ def rows(count: int, overlap: float) -> list[Planted]:
         for way, level in (("", 1.0), ("same", overlap)):
             text, answer = level * np.exp(0.2 * rng.normal(size=2))
             measures = Measures(text, text, answer, answer, 0.0, 0.0)
-            found.append(Planted("made", f"m{k}", f"family {k % 4}", "t", way, "unknown", 5e-4, measures))
+            found.append(
+                Planted("made", f"m{k}", f"family {k % 4}", "t", way, "unknown", 5e-4, measures)
+            )
     return found
 
 
@@ -125,7 +144,9 @@ def test_it_speaks_where_calibration_allows_and_only_there():
     assert all(sign.speaks == bool(row.way) for row, sign in apart)
     assert {sign.clean for _, sign in apart} == {30}, "the family in question has no say"
     mixed = judged(rows(40, 0.9))
-    assert sum(sign.speaks for row, sign in mixed if not row.way) <= 3, "one in twenty of forty, and its noise"
+    assert sum(sign.speaks for row, sign in mixed if not row.way) <= 3, (
+        "one in twenty of forty, and its noise"
+    )
     made = ways_table(rows(40, 0.1), "unknown")
     assert [row[:3] for row in made.rows] == [("none (false alarms)", 40, 0), ("same", 40, 40)]
     assert made.rows[1][4] == 1.0
@@ -143,7 +164,9 @@ def test_the_calibration_that_is_shipped_finds_exposure_in_form_and_names_what_e
         clean = found["none (false alarms)"]
         assert clean[2] <= 0.055 * clean[1]
         assert min(found[way][4] for way in in_form) >= 0.9
-        assert found["form answers"][2] < found["form answers"][1] / 2, "another prompt form escapes"
+        assert found["form answers"][2] < found["form answers"][1] / 2, (
+            "another prompt form escapes"
+        )
 
 
 def test_bounds_and_areas():

@@ -16,7 +16,13 @@ from potentia.analysis.test_task.adjustment import (
     pareto_frontier,
     trace_emergence,
 )
-from potentia.analysis.test_task.changes import compare_families, discriminate, measure_gain, mediate, shift_of_ranks
+from potentia.analysis.test_task.changes import (
+    compare_families,
+    discriminate,
+    measure_gain,
+    mediate,
+    shift_of_ranks,
+)
 from potentia.analysis.test_task.cohort import Cohort, Pair, Split, best_of, pair_up, unpaired
 from potentia.analysis.test_task.find import analyze_pair
 from potentia.errors import DataError, InputError
@@ -46,7 +52,12 @@ def _planted(seed: int = 0) -> tuple[Pair, Split]:
     rng = np.random.default_rng(seed + 1)
     x = cohort.log_compute
     after = 0.25 + 0.12 * np.maximum(0, x - 20.5) + rng.normal(scale=0.01, size=len(x))
-    before = 0.25 + 0.12 * np.maximum(0, x - 21.5) + 0.1 * split.members + rng.normal(scale=0.01, size=len(x))
+    before = (
+        0.25
+        + 0.12 * np.maximum(0, x - 21.5)
+        + 0.1 * split.members
+        + rng.normal(scale=0.01, size=len(x))
+    )
     return Pair("mmlu", cohort, before, after, chance=0.25), split
 
 
@@ -83,16 +94,26 @@ def test_gain_is_larger_for_models_that_had_not_met_the_task() -> None:
 def test_frontier_area_by_hand() -> None:
     cohort = Cohort.build(
         {"model": name, "family": name, "compute": 10.0**c, "trained": date}
-        for name, c, date in (("a", 20, "2020-01"), ("b", 21, "2024-01"), ("c", 22, "2020-01"), ("d", 23, "2024-01"))
+        for name, c, date in (
+            ("a", 20, "2020-01"),
+            ("b", 21, "2024-01"),
+            ("c", 22, "2020-01"),
+            ("d", 23, "2024-01"),
+        )
     )
-    pair = Pair("t", cohort, np.array([0.3, 0.6, 0.5, 0.9]), np.array([0.3, 0.4, 0.5, 0.5]), chance=0.25)
+    pair = Pair(
+        "t", cohort, np.array([0.3, 0.6, 0.5, 0.9]), np.array([0.3, 0.4, 0.5, 0.5]), chance=0.25
+    )
     found = frontier_shift(pair, cohort.since("2023-11"))
     # before: b lifts 0.3 to 0.6 from 21 to 22, and 0.5 to 0.6 from 22 to 23; d stands at the end
     assert found.areas == pytest.approx((0.3 + 0.1, 0.1))
     assert found.ratio == pytest.approx(4.0)
     assert "shrinks 4.0-fold" in found.tables()[0].note
     level = Pair("t", cohort, pair.before, np.array([0.6, 0.4, 0.7, 0.5]), chance=0.25)
-    assert "It vanishes by adjustment." in frontier_shift(level, cohort.since("2023-11")).tables()[0].note
+    assert (
+        "It vanishes by adjustment."
+        in frontier_shift(level, cohort.since("2023-11")).tables()[0].note
+    )
     tied = Pair("t", cohort, np.array([0.3, 0.3, 0.5, 0.9]), pair.after, chance=0.25)
     moved = shift_of_ranks(tied).tables()[1]
     assert "3.5" in str(moved), "shared places are not rounded"
@@ -117,7 +138,9 @@ def test_rank_shift_by_hand() -> None:
     found = shift_of_ranks(Pair("t", cohort, np.array([4.0, 3, 2, 1]), np.array([1.0, 4, 3, 2])))
     assert found.shifts.tolist() == [-3, 1, 1, 1]
     assert (found.mean, found.largest) == (1.5, 3)
-    flipped = shift_of_ranks(Pair("t", cohort, -found.ranks[:, 0], found.ranks[:, 1], higher_is_better=False))
+    flipped = shift_of_ranks(
+        Pair("t", cohort, -found.ranks[:, 0], found.ranks[:, 1], higher_is_better=False)
+    )
     assert flipped.ranks[0, 1] == 4
 
 
@@ -136,7 +159,9 @@ def test_emergence_moves_with_training() -> None:
     cohort = _cohort()
     points = {0: 22.5, 1000: 21.5, 64000: 20.2}
     stages = {
-        amount: dict(zip(cohort.models, 0.25 + 0.1 * np.maximum(0, cohort.log_compute - c), strict=True))
+        amount: dict(
+            zip(cohort.models, 0.25 + 0.1 * np.maximum(0, cohort.log_compute - c), strict=True)
+        )
         for amount, c in points.items()
     }
     stages[5] = dict(list(stages[0].items())[:3])  # too few models: left out
@@ -154,7 +179,14 @@ def test_treatment_copies_show_an_effect_that_adjustment_removes() -> None:
     treated = {name: score + 0.08 for name, score in control.items()}
     adjusted = {name: score + 0.1 for name, score in control.items()}
     found = compare_copies(
-        "t", control, treated, cohort, control_adjusted=adjusted, treated_adjusted=adjusted, chance=0.25, draws=99
+        "t",
+        control,
+        treated,
+        cohort,
+        control_adjusted=adjusted,
+        treated_adjusted=adjusted,
+        chance=0.25,
+        draws=99,
     )
     assert found.before.effect is not None
     assert found.after is not None
@@ -179,8 +211,12 @@ def test_discriminator_tells_separable_groups_apart_and_others_not() -> None:
     rng = np.random.default_rng(0)
     cohort = _cohort(30)
     labels = np.arange(30) % 2 == 0
-    pair = Pair("t", cohort, labels + rng.normal(scale=0.1, size=30), rng.normal(size=30), chance=0.25)
-    mixed = replace(pair, after=np.where(labels, pair.before, labels[::-1] + rng.normal(scale=0.1, size=30)))
+    pair = Pair(
+        "t", cohort, labels + rng.normal(scale=0.1, size=30), rng.normal(size=30), chance=0.25
+    )
+    mixed = replace(
+        pair, after=np.where(labels, pair.before, labels[::-1] + rng.normal(scale=0.1, size=30))
+    )
     for trees in ("xgboost", "scikit-learn"):
         found = discriminate(mixed, Split("even", labels), trees=trees)
         assert found.before > 0.9
@@ -211,11 +247,17 @@ def test_pairs_keep_models_with_both_scores_and_known_compute() -> None:
     before = ScoreMatrix.build(["a", "b", "d"], ["t", "u"], [[0.1, 0.5], [0.2, np.nan], [0.3, 0.5]])
     after = ScoreMatrix.build(["b", "a"], ["u", "t"], [[0.6, 0.7], [0.8, 0.05]], protocol="adjust")
     t, u = pair_up(before, after, cohort, chance={"t": 0.25})
-    assert (t.cohort.models, t.before.tolist(), t.after.tolist()) == (("a", "b"), [0.1, 0.2], [0.05, 0.7])
+    assert (t.cohort.models, t.before.tolist(), t.after.tolist()) == (
+        ("a", "b"),
+        [0.1, 0.2],
+        [0.05, 0.7],
+    )
     assert (u.cohort.models, u.chance, t.chance) == (("a",), 0.0, 0.25)
     better = best_of(before, after)
     assert better.select(models=["a"], tasks=["t"]).values[0, 0] == 0.1
-    assert better.select(models=["b"], tasks=["u"]).values[0, 0] == 0.6  # missing before: the other's
+    assert (
+        better.select(models=["b"], tasks=["u"]).values[0, 0] == 0.6
+    )  # missing before: the other's
     with pytest.raises(InputError, match="no task was scored both"):
         pair_up(before, ScoreMatrix.build(["a"], ["z"], [[1.0]]), cohort)
     with pytest.raises(InputError, match="known compute"):
@@ -243,7 +285,9 @@ def test_best_of_takes_the_lower_brier_score() -> None:
 
 def test_cohort_from_files_and_facts(tmp_path: Path) -> None:
     path = tmp_path / "models.csv"
-    path.write_text("model,family,params_b,tokens_b,trained,size\na,x,1,300,2023-11,s\nb,,2,,2020-01,l\n")
+    path.write_text(
+        "model,family,params_b,tokens_b,trained,size\na,x,1,300,2023-11,s\nb,,2,,2020-01,l\n"
+    )
     cohort = Cohort.known(table=read_facts(path))
     assert cohort.models == ("a",)  # b's tokens are not known
     assert cohort.compute[0] == pytest.approx(6 * 1e9 * 300e9)
@@ -275,7 +319,9 @@ def test_chance_of_known_tasks() -> None:
 
 
 def test_chance_goes_by_the_metric() -> None:
-    assert chance("cola") == chance("cola", metric="mcc") == 0.0  # its scores are Matthews correlations
+    assert (
+        chance("cola") == chance("cola", metric="mcc") == 0.0
+    )  # its scores are Matthews correlations
     assert chance("cola", metric="acc") == 0.5
     assert chance("mmlu", metric="brier_score", higher_is_better=False) == 0.75
     with pytest.raises(InputError, match="mrpc by f1 is not known"):
@@ -290,7 +336,11 @@ def test_chance_of_every_benchmark_that_the_facts_ship() -> None:
     v2 = {task: share for task, share in known.items() if task.startswith("leaderboard_")}
     assert v2.pop("leaderboard_bbh") == pytest.approx(0.2917, abs=1e-4)
     assert v2.pop("leaderboard_musr") == pytest.approx((1 / 2 + 1 / 5 + 1 / 3) / 3)
-    assert v2 == {"leaderboard_mmlu_pro": 0.1, "leaderboard_gpqa": 0.25, "leaderboard_math_hard": 0.0}
+    assert v2 == {
+        "leaderboard_mmlu_pro": 0.1,
+        "leaderboard_gpqa": 0.25,
+        "leaderboard_math_hard": 0.0,
+    }
 
 
 def test_the_options_of_bbh_are_those_of_its_members() -> None:
@@ -309,7 +359,15 @@ def test_the_options_of_bbh_are_those_of_its_members() -> None:
 def test_whole_analysis_answers_every_question() -> None:
     pair, _ = _planted()
     found = analyze_pair(pair, pair.cohort.where("language", "en+cn"), draws=49)
-    assert set(found) == {"adjustment", "mediation", "gain", "frontier", "ranks", "families", "discrimination"}
+    assert set(found) == {
+        "adjustment",
+        "mediation",
+        "gain",
+        "frontier",
+        "ranks",
+        "families",
+        "discrimination",
+    }
     for finding in found.values():
         assert finding.tables()
         assert finding.to_dict()
@@ -326,12 +384,18 @@ def test_every_rate_is_shown_and_a_favoured_group_gains_what_its_best_rate_gives
     after = 0.2 + 0.1 * (compute - 20) + rng.normal(size=24) * 0.01
     pair = Pair("mmlu", cohort, after - 0.05, after, 0.25)
     parts = Split("newer", np.arange(24) % 2 == 1)
-    rates = {m: {2e-6: float(a) - 0.02, 2e-5: float(a) + 0.03} for m, a in zip(names, after, strict=True)}
-    found = weigh_rates("mmlu", rates, pair, parts, chosen=dict(zip(names, after.tolist(), strict=True)), draws=0)
+    rates = {
+        m: {2e-6: float(a) - 0.02, 2e-5: float(a) + 0.03} for m, a in zip(names, after, strict=True)
+    }
+    found = weigh_rates(
+        "mmlu", rates, pair, parts, chosen=dict(zip(names, after.tolist(), strict=True)), draws=0
+    )
     assert found.rates == (2e-6, 2e-5)
     assert found.values.shape == (24, 2)
     gained = found.favoured.effect.value - found.usual.effect.value
-    assert gained == pytest.approx(0.03, abs=0.01), "half of the models rise by what the better rate is worth"
+    assert gained == pytest.approx(0.03, abs=0.01), (
+        "half of the models rise by what the better rate is worth"
+    )
     assert "θ by search budget" in found.tables()[1].title
     alone = weigh_rates("mmlu", rates)
     assert len(alone.tables()) == 1

@@ -22,7 +22,9 @@ def pairs_of(count: int, length: int) -> list[tuple[list[int], list[int]]]:
     stream = np.random.default_rng(0)
     stems = [stream.integers(3, 90, length - 7 * (n % 5)).tolist() for n in range(count)]
     return [
-        (stem, stream.integers(3, 90, 1 + n).tolist()) for k, stem in enumerate(stems) for n in range(1 + 2 * (k % 2))
+        (stem, stream.integers(3, 90, 1 + n).tolist())
+        for k, stem in enumerate(stems)
+        for n in range(1 + 2 * (k % 2))
     ]
 
 
@@ -33,11 +35,15 @@ def made(case: str, dtype: torch.dtype = torch.float32) -> LoadedModel:
 def told(loaded: LoadedModel, **options) -> tuple[float, Scorer]:
     """How far scoring by hand is from the reference, at most."""
     pairs, router = pairs_of(6, 60), options.get("router")
-    owners = options.get("owners") and [options["owners"][n % len(options["owners"])] for n in range(len(pairs))]
+    owners = options.get("owners") and [
+        options["owners"][n % len(options["owners"])] for n in range(len(pairs))
+    ]
     fast = Scorer(loaded, by_hand=True, router=router)
     found = fast.loglikelihood_ids(pairs, owners=owners)
     wanted = Scorer(loaded, reference=True, router=router).loglikelihood_ids(pairs, owners=owners)
-    return max(abs(one.logprob - other.logprob) for one, other in zip(found, wanted, strict=True)), fast
+    return max(
+        abs(one.logprob - other.logprob) for one, other in zip(found, wanted, strict=True)
+    ), fast
 
 
 @pytest.mark.parametrize("case", ["llama", "qwen2", "mistral", "qwen3", "gemma3"])
@@ -49,7 +55,9 @@ def test_the_numbers_are_the_models_own(case: str) -> None:
     assert scorer.notes["layers"] == HAND
     assert {"tree", "plain"} == set(scorer.notes["rows_by_path"])
     assert {fact["form"] for fact in loaded.record["scoring"].values()} == {HAND}
-    assert {name: weight.data_ptr() for name, weight in loaded.model.named_parameters()} == before, "weights moved"
+    assert {
+        name: weight.data_ptr() for name, weight in loaded.model.named_parameters()
+    } == before, "weights moved"
     assert not any("forward" in module.__dict__ for module in loaded.model.modules())
 
 
@@ -111,7 +119,9 @@ def test_dora_and_hooks_run_by_the_models_own_layers() -> None:
     loaded.model.model.layers[1].mlp.register_forward_hook(lambda _, __, out: out * 2)
     found = scorer.loglikelihood_ids(pairs_of(4, 40))
     wanted = Scorer(loaded, reference=True).loglikelihood_ids(pairs_of(4, 40))
-    assert [one.logprob for one in found] == pytest.approx([one.logprob for one in wanted], abs=1e-4)
+    assert [one.logprob for one in found] == pytest.approx(
+        [one.logprob for one in wanted], abs=1e-4
+    )
 
 
 BREAKS: dict[str, Callable] = {
@@ -125,7 +135,9 @@ BREAKS: dict[str, Callable] = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", list(BREAKS))
-def test_a_broken_operation_is_noticed(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_operation_is_noticed(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(plain, name, BREAKS[name](getattr(plain, name)))
     loaded = made("llama", dtype)
     with LaneTrainer(loaded) as trainer:

@@ -47,10 +47,15 @@ def test_texts_are_lm_evals(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for stop in ((), ("\n",), ("e", " the"), ("zzz",)):
         ours = scorer.generate([Generation(context, stop, 20) for context in contexts])
         keywords = {"until": list(stop), "max_gen_toks": 20, "do_sample": False}
-        asked = [Instance("generate_until", {}, (c, dict(keywords)), i, ("t", i, 1)) for i, c in enumerate(contexts)]
+        asked = [
+            Instance("generate_until", {}, (c, dict(keywords)), i, ("t", i, 1))
+            for i, c in enumerate(contexts)
+        ]
         assert ours == harness.generate_until(asked, disable_tqdm=True)
     said = scorer.notes["writing"], scorer.notes["fallbacks"]
-    assert said[0] == ["continuous loop"] or any("writing in seats" in reason for reason in said[1]), said
+    assert said[0] == ["continuous loop"] or any(
+        "writing in seats" in reason for reason in said[1]
+    ), said
 
 
 def test_most_models_write_in_seats() -> None:
@@ -78,7 +83,10 @@ def test_a_step_in_seats_can_be_captured() -> None:
 def test_rooms_of_all_sizes_through_few_seats(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = tiny("llama")
     rng = random.Random(5)
-    requests = [Generation(text, ("e",) if i % 3 else (), rng.randint(0, 25)) for i, text in enumerate(phrases(60))]
+    requests = [
+        Generation(text, ("e",) if i % 3 else (), rng.randint(0, 25))
+        for i, text in enumerate(phrases(60))
+    ]
     wanted = Scorer(loaded, continuous=False).generate(requests)
     counts: list[int] = []
     whole = continuous.Slots.step
@@ -102,7 +110,10 @@ def test_rooms_of_all_sizes_through_few_seats(monkeypatch: pytest.MonkeyPatch) -
 def test_a_text_gets_its_own_adapter(tmp_path: Path) -> None:
     loaded = tiny("llama")
     vocabulary = loaded.model.config.vocab_size
-    specs = [spec(f"l{i}", seed=i, data=examples(16, seed=i), learning_rate=0.05, epochs=2) for i in range(3)]
+    specs = [
+        spec(f"l{i}", seed=i, data=examples(16, seed=i), learning_rate=0.05, epochs=2)
+        for i in range(3)
+    ]
     assert vocabulary >= 96
     with LaneTrainer(loaded.model) as trainer:
         trainer.train(specs)
@@ -110,7 +121,9 @@ def test_a_text_gets_its_own_adapter(tmp_path: Path) -> None:
         requests = [Generation(text, (), 10) for text in phrases(12)]
         asked = [[*owners, -1][i % 4] for i in range(12)]
         texts = {
-            way: Scorer(loaded, router=trainer.router, continuous=way).generate(requests, owners=asked)
+            way: Scorer(loaded, router=trainer.router, continuous=way).generate(
+                requests, owners=asked
+            )
             for way in (False, True)
         }
     assert texts[True] == texts[False]

@@ -38,8 +38,12 @@ def qwen() -> LoadedModel:
 def _same(scorer: Scorer, requests: Sequence[Continuation]) -> None:
     slow = Scorer(scorer.loaded, reference=True).loglikelihood(requests)
     fast = scorer.loglikelihood(requests)
-    assert [(entry.greedy, entry.tokens) for entry in fast] == [(entry.greedy, entry.tokens) for entry in slow]
-    assert [entry.logprob for entry in fast] == pytest.approx([entry.logprob for entry in slow], abs=2e-4, rel=1e-5)
+    assert [(entry.greedy, entry.tokens) for entry in fast] == [
+        (entry.greedy, entry.tokens) for entry in slow
+    ]
+    assert [entry.logprob for entry in fast] == pytest.approx(
+        [entry.logprob for entry in slow], abs=2e-4, rel=1e-5
+    )
 
 
 MODELS: dict[str, LoadedModel] = {}
@@ -55,8 +59,12 @@ def test_any_text(kind: str, pairs: list[tuple[str, str]]) -> None:
 
 def test_empty_continuation_costs_nothing(llama: LoadedModel) -> None:
     seen: list[int] = []
-    results = Scorer(llama).loglikelihood([Continuation("a", ""), Continuation("", "")], progress=seen.append)
-    assert [(entry.logprob, entry.greedy, entry.tokens) for entry in results] == [(0.0, True, 0)] * 2
+    results = Scorer(llama).loglikelihood(
+        [Continuation("a", ""), Continuation("", "")], progress=seen.append
+    )
+    assert [(entry.logprob, entry.greedy, entry.tokens) for entry in results] == [
+        (0.0, True, 0)
+    ] * 2
     assert sum(seen) == 2
     assert Scorer(llama).loglikelihood([]) == []
     assert Scorer(llama).generate([]) == []
@@ -67,7 +75,9 @@ def test_empty_continuation_costs_nothing(llama: LoadedModel) -> None:
 def test_a_token_across_the_boundary(qwen: LoadedModel) -> None:
     """Cut inside a word that is one token: the whole word is scored after what comes before it."""
     encoder = qwen.encoder
-    word = max((text for text in qwen.tokenizer.get_vocab() if text.isalpha() and text.isascii()), key=len)
+    word = max(
+        (text for text in qwen.tokenizer.get_vocab() if text.isalpha() and text.isascii()), key=len
+    )
     whole = qwen.tokenizer(word)["input_ids"]
     assert len(whole) == 1
     assert len(word) > 2
@@ -76,7 +86,10 @@ def test_a_token_across_the_boundary(qwen: LoadedModel) -> None:
     assert context == [qwen.bos.prefix_id]
     before = encoder.prompt("Question:\n")
     assert encoder.continuations([("Question:\n" + word[:-1], word[-1])])[0] == (before, whole)
-    _same(Scorer(qwen), [Continuation(word[:-1], word[-1]), Continuation("Question:\n" + word[:-1], word[-1])])
+    _same(
+        Scorer(qwen),
+        [Continuation(word[:-1], word[-1]), Continuation("Question:\n" + word[:-1], word[-1])],
+    )
 
 
 def test_no_second_bos(llama: LoadedModel) -> None:
@@ -114,10 +127,13 @@ def test_tokenizer_without_any_special_token() -> None:
     loaded.model.config.bos_token_id = loaded.model.config.eos_token_id = None
     lonely = LoadedModel.of(loaded.model, bare)
     assert lonely.bos.prefix_id is None
-    results = Scorer(lonely).loglikelihood([Continuation("", "carbon dioxide"), Continuation("plants", " take")])
+    results = Scorer(lonely).loglikelihood(
+        [Continuation("", "carbon dioxide"), Continuation("plants", " take")]
+    )
     assert all(entry.tokens for entry in results)
     assert (
-        Scorer(lonely).rolling([Document("carbon dioxide")])[0].tokens == len(bare("carbon dioxide")["input_ids"]) - 1
+        Scorer(lonely).rolling([Document("carbon dioxide")])[0].tokens
+        == len(bare("carbon dioxide")["input_ids"]) - 1
     )
     assert Scorer(lonely).generate([Generation("plants", (), 3)])
     with pytest.raises(ModelError, match="empty text"):
@@ -144,10 +160,14 @@ def test_results_do_not_depend_on_the_budget(llama: LoadedModel) -> None:
     requests = [Continuation(stem, " " + word) for stem in stems for word in rng.sample(words, 3)]
     wide = Scorer(llama, token_budget=100_000).loglikelihood(requests)
     narrow = Scorer(llama, token_budget=1).loglikelihood(requests)
-    assert [entry.logprob for entry in wide] == pytest.approx([entry.logprob for entry in narrow], abs=1e-4)
+    assert [entry.logprob for entry in wide] == pytest.approx(
+        [entry.logprob for entry in narrow], abs=1e-4
+    )
 
 
-def test_memory_that_runs_out_halves_the_budget(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_runs_out_halves_the_budget(
+    llama: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stems = [f"{stem} {i} {CORPUS[0][: i % 30]}" for i in range(60) for stem in ("a", "b")]
     requests = [Continuation(stem, choice) for stem in stems for choice in (" yes", " no")]
     expected = Scorer(llama).loglikelihood(requests)
@@ -162,9 +182,13 @@ def test_memory_that_runs_out_halves_the_budget(llama: LoadedModel, monkeypatch:
     scorer = Scorer(llama, token_budget=4000)
     found = scorer.loglikelihood(requests)
     assert scorer.token_budget <= 500
-    assert [entry.logprob for entry in found] == pytest.approx([entry.logprob for entry in expected], abs=1e-4)
+    assert [entry.logprob for entry in found] == pytest.approx(
+        [entry.logprob for entry in expected], abs=1e-4
+    )
     monkeypatch.setattr(
-        Network, "score", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory"))
+        Network,
+        "score",
+        lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory")),
     )
     with pytest.raises(ModelError, match="out of memory"):
         Scorer(llama).loglikelihood(requests)
@@ -173,27 +197,35 @@ def test_memory_that_runs_out_halves_the_budget(llama: LoadedModel, monkeypatch:
 def test_a_path_that_disagrees_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = tiny("llama", seed=3)
     requests = [
-        Continuation("Question: plants?", choice) for choice in (" carbon dioxide", " oxygen", " the river", " A")
+        Continuation("Question: plants?", choice)
+        for choice in (" carbon dioxide", " oxygen", " the river", " A")
     ]
     expected = Scorer(tiny("llama", seed=3), reference=True).loglikelihood(requests)
     real = Network._tree
 
     def wrong(self: Network, rows: list[Any], length: int) -> dict[str, Any]:
         inputs = real(self, rows, length)
-        inputs["position_ids"] = torch.arange(length).expand(len(rows), -1)  # positions not reset at a branch
+        inputs["position_ids"] = torch.arange(length).expand(
+            len(rows), -1
+        )  # positions not reset at a branch
         return inputs
 
     monkeypatch.setattr(Network, "_tree", wrong)
     scorer = Scorer(loaded)
     found = scorer.loglikelihood(requests)
-    assert [entry.logprob for entry in found] == pytest.approx([entry.logprob for entry in expected], abs=1e-4)
+    assert [entry.logprob for entry in found] == pytest.approx(
+        [entry.logprob for entry in expected], abs=1e-4
+    )
     assert "tree" not in scorer.notes["rows_by_path"]
     assert "the tree path is not used" in scorer.notes["fallbacks"][0]
 
 
 def test_bloom_takes_the_plain_path() -> None:
     loaded = tiny("bloom")
-    requests = [Continuation("Question: plants?", choice) for choice in (" carbon dioxide", " oxygen", " A", " B")]
+    requests = [
+        Continuation("Question: plants?", choice)
+        for choice in (" carbon dioxide", " oxygen", " A", " B")
+    ]
     scorer = Scorer(loaded)
     _same(scorer, requests)
     assert set(scorer.notes["rows_by_path"]) == {"plain"}
@@ -220,7 +252,10 @@ def test_every_row_has_one_owner() -> None:
     loaded = tiny("llama", seed=5)
     plain = Scorer(loaded)
     router = _Doubling(loaded.model)
-    requests = [Continuation("Question: plants?", choice) for choice in (" carbon dioxide", " oxygen", " A", " B")] * 3
+    requests = [
+        Continuation("Question: plants?", choice)
+        for choice in (" carbon dioxide", " oxygen", " A", " B")
+    ] * 3
     owners = [i % 3 for i in range(len(requests))]
     scorer = Scorer(loaded, router=router, token_budget=64)
     mixed = scorer.loglikelihood(requests, owners=owners)
@@ -246,7 +281,9 @@ def test_the_model_returns_to_training_mode(llama: LoadedModel) -> None:
 
 def test_notes_tell_how_scores_were_made(llama: LoadedModel) -> None:
     scorer = Scorer(llama)
-    scorer.loglikelihood([Continuation("Question: plants?", choice) for choice in (" yes", " no", " oxygen")])
+    scorer.loglikelihood(
+        [Continuation("Question: plants?", choice) for choice in (" yes", " no", " oxygen")]
+    )
     notes = scorer.notes
     assert notes["tokens_processed"] < notes["tokens_requested"]
     assert notes["bos"]["required"] is True
@@ -254,12 +291,16 @@ def test_notes_tell_how_scores_were_made(llama: LoadedModel) -> None:
 
 
 @given(
-    sequences=st.lists(st.lists(st.integers(0, 3), min_size=2, max_size=9), min_size=1, max_size=25),
+    sequences=st.lists(
+        st.lists(st.integers(0, 3), min_size=2, max_size=9), min_size=1, max_size=25
+    ),
     row_tokens=st.integers(4, 30),
     share=st.booleans(),
 )
 @settings(max_examples=150, deadline=None)
-def test_a_forest_is_its_sequences(sequences: list[list[int]], row_tokens: int, share: bool) -> None:
+def test_a_forest_is_its_sequences(
+    sequences: list[list[int]], row_tokens: int, share: bool
+) -> None:
     """What a node sees, read in order, is exactly the beginning of its sequence; positions are its depth."""
     strands = [Strand(i, ids, 1 + i % (len(ids) - 1), i % 2) for i, ids in enumerate(sequences)]
     rows = plant(strands, row_tokens, share=share)
@@ -271,7 +312,9 @@ def test_a_forest_is_its_sequences(sequences: list[list[int]], row_tokens: int, 
             assert len(nodes) == strand.scored
             for offset, node in enumerate(nodes):
                 seen = [j for j in range(node + 1) if node < row.ends[j]]
-                assert [row.tokens[j] for j in seen] == strand.ids[: len(strand.ids) - strand.scored + offset]
+                assert [row.tokens[j] for j in seen] == strand.ids[
+                    : len(strand.ids) - strand.scored + offset
+                ]
                 assert [row.depths[j] for j in seen] == list(range(len(seen)))
         if not row.branches:
             assert row.depths == list(range(len(row)))
@@ -282,14 +325,19 @@ def test_a_forest_is_its_sequences(sequences: list[list[int]], row_tokens: int, 
 
 @given(st.lists(st.integers(0, 2), max_size=12), st.lists(st.integers(0, 2), max_size=12))
 def test_common_prefix(one: list[int], other: list[int]) -> None:
-    expected = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    expected = next(
+        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+        min(len(one), len(other)),
+    )
     assert common_prefix(one, other) == expected
 
 
 def test_generation_stops_and_shrinks(llama: LoadedModel) -> None:
     free = Scorer(llama).generate([Generation("plants take", (), 12)])[0]
     stop = free[len(free) // 2]
-    together = Scorer(llama).generate([Generation("plants take", (stop,), 12), Generation("plants take", (), 12)])
+    together = Scorer(llama).generate(
+        [Generation("plants take", (stop,), 12), Generation("plants take", (), 12)]
+    )
     assert together == [free.split(stop)[0], free]
     assert Scorer(llama).generate([Generation("plants", (), 0)]) == [""]
 

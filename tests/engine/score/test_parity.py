@@ -65,7 +65,9 @@ def test_loglikelihood(loaded: LoadedModel, harness: HFLM) -> None:
     assert scorer.notes["rows_by_path"].keys() <= {"tree", "plain"}
     assert "tree" in scorer.notes["rows_by_path"]
     assert [entry.greedy for entry in ours] == [bool(greedy) for _, greedy in theirs]
-    assert [entry.logprob for entry in ours] == pytest.approx([value for value, _ in theirs], abs=1e-4)
+    assert [entry.logprob for entry in ours] == pytest.approx(
+        [value for value, _ in theirs], abs=1e-4
+    )
 
 
 def test_generation(loaded: LoadedModel, harness: HFLM) -> None:
@@ -84,9 +86,13 @@ def test_generation(loaded: LoadedModel, harness: HFLM) -> None:
 def test_rolling(loaded: LoadedModel, harness: HFLM) -> None:
     texts = [CORPUS[1], CORPUS[3], " ".join(CORPUS[:4]), "x"]
     ours = Scorer(loaded).rolling([Document(text) for text in texts])
-    theirs = harness.loglikelihood_rolling(_instances("loglikelihood_rolling", [(text,) for text in texts]))
+    theirs = harness.loglikelihood_rolling(
+        _instances("loglikelihood_rolling", [(text,) for text in texts])
+    )
     if loaded.bos.required:
-        assert ours[2].logprob != pytest.approx(theirs[2], abs=1e-2)  # lm-eval's later windows lack BOS
+        assert ours[2].logprob != pytest.approx(
+            theirs[2], abs=1e-2
+        )  # lm-eval's later windows lack BOS
         return
     assert [entry.logprob for entry in ours] == pytest.approx(theirs, rel=1e-6, abs=1e-4)
 

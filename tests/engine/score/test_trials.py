@@ -28,7 +28,9 @@ def made(case: str) -> LoadedModel:
     return limited(LoadedModel.of(build(case), words()))
 
 
-@pytest.mark.parametrize("case", ["gpt_neo", "gpt_neo+256", "recurrent_gemma", "phi3+longrope", "big_bird"])
+@pytest.mark.parametrize(
+    "case", ["gpt_neo", "gpt_neo+256", "recurrent_gemma", "phi3+longrope", "big_bird"]
+)
 def test_long_and_short_questions_in_any_order(case: str) -> None:
     """The first call may branch nowhere; a window may lie between the short and the long questions."""
     loaded = made(case)
@@ -38,7 +40,10 @@ def test_long_and_short_questions_in_any_order(case: str) -> None:
     for order in orders(pairs):
         scorer = Scorer(replace(loaded, checked={}))
         for call in order:
-            found = [entry.logprob for entry in scorer.loglikelihood([Continuation(*pair) for pair in call])]
+            found = [
+                entry.logprob
+                for entry in scorer.loglikelihood([Continuation(*pair) for pair in call])
+            ]
             assert found == pytest.approx([wanted[pair] for pair in call], abs=2e-4)
 
 
@@ -55,13 +60,19 @@ def test_a_window_that_only_the_model_knows_is_found() -> None:
 def test_rows_wider_than_the_model_reads_are_tried_too() -> None:
     """Many branches make a row longer than any text: learned positions have a buffer of that size in some models."""
     loaded = made("big_bird")
-    requests = [Continuation("the river is long", f" and {word}") for word in "abcdefghijklmnopqrstuvwxyz"]
+    requests = [
+        Continuation("the river is long", f" and {word}") for word in "abcdefghijklmnopqrstuvwxyz"
+    ]
     slow = Scorer(loaded, reference=True).loglikelihood(requests)
     fast = Scorer(loaded).loglikelihood(requests)
-    assert [entry.logprob for entry in fast] == pytest.approx([entry.logprob for entry in slow], abs=2e-4)
+    assert [entry.logprob for entry in fast] == pytest.approx(
+        [entry.logprob for entry in slow], abs=2e-4
+    )
 
 
-@pytest.mark.parametrize("case", ["jamba", "mamba", "rwkv", "openai-gpt", "qwen3_next", "roformer", "bart"])
+@pytest.mark.parametrize(
+    "case", ["jamba", "mamba", "rwkv", "openai-gpt", "qwen3_next", "roformer", "bart"]
+)
 def test_models_without_a_cache_of_keys_write_as_lm_eval_does(case: str) -> None:
     found = compare(made(case))
     assert (found.written, found.choice < 2e-4) == (found.asked, True)
@@ -69,11 +80,20 @@ def test_models_without_a_cache_of_keys_write_as_lm_eval_does(case: str) -> None
 
 
 def _harness(loaded: LoadedModel) -> HFLM:
-    return HFLM(pretrained=loaded.model, backend="causal", tokenizer=loaded.tokenizer, batch_size=1, device="cpu")
+    return HFLM(
+        pretrained=loaded.model,
+        backend="causal",
+        tokenizer=loaded.tokenizer,
+        batch_size=1,
+        device="cpu",
+    )
 
 
 def _asked(contexts: list[str], settings: dict) -> list[Instance]:
-    return [Instance("generate_until", {}, (c, dict(settings)), i, (f"t{i}", i, 1)) for i, c in enumerate(contexts)]
+    return [
+        Instance("generate_until", {}, (c, dict(settings)), i, (f"t{i}", i, 1))
+        for i, c in enumerate(contexts)
+    ]
 
 
 CONTEXTS = ["Sarah was", "plants take in", "Der Fluß ist breit", "12 + 30 = ", "a b c d e f"] * 2
@@ -124,9 +144,13 @@ def test_a_model_of_nans_gets_no_score(tmp_path: Path) -> None:
         with pytest.raises(ModelError, match="not numbers"):
             ask(Scorer(_damaged()))
     broken = _damaged()
-    broken.checked["predictions"] = "agrees"  # NaN in one text alone: found where the scores are added up
+    broken.checked["predictions"] = (
+        "agrees"  # NaN in one text alone: found where the scores are added up
+    )
     with pytest.raises(ModelError, match="of 2 requests"):
-        Scorer(broken, reference=True).loglikelihood([Continuation("a", " b"), Continuation("a", " c")])
+        Scorer(broken, reference=True).loglikelihood(
+            [Continuation("a", " b"), Continuation("a", " c")]
+        )
     for part in (broken.model, broken.tokenizer):
         part.save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="not numbers"):
@@ -162,7 +186,13 @@ def test_encoder_decoders_are_refused_in_two_lines(tmp_path: Path) -> None:
 
     for made_from in (
         T5Config(vocab_size=400, d_model=16, d_kv=4, d_ff=32, num_layers=1, num_heads=2),
-        BartConfig(vocab_size=400, d_model=16, encoder_layers=1, decoder_layers=1, max_position_embeddings=64),
+        BartConfig(
+            vocab_size=400,
+            d_model=16,
+            encoder_layers=1,
+            decoder_layers=1,
+            max_position_embeddings=64,
+        ),
     ):
         folder = tmp_path / made_from.model_type
         AutoModelForSeq2SeqLM.from_config(made_from).save_pretrained(folder)
@@ -191,14 +221,18 @@ def agreeing(loaded: LoadedModel, pairs: list[tuple[list[int], list[int]]], **op
     """How far the scorer is from the reference path, at most."""
     owners = options.get("owners")
     fast = Scorer(loaded, router=options.get("router")).loglikelihood_ids(pairs, owners=owners)
-    slow = Scorer(loaded, reference=True, router=options.get("router")).loglikelihood_ids(pairs, owners=owners)
+    slow = Scorer(loaded, reference=True, router=options.get("router")).loglikelihood_ids(
+        pairs, owners=owners
+    )
     return max(abs(one.logprob - other.logprob) for one, other in zip(fast, slow, strict=True))
 
 
 def long_pairs(count: int, length: int, vocabulary: int = 90) -> list[tuple[list[int], list[int]]]:
     stream = np.random.default_rng(0)
     stems = [stream.integers(3, vocabulary, length - 9 * (n % 4)).tolist() for n in range(count)]
-    return [(stem, stream.integers(3, vocabulary, 1 + n).tolist()) for stem in stems for n in range(3)]
+    return [
+        (stem, stream.integers(3, vocabulary, 1 + n).tolist()) for stem in stems for n in range(3)
+    ]
 
 
 def wrapped(model) -> LoadedModel:

@@ -10,7 +10,9 @@ from potentia.engine.tune.dropout import Dropout, keep_mask, token_keys
 
 def keys(seed: int = 1, step: int = 0, rows: int = 64, tokens: int = 16) -> torch.Tensor:
     row = np.arange(rows)[:, None]
-    return torch.from_numpy(token_keys(np.full_like(row, seed), np.full_like(row, step), row, np.arange(tokens)))
+    return torch.from_numpy(
+        token_keys(np.full_like(row, seed), np.full_like(row, step), row, np.arange(tokens))
+    )
 
 
 def test_rate_and_scale() -> None:

@@ -41,10 +41,15 @@ def tuned(trainer: FullLanes, data, recipe: Schedule, seed: int = 0, **watch):
 def plain_loop(model, data, recipe: Schedule, seed: int) -> dict[str, torch.Tensor]:
     lane = LaneSpec("x", data, recipe, seed=seed)
     groups = [
-        {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": recipe.weight_decay},
+        {
+            "params": [p for p in model.parameters() if p.dim() > 1],
+            "weight_decay": recipe.weight_decay,
+        },
         {"params": [p for p in model.parameters() if p.dim() <= 1], "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=recipe.betas, eps=recipe.eps)
+    optimizer = torch.optim.AdamW(
+        groups, lr=recipe.learning_rate, betas=recipe.betas, eps=recipe.eps
+    )
     total = lane.total_steps
 
     def rate(step: int) -> float:
@@ -101,7 +106,11 @@ def test_smaller_passes_leave_the_weights_the_same() -> None:
 def test_half_precision_learns_through_masters() -> None:
     model = tiny("llama").to(torch.bfloat16)
     with FullLanes(model) as trainer:
-        tuned(trainer, examples(64), Schedule(epochs=4, batch=16, learning_rate=1e-3, decay="constant"))
+        tuned(
+            trainer,
+            examples(64),
+            Schedule(epochs=4, batch=16, learning_rate=1e-3, decay="constant"),
+        )
     assert trainer.steps[-1].loss < trainer.steps[0].loss - 0.1
 
 
@@ -124,10 +133,16 @@ def test_an_interrupted_job_goes_on_bit_for_bit(dtype: torch.dtype, tmp_path) ->
         seen: list[int] = []
         with FullLanes(model, workspace=workspace) as trainer:
             tuned(
-                trainer, data, RECIPE, seed=1, on_step=lambda info: seen.append(info.step),
-                on_epoch=lambda ended: trainer.hold([(e.key, reached.append(e.epoch) or e.epoch) for e in ended]),
+                trainer,
+                data,
+                RECIPE,
+                seed=1,
+                on_step=lambda info: seen.append(info.step),
+                on_epoch=lambda ended: trainer.hold(
+                    [(e.key, reached.append(e.epoch) or e.epoch) for e in ended]
+                ),
                 stop=lambda: len(seen) >= until,
-            )  # fmt: skip
+            )
             if until > 12:
                 trainer.restore("x", 3)
             return trainer.steps, seen, weights(model)
@@ -154,7 +169,13 @@ def test_a_broken_state_file_is_found_out_and_the_job_starts_over(tmp_path) -> N
     def run(until: int) -> tuple[int, list]:
         seen: list[int] = []
         with FullLanes(tiny("llama"), workspace=tmp_path) as trainer:
-            tuned(trainer, data, RECIPE, on_step=lambda info: seen.append(info.step), stop=lambda: len(seen) >= until)
+            tuned(
+                trainer,
+                data,
+                RECIPE,
+                on_step=lambda info: seen.append(info.step),
+                stop=lambda: len(seen) >= until,
+            )
         return len(seen), trainer.steps
 
     _, first = run(7)
@@ -167,7 +188,10 @@ def test_a_broken_state_file_is_found_out_and_the_job_starts_over(tmp_path) -> N
 
 def test_a_head_that_reads_tokens_is_tuned_by_its_own_forward() -> None:
     """Found before: the tail ran at target positions without their tokens, silently."""
-    data, recipe = examples(24, high=40), Schedule(epochs=1, batch=8, learning_rate=2e-4, warmup_steps=1)
+    data, recipe = (
+        examples(24, high=40),
+        Schedule(epochs=1, batch=8, learning_rate=2e-4, warmup_steps=1),
+    )
     with FullLanes(ODD["a head that reads tokens"]()) as trainer:
         tuned(trainer, data, recipe)
         assert (trainer.form, trainer.record["training"]["form"]) == (LANE, LANE)
@@ -176,5 +200,9 @@ def test_a_head_that_reads_tokens_is_tuned_by_its_own_forward() -> None:
 
 def test_rows_that_change_others_are_kept_apart_in_full_tuning() -> None:
     with FullLanes(build("phi3+longrope").to(torch.bfloat16)) as trainer:
-        tuned(trainer, examples(24, high=40), Schedule(epochs=1, batch=8, learning_rate=2e-4, warmup_steps=1))
+        tuned(
+            trainer,
+            examples(24, high=40),
+            Schedule(epochs=1, batch=8, learning_rate=2e-4, warmup_steps=1),
+        )
         assert trainer.form == ROW

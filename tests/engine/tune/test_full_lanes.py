@@ -44,7 +44,9 @@ class Judge:
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_each_lane_is_a_full_tuning_and_a_held_state_comes_back(on_disk: bool, tmp_path: Path) -> None:
+def test_each_lane_is_a_full_tuning_and_a_held_state_comes_back(
+    on_disk: bool, tmp_path: Path
+) -> None:
     model = tiny("llama")
     before = weights(model)
     with FullLanes(model, workspace=tmp_path if on_disk else None) as trainer:
@@ -59,7 +61,8 @@ def test_each_lane_is_a_full_tuning_and_a_held_state_comes_back(on_disk: bool, t
                 assert equal(judge.seen[spec.key, 3], weights(alone))
             per = spec.steps_per_epoch
             assert [epoch.loss for epoch in results[spec.key].epochs] == [
-                sum(step.loss for step in steps[at : at + per]) / per for at in range(0, len(steps), per)
+                sum(step.loss for step in steps[at : at + per]) / per
+                for at in range(0, len(steps), per)
             ]
             tokens = sum(len(spec.text(i)[0]) for i in range(len(spec.examples)))
             assert [epoch.tokens for epoch in results[spec.key].epochs] == [tokens] * 3
@@ -84,7 +87,9 @@ def test_a_stopped_run_goes_on_bit_for_bit(steps: int, tmp_path: Path) -> None:
                 lanes(),
                 on_epoch=judge,
                 on_step=made.append,
-                on_recall=lambda known: judge.held.update({epoch.key: epoch.epoch for epoch in known}),
+                on_recall=lambda known: judge.held.update(
+                    {epoch.key: epoch.epoch for epoch in known}
+                ),
                 stop=lambda: len(made) >= until,
             )
             held = {}
@@ -102,7 +107,9 @@ def test_a_stopped_run_goes_on_bit_for_bit(steps: int, tmp_path: Path) -> None:
     assert len(rest) == len(all_steps) - steps, "no step is made twice"
     assert again == whole
     assert all(equal(found[key], wanted[key]) for key in wanted)
-    assert not list(tmp_path.rglob("snapshot-*")), "a lane that is over leaves no optimizer state behind"
+    assert not list(tmp_path.rglob("snapshot-*")), (
+        "a lane that is over leaves no optimizer state behind"
+    )
 
 
 def test_a_dropped_lane_stops_and_a_diverged_one_says_so(tmp_path: Path) -> None:

@@ -21,7 +21,9 @@ from potentia.engine.tune.schedule import LoraConfig
 CUDA = torch.cuda.is_available()
 with pytest.MonkeyPatch.context() as patch:
     if not CUDA:
-        patch.setenv("TRITON_INTERPRET", "1")  # read when functions are defined, Triton's own among them
+        patch.setenv(
+            "TRITON_INTERPRET", "1"
+        )  # read when functions are defined, Triton's own among them
     pytest.importorskip("triton")
     from potentia.engine.operations import kernels
 
@@ -53,7 +55,12 @@ def rows_of(lengths: list[int], tokens: int, ends: list[int]) -> Rows:
         first[at : at + length], last[at : at + length] = at, at + length
         at += length
     tiles = np.concatenate([tile(ends), np.zeros(4, np.int32)])  # the last two have nothing to do
-    return Rows(*(torch.from_numpy(part).to(DEVICE, torch.int32) for part in (first, last, tiles.reshape(-1, 2))))
+    return Rows(
+        *(
+            torch.from_numpy(part).to(DEVICE, torch.int32)
+            for part in (first, last, tiles.reshape(-1, 2))
+        )
+    )
 
 
 @pytest.mark.parametrize("more", [0.0, 1.0])
@@ -63,11 +70,15 @@ def test_norms(width: int, more: float) -> None:
     gain = Gain(draw(width, seed=3), 1e-5, more)
     for ours, theirs in zip(kernels.norm(x, gain), plain.norm(x, gain), strict=True):
         close(ours, theirs)
-    for ours, theirs in zip(kernels.add_norm(x, add, gain), plain.add_norm(x, add, gain), strict=True):
+    for ours, theirs in zip(
+        kernels.add_norm(x, add, gain), plain.add_norm(x, add, gain), strict=True
+    ):
         close(ours, theirs)
     _, scale = plain.norm(x, gain)
     for other in (None, add):
-        close(kernels.norm_back(dy, x, gain, scale, other), plain.norm_back(dy, x, gain, scale, other))
+        close(
+            kernels.norm_back(dy, x, gain, scale, other), plain.norm_back(dy, x, gain, scale, other)
+        )
     wanted = x.clone().requires_grad_()
     torch.nn.functional.rms_norm(wanted, (width,), gain.weight + more, 1e-5).backward(dy)
     close(kernels.norm_back(dy, x, gain, scale), wanted.grad)
@@ -82,13 +93,17 @@ def test_norms_of_heads_within_a_wider_row(module) -> None:
     into = torch.full((5, (heads + 2) * head), 7.0, device=DEVICE)
     _, scale = module.norm(part, gain, into[:, head : (1 + heads) * head])
     wanted = part.clone().requires_grad_()
-    rows = torch.nn.functional.rms_norm(wanted.unflatten(1, (heads, head)), (head,), gain.weight + 1, 1e-5)
+    rows = torch.nn.functional.rms_norm(
+        wanted.unflatten(1, (heads, head)), (head,), gain.weight + 1, 1e-5
+    )
     close(into[:, head : (1 + heads) * head], rows.flatten(1).detach())
     assert bool((into[:, :head] == 7).all())
     assert bool((into[:, (1 + heads) * head :] == 7).all())
     rows.flatten(1).backward(slope[:, :-head])
     own = slope[:, :-head]
-    module.norm_back(own, part, gain, scale, None, own)  # in place, as the gradients of queries and keys are
+    module.norm_back(
+        own, part, gain, scale, None, own
+    )  # in place, as the gradients of queries and keys are
     close(own, wanted.grad)
     assert torch.equal(slope[:, -head:], draw(5, (heads + 1) * head, seed=2)[:, -head:])
 
@@ -99,7 +114,9 @@ def test_gates(gelu: bool) -> None:
     close(kernels.gate(both, gelu), plain.gate(both, gelu))
     wanted = both.clone().requires_grad_()
     g, u = wanted.chunk(2, dim=1)
-    opened = torch.nn.functional.gelu(g, approximate="tanh") if gelu else torch.nn.functional.silu(g)
+    opened = (
+        torch.nn.functional.gelu(g, approximate="tanh") if gelu else torch.nn.functional.silu(g)
+    )
     (opened * u).backward(slope)
     for module in (plain, kernels):
         for keep in (True, False):
@@ -126,7 +143,10 @@ def test_attention_within_rows(heads: int, kept: int, head: int, window: int | N
     tokens = 128
     rows = rows_of([5, 70, 1, 12, 30], tokens, [76, 128])
     both = draw(tokens, (heads + 2 * kept) * head)
-    q, k, v = (part.unflatten(1, (-1, head)) for part in both.split([heads * head, kept * head, kept * head], dim=1))
+    q, k, v = (
+        part.unflatten(1, (-1, head))
+        for part in both.split([heads * head, kept * head, kept * head], dim=1)
+    )
     out, lse = kernels.attend(q, k, v, rows, 0.3, window)
     wanted, sums = plain.attend(q, k, v, rows, 0.3, window)
     close(out, wanted)
@@ -139,7 +159,9 @@ def test_attention_within_rows(heads: int, kept: int, head: int, window: int | N
     group = heads // kept
     keys, values = (part.repeat_interleave(group, dim=1).transpose(0, 1) for part in parts[1:])
     at = torch.arange(tokens, device=DEVICE)
-    sees = (at <= at[:, None]) & (at >= rows.first[:, None]) & (at > at[:, None] - (window or tokens))
+    sees = (
+        (at <= at[:, None]) & (at >= rows.first[:, None]) & (at > at[:, None] - (window or tokens))
+    )
     answer = torch.nn.functional.scaled_dot_product_attention(
         parts[0].transpose(0, 1), keys, values, attn_mask=sees, scale=0.3
     )
@@ -192,19 +214,30 @@ def test_what_is_not_finite_spoils_its_own_row_alone(module) -> None:
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-@pytest.mark.parametrize("names", [("q_proj",), ("q_proj", "v_proj"), ("q_proj", "k_proj", "v_proj")])
+@pytest.mark.parametrize(
+    "names", [("q_proj",), ("q_proj", "v_proj"), ("q_proj", "k_proj", "v_proj")]
+)
 def test_thin_products(names: tuple[str, ...], dropout: float) -> None:
-    bank = AdapterBank(tiny("llama").to(DEVICE), LoraConfig(r=4, alpha=8, dropout=dropout, targets=names), 3)
+    bank = AdapterBank(
+        tiny("llama").to(DEVICE), LoraConfig(r=4, alpha=8, dropout=dropout, targets=names), 3
+    )
     bank.weights[:3] = draw(3, bank.width)
     bank.refresh()
     tokens = 96
     owners = torch.tensor([0, 0, 2, 2, 2, 3], dtype=torch.int32, device=DEVICE)
     spans = torch.tensor([[2, 32, 80], [0, 0, 32], [0, 0, 0]], dtype=torch.int32, device=DEVICE)
-    keys = torch.randint(0, 1 << 31, (tokens,), dtype=torch.int32, device=DEVICE) if dropout else None
+    keys = (
+        torch.randint(0, 1 << 31, (tokens,), dtype=torch.int32, device=DEVICE) if dropout else None
+    )
     tiles = torch.from_numpy(tile([32, 80, tokens]).reshape(-1, 2)).to(DEVICE)
     route = Route(bank, owners, spans, keys, tiles)
     starts = {"q_proj": 0, "k_proj": 32, "v_proj": 48}
-    sites = [(site, starts[name]) for site in bank.sites[: len(names)] for name in names if site.name.endswith(name)]
+    sites = [
+        (site, starts[name])
+        for site in bank.sites[: len(names)]
+        for name in names
+        if site.name.endswith(name)
+    ]
     group = ThinGroup(sites, bank.lora.r, DEVICE)
     x, y, dy = draw(tokens, 32), draw(tokens, 64, seed=1), draw(tokens, 64, seed=2)
     dy[80:] = 0
@@ -232,8 +265,14 @@ def test_thin_products(names: tuple[str, ...], dropout: float) -> None:
 
 
 def test_no_place_is_called_aligned_that_is_not() -> None:
-    for rank, wanted in ((4, 16), (3, 2), (1, 2)):  # the tiny model is 32 wide; its rows of A and B are rank times that
-        bank = AdapterBank(tiny("llama").to(DEVICE), LoraConfig(r=rank, targets=("k_proj", "v_proj")), 1)
+    for rank, wanted in (
+        (4, 16),
+        (3, 2),
+        (1, 2),
+    ):  # the tiny model is 32 wide; its rows of A and B are rank times that
+        bank = AdapterBank(
+            tiny("llama").to(DEVICE), LoraConfig(r=rank, targets=("k_proj", "v_proj")), 1
+        )
         site = bank.sites[1]
         group = ThinGroup([(site, 34 if rank < 4 else 32)], rank, DEVICE)
         assert group.align == wanted
@@ -256,7 +295,12 @@ def test_updates() -> None:
     n, width = 4, 1500
     results = []
     for module in (kernels, plain):
-        parts = [draw(n + 1, width, seed=1), draw(n, width, seed=2), draw(n, width, seed=3).abs(), draw(n + 1, width)]
+        parts = [
+            draw(n + 1, width, seed=1),
+            draw(n, width, seed=2),
+            draw(n, width, seed=3).abs(),
+            draw(n + 1, width),
+        ]
         parts[3][2, 7] = float("nan")
         before = [part.clone() for part in parts]
         factors = draw(width, seed=5)
@@ -278,14 +322,24 @@ def test_updates() -> None:
 def test_the_compiler_takes_every_kernel(tmp_path: Path) -> None:
     """For a GPU that need not be there: what the interpreter runs, the compiler may still refuse."""
     script = Path(__file__).parents[2] / "compiled_kernels.py"
-    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(tmp_path)}
-    ran = subprocess.run([sys.executable, str(script), "bfloat16"], env=env, capture_output=True, text=True)
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {
+        "TRITON_CACHE_DIR": str(tmp_path)
+    }
+    ran = subprocess.run(
+        [sys.executable, str(script), "bfloat16"], env=env, capture_output=True, text=True
+    )
     assert ran.returncode == 0, ran.stderr[-2000:]
     source = Path(kernels.__file__).parent
-    launched = {name for file in source.glob("*.py") for name in re.findall(r"launch\(\s*(_\w+)", file.read_text())}
+    launched = {
+        name
+        for file in source.glob("*.py")
+        for name in re.findall(r"launch\(\s*(_\w+)", file.read_text())
+    }
     assert len(launched) >= 12
     assert set(ran.stdout.split()) == launched
-    made = [file for name in ("inward", "outward", "sums") for file in tmp_path.glob(f"*/_{name}.ptx")]
+    made = [
+        file for name in ("inward", "outward", "sums") for file in tmp_path.glob(f"*/_{name}.ptx")
+    ]
     assert len(made) >= 5
     for file in made:  # places that are multiples of 16 are read 16 bytes at a time, not two
         assert ".global.b16" not in file.read_text(), file.name

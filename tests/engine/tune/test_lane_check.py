@@ -32,7 +32,10 @@ RIGHT = {
     "a residual factor": (SHARED, LONG),
     "a layer without rotary": (SHARED, LONG),
 }
-TARGETS = {"MLP in [s, b, h]": ("up_proj", "down_proj"), "a list of experts": ("experts.0", "experts.1", "q_proj")}
+TARGETS = {
+    "MLP in [s, b, h]": ("up_proj", "down_proj"),
+    "a list of experts": ("experts.0", "experts.1", "q_proj"),
+}
 
 
 def specs(targets: tuple[str, ...] | None = None, dropout: float = 0.0) -> list[LaneSpec]:
@@ -60,7 +63,9 @@ def test_odd_models_are_tuned_as_peft_tunes_them(name: str, static: bool) -> Non
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", ["helium", "smollm3+nope", "granite+factors"])
-def test_layers_that_only_look_like_llamas_are_not_written_by_hand(case: str, dtype: torch.dtype) -> None:
+def test_layers_that_only_look_like_llamas_are_not_written_by_hand(
+    case: str, dtype: torch.dtype
+) -> None:
     verdict = check_lanes(build(case).to(dtype), specs()[0].lora, specs(), static=True, limit=96)
     assert verdict.form == LONG
     assert "gradients by" in verdict.facts["not_taken"][HAND]
@@ -93,12 +98,16 @@ def test_a_fall_back_is_told_with_its_cost(caplog: pytest.LogCaptureFixture) -> 
     assert not caplog.text
 
 
-def test_a_model_that_no_form_computes_is_tuned_row_by_row_by_its_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_no_form_computes_is_tuned_row_by_row_by_its_own_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from potentia.engine.tune import lane_layers
 
     lanes = specs()
     own = lane_layers._share_back
-    monkeypatch.setattr(lane_layers, "_share_back", lambda ctx, slope, base: own(ctx, slope * 1.05, base))
+    monkeypatch.setattr(
+        lane_layers, "_share_back", lambda ctx, slope, base: own(ctx, slope * 1.05, base)
+    )
     model = tiny("llama")
     with LaneTrainer(model) as trainer:
         trainer.train(lanes)
@@ -125,7 +134,9 @@ def test_wrong_updates_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("case", ["doge+moe", "flex_olmo", "beam", "gemma4_text+moe"])
 def test_bfloat16_is_no_farther_off_than_pefts(case: str) -> None:
     """Found before: up to 8 times as far, by a router's near ties."""
-    facts = check_lanes(build(case).to(torch.bfloat16), specs()[0].lora, specs(), static=False, limit=96).facts
+    facts = check_lanes(
+        build(case).to(torch.bfloat16), specs()[0].lora, specs(), static=False, limit=96
+    ).facts
     assert facts["distance_in_few_bits"]["lane"] <= max(1.5 * facts["own_rounding"]["lane"], 0.02)
 
 
@@ -170,19 +181,28 @@ KERNELS = {
 
 
 @pytest.mark.parametrize("broken", ["", "norm", "gate_back_", "thin_sums", "attend_back"])
-def test_kernels_are_compared_one_by_one_in_the_dtype_of_the_run(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_compared_one_by_one_in_the_dtype_of_the_run(
+    broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Structure is judged by plain operations: no kernel is made for a dtype that nothing is trained in."""
     seen: set[tuple[str, torch.dtype]] = set()
 
     def kernel(name: str) -> Any:
         def run(*args: Any, **options: Any) -> Any:
             seen.add((name, args[0].dtype))
-            given = [arg * 1.1 if name == broken and at == KERNELS[name] else arg for at, arg in enumerate(args)]
+            given = [
+                arg * 1.1 if name == broken and at == KERNELS[name] else arg
+                for at, arg in enumerate(args)
+            ]
             return getattr(plain, name)(*given, **options)
 
         return run
 
-    names = [name for name, made in vars(plain).items() if callable(made) and made.__module__ == plain.__name__]
+    names = [
+        name
+        for name, made in vars(plain).items()
+        if callable(made) and made.__module__ == plain.__name__
+    ]
     kernels = SimpleNamespace(**{name: kernel(name) for name in names})
     monkeypatch.setattr(operations, "kernels_for", lambda _: kernels)
     found = check_lanes(tiny("llama").to(torch.bfloat16), specs()[0].lora, specs(), static=True)
@@ -195,7 +215,9 @@ def test_kernels_are_compared_one_by_one_in_the_dtype_of_the_run(broken: str, mo
 
 def deep(kind: str = "llama", layers: int = 4) -> Any:
     small = tiny(kind)
-    settings = {name: value for name, value in small.config.to_dict().items() if name != "layer_types"}
+    settings = {
+        name: value for name, value in small.config.to_dict().items() if name != "layer_types"
+    }
     config = type(small.config).from_dict(settings | {"num_hidden_layers": layers})
     return type(small)(config).eval().to(torch.bfloat16)
 
@@ -204,7 +226,9 @@ def deep(kind: str = "llama", layers: int = 4) -> Any:
 def test_fewer_blocks_are_the_ones_that_they_were(kind: str) -> None:
     """Gemma's config names the kind of every block: a copy of four had the first four kinds, and was wrong."""
     model = deep(kind, 12)
-    lanes = [spec(f"l{i}", seed=i, data=examples(12, seed=i, low=20, high=40)) for i in range(3)]  # beyond its window
+    lanes = [
+        spec(f"l{i}", seed=i, data=examples(12, seed=i, low=20, high=40)) for i in range(3)
+    ]  # beyond its window
     found = check_lanes(model, lanes[0].lora, lanes, static=True)
     assert found.form == HAND
     assert found.recomputes, found.facts["recomputing"]
@@ -214,7 +238,9 @@ def test_fewer_blocks_are_the_ones_that_they_were(kind: str) -> None:
     assert len(getattr(model.config, "layer_types", None) or range(12)) == 12
 
 
-def test_a_model_too_large_for_a_whole_copy_keeps_its_hand_written_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_too_large_for_a_whole_copy_keeps_its_hand_written_layers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Its copy has fewer blocks than its config says: its layers were said to be of another kind, in silence."""
     monkeypatch.setattr(twin, "_free", lambda _: 0)
     found = check_lanes(deep(), specs()[0].lora, specs(), static=True)
@@ -222,7 +248,9 @@ def test_a_model_too_large_for_a_whole_copy_keeps_its_hand_written_layers(monkey
     assert found.form == HAND
 
 
-def test_recomputing_is_judged_by_blocks_that_another_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recomputing_is_judged_by_blocks_that_another_follows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A norm after a model's only block hides how large its answer is."""
     own = passes.checkpoint
     monkeypatch.setattr(passes, "checkpoint", lambda *given, **how: own(*given, **how) * 1.02)
@@ -234,15 +262,21 @@ def test_recomputing_is_judged_by_blocks_that_another_follows(monkeypatch: pytes
 
 def test_in_16_bits_gradients_are_at_most_half_as_far_off_again_as_the_models_own() -> None:
     """By other rows where some are an accident: what is allowed had a floor, and this one was at 1.52 under it."""
-    lanes = specs_of(LoraConfig(r=4, alpha=8, dropout=0.0), int(build("roberta").config.vocab_size), 96)
-    found = check_lanes(build("roberta").to(torch.bfloat16), lanes[0].lora, lanes, static=False, limit=96)
+    lanes = specs_of(
+        LoraConfig(r=4, alpha=8, dropout=0.0), int(build("roberta").config.vocab_size), 96
+    )
+    found = check_lanes(
+        build("roberta").to(torch.bfloat16), lanes[0].lora, lanes, static=False, limit=96
+    )
     assert found.form == SHARED
     assert found.facts["distance_in_few_bits"]["lane"] <= 1.5 * found.facts["own_rounding"]["lane"]
 
 
 def test_dora_with_dropout_is_its_judges() -> None:
     lanes = specs(dropout=0.2)
-    verdict = check_lanes(build("llama"), replace(lanes[0].lora, kind="dora"), lanes, static=False, limit=96)
+    verdict = check_lanes(
+        build("llama"), replace(lanes[0].lora, kind="dora"), lanes, static=False, limit=96
+    )
     assert verdict.form == SHARED
     assert verdict.facts["distance"]["layer"] < 1e-4
 

@@ -58,14 +58,18 @@ def test_dropout_changes_the_adapter_and_follows_the_seed() -> None:
     assert gap(dropped, other) > 1e-5
 
 
-def trainer_with_peft(model, lane, initial: dict[str, torch.Tensor], folder: Path) -> dict[str, torch.Tensor]:
+def trainer_with_peft(
+    model, lane, initial: dict[str, torch.Tensor], folder: Path
+) -> dict[str, torch.Tensor]:
     """The same lane by Hugging Face Trainer and PEFT: same start, same order of data."""
     from peft import LoraConfig as PeftConfig
     from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
     from torch.utils.data import SequentialSampler
     from transformers import Trainer, TrainingArguments
 
-    wrapped = get_peft_model(model, PeftConfig(r=8, lora_alpha=32, lora_dropout=0.0, task_type="CAUSAL_LM"))
+    wrapped = get_peft_model(
+        model, PeftConfig(r=8, lora_alpha=32, lora_dropout=0.0, task_type="CAUSAL_LM")
+    )
     set_peft_model_state_dict(wrapped, initial)
     rows = []
     for epoch in range(lane.schedule.epochs):
@@ -77,7 +81,10 @@ def trainer_with_peft(model, lane, initial: dict[str, torch.Tensor], folder: Pat
     def collate(batch):
         width = max(len(row["input_ids"]) for row in batch)
         fill = {"input_ids": 0, "labels": -100}
-        out = {n: torch.tensor([row[n] + [fill[n]] * (width - len(row[n])) for row in batch]) for n in fill}
+        out = {
+            n: torch.tensor([row[n] + [fill[n]] * (width - len(row[n])) for row in batch])
+            for n in fill
+        }
         mask = [[1] * len(row["labels"]) + [0] * (width - len(row["labels"])) for row in batch]
         return {**out, "attention_mask": torch.tensor(mask)}
 
@@ -101,14 +108,19 @@ def trainer_with_peft(model, lane, initial: dict[str, torch.Tensor], folder: Pat
         remove_unused_columns=False,
     )
     InOrder(model=wrapped, args=arguments, train_dataset=rows, data_collator=collate).train()
-    return {name: value.detach().clone() for name, value in get_peft_model_state_dict(wrapped).items()}
+    return {
+        name: value.detach().clone() for name, value in get_peft_model_state_dict(wrapped).items()
+    }
 
 
 @pytest.mark.parametrize("loss", ["text", "completion"])
 @pytest.mark.parametrize(
-    ("kind", "static"), [("llama", False), ("gpt2", False), ("neox", False), ("llama", True), ("neox", True)]
+    ("kind", "static"),
+    [("llama", False), ("gpt2", False), ("neox", False), ("llama", True), ("neox", True)],
 )
-def test_a_lane_equals_peft_under_the_trainer(kind: str, static: bool, loss: str, tmp_path: Path) -> None:
+def test_a_lane_equals_peft_under_the_trainer(
+    kind: str, static: bool, loss: str, tmp_path: Path
+) -> None:
     lane = spec("mine", loss=loss, clip=0.5)
     with LaneTrainer(tiny(kind), static=static) as trainer:
         trainer.train([*neighbours(3), lane])
@@ -167,7 +179,9 @@ def test_a_row_that_never_fits_is_an_error_that_names_the_fix() -> None:
     model = tiny("llama")
 
     def refuse(_module, inputs, _outputs):
-        if inputs[0].shape[0] * inputs[0].shape[1] > 2:  # the look at how the model is built has two tokens
+        if (
+            inputs[0].shape[0] * inputs[0].shape[1] > 2
+        ):  # the look at how the model is built has two tokens
             raise torch.OutOfMemoryError("CUDA out of memory (simulated)")
 
     with LaneTrainer(model) as trainer:
@@ -176,13 +190,17 @@ def test_a_row_that_never_fits_is_an_error_that_names_the_fix() -> None:
             trainer.train([spec(epochs=1)])
 
 
-def test_where_memory_is_short_lanes_are_checked_with_recomputed_activations(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_memory_is_short_lanes_are_checked_with_recomputed_activations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Found before: the check ran without, and then lanes were trained with it."""
     from potentia.engine.tune import lanes, trainer
 
     monkeypatch.setattr(trainer, "room_for_passes", lambda *_, **__: 1 << 10)
     asked, own = [], lanes.check_lanes
-    monkeypatch.setattr(lanes, "check_lanes", lambda *a, **o: asked.append(o["recompute"]) or own(*a, **o))
+    monkeypatch.setattr(
+        lanes, "check_lanes", lambda *a, **o: asked.append(o["recompute"]) or own(*a, **o)
+    )
     with LaneTrainer(tiny("llama")) as made:
         made.train([spec(epochs=1)])
         assert made.plan.checkpointing
@@ -209,7 +227,9 @@ def test_activations_are_computed_again_in_mid_run_only_where_that_was_checked(
     plain = states(tiny("llama"), specs)
     monkeypatch.setattr(trainer.Trainer, "in_passes", short_of_memory)
     if not right:
-        monkeypatch.setattr(passes, "checkpoint", lambda *given, **options: again(*given, **options) * 1.02)
+        monkeypatch.setattr(
+            passes, "checkpoint", lambda *given, **options: again(*given, **options) * 1.02
+        )
         with pytest.raises(TuningError, match="does not fit in memory"):
             states(tiny("llama"), specs)
         return
@@ -222,7 +242,9 @@ def test_recomputing_activations_changes_nothing(monkeypatch: pytest.MonkeyPatch
     specs = neighbours(3, dropout=0.1)
     plain = states(tiny("llama"), specs)
     calls, own = [], passes.checkpoint
-    monkeypatch.setattr(passes, "checkpoint", lambda *args, **options: calls.append(1) or own(*args, **options))
+    monkeypatch.setattr(
+        passes, "checkpoint", lambda *args, **options: calls.append(1) or own(*args, **options)
+    )
     again = states(tiny("llama"), specs, recompute=True)
     assert calls
     assert max(gap(plain[key], again[key]) for key in plain) < 1e-6
@@ -255,7 +277,9 @@ def test_half_precision_learns_alike() -> None:
             ours = trainer.adapter_state(key)
             for name in wanted:
                 if "lora_B" in name:  # bf16 rounds, but the direction learned is the same
-                    cosine = torch.cosine_similarity(ours[name].flatten(), wanted[name].flatten(), dim=0)
+                    cosine = torch.cosine_similarity(
+                        ours[name].flatten(), wanted[name].flatten(), dim=0
+                    )
                     assert cosine > 0.95, (name, cosine)
 
 
@@ -331,7 +355,10 @@ def test_a_lane_that_diverges_fails_with_its_loss() -> None:
     data = TokenisedExamples.of([[token] * 10 for token in range(3, 83)])
     with LaneTrainer(model) as trainer:
         results = trainer.train(
-            [spec("wild", data=data, learning_rate=30.0, epochs=2), spec("tame", data=data, epochs=2)]
+            [
+                spec("wild", data=data, learning_rate=30.0, epochs=2),
+                spec("tame", data=data, epochs=2),
+            ]
         )
     assert results["wild"].status == "failed"
     assert "diverged" in results["wild"].reason
@@ -348,7 +375,10 @@ def test_an_adapter_that_changes_nothing_is_an_error() -> None:
 
 
 def test_epochs_are_reported_together_and_decisions_are_heard() -> None:
-    same = [spec(f"lane-{i}", seed=3, data=examples(16), learning_rate=1e-3 * (i + 1), epochs=3) for i in range(4)]
+    same = [
+        spec(f"lane-{i}", seed=3, data=examples(16), learning_rate=1e-3 * (i + 1), epochs=3)
+        for i in range(4)
+    ]
     seen = []
 
     def judge(epochs):
@@ -389,7 +419,11 @@ def test_closing_leaves_the_model_as_it_was() -> None:
 
 
 def test_targets_are_pefts_defaults_and_recorded() -> None:
-    for kind, wanted in (("llama", ("q_proj", "v_proj")), ("gpt2", ("c_attn",)), ("neox", ("query_key_value",))):
+    for kind, wanted in (
+        ("llama", ("q_proj", "v_proj")),
+        ("gpt2", ("c_attn",)),
+        ("neox", ("query_key_value",)),
+    ):
         with LaneTrainer(tiny(kind)) as trainer:
             assert trainer.train([spec(epochs=1, data=examples(8))])["lane"].targets == wanted
 
@@ -397,11 +431,18 @@ def test_targets_are_pefts_defaults_and_recorded() -> None:
 def test_lanes_of_different_shapes_take_turns() -> None:
     from dataclasses import replace
 
-    small = replace(spec("small", epochs=1), lora=LoraConfig(r=2, dropout=0.0, targets=("all-linear",)))
+    small = replace(
+        spec("small", epochs=1), lora=LoraConfig(r=2, dropout=0.0, targets=("all-linear",))
+    )
     with LaneTrainer(tiny("llama")) as trainer:
         results = trainer.train([small, spec("large", epochs=1)])
         assert all(result.status == "done" for result in results.values())
-        assert trainer.adapter_state("small")["base_model.model.model.layers.0.mlp.up_proj.lora_A.weight"].shape[0] == 2
+        assert (
+            trainer.adapter_state("small")[
+                "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight"
+            ].shape[0]
+            == 2
+        )
         assert not any("lm_head" in name for name in trainer.adapter_state("small"))
         large = trainer.adapter_state("large")
         assert large["base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"].shape[0] == 8

@@ -17,14 +17,19 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 
 def lanes() -> list:
-    return [spec(f"l{i}", seed=i, data=examples(32 + 8 * i, seed=i), dropout=0.1, epochs=2) for i in range(6)]
+    return [
+        spec(f"l{i}", seed=i, data=examples(32 + 8 * i, seed=i), dropout=0.1, epochs=2)
+        for i in range(6)
+    ]
 
 
 def train(model, specs):
     with LaneTrainer(model) as trainer:
         results = trainer.train(specs)
         assert all(result.status == "done" for result in results.values())
-        return trainer.record["training"]["form"], {s.key: trainer.adapter_state(s.key) for s in specs}
+        return trainer.record["training"]["form"], {
+            s.key: trainer.adapter_state(s.key) for s in specs
+        }
 
 
 def test_the_kernel_draws_the_same_masks() -> None:
@@ -52,7 +57,10 @@ def test_bf16_learns_the_same_direction() -> None:
     for key, wanted in here.items():
         for name, value in wanted.items():
             if "lora_B" in name:
-                assert torch.cosine_similarity(there[key][name].flatten(), value.flatten(), dim=0) > 0.9
+                assert (
+                    torch.cosine_similarity(there[key][name].flatten(), value.flatten(), dim=0)
+                    > 0.9
+                )
 
 
 def test_a_lane_alone_is_the_lane_among_others_in_bf16() -> None:
@@ -60,7 +68,10 @@ def test_a_lane_alone_is_the_lane_among_others_in_bf16() -> None:
     _, among = train(tiny("llama").to("cuda", torch.bfloat16), specs)
     _, alone = train(tiny("llama").to("cuda", torch.bfloat16), specs[:1])
     name = next(iter(alone["l0"]))
-    assert torch.cosine_similarity(among["l0"][name].flatten(), alone["l0"][name].flatten(), dim=0) > 0.999
+    assert (
+        torch.cosine_similarity(among["l0"][name].flatten(), alone["l0"][name].flatten(), dim=0)
+        > 0.999
+    )
 
 
 def test_a_row_that_goes_first_trains_as_others_do() -> None:

@@ -19,7 +19,14 @@ from potentia.errors import TuningError
 
 def row_of_lanes(p: float = 0.1) -> list:
     return [
-        spec(f"lane-{i}", seed=i, data=examples(24 + 9 * i, seed=i), epochs=3, learning_rate=1e-3 * (i + 1), dropout=p)
+        spec(
+            f"lane-{i}",
+            seed=i,
+            data=examples(24 + 9 * i, seed=i),
+            epochs=3,
+            learning_rate=1e-3 * (i + 1),
+            dropout=p,
+        )
         for i in range(5)
     ]
 
@@ -28,14 +35,16 @@ def finish(model, folder: Path | None, *, stop=None, judge=None, budget: int = 5
     with LaneTrainer(model, workspace=folder, token_budget=budget) as trainer:
         results = trainer.train(row_of_lanes(), stop=stop, on_epoch=judge)
         states = {
-            key: [trainer.adapter_state(key, epoch.epoch) for epoch in result.epochs] for key, result in results.items()
+            key: [trainer.adapter_state(key, epoch.epoch) for epoch in result.epochs]
+            for key, result in results.items()
         }
     return results, states
 
 
 def same(one, other) -> bool:
     return one.keys() == other.keys() and all(
-        len(one[key]) == len(other[key]) and all(gap(a, b) == 0 for a, b in zip(one[key], other[key], strict=True))
+        len(one[key]) == len(other[key])
+        and all(gap(a, b) == 0 for a, b in zip(one[key], other[key], strict=True))
         for key in one
     )
 
@@ -54,17 +63,23 @@ def undisturbed(budget: int = 512, judge: Any = None) -> tuple[Any, Any]:
     return finish(tiny("llama"), None, judge=judge, budget=budget)
 
 
-@pytest.mark.parametrize(("steps", "budget"), [(0, 160), (7, 160), (20, 160), (1, 2048), (14, 2048)])
+@pytest.mark.parametrize(
+    ("steps", "budget"), [(0, 160), (7, 160), (20, 160), (1, 2048), (14, 2048)]
+)
 def test_stopped_and_resumed_is_bitwise_the_same(steps: int, budget: int, tmp_path: Path) -> None:
     whole_results, whole = undisturbed(budget, race)
-    results, _ = finish(tiny("llama"), tmp_path, stop=stopping_after(steps), judge=race, budget=budget)
+    results, _ = finish(
+        tiny("llama"), tmp_path, stop=stopping_after(steps), judge=race, budget=budget
+    )
     assert any(result.status == "interrupted" for result in results.values())
     results, resumed = finish(tiny("llama"), tmp_path, judge=race, budget=budget)
     assert same(whole, resumed)
     assert results == whole_results
 
 
-def test_killed_at_random_steps_and_resumed_is_bitwise_the_same(tmp_path: Path, monkeypatch) -> None:
+def test_killed_at_random_steps_and_resumed_is_bitwise_the_same(
+    tmp_path: Path, monkeypatch
+) -> None:
     monkeypatch.setattr(lane_run, "SNAPSHOT_SECONDS", 0.0)
     _, whole = undisturbed()
 
@@ -104,7 +119,9 @@ def test_finished_lanes_are_not_trained_again_and_keep_their_notes(tmp_path: Pat
 
 def test_what_is_over_leaves_no_optimizer_state_on_disk(tmp_path: Path) -> None:
     finish(tiny("llama"), tmp_path)
-    (file,) = tmp_path.glob("*/snapshot-*.sealed")  # one, at the end: a run of a second is not saved on the way
+    (file,) = tmp_path.glob(
+        "*/snapshot-*.sealed"
+    )  # one, at the end: a run of a second is not saved on the way
     tensors, _ = read_sealed(file)
     assert {len(part) for part in tensors.values()} == {0}
     finish(tiny("llama"), tmp_path / "stopped", stop=stopping_after(5))
@@ -124,7 +141,9 @@ def damage(path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["cut", "flipped"])
-def test_a_broken_snapshot_falls_back_to_the_one_before(how: str, tmp_path: Path, monkeypatch) -> None:
+def test_a_broken_snapshot_falls_back_to_the_one_before(
+    how: str, tmp_path: Path, monkeypatch
+) -> None:
     monkeypatch.setattr(lane_run, "SNAPSHOT_SECONDS", 0.0)
     _, whole = undisturbed()
     finish(tiny("llama"), tmp_path, stop=stopping_after(13))
@@ -135,7 +154,9 @@ def test_a_broken_snapshot_falls_back_to_the_one_before(how: str, tmp_path: Path
     steps = []
     with LaneTrainer(tiny("llama"), workspace=tmp_path, token_budget=512) as trainer:
         trainer.train(row_of_lanes(), on_step=lambda info: steps.append(info.step))
-        states = {s.key: [trainer.adapter_state(s.key, e) for e in (1, 2, 3)] for s in row_of_lanes()}
+        states = {
+            s.key: [trainer.adapter_state(s.key, e) for e in (1, 2, 3)] for s in row_of_lanes()
+        }
     assert 1 < steps[0] <= 13
     assert same(whole, states)
 
@@ -146,7 +167,9 @@ def test_a_broken_adapter_file_changes_no_bit(tmp_path: Path) -> None:
     damage(path, "flipped")
     with LaneTrainer(tiny("llama"), workspace=tmp_path, token_budget=512) as trainer:
         trainer.train(row_of_lanes())
-        states = {s.key: [trainer.adapter_state(s.key, e) for e in (1, 2, 3)] for s in row_of_lanes()}
+        states = {
+            s.key: [trainer.adapter_state(s.key, e) for e in (1, 2, 3)] for s in row_of_lanes()
+        }
     assert same(whole, states), "computed again beside the lanes it was computed with"
 
 

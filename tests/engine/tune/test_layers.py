@@ -108,13 +108,17 @@ def test_lanes_on_such_a_layer_are_pefts() -> None:
         ("gemma3", None, StaticSteps),
     ],
 )
-def test_static_lanes_are_the_plain_lanes(case: str, targets: tuple[str, ...] | None, form: type) -> None:
+def test_static_lanes_are_the_plain_lanes(
+    case: str, targets: tuple[str, ...] | None, form: type
+) -> None:
     specs = tune.lanes(LoraConfig(r=4, alpha=8, dropout=0.0, targets=targets), 400, 96)[:3]
     found: list[dict[str, tune.State]] = []
     taken = []
     for static, recompute in ((False, False), (True, False), (True, True)):
         with LaneTrainer(build(case), static=static, recompute=recompute) as trainer:
-            trainer.train(specs, on_step=lambda _, t=trainer: taken.append(type(t.run_under_way.steps)))
+            trainer.train(
+                specs, on_step=lambda _, t=trainer: taken.append(type(t.run_under_way.steps))
+            )
             found.append({spec.key: trainer.adapter_state(spec.key) for spec in specs})
     assert set(taken) == {PlainSteps, form}
     for other in found[1:]:
@@ -125,7 +129,10 @@ def test_static_lanes_are_the_plain_lanes(case: str, targets: tuple[str, ...] | 
 
 
 def names(case: str, targets: tuple[str, ...] | None = None) -> list[str]:
-    return [name for name, _ in find_targets(build(case), LoraConfig(targets=targets, dropout=0.0)).layers]
+    return [
+        name
+        for name, _ in find_targets(build(case), LoraConfig(targets=targets, dropout=0.0)).layers
+    ]
 
 
 def test_a_picture_tower_gets_no_adapters() -> None:
@@ -143,8 +150,12 @@ def test_all_linear_is_pefts_where_peft_can() -> None:
         model = build(case)
         found = find_targets(model, LoraConfig(targets=ALL, dropout=0.0))
         ours = {name for name, _ in found.layers} | {entry.name for entry in found.stacked}
-        wrapped = get_peft_model(copy.deepcopy(model), PeftConfig(target_modules="all-linear", task_type="CAUSAL_LM"))
-        theirs = {n.partition(".lora_A")[0] for n, _ in wrapped.named_parameters() if ".lora_A." in n}
+        wrapped = get_peft_model(
+            copy.deepcopy(model), PeftConfig(target_modules="all-linear", task_type="CAUSAL_LM")
+        )
+        theirs = {
+            n.partition(".lora_A")[0] for n, _ in wrapped.named_parameters() if ".lora_A." in n
+        }
         assert {f"base_model.model.{name}" for name in ours} == theirs
 
 
@@ -158,7 +169,9 @@ def test_stacked_experts_take_no_dropout() -> None:
     with pytest.raises(TuningError, match="without dropout") as caught:
         find_targets(build("mixtral"), LoraConfig(targets=ALL, dropout=0.1))
     assert len(str(caught.value).splitlines()) <= 2
-    assert find_targets(build("mixtral"), LoraConfig(dropout=0.1)).layers  # PEFT's default names attention alone
+    assert find_targets(
+        build("mixtral"), LoraConfig(dropout=0.1)
+    ).layers  # PEFT's default names attention alone
 
 
 # ---- small steps, empty targets -------------------------------------------------------------------------------------
@@ -168,7 +181,14 @@ def test_an_update_too_small_for_half_precision_is_an_update() -> None:
     """The first of many warm-up steps moves an adapter by less than bf16 resolves in the model's outputs."""
     model = tiny("llama").to(torch.bfloat16)
     specs = [
-        spec(f"lane-{seed}", seed=seed, data=examples(16, seed=seed), learning_rate=1e-5, warmup_steps=500, epochs=2)
+        spec(
+            f"lane-{seed}",
+            seed=seed,
+            data=examples(16, seed=seed),
+            learning_rate=1e-5,
+            warmup_steps=500,
+            epochs=2,
+        )
         for seed in range(3)
     ]
     with LaneTrainer(model) as trainer:
@@ -179,7 +199,9 @@ def test_an_update_too_small_for_half_precision_is_an_update() -> None:
 def test_a_batch_without_a_target_is_a_step_without_a_loss() -> None:
     ids = [[5, 6, 7, 8]] * 8 + [[9, 10, 11, 12, 13]] * 8
     whole = TokenisedExamples.of(ids, [4] * 8 + [2] * 8)  # the first eight are prompts alone
-    lane = LaneSpec("half", whole, Schedule(epochs=2, batch=4, loss="completion"), LoraConfig(dropout=0.0), 0)
+    lane = LaneSpec(
+        "half", whole, Schedule(epochs=2, batch=4, loss="completion"), LoraConfig(dropout=0.0), 0
+    )
     with LaneTrainer(tiny("llama"), token_budget=4) as trainer:
         results = trainer.train([lane])
         assert results["half"].status == "done"

@@ -25,7 +25,11 @@ def test_two_processes_tune_to_the_weights_of_one() -> None:
 
         with trainer:
             trainer.train([spec], on_step=look)
-            return [weight.clone() for weight in trainer.weights()], on_the_way, [step.norm for step in trainer.steps]
+            return (
+                [weight.clone() for weight in trainer.weights()],
+                on_the_way,
+                [step.norm for step in trainer.steps],
+            )
 
     model = lane_models.tiny("llama")
     before = [weight.detach().clone() for weight in model.parameters()]
@@ -36,8 +40,12 @@ def test_two_processes_tune_to_the_weights_of_one() -> None:
     moved = max(float((a - b).abs().max()) for a, b in zip(one, before, strict=True))
     assert moved > 1e-4
     for alone, ours in ((one, two), (one_way, two_way)):
-        assert max(float((a - b).abs().max()) for a, b in zip(alone, ours, strict=True)) < 0.01 * moved
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))  # put back
+        assert (
+            max(float((a - b).abs().max()) for a, b in zip(alone, ours, strict=True)) < 0.01 * moved
+        )
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True)
+    )  # put back
 
 
 def test_what_goes_wrong_in_a_shard_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

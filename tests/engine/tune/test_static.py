@@ -100,10 +100,14 @@ def test_buckets_are_few() -> None:
 
 
 def test_one_lane_of_mixed_tasks_meets_few_buckets() -> None:
-    lengths = np.random.default_rng(0).choice([20, 30, 40, 140], size=(1000, 16)) + 10  # a thousand steps of a copy
+    lengths = (
+        np.random.default_rng(0).choice([20, 30, 40, 140], size=(1000, 16)) + 10
+    )  # a thousand steps of a copy
     steps = [(int(row.sum()), int(40 + row.sum() % 30)) for row in lengths]
     assert len({Bucket.holding(n, targets, 1, few=True, grain=1024) for n, targets in steps}) <= 3
-    assert len({Bucket.holding(n, targets, 1, few=True) for n, targets in steps}) >= 10  # a graph each
+    assert (
+        len({Bucket.holding(n, targets, 1, few=True) for n, targets in steps}) >= 10
+    )  # a graph each
 
 
 @pytest.mark.parametrize("targets", [None, ("all-linear",)])
@@ -155,7 +159,9 @@ def test_the_end_of_the_last_layer_is_computed_where_losses_look(
         rows += lane.batch(64)
     inputs = place(lay(rows), bank, few=False)
     sizes, gates = [], found.operations.gate
-    monkeypatch.setattr(found.operations, "gate", lambda both, gelu: (sizes.append(len(both)), gates(both, gelu))[1])
+    monkeypatch.setattr(
+        found.operations, "gate", lambda both, gelu: (sizes.append(len(both)), gates(both, gelu))[1]
+    )
     results = []
     for picking in (True, False):
         if not picking:
@@ -164,7 +170,10 @@ def test_the_end_of_the_last_layer_is_computed_where_losses_look(
         found.losses.zero_()
         found(inputs)
         results.append((bank.grads.clone(), found.losses.clone()))
-        assert {*sizes} == {inputs.bucket.tokens, inputs.bucket.picked if picking else inputs.bucket.tokens}
+        assert {*sizes} == {
+            inputs.bucket.tokens,
+            inputs.bucket.picked if picking else inputs.bucket.tokens,
+        }
         sizes.clear()
     assert 4 * inputs.bucket.picked < inputs.bucket.tokens
     for ours, theirs in zip(*results, strict=True):
@@ -197,14 +206,19 @@ def test_the_largest_pass_is_captured_first_and_none_twice(monkeypatch: pytest.M
     for capturing in (False, True):
         with monkeypatch.context() as patch:
             patch.setattr(StaticSteps, "_capture", capture)
-            now = partial(lambda how, *given: (made(*given), setattr(given[0], "capturing", how))[0], capturing)
+            now = partial(
+                lambda how, *given: (made(*given), setattr(given[0], "capturing", how))[0],
+                capturing,
+            )
             patch.setattr(StaticSteps, "__init__", lambda *given, now=now: now(*given))
             patch.setattr("potentia.engine.tune.steps.MOST_FILLED", 128)
             with LaneTrainer(tiny("llama"), static=True) as trainer:
                 trainer.train(specs)
                 adapters.append([trainer.adapter_state(one.key) for one in specs])
                 steps = trainer.run_under_way.steps
-                assert steps.most_tokens >= max(sum(map(len, (row.ids for row in one.rows(0)))) for one in specs)
+                assert steps.most_tokens >= max(
+                    sum(map(len, (row.ids for row in one.rows(0)))) for one in specs
+                )
     sizes = [bucket.tokens for bucket in buckets]
     assert len(set(sizes)) > 2
     assert sizes[0] == max(sizes)
@@ -215,7 +229,9 @@ def test_the_largest_pass_is_captured_first_and_none_twice(monkeypatch: pytest.M
 def test_tokens_of_steps_are_those_of_their_rows() -> None:
     one = spec("l", data=examples(50, high=60), epochs=2)
     for limit in (None, 24):
-        wanted = [sum(len(row.ids) for row in one.rows(step, limit)) for step in range(one.total_steps)]
+        wanted = [
+            sum(len(row.ids) for row in one.rows(step, limit)) for step in range(one.total_steps)
+        ]
         assert one.step_tokens(limit).tolist() == wanted
 
 
@@ -228,7 +244,9 @@ def test_activations_take_what_passes_are_planned_by(kind: str) -> None:
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         whole = tensor.untyped_storage()
-        if tensor.shape[:1] == inputs.ids.shape or tensor.shape[-1:] == inputs.ids.shape:  # of tokens, not of weights
+        if (
+            tensor.shape[:1] == inputs.ids.shape or tensor.shape[-1:] == inputs.ids.shape
+        ):  # of tokens, not of weights
             kept[whole.data_ptr()] = whole.nbytes()
         return tensor
 
@@ -305,7 +323,9 @@ def test_static_passes_are_taken_and_told(caplog: pytest.LogCaptureFixture) -> N
         taken.clear()
 
 
-def test_running_out_of_memory_leaves_static_adapters_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_out_of_memory_leaves_static_adapters_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     specs = mixed(6, dropout=0.1)
     plain = states(tiny("llama"), specs, static=True)
     refused = []
@@ -318,7 +338,9 @@ def test_running_out_of_memory_leaves_static_adapters_the_same(monkeypatch: pyte
         return whole(self, inputs, **options)
 
     monkeypatch.setattr(static_module.StaticPass, "__call__", refuse)
-    monkeypatch.setattr(lanes_module, "check_lanes", lambda *_, **__: Verdict(HAND))  # it is not what is tested
+    monkeypatch.setattr(
+        lanes_module, "check_lanes", lambda *_, **__: Verdict(HAND)
+    )  # it is not what is tested
     with LaneTrainer(tiny("llama"), static=True) as trainer:
         trainer.train(specs)
         tight = {s.key: trainer.adapter_state(s.key) for s in specs}
@@ -332,7 +354,9 @@ def test_recomputed_layers_give_the_same_gradients() -> None:
     bank = AdapterBank(model, LoraConfig(dropout=0.1), 4)
     rows = lessons((0, 1, 3), dropout=0.1)
     for slot in range(4):
-        bank.weights[slot] = torch.randn(bank.width, generator=torch.Generator().manual_seed(slot)) * 0.05
+        bank.weights[slot] = (
+            torch.randn(bank.width, generator=torch.Generator().manual_seed(slot)) * 0.05
+        )
     bank.refresh()
     for form in (Blocks.of(model), None):
         ours = static_module.StaticPass(SplitModel(model), bank, form)
@@ -350,7 +374,9 @@ def test_logits_in_pieces_give_the_same_gradients(monkeypatch: pytest.MonkeyPatc
     bank = AdapterBank(model, LoraConfig(), 4)
     rows = lessons((0, 1, 3))
     for slot in range(4):
-        bank.weights[slot] = torch.randn(bank.width, generator=torch.Generator().manual_seed(slot)) * 0.05
+        bank.weights[slot] = (
+            torch.randn(bank.width, generator=torch.Generator().manual_seed(slot)) * 0.05
+        )
     bank.refresh()
     ours = static_module.StaticPass(SplitModel(model), bank, None)
     inputs = place(lay(rows), bank, few=False)
@@ -372,7 +398,9 @@ def test_a_static_run_resumes_bit_for_bit(tmp_path: Path) -> None:
         steps = []
         with LaneTrainer(tiny("llama"), static=True, workspace=tmp_path / "cut") as trainer:
             trainer.train(
-                specs, on_step=lambda info, s=steps: s.append(info), stop=lambda s=steps, n=stop_at: len(s) >= n
+                specs,
+                on_step=lambda info, s=steps: s.append(info),
+                stop=lambda s=steps, n=stop_at: len(s) >= n,
             )
     again = states(tiny("llama"), specs, static=True, workspace=tmp_path / "cut")
     assert max(gap(whole[key], again[key]) for key in whole) == 0

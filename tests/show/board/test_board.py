@@ -25,19 +25,33 @@ from potentia.show.board.board_state import Watch
 from potentia.show.board.snapshot import Snapshots
 from potentia.store import Store
 
-SECTIONS = ("answer", "scores", "predicted", "ranks", "agreement", "evidence", "structure", "cells", "how")
+SECTIONS = (
+    "answer",
+    "scores",
+    "predicted",
+    "ranks",
+    "agreement",
+    "evidence",
+    "structure",
+    "cells",
+    "how",
+)
 
 
 def handlers(page: str) -> list[str]:
     """The event handlers that a browser would see in a page."""
     found: list[str] = []
     reader = HTMLParser()
-    reader.handle_starttag = lambda tag, attrs: found.extend(name for name, _ in attrs if name.startswith("on"))  # type: ignore[method-assign]
+    reader.handle_starttag = lambda tag, attrs: found.extend(
+        name for name, _ in attrs if name.startswith("on")
+    )  # type: ignore[method-assign]
     reader.feed(page)
     return found
 
 
-@pytest.mark.parametrize("path", ["/", f"/studies/{STUDY}", *(f"/studies/{STUDY}/{name}" for name in SECTIONS)])
+@pytest.mark.parametrize(
+    "path", ["/", f"/studies/{STUDY}", *(f"/studies/{STUDY}/{name}" for name in SECTIONS)]
+)
 def test_every_page_opens_and_escapes(board: TestClient, path: str):
     answer = board.get(path)
     assert answer.status_code == 200
@@ -51,7 +65,9 @@ def test_pages_show_what_the_report_shows(board: TestClient, store: Path):
     told = board.get(f"/api/studies/{STUDY}/answer").json()
     assert told["headline"]
     for name, finding in data.named().items():
-        assert board.get(f"/api/studies/{STUDY}/findings/{name}").json() == json.loads(json.dumps(finding.to_dict()))
+        assert board.get(f"/api/studies/{STUDY}/findings/{name}").json() == json.loads(
+            json.dumps(finding.to_dict())
+        )
     scores = board.get("/api/studies/made/scores/direct").json()
     assert scores["models"] == list(data.evidence.scores["direct"].models)
 
@@ -73,14 +89,18 @@ def test_the_board_predicts_with_history_where_it_is_given(store: Path, tmp_path
         told = client.get(f"/api/studies/{STUDY}/outlook").json()
         assert told["history"] == 5
         assert "5 rows of history" in client.get(f"/studies/{STUDY}").text
-        done = make_report(read(store), items=0, options=ReportOptions(history=read(past))).completion
+        done = make_report(
+            read(store), items=0, options=ReportOptions(history=read(past))
+        ).completion
         assert done is not None
         assert told == json.loads(json.dumps(done.to_dict()))
 
 
 def test_a_study_with_nothing_left_has_no_outlook(tmp_path: Path):
     whole = make_store(tmp_path / "whole.db", models=("org/a", "org/b"))
-    with TestClient(create_app(str(whole), executor=ThreadPoolExecutor(1)), base_url="http://127.0.0.1") as client:
+    with TestClient(
+        create_app(str(whole), executor=ThreadPoolExecutor(1)), base_url="http://127.0.0.1"
+    ) as client:
         assert client.get(f"/api/studies/{STUDY}/outlook").status_code == 404
         assert 'id="outlook"' not in client.get(f"/studies/{STUDY}").text
 
@@ -102,7 +122,9 @@ def test_cells_are_paged_and_filtered(board: TestClient):
         for entry in board.get(f"/api/studies/{STUDY}/cells?page={page}&size=7").json()["entries"]
     ]
     assert len({entry["key"] for entry in whole}) == 22
-    some = board.get(f"/api/studies/{STUDY}/cells", params={"protocol": "direct", "model": MODELS[0]}).json()
+    some = board.get(
+        f"/api/studies/{STUDY}/cells", params={"protocol": "direct", "model": MODELS[0]}
+    ).json()
     assert some["total"] == 3
     assert {entry["model"] for entry in some["entries"]} == {MODELS[0]}
 
@@ -120,15 +142,30 @@ def test_a_cell_with_lanes_and_items(board: TestClient):
     items = board.get(f"/api/cells/{key}/items", params={"size": 200}).json()
     assert items["total"] == 60
     assert DOCUMENT in items["entries"][0]["prompt"]
-    split = [board.get(f"/api/cells/{key}/items", params={"outcome": o}).json()["total"] for o in ("right", "wrong")]
+    split = [
+        board.get(f"/api/cells/{key}/items", params={"outcome": o}).json()["total"]
+        for o in ("right", "wrong")
+    ]
     assert sum(split) == 60
     assert board.get(f"/api/cells/{key}/items", params={"query": "(59)"}).json()["total"] == 1
 
 
 def test_what_is_not_there_is_404(board: TestClient):
-    for path in ("/nothing", "/studies/none", f"/studies/{STUDY}/none", f"/studies/{STUDY}/cells/none", "/assets/../x"):
+    for path in (
+        "/nothing",
+        "/studies/none",
+        f"/studies/{STUDY}/none",
+        f"/studies/{STUDY}/cells/none",
+        "/assets/../x",
+    ):
         assert board.get(path).status_code == 404, path
-    for path in ("/api/none", "/api/studies/none", "/api/cells/none", "/api/cells/none/items", "/api/studies/x%00y"):
+    for path in (
+        "/api/none",
+        "/api/studies/none",
+        "/api/cells/none",
+        "/api/cells/none/items",
+        "/api/studies/x%00y",
+    ):
         answer = board.get(path)
         assert answer.status_code == 404, path
         assert answer.headers["content-type"] == "application/json"
@@ -164,7 +201,8 @@ def test_no_inline_script_or_handler_in_any_page(board: TestClient):
 def test_the_board_says_how_old_its_answer_is(board: TestClient):
     board.get(f"/api/studies/{STUDY}/findings")
     told = re.search(
-        r"The answer so far, from 22 of 24 cells, made (\d+ s|\d+:\d+ min) ago", board.get(f"/studies/{STUDY}").text
+        r"The answer so far, from 22 of 24 cells, made (\d+ s|\d+:\d+ min) ago",
+        board.get(f"/studies/{STUDY}").text,
     )
     assert told
     made = board.get(f"/api/studies/{STUDY}/findings").json()["made"]
@@ -188,10 +226,24 @@ def test_the_description_covers_the_api_and_nothing_answers_5xx(board: TestClien
     texts = st.one_of(
         st.text(max_size=20),
         st.sampled_from(
-            [STUDY, "made", "direct", "train_before_test", "..", "\0", "%00", "' OR 1=1 --", "é", "🙂", EVIL]
+            [
+                STUDY,
+                "made",
+                "direct",
+                "train_before_test",
+                "..",
+                "\0",
+                "%00",
+                "' OR 1=1 --",
+                "é",
+                "🙂",
+                EVIL,
+            ]
         ),
     )
-    numbers = st.one_of(st.integers(-(2**70), 2**70), st.integers(0, 300), st.text(max_size=5), st.none())
+    numbers = st.one_of(
+        st.integers(-(2**70), 2**70), st.integers(0, 300), st.text(max_size=5), st.none()
+    )
     key = board.get(f"/api/studies/{STUDY}/cells?size=1").json()["entries"][0]["key"]
 
     @settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
@@ -202,7 +254,11 @@ def test_the_description_covers_the_api_and_nothing_answers_5xx(board: TestClien
         query = {}
         for parameter in operation.get("parameters", ()):
             if parameter["in"] == "path":
-                known = st.sampled_from([key, STUDY]) if parameter["name"] in ("key", "study") else texts
+                known = (
+                    st.sampled_from([key, STUDY])
+                    if parameter["name"] in ("key", "study")
+                    else texts
+                )
                 value = choices.draw(st.one_of(texts, known))
                 from urllib.parse import quote
 
@@ -231,7 +287,9 @@ def test_the_stream_tells_new_states(tmp_path: Path):
             stream = Watch(reading, reading.studies()[0]).stream()
             first = await anext(stream)
             writing.put_progress(
-                STUDY, "row", {"phase": "tuning", "done": 3, "total": 9, "at": time.time(), "began": 1.0}
+                STUDY,
+                "row",
+                {"phase": "tuning", "done": 3, "total": 9, "at": time.time(), "began": 1.0},
             )
             second = await anext(stream)
             await stream.aclose()
@@ -246,7 +304,9 @@ def test_the_stream_tells_new_states(tmp_path: Path):
 def test_a_row_that_went_silent_does_not_run(tmp_path: Path):
     path = make_store(tmp_path / "live.db", models=MODELS[:2], tasks=("boolq",))
     with Store.open(path) as store:
-        store.put_progress(STUDY, "row", {"phase": "tuning", "done": 3, "total": 9, "at": time.time() - 3600})
+        store.put_progress(
+            STUDY, "row", {"phase": "tuning", "done": 3, "total": 9, "at": time.time() - 3600}
+        )
         assert Watch(store, store.studies()[0]).look()["running"] == 0
 
 
@@ -258,7 +318,9 @@ def test_time_left_is_by_cells_and_by_nothing_else_that_is_told(tmp_path: Path):
         for model in MODELS:
             store.event(STUDY, "row", {"row": model, "seconds": 25.0, "tally": {}})
         now = time.time()
-        store.put_progress(STUDY, "row", {"phase": "tuning", "done": 3, "total": 9, "at": now, "began": now - 100})
+        store.put_progress(
+            STUDY, "row", {"phase": "tuning", "done": 3, "total": 9, "at": now, "began": now - 100}
+        )
         assert Watch(store, store.studies()[0]).look()["left"] == pytest.approx(100, rel=0.05)
 
 
@@ -299,7 +361,9 @@ def test_several_studies_on_one_store(tmp_path: Path):
 
 def test_a_study_that_began_this_second_is_there(tmp_path: Path):
     path = make_store(tmp_path / "two.db", models=MODELS[:2], tasks=("boolq",))
-    with TestClient(create_app(str(path), executor=ThreadPoolExecutor(1)), base_url="http://127.0.0.1") as client:
+    with TestClient(
+        create_app(str(path), executor=ThreadPoolExecutor(1)), base_url="http://127.0.0.1"
+    ) as client:
         assert len(client.get("/api/studies").json()) == 1
         with Store.open(path) as store:
             store.study("begun", "b" * 32, {})
@@ -325,7 +389,9 @@ def test_lanes_are_paged_where_they_lie(board: TestClient):
 
     whole = board.get(f"/api/studies/{STUDY}/lanes?size=200").json()
     assert whole["total"] == len(whole["entries"]) > 3
-    pages = [board.get(f"/api/studies/{STUDY}/lanes?size=2&page={page}").json() for page in range(3)]
+    pages = [
+        board.get(f"/api/studies/{STUDY}/lanes?size=2&page={page}").json() for page in range(3)
+    ]
     assert [lane for page in pages for lane in page["entries"]] == whole["entries"][:6]
     assert {page["total"] for page in pages} == {whole["total"]}
 

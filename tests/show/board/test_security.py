@@ -103,10 +103,15 @@ def test_an_address_that_others_reach_always_has_a_token():
     assert choose_token("board.example", "longer-than-8") == "longer-than-8"
     with pytest.raises(InputError, match="too short"):
         choose_token("0.0.0.0", "short")
-    assert not any(is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "example.org", "127.0.0.1.nip.io"))
+    assert not any(
+        is_loopback(host)
+        for host in ("0.0.0.0", "::", "10.0.0.1", "example.org", "127.0.0.1.nip.io")
+    )
 
 
-def test_a_flood_of_errors_is_a_few_lines(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
+def test_a_flood_of_errors_is_a_few_lines(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
     """With descriptors exhausted asyncio logs every refused connection, thousands a second."""
     import logging
 
@@ -198,11 +203,15 @@ def test_a_taken_port_and_a_missing_store_are_told(store: Path, tmp_path: Path):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        done = subprocess.run([POTENTIA, "serve", str(store), "--port", str(port)], capture_output=True, text=True)
+        done = subprocess.run(
+            [POTENTIA, "serve", str(store), "--port", str(port)], capture_output=True, text=True
+        )
     assert done.returncode == 2
     assert "another --port" in done.stderr
     began = time.monotonic()
-    done = subprocess.run([POTENTIA, "serve", str(tmp_path / "none.db")], capture_output=True, text=True)
+    done = subprocess.run(
+        [POTENTIA, "serve", str(tmp_path / "none.db")], capture_output=True, text=True
+    )
     assert done.returncode == 2
     assert "there is no such store" in done.stderr
     assert time.monotonic() - began < 30

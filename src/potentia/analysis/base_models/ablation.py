@@ -33,7 +33,9 @@ class Columns:
     """The scores of all models by benchmark and method; higher always means better."""
 
     models: Mapping[str, int]  # and their places
-    table: Mapping[tuple[str, str], Floats]  # by benchmark and method: (2, models + 1) of values and standard errors
+    table: Mapping[
+        tuple[str, str], Floats
+    ]  # by benchmark and method: (2, models + 1) of values and standard errors
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -54,7 +56,10 @@ class Columns:
         if baseline is None:
             return self.methods
         if baseline not in self.methods:
-            raise InputError(f"no method {baseline!r} in these scores", hint=f"there are: {', '.join(self.methods)}")
+            raise InputError(
+                f"no method {baseline!r} in these scores",
+                hint=f"there are: {', '.join(self.methods)}",
+            )
         return (baseline, *(name for name in self.methods if name != baseline))
 
 
@@ -69,29 +74,44 @@ def columns(scores: Mapping[Protocol, ScoreMatrix]) -> Columns:
     for protocol, matrix in scores.items():
         rows, oriented = [models[model] for model in matrix.models], matrix.oriented()
         for k, name in enumerate(map(TaskName, matrix.tasks)):
-            method = f"{protocol}:{name.form}" if name.form and protocol != "direct" else name.form or protocol
+            method = (
+                f"{protocol}:{name.form}"
+                if name.form and protocol != "direct"
+                else name.form or protocol
+            )
             if np.isfinite(oriented[:, k]).any():
-                column = np.full((2, len(models) + 1), np.nan)  # the last place is of models without a score
+                column = np.full(
+                    (2, len(models) + 1), np.nan
+                )  # the last place is of models without a score
                 column[:, rows] = oriented[:, k], matrix.stderr[:, k]
                 table[name.base, method] = column
     if not table:
-        raise InputError("no scores to analyse", hint="choose a protocol and tasks that have scores")
+        raise InputError(
+            "no scores to analyse", hint="choose a protocol and tasks that have scores"
+        )
     return Columns(models, table)
 
 
 def tau_charts(
-    what: str, caption: str, taus: Mapping[tuple[str, str], float], improvements: Sequence[Improvement]
+    what: str,
+    caption: str,
+    taus: Mapping[tuple[str, str], float],
+    improvements: Sequence[Improvement],
 ) -> list[Chart]:
     """Draw Kendall's tau by (label, method), and the improvements over the baseline where there are some."""
     rows, methods = (tuple(dict.fromkeys(key[k] for key in taus)) for k in (0, 1))
     values = np.array([[taus.get((row, method), np.nan) for method in methods] for row in rows])
     title = f"{what.capitalize()} by method"
-    drawn: list[Chart] = [Heatmap(what, title, caption, rows, methods, values, low=-1, high=1, diverging=True)]
+    drawn: list[Chart] = [
+        Heatmap(what, title, caption, rows, methods, values, low=-1, high=1, diverging=True)
+    ]
     if improvements:
         table = {(f"{i.task} ({i.series})", i.method): i.difference for i in improvements}
         labels, methods = (tuple(dict.fromkeys(key[k] for key in table)) for k in (0, 1))
         missing = Interval(np.nan, np.nan, np.nan)
-        bars = {method: [table.get((label, method), missing) for label in labels] for method in methods}
+        bars = {
+            method: [table.get((label, method), missing) for label in labels] for method in methods
+        }
         caption = f"Difference in Kendall's tau to {improvements[0].baseline}, 95 % intervals; above zero is better."
         name, title = f"{what}-improvement", f"Improvement in {what}"
         drawn.append(Bars(name, title, caption, labels, bars, y_label="difference in tau"))
@@ -118,7 +138,9 @@ def improvement_tables(what: str, improvements: Sequence[Improvement], group: st
     """Lay out improvements, one row per benchmark and method; no table where there are none."""
     if not improvements:
         return []
-    rows = [(i.series, i.task, i.method, i.difference, "yes" if i.real else "no") for i in improvements]
+    rows = [
+        (i.series, i.task, i.method, i.difference, "yes" if i.real else "no") for i in improvements
+    ]
     title = f"Improvement in {what} over {improvements[0].baseline}"
     columns = (group, "task", "method", "difference", "low", "high", "real")
     return [Table(title, columns, rows, note="real: the interval leaves out zero.")]
@@ -146,11 +168,18 @@ class Ablation(Finding):
             marks = [self._show(self.scores[i, :, k], j) for k in range(len(self.tasks))]
             rows.append((model if j == 0 else "", method, *marks, self.scores[i, j].mean()))
         columns = ("method", "mean rank", "low", "high", "best in", "near best in", "cells")
-        ranks = zip(self.methods, self.mean_rank, self.best, self.near, repeat(self.cells), strict=False)
+        ranks = zip(
+            self.methods, self.mean_rank, self.best, self.near, repeat(self.cells), strict=False
+        )
         marked = f"**: the best method in this cell; *: within {self.tolerance:g} of it."
         note = f"Only cells scored by all methods count. Intervals resample models.{noted(self.left_out)}"
         return (
-            Table("Every model by every method", ("model", "method", *self.tasks, "mean"), rows, marked),
+            Table(
+                "Every model by every method",
+                ("model", "method", *self.tasks, "mean"),
+                rows,
+                marked,
+            ),
             Table("Mean rank of each method (1 is best)", columns, ranks, note, digits=2),
         )
 
@@ -158,7 +187,16 @@ class Ablation(Finding):
         """Return the mean-rank figure."""
         caption = "Mean over models and benchmarks of the method's rank; lower is better."
         bars = {"mean rank": self.mean_rank}
-        return (Bars("mean-rank", "Mean rank of each method", caption, self.methods, bars, y_label="mean rank"),)
+        return (
+            Bars(
+                "mean-rank",
+                "Mean rank of each method",
+                caption,
+                self.methods,
+                bars,
+                y_label="mean rank",
+            ),
+        )
 
     def _show(self, cell: Floats, method: int) -> str | None:
         value, top = cell[method], np.fmax.reduce(cell)
@@ -225,7 +263,10 @@ def _sharing(found: Columns, models: Sequence[str]) -> tuple[str, ...]:
     most, chosen = (0, 0), tuple[str, ...]()
     for task in found.tasks:
         methods = tuple(method for of, method in scored if of == task)
-        whole = [np.all([scored.get((other, m), nobody) for m in methods], axis=0).sum() for other in found.tasks]
+        whole = [
+            np.all([scored.get((other, m), nobody) for m in methods], axis=0).sum()
+            for other in found.tasks
+        ]
         if len(methods) > 1 and (cells := (int(sum(whole)), len(methods))) > most:
             most, chosen = cells, methods
     return chosen

@@ -29,7 +29,16 @@ from potentia.analysis.rankings.sentences import plus_minus
 from potentia.analysis.stats.bootstrap import tau_rows
 from potentia.errors import DataError, InputError
 from potentia.files import csv_rows
-from potentia.values.findings import Chart, Finding, Findings, Line, Plot, Points, Table, short_names
+from potentia.values.findings import (
+    Chart,
+    Finding,
+    Findings,
+    Line,
+    Plot,
+    Points,
+    Table,
+    short_names,
+)
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
@@ -97,7 +106,9 @@ class Training(Finding):
         """Return the step from which on the order of the runs is their final one; None where it is only at the end."""
         steps = np.unique(np.concatenate([run.steps for run in self.runs]))
         steps = steps[steps >= max(run.steps[0] for run in self.runs)]
-        scores = np.array([[run.at(protocol, step) for step in steps] for run in self.runs])  # (runs, steps)
+        scores = np.array(
+            [[run.at(protocol, step) for step in steps] for run in self.runs]
+        )  # (runs, steps)
         first, second = np.triu_indices(len(self.runs), 1)
         gaps = scores[first] - scores[second]  # (pairs, steps)
         turned = np.flatnonzero((gaps * gaps[:, -1:] <= 0).any(axis=0))
@@ -125,9 +136,14 @@ class Training(Finding):
         said = []
         for protocol in self.protocols if len(self.runs) > 1 else ():
             step = self.settled(protocol)
-            order = ", ".join(self.names[r.series] for r in sorted(self.runs, key=lambda r: -r.scores[protocol][-1]))
+            order = ", ".join(
+                self.names[r.series]
+                for r in sorted(self.runs, key=lambda r: -r.scores[protocol][-1])
+            )
             when = "at the end alone" if step is None else f"from {self._step(step)} on"
-            said.append(f"By {protocol.label} the order of the runs is the final one ({order}) {when}.")
+            said.append(
+                f"By {protocol.label} the order of the runs is the final one ({order}) {when}."
+            )
         return said + [self._course(run) for run in self.runs]
 
     def _course(self, run: Run) -> str:
@@ -156,7 +172,9 @@ class Training(Finding):
             more = [f"{run.scores[self.main][k] - run.scores[first][k]:+.3f}"] if gain else []
             rows.append((self.names[run.series], f"{step:,.0f}", *scores, *more))
         labels = [p.label for p in self.protocols]
-        taus = [(self.names[r.series], len(r.steps), *map(r.tau, self.protocols)) for r in self.runs]
+        taus = [
+            (self.names[r.series], len(r.steps), *map(r.tau, self.protocols)) for r in self.runs
+        ]
         columns = ("run", self.unit, *labels, *(["gain"] if gain else []))
         note = f"± is the half-width of the 95 % interval of test noise.{noted(self.left_out)}"
         why = "1: every later checkpoint scores higher; 0: scores jump about."
@@ -184,7 +202,10 @@ class Training(Finding):
 
 
 def follow_training(
-    scores: Mapping[Protocol, ScoreMatrix], checkpoints: Mapping[str, Checkpoint], main: Protocol, unit: str = "steps"
+    scores: Mapping[Protocol, ScoreMatrix],
+    checkpoints: Mapping[str, Checkpoint],
+    main: Protocol,
+    unit: str = "steps",
 ) -> Training:
     """Follow every series of three checkpoints and more through the protocols that have them all."""
     matrices = {p: m.benchmarks() for p, m in scores.items()}
@@ -192,11 +213,15 @@ def follow_training(
     known = {model: place for model, place in checkpoints.items() if model in scored}
     series = {name: of for name, of in by_series(known).items() if len(of) >= LEAST}
     models = [model for of in series.values() for model in of]
-    followed = {p: matrix for p, matrix in matrices.items() if models and set(models) <= set(matrix.models)}
+    followed = {
+        p: matrix for p, matrix in matrices.items() if models and set(models) <= set(matrix.models)
+    }
     tasks = _shared_tasks([matrix.select(models=models) for matrix in followed.values()])
     if not tasks:
         hint = "name each checkpoint as the scores do, with its series and step"
-        raise InputError("no series has three or more checkpoints with scores on the same tasks", hint=hint)
+        raise InputError(
+            "no series has three or more checkpoints with scores on the same tasks", hint=hint
+        )
     protocols, every = tuple(followed), dict.fromkeys(t for m in matrices.values() for t in m.tasks)
     main = main if main in protocols else protocols[-1]
     runs = [_run(name, of, followed, tasks) for name, of in series.items()]
@@ -212,7 +237,10 @@ def follow_training(
 
 
 def _run(
-    series: str, members: Mapping[str, float], matrices: Mapping[Protocol, ScoreMatrix], tasks: Sequence[str]
+    series: str,
+    members: Mapping[str, float],
+    matrices: Mapping[Protocol, ScoreMatrix],
+    tasks: Sequence[str],
 ) -> Run:
     parts = {p: matrix.select(models=members, tasks=tasks) for p, matrix in matrices.items()}
     means = {p: part.values.mean(axis=1) for p, part in parts.items()}
@@ -222,8 +250,15 @@ def _run(
 
 def _shared_tasks(matrices: Sequence[ScoreMatrix]) -> tuple[str, ...]:
     """Return the tasks that every model has under every protocol, and of which more is better."""
-    whole = [set(compress(m.tasks, np.isfinite(m.values).all(axis=0) & np.array(m.higher_is_better))) for m in matrices]
-    return tuple(task for task in matrices[-1].tasks if all(task in of for of in whole)) if matrices else ()
+    whole = [
+        set(compress(m.tasks, np.isfinite(m.values).all(axis=0) & np.array(m.higher_is_better)))
+        for m in matrices
+    ]
+    return (
+        tuple(task for task in matrices[-1].tasks if all(task in of for of in whole))
+        if matrices
+        else ()
+    )
 
 
 @dataclass(frozen=True)
@@ -235,7 +270,11 @@ class ConsistencyFindings(Findings):
 
 
 def find_stability(
-    evidence: Evidence, checkpoints: Mapping[str, Checkpoint] | None = None, *, unit: str | None = None, **how: Any
+    evidence: Evidence,
+    checkpoints: Mapping[str, Checkpoint] | None = None,
+    *,
+    unit: str | None = None,
+    **how: Any,
 ) -> Stability:
     """Say how stably scores grow over the checkpoints of a run: those given, else those that studies or names tell.
 
@@ -246,24 +285,34 @@ def find_stability(
 
 
 def find_training(
-    evidence: Evidence, checkpoints: Mapping[str, Checkpoint] | None = None, *, unit: str | None = None
+    evidence: Evidence,
+    checkpoints: Mapping[str, Checkpoint] | None = None,
+    *,
+    unit: str | None = None,
 ) -> Training:
     """Follow the runs that the checkpoints are of: mean scores against steps, and when their order is the final one."""
     found = known_checkpoints(evidence, unit) if checkpoints is None else checkpoints
-    return follow_training(evidence.planned, found, evidence.main or Protocol(""), unit=unit or "steps")
+    return follow_training(
+        evidence.planned, found, evidence.main or Protocol(""), unit=unit or "steps"
+    )
 
 
 def known_checkpoints(evidence: Evidence, unit: str | None = None) -> dict[str, Checkpoint]:
     """Return the checkpoints that the studies name, else those whose names say it; in steps, or in tokens."""
     rows = [row for row in evidence.specs if row.series is not None and row.step is not None]
     if unit == "tokens":
-        found = {row.name: Checkpoint(str(row.series), row.tokens) for row in rows if row.tokens is not None}
+        found = {
+            row.name: Checkpoint(str(row.series), row.tokens)
+            for row in rows
+            if row.tokens is not None
+        }
     else:
         found = taus.named_checkpoints(evidence.models)
         found |= {row.name: Checkpoint(str(row.series), float(row.step or 0)) for row in rows}
     if not found:
         raise InputError(
-            f"no checkpoints are known in {evidence.source}" + (" with their tokens" if unit == "tokens" else ""),
+            f"no checkpoints are known in {evidence.source}"
+            + (" with their tokens" if unit == "tokens" else ""),
             hint="give --steps with a CSV file of the columns model, series, step (or tokens)",
         )
     return found
@@ -278,7 +327,9 @@ def find_consistency(
 ) -> ConsistencyFindings:
     """Compare base models with their instruct versions: the pairs given, else those that studies or facts tell."""
     found = known_pairs(evidence) if pairs is None else pairs
-    consistency = taus.measure_consistency(evidence.planned, found, reference=instruct_by, baseline=baseline)
+    consistency = taus.measure_consistency(
+        evidence.planned, found, reference=instruct_by, baseline=baseline
+    )
     try:
         ablation = compare_methods(evidence.planned, models=list(found))
     except InputError:  # no task was scored by two methods
@@ -305,15 +356,23 @@ def read_checkpoints(path: Path, unit: str | None = None) -> tuple[dict[str, Che
     """
     rows = list(_rows(path, {"model"}))
     columns = set(rows[0][1]) if rows else set()
-    chosen = {"steps": "step", "tokens": "tokens"}.get(unit or "", "step" if "step" in columns else "tokens")
+    chosen = {"steps": "step", "tokens": "tokens"}.get(
+        unit or "", "step" if "step" in columns else "tokens"
+    )
     if chosen not in columns:
-        raise DataError(f"the column {chosen} is missing", where=str(path), hint="columns: model, series, step, tokens")
+        raise DataError(
+            f"the column {chosen} is missing",
+            where=str(path),
+            hint="columns: model, series, step, tokens",
+        )
     found: dict[str, Checkpoint] = {}
     for place, row in rows:
         try:
             found[row["model"]] = Checkpoint(row.get("series") or "series", float(row[chosen]))
         except ValueError:
-            raise DataError(f"{row[chosen]!r} is no number", where=f"{place}, column {chosen}") from None
+            raise DataError(
+                f"{row[chosen]!r} is no number", where=f"{place}, column {chosen}"
+            ) from None
     return found, "steps" if chosen == "step" else "tokens"
 
 
@@ -323,7 +382,9 @@ def known_pairs(evidence: Evidence) -> dict[str, str]:
     return pair_models(evidence.models, evidence.facts, bases)
 
 
-def pair_models(models: Sequence[str], table: ModelTable, bases: Mapping[str, str] = NONE) -> dict[str, str]:
+def pair_models(
+    models: Sequence[str], table: ModelTable, bases: Mapping[str, str] = NONE
+) -> dict[str, str]:
     """Pair base models with their instruct versions among ``models``: base → instruct.
 
     ``bases`` (instruct → base) is what a study says; facts say the rest. A base model with several instruct versions
@@ -333,7 +394,9 @@ def pair_models(models: Sequence[str], table: ModelTable, bases: Mapping[str, st
     by_facts = {found.name: model for model, found in reversed(facts.items())}
     told = {}
     for model, found in facts.items():
-        known = table.find(found.base_model) if found.kind == "instruct" and found.base_model else None
+        known = (
+            table.find(found.base_model) if found.kind == "instruct" and found.base_model else None
+        )
         told[model] = by_facts.get(known.name) if known else None
     told |= bases
     pairs: dict[str, str] = {}

@@ -47,7 +47,9 @@ class Checkpoint:
 def named_checkpoints(models: Iterable[str]) -> dict[str, Checkpoint]:
     """Find the models named ``run@step`` (or ``run@step1000``), as a study names the checkpoints of a series."""
     named = {model: match for model in models if (match := _NAMED.fullmatch(model))}
-    return {model: Checkpoint(match["series"], float(match["step"])) for model, match in named.items()}
+    return {
+        model: Checkpoint(match["series"], float(match["step"])) for model, match in named.items()
+    }
 
 
 def by_series(checkpoints: Mapping[str, Checkpoint]) -> dict[str, dict[str, float]]:
@@ -70,7 +72,9 @@ class Curve:
     scores: Floats
     stderr: Floats
     tau: Interval
-    gap: float | None  # the smallest gap resolved, None where none is or where no standard error is known
+    gap: (
+        float | None
+    )  # the smallest gap resolved, None where none is or where no standard error is known
     neighbours: float | None  # the share of neighbouring checkpoints told apart in the right order
 
     def at(self, places: Places) -> tuple[Floats, Floats]:
@@ -98,10 +102,15 @@ class Stability(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return tau per curve, the mean per method, and the improvements over the baseline (table 1's layout)."""
-        rows = [(c.series, c.task, c.method, len(c.steps), c.tau, c.gap, c.neighbours) for c in self.curves]
+        rows = [
+            (c.series, c.task, c.method, len(c.steps), c.tau, c.gap, c.neighbours)
+            for c in self.curves
+        ]
         by = {method: [c for c in self.curves if c.method == method] for method in self.methods}
         taus = {method: float(nan_mean([c.tau.value for c in own])) for method, own in by.items()}
-        means = [(m, len(own), taus[m], sum(c.gap is not None for c in own)) for m, own in by.items()]
+        means = [
+            (m, len(own), taus[m], sum(c.gap is not None for c in own)) for m, own in by.items()
+        ]
         title = f"Stability: Kendall's tau between scores and {self.unit}"
         start = ("series", "task", "method", "checkpoints", "tau", "low", "high")
         columns = (*start, f"gap ({self.unit})", "neighbours")
@@ -111,7 +120,9 @@ class Stability(Finding):
             f"of adjacent checkpoints so told apart.{noted(self.left_out)}"
         )
         mean_columns = ("method", "curves", "mean tau", "resolved")
-        mean_note = "resolved: curves that resolve some gap. Compare methods on the same curves only."
+        mean_note = (
+            "resolved: curves that resolve some gap. Compare methods on the same curves only."
+        )
         return (
             Table(title, columns, rows, note),
             Table("Mean stability of each method", mean_columns, means, mean_note),
@@ -130,7 +141,10 @@ class Stability(Finding):
         for series, task in dict.fromkeys((c.series, c.task) for c in self.curves):
             chosen = [c for c in self.curves if (c.series, c.task) == (series, task)]
             lines = tuple(c.line() for c in chosen)
-            points = tuple(Points(line.name, line.x, line.y, c.models) for line, c in zip(lines, chosen, strict=True))
+            points = tuple(
+                Points(line.name, line.x, line.y, c.models)
+                for line, c in zip(lines, chosen, strict=True)
+            )
             name, title = f"stability-{series}-{task}", f"{task} over the pretraining of {series}"
             drawn.append(Plot(name, title, caption, points, lines, self.unit, "score"))
         return drawn
@@ -167,7 +181,9 @@ def measure_stability(
     blank = outside(checkpoints, found.models)
     reasons = {
         "no score": blank,
-        "of a series of fewer than three scored checkpoints": outside(checkpoints, {*taken, *blank}),
+        "of a series of fewer than three scored checkpoints": outside(
+            checkpoints, {*taken, *blank}
+        ),
         "no checkpoint of a series": outside(found.models, checkpoints),
     }
     shown = tuple(sorted({curve.method for curve in curves}, key=methods.index))
@@ -195,24 +211,46 @@ def resolvable_gap(
 
 
 def _curve(
-    series: str, members: Mapping[str, float], found: Columns, key: tuple[str, str], power: float, rng: Generator
+    series: str,
+    members: Mapping[str, float],
+    found: Columns,
+    key: tuple[str, str],
+    power: float,
+    rng: Generator,
 ) -> Curve | None:
     values, stderr = found.at(key, members)
     scored = np.isfinite(values)
     if scored.sum() < 3:
         return None
     steps, values, stderr = np.array(list(members.values()))[scored], values[scored], stderr[scored]
-    tau = tau_interval(float(tau_rows(steps, values)), _tau_draws(steps, values, stderr, rng), bounds=(-1.0, 1.0))
+    tau = tau_interval(
+        float(tau_rows(steps, values)), _tau_draws(steps, values, stderr, rng), bounds=(-1.0, 1.0)
+    )
     models = tuple(compress(members, scored))
-    return Curve(series, *key, models, steps, values, stderr, tau, *resolvable_gap(steps, values, stderr, power=power))
+    return Curve(
+        series,
+        *key,
+        models,
+        steps,
+        values,
+        stderr,
+        tau,
+        *resolvable_gap(steps, values, stderr, power=power),
+    )
 
 
 def _tau_draws(steps: Floats, values: Floats, stderr: Floats, rng: np.random.Generator) -> Floats:
     """Return tau of scores drawn again; none where a standard error is unknown."""
-    return tau_rows(steps, redraw(values, stderr, DRAWS, rng)) if np.isfinite(stderr).all() else np.array([])
+    return (
+        tau_rows(steps, redraw(values, stderr, DRAWS, rng))
+        if np.isfinite(stderr).all()
+        else np.array([])
+    )
 
 
-def _improvements(curves: Sequence[Curve], baseline: str, rng: np.random.Generator) -> tuple[Improvement, ...]:
+def _improvements(
+    curves: Sequence[Curve], baseline: str, rng: np.random.Generator
+) -> tuple[Improvement, ...]:
     """Compare every curve with the baseline's, on the checkpoints that both have."""
     origins = {(c.series, c.task): c for c in curves if c.method == baseline}
     found: list[Improvement] = []
@@ -259,10 +297,24 @@ class Consistency(Finding):
     def tables(self) -> Sequence[Table]:
         """Return tau per benchmark and method, the mean per method, and the improvements (tables 2 and 3's layout)."""
         rows = [(k.task, k.method, k.reference, len(k.pairs), k.tau, k.gain) for k in self.links]
-        taus = {method: [k.tau.value for k in self.links if k.method == method] for method in self.methods}
-        means = [(method, np.isfinite(of).sum(), float(nan_mean(of))) for method, of in taus.items()]
+        taus = {
+            method: [k.tau.value for k in self.links if k.method == method]
+            for method in self.methods
+        }
+        means = [
+            (method, np.isfinite(of).sum(), float(nan_mean(of))) for method, of in taus.items()
+        ]
         title = "Consistency: Kendall's tau between base models and their instruct versions"
-        columns = ("task", "base models by", "instruct models by", "pairs", "tau", "low", "high", "gain")
+        columns = (
+            "task",
+            "base models by",
+            "instruct models by",
+            "pairs",
+            "tau",
+            "low",
+            "high",
+            "gain",
+        )
         note = (
             "gain: mean score of the instruct versions less that of the base models. Intervals resample the pairs, and "
             f"the scores where their standard errors are known.{noted(self.left_out)}"
@@ -275,15 +327,23 @@ class Consistency(Finding):
 
     def charts(self) -> Sequence[Chart]:
         """Return tau as a heat map, and base against instruct scores for each benchmark."""
-        caption = "Kendall's tau between base models and their instruct versions; 1 means the same order."
+        caption = (
+            "Kendall's tau between base models and their instruct versions; 1 means the same order."
+        )
         taus = {(k.task, k.method): k.tau.value for k in self.links}
         drawn = ablation.tau_charts("consistency", caption, taus, self.improvements)
         caption = "Each point is one pair. Points that rise from left to right are consistent."
         axes = "base model's score", "instruct version's score"
         for task in dict.fromkeys(k.task for k in self.links):
             links = [k for k in self.links if k.task == task]
-            points = tuple(Points(k.method, k.base, k.instruct, tuple(dict(k.pairs))) for k in links)
-            drawn.append(Plot(f"consistency-{task}", f"{task}: base and instruct", caption, points, (), *axes))
+            points = tuple(
+                Points(k.method, k.base, k.instruct, tuple(dict(k.pairs))) for k in links
+            )
+            drawn.append(
+                Plot(
+                    f"consistency-{task}", f"{task}: base and instruct", caption, points, (), *axes
+                )
+            )
         return drawn
 
 
@@ -303,7 +363,10 @@ def measure_consistency(
     resampled pairs, so improvements over the ``baseline`` are paired.
     """
     if len(pairs) < 3:
-        raise InputError(f"{len(pairs)} pairs of base and instruct models; tau needs three", hint="name more pairs")
+        raise InputError(
+            f"{len(pairs)} pairs of base and instruct models; tau needs three",
+            hint="name more pairs",
+        )
     found = columns(scores)
     methods = found.ordered(baseline)
     links: list[Link] = []
@@ -312,13 +375,20 @@ def measure_consistency(
         rng = np.random.default_rng(0)
         choices = rng.integers(0, len(pairs), size=(draws, len(pairs)))
         judges = {method: _judge(found, task, method, reference) for method in methods}
-        every = {m: _link(found, task, m, judge, pairs, choices, rng) for m, judge in judges.items() if judge}
+        every = {
+            m: _link(found, task, m, judge, pairs, choices, rng)
+            for m, judge in judges.items()
+            if judge
+        }
         made = {method: link for method, link in every.items() if link is not None}
         links += [link for link, _ in made.values()]
         improvements += _paired_improvements(made, baseline)
     if not links:
         hint = "score both sides of each pair, or name the pairs in a CSV file with the columns base and instruct"
-        raise InputError("no benchmark has scores of three or more base models and their instruct versions", hint=hint)
+        raise InputError(
+            "no benchmark has scores of three or more base models and their instruct versions",
+            hint=hint,
+        )
     taken = {model for link in links for pair in link.pairs for model in pair}
     reasons = {
         "not scored on both sides of the pair": outside(pairs, taken),
@@ -332,7 +402,9 @@ def _judge(found: Columns, task: str, method: str, reference: str | None) -> str
     """Return the method that scores the instruct versions, where the benchmark has it and the method itself."""
     if (task, method) not in found.table:
         return None
-    names = {None: ("instruct", "instruct:0", "direct", method), "same": (method,)}.get(reference, (reference,))
+    names = {None: ("instruct", "instruct:0", "direct", method), "same": (method,)}.get(
+        reference, (reference,)
+    )
     return next((name for name in names if name and (task, name) in found.table), None)
 
 
@@ -350,15 +422,22 @@ def _link(
     scored = np.isfinite(base[0]) & np.isfinite(instruct[0])
     if scored.sum() < 3:
         return None
-    drawn = [np.take_along_axis(redraw(side[0], side[1], len(choices), rng), choices, 1) for side in (base, instruct)]
+    drawn = [
+        np.take_along_axis(redraw(side[0], side[1], len(choices), rng), choices, 1)
+        for side in (base, instruct)
+    ]
     spread = tau_rows(*drawn)
     first, second = base[0, scored], instruct[0, scored]
     tau = tau_interval(float(tau_rows(first, second)), spread, bounds=(-1.0, 1.0))
     kept = tuple(compress(pairs.items(), scored))
-    return Link(task, method, judge, kept, first, second, tau, float(second.mean() - first.mean())), spread
+    return Link(
+        task, method, judge, kept, first, second, tau, float(second.mean() - first.mean())
+    ), spread
 
 
-def _paired_improvements(made: Mapping[str, tuple[Link, Floats]], baseline: str | None) -> list[Improvement]:
+def _paired_improvements(
+    made: Mapping[str, tuple[Link, Floats]], baseline: str | None
+) -> list[Improvement]:
     """Compare every method of a benchmark with the baseline, over the same pairs."""
     if baseline is None or baseline not in made:
         return []
@@ -366,6 +445,8 @@ def _paired_improvements(made: Mapping[str, tuple[Link, Floats]], baseline: str 
     found = []
     for method, (link, spread) in made.items():
         if method != baseline and link.pairs == origin.pairs:
-            difference = tau_interval(link.tau.value - origin.tau.value, spread - usual, bounds=(-2.0, 2.0))
+            difference = tau_interval(
+                link.tau.value - origin.tau.value, spread - usual, bounds=(-2.0, 2.0)
+            )
             found.append(Improvement("all pairs", link.task, method, baseline, difference))
     return found

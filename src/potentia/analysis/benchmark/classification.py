@@ -58,20 +58,31 @@ class Classification(Finding):
     def tables(self) -> Sequence[Table]:
         """Return models beside baselines, the classes of the best model, and what it takes for what."""
         names = short_names([one.model for one in self.models])
-        rows: list[tuple[Cell, ...]] = [(n, *one.scores, one.direct) for n, one in zip(names, self.models, strict=True)]
-        rows += [(name, *(of.get(m, math.nan) for m in METRICS), math.nan) for name, of in self.baselines.items()]
+        rows: list[tuple[Cell, ...]] = [
+            (n, *one.scores, one.direct) for n, one in zip(names, self.models, strict=True)
+        ]
+        rows += [
+            (name, *(of.get(m, math.nan) for m in METRICS), math.nan)
+            for name, of in self.baselines.items()
+        ]
         columns: tuple[str, ...] = ("model", *NAMES, "accuracy, direct")
         if all(math.isnan(one.direct) for one in self.models):
             columns, rows = columns[:-1], [row[:-1] for row in rows]
         title = f"{self.task}: {len(self.labels)} labels, {self.documents} test documents"
         note = "Macro-F1 and balanced accuracy count every class the same, however rare."
         note += " The last rows need no language model." if self.baselines else ""
-        gold, given, right = self.confusion.sum(axis=1), self.confusion.sum(axis=0), np.diag(self.confusion)
+        gold, given, right = (
+            self.confusion.sum(axis=1),
+            self.confusion.sum(axis=0),
+            np.diag(self.confusion),
+        )
         shares = (_ratio(right, given), _ratio(right, gold), _ratio(2 * right, gold + given))
         classes = zip(self.labels, map(int, gold), map(int, given), *shares, strict=True)
         counts = self.confusion.astype(int)
         heads = ("label", "documents", "predicted", "precision", "recall", "F1")
-        confusion = f"Confusion on {self.task} ({names[0]}): rows are true labels, columns predictions"
+        confusion = (
+            f"Confusion on {self.task} ({names[0]}): rows are true labels, columns predictions"
+        )
         return [
             Table(title, columns, rows, note),
             Table(f"Classes of {self.task} ({names[0]})", heads, classes),
@@ -81,14 +92,24 @@ class Classification(Finding):
     def charts(self) -> Sequence[Chart]:
         """Return accuracy beside the baselines, and the confusion of the best model."""
         names = (*short_names([one.model for one in self.models]), *self.baselines)
-        bars = {"accuracy": [one.scores[0] for one in self.models] + [of["acc"] for of in self.baselines.values()]}
+        bars = {
+            "accuracy": [one.scores[0] for one in self.models]
+            + [of["acc"] for of in self.baselines.values()]
+        }
         caption = "Models, and below them what needs no language model."
         shares = self.confusion / np.maximum(self.confusion.sum(axis=1, keepdims=True), 1)
         title = f"What {names[0]} takes for what on {self.task}"
         why = "Share of the documents of each true label (rows) by predicted label (columns)."
         place, labels = f"confusion-{self.task}", self.labels
         return [
-            Bars(f"classification-{self.task}", f"Accuracy on {self.task}", caption, names, bars, y_label="accuracy"),
+            Bars(
+                f"classification-{self.task}",
+                f"Accuracy on {self.task}",
+                caption,
+                names,
+                bars,
+                y_label="accuracy",
+            ),
             Heatmap(place, title, why, labels, labels, shares, low=0.0, high=1.0),
         ]
 
@@ -101,19 +122,27 @@ class Classification(Finding):
         floor = self.baselines.get(MAJORITY, {})
         below = [name for name, one in named.items() if _difference(one, floor)[1] < 0]
         if below:
-            less = f"{listing(below)} score{'s' if len(below) == 1 else ''} less than always answering"
+            less = (
+                f"{listing(below)} score{'s' if len(below) == 1 else ''} less than always answering"
+            )
             most = f"the most frequent label ({floor['acc']:.3f})"
             said.append(f"{less} {most}: the tuning, the labels or the prompt may be wrong.")
         for name, one in named.items():
             if one.constant is not None:
-                said.append(f"{name} answers {one.constant!r} to nearly every document of {self.task}.")
+                said.append(
+                    f"{name} answers {one.constant!r} to nearly every document of {self.task}."
+                )
             if one.unknown >= UNKNOWN:
-                said.append(f"{name} reads {one.unknown:.0%} of the tokens of {self.task} as unknown.")
+                said.append(
+                    f"{name} reads {one.unknown:.0%} of the tokens of {self.task} as unknown."
+                )
         return said
 
 
 def _ratio(part: Floats, whole: Floats) -> list[float]:
-    return [float(x) for x in np.divide(part, whole, out=np.full(len(whole), np.nan), where=whole > 0)]
+    return [
+        float(x) for x in np.divide(part, whole, out=np.full(len(whole), np.nan), where=whole > 0)
+    ]
 
 
 def _difference(one: Labelled, other: Mapping[str, float]) -> tuple[float, float, float]:
@@ -129,7 +158,9 @@ def _beside(name: str, one: Labelled, other: str, measured: Mapping[str, float])
     if low > 0:
         return f"{scores}, {gap:.3f} more than {other} (95 % interval {low:.3f} to {high:.3f})."
     sure = "less than" if high < 0 else "not surely more than"
-    between = f"{measured['acc']:.3f}; difference {gap:+.3f}, 95 % interval {low:+.3f} to {high:+.3f}"
+    between = (
+        f"{measured['acc']:.3f}; difference {gap:+.3f}, 95 % interval {low:+.3f} to {high:+.3f}"
+    )
     return f"{scores}, {sure} {other} on the same split ({between}). That classifier costs next to nothing and may do."
 
 
@@ -137,7 +168,11 @@ def find_classification(evidence: Evidence, *, best: str | None = None) -> list[
     """Return the tests on labelled texts of one's own, under the protocol that ranks; ``best`` where it is chosen."""
     own = set()
     for study in filter(None, map(study_of, evidence.studies)):
-        own |= {task.name for task in study.benchmarks() if task.file or task.dataset or {".", "/"} & set(task.name)}
+        own |= {
+            task.name
+            for task in study.benchmarks()
+            if task.file or task.dataset or {".", "/"} & set(task.name)
+        }
     if not own or evidence.main is None:
         return []
     by_task: dict[str, list[CellRecord]] = {}
@@ -148,7 +183,9 @@ def find_classification(evidence: Evidence, *, best: str | None = None) -> list[
     return [one for one in found if one is not None]
 
 
-def _classified(evidence: Evidence, task: str, cells: Sequence[CellRecord], best: str | None) -> Classification | None:
+def _classified(
+    evidence: Evidence, task: str, cells: Sequence[CellRecord], best: str | None
+) -> Classification | None:
     """Return one test on labelled texts, the best model first; None where its cells have no labels."""
     ranked = [cell for cell in cells if cell.protocol == evidence.main]
     labels = next(filter(None, (_task(cell).get("labels") for cell in ranked)), None)
@@ -156,7 +193,11 @@ def _classified(evidence: Evidence, task: str, cells: Sequence[CellRecord], best
     if not labels or not ranked:
         return None
     ranked.sort(key=lambda cell: (cell.model != best, -cell.scores["acc"].value, cell.model))
-    direct = {c.model: c.scores["acc"].value for c in cells if c.protocol == "direct" and "acc" in c.scores}
+    direct = {
+        c.model: c.scores["acc"].value
+        for c in cells
+        if c.protocol == "direct" and "acc" in c.scores
+    }
     words = {said: raw for raw, said in labels.items()}
     answers = {cell.model: _answers(evidence.items(cell.key), words) for cell in ranked}
     first, counts = ranked[0], answers[ranked[0].model]
@@ -166,7 +207,9 @@ def _classified(evidence: Evidence, task: str, cells: Sequence[CellRecord], best
         labels=tuple(labels),
         models=tuple(_labelled(cell, direct, answers[cell.model]) for cell in ranked),
         baselines=_task(first).get("baselines") or {},
-        confusion=np.array([[counts[gold, given] for given in labels] for gold in labels], dtype=np.float64),
+        confusion=np.array(
+            [[counts[gold, given] for given in labels] for gold in labels], dtype=np.float64
+        ),
         documents=first.scores["acc"].n,
     )
 
@@ -175,7 +218,9 @@ def _labelled(cell: CellRecord, direct: Mapping[str, float], answers: Answers) -
     accuracy, macro_f1, balanced = (cell.scores[name].value for name in METRICS)
     unknown = float(_task(cell).get("unknown_tokens") or 0.0)
     error, before = cell.scores["acc"].stderr, direct.get(cell.model, math.nan)
-    return Labelled(cell.model, (accuracy, macro_f1, balanced), error, before, _constant(answers), unknown)
+    return Labelled(
+        cell.model, (accuracy, macro_f1, balanced), error, before, _constant(answers), unknown
+    )
 
 
 def _task(cell: CellRecord) -> Mapping[str, Any]:
@@ -184,7 +229,9 @@ def _task(cell: CellRecord) -> Mapping[str, Any]:
 
 def _answers(items: Sequence[ItemOutcome], words: Mapping[str, str]) -> Answers:
     """Count the documents by true and by predicted label."""
-    return Counter((words.get(one.gold, one.gold), words.get(one.prediction, one.prediction)) for one in items)
+    return Counter(
+        (words.get(one.gold, one.gold), words.get(one.prediction, one.prediction)) for one in items
+    )
 
 
 def _constant(answers: Answers) -> str | None:
@@ -196,4 +243,6 @@ def _constant(answers: Answers) -> str | None:
     if given.total() < 10:
         return None
     label, times = given.most_common(1)[0]
-    return label if times >= CONSTANT * given.total() and gold[label] < 0.9 * given.total() else None
+    return (
+        label if times >= CONSTANT * given.total() and gold[label] < 0.9 * given.total() else None
+    )

@@ -78,7 +78,9 @@ class BenchmarkVerdict(Finding):
     gain: Interval | None  # by tuning, over models
     direct_tuned: float  # τ of the rankings before and after tuning
     suspects: tuple[Suspect, ...]
-    in_train: int | None  # test documents that are in the training split, where the data was at hand
+    in_train: (
+        int | None
+    )  # test documents that are in the training split, where the data was at hand
 
     def tables(self) -> Sequence[Table]:
         """Return the page: the verdict with its reasons, the measures, agreement by task, suspect items."""
@@ -96,14 +98,26 @@ class BenchmarkVerdict(Finding):
             "best score": self.best,
             "median score": self.median,
             "τ of direct and tuned ranking": self.direct_tuned,
-            "share of suspect items": len(self.suspects) / self.documents if self.by_items else None,
+            "share of suspect items": len(self.suspects) / self.documents
+            if self.by_items
+            else None,
             "test documents that are in train": self.in_train,
         }
-        rows = [(name, *((v,) if isinstance(v, Interval) else (_short(v), None, None))) for name, v in measures.items()]
+        rows = [
+            (name, *((v,) if isinstance(v, Interval) else (_short(v), None, None)))
+            for name, v in measures.items()
+        ]
         near = sorted(zip(self.others, self.taus, strict=True), key=lambda pair: -pair[1])
         note = "Intervals are of 95 %, over models drawn anew."
-        note += "" if self.by_items else " Without items: reliability from standard errors, no suspect items."
-        title, columns = f"{self.task} ({self.protocol}, {self.models} models)", ("measure", "value", "low", "high")
+        note += (
+            ""
+            if self.by_items
+            else " Without items: reliability from standard errors, no suspect items."
+        )
+        title, columns = (
+            f"{self.task} ({self.protocol}, {self.models} models)",
+            ("measure", "value", "low", "high"),
+        )
         tables = [
             Table(f"{self.task}: {self.verdict}", ("", "reason"), enumerate(self.reasons, start=1)),
             Table(title, columns, rows, note),
@@ -123,7 +137,10 @@ class BenchmarkVerdict(Finding):
             return []
         order = np.argsort(self.taus)[::-1]
         labels, taus = picked(self.others, order), picked(self.taus, order)
-        title, caption = f"Agreement of {self.task} with the others", "Kendall's τ of the rankings of models."
+        title, caption = (
+            f"Agreement of {self.task} with the others",
+            "Kendall's τ of the rankings of models.",
+        )
         return [Bars(f"benchmark-{self.task}", title, caption, labels, {"τ": taus}, y_label="τ")]
 
     def headline(self) -> str:
@@ -132,7 +149,9 @@ class BenchmarkVerdict(Finding):
 
 
 def _short(value: float | None) -> Cell:
-    return int(value) if isinstance(value, float) and value >= 2 and value == round(value) else value
+    return (
+        int(value) if isinstance(value, float) and value >= 2 and value == round(value) else value
+    )
 
 
 def find_benchmark(
@@ -142,10 +161,15 @@ def find_benchmark(
     chosen = Protocol(protocol or evidence.main or "")
     if chosen not in evidence.planned:
         known = ", ".join(evidence.planned)
-        raise InputError(f"no protocol {str(chosen)!r} in {evidence.source}", hint=f"there are: {known}")
+        raise InputError(
+            f"no protocol {str(chosen)!r} in {evidence.source}", hint=f"there are: {known}"
+        )
     matrix = evidence.planned[chosen].benchmarks()
     if task not in matrix.tasks:
-        raise InputError(f"no scores of {task} in {evidence.source}", hint=f"there are: {', '.join(matrix.tasks[:12])}")
+        raise InputError(
+            f"no scores of {task} in {evidence.source}",
+            hint=f"there are: {', '.join(matrix.tasks[:12])}",
+        )
     direct = next((m for p, m in evidence.planned.items() if not p.tuned and task in m.tasks), None)
     items = evidence.outcomes.get(chosen, {}).get(task, {})
     guess = known_chance(task, matrix.metrics[matrix.tasks.index(task)], evidence.background.chance)
@@ -171,9 +195,14 @@ def find_benchmarks(evidence: Evidence) -> tuple[BenchmarkVerdict, ...]:
 def benchmark_table(verdicts: Sequence[BenchmarkVerdict]) -> Table:
     """Return one row per benchmark: the verdict, the first reason, and the measures behind it."""
     worst_first = sorted(verdicts, key=lambda b: ("drop", "fix", "keep").index(b.verdict))
-    rows = [(b.task, b.verdict, b.reasons[0], b.agreement.value, b.reliability, b.resolved) for b in worst_first]
+    rows = [
+        (b.task, b.verdict, b.reasons[0], b.agreement.value, b.reliability, b.resolved)
+        for b in worst_first
+    ]
     columns = ("benchmark", "verdict", "reason", "mean τ", "reliability", "pairs that differ")
-    return Table("Every benchmark", columns, rows, note="One by one: potentia analyze benchmark NAME.")
+    return Table(
+        "Every benchmark", columns, rows, note="One by one: potentia analyze benchmark NAME."
+    )
 
 
 def judge(
@@ -191,14 +220,18 @@ def judge(
     known = np.isfinite(matrix.values)
     rows = list(compress(matrix.models, known[:, column]))
     if len(rows) < FEWEST:
-        raise InputError(f"{task} has scores of {len(rows)} models", hint=f"a verdict needs {FEWEST} at least")
+        raise InputError(
+            f"{task} has scores of {len(rows)} models", hint=f"a verdict needs {FEWEST} at least"
+        )
     shared = known[known[:, column]].sum(axis=0)
     others = [t for k, t in enumerate(matrix.tasks) if k != column and shared[k] >= FEWEST]
     matrix = matrix.select(models=rows)
     rng = np.random.default_rng(seed)
     values, errors = matrix.oriented()[:, column], matrix.stderr[:, column]
     _, shared_documents, answers = aligned(rows, items or {})
-    answers = answers if len(answers) == len(rows) else np.zeros((len(rows), 0))  # of all models, or of none
+    answers = (
+        answers if len(answers) == len(rows) else np.zeros((len(rows), 0))
+    )  # of all models, or of none
     fine = np.flatnonzero(np.isfinite(answers).all(axis=0))
     documents, answers = picked(shared_documents, fine), answers[:, fine]
     by_items = answers.shape[1] >= 2
@@ -207,7 +240,11 @@ def judge(
     differences_p, reliability = _by_items(answers) if by_items else _by_errors(values, errors)
     gain, moved = _gain(matrix, direct, task, rng)
     guess = math.nan if chance is None else chance
-    scores, sizes, up = matrix.values[:, column], matrix.n[:, column], matrix.higher_is_better[column]
+    scores, sizes, up = (
+        matrix.values[:, column],
+        matrix.n[:, column],
+        matrix.higher_is_better[column],
+    )
     found = BenchmarkVerdict(
         task=task,
         protocol=str(matrix.protocol),
@@ -225,7 +262,9 @@ def judge(
         needed=_needed(answers) if by_items else math.nan,
         resolved=_resolved(answers, values, errors),
         chance=guess,
-        at_floor=float(np.mean(scores <= guess + 2 * errors)) if up and np.isfinite(errors).all() else math.nan,
+        at_floor=float(np.mean(scores <= guess + 2 * errors))
+        if up and np.isfinite(errors).all()
+        else math.nan,
         best=float(scores.max() if up else scores.min()),
         median=float(np.median(scores)),
         gain=gain,
@@ -246,7 +285,9 @@ def _decide(b: BenchmarkVerdict, up: bool) -> tuple[Verdict, tuple[str, ...]]:
         floor = f"{b.at_floor:.0%} of the models are at the level of a guess ({b.chance:.2f})"
         found["fix"].append(f"{floor}: it is too hard for them.")
     if up and b.best <= 1.0 and b.median >= CEILING:
-        found["drop"].append(f"half of the models score {b.median:.2f} or more: there is nothing left to tell apart.")
+        found["drop"].append(
+            f"half of the models score {b.median:.2f} or more: there is nothing left to tell apart."
+        )
     negative = sum("negative" in s.reason for s in b.suspects)
     if negative > SUSPECT * b.documents:
         wrong = f"{negative} of {b.documents} items are answered better by worse models"
@@ -260,22 +301,41 @@ def _decide(b: BenchmarkVerdict, up: bool) -> tuple[Verdict, tuple[str, ...]]:
 def _by_tests(b: BenchmarkVerdict) -> tuple[Verdict, str]:
     """Return what the test of differences and the test of agreement say together."""
     if not math.isfinite(b.differences_p):
-        return "fix", "there are neither items nor standard errors: whether its differences are real cannot be told."
+        return (
+            "fix",
+            "there are neither items nor standard errors: whether its differences are real cannot be told.",
+        )
     differs, agrees = b.differences_p < LEVEL, b.agreement_p < LEVEL
     tau = f"τ {b.agreement.value:.2f}"
     if not differs and not agrees:
         same = f"its scores differ no more than chance makes them (P = {b.differences_p:.2f})"
         if not b.others:
             return "drop", f"{same}, and its ranking agrees with nothing: there is no other task."
-        return "drop", f"{same}, and its ranking agrees with no other ({tau}, P = {b.agreement_p:.2f})."
+        return (
+            "drop",
+            f"{same}, and its ranking agrees with no other ({tau}, P = {b.agreement_p:.2f}).",
+        )
     if not differs:
-        more = f" About {b.needed:,.0f} documents would find a difference of {RESOLUTION:g}." if b.by_items else ""
-        return "fix", f"its test is too small to tell these models apart (P = {b.differences_p:.2f}).{more}"
+        more = (
+            f" About {b.needed:,.0f} documents would find a difference of {RESOLUTION:g}."
+            if b.by_items
+            else ""
+        )
+        return (
+            "fix",
+            f"its test is too small to tell these models apart (P = {b.differences_p:.2f}).{more}",
+        )
     if len(b.others) >= 2 and b.agreement.high < 0:
-        return "drop", f"it ranks models against the others ({tau}): check its metric and its labels."
+        return (
+            "drop",
+            f"it ranks models against the others ({tau}): check its metric and its labels.",
+        )
     if len(b.others) >= 2 and not agrees and b.models >= 6:
         alone = f"its differences are real, but its ranking is not shown to agree with the others ({tau}, "
-        return "fix", f"{alone}P = {b.agreement_p:.2f}): it measures something else, or its prompt or metric is wrong."
+        return (
+            "fix",
+            f"{alone}P = {b.agreement_p:.2f}): it measures something else, or its prompt or metric is wrong.",
+        )
     return "keep", ""
 
 
@@ -292,7 +352,9 @@ def _kept(b: BenchmarkVerdict) -> tuple[str, ...]:
 # --- measures --------------------------------------------------------------------------------------------------------
 
 
-def _agreement(values: Floats, rest: Floats, rng: np.random.Generator) -> tuple[Interval, float, tuple[float, ...]]:
+def _agreement(
+    values: Floats, rest: Floats, rng: np.random.Generator
+) -> tuple[Interval, float, tuple[float, ...]]:
     """Return the mean τ with the others over models drawn anew, P of it for a shuffled ranking, and τ with each.
 
     A benchmark agrees where its τ with the mean of the others or with the nearest of them is more than chance gives.
@@ -303,10 +365,14 @@ def _agreement(values: Floats, rest: Floats, rng: np.random.Generator) -> tuple[
     rows = np.concatenate([np.arange(models)[None, :], rng.integers(models, size=(draws, models))])
     taus = [tau_rows(values[rows], rest[rows, k]) for k in range(rest.shape[1])]
     counted = np.isfinite(taus).sum(axis=0)
-    means = np.divide(np.nansum(taus, axis=0), counted, out=np.full(len(rows), np.nan), where=counted > 0)
+    means = np.divide(
+        np.nansum(taus, axis=0), counted, out=np.full(len(rows), np.nan), where=counted > 0
+    )
     low, high = np.nanpercentile(means[1:], [2.5, 97.5])
     spread = np.nanstd(rest, axis=0)
-    common = np.nanmean((rest - np.nanmean(rest, axis=0)) / np.where(spread > 0, spread, 1.0), axis=1)
+    common = np.nanmean(
+        (rest - np.nanmean(rest, axis=0)) / np.where(spread > 0, spread, 1.0), axis=1
+    )
     own, common = values[np.isfinite(common)], common[np.isfinite(common)]
     shuffled = rng.permuted(np.tile(own, (draws, 1)), axis=1)
     with_common = _exceeded(float(tau_rows(own, common)), tau_rows(shuffled, common))
@@ -319,7 +385,11 @@ def _agreement(values: Floats, rest: Floats, rng: np.random.Generator) -> tuple[
 
 def _exceeded(seen: float, by_chance: Floats) -> float:
     """Return the share of draws that reach what was seen, itself among them."""
-    return (1 + float((by_chance >= seen - 1e-12).sum())) / (1 + len(by_chance)) if math.isfinite(seen) else 1.0
+    return (
+        (1 + float((by_chance >= seen - 1e-12).sum())) / (1 + len(by_chance))
+        if math.isfinite(seen)
+        else 1.0
+    )
 
 
 def _by_items(answers: Floats) -> tuple[float, float]:
@@ -365,7 +435,11 @@ def _resolved(answers: Floats, values: Floats, errors: Floats) -> float:
         return float(np.mean(apart))
     both = np.hypot(errors[first], errors[second])
     known = np.isfinite(both)
-    return float(np.mean((np.abs(values[first] - values[second]) > 1.96 * both)[known])) if known.any() else math.nan
+    return (
+        float(np.mean((np.abs(values[first] - values[second]) > 1.96 * both)[known]))
+        if known.any()
+        else math.nan
+    )
 
 
 def _suspects(documents: Sequence[int], answers: Floats, *, tuned: bool) -> tuple[Suspect, ...]:
@@ -380,8 +454,14 @@ def _suspects(documents: Sequence[int], answers: Floats, *, tuned: bool) -> tupl
     negative = negative[np.argsort(r[negative], kind="stable")]
     right, wrong = answers.mean(axis=0), "always wrong after tuning" if tuned else "always wrong"
     return (
-        *(Suspect(documents[k], "negative discrimination", float(right[k]), float(r[k])) for k in map(int, negative)),
-        *(Suspect(documents[k], wrong, 0.0, 0.0) for k in map(int, np.flatnonzero(answers.max(axis=0) <= 0))),
+        *(
+            Suspect(documents[k], "negative discrimination", float(right[k]), float(r[k]))
+            for k in map(int, negative)
+        ),
+        *(
+            Suspect(documents[k], wrong, 0.0, 0.0)
+            for k in map(int, np.flatnonzero(answers.max(axis=0) <= 0))
+        ),
     )
 
 
@@ -392,7 +472,9 @@ def _gain(
     if direct is None:
         return None, math.nan
     both = inside(matrix.models, direct.models)
-    after, before = (part.select(models=both, tasks=[task]).oriented()[:, 0] for part in (matrix, direct))
+    after, before = (
+        part.select(models=both, tasks=[task]).oriented()[:, 0] for part in (matrix, direct)
+    )
     gains = (after - before)[np.isfinite(after - before)]
     if len(gains) < 2:
         return None, math.nan

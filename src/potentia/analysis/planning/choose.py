@@ -89,12 +89,21 @@ class NextCells(Finding):
         """Return the forecast, and the cells in the order of their worth."""
         measure = "agreement with the finished ranking (τ)"
         measure = f"share of the top {self.top} that is right" if self.top else measure
-        rows = [(k + 1, *self.cells[k], self.costs[k], self.expected[k]) for k in range(len(self.cells))]
-        spans = [("now", 0, 0.0, self.now), ("after these cells", len(rows), self.cost, self.forecast)]
+        rows = [
+            (k + 1, *self.cells[k], self.costs[k], self.expected[k]) for k in range(len(self.cells))
+        ]
+        spans = [
+            ("now", 0, 0.0, self.now),
+            ("after these cells", len(rows), self.cost, self.forecast),
+        ]
         columns = ("", "cells", self.unit, "expected", "low", "high")
         return [
             Table(f"Expected {measure}", columns, spans, self._note()),
-            Table(f"Cells to run next ({self.protocol})", ("", "model", "task", self.unit, "expected"), rows),
+            Table(
+                f"Cells to run next ({self.protocol})",
+                ("", "model", "task", self.unit, "expected"),
+                rows,
+            ),
         ]
 
     def _note(self) -> str:
@@ -120,7 +129,9 @@ def choose_cells(
     Give a budget, a confidence, or both (the first that is met ends the plan); ``most`` bounds the number of cells,
     for the next wave of an adaptive run. Cells of cost zero are free and always fit.
     """
-    _check(completion, top, confidence, endless=budget is None and confidence is None and most is None)
+    _check(
+        completion, top, confidence, endless=budget is None and confidence is None and most is None
+    )
     price = _prices(completion, costs)
     given, room = price.copy(), np.inf if budget is None else float(budget)
     state = Outlook(completion, top)
@@ -166,13 +177,22 @@ def choose_cells(
     )
 
 
-def _check(completion: Completion, top: int | None, confidence: float | None, *, endless: bool) -> None:
+def _check(
+    completion: Completion, top: int | None, confidence: float | None, *, endless: bool
+) -> None:
     if endless:
-        raise InputError("a plan needs a budget or a confidence", hint="give budget=…, confidence=… or most=…")
+        raise InputError(
+            "a plan needs a budget or a confidence", hint="give budget=…, confidence=… or most=…"
+        )
     if top is not None and not 1 <= top <= len(completion.models):
-        raise InputError(f"top {top} of {len(completion.models)} models", hint="top is from 1 to the number of models")
+        raise InputError(
+            f"top {top} of {len(completion.models)} models",
+            hint="top is from 1 to the number of models",
+        )
     if confidence is not None and not 0 < confidence <= 1:
-        raise InputError(f"a confidence of {confidence:g}", hint="a confidence lies between 0 and 1, such as 0.9")
+        raise InputError(
+            f"a confidence of {confidence:g}", hint="a confidence lies between 0 and 1, such as 0.9"
+        )
 
 
 def needed(confidence: float, top: int | None) -> float:
@@ -204,9 +224,13 @@ def _prices(completion: Completion, costs: Costs) -> Floats:
     """Costs in the completion's order, NaN for what is measured already or cannot be run."""
     rows = {m: i for i, m in enumerate(costs.models)}
     columns = {t: j for j, t in enumerate(costs.tasks)}
-    missing = [m for m in completion.models if m not in rows] + [t for t in completion.tasks if t not in columns]
+    missing = [m for m in completion.models if m not in rows] + [
+        t for t in completion.tasks if t not in columns
+    ]
     if missing:
-        raise InputError(f"no costs for {', '.join(missing[:5])}", hint="give NaN for cells that cannot be run")
+        raise InputError(
+            f"no costs for {', '.join(missing[:5])}", hint="give NaN for cells that cannot be run"
+        )
     grid = np.ix_([rows[m] for m in completion.models], [columns[t] for t in completion.tasks])
     return np.where(completion.measured, np.nan, costs.values[grid])
 
@@ -228,7 +252,9 @@ class Outlook:
         rise = steepness(self.posterior, scale)
         filled = np.where(completion.measured, completion.values, completion.mean)
         spread = expected_spread(filled, self.posterior, scale)
-        weights = np.where(completion.measured | (spread < 1e-12), 0.0, rise / np.maximum(spread, 1e-12))
+        weights = np.where(
+            completion.measured | (spread < 1e-12), 0.0, rise / np.maximum(spread, 1e-12)
+        )
         total, cells = self.posterior.covariance_with(weights / len(completion.tasks))
         # The spread of whole rows was checked apart from that of cells; both sides of g·gᵀ/v scale with it.
         self.start = self.total = total * wider**2
@@ -246,9 +272,13 @@ class Outlook:
         cost = np.maximum(price[tuple(places.T)], 1e-12 * np.nanmax(price, initial=1e-300) + 1e-300)
         g = self.cells[:, places[:, 0], places[:, 1]]  # (models, places)
         v = self.variance[tuple(places.T)]
-        lost = ((g**2).sum(axis=0) - g.sum(axis=0) ** 2 / count) / v  # of the variance about the common mean
+        lost = (
+            (g**2).sum(axis=0) - g.sum(axis=0) ** 2 / count
+        ) / v  # of the variance about the common mean
         if len(places) > 2 * CANDIDATES:
-            keep = np.union1d(np.argsort(-lost / cost)[:CANDIDATES], np.argsort(-lost)[: CANDIDATES // 4])
+            keep = np.union1d(
+                np.argsort(-lost / cost)[:CANDIDATES], np.argsort(-lost)[: CANDIDATES // 4]
+            )
             places, cost, g, v, lost = places[keep], cost[keep], g[:, keep], v[keep], lost[keep]
         total = float(np.trace(self.total) - self.total.sum() / count)
         worth = lost / max(total, 1e-300)
@@ -314,7 +344,9 @@ class Outlook:
         count = len(self.aggregate)
         if self.top is not None:
             truth = truth + self.luck[2] * self.completion.noise
-            named, real = (np.argsort(-x, axis=1, kind="stable")[:, : self.top] for x in (believed, truth))
+            named, real = (
+                np.argsort(-x, axis=1, kind="stable")[:, : self.top] for x in (believed, truth)
+            )
             measure = (named[:, :, None] == real[:, None, :]).any(axis=2).mean(axis=1)
             return interval(float(measure.mean()), measure, level=self.completion.level)
         few = max(20, min(len(truth), 2_000_000 // count**2))
@@ -331,7 +363,9 @@ def expected_misorder(gap: Floats, variance: Floats, explained: Floats) -> Float
     return np.asarray(2.0 * owens_t(np.abs(gap) / np.sqrt(whole), np.minimum(slant, 1e9)))
 
 
-def _pair_variance(total: Floats, first: npt.NDArray[np.intp], second: npt.NDArray[np.intp]) -> Floats:
+def _pair_variance(
+    total: Floats, first: npt.NDArray[np.intp], second: npt.NDArray[np.intp]
+) -> Floats:
     own = np.diag(total)
     return np.maximum(own[first] + own[second] - 2.0 * total[first, second], 1e-18)
 
@@ -382,7 +416,11 @@ class Choice(Finding):
     def to_dict(self) -> dict[str, Any]:
         """Return every field, the best with its chance, and who is close to it."""
         found = {f.name: jsonable(getattr(self, f.name)) for f in fields(self)}
-        return found | {"best": self.best, "p_best": self.p_best, "close": list(self.ranking.rivals)}
+        return found | {
+            "best": self.best,
+            "p_best": self.p_best,
+            "close": list(self.ranking.rivals),
+        }
 
     def answer(self) -> str:
         """Say which model is the best for the data, how sure that is, and what would make it surer."""
@@ -397,17 +435,32 @@ class Choice(Finding):
         dropped = sum(s.out is not None for s in self.standings)
         if dropped:
             models = "The model that was" if dropped == 1 else f"The {dropped} models that were"
-            told.append(f"{models} dropped early had a chance of {percent(self.lost)} to be the best.")
+            told.append(
+                f"{models} dropped early had a chance of {percent(self.lost)} to be the best."
+            )
         return " ".join(told)
 
     def tables(self) -> Sequence[Table]:
         """Return the candidates, best first."""
         rows = []
         for s in self.standings:
-            state = s.problem or ("best" if s.model == self.best else "close" if s.model in self.ranking.rivals else "")
+            state = s.problem or (
+                "best"
+                if s.model == self.best
+                else "close"
+                if s.model in self.ranking.rivals
+                else ""
+            )
             state = f"out in round {s.out}" if s.out is not None else state
-            scores = plus_minus(s.direct, Z * s.direct_stderr), plus_minus(s.tuned, Z * s.tuned_stderr)
+            scores = (
+                plus_minus(s.direct, Z * s.direct_stderr),
+                plus_minus(s.tuned, Z * s.tuned_stderr),
+            )
             rows.append((s.model, *scores, s.validation, s.p_best, state))
         note = self.answer() + "".join(f" {note}" for note in self.notes)
         columns = ("model", "direct", "tuned", "validation", "P(best)", "")
-        return [Table(f"{self.task} ({self.metric}), tuned on {self.train} documents", columns, rows, note)]
+        return [
+            Table(
+                f"{self.task} ({self.metric}), tuned on {self.train} documents", columns, rows, note
+            )
+        ]

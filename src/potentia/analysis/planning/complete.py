@@ -33,7 +33,16 @@ from scipy.special import ndtri
 from scipy.stats import rankdata
 from scipy.stats import t as student
 
-from potentia.analysis.planning.factors import MOST_ROWS, Posterior, Problem, Solved, Weights, learn, predict, solve
+from potentia.analysis.planning.factors import (
+    MOST_ROWS,
+    Posterior,
+    Problem,
+    Solved,
+    Weights,
+    learn,
+    predict,
+    solve,
+)
 from potentia.analysis.planning.features import Scale, set_up
 from potentia.analysis.rankings.aggregate import mean_z, rank_plot
 from potentia.analysis.stats.bootstrap import interval, tau_rows
@@ -50,7 +59,10 @@ FOLDS = 5
 PSEUDO = 150  # distances of a normal distribution in the pool
 LEAST_CELLS = 40  # known cells of a study that tell something of its unknown ones
 PSEUDO_ROWS, PSEUDO_CELLS = 10, 30  # that were off as far as expected
-SCALE_SPREAD, SCALE_WEIGHT = 0.3, 2.0  # families' scales differ by so much on the log scale; a belief worth two of them
+SCALE_SPREAD, SCALE_WEIGHT = (
+    0.3,
+    2.0,
+)  # families' scales differ by so much on the log scale; a belief worth two of them
 KNOWN_SHARE = 0.3  # of a family's rows that are whole, from which on the family is known
 LIKE = 3  # a hidden row takes the gaps of one of so many unfinished rows of like ability
 _LEVELS = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995])
@@ -103,7 +115,9 @@ def for_new_family(distances: Sequence[Floats]) -> Floats:
     spread = np.sqrt((squares + SCALE_WEIGHT * SCALE_SPREAD**2) / freedom * (1.0 + 1.0 / count))
     drawn = np.exp(middle + spread * student.ppf(_shares(60), freedom))
     shapes = [np.quantile(d / scale, _shares(200)) for d, scale in zip(known, scales, strict=True)]
-    quantiles = np.quantile(np.multiply.outer(np.concatenate([*shapes, _typical(200)]), drawn), _LEVELS)
+    quantiles = np.quantile(
+        np.multiply.outer(np.concatenate([*shapes, _typical(200)]), drawn), _LEVELS
+    )
     quantiles[0] = 0.0
     return np.asarray(quantiles)
 
@@ -138,7 +152,9 @@ def calibrate(
         rows, hidden = whole, known[whole] & ~known[_alike(solved.mean[0], whole, open_rows, rng)]
     else:
         rows = study[known[study].sum(axis=1) > 1]
-        hidden = np.array([_half(row, rng) for row in known[rows]]).reshape(len(rows), known.shape[1])
+        hidden = np.array([_half(row, rng) for row in known[rows]]).reshape(
+            len(rows), known.shape[1]
+        )
         labels = np.arange(len(known)).astype(str)
     if hidden.sum() < (1 if enough else LEAST_CELLS):
         return pooled(np.zeros(0), np.zeros(0))
@@ -148,7 +164,11 @@ def calibrate(
     if len(known) > MOST_ROWS:
         problem, labels, rows = problem.take(rows), labels[rows], np.arange(len(rows))
     found = _by_rows(problem, rows, hidden, labels[rows], rng, new=bool(new and enough))
-    return found if enough else replace(found, distances=np.maximum(found.distances, _quantiles(np.zeros(0))))
+    return (
+        found
+        if enough
+        else replace(found, distances=np.maximum(found.distances, _quantiles(np.zeros(0))))
+    )
 
 
 def _alike(ability: Floats, whole: Rows, open_rows: Rows, rng: np.random.Generator) -> Rows:
@@ -183,7 +203,13 @@ def _groups(lineage: Labels, open_rows: Rows, whole: Rows, rng: np.random.Genera
 
 
 def _by_rows(
-    problem: Problem, rows: Rows, hide: npt.NDArray[np.bool_], labels: Labels, rng: np.random.Generator, *, new: bool
+    problem: Problem,
+    rows: Rows,
+    hide: npt.NDArray[np.bool_],
+    labels: Labels,
+    rng: np.random.Generator,
+    *,
+    new: bool,
 ) -> Calibration:
     """Hide these cells of the rows, a fold of groups at a time, learn everything anew, and predict them."""
     groups, tasks = rng.permutation(np.unique(labels)), np.arange(problem.z.shape[1])
@@ -251,7 +277,9 @@ class Completion(Finding):
     checked: int  # known cells that the intervals were calibrated on
     fitted: Fitted = field(repr=False)
     posterior: Posterior = field(repr=False)
-    noise: Floats = field(repr=False)  # (models,): standard error of the aggregates by the tests that were made
+    noise: Floats = field(
+        repr=False
+    )  # (models,): standard error of the aggregates by the tests that were made
     draws: Floats = field(repr=False)  # (draws, models): aggregates as they may turn out
 
     def p_top(self, k: int) -> Floats:
@@ -262,7 +290,9 @@ class Completion(Finding):
     def check(self) -> str:
         """Say what the intervals were checked on."""
         if not self.checked:
-            return "Too few cells are known to check the intervals; they assume a normal distribution."
+            return (
+                "Too few cells are known to check the intervals; they assume a normal distribution."
+            )
         cells = "1 known cell was" if self.checked == 1 else f"{self.checked:,} known cells were"
         return f"{cells} hidden and predicted to check the intervals."
 
@@ -290,7 +320,9 @@ class Completion(Finding):
             f"Ranks with {self.level:.0%} intervals; they and both probabilities allow for test noise. "
             f"The finished ranking should agree with this one: τ {tau}."
         )
-        ranking = Table(title, columns, picked(rows, np.argsort(self.rank, kind="stable")), note, digits=2)
+        ranking = Table(
+            title, columns, picked(rows, np.argsort(self.rank, kind="stable")), note, digits=2
+        )
         title = f"Predicted cells ({self.protocol}); none of them is measured"
         note = f"{self.level:.0%} intervals. {self.check}"
         predicted = Table(title, ("model", "task", "predicted", "low", "high"), unseen, note)
@@ -302,8 +334,14 @@ class Completion(Finding):
         names = picked(self.models, order)
         width = np.where(self.measured, 0.0, self.high - self.low)
         best, ranks = f"Probability to be the best model: {p}", f"Rank in the finished study: {p}"
-        known, bars = f"From {int(self.measured.sum())} of {self.measured.size} cells.", {"P(best)": self.p_best[order]}
-        span, of = f"Predicted rank with {level} intervals.", (self.models, self.rank, self.rank_low, self.rank_high)
+        known, bars = (
+            f"From {int(self.measured.sum())} of {self.measured.size} cells.",
+            {"P(best)": self.p_best[order]},
+        )
+        span, of = (
+            f"Predicted rank with {level} intervals.",
+            (self.models, self.rank, self.rank_low, self.rank_high),
+        )
         unseen = f"Width of the {level} interval of each predicted cell; 0 where measured."
         cells = f"What is not measured yet: {p}", unseen, names, self.tasks, width[order]
         return [
@@ -336,14 +374,18 @@ def complete(
         raise InputError("there is nothing to complete: no models or no tasks")
     before, past = _several(direct), _several(history)
     table = facts if facts is not None else known_models()
-    problem, scale, kinship = set_up(tuned, before, past, table, chances, fitted.scale if fitted else None)
+    problem, scale, kinship = set_up(
+        tuned, before, past, table, chances, fitted.scale if fitted else None
+    )
     rows, tasks = np.arange(len(tuned.models)), np.arange(len(tuned.tasks))
     weights = fitted.weights if fitted else learn(problem)
     solved = solve(problem, weights)
     if fitted:
         calibration = fitted.calibration
     elif check:
-        calibration = calibrate(problem, solved, rows, lineage=kinship.lineage, family=kinship.family)
+        calibration = calibrate(
+            problem, solved, rows, lineage=kinship.lineage, family=kinship.family
+        )
     else:
         calibration = pooled(np.zeros(0), np.zeros(0))
     posterior = predict(problem, solved, rows, tasks)
@@ -353,14 +395,18 @@ def complete(
     completed = np.where(measured, tuned.values, middle)
     spread = expected_spread(completed, posterior, scale)
     oriented = completed * tuned.sign
-    aggregate = in_spreads(oriented - oriented.mean(axis=0), spread).mean(axis=1)  # ``mean_z`` where all is measured
+    aggregate = in_spreads(oriented - oriented.mean(axis=0), spread).mean(
+        axis=1
+    )  # ``mean_z`` where all is measured
     rng = np.random.default_rng(0)
     drawn = _draw_aggregates(tuned, posterior, scale, draws, rng)
     freedom = calibration.freedom
     wider = calibration.wider * np.sqrt(freedom / rng.chisquare(freedom, size=(draws, 1)))
     stretch = 1.0 + STRETCH * (1.0 - problem.known.mean()) * rng.standard_normal((draws, 1))
     drawn = aggregate * stretch + wider * (drawn - drawn.mean(axis=0))
-    errors = in_spreads(np.where(measured, np.nan_to_num(tuned.stderr), 0.0), spread)  # drawn cells hold their noise
+    errors = in_spreads(
+        np.where(measured, np.nan_to_num(tuned.stderr), 0.0), spread
+    )  # drawn cells hold their noise
     noise = np.sqrt((errors**2).sum(axis=1)) / len(tasks)
     luck = np.random.default_rng([0, 1])  # of the tests; among models that tie, chance decides
     true = drawn + noise * luck.standard_normal(drawn.shape) + TIE * luck.uniform(size=drawn.shape)
@@ -368,7 +414,9 @@ def complete(
     shares = np.stack([np.bincount(column - 1, minlength=len(rows)) for column in ranks.T]) / draws
     tail = (1.0 - LEVEL) / 2.0
     alike = tau_rows(aggregate, drawn[: min(draws, max(20, 2_000_000 // len(rows) ** 2))])
-    alike = np.nan_to_num(alike, nan=1.0 if len(rows) == 1 or measured.all() else 0.0)  # all tied: no order to agree on
+    alike = np.nan_to_num(
+        alike, nan=1.0 if len(rows) == 1 or measured.all() else 0.0
+    )  # all tied: no order to agree on
     return Completion(
         protocol=tuned.protocol,
         models=tuned.models,
@@ -409,7 +457,9 @@ def expected_spread(completed: Floats, posterior: Posterior, scale: Scale) -> Fl
 def steepness(posterior: Posterior, scale: Scale) -> Floats:
     """How much a score moves with its standardised link value, at the prediction."""
     step = 1e-3
-    return np.abs(scale.scores(posterior.mean + step) - scale.scores(posterior.mean - step)) / (2 * step)
+    return np.abs(scale.scores(posterior.mean + step) - scale.scores(posterior.mean - step)) / (
+        2 * step
+    )
 
 
 def in_spreads(scores: Floats, spread: Floats) -> Floats:
@@ -429,7 +479,9 @@ def _draw_aggregates(
         return np.repeat(mean_z(tuned.oriented())[None], draws, axis=0)
     result = []
     for chunk in posterior.draws(draws, rng):
-        scores = np.where(measured, tuned.values, scale.scores(chunk)) * tuned.sign  # (chunk, models, tasks)
+        scores = (
+            np.where(measured, tuned.values, scale.scores(chunk)) * tuned.sign
+        )  # (chunk, models, tasks)
         centred = scores - scores.mean(axis=1, keepdims=True)
         result.append(in_spreads(centred, scores.std(axis=1, keepdims=True)).mean(axis=2))
     return np.concatenate(result)

@@ -70,7 +70,12 @@ class Problem:
         """Return the problem of these rows alone."""
         square = np.ix_(rows, rows)
         by_row = {name: getattr(self, name)[rows] for name in ("z", "excess", "mean", "own")}
-        return replace(self, **by_row, kin=self.kin[square], grams=np.stack([gram[square] for gram in self.grams]))
+        return replace(
+            self,
+            **by_row,
+            kin=self.kin[square],
+            grams=np.stack([gram[square] for gram in self.grams]),
+        )
 
     def hide(self, cells: npt.NDArray[np.bool_]) -> Problem:
         """Return the problem with these cells unknown."""
@@ -90,7 +95,13 @@ class Weights:
     def pack(self) -> Floats:
         """Return all as one unbounded vector."""
         share = np.log(self.kin / (1.0 - self.kin))
-        parts = (self.loadings.ravel(), np.log(self.rest), np.log(self.own), [share], np.log(self.kernels).ravel())
+        parts = (
+            self.loadings.ravel(),
+            np.log(self.rest),
+            np.log(self.own),
+            [share],
+            np.log(self.kernels).ravel(),
+        )
         return np.concatenate(parts)
 
     @classmethod
@@ -141,7 +152,9 @@ def solve(problem: Problem, weights: Weights) -> Solved:
         evidence -= 0.5 * determinant
     pairs = _pairs(weights.loadings)  # (tasks, factors²)
     precision = (pairs.T @ inverse.reshape(tasks, -1)).reshape(factors, factors, models, models)
-    precision = np.ascontiguousarray(precision.transpose(0, 2, 1, 3))  # (factors, models, factors, models)
+    precision = np.ascontiguousarray(
+        precision.transpose(0, 2, 1, 3)
+    )  # (factors, models, factors, models)
     for k in range(factors):
         precision[k, :, k, :] += prior[k]
     weighted = np.einsum("tij,jt->ti", inverse, y)
@@ -151,7 +164,9 @@ def solve(problem: Problem, weights: Weights) -> Solved:
     cov, determinant = _inverse(precision.reshape(size, size))
     mean = cov @ right.ravel()
     evidence -= 0.5 * determinant
-    evidence -= 0.5 * float(np.einsum("ti,it->", weighted, y) + problem.mean @ prior[0] @ problem.mean)
+    evidence -= 0.5 * float(
+        np.einsum("ti,it->", weighted, y) + problem.mean @ prior[0] @ problem.mean
+    )
     evidence += 0.5 * float(right.ravel() @ mean)
     return Solved(weights, rest, inverse, prior, mean.reshape(factors, models), cov, evidence)
 
@@ -162,7 +177,9 @@ def rest_covariance(problem: Problem, weights: Weights) -> Floats:
     own = problem.own.T[:, :, None] * problem.own.T[:, None, :]
     bend = (problem.mean**2 - np.mean(problem.mean**2)) / np.sqrt(2.0)
     common = TILT * np.outer(problem.mean, problem.mean) + BEND * np.outer(bend, bend)
-    rest, share, level = (x[:, None, None] for x in (weights.rest, weights.own, problem.level_variance))
+    rest, share, level = (
+        x[:, None, None] for x in (weights.rest, weights.own, problem.level_variance)
+    )
     return np.asarray(rest * kin + share * own + level + common)
 
 
@@ -192,8 +209,16 @@ def _start(problem: Problem, factors: int) -> Weights:
         values, vectors = np.linalg.eigh(whole.T @ whole / len(whole))
         values, vectors = values[::-1], vectors[:, ::-1]
         vectors = vectors * np.where(vectors.sum(axis=0) < 0, -1.0, 1.0)
-        loadings = vectors[:, :factors] * np.sqrt(np.maximum(values[:factors] - values[factors:].mean(), 0.01))
-    return Weights(loadings, np.full(tasks, REST), np.full(tasks, OWN), KIN, _kernels(factors, len(problem.grams)))
+        loadings = vectors[:, :factors] * np.sqrt(
+            np.maximum(values[:factors] - values[factors:].mean(), 0.01)
+        )
+    return Weights(
+        loadings,
+        np.full(tasks, REST),
+        np.full(tasks, OWN),
+        KIN,
+        _kernels(factors, len(problem.grams)),
+    )
 
 
 def _objective(vector: Floats, problem: Problem, factors: int) -> tuple[float, Floats]:
@@ -208,18 +233,24 @@ def _objective(vector: Floats, problem: Problem, factors: int) -> tuple[float, F
     lam, mean = weights.loadings, solved.mean
     cov = solved.cov.reshape(factors, models, factors, models)
     left = np.where(known.T, y.T - lam @ mean, 0.0)  # (tasks, models)
-    blocks = np.ascontiguousarray(cov.transpose(0, 2, 1, 3)).reshape(factors**2, -1)  # (factors², models²)
+    blocks = np.ascontiguousarray(cov.transpose(0, 2, 1, 3)).reshape(
+        factors**2, -1
+    )  # (factors², models²)
     precise = solved.inverse
     moment = (precise.reshape(tasks, -1) @ blocks.T).reshape(tasks, factors, factors)
     moment += np.einsum("ai,tij,bj->tab", mean, precise, mean, optimize=True)
     weighted = np.einsum("tij,jt->ti", precise, y)
     by_loadings = weighted @ mean.T - np.einsum("tab,tb->ta", moment, lam)
-    second = (_pairs(lam) @ blocks).reshape(tasks, models, models) + left[:, :, None] * left[:, None, :]
+    second = (_pairs(lam) @ blocks).reshape(tasks, models, models) + left[:, :, None] * left[
+        :, None, :
+    ]
     by_cov = 0.5 * (precise @ second @ precise - precise)  # of R_t
     kin = (1.0 - weights.kin) * np.eye(models) + weights.kin * problem.kin
     by_rest = weights.rest * np.tensordot(by_cov, kin, 2)
     by_kin = float(weights.rest @ np.tensordot(by_cov, problem.kin - np.eye(models), 2))
-    by_own = weights.own * np.einsum("it,tij,jt->t", problem.own, by_cov, problem.own, optimize=True)
+    by_own = weights.own * np.einsum(
+        "it,tij,jt->t", problem.own, by_cov, problem.own, optimize=True
+    )
     by_kernels = np.empty_like(weights.kernels)
     for k in range(factors):
         centred = mean[k] - (problem.mean if k == 0 else 0.0)
@@ -227,7 +258,13 @@ def _objective(vector: Floats, problem: Problem, factors: int) -> tuple[float, F
         change = 0.5 * (solved.prior[k] @ about @ solved.prior[k] - solved.prior[k])
         by_kernels[k] = weights.kernels[k] * np.tensordot(problem.grams, change, 2)
     gradient = np.concatenate(
-        [by_loadings.ravel(), by_rest, by_own, [by_kin * weights.kin * (1.0 - weights.kin)], by_kernels.ravel()]
+        [
+            by_loadings.ravel(),
+            by_rest,
+            by_own,
+            [by_kin * weights.kin * (1.0 - weights.kin)],
+            by_kernels.ravel(),
+        ]
     )
     belief, slope = _log_prior(vector, weights)
     return -(solved.evidence + belief), -(gradient + slope)
@@ -318,7 +355,9 @@ class Posterior:
         """Covariance of one cell with all: (rows, tasks)."""
         factors, models = self.abilities.shape
         one = np.multiply.outer(self.loadings[task], self.through[task, row]).ravel()
-        spread = (self.cov.reshape(factors * models, factors * models) @ one).reshape(factors, models)
+        spread = (self.cov.reshape(factors * models, factors * models) @ one).reshape(
+            factors, models
+        )
         result = np.einsum("tij,tj->it", self.through, self.loadings @ spread)
         result[:, task] += self.rest[task, row]
         return np.asarray(result)
@@ -341,12 +380,16 @@ class Posterior:
             yield chunk
 
 
-def predict(problem: Problem, solved: Solved, rows: npt.NDArray[np.intp], tasks: npt.NDArray[np.intp]) -> Posterior:
+def predict(
+    problem: Problem, solved: Solved, rows: npt.NDArray[np.intp], tasks: npt.NDArray[np.intp]
+) -> Posterior:
     """Return the distribution of the cells of ``rows`` × ``tasks``; a known cell is what it is."""
     factors, models = solved.mean.shape
     known, y = problem.known, np.nan_to_num(problem.z)
     cov = solved.cov.reshape(factors, models, factors, models)
-    blocks = np.ascontiguousarray(cov.transpose(0, 2, 1, 3)).reshape(factors**2, -1)  # (factors², models²)
+    blocks = np.ascontiguousarray(cov.transpose(0, 2, 1, 3)).reshape(
+        factors**2, -1
+    )  # (factors², models²)
     loadings = solved.weights.loadings[tasks]
     through = np.empty((len(tasks), len(rows), models))
     rest = np.empty((len(tasks), len(rows), len(rows)))
@@ -359,7 +402,9 @@ def predict(problem: Problem, solved: Solved, rows: npt.NDArray[np.intp], tasks:
         rest[c] = solved.rest[t][np.ix_(rows, rows)] - gain @ solved.rest[t][:, rows]
         base[:, c] = gain @ y[:, t]
         mean[:, c] = base[:, c] + through[c] @ (loadings[c] @ solved.mean)
-        spread = (np.multiply.outer(loadings[c], loadings[c]).ravel() @ blocks).reshape(models, models)
+        spread = (np.multiply.outer(loadings[c], loadings[c]).ravel() @ blocks).reshape(
+            models, models
+        )
         variance[:, c] = ((through[c] @ spread) * through[c]).sum(axis=1) + np.diag(rest[c])
         middle = through[c].mean(axis=0)
         common[c] = float(middle @ spread @ middle + rest[c].mean())

@@ -58,7 +58,11 @@ class Kinship:
 
 
 def describe(
-    models: Sequence[str], kinship: Kinship, tasks: Sequence[str], direct: Sequence[ScoreMatrix], table: ModelTable
+    models: Sequence[str],
+    kinship: Kinship,
+    tasks: Sequence[str],
+    direct: Sequence[ScoreMatrix],
+    table: ModelTable,
 ) -> tuple[dict[str, Floats], Floats]:
     """Gather what a ``Problem`` needs to know of models; a name may come twice, in the study and in its history.
 
@@ -84,11 +88,17 @@ def describe(
     return {"grams": grams, "mean": mean, "kin": lineage, "own": own}, level
 
 
-def _facts(models: Sequence[str], table: ModelTable) -> tuple[dict[str, tuple[Floats, Floats]], Floats]:
+def _facts(
+    models: Sequence[str], table: ModelTable
+) -> tuple[dict[str, tuple[Floats, Floats]], Floats]:
     """Mean and variance of what is known of the models beside their scores, and the months of their dates."""
     facts = [table.find(m) for m in models]
-    size, tokens = ([getattr(f, of, None) or np.nan for f in facts] for of in ("parameters", "tokens"))
-    months = np.array([12.0 * int(f.date[:4]) + int(f.date[5:7]) if f and f.date else np.nan for f in facts])
+    size, tokens = (
+        [getattr(f, of, None) or np.nan for f in facts] for of in ("parameters", "tokens")
+    )
+    months = np.array(
+        [12.0 * int(f.date[:4]) + int(f.date[5:7]) if f and f.date else np.nan for f in facts]
+    )
     date, unsure = _standard(months)
     found = {"size": _standard(np.log(size)), "tokens": _standard(np.log(tokens))}
     found["date"] = np.maximum(date, -2.0), unsure
@@ -120,7 +130,9 @@ def components(columns: Floats, most: int) -> tuple[Floats, Floats]:
         mean, cov = _scores(x, weight, loadings, noise)
         second = cov + mean[:, :, None] * mean[:, None, :]  # (rows, count, count)
         moment = np.einsum("rc,rab->cab", weight, second) + 1e-6 * np.eye(count)
-        loadings = np.linalg.solve(moment, np.einsum("rc,ra->ca", x * weight, mean)[:, :, None])[:, :, 0]
+        loadings = np.linalg.solve(moment, np.einsum("rc,ra->ca", x * weight, mean)[:, :, None])[
+            :, :, 0
+        ]
         fitted = np.einsum("ca,rab,cb->rc", loadings, second, loadings, optimize=True)
         error = weight * (x**2 - 2.0 * x * (mean @ loadings.T) + fitted)
         noise = max(float(error.sum() / weight.sum()), 1e-3)
@@ -134,12 +146,16 @@ def components(columns: Floats, most: int) -> tuple[Floats, Floats]:
 
 
 def _scores(x: Floats, weight: Floats, loadings: Floats, noise: float) -> tuple[Floats, Floats]:
-    precision = np.eye(loadings.shape[1]) + np.einsum("rc,ca,cb->rab", weight, loadings, loadings) / noise
+    precision = (
+        np.eye(loadings.shape[1]) + np.einsum("rc,ca,cb->rab", weight, loadings, loadings) / noise
+    )
     cov = np.linalg.inv(precision)
     return np.einsum("rab,rb->ra", cov, (x * weight) @ loadings / noise), cov
 
 
-def _direct_columns(models: Sequence[str], direct: Sequence[ScoreMatrix]) -> tuple[Floats, list[str]]:
+def _direct_columns(
+    models: Sequence[str], direct: Sequence[ScoreMatrix]
+) -> tuple[Floats, list[str]]:
     """Every column of the scores before tuning on its link scale, for these models; labels are task names."""
     blocks, labels = [np.zeros((len(models), 0))], []
     for matrix in direct:
@@ -151,7 +167,9 @@ def _direct_columns(models: Sequence[str], direct: Sequence[ScoreMatrix]) -> tup
     return np.concatenate(blocks, axis=1), labels
 
 
-def _own_scores(tasks: Sequence[str], columns: Floats, labels: Sequence[str], scores: Floats) -> tuple[Floats, Floats]:
+def _own_scores(
+    tasks: Sequence[str], columns: Floats, labels: Sequence[str], scores: Floats
+) -> tuple[Floats, Floats]:
     """Each task's own direct score, standardised, less what the first components say of it; and its mean."""
     own, level = np.zeros((len(columns), len(tasks))), np.full(len(tasks), np.nan)
     for j, task in enumerate(tasks):
@@ -200,7 +218,9 @@ def _standard(values: npt.ArrayLike) -> tuple[Floats, Floats]:
 
 SHRINK = 0.05
 BEYOND = 0.8 * SHRINK  # how far outside [chance, 1] a score may count, as a share of that interval
-TYPICAL_SPREAD = 0.7  # standard deviation of a task's scores over models on the logit scale, before any is known
+TYPICAL_SPREAD = (
+    0.7  # standard deviation of a task's scores over models on the logit scale, before any is known
+)
 
 
 @dataclass(frozen=True)
@@ -212,12 +232,24 @@ class Links:
     sign: Floats  # (tasks,): −1 where a plain score is better when lower
 
     @classmethod
-    def of(cls, metrics: Mapping[str, Metric], known: Floats, chances: Mapping[str, float] | None = None) -> Links:
+    def of(
+        cls,
+        metrics: Mapping[str, Metric],
+        known: Floats,
+        chances: Mapping[str, float] | None = None,
+    ) -> Links:
         """Choose each task's link from its direction and from the scores that are known, (models, tasks) with NaN."""
-        up, there = np.array([metric.higher_is_better for metric in metrics.values()]), np.isfinite(known)
+        up, there = (
+            np.array([metric.higher_is_better for metric in metrics.values()]),
+            np.isfinite(known),
+        )
         share, positive = (np.abs(known) <= 1.0) | ~there, (known > 0.0) | ~there
-        kinds = np.where(up & share.all(axis=0), "logit", np.where(~up & positive.all(axis=0), "log", "plain"))
-        guesses = [score_of_guessing(task, chances, metric.name) for task, metric in metrics.items()]
+        kinds = np.where(
+            up & share.all(axis=0), "logit", np.where(~up & positive.all(axis=0), "log", "plain")
+        )
+        guesses = [
+            score_of_guessing(task, chances, metric.name) for task, metric in metrics.items()
+        ]
         return cls(tuple(kinds.tolist()), np.array(guesses), np.where(up, 1.0, -1.0))
 
     def forward(self, values: Floats) -> Floats:
@@ -238,7 +270,9 @@ class Links:
         with np.errstate(all="ignore"):
             q = self._share(values)
             logit = (1.0 - 2.0 * SHRINK) / (1.0 - self.chance) / (q * (1.0 - q))
-            return self._by_kind(logit, 1.0 / np.abs(values), np.ones_like(values, dtype=np.float64))
+            return self._by_kind(
+                logit, 1.0 / np.abs(values), np.ones_like(values, dtype=np.float64)
+            )
 
     def _by_kind(self, logit: Floats, log: Floats, plain: Floats) -> Floats:
         kinds = np.array(self.kinds)
@@ -249,7 +283,9 @@ class Links:
         return np.asarray(SHRINK + (1.0 - 2.0 * SHRINK) * inside)
 
 
-def score_of_guessing(task: str, chances: Mapping[str, float] | None = None, metric: str = "") -> float:
+def score_of_guessing(
+    task: str, chances: Mapping[str, float] | None = None, metric: str = ""
+) -> float:
     """Return what a guess scores: as given, else by the number of options, and 0 where the metric or task has no such.
 
     A correlation (mcc) and an exact match score 0 by guessing whatever the number of options.
@@ -257,7 +293,9 @@ def score_of_guessing(task: str, chances: Mapping[str, float] | None = None, met
     if chances and task in chances:
         given = float(chances[task])
         if not 0.0 <= given < 1.0:
-            raise InputError(f"the chance of {task} is {given:g}", hint="chance is a score from 0 to below 1")
+            raise InputError(
+                f"the chance of {task} is {given:g}", hint="chance is a score from 0 to below 1"
+            )
         return given
     known = benchmark(TaskName(task).base)
     usual = known.metric if known is not None else ""
@@ -269,7 +307,10 @@ def score_of_guessing(task: str, chances: Mapping[str, float] | None = None, met
         return 0.0
 
 
-GAIN, CARRY = 0.7, 0.4  # a task's mean after tuning: 0.7 + 0.4 · its mean before, on the logit scale
+GAIN, CARRY = (
+    0.7,
+    0.4,
+)  # a task's mean after tuning: 0.7 + 0.4 · its mean before, on the logit scale
 LEVEL_SPREAD = 0.9  # give or take so much
 SLOPE, SLOPE_SPREAD = 0.6, 0.3  # how much a task rises with one standard deviation of ability
 NOISE = 0.3  # about the line
@@ -317,10 +358,16 @@ def set_up(
         scale = _scale(links, links.forward(values), level, features["mean"])
     error = (stderr * scale.links.slope(values)) ** 2
     known = np.isfinite(error)
-    usual = np.array([np.median(c[k]) if k.any() else 0.0 for c, k in zip(error.T, known.T, strict=True)])
+    usual = np.array(
+        [np.median(c[k]) if k.any() else 0.0 for c, k in zip(error.T, known.T, strict=True)]
+    )
     excess = np.where(known, np.maximum(error - usual, 0.0), 0.0) / scale.spread**2
     variance = (LEVEL_SPREAD / scale.spread) ** 2
-    return Problem(z=scale.standard(values), excess=excess, level_variance=variance, **features), scale, kinship
+    return (
+        Problem(z=scale.standard(values), excess=excess, level_variance=variance, **features),
+        scale,
+        kinship,
+    )
 
 
 def _metrics(matrices: Sequence[ScoreMatrix]) -> dict[str, Metric]:
@@ -329,7 +376,9 @@ def _metrics(matrices: Sequence[ScoreMatrix]) -> dict[str, Metric]:
     for task, metric in (cell for m in matrices for cell in zip(m.tasks, m.metrics, strict=True)):
         if found.setdefault(task, metric).higher_is_better != metric.higher_is_better:
             message = f"{task} is better when higher in the study and when lower in its history, or the reverse"
-            raise InputError(message, hint="leave the task out of the history, or name the two metrics apart")
+            raise InputError(
+                message, hint="leave the task out of the history, or name the two metrics apart"
+            )
     return found
 
 
@@ -349,12 +398,17 @@ def _scale(links: Links, z: Floats, level: Floats, ability: Floats) -> Scale:
         if kind == "logit":
             start = GAIN + CARRY * (level[t] if np.isfinite(level[t]) else -1.0)
         elif len(y):  # a scale of its own: its known scores are all that says how wide it is
-            start, size = float(y.mean()), (float(y.std()) if y.std() > 1e-9 else 1.0) / TYPICAL_SPREAD
+            start, size = (
+                float(y.mean()),
+                (float(y.std()) if y.std() > 1e-9 else 1.0) / TYPICAL_SPREAD,
+            )
         design = np.column_stack([np.ones(len(x)), x])
         prior = np.diag([1.0 / LEVEL_SPREAD**2, 1.0 / SLOPE_SPREAD**2])
         expected = np.array([0.0, SLOPE if sure else 0.0])
         off = (y - start) / size
-        line = np.linalg.solve(prior + design.T @ design / NOISE**2, prior @ expected + design.T @ off / NOISE**2)
+        line = np.linalg.solve(
+            prior + design.T @ design / NOISE**2, prior @ expected + design.T @ off / NOISE**2
+        )
         left = float(((off - design @ line) ** 2).sum())
         noise = NOISE**2 if sure else TYPICAL_SPREAD**2
         rest = (left + PSEUDO_SCORES * noise) / (len(y) + PSEUDO_SCORES)

@@ -19,7 +19,10 @@ from potentia.values.metric import Metric
 from potentia.values.protocol import ADJUST, DIRECT, TRAIN_BEFORE_TEST, Protocol, TaskName
 from potentia.values.scores import Floats, ScoreMatrix
 
-MOST_PREDICTED, LEAST_PREDICTED = 200, 20  # models whose missing cells a ranking predicts; draws it has no use for
+MOST_PREDICTED, LEAST_PREDICTED = (
+    200,
+    20,
+)  # models whose missing cells a ranking predicts; draws it has no use for
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,9 @@ class Grid:
     def laid_out(self, matrix: ScoreMatrix | None) -> ScoreMatrix:
         """Return the scores of this grid; NaN where there are none."""
         none = np.full((len(self.models), len(self.tasks)), np.nan)
-        values, stderr, n = (none, none, none) if matrix is None else matrix.laid_out(self.models, self.tasks)
+        values, stderr, n = (
+            (none, none, none) if matrix is None else matrix.laid_out(self.models, self.tasks)
+        )
         return ScoreMatrix(self.protocol, self.models, self.tasks, values, stderr, n, self.metrics)
 
 
@@ -53,9 +58,13 @@ def find_grid(evidence: Evidence) -> Grid:
     metrics: dict[str, Metric] = {}
     for matrix in reversed(evidence.planned.values()):
         metrics |= dict(zip(matrix.tasks, matrix.metrics, strict=True))
-    asked = dict.fromkeys(TaskName(task.name).whole for study in studies for task in study.benchmarks())
+    asked = dict.fromkeys(
+        TaskName(task.name).whole for study in studies for task in study.benchmarks()
+    )
     tasks = tuple(t for t in inside(asked, metrics) if not metrics[t].is_text)
-    failed = {(f.model, TaskName(f.task).whole) for f in evidence.failures() if f.protocol == protocol}
+    failed = {
+        (f.model, TaskName(f.task).whole) for f in evidence.failures() if f.protocol == protocol
+    }
     rows = dict.fromkeys(row.name for study in studies for row in study.rows())
     models = tuple(m for m in rows if not {(m, t) for t in tasks} <= failed)
     if not models or not tasks:
@@ -92,7 +101,9 @@ def find_completion(
     for source in reversed(sources):  # the study's own say comes last
         chances |= source.background.chance
     past = history.scores.get(grid.protocol) if history is not None else None
-    with threadpool_limits(1, user_api="blas"):  # small matrices: threads that wait for each other cost ten times more
+    with threadpool_limits(
+        1, user_api="blas"
+    ):  # small matrices: threads that wait for each other cost ten times more
         return complete(
             tuned,
             direct=[source.scores[DIRECT] for source in sources if DIRECT in source.scores],
@@ -108,7 +119,11 @@ def unseen_cells(evidence: Evidence, matrices: Sequence[ScoreMatrix]) -> dict[Pr
 
     That takes direct scores of the models and enough of them; else a fit of model + task will do.
     """
-    gappy = [m for m in matrices if FEW_MODELS <= len(m.models) <= MOST_PREDICTED and not np.isfinite(m.values).all()]
+    gappy = [
+        m
+        for m in matrices
+        if FEW_MODELS <= len(m.models) <= MOST_PREDICTED and not np.isfinite(m.values).all()
+    ]
     if not gappy or not evidence.studies or DIRECT not in evidence.planned:
         return {}
     try:
@@ -116,7 +131,9 @@ def unseen_cells(evidence: Evidence, matrices: Sequence[ScoreMatrix]) -> dict[Pr
     except InputError:
         return {}
     matrix = next((m for m in gappy if m.protocol == grid.protocol), None)
-    if matrix is None or not (set(matrix.models) <= set(grid.models) and set(matrix.tasks) <= set(grid.tasks)):
+    if matrix is None or not (
+        set(matrix.models) <= set(grid.models) and set(matrix.tasks) <= set(grid.tasks)
+    ):
         return {}
     done = find_completion(grid, evidence, draws=LEAST_PREDICTED)
     rows = [grid.models.index(m) for m in matrix.models]

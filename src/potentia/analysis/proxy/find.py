@@ -12,7 +12,13 @@ import numpy as np
 from potentia.analysis.base_models.find import known_pairs
 from potentia.analysis.left_out import few, left_out, outside
 from potentia.analysis.proxy import proxies, validation
-from potentia.analysis.proxy.proxies import METRICS, ProxyTasks, Robustness, SamplingConsistency, Transform
+from potentia.analysis.proxy.proxies import (
+    METRICS,
+    ProxyTasks,
+    Robustness,
+    SamplingConsistency,
+    Transform,
+)
 from potentia.analysis.proxy.validation import Forecast, TooFewError, Validation
 from potentia.errors import InputError
 from potentia.values.findings import Findings
@@ -42,7 +48,9 @@ class Options:
     correlation: str = "kendall"  # or auto: what algorithm 1 chooses
     normalise: str = "both"
     top: int | None = None  # t of algorithm 1; 10, or half of the candidates where that is fewer
-    sampled: Sequence[int] = ()  # n of algorithm 1, models in a sample; the paper's (n, k) where absent
+    sampled: Sequence[
+        int
+    ] = ()  # n of algorithm 1, models in a sample; the paper's (n, k) where absent
     rounds: Sequence[int] = ()  # k of algorithm 1, samples
     keep: int | None = None
     data_group: Sequence[str] = ()
@@ -53,7 +61,9 @@ class Options:
     weigh: str = "sigmoid"  # f(R): sigmoid, log or none
     steepness: float = 1.0
     on: str = "same"  # base: candidates on base models, target on their chat versions; chat: both on these
-    pairs: bool | Mapping[str, str] = False  # base → chat; True for those that studies and facts tell
+    pairs: bool | Mapping[str, str] = (
+        False  # base → chat; True for those that studies and facts tell
+    )
     families: bool = False
     splits: int = 200
 
@@ -67,7 +77,11 @@ class Options:
         """Return the (n, k) of algorithm 1."""
         if not self.sampled and not self.rounds:
             return proxies.PAPER_CONFIGURATIONS
-        return [(n, k) for n in self.sampled or proxies.PAPER_SAMPLED for k in self.rounds or proxies.PAPER_ROUNDS]
+        return [
+            (n, k)
+            for n in self.sampled or proxies.PAPER_SAMPLED
+            for k in self.rounds or proxies.PAPER_ROUNDS
+        ]
 
     def transform(self) -> Transform:
         """Return f(R) of S = C · f(R)."""
@@ -102,9 +116,15 @@ def find_proxies(evidence: Evidence, options: Options, truth: Evidence | None = 
     couples = _couples(evidence, options)
     reference = others
     if options.on != "same":
-        reference = validation.join_pairs(others, couples, target, wanted).matrix(options.on, wanted)
+        reference = validation.join_pairs(others, couples, target, wanted).matrix(
+            options.on, wanted
+        )
     sampled = _sampling(reference, options, wanted)
-    chosen = sampled.chosen if sampled is not None and options.correlation == "auto" else options.correlation
+    chosen = (
+        sampled.chosen
+        if sampled is not None and options.correlation == "auto"
+        else options.correlation
+    )
     robust = None
     if options.data_group or options.seed_group:
         groups = list(options.data_group), list(options.seed_group)
@@ -121,32 +141,51 @@ def find_proxies(evidence: Evidence, options: Options, truth: Evidence | None = 
     tasks = proxies.choose_proxies(reference, target, wanted, **choice)
     problems, forecast, judged = _unused(reference, options, wanted, others, couples), None, None
     if not tasks.weights:
-        problems.append("no task passed the thresholds: lower --min-relevance or --min-robustness to predict")
+        problems.append(
+            "no task passed the thresholds: lower --min-relevance or --min-robustness to predict"
+        )
     elif options.early:
         known = _later(truth, options, couples) if truth is not None else {}
         early = whole.select(models=options.early)
-        forecast = validation.make_forecast(tasks.weights, early, target, truth=known, corpora=rivals)
+        forecast = validation.make_forecast(
+            tasks.weights, early, target, truth=known, corpora=rivals
+        )
     families = evidence.background.families if options.families else {}
-    paired: dict[str, Any] = {"corpora": rivals, "pairs": couples or None, "groups": families, "splits": options.splits}
+    paired: dict[str, Any] = {
+        "corpora": rivals,
+        "pairs": couples or None,
+        "groups": families,
+        "splits": options.splits,
+    }
     try:
         judged = validation.validate(others, target, wanted, **paired, **choice)
     except TooFewError:
-        problems.append(f"no test on other models: fewer than {validation.LEAST_MODELS} have all scores")
+        problems.append(
+            f"no test on other models: fewer than {validation.LEAST_MODELS} have all scores"
+        )
     return Proxies(sampled, robust, tasks, forecast, judged, tuple(problems))
 
 
 def _unused(
-    reference: ScoreMatrix, options: Options, wanted: Sequence[str], others: ScoreMatrix, couples: Mapping[str, str]
+    reference: ScoreMatrix,
+    options: Options,
+    wanted: Sequence[str],
+    others: ScoreMatrix,
+    couples: Mapping[str, str],
 ) -> list[str]:
     """Say who takes no part in choosing proxies, and why."""
     reasons: dict[str, list[str]] = {}
     if options.on != "same":
-        reasons["in no pair of base and chat"] = outside(others.models, {*couples, *couples.values()})
+        reasons["in no pair of base and chat"] = outside(
+            others.models, {*couples, *couples.values()}
+        )
         reasons["not scored on both sides of the pair"] = outside(couples, reference.models)
     used = reference.select(tasks=[options.target, *wanted])
     for model, row in zip(used.models, np.isnan(used.values), strict=True):
         if row.any():
-            reasons.setdefault(f"no score on {few(list(compress(used.tasks, row)), 2)}", []).append(model)
+            reasons.setdefault(f"no score on {few(list(compress(used.tasks, row)), 2)}", []).append(
+                model
+            )
     return list(left_out(reasons))
 
 
@@ -159,11 +198,15 @@ def _couples(evidence: Evidence, options: Options) -> dict[str, str]:
     there = set(evidence.models)
     found = {base: chat for base, chat in known_pairs(evidence).items() if {base, chat} <= there}
     if not found:
-        raise InputError("no pairs of base and instruct models are known here", hint="name them with --pair-file")
+        raise InputError(
+            "no pairs of base and instruct models are known here", hint="name them with --pair-file"
+        )
     return found
 
 
-def _sampling(reference: ScoreMatrix, options: Options, wanted: Sequence[str]) -> SamplingConsistency | None:
+def _sampling(
+    reference: ScoreMatrix, options: Options, wanted: Sequence[str]
+) -> SamplingConsistency | None:
     """Run algorithm 1, unless the top is all candidates: that is the same in every sample."""
     usable = reference.select(tasks=[options.target, *wanted]).complete()
     asked = options.configurations()
@@ -172,14 +215,22 @@ def _sampling(reference: ScoreMatrix, options: Options, wanted: Sequence[str]) -
     if not sizes or not 0 < top < len(wanted):
         return None
     how = cast("proxies.Normalise", options.normalise)
-    return proxies.measure_sampling(usable, options.target, wanted, top=top, configurations=sizes, how=how)
+    return proxies.measure_sampling(
+        usable, options.target, wanted, top=top, configurations=sizes, how=how
+    )
 
 
 def _later(truth: Evidence, options: Options, couples: Mapping[str, str]) -> dict[str, float]:
     """Return the later scores of the early models, or of their chat versions; of the source's only protocol."""
     scores = truth.scores
-    matrix = next((m for p, m in scores.items() if p == options.protocol), next(iter(scores.values())))
+    matrix = next(
+        (m for p, m in scores.items() if p == options.protocol), next(iter(scores.values()))
+    )
     column = matrix.select(tasks=[options.target])
-    known = {m: float(v) for m, v in zip(column.models, column.oriented()[:, 0], strict=True) if np.isfinite(v)}
+    known = {
+        m: float(v)
+        for m, v in zip(column.models, column.oriented()[:, 0], strict=True)
+        if np.isfinite(v)
+    }
     names = {m: next((n for n in (couples.get(m), m) if n in known), None) for m in options.early}
     return {m: known[n] for m, n in names.items() if n is not None}

@@ -62,13 +62,35 @@ class Robustness(Finding):
     def tables(self) -> Sequence[Table]:
         """Return table 5's layout, with the interval and the verdict."""
         note = "R above one: data moves the task more than the seed does. Interval: F distribution, normal scores."
-        data, seeds = min(((t.data_models, t.seed_models) for t in self.tasks), default=(_SMALL_GROUP, _SMALL_GROUP))
+        data, seeds = min(
+            ((t.data_models, t.seed_models) for t in self.tasks),
+            default=(_SMALL_GROUP, _SMALL_GROUP),
+        )
         if min(data, seeds) < _SMALL_GROUP:
             widest = np.divide(*_tails(data - 1, seeds - 1)) if min(data, seeds) > 1 else np.inf
             note += f" Groups as small as {data} and {seeds} models: the interval spans a factor of {widest:.0f}."
-        columns = ("task", "data models", "seed models", "seed variance", "data variance", "R", "low", "high", "p",
-                   "verdict")  # fmt: skip
-        names = "task", "data_models", "seed_models", "seed_variance", "data_variance", "ratio", "p_value", "verdict"
+        columns = (
+            "task",
+            "data models",
+            "seed models",
+            "seed variance",
+            "data variance",
+            "R",
+            "low",
+            "high",
+            "p",
+            "verdict",
+        )
+        names = (
+            "task",
+            "data_models",
+            "seed_models",
+            "seed_variance",
+            "data_variance",
+            "ratio",
+            "p_value",
+            "verdict",
+        )
         rows = map(attrgetter(*names), self.tasks)
         title = "Robustness to training: variance over data against variance over seeds"
         return (Table(title, columns, rows, note),)
@@ -81,11 +103,16 @@ class Robustness(Finding):
         return (Bars("robustness", "Robustness of each task", caption, names, ratios, y_label="R"),)
 
 
-def measure_robustness(scores: ScoreMatrix, data_group: Sequence[str], seed_group: Sequence[str]) -> Robustness:
+def measure_robustness(
+    scores: ScoreMatrix, data_group: Sequence[str], seed_group: Sequence[str]
+) -> Robustness:
     """Compare, task by task, the models trained on different data with those that differ in their seed only."""
     both = sorted(set(data_group) & set(seed_group))
     if both:
-        raise InputError(f"in both groups: {', '.join(both)}", hint="a model differs either in its data or in its seed")
+        raise InputError(
+            f"in both groups: {', '.join(both)}",
+            hint="a model differs either in its data or in its seed",
+        )
     data, seeds = scores.select(models=data_group).values, scores.select(models=seed_group).values
     return Robustness(tuple(map(variance_ratio, data.T, seeds.T, scores.tasks)))
 
@@ -97,7 +124,11 @@ def variance_ratio(data: npt.ArrayLike, seeds: npt.ArrayLike, task: str = "") ->
     sizes = len(groups[0]), len(groups[1])
     top, bottom = (float(group.var(ddof=1)) if len(group) > 1 else np.nan for group in groups)
     if min(sizes) < 2 or bottom == 0.0:
-        why = "a variance needs two models in each group" if min(sizes) < 2 else "all seeds score the same"
+        why = (
+            "a variance needs two models in each group"
+            if min(sizes) < 2
+            else "all seeds score the same"
+        )
         unknown = Interval(np.nan, np.nan, np.nan)
         return TaskRobustness(task, *sizes, top, bottom, unknown, np.nan, f"cannot tell: {why}")
     ratio, freedom = top / bottom, (sizes[0] - 1, sizes[1] - 1)
@@ -130,20 +161,30 @@ def normalise(values: Floats, how: Normalise = "both") -> Floats:
     return by_task if how == "feature" else _standardise(by_task, axis=1)
 
 
-def performance(scores: ScoreMatrix, target: str, candidates: Sequence[str] | None = None) -> ScoreMatrix:
+def performance(
+    scores: ScoreMatrix, target: str, candidates: Sequence[str] | None = None
+) -> ScoreMatrix:
     """Return the target, then the candidates (default: all other tasks), on the models that have every score."""
     others = [task for task in (candidates or scores.tasks) if task != target]
     chosen = scores.select(tasks=[target, *dict.fromkeys(others)]).complete()
     if len(chosen.tasks) < 2:
-        raise InputError("no candidate task besides the target", hint="name candidates, or score more tasks")
+        raise InputError(
+            "no candidate task besides the target", hint="name candidates, or score more tasks"
+        )
     if len(chosen.models) < 3:
         few = f"only {len(chosen.models)} models have a score on {target} and on every candidate"
-        raise InputError(f"{few}; three are needed", hint="leave out candidates that few models were scored on")
+        raise InputError(
+            f"{few}; three are needed", hint="leave out candidates that few models were scored on"
+        )
     return chosen
 
 
 def measure_relevance(
-    scores: ScoreMatrix, target: str, candidates: Sequence[str] | None = None, *, how: Normalise = "both"
+    scores: ScoreMatrix,
+    target: str,
+    candidates: Sequence[str] | None = None,
+    *,
+    how: Normalise = "both",
 ) -> tuple[ScoreMatrix, dict[Metric, Floats]]:
     """Correlate the target with every candidate by Pearson, Spearman and Kendall on the normalised scores.
 
@@ -170,7 +211,9 @@ def _standardise(values: Floats, axis: int) -> Floats:
 # --- the choice ------------------------------------------------------------------------------------------------------
 
 Transform = Callable[[float], float]
-_FEW_TASKS = 8  # normalised over T tasks, correlations average -1/(T-1): with fewer than this many it shows
+_FEW_TASKS = (
+    8  # normalised over T tasks, correlations average -1/(T-1): with fewer than this many it shows
+)
 
 
 def sigmoid(steepness: float = 1.0) -> Transform:
@@ -232,18 +275,30 @@ class ProxyTasks(Finding):
         rows = []
         for p in self.proxies:
             ratio = p.robustness.ratio.value if p.robustness else None
-            rows.append((p.task, *(p.by_metric[m] for m in METRICS), ratio, p.score, p.weight, p.dropped))
+            rows.append(
+                (p.task, *(p.by_metric[m] for m in METRICS), ratio, p.score, p.weight, p.dropped)
+            )
         return (Table(f"Proxy tasks for {self.target}", columns, rows, note),)
 
     def charts(self) -> Sequence[Chart]:
         """Return the weights, and the relevance of every candidate by each metric (figure 1)."""
         by_metric = {str(m): [p.by_metric[m] for p in self.proxies] for m in METRICS}
         names, shares = [p.task for p in self.proxies], {"weight": self.weights.values()}
-        title, caption = f"Weights of the proxy tasks for {self.target}", "Share of each proxy in the prediction."
+        title, caption = (
+            f"Weights of the proxy tasks for {self.target}",
+            "Share of each proxy in the prediction.",
+        )
         relevant = "Correlation of each candidate's normalised scores with the target's."
         return (
             Bars("proxy-weights", title, caption, self.weights, shares, y_label="weight"),
-            Bars("proxy-relevance", f"Relevance to {self.target}", relevant, names, by_metric, y_label="correlation"),
+            Bars(
+                "proxy-relevance",
+                f"Relevance to {self.target}",
+                relevant,
+                names,
+                by_metric,
+                y_label="correlation",
+            ),
         )
 
 
@@ -282,23 +337,32 @@ def choose_proxies(
         elif known is not None and not ratio >= min_robustness:
             why = f"robustness below {min_robustness:g}" if np.isfinite(ratio) else known.verdict
         proxies.append(Proxy(task, value, by_metric, known, score, 0.0, why))
-    return ProxyTasks(target, metric, how, len(chosen.models), min_relevance, min_robustness, _weigh(proxies, top))
+    return ProxyTasks(
+        target, metric, how, len(chosen.models), min_relevance, min_robustness, _weigh(proxies, top)
+    )
 
 
 def predict(weights: Mapping[str, float], scores: ScoreMatrix) -> Floats:
     """Weighted mean of each model's proxy scores, higher is better; NaN where a model lacks one of them."""
     if not weights:
-        raise InputError("no proxy task passed the thresholds", hint="lower --min-relevance or --min-robustness")
+        raise InputError(
+            "no proxy task passed the thresholds", hint="lower --min-relevance or --min-robustness"
+        )
     chosen = scores.select(tasks=list(weights))
     return np.asarray(chosen.oriented() @ np.array(list(weights.values())))
 
 
 def _weigh(proxies: Sequence[Proxy], top: int | None) -> tuple[Proxy, ...]:
-    order = sorted(proxies, key=lambda p: (bool(p.dropped), -p.score if np.isfinite(p.score) else np.inf))
+    order = sorted(
+        proxies, key=lambda p: (bool(p.dropped), -p.score if np.isfinite(p.score) else np.inf)
+    )
     kept = [p for p in order if not p.dropped][:top]
     total = sum(p.score for p in kept)
     weighed = [replace(p, weight=p.score / total) for p in kept]
-    return (*weighed, *(replace(p, dropped=p.dropped or f"not among the top {top}") for p in order[len(kept) :]))
+    return (
+        *weighed,
+        *(replace(p, dropped=p.dropped or f"not among the top {top}") for p in order[len(kept) :]),
+    )
 
 
 # The paper's (n, k): models per sample and number of samples, in table 3's order.
@@ -318,7 +382,9 @@ class Indices:
     k: int
     baseline: Spread  # s
     sampling: Spread  # r
-    leads: float  # share of repetitions in which the metric has both the highest s and the highest r
+    leads: (
+        float  # share of repetitions in which the metric has both the highest s and the highest r
+    )
 
 
 @dataclass(frozen=True)
@@ -331,13 +397,26 @@ class SamplingConsistency(Finding):
     candidates: int
     repetitions: int
     indices: tuple[Indices, ...]
-    chosen: Metric | None  # the metric with the highest mean s and r in most configurations, where one has both
+    chosen: (
+        Metric | None
+    )  # the metric with the highest mean s and r in most configurations, where one has both
 
     def tables(self) -> Sequence[Table]:
         """Return table 3's layout, with the spread of single runs."""
         rows = map(attrgetter("n", "k", "metric", "baseline", "sampling", "leads"), self.indices)
         of = f"top {self.top} tasks for {self.target} ({self.models} models, {self.candidates} candidates)"
-        columns = ("n", "k", "metric", "s", "2.5 % of runs", "97.5 %", "r", "2.5 % of runs ", "97.5 % ", "leads")
+        columns = (
+            "n",
+            "k",
+            "metric",
+            "s",
+            "2.5 % of runs",
+            "97.5 %",
+            "r",
+            "2.5 % of runs ",
+            "97.5 % ",
+            "leads",
+        )
         verdict = "No metric has both the highest s and the highest r in most configurations."
         if self.chosen:
             verdict = f"{self.chosen} has the highest s and r in most configurations."
@@ -352,9 +431,24 @@ class SamplingConsistency(Finding):
         labels = dict.fromkeys(f"n={i.n}, k={i.k}" for i in self.indices)
         caption = "Higher means that other models would have named the same tasks; the bars hold 95 % of single runs."
         drawn = []
-        for kind, title in (("baseline", "Baseline consistency s"), ("sampling", "Sampling consistency r")):
-            by = {metric: [getattr(i, kind) for i in self.indices if i.metric == metric] for metric in METRICS}
-            drawn.append(Bars(f"sampling-{kind}", title, caption, labels, by, y_label="overlap of the top tasks"))
+        for kind, title in (
+            ("baseline", "Baseline consistency s"),
+            ("sampling", "Sampling consistency r"),
+        ):
+            by = {
+                metric: [getattr(i, kind) for i in self.indices if i.metric == metric]
+                for metric in METRICS
+            }
+            drawn.append(
+                Bars(
+                    f"sampling-{kind}",
+                    title,
+                    caption,
+                    labels,
+                    by,
+                    y_label="overlap of the top tasks",
+                )
+            )
         return drawn
 
 
@@ -376,7 +470,10 @@ def measure_sampling(
         raise InputError(f"top {top} of {tasks - 1} candidates", hint=f"choose 1 to {tasks - 1}")
     for n, k in configurations:
         if not 3 <= n <= models or k < 2:
-            raise InputError(f"cannot draw {k} samples of {n} models from {models}", hint="3 <= n <= models, k >= 2")
+            raise InputError(
+                f"cannot draw {k} samples of {n} models from {models}",
+                hint="3 <= n <= models, k >= 2",
+            )
     vectors = normalise(chosen.oriented(), how)
     rng = np.random.default_rng(seed)
     found: list[Indices] = []
@@ -388,7 +485,9 @@ def measure_sampling(
         for metric, (s, r) in runs.items():
             leads = float(np.mean((s >= best_s) & (r >= best_r)))
             found.append(Indices(metric, n, k, spread_of(s), spread_of(r), leads))
-    return SamplingConsistency(target, top, models, tasks - 1, repetitions, tuple(found), _choose(found))
+    return SamplingConsistency(
+        target, top, models, tasks - 1, repetitions, tuple(found), _choose(found)
+    )
 
 
 def top_share(relevance: Floats, top: int) -> Floats:
@@ -403,10 +502,14 @@ def top_share(relevance: Floats, top: int) -> Floats:
     return np.asarray(above + on * left / on.sum(axis=-1, keepdims=True), dtype=np.float64)
 
 
-def _run(vectors: Floats, draws: npt.NDArray[np.int64], metric: Metric, top: int, k: int) -> tuple[Floats, Floats]:
+def _run(
+    vectors: Floats, draws: npt.NDArray[np.int64], metric: Metric, top: int, k: int
+) -> tuple[Floats, Floats]:
     """Return s and r of each repetition."""
     whole = top_share(np.round(correlate_target(vectors, metric), 12), top)  # (tasks,)
-    members = top_share(np.round(_sampled(vectors, draws, metric), 12), top).reshape(-1, k, len(whole))
+    members = top_share(np.round(_sampled(vectors, draws, metric), 12), top).reshape(
+        -1, k, len(whole)
+    )
     s = np.minimum(members, whole).sum(axis=-1).mean(axis=-1) / top
     first, second = np.triu_indices(k, 1)
     r = np.array([np.minimum(run[first], run[second]).sum(axis=-1).mean() / top for run in members])
@@ -425,7 +528,9 @@ def _sampled(vectors: Floats, draws: npt.NDArray[np.int64], metric: Metric) -> F
 
 def _choose(found: Sequence[Indices]) -> Metric | None:
     """Return the metric with the highest s and the highest r in more than half of the configurations."""
-    rows = [found[k : k + len(METRICS)] for k in range(0, len(found), len(METRICS))]  # one for each configuration
+    rows = [
+        found[k : k + len(METRICS)] for k in range(0, len(found), len(METRICS))
+    ]  # one for each configuration
     best_s = [max(row, key=lambda i: i.baseline.value).metric for row in rows]
     best_r = [max(row, key=lambda i: i.sampling.value).metric for row in rows]
     wins = Counter(s for s, r in zip(best_s, best_r, strict=True) if s == r)

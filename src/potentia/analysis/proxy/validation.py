@@ -46,7 +46,9 @@ class Forecast(Finding):
         """Return each model's prediction and rank, and the reverse-ordered pairs."""
         scores = self.predicted, self.perplexity, self.truth
         by_proxy, by_perplexity, true = (rankdata(-values, nan_policy="omit") for values in scores)
-        order = np.argsort(np.where(np.isfinite(self.predicted), -self.predicted, np.inf), kind="stable")
+        order = np.argsort(
+            np.where(np.isfinite(self.predicted), -self.predicted, np.inf), kind="stable"
+        )
         note = "Predicted: weighted mean of the proxy scores, which orders models; it is not a score of the target."
         if self.reversed_by_proxy is not None:
             note += f" Reverse-ordered pairs by proxies: {self.reversed_by_proxy} of {self.pairs}"
@@ -54,7 +56,9 @@ class Forecast(Finding):
                 note += f"; by perplexity: {self.reversed_by_perplexity}"
             note += "."
         columns = ("model", "predicted", "rank", "rank by perplexity", "truth", "true rank")
-        rows = list(zip(self.models, self.predicted, by_proxy, by_perplexity, self.truth, true, strict=True))
+        rows = list(
+            zip(self.models, self.predicted, by_proxy, by_perplexity, self.truth, true, strict=True)
+        )
         return (Table(f"Predicted standing on {self.target}", columns, picked(rows, order), note),)
 
     def charts(self) -> Sequence[Chart]:
@@ -66,7 +70,17 @@ class Forecast(Finding):
         points = Points("models", self.predicted[known], self.truth[known], names)
         title = f"Predicted standing and true score on {self.target}"
         caption = "Points that rise from left to right are in the predicted order."
-        return (Plot("forecast", title, caption, (points,), (), "weighted mean of proxy scores", self.target),)
+        return (
+            Plot(
+                "forecast",
+                title,
+                caption,
+                (points,),
+                (),
+                "weighted mean of proxy scores",
+                self.target,
+            ),
+        )
 
 
 def reversed_pairs(predicted: Floats, truth: Floats) -> tuple[int, int]:
@@ -91,8 +105,12 @@ def make_forecast(
     perplexity = by_perplexity(early, corpora)
     known = bool(np.isfinite(actual).sum() > 1)
     wrong, pairs = reversed_pairs(predicted, actual)
-    other = reversed_pairs(perplexity, actual)[0] if known and np.isfinite(perplexity).any() else None
-    return Forecast(target, early.models, predicted, actual, perplexity, wrong if known else None, other, pairs)
+    other = (
+        reversed_pairs(perplexity, actual)[0] if known and np.isfinite(perplexity).any() else None
+    )
+    return Forecast(
+        target, early.models, predicted, actual, perplexity, wrong if known else None, other, pairs
+    )
 
 
 def by_perplexity(scores: ScoreMatrix, corpora: Sequence[str]) -> Floats:
@@ -126,26 +144,41 @@ class Joined:
     def view(self, on: str, rows: Sequence[int], tasks: Sequence[str] | None = None) -> ScoreMatrix:
         """Return the scores of some pairs as this kind of model has them."""
         if on not in self.views:
-            raise InputError("the chat models lack a score on some candidate", hint="choose on base models (--on base)")
+            raise InputError(
+                "the chat models lack a score on some candidate",
+                hint="choose on base models (--on base)",
+            )
         view = self.views[on]
         return view.select(models=np.array(rows, dtype=int), tasks=tasks)
 
-    def matrix(self, on: str, tasks: Sequence[str], rows: Sequence[int] | None = None) -> ScoreMatrix:
+    def matrix(
+        self, on: str, tasks: Sequence[str], rows: Sequence[int] | None = None
+    ) -> ScoreMatrix:
         """Put the target beside the tasks as this kind of model scores them, for all pairs or some."""
         places = list(range(len(self.truth)) if rows is None else rows)
         part = self.view(on, places, tasks)
         values = np.column_stack([self.truth[places], part.values])
         names, metrics = (self.target, *part.tasks), (Metric(), *part.metrics)
-        return ScoreMatrix.build(part.models, names, values, metrics=metrics, protocol=part.protocol)
+        return ScoreMatrix.build(
+            part.models, names, values, metrics=metrics, protocol=part.protocol
+        )
 
 
 def join_pairs(
-    scores: ScoreMatrix, pairs: Mapping[str, str], target: str, tasks: Sequence[str], corpora: Sequence[str] = ()
+    scores: ScoreMatrix,
+    pairs: Mapping[str, str],
+    target: str,
+    tasks: Sequence[str],
+    corpora: Sequence[str] = (),
 ) -> Joined:
     """Keep the pairs whose base model has every task and corpus, and whose chat model has the target."""
     others = [*dict.fromkeys(t for t in (*tasks, *corpora) if t != target)]
     goal = scores.select(tasks=[target])
-    known = {m: float(v) for m, v in zip(goal.models, goal.oriented()[:, 0], strict=True) if np.isfinite(v)}
+    known = {
+        m: float(v)
+        for m, v in zip(goal.models, goal.oriented()[:, 0], strict=True)
+        if np.isfinite(v)
+    }
     whole = set(scores.select(tasks=others).complete().models)
     kept = [(base, chat) for base, chat in pairs.items() if base in whole and chat in known]
     if len(kept) < 3:
@@ -201,8 +234,17 @@ class Validation(Finding):
         """Return tau, its gain over perplexity, and the reverse-ordered pairs of each strategy (table 10's layout)."""
         none = Spread(math.nan, math.nan, math.nan)
         rows = [(t.name, t.tau, t.reversed_share, t.gain or none, t.wins) for t in self.trials]
-        columns = ("predict by", "mean tau", "2.5 % of halves", "97.5 %", "reversed", "mean gain over perplexity",
-                   "2.5 % of halves ", "97.5 % ", "wins")  # fmt: skip
+        columns = (
+            "predict by",
+            "mean tau",
+            "2.5 % of halves",
+            "97.5 %",
+            "reversed",
+            "mean gain over perplexity",
+            "2.5 % of halves ",
+            "97.5 % ",
+            "wins",
+        )
         title = f"Predicting {self.target} for the half of the {self.units} {self.unit} not used to choose proxies"
         note = (
             f"{self.verdict} {self.splits} random halves: between the percentiles lie 95 % of them, which is no "
@@ -218,9 +260,19 @@ class Validation(Finding):
             "Kendall's tau between prediction and truth on models that had no part in choosing the proxies; "
             "the bars hold 95 % of the random halves."
         )
-        title, why = "How often each task was chosen", "Share of the splits in which the task was a proxy."
+        title, why = (
+            "How often each task was chosen",
+            "Share of the splits in which the task was a proxy.",
+        )
         return (
-            Bars("proxy-validation", f"Predicting {self.target}", caption, names, taus, y_label="Kendall's tau"),
+            Bars(
+                "proxy-validation",
+                f"Predicting {self.target}",
+                caption,
+                names,
+                taus,
+                y_label="Kendall's tau",
+            ),
             Bars("proxy-chosen", title, why, often, {"share": often.values()}),
         )
 
@@ -249,7 +301,9 @@ def validate(
     ``groups`` (model → family) keeps a family on one side of the split. ``choice`` is what ``choose_proxies`` takes,
     ``robust`` measured on small models that take no part in the splits.
     """
-    wanted = list(dict.fromkeys(t for t in (candidates or scores.tasks) if t != target and t not in corpora))
+    wanted = list(
+        dict.fromkeys(t for t in (candidates or scores.tasks) if t != target and t not in corpora)
+    )
     joined, strategies = _views(scores, target, wanted, list(corpora), pairs)
     units, unit = len(joined.models), "pairs" if pairs else "models"
     if units < LEAST_MODELS:
@@ -257,26 +311,45 @@ def validate(
         raise TooFewError(few, hint="leave out tasks or corpora that few models were scored on")
     rival = "perplexity of {} models" if pairs else "perplexity"
     against = {name: rival.format(on) for name, _, on in strategies} if corpora else {}
-    perplexity = {rival.format(on): by_perplexity(joined.views[on], corpora) for _, _, on in strategies if corpora}
-    labels = [groups.get(c, groups.get(b, c)) for b, c in zip(joined.models, joined.chats, strict=True)]
+    perplexity = {
+        rival.format(on): by_perplexity(joined.views[on], corpora)
+        for _, _, on in strategies
+        if corpora
+    }
+    labels = [
+        groups.get(c, groups.get(b, c)) for b, c in zip(joined.models, joined.chats, strict=True)
+    ]
     chosen = list(dict.fromkeys(on for _, on, _ in strategies))
     rng = np.random.default_rng(seed)
-    outcomes: dict[str, list[tuple[float, float]]] = {}  # tau and share of reversed pairs, half by half
+    outcomes: dict[
+        str, list[tuple[float, float]]
+    ] = {}  # tau and share of reversed pairs, half by half
     counts: Counter[str] = Counter()
     for _ in range(splits):
         first, second = _halves(labels, rng, unit)
-        weights = {on: choose_proxies(joined.matrix(on, wanted, first), target, **choice).weights for on in chosen}
+        weights = {
+            on: choose_proxies(joined.matrix(on, wanted, first), target, **choice).weights
+            for on in chosen
+        }
         counts.update(list(weights[chosen[0]]))
-        predicted = {name: _predict(weights[on], joined.view(to, second)) for name, on, to in strategies}
+        predicted = {
+            name: _predict(weights[on], joined.view(to, second)) for name, on, to in strategies
+        }
         predicted |= {name: values[second] for name, values in perplexity.items()}
         for name, values in predicted.items():
             outcomes.setdefault(name, []).append(_outcome(values, joined.truth[second]))
     trials = tuple(_trial(name, outcomes, against.get(name)) for name in outcomes)
-    return Validation(target, splits, units, unit, trials, {task: counts[task] / splits for task in wanted})
+    return Validation(
+        target, splits, units, unit, trials, {task: counts[task] / splits for task in wanted}
+    )
 
 
 def _views(
-    scores: ScoreMatrix, target: str, tasks: list[str], corpora: list[str], pairs: Mapping[str, str] | None
+    scores: ScoreMatrix,
+    target: str,
+    tasks: list[str],
+    corpora: list[str],
+    pairs: Mapping[str, str] | None,
 ) -> tuple[Joined, tuple[tuple[str, str, str], ...]]:
     """Return the models to judge, pairs joined, and the strategies as (name, chosen on, scored on)."""
     if not pairs:
@@ -284,7 +357,9 @@ def _views(
         truth = whole.select(tasks=[target]).oriented()[:, 0]
         return Joined(target, truth, {"base": whole}), (("proxy tasks", "base", "base"),)
     joined = join_pairs(scores, pairs, target, tasks, corpora)
-    strategies: tuple[tuple[str, str, str], ...] = (("proxies chosen and scored on base models", "base", "base"),)
+    strategies: tuple[tuple[str, str, str], ...] = (
+        ("proxies chosen and scored on base models", "base", "base"),
+    )
     if "chat" in joined.views:
         strategies += (
             ("proxies chosen and scored on chat models", "chat", "chat"),
@@ -293,7 +368,9 @@ def _views(
     return joined, strategies
 
 
-def _halves(labels: Sequence[str], rng: np.random.Generator, unit: str = "models") -> tuple[list[int], list[int]]:
+def _halves(
+    labels: Sequence[str], rng: np.random.Generator, unit: str = "models"
+) -> tuple[list[int], list[int]]:
     """Split places into two halves that share no label: labels in random order go to the side that has less so far."""
     sides: tuple[list[int], list[int]] = ([], [])
     for label in rng.permutation(sorted(set(labels))):
@@ -317,7 +394,9 @@ def _outcome(predicted: Floats, truth: Floats) -> tuple[float, float]:
     return float(tau_rows(predicted, truth)), count / pairs if pairs else math.nan
 
 
-def _trial(name: str, outcomes: Mapping[str, list[tuple[float, float]]], rival: str | None) -> Trial:
+def _trial(
+    name: str, outcomes: Mapping[str, list[tuple[float, float]]], rival: str | None
+) -> Trial:
     own, wrong = np.array(outcomes[name]).T
     gain = wins = None
     if rival is not None:

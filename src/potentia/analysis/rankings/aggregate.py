@@ -28,7 +28,17 @@ from potentia.analysis.stats.bootstrap import LEVEL, tau_rows
 from potentia.analysis.stats.correlation import kendall_matrix, nan_mean
 from potentia.analysis.stats.first import root
 from potentia.errors import InputError
-from potentia.values.findings import Chart, Finding, Heatmap, Interval, Line, Plot, Points, Table, picked
+from potentia.values.findings import (
+    Chart,
+    Finding,
+    Heatmap,
+    Interval,
+    Line,
+    Plot,
+    Points,
+    Table,
+    picked,
+)
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, Outcomes, ScoreMatrix
 
@@ -41,7 +51,9 @@ class Aggregate(Finding):
     models: tuple[str, ...]
     tasks: tuple[str, ...]
     methods: tuple[str, ...]
-    scores: Floats  # (models, methods); higher is better, NaN where the method needs a missing score
+    scores: (
+        Floats  # (models, methods); higher is better, NaN where the method needs a missing score
+    )
     ranks: Floats  # (models, methods); 1 is best
     winners: tuple[tuple[str, ...], ...]  # (methods, tasks): first model without that task
     tau: Floats  # (methods, tasks): agreement with the full ranking
@@ -54,27 +66,51 @@ class Aggregate(Finding):
         """Return the ranking by every method, and its sensitivity to each task."""
         rows = list(zip(self.models, self.scores[:, 0], *self.ranks.T, strict=True))
         best = picked(rows, np.argsort(self.ranks[:, 0], kind="stable"))
-        pairs = (pair for both in zip(self.winners, self.tau, strict=True) for pair in both)  # first and τ, by method
-        heads = ("without", *(head for method in self.methods for head in (f"first by {method}", "τ")))
+        pairs = (
+            pair for both in zip(self.winners, self.tau, strict=True) for pair in both
+        )  # first and τ, by method
+        heads = (
+            "without",
+            *(head for method in self.methods for head in (f"first by {method}", "τ")),
+        )
         title = f"Aggregate ranking ({self.protocol.label}, {len(self.models)} models × {len(self.tasks)} tasks)"
         columns = ("model", self.methods[0], *(f"rank by {m}" for m in self.methods))
         note = f"With all tasks: {', '.join(f'{o[0]} ({m})' for m in self.methods if (o := self.order(m)))}."
-        without, loose = f"The ranking without each task ({self.protocol.label})", zip(self.tasks, *pairs, strict=True)
+        without, loose = (
+            f"The ranking without each task ({self.protocol.label})",
+            zip(self.tasks, *pairs, strict=True),
+        )
         return [
-            Table(title, columns, best, note="Intervals are those of the overall ranking.", digits=1),
+            Table(
+                title, columns, best, note="Intervals are those of the overall ranking.", digits=1
+            ),
             Table(without, heads, loose, note, digits=2),
         ]
 
     def charts(self) -> Sequence[Chart]:
         """Return the ranks by every method."""
         order = best_first(self.ranks[:, 0])
-        name, title = f"aggregate-methods-{self.protocol}", f"Rank by each way of aggregating: {self.protocol.label}"
+        name, title = (
+            f"aggregate-methods-{self.protocol}",
+            f"Rank by each way of aggregating: {self.protocol.label}",
+        )
         caption = (
             "1 is best. PC1: score on the first principal component; mean z: mean z score over tasks; "
             "Borda: share of comparisons with other models won; mean rank: over tasks."
         )
         cells = picked(self.models, order), self.methods, self.ranks[order]
-        return [Heatmap(name, title, caption, *cells, digits=0, unit="rank", fewer=True, group="aggregate-methods")]
+        return [
+            Heatmap(
+                name,
+                title,
+                caption,
+                *cells,
+                digits=0,
+                unit="rank",
+                fewer=True,
+                group="aggregate-methods",
+            )
+        ]
 
 
 def aggregate_ranks(matrix: ScoreMatrix) -> Aggregate:
@@ -96,7 +132,16 @@ def aggregate_ranks(matrix: ScoreMatrix) -> Aggregate:
         first = np.argmax(np.where(np.isfinite(without), without, -np.inf), axis=0)
         winners[m] = picked(matrix.models, first)
         tau[m] = kendall_matrix(scores[:, m : m + 1], without)[0]
-    return Aggregate(matrix.protocol, matrix.models, matrix.tasks, tuple(METHODS), scores, ranks, tuple(winners), tau)
+    return Aggregate(
+        matrix.protocol,
+        matrix.models,
+        matrix.tasks,
+        tuple(METHODS),
+        scores,
+        ranks,
+        tuple(winners),
+        tau,
+    )
 
 
 def best_first(rank: Floats) -> npt.NDArray[np.intp]:
@@ -177,27 +222,52 @@ class RankIntervals(Finding):
         mean, best, worst = self._means()
         rows = list(zip(self.models, mean, best, worst, (self.best == 1).sum(axis=1), strict=True))
         title = f"Rank intervals, mean over {len(self.tasks)} tasks ({self.protocol.label}, {self.level:.0%}, {kind})"
-        columns = ("model", "mean rank", "best possible", "worst possible", "tasks where it may be first")
-        return [Table(title, columns, picked(rows, np.argsort(mean, kind="stable")), digits=1)]  # NaN last
+        columns = (
+            "model",
+            "mean rank",
+            "best possible",
+            "worst possible",
+            "tasks where it may be first",
+        )
+        return [
+            Table(title, columns, picked(rows, np.argsort(mean, kind="stable")), digits=1)
+        ]  # NaN last
 
     def charts(self) -> Sequence[Chart]:
         """Return the mean intervals as a chart, best model first."""
         caption = "Mean rank over tasks, between the mean best and the mean worst possible rank."
         name, title = f"rank-intervals-{self.protocol}", f"Rank intervals: {self.protocol.label}"
-        return [rank_plot(name, title, caption, self.models, *self._means(), group="rank-intervals")]
+        return [
+            rank_plot(name, title, caption, self.models, *self._means(), group="rank-intervals")
+        ]
 
     def _means(self) -> tuple[Floats, Floats, Floats]:
         return nan_mean(self.rank), nan_mean(self.best), nan_mean(self.worst)
 
 
 def rank_plot(
-    name: str, title: str, caption: str, models: Sequence[str], rank: Floats, low: Floats, high: Floats, group: str = ""
+    name: str,
+    title: str,
+    caption: str,
+    models: Sequence[str],
+    rank: Floats,
+    low: Floats,
+    high: Floats,
+    group: str = "",
 ) -> Plot:
     """Draw ranks with their intervals, best model first."""
     order = best_first(rank)
     places = np.arange(1.0, len(order) + 1)
     points = (Points("rank", places, rank[order], picked(models, order), low[order], high[order]),)
-    return Plot(name, title, caption, points, x_label="model, by rank", y_label="rank (1 is best)", group=group)
+    return Plot(
+        name,
+        title,
+        caption,
+        points,
+        x_label="model, by rank",
+        y_label="rank (1 is best)",
+        group=group,
+    )
 
 
 def rank_intervals(
@@ -223,11 +293,20 @@ def rank_intervals(
             raise InputError(message, hint="leave the task out, or score it with Potentia")
         noise = covariance_of(matrix, column, items)[np.ix_(known, known)]
         apart = np.sqrt(np.maximum(np.diag(noise)[:, None] + np.diag(noise) - 2 * noise, 0.0))
-        threshold = simultaneous_threshold(noise, level, rng) if simultaneous else float(norm.ppf(0.5 + level / 2))
+        threshold = (
+            simultaneous_threshold(noise, level, rng)
+            if simultaneous
+            else float(norm.ppf(0.5 + level / 2))
+        )
         rank[known, column] = rankdata(-score, method="average")
         beats = score[:, None] - score > threshold * apart
-        best[known, column], worst[known, column] = 1 + beats.sum(axis=0), len(score) - beats.sum(axis=1)
-    return RankIntervals(matrix.protocol, level, simultaneous, matrix.models, matrix.tasks, rank, best, worst)
+        best[known, column], worst[known, column] = (
+            1 + beats.sum(axis=0),
+            len(score) - beats.sum(axis=1),
+        )
+    return RankIntervals(
+        matrix.protocol, level, simultaneous, matrix.models, matrix.tasks, rank, best, worst
+    )
 
 
 def simultaneous_threshold(
@@ -248,7 +327,9 @@ def simultaneous_threshold(
     largest = np.empty(simulations)
     step = max(1, (1 << 17) // len(a))
     for start in range(0, simulations, step):
-        drawn = (rng.standard_normal((min(step, simulations - start), count)) @ half.T).astype(np.float32)
+        drawn = (rng.standard_normal((min(step, simulations - start), count)) @ half.T).astype(
+            np.float32
+        )
         largest[start : start + step] = (np.abs(drawn[:, a] - drawn[:, b]) * per_unit).max(axis=1)
     return float(np.quantile(largest, level))
 
@@ -270,15 +351,27 @@ class TaskCurve(Finding):
 
     def enough(self, agreement: float) -> int | None:
         """Return how many tasks reach this agreement; None where no subset does."""
-        return next((k + 1 for k, value in enumerate(self.held_out) if value.value >= agreement), None)
+        return next(
+            (k + 1 for k, value in enumerate(self.held_out) if value.value >= agreement), None
+        )
 
     def tables(self) -> Sequence[Table]:
         """Return the curve."""
-        held, spans = zip(*((h.value, f"{h.low:.3f}–{h.high:.3f}") for h in self.held_out), strict=True)
+        held, spans = zip(
+            *((h.value, f"{h.low:.3f}–{h.high:.3f}") for h in self.held_out), strict=True
+        )
         parts = self.tasks, self.cost, held, spans, self.seen, self.any_subset
         reached = {level: self.enough(level) for level in (0.8, 0.9, 0.95)}
         said = ", ".join(f"τ {level:g} takes {k}" for level, k in reached.items() if k is not None)
-        columns = ("tasks", "added", "cost share", "τ, other models", "10–90 %", "τ, same models", "random")
+        columns = (
+            "tasks",
+            "added",
+            "cost share",
+            "τ, other models",
+            "10–90 %",
+            "τ, same models",
+            "random",
+        )
         note = "Chosen on half of the models, judged on the others."
         note += f" Of {len(self.tasks)} tasks, {said}." if said else ""
         rows = zip(range(1, len(held) + 1), *parts, strict=True)
@@ -286,7 +379,10 @@ class TaskCurve(Finding):
 
     def charts(self) -> Sequence[Chart]:
         """Return agreement against cost."""
-        name, title = f"fewer-tasks-{self.protocol}", "Agreement with the whole ranking against cost"
+        name, title = (
+            f"fewer-tasks-{self.protocol}",
+            "Agreement with the whole ranking against cost",
+        )
         caption = "Fixed subsets of tasks, chosen on half of the models; random ones beside."
         lines = (
             Line("on other models", self.cost, [h.value for h in self.held_out]),
@@ -312,7 +408,9 @@ def find_task_curve(
         few = f"{len(names)} models have all of {len(whole.tasks)} tasks: too few to choose on some and judge on others"
         raise InputError(few, hint=f"at least {LEAST} models and two tasks are needed")
     price = np.array([costs.get(t, np.nan) for t in whole.tasks], dtype=np.float64)
-    price = np.where(np.isnan(price), np.nanmedian(price) if np.isfinite(price).any() else 1.0, price)
+    price = np.where(
+        np.isnan(price), np.nanmedian(price) if np.isfinite(price).any() else 1.0, price
+    )
     kin = np.array([lineages.get(m, m) for m in names])
     kin = kin if len(set(kin.tolist())) >= LEAST // 2 else np.array(names)
     rng = np.random.default_rng(seed)
@@ -327,8 +425,14 @@ def find_task_curve(
         plain[split] = _taus(values[~inside], rng.permutation(count))
     final = choose_tasks(values, price)
     mean, (low, high) = np.nanmean(other, axis=0), np.nanquantile(other, [0.1, 0.9], axis=0)
-    cost, same, chance = np.cumsum(price[final]) / price.sum(), np.nanmean(seen, axis=0), np.nanmean(plain, axis=0)
-    held_out = tuple(Interval(*one, 0.8) for one in zip(mean.tolist(), low.tolist(), high.tolist(), strict=True))
+    cost, same, chance = (
+        np.cumsum(price[final]) / price.sum(),
+        np.nanmean(seen, axis=0),
+        np.nanmean(plain, axis=0),
+    )
+    held_out = tuple(
+        Interval(*one, 0.8) for one in zip(mean.tolist(), low.tolist(), high.tolist(), strict=True)
+    )
     return TaskCurve(whole.protocol, picked(whole.tasks, final), cost, held_out, same, chance)
 
 

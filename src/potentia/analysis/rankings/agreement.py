@@ -17,19 +17,44 @@ import numpy as np
 import numpy.typing as npt
 
 from potentia.analysis.left_out import NONE, inside
-from potentia.analysis.stats.bootstrap import MODELS, How, Sampling, interval, intervals, item_values, pair_mean
+from potentia.analysis.stats.bootstrap import (
+    MODELS,
+    How,
+    Sampling,
+    interval,
+    intervals,
+    item_values,
+    pair_mean,
+)
 from potentia.analysis.stats.bootstrap import row_draws as draw_rows
-from potentia.analysis.stats.correlation import FIRST_ORDER, METHODS, Correlate, mean_offdiagonal, nan_mean
+from potentia.analysis.stats.correlation import (
+    FIRST_ORDER,
+    METHODS,
+    Correlate,
+    mean_offdiagonal,
+    nan_mean,
+)
 from potentia.analysis.stats.first import FEW_MODELS
 from potentia.analysis.stats.significance import tau_b_matrix
 from potentia.errors import InputError
 from potentia.facts import CATEGORIES
-from potentia.values.findings import Bars, Chart, Finding, Heatmap, Interval, Table, mean_in_words, picked
+from potentia.values.findings import (
+    Bars,
+    Chart,
+    Finding,
+    Heatmap,
+    Interval,
+    Table,
+    mean_in_words,
+    picked,
+)
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
 NOISE_BLOCK = 1 << 22  # scores drawn at once
-MANY_MODELS_NOISE = 200  # draws of noise for more models than FIRST_ORDER: their mean agreement hardly moves
+MANY_MODELS_NOISE = (
+    200  # draws of noise for more models than FIRST_ORDER: their mean agreement hardly moves
+)
 SIGNIFICANT = "tau_b"
 NAMES = {
     "kendall": "Kendall's τ",
@@ -57,7 +82,9 @@ class Agreement(Finding):
     per_task: tuple[Interval, ...]  # over ``over``
     categories: tuple[str, ...] = ()
     by_category: Floats = field(default_factory=lambda: np.zeros((0, 0)))
-    over: str = "models"  # what the intervals of tasks and categories draw: models, families or lineages
+    over: str = (
+        "models"  # what the intervals of tasks and categories draw: models, families or lineages
+    )
 
     @property
     def interval(self) -> Interval:
@@ -70,31 +97,58 @@ class Agreement(Finding):
         rows = [(f"over {source}", one) for source, one in self.intervals.items()]
         order = np.argsort([i.value for i in self.per_task], kind="stable")
         each = picked(list(zip(self.tasks, self.per_task, strict=True)), order)
-        title, over = f"Mean agreement of each task with the others ({what})", f"Intervals: bootstrap over {self.over}."
+        title, over = (
+            f"Mean agreement of each task with the others ({what})",
+            f"Intervals: bootstrap over {self.over}.",
+        )
         tables = [
-            Table(f"Mean agreement over pairs of tasks ({what})", ("interval", "mean", "low", "high"), rows),
+            Table(
+                f"Mean agreement over pairs of tasks ({what})",
+                ("interval", "mean", "low", "high"),
+                rows,
+            ),
             Table(title, ("task", "mean", "low", "high"), each, over),
         ]
         if self.categories:
             cells = zip(self.categories, *self.by_category.T, strict=True)
             note = "The diagonal is agreement within a category, over distinct tasks."
-            tables.append(Table(f"Agreement by category ({what})", ("category", *self.categories), cells, note))
+            tables.append(
+                Table(
+                    f"Agreement by category ({what})", ("category", *self.categories), cells, note
+                )
+            )
         return tables
 
     def charts(self) -> Sequence[Chart]:
         """Return the task × task heat map (figures 9, 10, 14, 15) and the categories' (figures 3, 13)."""
         caption = f"{NAMES[self.method]} of every two tasks, {self.models} models; {mean_in_words(self.mean)}."
         low = -1.0 if np.nanmin(self.matrix, initial=0.0) < -0.2 else 0.0
-        charts = [self._heatmap("agreement", "Ranking agreement between tasks", caption, self.tasks, self.matrix, low)]
+        charts = [
+            self._heatmap(
+                "agreement",
+                "Ranking agreement between tasks",
+                caption,
+                self.tasks,
+                self.matrix,
+                low,
+            )
+        ]
         if self.categories:
-            caption = "Mean over the pairs of tasks of two categories; within a category on the diagonal."
+            caption = (
+                "Mean over the pairs of tasks of two categories; within a category on the diagonal."
+            )
             caption += _meanings(self.categories)
             named = self.categories, self.by_category, 0.0
             charts.append(self._heatmap("categories", "Agreement by category", caption, *named))
         return charts
 
-    def _heatmap(self, kind: str, what: str, caption: str, names: tuple[str, ...], values: Floats, low: float) -> Chart:
-        name, full = f"{kind}-{self.protocol}-{self.method}", f"{what}{_ties(self.method)}: {self.protocol.label}"
+    def _heatmap(
+        self, kind: str, what: str, caption: str, names: tuple[str, ...], values: Floats, low: float
+    ) -> Chart:
+        name, full = (
+            f"{kind}-{self.protocol}-{self.method}",
+            f"{what}{_ties(self.method)}: {self.protocol.label}",
+        )
         cells, unit = (names, names, values, low, 1.0), NAMES[self.method]
         return Heatmap(name, full, caption, *cells, unit=unit, group=f"{kind}-{self.method}")
 
@@ -140,12 +194,20 @@ class AgreementChange(Finding):
         """Return the change of the mean, and of each task."""
         what = f"{NAMES[self.method]}, {self.models} models × {len(self.tasks)} tasks"
         before, after = self.before.label, self.after.label
-        rows = [(f"over {s}", self.mean_before, self.mean_after, gap) for s, gap in self.difference.items()]
+        rows = [
+            (f"over {s}", self.mean_before, self.mean_after, gap)
+            for s, gap in self.difference.items()
+        ]
         by_task = self.tasks, self.per_task_before, self.per_task_after, self.per_task_difference
-        each = picked(list(zip(*by_task, strict=True)), np.argsort(self.per_task_before, kind="stable"))
+        each = picked(
+            list(zip(*by_task, strict=True)), np.argsort(self.per_task_before, kind="stable")
+        )
         columns = (before, after, "difference", "low", "high")
         more = f"{self.pairs_improved} of {self.pairs} pairs of tasks agree more under {after}."
-        title, note = f"Mean agreement of each task, {before} → {after}", f"Intervals: bootstrap over {self.over}."
+        title, note = (
+            f"Mean agreement of each task, {before} → {after}",
+            f"Intervals: bootstrap over {self.over}.",
+        )
         return [
             Table(f"Agreement, {before} → {after} ({what})", ("interval", *columns), rows, more),
             Table(title, ("task", *columns), each, note),
@@ -155,10 +217,14 @@ class AgreementChange(Finding):
         """Return the bars of figure 2 (and 12): each task's mean agreement under both protocols."""
         order = np.argsort(self.per_task_before, kind="stable")
         means = {self.before: self.mean_before, self.after: self.mean_after}
-        told = ", ".join(f"{mean_in_words(mean)} ({protocol.label})" for protocol, mean in means.items())
+        told = ", ".join(
+            f"{mean_in_words(mean)} ({protocol.label})" for protocol, mean in means.items()
+        )
         name = f"agreement-{self.before}-{self.after}-{self.method}"
         title = f"Mean ranking agreement of each task with all others{_ties(self.method)}"
-        caption = f"{NAMES[self.method]}; {told}; {self.pairs_improved} of {self.pairs} pairs agree more."
+        caption = (
+            f"{NAMES[self.method]}; {told}; {self.pairs_improved} of {self.pairs} pairs agree more."
+        )
         both = {self.before.label: self.per_task_before, self.after.label: self.per_task_after}
         bars = {label: picked(values, order) for label, values in both.items()}
         y_label = f"mean {NAMES[self.method]}"
@@ -167,7 +233,11 @@ class AgreementChange(Finding):
 
 def _meanings(categories: Sequence[str]) -> str:
     """Say what the short names of categories mean."""
-    known = [f"{name}: {CATEGORIES[name]}" for name in categories if CATEGORIES.get(name, name).lower() != name.lower()]
+    known = [
+        f"{name}: {CATEGORIES[name]}"
+        for name in categories
+        if CATEGORIES.get(name, name).lower() != name.lower()
+    ]
     return f" {'; '.join(known)}." if known else ""
 
 
@@ -186,8 +256,13 @@ def measure_agreement(
     """
     sampling = Sampling(**how)
     level, draws = sampling.level, _resample([matrix], method, items, sampling)[0]
-    names = tuple(dict.fromkeys(filter(None, map(categories.get, inside(categories, matrix.tasks)))))
-    per_task, drawn = mean_offdiagonal(draws.matrix, axis=True), mean_offdiagonal(draws.by_units, axis=True)
+    names = tuple(
+        dict.fromkeys(filter(None, map(categories.get, inside(categories, matrix.tasks))))
+    )
+    per_task, drawn = (
+        mean_offdiagonal(draws.matrix, axis=True),
+        mean_offdiagonal(draws.by_units, axis=True),
+    )
     return Agreement(
         matrix.protocol,
         method,
@@ -212,8 +287,13 @@ def compare_agreement(
     level, (first, second) = sampling.level, _resample([one, two], method, None, sampling)
     i, j = np.triu_indices(len(one.tasks), 1)
     both = np.isfinite(first.matrix[i, j]) & np.isfinite(second.matrix[i, j])
-    task_one, task_two = mean_offdiagonal(first.matrix, axis=True), mean_offdiagonal(second.matrix, axis=True)
-    moved = mean_offdiagonal(second.by_units, axis=True) - mean_offdiagonal(first.by_units, axis=True)
+    task_one, task_two = (
+        mean_offdiagonal(first.matrix, axis=True),
+        mean_offdiagonal(second.matrix, axis=True),
+    )
+    moved = mean_offdiagonal(second.by_units, axis=True) - mean_offdiagonal(
+        first.by_units, axis=True
+    )
     return AgreementChange(
         before=one.protocol,
         after=two.protocol,
@@ -238,7 +318,9 @@ def shared(before: ScoreMatrix, after: ScoreMatrix) -> tuple[ScoreMatrix, ScoreM
     models, tasks = inside(before.models, set(after.models)), inside(before.tasks, set(after.tasks))
     if not models or not tasks:
         message = f"{before.protocol} and {after.protocol} have no model and task in common"
-        raise InputError(message, hint="score the same models on the same tasks under both protocols")
+        raise InputError(
+            message, hint="score the same models on the same tasks under both protocols"
+        )
     return before.select(models=models, tasks=tasks), after.select(models=models, tasks=tasks)
 
 
@@ -271,18 +353,27 @@ class _Resamples:
         if less is not None:
             theirs = less.means()
             value, mine = value - less.mean, {s: mine[s] - theirs[s] for s in mine if s in theirs}
-        return {s: interval(value, draws, level=level, centred=s == "noise") for s, draws in mine.items()}
+        return {
+            s: interval(value, draws, level=level, centred=s == "noise")
+            for s, draws in mine.items()
+        }
 
 
 def _resample(
-    matrices: Sequence[ScoreMatrix], method: str, items: Mapping[str, npt.ArrayLike] | None, how: Sampling
+    matrices: Sequence[ScoreMatrix],
+    method: str,
+    items: Mapping[str, npt.ArrayLike] | None,
+    how: Sampling,
 ) -> list[_Resamples]:
     """Correlate and resample matrices of the same shape; models and tasks are drawn alike for all of them."""
     if method not in NAMES:
         raise InputError(f"no correlation {method!r}", hint=f"one of: {', '.join(NAMES)}")
     rng, level = np.random.default_rng(how.seed), how.level
     models, tasks = matrices[0].shape
-    model_draws, task_draws = draw_rows(models, how.resamples, rng), draw_rows(tasks, how.resamples, rng)
+    model_draws, task_draws = (
+        draw_rows(models, how.resamples, rng),
+        draw_rows(tasks, how.resamples, rng),
+    )
     over = how.units.over(matrices[0].models)
     unit_draws = model_draws if over == MODELS.name else how.draws(matrices[0].models)
     found = []
@@ -290,7 +381,9 @@ def _resample(
         noise = None
         if method == SIGNIFICANT:
             tau = tau_b_matrix(matrix, level=level)
-            by_models, by_units = (tau_b_matrix(matrix, level=level, weights=d) for d in (model_draws, unit_draws))
+            by_models, by_units = (
+                tau_b_matrix(matrix, level=level, weights=d) for d in (model_draws, unit_draws)
+            )
         else:
             correlate, values = METHODS[method], matrix.oriented()
             tau = correlate(values)
@@ -321,14 +414,25 @@ def _with_noise(
     part = matrix.select(models=rows)
     stored = {task: np.asarray(table)[rows] for task, table in (items or {}).items()}
     draws = resamples if few == models else min(resamples, MANY_MODELS_NOISE)
-    sizes = [len(block) for block in np.array_split(np.arange(draws), max(1, draws * part.values.size // NOISE_BLOCK))]
+    sizes = [
+        len(block)
+        for block in np.array_split(
+            np.arange(draws), max(1, draws * part.values.size // NOISE_BLOCK)
+        )
+    ]
     noise = np.concatenate([correlate(item_values(part, stored, size, rng)) for size in sizes])
     return np.asarray(tau + (noise - correlate(part.oriented())) * np.sqrt(few / models))
 
 
-def _by_category(tau: Floats, tasks: Sequence[str], categories: Mapping[str, str], names: Sequence[str]) -> Floats:
+def _by_category(
+    tau: Floats, tasks: Sequence[str], categories: Mapping[str, str], names: Sequence[str]
+) -> Floats:
     """Mean over pairs of distinct tasks for every two categories: (categories, categories)."""
     off = np.where(np.eye(len(tasks), dtype=bool), np.nan, tau)
     members = [[k for k, t in enumerate(tasks) if categories.get(t) == name] for name in names]
-    means = [float(nan_mean(off[np.ix_(rows, columns)].ravel())) for rows in members for columns in members]
+    means = [
+        float(nan_mean(off[np.ix_(rows, columns)].ravel()))
+        for rows in members
+        for columns in members
+    ]
     return np.array(means).reshape(len(names), len(names))

@@ -24,7 +24,17 @@ from potentia.analysis.stats.bootstrap import How, Sampling
 from potentia.analysis.stats.correlation import kendall_matrix
 from potentia.analysis.stats.first import FEW_MODELS
 from potentia.errors import InputError
-from potentia.values.findings import Bars, Chart, Finding, Interval, Line, Plot, Points, Table, picked
+from potentia.values.findings import (
+    Bars,
+    Chart,
+    Finding,
+    Interval,
+    Line,
+    Plot,
+    Points,
+    Table,
+    picked,
+)
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
@@ -70,15 +80,29 @@ class Components(Finding):
         top, label = self.explained[: len(PC)], self.protocol.label
         name = f"{self.protocol}-{self.group}".replace(" ", "-")
         title = f"Explained variance: {label}, {self.group}"
-        caption = f"The first principal component (PC1) explains {top[0].value:.0%} of the variance."
+        caption = (
+            f"The first principal component (PC1) explains {top[0].value:.0%} of the variance."
+        )
         bars, group = {label: top}, f"scree-{self.group}"
-        charts = [Bars(f"scree-{name}", title, caption, PC[: len(top)], bars, y_label="share of variance", group=group)]
+        charts = [
+            Bars(
+                f"scree-{name}",
+                title,
+                caption,
+                PC[: len(top)],
+                bars,
+                y_label="share of variance",
+                group=group,
+            )
+        ]
         if self.group == ALL:
             order = np.argsort(-self.scores[:, 0], kind="stable")
             title = f"PC1 of each model: {label}"
             caption = "Scores on the first principal component (PC1); higher is better."
             models, bars = picked(self.models, order), {label: self.scores[order, 0]}
-            charts.append(Bars(f"pc1-{name}", title, caption, models, bars, y_label="PC1", group="pc1"))
+            charts.append(
+                Bars(f"pc1-{name}", title, caption, models, bars, y_label="PC1", group="pc1")
+            )
         return charts
 
 
@@ -89,7 +113,9 @@ GAP_NOTES = {
 }
 
 
-def find_components(matrix: ScoreMatrix, *, group: str = ALL, gaps: str = "models", **how: Unpack[How]) -> Components:
+def find_components(
+    matrix: ScoreMatrix, *, group: str = ALL, gaps: str = "models", **how: Unpack[How]
+) -> Components:
     """Principal components of the standardised scores.
 
     ``gaps`` says what to do about missing cells: leave out the models that have one ("models"), leave out the tasks
@@ -98,7 +124,9 @@ def find_components(matrix: ScoreMatrix, *, group: str = ALL, gaps: str = "model
     whole = without_gaps(matrix, gaps)
     if whole.shape[0] < 2:
         few = f"components need two models without missing scores, {group} of {matrix.protocol} has {whole.shape[0]}"
-        hint = 'gaps="tasks" leaves out incomplete tasks instead of models, gaps="mean" fills them in'
+        hint = (
+            'gaps="tasks" leaves out incomplete tasks instead of models, gaps="mean" fills them in'
+        )
         raise InputError(few, hint=hint)
     values = whole.oriented()
     scores, loadings, singular = principal(values)
@@ -189,10 +217,20 @@ class ComputeFit(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return the fit."""
-        slope, tau = ("PC1 per factor of ten in compute", self.slope), ("Kendall's τ of PC1 and compute", self.tau)
+        slope, tau = (
+            ("PC1 per factor of ten in compute", self.slope),
+            ("Kendall's τ of PC1 and compute", self.tau),
+        )
         rows = slope, ("R²", self.r_squared, None, None), tau
         title = f"PC1 against pretraining compute ({self.protocol.label}, {len(self.models)} models with known tokens)"
-        return [Table(title, ("quantity", "value", "low", "high"), rows, f"Intervals: bootstrap over {self.over}.")]
+        return [
+            Table(
+                title,
+                ("quantity", "value", "low", "high"),
+                rows,
+                f"Intervals: bootstrap over {self.over}.",
+            )
+        ]
 
     def charts(self) -> Sequence[Chart]:
         """Return the scatter of figure 7 with the fitted line."""
@@ -200,18 +238,31 @@ class ComputeFit(Finding):
         fitted = self.intercept + self.slope.value * np.log10(ends)
         family, x, y, names = map(np.array, (self.families, self.flops, self.pc1, self.models))
         own = {str(name): family == name for name in np.unique(family)}
-        points = tuple(Points(name, x[of], y[of], tuple(names[of].tolist())) for name, of in own.items())
+        points = tuple(
+            Points(name, x[of], y[of], tuple(names[of].tolist())) for name, of in own.items()
+        )
         caption = (
             "First principal component (PC1) against 6·parameters·tokens; the line explains "
             f"{max(self.r_squared, 0.0):.0%} of the variance (R²), Kendall's τ {self.tau.value:.2f}."
         )
         title = f"PC1 against pretraining compute: {self.protocol.label}"
-        drawn = points, (Line("least squares", ends, fitted, dashed=True),), "pretraining compute (FLOPs)", "PC1"
-        return [Plot(f"compute-{self.protocol}", title, caption, *drawn, log_x=True, group="compute")]
+        drawn = (
+            points,
+            (Line("least squares", ends, fitted, dashed=True),),
+            "pretraining compute (FLOPs)",
+            "PC1",
+        )
+        return [
+            Plot(f"compute-{self.protocol}", title, caption, *drawn, log_x=True, group="compute")
+        ]
 
 
 def fit_compute(
-    found: Components, flops: Mapping[str, float], *, families: Mapping[str, str] = NONE, **how: Unpack[How]
+    found: Components,
+    flops: Mapping[str, float],
+    *,
+    families: Mapping[str, str] = NONE,
+    **how: Unpack[How],
 ) -> ComputeFit:
     """Fit PC1 on log10 of pretraining compute over the models whose compute is known."""
     models = [m for m in found.models if np.isfinite(flops.get(m, np.nan)) and flops[m] > 0]

@@ -27,7 +27,15 @@ from scipy.sparse.csgraph import connected_components
 from scipy.stats import rankdata
 
 from potentia.analysis.stats.bootstrap import LEVEL
-from potentia.analysis.stats.first import FEW_MODELS, FEW_TASKS, SURE, paired_noise, root, shares, shrunk
+from potentia.analysis.stats.first import (
+    FEW_MODELS,
+    FEW_TASKS,
+    SURE,
+    paired_noise,
+    root,
+    shares,
+    shrunk,
+)
 from potentia.facts import variant_of
 from potentia.values.findings import Finding, Table, picked
 from potentia.values.protocol import Protocol
@@ -40,7 +48,9 @@ PAIRED_MODELS = 1_000  # from more, the covariance of test noise takes too long
 
 SCORE, MEAN_SCORE, MEAN_Z = "score", "mean score", "mean z"
 NAMES = {SCORE: "score", MEAN_SCORE: "mean score over tasks", MEAN_Z: "mean z score over tasks"}
-Unseen = Callable[[int, np.random.Generator], Iterator[Floats]]  # draws of all cells, in chunks of (k, models, tasks)
+Unseen = Callable[
+    [int, np.random.Generator], Iterator[Floats]
+]  # draws of all cells, in chunks of (k, models, tasks)
 
 
 @dataclass(frozen=True)
@@ -60,7 +70,9 @@ class Ranking(Finding):
     general: bool  # whether the draws are of other tasks like these too
     apart: tuple[str, ...] = ()  # models that share no task with these
     level: float = LEVEL
-    scale: Floats = field(default_factory=lambda: np.zeros(0), repr=False)  # (tasks,): by which scores are multiplied
+    scale: Floats = field(
+        default_factory=lambda: np.zeros(0), repr=False
+    )  # (tasks,): by which scores are multiplied
     draws: Floats = field(default_factory=lambda: np.zeros((0, 0)), repr=False)  # (draws, models)
 
     @property
@@ -156,7 +168,9 @@ def decide(
     count = int(np.clip(MOST_NUMBERS // max(models, 1), LEAST_DRAWS, draws))
     sign = matrix.sign
     noise = [noise_of(matrix, k, items) for k in range(tasks)]
-    whole: Iterator[tuple[Floats, int]]  # scores with the missing cells drawn, and for how many draws
+    whole: Iterator[
+        tuple[Floats, int]
+    ]  # scores with the missing cells drawn, and for how many draws
     if known.all():
         scale = scales(matrix, method)
         x = matrix.oriented() * scale
@@ -165,7 +179,9 @@ def decide(
         filled = np.where(known, matrix.values, np.concatenate(list(unseen(2 * LEAST_DRAWS, rng))))
         scale = scales(matrix, method, filled)
         estimate = (filled.mean(axis=0) * sign * scale).mean(axis=1)
-        whole = ((np.where(known, matrix.values, c) * sign * scale, len(c)) for c in unseen(count, rng))
+        whole = (
+            (np.where(known, matrix.values, c) * sign * scale, len(c)) for c in unseen(count, rng)
+        )
     else:
         scale = scales(matrix, method)
         x, error = matrix.oriented() * scale, np.where(known, matrix.stderr * scale, 0.0)
@@ -174,7 +190,9 @@ def decide(
         noise = noise if general else []  # drawn with the cells
     drawn = np.zeros((0, models))
     if np.isfinite(matrix.stderr[known]).all() and models > 1:
-        drawn = np.concatenate([_draw(chunk, known, noise, scale, size, general, rng) for chunk, size in whole])
+        drawn = np.concatenate(
+            [_draw(chunk, known, noise, scale, size, general, rng) for chunk, size in whole]
+        )
         drawn = drawn - drawn.mean(axis=0) + estimate
     order = np.argsort(-estimate, kind="stable")
     low = high = chance = np.full(models, np.nan)
@@ -182,12 +200,26 @@ def decide(
         places = rankdata(-drawn, axis=1)
         tail = (1 - level) / 2
         low, high = np.quantile(places, [tail, 1 - tail], axis=0)
-        chance = shares(shrunk(drawn, np.random.default_rng([seed, 1])) if models >= FEW_MODELS else drawn)
+        chance = shares(
+            shrunk(drawn, np.random.default_rng([seed, 1])) if models >= FEW_MODELS else drawn
+        )
     ranks = rankdata(-np.round(estimate, 12))
     scores, ranks, low, high, chance = (x[order] for x in (estimate, ranks, low, high, chance))
     names, measured = picked(matrix.models, order), tuple(known.sum(axis=1)[order].tolist())
     about = general, apart, level, scale, drawn[:, order]
-    return Ranking(matrix.protocol, method, names, matrix.tasks, scores, ranks, low, high, chance, measured, *about)
+    return Ranking(
+        matrix.protocol,
+        method,
+        names,
+        matrix.tasks,
+        scores,
+        ranks,
+        low,
+        high,
+        chance,
+        measured,
+        *about,
+    )
 
 
 def _joined(matrix: ScoreMatrix) -> tuple[ScoreMatrix, tuple[str, ...]]:
@@ -195,13 +227,17 @@ def _joined(matrix: ScoreMatrix) -> tuple[ScoreMatrix, tuple[str, ...]]:
     known = np.isfinite(matrix.values)
     row, column = np.nonzero(known)
     models, tasks = matrix.shape
-    graph = coo_array((np.ones(len(row)), (row, models + column)), shape=(models + tasks, models + tasks))
+    graph = coo_array(
+        (np.ones(len(row)), (row, models + column)), shape=(models + tasks, models + tasks)
+    )
     _, label = connected_components(graph, directed=False)
     sizes = np.bincount(label[:models], minlength=label.max() + 1)
     tied = label[:models] == np.argmax(sizes)
     if tied.all():
         return matrix, ()
-    return matrix.select(models=tied, tasks=known[tied].any(axis=0)), tuple(compress(matrix.models, ~tied))
+    return matrix.select(models=tied, tasks=known[tied].any(axis=0)), tuple(
+        compress(matrix.models, ~tied)
+    )
 
 
 def scales(matrix: ScoreMatrix, method: str, filled: Floats | None = None) -> Floats:
@@ -213,7 +249,11 @@ def scales(matrix: ScoreMatrix, method: str, filled: Floats | None = None) -> Fl
     values = matrix.values
     size = np.nanmax(np.abs(values), axis=0)
     if method == MEAN_Z:
-        spread = np.nanstd(values, axis=0) if filled is None else np.sqrt(filled.var(axis=1).mean(axis=0))
+        spread = (
+            np.nanstd(values, axis=0)
+            if filled is None
+            else np.sqrt(filled.var(axis=1).mean(axis=0))
+        )
         varies = spread > 1e-12 * np.maximum(size, 1e-300)
         return np.asarray(np.where(varies, 1.0 / np.where(varies, spread, 1.0), 0.0))
     if (size <= 1.0).all() or len(set(matrix.metrics)) == 1:
@@ -235,7 +275,12 @@ def _additive(x: Floats, known: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
 
 
 def _fitted(
-    x: Floats, error: Floats, known: npt.NDArray[np.bool_], count: int, general: bool, rng: np.random.Generator
+    x: Floats,
+    error: Floats,
+    known: npt.NDArray[np.bool_],
+    count: int,
+    general: bool,
+    rng: np.random.Generator,
 ) -> Iterator[tuple[Floats, int]]:
     """Yield the scores with the missing cells drawn from the model + task fit, all that it leaves open drawn too.
 
@@ -264,8 +309,14 @@ def noise_of(matrix: ScoreMatrix, column: int, items: Outcomes | None) -> Floats
     error = np.nan_to_num(matrix.stderr[:, column])
     n = matrix.n[:, column]
     share = np.isfinite(n) & (np.abs(np.nan_to_num(matrix.values[:, column])) <= 1.0)
-    error = np.sqrt(error**2 + np.where(share, 1.0 / np.maximum(np.where(share, n, 1.0), 1.0), 0.0) ** 2)
-    table = paired_items(matrix, column, items) if items and len(matrix.models) <= PAIRED_MODELS else None
+    error = np.sqrt(
+        error**2 + np.where(share, 1.0 / np.maximum(np.where(share, n, 1.0), 1.0), 0.0) ** 2
+    )
+    table = (
+        paired_items(matrix, column, items)
+        if items and len(matrix.models) <= PAIRED_MODELS
+        else None
+    )
     if table is None:
         return np.asarray(error)
     rows, values = table
@@ -293,12 +344,18 @@ def paired_items(
 
 def stands_for(outcomes: Mapping[int, float], score: float) -> bool:
     """Whether a score is the mean of these outcomes, by document."""
-    return len(outcomes) > 1 and math.isclose(sum(outcomes.values()) / len(outcomes), score, abs_tol=1e-6)
+    return len(outcomes) > 1 and math.isclose(
+        sum(outcomes.values()) / len(outcomes), score, abs_tol=1e-6
+    )
 
 
 def on_same_documents(several: Sequence[Mapping[int, float]]) -> Floats | None:
     """Return outcomes by document as (rows, documents); None where they are not of the same documents, two at least."""
-    if len(several) < 2 or len(several[0]) < 2 or any(one.keys() != several[0].keys() for one in several):
+    if (
+        len(several) < 2
+        or len(several[0]) < 2
+        or any(one.keys() != several[0].keys() for one in several)
+    ):
         return None
     documents = sorted(several[0])
     return np.array([[one[d] for d in documents] for one in several])
@@ -320,11 +377,16 @@ def _draw(
         off = whole - mean[:, :, None]
         off = off - off.mean(axis=1, keepdims=True)  # what all models share changes no rank
         seen = sum(
-            float(np.trace(n) if n.ndim == 2 else (n**2).sum()) * s**2 for n, s in zip(noise, scale, strict=True)
+            float(np.trace(n) if n.ndim == 2 else (n**2).sum()) * s**2
+            for n, s in zip(noise, scale, strict=True)
         )
         spread = float((off**2).sum(axis=(1, 2)).mean()) * tasks / (tasks - 1)
-        floor = max(1.0, math.sqrt(seen / spread)) if spread > 0 else 1.0  # scores that vary less than their noise
-        weights = rng.standard_normal((count, tasks)) * np.sqrt((tasks - 1) / rng.chisquare(tasks - 1, size=(count, 1)))
+        floor = (
+            max(1.0, math.sqrt(seen / spread)) if spread > 0 else 1.0
+        )  # scores that vary less than their noise
+        weights = rng.standard_normal((count, tasks)) * np.sqrt(
+            (tasks - 1) / rng.chisquare(tasks - 1, size=(count, 1))
+        )
         weights *= floor / math.sqrt(tasks * (tasks - 1))
         moved = weights @ off[0].T if len(off) == 1 else np.einsum("kt,kmt->km", weights, off)
         return np.asarray(mean + moved)

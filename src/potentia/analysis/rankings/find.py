@@ -54,15 +54,24 @@ class Options:
     exclude_flagged: bool = False
     align: tuple[str, str] | None = None
     use_items: bool = True
-    resample: str = "families"  # what intervals draw: families or lineages where they are known, or models
+    resample: str = (
+        "families"  # what intervals draw: families or lineages where they are known, or models
+    )
 
     def how(self, background: Background) -> How:
         """Return how intervals are made: what they draw, with what is known of the models."""
-        known = {"families": Units("families", background.families), "lineages": Units("lineages", background.lineages)}
+        known = {
+            "families": Units("families", background.families),
+            "lineages": Units("lineages", background.lineages),
+        }
         known["models"] = MODELS
         if self.resample not in known:
-            raise InputError(f"no unit {self.resample!r} to resample", hint=f"one of: {', '.join(known)}")
-        return How(units=known[self.resample], resamples=self.resamples, level=self.level, seed=self.seed)
+            raise InputError(
+                f"no unit {self.resample!r} to resample", hint=f"one of: {', '.join(known)}"
+            )
+        return How(
+            units=known[self.resample], resamples=self.resamples, level=self.level, seed=self.seed
+        )
 
 
 Changes = dict[tuple[Protocol, Protocol], AgreementChange]
@@ -92,7 +101,9 @@ class Rankings(Findings):
     agreement: dict[Protocol, Agreement] = field(default_factory=dict)
     measures: GroupAgreement | None = None
     changes: Changes = field(default_factory=dict)
-    tau_b: dict[Protocol, Agreement] = field(default_factory=dict)  # insignificant differences as ties
+    tau_b: dict[Protocol, Agreement] = field(
+        default_factory=dict
+    )  # insignificant differences as ties
     tau_b_changes: Changes = field(default_factory=dict)
     fewer: dict[Protocol, TaskCurve] = field(default_factory=dict)
     groups: dict[str, GroupAgreement] = field(default_factory=dict)  # size, family, kind, test size
@@ -111,7 +122,11 @@ class Rankings(Findings):
         found: dict[str, Finding] = {}
         for about in fields(self):
             label, part = LABELS.get(about.name, about.name), getattr(self, about.name)
-            found |= {label: part} if isinstance(part, Finding) else {f"{label} {k}": v for k, v in _flat(part or {})}
+            found |= (
+                {label: part}
+                if isinstance(part, Finding)
+                else {f"{label} {k}": v for k, v in _flat(part or {})}
+            )
         return found
 
 
@@ -120,7 +135,9 @@ def find_rankings(evidence: Evidence, options: Options | None = None) -> Ranking
     options = options or Options()
     items = evidence.outcomes if options.use_items else None
     found = rank_scores(evidence.planned, evidence.background, options, items, evidence=evidence)
-    shown = {p: evidence.planned[p].select(tasks=ranking.tasks) for p, ranking in found.overall.items()}
+    shown = {
+        p: evidence.planned[p].select(tasks=ranking.tasks) for p, ranking in found.overall.items()
+    }
     with threadpool_limits(1, user_api="blas"):
         return replace(found, same=find_same(evidence, shown))
 
@@ -137,7 +154,9 @@ def find_scoreboard(evidence: Evidence) -> Scoreboard:
         raise InputError("there is no score yet")
     shown = [m for m in matrices if m.shape[0] > 1] or matrices
     with threadpool_limits(1, user_api="blas"):
-        return make_scoreboard(shown, _overall(shown, Options(), evidence.outcomes, evidence), evidence.outcomes)
+        return make_scoreboard(
+            shown, _overall(shown, Options(), evidence.outcomes, evidence), evidence.outcomes
+        )
 
 
 def _texts(matrix: ScoreMatrix) -> ScoreMatrix:
@@ -164,37 +183,55 @@ def rank_scores(
     matrices = [scores[p].benchmarks() for p in in_order(scores)]
     matrices = [m for m in matrices if m.shape[0] > 1 and m.shape[1] > 0]
     if not matrices:
-        raise InputError("there is nothing to rank: no protocol has two models with a score on a task")
-    background = background or Background.of(dict.fromkeys(m for matrix in matrices for m in matrix.models))
+        raise InputError(
+            "there is nothing to rank: no protocol has two models with a score on a task"
+        )
+    background = background or Background.of(
+        dict.fromkeys(m for matrix in matrices for m in matrix.models)
+    )
     background = replace(background, families=with_copies(background.families, matrices[0]))
     if max(m.values.size for m in matrices) > MANY_CELLS:
         options = replace(options, resamples=min(options.resamples, MANY_RESAMPLES))
-    with threadpool_limits(1, user_api="blas"):  # many small products: threads that wait for each other cost more
+    with threadpool_limits(
+        1, user_api="blas"
+    ):  # many small products: threads that wait for each other cost more
         matrices, screening = _screened(matrices, background, options)
         overall = _overall(matrices, options, items, evidence)
         analysis = _Analysis(scores, matrices, background, options, items, options.how(background))
         board = make_scoreboard(matrices, overall, items)
-        return Rankings(scoreboard=board, overall=overall, screening=screening, **analysis.findings())
+        return Rankings(
+            scoreboard=board, overall=overall, screening=screening, **analysis.findings()
+        )
 
 
 def _screened(
     matrices: list[ScoreMatrix], background: Background, options: Options
 ) -> tuple[list[ScoreMatrix], Screening]:
     """Screen the tasks; leave the flagged ones out where that is asked for."""
-    first, tuned = matrices[0], next((m for m in matrices[1:] if m.protocol == TRAIN_BEFORE_TEST), None)
+    first, tuned = (
+        matrices[0],
+        next((m for m in matrices[1:] if m.protocol == TRAIN_BEFORE_TEST), None),
+    )
     metrics = zip(first.tasks, first.metrics, strict=True)
     guesses = {task: known_chance(task, metric, background.chance) for task, metric in metrics}
     known = {task: guess for task, guess in guesses.items() if guess is not None}
-    screening = screen(first, tuned, train_examples=background.train_examples, chance=known, level=options.level)
+    screening = screen(
+        first, tuned, train_examples=background.train_examples, chance=known, level=options.level
+    )
     if options.exclude_flagged:
         matrices = [m.select(tasks=outside(m.tasks, screening.flagged)) for m in matrices]
         if not all(m.tasks for m in matrices):
-            raise InputError("every task is flagged; nothing is left to rank", hint="drop --exclude-flagged")
+            raise InputError(
+                "every task is flagged; nothing is left to rank", hint="drop --exclude-flagged"
+            )
     return matrices, screening
 
 
 def _overall(
-    matrices: Sequence[ScoreMatrix], options: Options, items: Mapping[Protocol, Outcomes], evidence: Evidence | None
+    matrices: Sequence[ScoreMatrix],
+    options: Options,
+    items: Mapping[Protocol, Outcomes],
+    evidence: Evidence | None,
 ) -> dict[Protocol, Ranking]:
     from potentia.analysis.planning.find import unseen_cells  # planning lies above this room
 
@@ -202,7 +239,9 @@ def _overall(
     found = {}
     for matrix in matrices:
         p = matrix.protocol
-        found[p] = decide(matrix, items.get(p), unseen=unseen.get(p), level=options.level, seed=options.seed)
+        found[p] = decide(
+            matrix, items.get(p), unseen=unseen.get(p), level=options.level, seed=options.seed
+        )
     return found
 
 
@@ -220,8 +259,14 @@ class _Analysis:
     def findings(self) -> dict[str, Any]:
         """Everything but the overall ranking, by the names of ``Rankings``."""
         level, matrices = self.options.level, self.matrices
-        ranked: dict[str, Any] = {"simultaneous": self.options.simultaneous, "level": level, "seed": self.options.seed}
-        bare = [np.isfinite(m.values) & ~np.isfinite(m.stderr) for m in matrices]  # scores without a standard error
+        ranked: dict[str, Any] = {
+            "simultaneous": self.options.simultaneous,
+            "level": level,
+            "seed": self.options.seed,
+        }
+        bare = [
+            np.isfinite(m.values) & ~np.isfinite(m.stderr) for m in matrices
+        ]  # scores without a standard error
         every = [m.select(tasks=~gaps.any(axis=0)) for m, gaps in zip(matrices, bare, strict=True)]
         tested = [m for m in every if m.tasks]
         items = {m.protocol: (m, self.items.get(m.protocol)) for m in tested}
@@ -235,7 +280,9 @@ class _Analysis:
             "tau_b_changes": self.changes(tested, SIGNIFICANT),
             "groups": self.groups() if agreement else {},
             "fewer": self.fewer(),
-            "significance": {p: significance.measure_significance(*one, level=level) for p, one in items.items()},
+            "significance": {
+                p: significance.measure_significance(*one, level=level) for p, one in items.items()
+            },
             "ranks": {p: aggregate.rank_intervals(*one, **ranked) for p, one in items.items()},
             "aggregate": {m.protocol: aggregate.aggregate_ranks(m) for m in matrices},
             "components": components,
@@ -246,20 +293,27 @@ class _Analysis:
             "alignment": self.alignment(agreement),
         }
 
-    def agreement(self, matrices: Sequence[ScoreMatrix], method: str = "kendall") -> dict[Protocol, Agreement]:
+    def agreement(
+        self, matrices: Sequence[ScoreMatrix], method: str = "kendall"
+    ) -> dict[Protocol, Agreement]:
         found: dict[Protocol, Agreement] = {}
         how: dict[str, Any] = {"method": method, "categories": self.background.categories}
         for matrix in (m for m in matrices if len(m.tasks) > 1):
             stored = {} if method == SIGNIFICANT else self.items.get(matrix.protocol, {})
             items = significance.item_tables(matrix, stored)
-            found[matrix.protocol] = agreeing.measure_agreement(matrix, items=items, **how, **self.how)
+            found[matrix.protocol] = agreeing.measure_agreement(
+                matrix, items=items, **how, **self.how
+            )
         return found
 
     def changes(self, matrices: Sequence[ScoreMatrix], method: str = "kendall") -> Changes:
         return {
-            (before.protocol, after.protocol): agreeing.compare_agreement(before, after, method=method, **self.how)
+            (before.protocol, after.protocol): agreeing.compare_agreement(
+                before, after, method=method, **self.how
+            )
             for before, after in itertools.combinations(matrices, 2)
-            if len(set(before.tasks) & set(after.tasks)) > 1 and len(set(before.models) & set(after.models)) > 1
+            if len(set(before.tasks) & set(after.tasks)) > 1
+            and len(set(before.models) & set(after.models)) > 1
         }
 
     def groups(self) -> dict[str, grouped.GroupAgreement]:
@@ -281,44 +335,75 @@ class _Analysis:
             f"up to {LARGE_TEST:,} items": [t for t, n in tests.items() if n <= LARGE_TEST],
         }
         if 1 < len(next(iter(sets.values()))) < len(self.matrices[0].tasks):
-            found["test size"] = grouped.agreement_by_tasks(self.matrices, sets, by="test set size", **self.how)
+            found["test size"] = grouped.agreement_by_tasks(
+                self.matrices, sets, by="test set size", **self.how
+            )
         return found
 
     def fewer(self) -> dict[Protocol, TaskCurve]:
         """How few tasks suffice, where enough models have all of them."""
         found, known, rng = {}, self.background.lineages, np.random.default_rng(self.options.seed)
-        for whole in filter(aggregate.enough_for_a_curve, (matrix.complete() for matrix in self.matrices)):
-            some = np.sort(rng.permutation(len(whole.models))[:MANY_MODELS])  # of many models, some tell
+        for whole in filter(
+            aggregate.enough_for_a_curve, (matrix.complete() for matrix in self.matrices)
+        ):
+            some = np.sort(
+                rng.permutation(len(whole.models))[:MANY_MODELS]
+            )  # of many models, some tell
             part = whole.select(models=some)
-            found[whole.protocol] = aggregate.find_task_curve(part, lineages=known, seed=self.options.seed)
+            found[whole.protocol] = aggregate.find_task_curve(
+                part, lineages=known, seed=self.options.seed
+            )
         return found
 
     def components(self) -> dict[Protocol, pca.Components]:
         gaps = self.options.gaps
-        several = [m for m in self.matrices if len(m.tasks) > 1 and pca.without_gaps(m, gaps).shape[0] > 2]
+        several = [
+            m for m in self.matrices if len(m.tasks) > 1 and pca.without_gaps(m, gaps).shape[0] > 2
+        ]
         return {m.protocol: pca.find_components(m, gaps=gaps, **self.how) for m in several}
 
-    def families(self, components: Mapping[Protocol, pca.Components]) -> dict[Protocol, dict[str, pca.Components]]:
+    def families(
+        self, components: Mapping[Protocol, pca.Components]
+    ) -> dict[Protocol, dict[str, pca.Components]]:
         """Components of each family by itself."""
-        gaps, families, how = self.options.gaps, self.background.families, self.how | {"units": MODELS}
+        gaps, families, how = (
+            self.options.gaps,
+            self.background.families,
+            self.how | {"units": MODELS},
+        )
         found: dict[Protocol, dict[str, pca.Components]] = {}
         for matrix in (m for m in self.matrices if m.protocol in components):
             for family in sorted(set(families.values())):
-                members = matrix.select(models=[m for m in matrix.models if families.get(m) == family])
+                members = matrix.select(
+                    models=[m for m in matrix.models if families.get(m) == family]
+                )
                 if pca.without_gaps(members, gaps).shape[0] >= SMALLEST_GROUP:
                     one = pca.find_components(members, group=family, gaps=gaps, **how)
                     found.setdefault(matrix.protocol, {})[family] = one
         return found
 
-    def compute(self, components: Mapping[Protocol, pca.Components]) -> dict[Protocol, pca.ComputeFit]:
+    def compute(
+        self, components: Mapping[Protocol, pca.Components]
+    ) -> dict[Protocol, pca.ComputeFit]:
         flops, families = self.background.flops, self.background.families
-        known = {p: whole for p, whole in components.items() if len({*map(flops.get, whole.models)} - {None}) > 2}
-        return {p: pca.fit_compute(whole, flops, families=families, **self.how) for p, whole in known.items()}
+        known = {
+            p: whole
+            for p, whole in components.items()
+            if len({*map(flops.get, whole.models)} - {None}) > 2
+        }
+        return {
+            p: pca.fit_compute(whole, flops, families=families, **self.how)
+            for p, whole in known.items()
+        }
 
     def perplexity(self) -> dict[Protocol, grouped.PerplexityAgreement]:
         """Perplexity against tasks within each protocol."""
         texts = [(self.scores[m.protocol].corpora(), m) for m in self.matrices]
-        return {m.protocol: grouped.compare_perplexity(bits, m, **self.how) for bits, m in texts if bits.tasks}
+        return {
+            m.protocol: grouped.compare_perplexity(bits, m, **self.how)
+            for bits, m in texts
+            if bits.tasks
+        }
 
     def perplexity_by_kind(self) -> dict[str, grouped.PerplexityAgreement]:
         """Perplexity before tuning against tasks after it, for base and for instruct models (figure 5)."""
@@ -328,9 +413,13 @@ class _Analysis:
             return {}
         found = {}
         for kind in ("base", "instruct"):
-            members = {m for m in tuned.models if self.background.kinds.get(m) == kind and m in bits.models}
+            members = {
+                m for m in tuned.models if self.background.kinds.get(m) == kind and m in bits.models
+            }
             if len(members) > 2:
-                found[kind] = grouped.compare_perplexity(bits, tuned, models=members, group=kind, **self.how)
+                found[kind] = grouped.compare_perplexity(
+                    bits, tuned, models=members, group=kind, **self.how
+                )
         return found
 
     def alignment(self, agreement: Mapping[Protocol, Agreement]) -> dict[Protocol, Alignment]:
@@ -346,7 +435,9 @@ class _Analysis:
         return {m.protocol: align(m, *pair, level=level, families=families) for m in having}
 
 
-def _least_alike(matrix: ScoreMatrix, agreement: Mapping[Protocol, Agreement]) -> tuple[str, str] | None:
+def _least_alike(
+    matrix: ScoreMatrix, agreement: Mapping[Protocol, Agreement]
+) -> tuple[str, str] | None:
     """Return the two tasks with standard errors that agree least."""
     if matrix.protocol not in agreement:
         return None
@@ -369,7 +460,10 @@ def _flat(part: Mapping[Any, Any]) -> Iterator[tuple[str, Finding]]:
 
 def summarise(found: Rankings) -> Sequence[Table]:
     """Return how far the tasks agree and tell models apart under each protocol, and which tasks to distrust."""
-    tables = [*_together(found), *(table for same in found.same.values() for table in same.tables())]
+    tables = [
+        *_together(found),
+        *(table for same in found.same.values() for table in same.tables()),
+    ]
     if found.screening.flags:
         flags = [(flag.task, flag.reason, flag.evidence) for flag in found.screening.flags]
         tables.append(Table("Tasks to distrust", ("task", "reason", "evidence"), flags))
@@ -379,29 +473,58 @@ def summarise(found: Rankings) -> Sequence[Table]:
 def _together(found: Rankings) -> list[Table]:
     """Return the table of what the tasks say together; none where there is nothing to say."""
     protocols = list(found.overall)
-    some = {p for p, ranking in found.overall.items() if len(ranking.models) >= FEW_MODELS}  # fewer say nothing of it
+    some = {
+        p for p, ranking in found.overall.items() if len(ranking.models) >= FEW_MODELS
+    }  # fewer say nothing of it
     means: dict[str, dict[Protocol, tuple[Interval, str]]] = {
-        "agreement between tasks (mean Kendall's τ)": {p: (a.interval, a.over) for p, a in found.agreement.items()},
-        "variance on one component (PC1)": {p: (c.explained[0], c.over) for p, c in found.components.items()},
-        "agreement of perplexity with tasks (mean τ)": {p: (t.mean, t.over) for p, t in found.perplexity.items()},
+        "agreement between tasks (mean Kendall's τ)": {
+            p: (a.interval, a.over) for p, a in found.agreement.items()
+        },
+        "variance on one component (PC1)": {
+            p: (c.explained[0], c.over) for p, c in found.components.items()
+        },
+        "agreement of perplexity with tasks (mean τ)": {
+            p: (t.mean, t.over) for p, t in found.perplexity.items()
+        },
     }
     rows: list[Sequence[str | None]] = []
     drawn: dict[str, None] = {}
     for name, by_protocol in means.items():
-        shown = {p: mean for p, mean in by_protocol.items() if p in some and np.isfinite(mean[0].value)}
+        shown = {
+            p: mean for p, mean in by_protocol.items() if p in some and np.isfinite(mean[0].value)
+        }
         drawn |= dict.fromkeys(over for _, over in shown.values())
         if shown:
-            rows.append((name, *(_span(shown[p][0], percent="PC1" in name) if p in shown else None for p in protocols)))
+            rows.append(
+                (
+                    name,
+                    *(
+                        _span(shown[p][0], percent="PC1" in name) if p in shown else None
+                        for p in protocols
+                    ),
+                )
+            )
     if found.significance:
         told = {p: (sum(s.significant), sum(s.pairs)) for p, s in found.significance.items()}
-        rows.append(("pairs of models told apart on a task", *(_share(*told.get(p, (0, 0))) for p in protocols)))
-    note = f"In brackets: 95 % intervals over {' or '.join(drawn)}. 1 is perfect agreement, 0 is none." if drawn else ""
+        rows.append(
+            (
+                "pairs of models told apart on a task",
+                *(_share(*told.get(p, (0, 0))) for p in protocols),
+            )
+        )
+    note = (
+        f"In brackets: 95 % intervals over {' or '.join(drawn)}. 1 is perfect agreement, 0 is none."
+        if drawn
+        else ""
+    )
     title = "What the tasks say together"
     return [Table(title, ("", *(p.label for p in protocols)), rows, note)] if rows else []
 
 
 def _span(interval: Interval, *, percent: bool) -> str:
-    value, low, high = (f"{x:.0%}" if percent else f"{x:.2f}" for x in (interval.value, interval.low, interval.high))
+    value, low, high = (
+        f"{x:.0%}" if percent else f"{x:.2f}" for x in (interval.value, interval.low, interval.high)
+    )
     return f"{value} ({low} to {high})" if np.isfinite(interval.low) else value
 
 

@@ -40,7 +40,17 @@ from potentia.analysis.stats.bootstrap import LEVEL, How, Sampling, pair_mean
 from potentia.analysis.stats.correlation import METHODS, Correlate, kendall_matrix, nan_mean
 from potentia.analysis.stats.significance import better
 from potentia.errors import InputError
-from potentia.values.findings import Bars, Bump, Chart, Finding, Heatmap, Interval, Table, mean_in_words, picked
+from potentia.values.findings import (
+    Bars,
+    Bump,
+    Chart,
+    Finding,
+    Heatmap,
+    Interval,
+    Table,
+    mean_in_words,
+    picked,
+)
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
@@ -55,15 +65,31 @@ class GroupAgreement(Finding):
     tasks: tuple[int, ...]
     protocols: tuple[Protocol, ...]
     means: tuple[tuple[Interval, ...], ...]  # (groups, protocols)
-    over: tuple[str, ...]  # per group: what its intervals draw, families where it has three or more, else models
+    over: tuple[
+        str, ...
+    ]  # per group: what its intervals draw, families where it has three or more, else models
     measure: str
 
     def tables(self) -> Sequence[Table]:
         """Return one row per group: its size, and each protocol's mean agreement with its interval."""
-        by = {unit: [g for g, over in zip(self.groups, self.over, strict=True) if over == unit] for unit in self.over}
-        told = "; ".join(f"{unit} of {', '.join(names)}" for unit, names in by.items()) if len(by) > 1 else "".join(by)
-        columns = ("group", "models", "tasks", *(x for p in self.protocols for x in (p.label, "low", "high")))
-        rows = zip(self.groups, self.models, self.tasks, *zip(*self.means, strict=True), strict=True)
+        by = {
+            unit: [g for g, over in zip(self.groups, self.over, strict=True) if over == unit]
+            for unit in self.over
+        }
+        told = (
+            "; ".join(f"{unit} of {', '.join(names)}" for unit, names in by.items())
+            if len(by) > 1
+            else "".join(by)
+        )
+        columns = (
+            "group",
+            "models",
+            "tasks",
+            *(x for p in self.protocols for x in (p.label, "low", "high")),
+        )
+        rows = zip(
+            self.groups, self.models, self.tasks, *zip(*self.means, strict=True), strict=True
+        )
         title = f"Mean {self.measure} over pairs of tasks, by {self.by}"
         return [Table(title, columns, rows, f"Intervals: bootstrap over {told}.")]
 
@@ -71,7 +97,9 @@ class GroupAgreement(Finding):
         """Return grouped bars with intervals."""
         caption = f"Mean {self.measure} over pairs of tasks, with bootstrap intervals."
         names = [f"{g} ({n})" for g, n in zip(self.groups, self.models, strict=True)]
-        bars = dict(zip((p.label for p in self.protocols), zip(*self.means, strict=True), strict=True))
+        bars = dict(
+            zip((p.label for p in self.protocols), zip(*self.means, strict=True), strict=True)
+        )
         name, title = f"agreement-by-{self.by.replace(' ', '-')}", f"Ranking agreement by {self.by}"
         return [Bars(name, title, caption, names, bars, y_label=f"mean {self.measure}")]
 
@@ -87,7 +115,9 @@ def agreement_by_models(
 ) -> GroupAgreement:
     """Agreement within each group of models; groups with fewer than ``at_least`` models are left out."""
     models = inside(matrices[0].models, *(one.models for one in matrices))
-    names = order or [group for group in dict.fromkeys(map(groups.get, models)) if group is not None]
+    names = order or [
+        group for group in dict.fromkeys(map(groups.get, models)) if group is not None
+    ]
     members = {name: [m for m in models if groups.get(m) == name] for name in names}
     kept = {name: rows for name, rows in members.items() if len(rows) >= at_least} | {"all": models}
     cells = {name: [one.select(models=rows) for one in matrices] for name, rows in kept.items()}
@@ -95,19 +125,27 @@ def agreement_by_models(
 
 
 def agreement_by_tasks(
-    matrices: Sequence[ScoreMatrix], groups: Mapping[str, Collection[str]], *, by: str, **how: Unpack[How]
+    matrices: Sequence[ScoreMatrix],
+    groups: Mapping[str, Collection[str]],
+    *,
+    by: str,
+    **how: Unpack[How],
 ) -> GroupAgreement:
     """Agreement within each set of tasks, e.g. those with large test splits (appendix B.5)."""
     tasks = inside(matrices[0].tasks, *(one.tasks for one in matrices))
     members = {name: inside(tasks, wanted) for name, wanted in groups.items()}
     kept = {name: columns for name, columns in members.items() if len(columns) > 1} | {"all": tasks}
-    cells = {name: [one.select(tasks=columns) for one in matrices] for name, columns in kept.items()}
+    cells = {
+        name: [one.select(tasks=columns) for one in matrices] for name, columns in kept.items()
+    }
     return _built(cells, by, Sampling(**how))
 
 
 def size_bins(billions: Mapping[str, float]) -> dict[str, str]:
     """Name the size bin of each model: [0, 1), [1, 2), … billions of parameters (table 6)."""
-    return {m: f"[{int(size)}, {int(size) + 1})" for m, size in billions.items() if math.isfinite(size)}
+    return {
+        m: f"[{int(size)}, {int(size) + 1})" for m, size in billions.items() if math.isfinite(size)
+    }
 
 
 def bin_order(bins: Iterable[str]) -> list[str]:
@@ -122,7 +160,10 @@ def measure_all(matrices: Sequence[ScoreMatrix], **how: Unpack[How]) -> GroupAgr
 
 
 def _built(
-    cells: Mapping[str, Sequence[ScoreMatrix]], by: str, how: Sampling, methods: Mapping[str, Correlate] | None = None
+    cells: Mapping[str, Sequence[ScoreMatrix]],
+    by: str,
+    how: Sampling,
+    methods: Mapping[str, Correlate] | None = None,
 ) -> GroupAgreement:
     """Measure the mean agreement of each group; by Kendall's τ, or a method for each."""
     groups = list(cells.values())
@@ -133,7 +174,9 @@ def _built(
         models=tuple(group[0].shape[0] for group in groups),
         tasks=tuple(group[0].shape[1] for group in groups),
         protocols=tuple(matrix.protocol for matrix in groups[0]),
-        means=tuple(tuple(_mean(m, how, means[name]) for m in group) for name, group in cells.items()),
+        means=tuple(
+            tuple(_mean(m, how, means[name]) for m in group) for name, group in cells.items()
+        ),
         over=tuple(how.units.over(group[0].models) for group in groups),
         measure="agreement" if methods else NAMES["kendall"],
     )
@@ -144,7 +187,9 @@ def _mean(matrix: ScoreMatrix, how: Sampling, correlate: Correlate) -> Interval:
     values, draws = matrix.oriented(), how.draws(matrix.models)
     if correlate is not kendall_matrix and not np.isfinite(values).all():
         draws = draws[: max(20, how.resamples // 10)]
-    return how.interval(float(pair_mean(correlate(values))), pair_mean(correlate(values, weights=draws)))
+    return how.interval(
+        float(pair_mean(correlate(values))), pair_mean(correlate(values, weights=draws))
+    )
 
 
 @dataclass(frozen=True)
@@ -170,10 +215,16 @@ class PerplexityAgreement(Finding):
         named = [
             ("between corpora, mean", self.corpora_mean),
             ("corpora against tasks, mean", self.mean),
-            *((f"{c} against tasks, mean", i) for c, i in zip(self.corpora, self.per_corpus, strict=True)),
+            *(
+                (f"{c} against tasks, mean", i)
+                for c, i in zip(self.corpora, self.per_corpus, strict=True)
+            ),
             ("average perplexity against average score", self.averages),
         ]
-        title, columns = f"{self._what('against')} ({self.models})", ("agreement", "Kendall's τ", "low", "high")
+        title, columns = (
+            f"{self._what('against')} ({self.models})",
+            ("agreement", "Kendall's τ", "low", "high"),
+        )
         return [Table(title, columns, named, f"Intervals: bootstrap over {self.over}.")]
 
     def _what(self, joined: str) -> str:
@@ -188,7 +239,11 @@ class PerplexityAgreement(Finding):
         caption = f"Kendall's τ; {against} against tasks, {between} between corpora."
         low = -1.0 if np.nanmin(values, initial=0.0) < -0.2 else 0.0
         cells = self.corpora, (*self.corpora, *self.tasks), values, low, 1.0
-        return [Heatmap(name, self._what("and"), caption, *cells, unit="Kendall's τ", group="perplexity")]
+        return [
+            Heatmap(
+                name, self._what("and"), caption, *cells, unit="Kendall's τ", group="perplexity"
+            )
+        ]
 
 
 def compare_perplexity(
@@ -209,7 +264,9 @@ def compare_perplexity(
     bits = bits.select(models=np.isfinite(bits.values).any(axis=1))
     if not bits.models:
         message = f"no model of the {group} group has both a perplexity and a score"
-        raise InputError(message, hint="add corpora to the study, or pass scores of the same models")
+        raise InputError(
+            message, hint="add corpora to the study, or pass scores of the same models"
+        )
     task = scores.select(models=bits.models)
     x, y = bits.oriented(), task.oriented()
     whole = np.isfinite(x).all(axis=1) & np.isfinite(y).all(axis=1)
@@ -229,10 +286,13 @@ def compare_perplexity(
         tasks=task.tasks,
         matrix=matrix,
         between_corpora=between,
-        mean=sampling.interval(float(nan_mean(matrix.ravel())), nan_mean(spread.reshape(len(spread), -1))),
+        mean=sampling.interval(
+            float(nan_mean(matrix.ravel())), nan_mean(spread.reshape(len(spread), -1))
+        ),
         corpora_mean=sampling.interval(float(pair_mean(between)), pair_mean(between_spread)),
         per_corpus=tuple(
-            sampling.interval(float(nan_mean(matrix[k])), nan_mean(spread[:, k])) for k in range(len(bits.tasks))
+            sampling.interval(float(nan_mean(matrix[k])), nan_mean(spread[:, k]))
+            for k in range(len(bits.tasks))
         ),
         averages=sampling.interval(float(average), average_spread),
         over=sampling.units.over(bits.models),
@@ -258,7 +318,9 @@ class Alignment(Finding):
     def tables(self) -> Sequence[Table]:
         """Return both ranks of every model, and the agreement before and after the alignment."""
         order = np.lexsort((self.ranks[:, 1], self.ranks[:, 0]))
-        rows = list(zip(self.models, *self.ranks.T, self.ranks[:, 1] - self.ranks[:, 0], strict=True))
+        rows = list(
+            zip(self.models, *self.ranks.T, self.ranks[:, 1] - self.ranks[:, 0], strict=True)
+        )
         title = f"Aligned ranks on {self.tasks[0]} and {self.tasks[1]} ({self.protocol.label})"
         note = (
             f"{self.moved} of {len(self.models)} models keep a change that no alignment removed; "
@@ -269,13 +331,23 @@ class Alignment(Finding):
     def charts(self) -> Sequence[Chart]:
         """Return the bump chart of figure 1."""
         first, second = self.tasks
-        name, title = f"alignment-{self.protocol}-{first}-{second}", f"{first} and {second}: {self.protocol.label}"
-        caption = "Rankings aligned greedily, never against a significant difference on either task."
+        name, title = (
+            f"alignment-{self.protocol}-{first}-{second}",
+            f"{first} and {second}: {self.protocol.label}",
+        )
+        caption = (
+            "Rankings aligned greedily, never against a significant difference on either task."
+        )
         return [Bump(name, title, caption, self.models, self.tasks, self.ranks, self.groups)]
 
 
 def align(
-    matrix: ScoreMatrix, first: str, second: str, *, level: float = LEVEL, families: Mapping[str, str] = NONE
+    matrix: ScoreMatrix,
+    first: str,
+    second: str,
+    *,
+    level: float = LEVEL,
+    families: Mapping[str, str] = NONE,
 ) -> Alignment:
     """Align the rankings of two tasks over the models that both have scores of (algorithm 3)."""
     pair = matrix.select(tasks=[first, second]).complete()
@@ -301,7 +373,10 @@ def rank_models(
 ) -> tuple[Ints, Ints]:
     """Algorithms 2 and 3: ranks (1 is best) that keep both partial orders and are as alike as greed makes them."""
     plain1, plain2 = rankdata(-score1), rankdata(-score2)
-    side1, side2 = _Side(better(score1, stderr1, level=level)), _Side(better(score2, stderr2, level=level))
+    side1, side2 = (
+        _Side(better(score1, stderr1, level=level)),
+        _Side(better(score2, stderr2, level=level)),
+    )
     for _ in range(len(score1)):
         m1, m2 = side1.longest_waiting(side2.place), side2.longest_waiting(side1.place)
         if m1 < 0 and m2 < 0:
@@ -316,7 +391,9 @@ class _Side:
 
     def __init__(self, beats: npt.NDArray[np.bool_]) -> None:
         self.beats = beats
-        self.above = beats.sum(axis=0).astype(np.int64)  # unplaced models that must come before each
+        self.above = beats.sum(axis=0).astype(
+            np.int64
+        )  # unplaced models that must come before each
         self.place = np.full(len(beats), len(beats), dtype=np.int64)  # n: no place yet
         self.available = self.above == 0
         self.next = 0

@@ -18,7 +18,14 @@ import numpy.typing as npt
 from scipy.stats import norm
 from scipy.stats import t as student
 
-from potentia.analysis.rankings.decide import SURE, Ranking, covariance_of, decide, noise_of, paired_items
+from potentia.analysis.rankings.decide import (
+    SURE,
+    Ranking,
+    covariance_of,
+    decide,
+    noise_of,
+    paired_items,
+)
 from potentia.analysis.rankings.sentences import pair_sentences
 from potentia.analysis.stats import significance as tests
 from potentia.analysis.stats.bootstrap import LEVEL
@@ -52,7 +59,9 @@ class Lead:
         return self.chance >= SURE
 
 
-def lead_of(ranking: Ranking, matrix: ScoreMatrix, items: Outcomes | None, one: str, two: str) -> Lead | None:
+def lead_of(
+    ranking: Ranking, matrix: ScoreMatrix, items: Outcomes | None, one: str, two: str
+) -> Lead | None:
     """Compare two models; the likelier of them is the first. None where they share no task."""
     chance = ranking.better(one, two)
     found = _gap(matrix, items, one, two)
@@ -62,7 +71,14 @@ def lead_of(ranking: Ranking, matrix: ScoreMatrix, items: Outcomes | None, one: 
         one, two, chance, found = two, one, 1.0 - chance, (-found[0], *found[1:])
     gap, variance, _ = found
     half = float(norm.ppf(0.5 + ranking.level / 2)) * np.sqrt(variance.sum()) / len(gap)
-    return Lead(one, two, len(gap), Interval.around(gap.mean(), half, ranking.level), chance, ranking.general)
+    return Lead(
+        one,
+        two,
+        len(gap),
+        Interval.around(gap.mean(), half, ranking.level),
+        chance,
+        ranking.general,
+    )
 
 
 def _gap(
@@ -99,7 +115,12 @@ class Missing:
 
 
 def what_is_missing(
-    ranking: Ranking, matrix: ScoreMatrix, items: Outcomes | None, sizes: Mapping[str, float], one: str, two: str
+    ranking: Ranking,
+    matrix: ScoreMatrix,
+    items: Outcomes | None,
+    sizes: Mapping[str, float],
+    one: str,
+    two: str,
 ) -> Missing | None:
     """Return how many documents or tasks would separate two models, if they differ as much as they seem to.
 
@@ -156,18 +177,28 @@ class TaskPair:
     first_only: tuple[int, ...] = ()  # documents that the first model alone gets right
     second_only: tuple[int, ...] = ()
     text: bool = False  # a text to predict, in bits; it has no part in a mean of scores
-    real: bool | None = None  # significant among all tasks of the protocol; None without standard errors
+    real: bool | None = (
+        None  # significant among all tasks of the protocol; None without standard errors
+    )
 
     def row(self, items: bool) -> list[Cell]:
         """Return its cells in the table of a pair, with the documents that one model alone gets right."""
         low, high = self.difference.low, self.difference.high
-        row: list[Cell] = [self.protocol.label, self.task, self.first, self.second, self.difference.value]
+        row: list[Cell] = [
+            self.protocol.label,
+            self.task,
+            self.first,
+            self.second,
+            self.difference.value,
+        ]
         row.append(f"{low:+.3f} to {high:+.3f}" if math.isfinite(low) else None)
         if items:
             counted = len(self.first_only), len(self.second_only), self.documents
             row += counted if self.documents is not None else [None] * 3
         row.append("< 0.001" if self.p_value < 0.0005 else self.p_value)
-        return row + ([None, None] if self.real is None else [self.test, "yes" if self.real else "no"])
+        return row + (
+            [None, None] if self.real is None else [self.test, "yes" if self.real else "no"]
+        )
 
 
 @dataclass(frozen=True)
@@ -234,17 +265,24 @@ def find_pair(evidence: Evidence, first: str, second: str) -> Pair:
         lead = lead_of(ranking, ranked, outcomes, one, two)
         if lead is not None:
             leads[protocol] = lead
-            more = what_is_missing(ranking, ranked, outcomes, items_per_task(ranked), lead.first, lead.second)
+            more = what_is_missing(
+                ranking, ranked, outcomes, items_per_task(ranked), lead.first, lead.second
+            )
             missing |= {} if more is None else {protocol: more}
     if not pairs:
         raise InputError(f"{one} and {two} share no task", where=evidence.source)
     return Pair(one, two, tuple(pairs), leads, missing)
 
 
-def compare_tasks(matrix: ScoreMatrix, outcomes: Outcomes, *, level: float = LEVEL) -> list[TaskPair]:
+def compare_tasks(
+    matrix: ScoreMatrix, outcomes: Outcomes, *, level: float = LEVEL
+) -> list[TaskPair]:
     """Compare the two rows of a matrix on every task that both have; which differences are real is decided together."""
     tasks = set(matrix.benchmarks().tasks)
-    every = [_of_task(matrix, k, outcomes, level, text=t not in tasks) for k, t in enumerate(matrix.tasks)]
+    every = [
+        _of_task(matrix, k, outcomes, level, text=t not in tasks)
+        for k, t in enumerate(matrix.tasks)
+    ]
     found = [pair for pair in every if pair is not None]
     if not found:
         return []
@@ -265,12 +303,19 @@ def known_model(evidence: Evidence, name: str) -> str:
         if len(found) == 1:
             return found[0]
         if found:
-            message, hint = f"{name!r} may be {len(found)} models", f"such as {', '.join(found[:5])}"
+            message, hint = (
+                f"{name!r} may be {len(found)} models",
+                f"such as {', '.join(found[:5])}",
+            )
             raise InputError(message, where=evidence.source, hint=hint)
-    raise InputError(f"no model {name!r}", where=evidence.source, hint=f"there are: {', '.join(models[:12])}")
+    raise InputError(
+        f"no model {name!r}", where=evidence.source, hint=f"there are: {', '.join(models[:12])}"
+    )
 
 
-def _of_task(matrix: ScoreMatrix, k: int, outcomes: Outcomes, level: float, *, text: bool) -> TaskPair | None:
+def _of_task(
+    matrix: ScoreMatrix, k: int, outcomes: Outcomes, level: float, *, text: bool
+) -> TaskPair | None:
     """Compare the two rows of a matrix on one task; None where one has no score."""
     one, two = (float(v) for v in matrix.values[:, k])
     if not (math.isfinite(one) and math.isfinite(two)):
@@ -278,8 +323,13 @@ def _of_task(matrix: ScoreMatrix, k: int, outcomes: Outcomes, level: float, *, t
     difference = (one - two) * (1.0 if matrix.higher_is_better[k] else -1.0)
     error, test, p, freedom = float(np.hypot(*matrix.stderr[:, k])), APART, math.nan, math.inf
     documents, only = None, ((), ())
-    if np.isfinite(matrix.n[:, k]).all() and math.isfinite(error):  # the errors themselves are known from n documents
-        error, freedom = float(np.hypot(*noise_of(matrix, k, None))), float(matrix.n[:, k].min()) - 1
+    if np.isfinite(matrix.n[:, k]).all() and math.isfinite(
+        error
+    ):  # the errors themselves are known from n documents
+        error, freedom = (
+            float(np.hypot(*noise_of(matrix, k, None))),
+            float(matrix.n[:, k].min()) - 1,
+        )
     found = paired_items(matrix, k, outcomes)
     if found is not None:
         x, y = found[1]
@@ -291,11 +341,27 @@ def _of_task(matrix: ScoreMatrix, k: int, outcomes: Outcomes, level: float, *, t
             only = (tuple(numbers[x > y].tolist()), tuple(numbers[x < y].tolist()))
             test, p = MCNEMAR, tests.mcnemar(len(only[0]), len(only[1]))
     if test != MCNEMAR and math.isfinite(error):
-        p = 2.0 * float(student.sf(abs(difference) / error, freedom)) if error > 0 else float(difference == 0)
+        p = (
+            2.0 * float(student.sf(abs(difference) / error, freedom))
+            if error > 0
+            else float(difference == 0)
+        )
     half = float(norm.ppf(0.5 + level / 2)) * error
     span = Interval.around(difference, half, level)
     names = (matrix.models[0], matrix.models[1])
-    return TaskPair(names, matrix.protocol, matrix.tasks[k], one, two, span, p, test, documents, *only, text=text)
+    return TaskPair(
+        names,
+        matrix.protocol,
+        matrix.tasks[k],
+        one,
+        two,
+        span,
+        p,
+        test,
+        documents,
+        *only,
+        text=text,
+    )
 
 
 @dataclass(frozen=True)
@@ -310,7 +376,9 @@ class EvidenceMap:
     stderr: Floats  # (models, tasks)
     difference: Floats  # (pairs, tasks), first minus second, higher is better
     p: Floats  # (pairs, tasks)
-    critical: Floats  # (tasks,) the largest p that Benjamini–Hochberg keeps over all pairs of the task
+    critical: (
+        Floats  # (tasks,) the largest p that Benjamini–Hochberg keeps over all pairs of the task
+    )
     detectable: Floats  # (pairs,) of the mean difference
     mean: Floats  # (pairs,) mean difference over the shared tasks
     mean_p: Floats  # (pairs,)
@@ -320,7 +388,10 @@ class EvidenceMap:
         """Return wins, losses and ties of the first model of every pair, over the tasks that both have."""
         known = np.isfinite(self.p)
         real = known & (self.p < 1 - self.level)
-        wins, losses = (real & (self.difference > 0)).sum(axis=1), (real & (self.difference < 0)).sum(axis=1)
+        wins, losses = (
+            (real & (self.difference > 0)).sum(axis=1),
+            (real & (self.difference < 0)).sum(axis=1),
+        )
         return wins, losses, known.sum(axis=1) - wins - losses
 
     def rows(self) -> list[tuple[int | float, ...]]:
@@ -341,7 +412,10 @@ def map_evidence(matrix: ScoreMatrix, outcomes: Outcomes | None = None) -> Evide
     first, second = np.triu_indices(len(tested.models), 1)
     difference = tested.values[first] - tested.values[second]
     p = tests.pair_p_values(tested)
-    basis = [_sharpen(p[:, k], tested.models, (outcomes or {}).get(task, {})) for k, task in enumerate(tested.tasks)]
+    basis = [
+        _sharpen(p[:, k], tested.models, (outcomes or {}).get(task, {}))
+        for k, task in enumerate(tested.tasks)
+    ]
     kept = np.where(benjamini_hochberg(p) <= 1 - LEVEL, p, np.nan)
     critical = np.array([np.nanmax(c) if np.isfinite(c).any() else 0.0 for c in kept.T])
     variance = tested.stderr[first] ** 2 + tested.stderr[second] ** 2
@@ -353,7 +427,9 @@ def map_evidence(matrix: ScoreMatrix, outcomes: Outcomes | None = None) -> Evide
         mean_p = np.where(mean == 0, 1.0, 2.0 * norm.sf(np.abs(mean / error)))
     detectable = np.where(np.isfinite(mean), reach(LEVEL) * error, np.nan)
     cells = tested.values, tested.stderr, difference, p, critical
-    return EvidenceMap(matrix.protocol, tested.models, tested.tasks, tuple(basis), *cells, detectable, mean, mean_p)
+    return EvidenceMap(
+        matrix.protocol, tested.models, tested.tasks, tuple(basis), *cells, detectable, mean, mean_p
+    )
 
 
 def _sharpen(p: Floats, models: Sequence[str], outcomes: Mapping[str, Mapping[int, float]]) -> str:

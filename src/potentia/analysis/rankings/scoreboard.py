@@ -22,7 +22,16 @@ from potentia.analysis.rankings import sentences
 from potentia.analysis.rankings.decide import NAMES, Ranking, on_same_documents, span, stands_for
 from potentia.analysis.rankings.pair import Lead, Missing, lead_of, what_is_missing
 from potentia.analysis.stats.significance import items_per_task
-from potentia.values.findings import Chart, Finding, Interval, Plot, Points, Table, jsonable, short_names
+from potentia.values.findings import (
+    Chart,
+    Finding,
+    Interval,
+    Plot,
+    Points,
+    Table,
+    jsonable,
+    short_names,
+)
 from potentia.values.protocol import Protocol, main_protocol
 from potentia.values.scores import Floats, Outcomes, ScoreMatrix
 
@@ -86,20 +95,33 @@ class Scoreboard(Finding):
     def to_dict(self) -> dict[str, Any]:
         """Return every field, and the answer in words."""
         found = {f.name: jsonable(getattr(self, f.name)) for f in fields(self)}
-        return found | {"first": self.first, "sure": self.ranking.sure, "answer": [self.headline(), *self.certainty()]}
+        return found | {
+            "first": self.first,
+            "sure": self.ranking.sure,
+            "answer": [self.headline(), *self.certainty()],
+        }
 
     def tables(self) -> Sequence[Table]:
         """Return one row per model, best first."""
         ranked, scored = len(self.standings) > 1, bool(self.tasks)
-        ranks = (f"{s.rank:g}" + (f" ({reach})" if (reach := span(s.low, s.high)) else "") for s in self.standings)
+        ranks = (
+            f"{s.rank:g}" + (f" ({reach})" if (reach := span(s.low, s.high)) else "")
+            for s in self.standings
+        )
         chances = (sentences.percent(s.p_first) for s in self.standings)
         columns: dict[str, Iterable[str | None]] = {"rank": ranks} if ranked else {}
-        columns |= {"model": self.names.values()} | ({"P(first)": chances} if ranked and self.ranking.known else {})
+        columns |= {"model": self.names.values()} | (
+            {"P(first)": chances} if ranked and self.ranking.known else {}
+        )
         for k, protocol in enumerate(self.protocols if scored else ()):
             columns[protocol.label] = [told(s.scores[k]) for s in self.standings]
         if scored and any(s.gain is not None for s in self.standings):
             columns["gain"] = [told(s.gain, sign=True) for s in self.standings]
-        return [Table(self._title(), columns, zip(*columns.values(), strict=True), " ".join(self._notes()))]
+        return [
+            Table(
+                self._title(), columns, zip(*columns.values(), strict=True), " ".join(self._notes())
+            )
+        ]
 
     def charts(self) -> Sequence[Chart]:
         """Return the scores before and after tuning, a line for each model."""
@@ -109,7 +131,9 @@ class Scoreboard(Finding):
         places, names, points = np.arange(1.0, len(shown) + 1), tuple(s.model for s in shown), []
         for k, protocol in enumerate(self.protocols):
             scores = [score for s in shown if (score := s.scores[k]) is not None]
-            value, low, high = np.array([(score.value, score.low, score.high) for score in scores]).T
+            value, low, high = np.array(
+                [(score.value, score.low, score.high) for score in scores]
+            ).T
             reach = (low, high) if np.isfinite(low).all() else ()
             if protocol in (self.before, self.protocol):
                 points.append(Points(protocol.label, places, value, names, *reach))
@@ -119,7 +143,11 @@ class Scoreboard(Finding):
 
     def _mean(self) -> str:
         what = self.metric or "score"
-        return f"mean {what} over {len(self.tasks)} tasks" if len(self.tasks) > 1 else f"{what} on {self.tasks[0]}"
+        return (
+            f"mean {what} over {len(self.tasks)} tasks"
+            if len(self.tasks) > 1
+            else f"{what} on {self.tasks[0]}"
+        )
 
     def _title(self) -> str:
         if not self.tasks:
@@ -130,17 +158,29 @@ class Scoreboard(Finding):
     def _notes(self) -> list[str]:
         """Say what the scores are means of, what ± is, and how the ranks are made."""
         level = f"{100 * self.ranking.level:.0f} %"
-        known = any(score is not None and math.isfinite(score.low) for s in self.standings for score in s.scores)
+        known = any(
+            score is not None and math.isfinite(score.low)
+            for s in self.standings
+            for score in s.scores
+        )
         errors = f"± is the half-width of the {level} interval of test noise." if known else ""
         parts = [errors] if known else []
         if not self.tasks:
             parts = ["No task has a score of every model, so there is no mean to compare."]
         elif len(self.tasks) > 1:
-            part = f" of {len(self.ranking.tasks)}" if len(self.tasks) < len(self.ranking.tasks) else ""
+            part = (
+                f" of {len(self.ranking.tasks)}"
+                if len(self.tasks) < len(self.ranking.tasks)
+                else ""
+            )
             tasks = "tasks of one scale" if part else "tasks"
             lacking = sum(all(score is None for score in s.scores) for s in self.standings)
-            who = "all models have" if not lacking else f"{len(self.standings) - lacking} models have"
-            parts = [f"Means over the {len(self.tasks)}{part} {tasks} that {who}{'; ' if known else '.'}{errors}"]
+            who = (
+                "all models have" if not lacking else f"{len(self.standings) - lacking} models have"
+            )
+            parts = [
+                f"Means over the {len(self.tasks)}{part} {tasks} that {who}{'; ' if known else '.'}{errors}"
+            ]
         if len(self.standings) > 1:
             how = f"Ranks are by {self.protocol.label}, by the {NAMES[self.ranking.method]}: {self.ranking.reason}."
             parts.append(f"{how} In brackets: the {level} interval." if self.ranking.known else how)
@@ -149,11 +189,17 @@ class Scoreboard(Finding):
 
 def told(score: Interval | None, *, sign: bool = False) -> str | None:
     """Write a score with the half-width of its interval; nothing where there is none."""
-    return None if score is None else sentences.plus_minus(score.value, (score.high - score.low) / 2, sign=sign)
+    return (
+        None
+        if score is None
+        else sentences.plus_minus(score.value, (score.high - score.low) / 2, sign=sign)
+    )
 
 
 def make_scoreboard(
-    given: Sequence[ScoreMatrix], overall: Mapping[Protocol, Ranking], items: Mapping[Protocol, Outcomes]
+    given: Sequence[ScoreMatrix],
+    overall: Mapping[Protocol, Ranking],
+    items: Mapping[Protocol, Outcomes],
 ) -> Scoreboard:
     """Put scores, gains and ranks side by side; the matrices hold the tasks alone, from the least preparation on."""
     matrices = {m.protocol: m for m in given}
@@ -169,13 +215,21 @@ def make_scoreboard(
     missing = _hardest(ranking, matrices[main], items.get(main))
     second = next(iter(outside(models, [ranking.first])), None)
     rival = missing.rival if missing is not None else next(iter(ranking.rivals), second)
-    lead = lead_of(ranking, matrices[main], items.get(main), ranking.first, rival) if rival else None
+    lead = (
+        lead_of(ranking, matrices[main], items.get(main), ranking.first, rival) if rival else None
+    )
     metrics = {metric.name for metric in matrices[main].select(tasks=tasks).metrics}
     by_model = ranking.ranks, ranking.low, ranking.high, ranking.p_first
     standings = []
-    for m, rank, low, high, chance in zip(models, *(array.tolist() for array in by_model), strict=True):
+    for m, rank, low, high, chance in zip(
+        models, *(array.tolist() for array in by_model), strict=True
+    ):
         before = None if earlier is None else earlier.rank(m)
-        standings.append(Standing(m, rank, low, high, chance, before, tuple(by.get(m) for by in means), gains.get(m)))
+        standings.append(
+            Standing(
+                m, rank, low, high, chance, before, tuple(by.get(m) for by in means), gains.get(m)
+            )
+        )
     return Scoreboard(
         protocols=tuple(shown),
         ranking=ranking,
@@ -192,9 +246,16 @@ def _hardest(ranking: Ranking, matrix: ScoreMatrix, items: Outcomes | None) -> M
     """Return what separates the first from the rival that is hardest to tell from it, and no variant of it."""
     sizes = items_per_task(matrix)
     rivals = outside(ranking.rivals, ranking.variants) or ranking.rivals
-    every = [what_is_missing(ranking, matrix, items, sizes, ranking.first, rival) for rival in rivals[:20]]
+    every = [
+        what_is_missing(ranking, matrix, items, sizes, ranking.first, rival)
+        for rival in rivals[:20]
+    ]
     found = [missing for missing in every if missing is not None]
-    return max(found, key=lambda m: (m.times, math.inf if m.tasks is None else m.tasks)) if found else None
+    return (
+        max(found, key=lambda m: (m.times, math.inf if m.tasks is None else m.tasks))
+        if found
+        else None
+    )
 
 
 def _shared(
@@ -217,17 +278,23 @@ def _common(matrices: Sequence[ScoreMatrix], models: Sequence[str]) -> list[str]
     metrics = dict(zip(matrices[-1].tasks, matrices[-1].metrics, strict=True))
     tasks = inside(metrics, *(one.tasks for one in matrices))
     tasks = [t for t in tasks if metrics[t].higher_is_better] or tasks
-    tasks = [t for t in tasks if metrics[t].scale in ("share", None) or metrics[t].guess == "zero"] or tasks
+    tasks = [
+        t for t in tasks if metrics[t].scale in ("share", None) or metrics[t].guess == "zero"
+    ] or tasks
     known = np.logical_and.reduce([np.isfinite(m.laid_out(models, tasks)[0]) for m in matrices])
     whole = known[known.sum(axis=1) > 0.5 * len(tasks)]
     return list(compress(tasks, whole.all(axis=0))) if len(whole) else []
 
 
-def _means(matrix: ScoreMatrix, models: Sequence[str], tasks: Sequence[str], level: float) -> dict[str, Interval]:
+def _means(
+    matrix: ScoreMatrix, models: Sequence[str], tasks: Sequence[str], level: float
+) -> dict[str, Interval]:
     if not tasks:
         return {}
     values, stderr, _ = matrix.laid_out(models, tasks)
-    return _intervals(models, values.mean(axis=1), np.sqrt((stderr**2).sum(axis=1)) / len(tasks), level)
+    return _intervals(
+        models, values.mean(axis=1), np.sqrt((stderr**2).sum(axis=1)) / len(tasks), level
+    )
 
 
 def _gains(
@@ -244,13 +311,27 @@ def _gains(
     for i, j in np.ndindex(variance.shape):
         stored = [part.get(tasks[j], {}).get(models[i], {}) for part in items]
         both = on_same_documents(stored)
-        if both is not None and stands_for(stored[0], float(one[i, j])) and stands_for(stored[1], float(two[i, j])):
+        if (
+            both is not None
+            and stands_for(stored[0], float(one[i, j]))
+            and stands_for(stored[1], float(two[i, j]))
+        ):
             seeds = [matrix.seed_error(models[i], tasks[j]) for matrix in (before, after)]
-            variance[i, j] = float(np.var(both[1] - both[0], ddof=1)) / both.shape[1] + np.dot(seeds, seeds)
+            variance[i, j] = float(np.var(both[1] - both[0], ddof=1)) / both.shape[1] + np.dot(
+                seeds, seeds
+            )
     sign = after.select(tasks=tasks).sign.min()  # of a loss, less is a gain
-    return _intervals(models, sign * (two - one).mean(axis=1), np.sqrt(variance.sum(axis=1)) / len(tasks), level)
+    return _intervals(
+        models, sign * (two - one).mean(axis=1), np.sqrt(variance.sum(axis=1)) / len(tasks), level
+    )
 
 
-def _intervals(models: Sequence[str], values: Floats, errors: Floats, level: float) -> dict[str, Interval]:
+def _intervals(
+    models: Sequence[str], values: Floats, errors: Floats, level: float
+) -> dict[str, Interval]:
     half = float(norm.ppf(0.5 + level / 2)) * errors
-    return {m: Interval.around(v, h, level) for m, v, h in zip(models, values, half, strict=True) if math.isfinite(v)}
+    return {
+        m: Interval.around(v, h, level)
+        for m, v, h in zip(models, values, half, strict=True)
+        if math.isfinite(v)
+    }

@@ -74,15 +74,33 @@ class Screening(Finding):
     def tables(self) -> Sequence[Table]:
         """Return the flags, then the measures of every task."""
         train = (None if np.isnan(count) else int(count) for count in self.train_examples)
-        reasons = (", ".join(f.reason for f in self.flags if f.task == task) or "–" for task in self.tasks)
+        reasons = (
+            ", ".join(f.reason for f in self.flags if f.task == task) or "–" for task in self.tasks
+        )
         parts = train, self.not_improved, self.agreement, self.best, self.resolved, reasons
-        columns = ("task", "train", "not improved", "τ with the others", "best score", "resolved pairs", "flags")
+        columns = (
+            "task",
+            "train",
+            "not improved",
+            "τ with the others",
+            "best score",
+            "resolved pairs",
+            "flags",
+        )
         note = "Not improved: share of models that tuning left no better. τ: with the mean of the other tasks."
         title = f"Screening: {len(self.flagged)} of {len(self.tasks)} tasks flagged"
-        told = "Leave flagged tasks out with --exclude-flagged." if self.flags else "No task is flagged."
+        told = (
+            "Leave flagged tasks out with --exclude-flagged."
+            if self.flags
+            else "No task is flagged."
+        )
         return [
-            Table(title, ("task", "reason", "evidence", "suggestion"), map(astuple, self.flags), told),
-            Table("Screening: measures", columns, zip(self.tasks, *parts, strict=True), note, digits=2),
+            Table(
+                title, ("task", "reason", "evidence", "suggestion"), map(astuple, self.flags), told
+            ),
+            Table(
+                "Screening: measures", columns, zip(self.tasks, *parts, strict=True), note, digits=2
+            ),
         ]
 
     def charts(self) -> Sequence[Chart]:
@@ -91,7 +109,11 @@ class Screening(Finding):
         columns = ("not improved", "τ with the others", "resolved pairs")
         values = np.stack([self.not_improved, self.agreement, self.resolved], axis=1)
         low = min(0.0, float(np.nanmin(self.agreement, initial=0.0)))
-        return [Heatmap("screening", "Screening of tasks", caption, self.tasks, columns, values, low, 1.0)]
+        return [
+            Heatmap(
+                "screening", "Screening of tasks", caption, self.tasks, columns, values, low, 1.0
+            )
+        ]
 
 
 def screen(
@@ -116,29 +138,54 @@ def screen(
     resolved = np.divide(apart, pairs, out=np.full(len(direct.tasks), np.nan), where=pairs > 0)
     best = np.fmax.reduce(final.oriented(), axis=0) * final.sign
     found = Screening(
-        final.protocol, direct.tasks, (), train, _not_improved(direct, tuned), agreement, unrelated, best, resolved
+        final.protocol,
+        direct.tasks,
+        (),
+        train,
+        _not_improved(direct, tuned),
+        agreement,
+        unrelated,
+        best,
+        resolved,
     )
     flags: list[Flag] = []
     for k, task in enumerate(direct.tasks):
         told = _evidence(found, final, k, chance.get(task, 0.0))
-        flags += [Flag(task, why, evidence, SUGGESTIONS[why]) for why, (bad, evidence) in told.items() if bad]
+        flags += [
+            Flag(task, why, evidence, SUGGESTIONS[why])
+            for why, (bad, evidence) in told.items()
+            if bad
+        ]
     return replace(found, flags=tuple(flags))
 
 
-def _evidence(of: Screening, final: ScoreMatrix, k: int, floor: float) -> dict[str, tuple[bool, str]]:
+def _evidence(
+    of: Screening, final: ScoreMatrix, k: int, floor: float
+) -> dict[str, tuple[bool, str]]:
     """Return whether each reason to distrust a task holds, in the order of ``SUGGESTIONS``, and the evidence."""
     known = np.isfinite(final.values[:, k])
     values, errors, up = final.values[known, k], final.stderr[known, k], final.sign[k] > 0
     middle = float(np.median(values)) if len(values) else np.nan
     tested = np.isfinite(errors)
     low = float((values[tested] <= floor + 2 * errors[tested]).mean()) if tested.any() else 0.0
-    train, no_better, tau, p = of.train_examples[k], of.not_improved[k], of.agreement[k], of.unrelated[k]
+    train, no_better, tau, p = (
+        of.train_examples[k],
+        of.not_improved[k],
+        of.agreement[k],
+        of.unrelated[k],
+    )
     evidence = (
         (train < TRAIN_EXAMPLES, f"{train:.0f} training examples, under {TRAIN_EXAMPLES:,}"),
         (no_better > NOT_IMPROVED, f"{no_better:.0%} of models no better, over {NOT_IMPROVED:.0%}"),
         (p > UNRELATED, f"τ {tau:.2f} with the mean of the other tasks (p = {p:.2f})"),
-        (up and CEILING <= middle <= of.best[k] <= 1.0, f"half of the models score {middle:.3f} or more"),
-        (up and low > 0.5, f"{low:.0%} of models are within two standard errors of chance ({floor:.2f})"),
+        (
+            up and CEILING <= middle <= of.best[k] <= 1.0,
+            f"half of the models score {middle:.3f} or more",
+        ),
+        (
+            up and low > 0.5,
+            f"{low:.0%} of models are within two standard errors of chance ({floor:.2f})",
+        ),
         (
             of.resolved[k] < RESOLVED and len(values) >= FEW_MODELS,
             f"{of.resolved[k]:.0%} of model pairs differ significantly, under {RESOLVED:.0%}",

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from potentia.analysis.rankings.pair import Lead, Missing, TaskPair
     from potentia.analysis.stats.significance import Significance
 
-PREPARED = {"train_before_test": "after the same fine-tuning", "adjust": "after tuning on the same data"}
+PREPARED = {
+    "train_before_test": "after the same fine-tuning",
+    "adjust": "after tuning on the same data",
+}
 NO_ERRORS = (
     "The scores have no standard errors, so no difference can be called real. "
     "Score the models with Potentia, or give a column stderr."
@@ -66,7 +69,11 @@ def headline(ranking: Ranking) -> str:
     models, where = count(len(ranking.models), "model"), count(len(ranking.tasks), "task")
     if len(ranking.models) < 2:
         return f"Only {first} has scores to rank {how}."
-    tied = [names[m] for m, r in zip(ranking.models, ranking.ranks.tolist(), strict=True) if r == ranking.ranks[0]]
+    tied = [
+        names[m]
+        for m, r in zip(ranking.models, ranking.ranks.tolist(), strict=True)
+        if r == ranking.ranks[0]
+    ]
     if not ranking.known:
         if len(tied) > 1:
             return f"{listing(tied)} share the best score of {models} {how} ({where})."
@@ -77,7 +84,10 @@ def headline(ranking: Ranking) -> str:
     if len(tied) == len(ranking.models):
         return f"{listing(tied)} tie {how} ({where})."
     own = ranking.variants
-    rivals = [f"{'its variant ' if m in own else ''}{names[m]} ({percent(chance[m])})" for m in ranking.rivals]
+    rivals = [
+        f"{'its variant ' if m in own else ''}{names[m]} ({percent(chance[m])})"
+        for m in ranking.rivals
+    ]
     close = f"{_capital(listing(rivals)) if own else listing(rivals)} {'is' if len(rivals) == 1 else 'are'} close."
     if own:
         together = percent(sum(chance[m] for m in (ranking.first, *own)))
@@ -95,12 +105,16 @@ def certainty(ranking: Ranking, lead: Lead | None, missing: Missing | None) -> l
     if ranking.general and ranking.sure:
         found.append("This allows for test noise and for other tasks like these.")
     elif ranking.sure and len(ranking.tasks) > 1:
-        found.append(f"This holds for these tasks. It takes {FEW_TASKS} tasks or more to speak of others.")
+        found.append(
+            f"This holds for these tasks. It takes {FEW_TASKS} tasks or more to speak of others."
+        )
     found += [] if lead is None else [lead_sentence(lead)]
     found += [] if missing is None else [missing_sentence(missing)]
     if ranking.apart:
         share, have = ("shares", "has") if len(ranking.apart) == 1 else ("share", "have")
-        found.append(f"{listing(short_names(ranking.apart))} {share} no task with the others and {have} no rank.")
+        found.append(
+            f"{listing(short_names(ranking.apart))} {share} no task with the others and {have} no rank."
+        )
     return found
 
 
@@ -110,7 +124,9 @@ def lead_sentence(lead: Lead) -> str:
     where = f"these {lead.tasks} tasks" if lead.tasks > 1 else "this task"
     gap = lead.difference
     if abs(gap.value) < 0.0005:
-        return f"On {where} {one} and {two} have the same score{_interval(gap, ' of the difference')}."
+        return (
+            f"On {where} {one} and {two} have the same score{_interval(gap, ' of the difference')}."
+        )
     by = f"{abs(gap.value):.3f} {'more' if gap.value >= 0 else 'less'} than {two}"
     return f"On {where} {one} scores {by}{_interval(gap)}."
 
@@ -132,13 +148,19 @@ def missing_sentence(missing: Missing) -> str:
             amount = f"{missing.times:.2g} times as many test documents"
         return f"If {one} and {two} differ as much as measured, about {amount} would show it in four studies of five."
     if missing.several:
-        more = f"about {count(missing.tasks, 'more task')} would" if missing.tasks else "more tasks may"
+        more = (
+            f"about {count(missing.tasks, 'more task')} would"
+            if missing.tasks
+            else "more tasks may"
+        )
         how = "lead on different tasks" if missing.opposed else "differ little on these tasks"
         return f"{one} and {two} {how}. If that is so, more test documents will not separate them; {more}."
     return f"{one} and {two} score alike. If that is so, not even 100 times as many test documents would separate them."
 
 
-def pair_sentences(lead: Lead, protocol: Protocol, pairs: Sequence[TaskPair], missing: Missing | None) -> list[str]:
+def pair_sentences(
+    lead: Lead, protocol: Protocol, pairs: Sequence[TaskPair], missing: Missing | None
+) -> list[str]:
     """Say who is better under one protocol, by how much, and on how many tasks."""
     one, two = short_names([lead.first, lead.second])
     how = prepared(protocol)
@@ -148,7 +170,9 @@ def pair_sentences(lead: Lead, protocol: Protocol, pairs: Sequence[TaskPair], mi
         scope = " on tasks like these" if lead.general else f" on {count(lead.tasks, 'task')}"
         first = f"{one} is better than {two} {how}{scope} ({percent(lead.chance)} sure). {lead_sentence(lead)}"
     else:
-        first = f"{one} may be better than {two} {how}, but that is not sure ({percent(lead.chance)}). "
+        first = (
+            f"{one} may be better than {two} {how}, but that is not sure ({percent(lead.chance)}). "
+        )
         first += lead_sentence(lead)
         if missing is not None:
             first += f" {missing_sentence(missing)}"
@@ -172,7 +196,11 @@ def wins(pairs: Sequence[TaskPair]) -> str:
 
 def agreement_sentence(change: AgreementChange | None, alone: Agreement | None) -> str | None:
     """Say whether the tasks agree more on the ranking after tuning; alone, how far they agree."""
-    if change is not None and math.isfinite(change.mean_before) and math.isfinite(change.mean_after):
+    if (
+        change is not None
+        and math.isfinite(change.mean_before)
+        and math.isfinite(change.mean_after)
+    ):
         gap = change.interval
         means = (
             f"the mean Kendall's τ between tasks is {change.mean_before:.2f} {prepared(change.before)} and "

@@ -41,7 +41,11 @@ if TYPE_CHECKING:
 
 Chosen = Sequence[tuple[str, str, Mapping[str, Any]]]  # models, tasks, and what was chosen on each
 Places = npt.NDArray[np.intp]
-DOUBTS = ("at the bound", "still rising", "kept untuned")  # as cells record them: these may have more in them
+DOUBTS = (
+    "at the bound",
+    "still rising",
+    "kept untuned",
+)  # as cells record them: these may have more in them
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,10 @@ class Given:
     def row(self) -> list[str | None]:
         """Return its cells in the table of all models."""
         amounts = [f"{amount:,.0f}" for amount in (self.trainable, self.tokens, self.updates)]
-        doubts = [f"{self.doubts[doubt]} of {self.cells}" if self.doubts[doubt] else "–" for doubt in DOUBTS]
+        doubts = [
+            f"{self.doubts[doubt]} of {self.cells}" if self.doubts[doubt] else "–"
+            for doubt in DOUBTS
+        ]
         noise = [None if np.isnan(x) else f"{x:.3f}" for x in (self.seed_spread, self.noise)]
         return [self.model, *amounts, _spread(self.rates), *doubts, *noise]
 
@@ -80,7 +87,9 @@ class SameForAll(Finding):
     given: tuple[Given, ...]
     moved: tuple[str, ...]  # models whose place over all tasks changes without the doubtful cells
     kept: dict[str, tuple[str, ...]]  # by model: the tasks on which it kept the untuned state
-    tuned_ranks: dict[str, float]  # over all tasks, had every cell its best tuned state; empty where all have
+    tuned_ranks: dict[
+        str, float
+    ]  # over all tasks, had every cell its best tuned state; empty where all have
 
     @property
     def cells(self) -> int:
@@ -102,11 +111,17 @@ class SameForAll(Finding):
         if self.doubtful:
             many = {doubt: sum(one.doubts[doubt] for one in self.given) for doubt in DOUBTS}
             listed = ", ".join(f"{count} {doubt}" for doubt, count in many.items() if count)
-            said.append(f"{self.doubtful} of {self.cells} tuned cells may have more in them: {listed}.")
+            said.append(
+                f"{self.doubtful} of {self.cells} tuned cells may have more in them: {listed}."
+            )
         else:
-            said.append(f"In all {self.cells} tuned cells the best setting lies inside what was searched.")
+            said.append(
+                f"In all {self.cells} tuned cells the best setting lies inside what was searched."
+            )
         if self.moved:
-            said.append(f"Without these cells, the rank over all tasks changes for {', '.join(self.moved)}.")
+            said.append(
+                f"Without these cells, the rank over all tasks changes for {', '.join(self.moved)}."
+            )
         if self.kept:
             said.append(
                 "A model that saw a test's form before the study keeps its advantage where it kept the untuned state; "
@@ -118,28 +133,51 @@ class SameForAll(Finding):
         """Return one row per model."""
         ranks = {one.model: f"{self.tuned_ranks.get(one.model, math.nan):g}" for one in self.given}
         rows = [one.row() + ([ranks[one.model]] if self.kept else []) for one in self.given]
-        columns = ("model", "trained parameters", "tokens", "updates", "rate", *DOUBTS, "between seeds", "test noise",
-                   *(["rank if always tuned"] if self.kept else []))  # fmt: skip
-        note = " ".join(self.sentences()) + " Tokens, updates and rate: of the chosen lane, the median of its cells."
+        columns = (
+            "model",
+            "trained parameters",
+            "tokens",
+            "updates",
+            "rate",
+            *DOUBTS,
+            "between seeds",
+            "test noise",
+            *(["rank if always tuned"] if self.kept else []),
+        )
+        note = (
+            " ".join(self.sentences())
+            + " Tokens, updates and rate: of the chosen lane, the median of its cells."
+        )
         return [Table(f"Was it the same for all? {self.protocol.label}", columns, rows, note)]
 
 
-def find_same(evidence: Evidence, planned: Mapping[Protocol, ScoreMatrix]) -> dict[Protocol, SameForAll]:
+def find_same(
+    evidence: Evidence, planned: Mapping[Protocol, ScoreMatrix]
+) -> dict[Protocol, SameForAll]:
     """Return what every model was given under each tuned protocol whose cells say it."""
     found: dict[Protocol, SameForAll] = {}
     for protocol, matrix in planned.items():
-        stored = evidence.choices(protocol) if protocol.tuned and protocol.step is None and evidence.stores else []
+        stored = (
+            evidence.choices(protocol)
+            if protocol.tuned and protocol.step is None and evidence.stores
+            else []
+        )
         there = [c for c in stored if c.model in matrix.models and c.task in matrix.tasks]
         cells = [(c.model, c.task, c.selection) for c in there if c.names("search")]
         if cells:
             models = inside(matrix.models, {model for model, _, _ in cells})
-            given = tuple(_given(model, [cell[1:] for cell in cells if cell[0] == model], matrix) for model in models)
+            given = tuple(
+                _given(model, [cell[1:] for cell in cells if cell[0] == model], matrix)
+                for model in models
+            )
             kept, ranks = _always_tuned(matrix, cells)
             found[protocol] = SameForAll(protocol, given, _moved(matrix, cells), kept, ranks)
     return found
 
 
-def _always_tuned(matrix: ScoreMatrix, cells: Chosen) -> tuple[dict[str, tuple[str, ...]], dict[str, float]]:
+def _always_tuned(
+    matrix: ScoreMatrix, cells: Chosen
+) -> tuple[dict[str, tuple[str, ...]], dict[str, float]]:
     """Return the tasks on which models kept the untuned state, and the ranks if every cell had its best tuned one.
 
     A cell whose tuned state was not tested stays as it is.
@@ -158,13 +196,17 @@ def _always_tuned(matrix: ScoreMatrix, cells: Chosen) -> tuple[dict[str, tuple[s
     return kept, dict(zip(ranking.models, ranking.ranks.tolist(), strict=True))
 
 
-def _given(model: str, cells: Sequence[tuple[str, Mapping[str, Any]]], matrix: ScoreMatrix) -> Given:
+def _given(
+    model: str, cells: Sequence[tuple[str, Mapping[str, Any]]], matrix: ScoreMatrix
+) -> Given:
     tasks, chosen = zip(*cells, strict=True)
     noise = matrix.select(models=[model], tasks=tasks).stderr.ravel()
     spread = [one["spread"] for one in chosen if one.get("spread") is not None]
     parts = dict.fromkeys(name for one in chosen for name in one.get("target_modules") or ())
     rates = sorted(one["learning_rate"] for one in chosen if one.get("learning_rate"))
-    trainable, tokens, updates = (_median([one[name] for one in chosen]) for name in ("trainable", "tokens", "updates"))
+    trainable, tokens, updates = (
+        _median([one[name] for one in chosen]) for name in ("trainable", "tokens", "updates")
+    )
     ends = Counter(one["search"] for one in chosen)
     doubts = {doubt: ends[doubt] for doubt in DOUBTS}
     return Given(
@@ -192,7 +234,9 @@ def _moved(matrix: ScoreMatrix, cells: Chosen) -> tuple[str, ...]:
         if selection.get("may_have_more"):
             sure[matrix.models.index(model), matrix.tasks.index(task)] = np.nan
     whole, left = (rankdata(-nan_mean(one), method="min", nan_policy="omit") for one in (z, sure))
-    return tuple(m for k, m in enumerate(matrix.models) if np.isfinite(left[k]) and left[k] != whole[k])
+    return tuple(
+        m for k, m in enumerate(matrix.models) if np.isfinite(left[k]) and left[k] != whole[k]
+    )
 
 
 def _median(values: npt.ArrayLike) -> float:
@@ -204,7 +248,9 @@ def _spread(rates: Sequence[float]) -> str:
     """Say the median rate, and the range around it where there is one."""
     if not rates:
         return "–"
-    middle, low, high = (f"{rate:.0e}".replace("e-0", "e-") for rate in (np.median(rates), rates[0], rates[-1]))
+    middle, low, high = (
+        f"{rate:.0e}".replace("e-0", "e-") for rate in (np.median(rates), rates[0], rates[-1])
+    )
     return middle if low == high else f"{middle} ({low} … {high})"
 
 
@@ -242,7 +288,9 @@ class Elicitation(Finding):
         said = []
         for way in self.ways:
             told = f"{way.name}: {way.gain:+.3f} ± {SURE * way.gain_error:.3f} over the recipe"
-            turned = f"{len(way.turned)} of {way.pairs} pairs that both tell apart are ordered otherwise"
+            turned = (
+                f"{len(way.turned)} of {way.pairs} pairs that both tell apart are ordered otherwise"
+            )
             turned = turned if way.pairs else "no pair is told apart by both"
             said.append(f"{told}; {turned}{': ' + '; '.join(way.turned) if way.turned else ''}.")
         return said
@@ -256,8 +304,14 @@ class Elicitation(Finding):
             rows.append((task, way.name, plain, more, more - plain - half, more - plain + half))
         return rows
 
-    def _reached(self, task: str, way: str, plain: float, more: float, low: float, high: float) -> str:
-        noise = f"95 % interval {low:+.3f} to {high:+.3f}" if math.isfinite(low) else "its noise is not known"
+    def _reached(
+        self, task: str, way: str, plain: float, more: float, low: float, high: float
+    ) -> str:
+        noise = (
+            f"95 % interval {low:+.3f} to {high:+.3f}"
+            if math.isfinite(low)
+            else "its noise is not known"
+        )
         scores = f"{self.models[0]} scores {plain:.3f} by the recipe and {more:.3f} by {way}"
         return f"On {task} {scores}: {more - plain:+.3f} ({noise})."
 
@@ -267,10 +321,19 @@ class Elicitation(Finding):
         if len(self.models) == 1:
             title = f"Has {self.models[0]} more in it than the recipe brings out?"
             heads = ("task", "way", self.recipe, "score", "difference", "low", "high")
-            return [Table(title, heads, ((*row[:4], row[3] - row[2], *row[4:]) for row in self._differences()), note)]
+            return [
+                Table(
+                    title,
+                    heads,
+                    ((*row[:4], row[3] - row[2], *row[4:]) for row in self._differences()),
+                    note,
+                )
+            ]
         names = [self.recipe, *(way.name for way in self.ways)]
         columns = ("way", "gain", "±", "τ with the recipe", "pairs told apart", "ordered otherwise")
-        ways = [(w.name, w.gain, SURE * w.gain_error, w.tau, w.pairs, len(w.turned)) for w in self.ways]
+        ways = [
+            (w.name, w.gain, SURE * w.gain_error, w.tau, w.pairs, len(w.turned)) for w in self.ways
+        ]
         rows = [
             (model, task, *(self.scores[name][i][j] for name in names))
             for (i, model), (j, task) in product(enumerate(self.models), enumerate(self.tasks))
@@ -283,7 +346,9 @@ def find_elicitation(recipe: str, found: Mapping[str, ScoreMatrix]) -> Elicitati
     """Compare every way's scores with the recipe's; all matrices have the same models and tasks."""
     base = found[recipe]
     ways = tuple(_way(name, base, other) for name, other in found.items() if name != recipe)
-    scores, errors = ({name: getattr(m, part) for name, m in found.items()} for part in ("values", "stderr"))
+    scores, errors = (
+        {name: getattr(m, part) for name, m in found.items()} for part in ("values", "stderr")
+    )
     return Elicitation(recipe, base.models, base.tasks, scores, errors, ways)
 
 
@@ -297,7 +362,11 @@ def _way(name: str, base: ScoreMatrix, other: ScoreMatrix) -> Way:
         f"{base.models[first[k]]} and {base.models[second[k]]} on {base.tasks[j]}"
         for j, k in np.argwhere((one * two == -1).T)
     ]
-    tau = math.nan if len(base.models) < 3 else float(nan_mean(tau_rows(base.values.T, other.values.T)))
+    tau = (
+        math.nan
+        if len(base.models) < 3
+        else float(nan_mean(tau_rows(base.values.T, other.values.T)))
+    )
     gain = float(gains.mean()) if len(gains) else math.nan
     return Way(name, gain, error, tau, int((one * two != 0).sum()), tuple(turned))
 

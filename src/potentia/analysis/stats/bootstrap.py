@@ -40,7 +40,9 @@ class Units:
     """What is drawn with replacement: models, or their families or lineages, whose models come and go together."""
 
     name: str = "models"
-    of: Mapping[str, str] = field(default_factory=dict)  # model → family; a model without one is by itself
+    of: Mapping[str, str] = field(
+        default_factory=dict
+    )  # model → family; a model without one is by itself
 
     def over(self, models: Sequence[str]) -> str:
         """Return what is drawn of these models: families where there are at least three of them, else models."""
@@ -58,7 +60,10 @@ class How(TypedDict, total=False):
 
 
 LEAST_UNITS = 3
-LEAST_TASKS, COPY = 5, 1e-3  # tasks on which copies can be told; how rarely equal models come so close by chance
+LEAST_TASKS, COPY = (
+    5,
+    1e-3,
+)  # tasks on which copies can be told; how rarely equal models come so close by chance
 MOST_LOOSE = 300  # models of no family whose pairs are looked at
 MODELS = Units()
 
@@ -101,7 +106,9 @@ def with_copies(families: Mapping[str, str], matrix: ScoreMatrix) -> dict[str, s
             off = (matrix.values[k] - matrix.values[others]) ** 2 / noise
         known = np.isfinite(off)
         tasks = known.sum(axis=1)
-        alike = np.flatnonzero((tasks >= LEAST_TASKS) & (np.where(known, off, 0.0).sum(axis=1) < near[tasks]))
+        alike = np.flatnonzero(
+            (tasks >= LEAST_TASKS) & (np.where(known, off, 0.0).sum(axis=1) < near[tasks])
+        )
         if len(alike):
             name = matrix.models[others[alike[0]]]
             found[matrix.models[k]] = found.setdefault(name, f"like {name}")
@@ -109,7 +116,10 @@ def with_copies(families: Mapping[str, str], matrix: ScoreMatrix) -> dict[str, s
 
 
 def item_values(
-    matrix: ScoreMatrix, items: Mapping[str, npt.ArrayLike], resamples: int, rng: np.random.Generator
+    matrix: ScoreMatrix,
+    items: Mapping[str, npt.ArrayLike],
+    resamples: int,
+    rng: np.random.Generator,
 ) -> Floats:
     """Scores, higher is better, as other runs of the same tests could have given them: (resamples, models, tasks).
 
@@ -129,14 +139,20 @@ def pair_mean(matrix: Floats, draws: npt.ArrayLike | None = None) -> Floats:
     """Mean over the pairs of tasks of a (…, T, T) matrix; under ``draws`` (R, T) of tasks, one mean per resample."""
     i, j = np.triu_indices(matrix.shape[-1], 1)
     pairs = matrix[..., i, j]
-    weights = np.ones(len(i)) if draws is None else np.asarray(draws)[..., i] * np.asarray(draws)[..., j]
+    weights = (
+        np.ones(len(i)) if draws is None else np.asarray(draws)[..., i] * np.asarray(draws)[..., j]
+    )
     weights = np.where(np.isfinite(pairs), weights, 0.0)
     total = weights.sum(axis=-1)
     summed = (np.where(np.isfinite(pairs), pairs, 0.0) * weights).sum(axis=-1)
-    return np.asarray(np.divide(summed, total, out=np.full(np.shape(total), np.nan), where=total > 0))
+    return np.asarray(
+        np.divide(summed, total, out=np.full(np.shape(total), np.nan), where=total > 0)
+    )
 
 
-def interval(value: float, draws: npt.ArrayLike, *, level: float = LEVEL, centred: bool = False) -> Interval:
+def interval(
+    value: float, draws: npt.ArrayLike, *, level: float = LEVEL, centred: bool = False
+) -> Interval:
     """Percentile interval of ``draws``. ``centred`` moves it so that the draws' median falls on the value.
 
     Noise added to scores that already carry noise lowers every agreement a little; the shift says nothing about the
@@ -195,7 +211,9 @@ def tau_rows(first: npt.ArrayLike, second: npt.ArrayLike) -> Floats:
 
 def redraw(values: Floats, stderr: Floats, draws: int, rng: np.random.Generator) -> Floats:
     """Draw the scores again from a normal law; a score without a standard error stays as it is. (draws, …)."""
-    return np.asarray(values + np.nan_to_num(stderr, nan=0.0) * rng.standard_normal((draws, *values.shape)))
+    return np.asarray(
+        values + np.nan_to_num(stderr, nan=0.0) * rng.standard_normal((draws, *values.shape))
+    )
 
 
 def tau_interval(value: float, draws: Floats, *, bounds: tuple[float, float]) -> Interval:

@@ -38,10 +38,15 @@ _TOGETHER = 1024  # pairs of units weighed at once
 FIRST_ORDER = 120
 Index = npt.NDArray[np.intp]
 Signs = npt.NDArray[np.float32]
-Side = tuple[Signs, Signs | None]  # the signs of pairs, and which pairs are known where not all are: (…, tasks, pairs)
+Side = tuple[
+    Signs, Signs | None
+]  # the signs of pairs, and which pairs are known where not all are: (…, tasks, pairs)
 
 
-LEAST_BYTES, KEPT = 1 << 16, 16  # smaller answers are made again sooner than they are found; so many are kept
+LEAST_BYTES, KEPT = (
+    1 << 16,
+    16,
+)  # smaller answers are made again sooner than they are found; so many are kept
 
 
 def remembered(function: Callable[..., Floats]) -> Callable[..., Floats]:
@@ -68,7 +73,10 @@ def remembered(function: Callable[..., Floats]) -> Callable[..., Floats]:
 
 @remembered
 def kendall_matrix(
-    values: npt.ArrayLike, others: npt.ArrayLike | None = None, *, weights: npt.ArrayLike | None = None
+    values: npt.ArrayLike,
+    others: npt.ArrayLike | None = None,
+    *,
+    weights: npt.ArrayLike | None = None,
 ) -> Floats:
     """Kendall's tau-b between every column of ``values`` and every column of ``others`` (or of ``values``).
 
@@ -81,24 +89,35 @@ def kendall_matrix(
     x = three_axes(values)
     y = x if others is None else three_axes(others)
     if y.shape[:2] != x.shape[:2]:
-        raise InputError(f"values {x.shape} and others {y.shape} must have the same models and resamples")
+        raise InputError(
+            f"values {x.shape} and others {y.shape} must have the same models and resamples"
+        )
     draws = _draws(weights, x.shape[1])
     if draws is not None and len(x) > 1 and len(draws) not in (1, len(x)):
         raise InputError("weights and values name different numbers of resamples")
-    sides = [_Scores(np.ascontiguousarray(part.transpose(0, 2, 1))) for part in ((x,) if y is x else (x, y))]
+    sides = [
+        _Scores(np.ascontiguousarray(part.transpose(0, 2, 1)))
+        for part in ((x,) if y is x else (x, y))
+    ]
     if draws is None:
         tau = _unweighted(sides[0], sides[-1])
     elif len(x) == 1:
         tau = _weighted(sides[0].one(0), sides[-1].one(0), draws)
     else:
         weight = [draws[r % len(draws)][None] for r in range(len(x))]
-        tau = np.concatenate([_weighted(sides[0].one(r), sides[-1].one(r), w) for r, w in enumerate(weight)])
+        tau = np.concatenate(
+            [_weighted(sides[0].one(r), sides[-1].one(r), w) for r, w in enumerate(weight)]
+        )
     return tau[0] if np.ndim(values) == 2 and (weights is None or np.ndim(weights) == 1) else tau
 
 
 @remembered
 def kendall_of_tests(
-    values: npt.ArrayLike, stderr: npt.ArrayLike, threshold: float, *, weights: npt.ArrayLike | None = None
+    values: npt.ArrayLike,
+    stderr: npt.ArrayLike,
+    threshold: float,
+    *,
+    weights: npt.ArrayLike | None = None,
 ) -> Floats:
     """Tau-b between the columns where two models differ when |z| exceeds a threshold, and tie where it does not.
 
@@ -106,7 +125,9 @@ def kendall_of_tests(
     transitive and only the pairwise signs exist (appendix C.2). ``values`` and ``stderr`` are (models, tasks); pairs
     without a score or an error could not be compared at all; ``weights`` are per model, as in ``kendall_matrix``.
     """
-    x, spread = (np.ascontiguousarray(np.asarray(part, dtype=np.float64).T) for part in (values, stderr))
+    x, spread = (
+        np.ascontiguousarray(np.asarray(part, dtype=np.float64).T) for part in (values, stderr)
+    )
     side, draws = _Scores(x, spread, threshold), _draws(weights, x.shape[1])
     tau = _unweighted(side, side)[None] if draws is None else _weighted(side, side, draws)
     return tau[0] if weights is None or np.ndim(weights) == 1 else tau
@@ -134,7 +155,9 @@ class _Scores:
     def signs(self, a: Index, b: Index) -> Side:
         """Signs of the models ``a`` against ``b``, two indices that broadcast; a model against itself ties."""
         x, s = self.x, self.stderr
-        return self._of(x[..., a] - x[..., b] if s is None else z_of(x[..., a], s[..., a], x[..., b], s[..., b]))
+        return self._of(
+            x[..., a] - x[..., b] if s is None else z_of(x[..., a], s[..., a], x[..., b], s[..., b])
+        )
 
     def rows(self, start: int, stop: int) -> Side:
         """Signs of the models from start to stop, each against those after it."""
@@ -162,13 +185,17 @@ def _unweighted(left: _Scores, right: _Scores) -> Floats:
         step = max(1, _BLOCK // max(1, (tasks + right.x.shape[1]) * models * (models - 1) // 2))
         if step < stack[0]:
             parts = [slice(start, start + step) for start in range(0, stack[0], step)]
-            return np.concatenate([_unweighted(_Scores(left.x[p]), _Scores(right.x[p])) for p in parts])
+            return np.concatenate(
+                [_unweighted(_Scores(left.x[p]), _Scores(right.x[p])) for p in parts]
+            )
     sums = [np.zeros((*stack, tasks, right.x.shape[-2])) for _ in range(3)]
     step = max(1, _BLOCK // max(1, (tasks + right.x.shape[-2]) * models * int(np.prod(stack))))
     for start in range(0, models - 1, step):
         rows = start, min(start + step, models - 1)
         one = left.rows(*rows)
-        for total, part in zip(sums, _sums(one, one if right is left else right.rows(*rows)), strict=True):
+        for total, part in zip(
+            sums, _sums(one, one if right is left else right.rows(*rows)), strict=True
+        ):
             total += part
     return _tau(*sums)
 
@@ -181,7 +208,9 @@ def _weighted(left: _Scores, right: _Scores, draws: npt.NDArray[np.floating]) ->
     starts = np.searchsorted(label[order], np.arange(units.shape[1]))
     simple = units.shape[1] > FIRST_ORDER
     sums = [np.zeros((len(draws), 1, 1)) for _ in range(3)]
-    waiting: list[tuple[npt.NDArray[np.floating], list[Floats]]] = []  # weights of some pairs, and what is weighed
+    waiting: list[
+        tuple[npt.NDArray[np.floating], list[Floats]]
+    ] = []  # weights of some pairs, and what is weighed
     for u, some in enumerate(np.split(order, starts[1:])):
         others = order if simple else order[starts[u] :]
         one = left.signs(some[None], others[:, None])
@@ -200,7 +229,9 @@ def _weighted(left: _Scores, right: _Scores, draws: npt.NDArray[np.floating]) ->
             weights = np.concatenate([w for w, _ in waiting], axis=1)
             for k in range(3):
                 parts = np.broadcast_arrays(*(f[k][:0] for _, f in waiting))[0].shape[1:]
-                pile = np.concatenate([np.broadcast_to(f[k], (len(f[k]), *parts)) for _, f in waiting])
+                pile = np.concatenate(
+                    [np.broadcast_to(f[k], (len(f[k]), *parts)) for _, f in waiting]
+                )
                 sums[k] = sums[k] + (weights @ pile.reshape(len(pile), -1)).reshape(-1, *parts)
             waiting = []
     return _tau(*sums)
@@ -251,7 +282,9 @@ def three_axes(values: npt.ArrayLike) -> Floats:
     """Return scores as (resamples, models, tasks), a single matrix as one resample."""
     array = np.asarray(values, dtype=np.float64)
     if array.ndim not in (2, 3):
-        raise InputError(f"expected (models, tasks) or (resamples, models, tasks), not {array.ndim} axes")
+        raise InputError(
+            f"expected (models, tasks) or (resamples, models, tasks), not {array.ndim} axes"
+        )
     return array if array.ndim == 3 else array[None]
 
 
@@ -260,20 +293,30 @@ _WEIGHED = 1 << 20  # scores weighed at once
 
 
 def spearman_matrix(
-    values: npt.ArrayLike, others: npt.ArrayLike | None = None, *, weights: npt.ArrayLike | None = None
+    values: npt.ArrayLike,
+    others: npt.ArrayLike | None = None,
+    *,
+    weights: npt.ArrayLike | None = None,
 ) -> Floats:
     """Spearman's rho between columns: Pearson's r of the midranks, on the models that have both scores."""
     return _correlate(values, others, weights, ranks=True)
 
 
 def pearson_matrix(
-    values: npt.ArrayLike, others: npt.ArrayLike | None = None, *, weights: npt.ArrayLike | None = None
+    values: npt.ArrayLike,
+    others: npt.ArrayLike | None = None,
+    *,
+    weights: npt.ArrayLike | None = None,
 ) -> Floats:
     """Pearson's r between columns, on the models that have both scores; NaN where a column is constant."""
     return _correlate(values, others, weights, ranks=False)
 
 
-METHODS: dict[str, Correlate] = {"kendall": kendall_matrix, "spearman": spearman_matrix, "pearson": pearson_matrix}
+METHODS: dict[str, Correlate] = {
+    "kendall": kendall_matrix,
+    "spearman": spearman_matrix,
+    "pearson": pearson_matrix,
+}
 
 
 def mean_offdiagonal(matrix: Floats, *, axis: bool = False) -> Floats:
@@ -288,15 +331,25 @@ def nan_mean(values: npt.ArrayLike, axis: int = -1) -> Floats:
     there = np.isfinite(array)
     count = there.sum(axis=axis)
     total = np.where(there, array, 0.0).sum(axis=axis)
-    return np.asarray(np.divide(total, count, out=np.full(np.shape(total), np.nan), where=count > 0))
+    return np.asarray(
+        np.divide(total, count, out=np.full(np.shape(total), np.nan), where=count > 0)
+    )
 
 
 def _correlate(
-    values: npt.ArrayLike, others: npt.ArrayLike | None, weights: npt.ArrayLike | None, *, ranks: bool
+    values: npt.ArrayLike,
+    others: npt.ArrayLike | None,
+    weights: npt.ArrayLike | None,
+    *,
+    ranks: bool,
 ) -> Floats:
     x = three_axes(values)
     y = x if others is None else three_axes(others)
-    draws = np.ones((1, x.shape[1])) if weights is None else np.atleast_2d(np.asarray(weights, dtype=np.float64))
+    draws = (
+        np.ones((1, x.shape[1]))
+        if weights is None
+        else np.atleast_2d(np.asarray(weights, dtype=np.float64))
+    )
     whole = bool(np.isfinite(x).all() and np.isfinite(y).all())
     parts = []
     resamples = max(len(x), len(draws))
@@ -354,13 +407,17 @@ def _midranks(x: Floats, weight: Floats) -> Floats:
     ``x`` is (1 or R, models, tasks) and ``weight`` (1 or R, models).
     """
     if len(x) > 1:
-        return np.concatenate([_midranks(x[r : r + 1], weight[r % len(weight)][None]) for r in range(len(x))])
+        return np.concatenate(
+            [_midranks(x[r : r + 1], weight[r % len(weight)][None]) for r in range(len(x))]
+        )
     ranks = np.empty((len(weight), *x.shape[1:]))
     for column in range(x.shape[2]):
         order = np.argsort(x[0, :, column], kind="stable")
         ascending = x[0, order, column]
         new = np.concatenate([[True], ascending[1:] != ascending[:-1]])
-        mass = np.add.reduceat(weight[:, order], np.flatnonzero(new), axis=1)  # (resamples, distinct scores)
+        mass = np.add.reduceat(
+            weight[:, order], np.flatnonzero(new), axis=1
+        )  # (resamples, distinct scores)
         middle = np.cumsum(mass, axis=1) - mass + (mass + 1.0) / 2.0
         ranks[:, order, column] = middle[:, np.cumsum(new) - 1]
     return ranks

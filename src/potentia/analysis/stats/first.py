@@ -80,7 +80,11 @@ def stay_in(
     chance = may_win(values, stderr, right, higher_is_better=higher_is_better, seed=seed)
     order = sorted(values, key=lambda n: (-worth[n], n))
     half = math.ceil(len(order) / 2)
-    staying = [n for k, n in enumerate(order) if math.isfinite(worth[n]) and (k < half or chance[n] >= MAYBE / looks)]
+    staying = [
+        n
+        for k, n in enumerate(order)
+        if math.isfinite(worth[n]) and (k < half or chance[n] >= MAYBE / looks)
+    ]
     return staying, chance
 
 
@@ -105,8 +109,14 @@ def may_win(
         return dict.fromkeys(names, 1.0 / len(names))
     rng = np.random.default_rng(seed)
     noise = rng.standard_normal((DRAWS, int(known.sum())))
-    paired = unpack_right([(right or {}).get(n, "") for n, there in zip(names, known, strict=True) if there])
-    drawn = x[known] + (error[known] * noise if paired is None else noise @ root(paired_noise(error[known], paired)).T)
+    paired = unpack_right(
+        [(right or {}).get(n, "") for n, there in zip(names, known, strict=True) if there]
+    )
+    drawn = x[known] + (
+        error[known] * noise
+        if paired is None
+        else noise @ root(paired_noise(error[known], paired)).T
+    )
     chance = np.zeros(len(names))
     chance[known] = shares(shrunk(drawn, rng))
     return dict(zip(names, chance.tolist(), strict=True))
@@ -125,5 +135,7 @@ def unpack_right(packed: Sequence[str]) -> Floats | None:
     sizes = {text.partition(":")[0] for text in packed}
     if len(packed) < 2 or len(sizes) > 1 or "" in sizes:
         return None
-    rows = [np.frombuffer(base64.b85decode(text.partition(":")[2]), dtype=np.uint8) for text in packed]
+    rows = [
+        np.frombuffer(base64.b85decode(text.partition(":")[2]), dtype=np.uint8) for text in packed
+    ]
     return np.unpackbits(np.stack(rows), axis=1, count=int(sizes.pop())).astype(np.float64)

@@ -46,14 +46,30 @@ class Significance(Finding):
         """Return the resolved pairs per task."""
         stored = any(self.items)
         columns = ["task", "pairs", "significant", "share", "after BH", "detectable"]
-        cells = [self.tasks, self.pairs, self.significant, self.shares, self.discoveries, self.detectable]
+        cells = [
+            self.tasks,
+            self.pairs,
+            self.significant,
+            self.shares,
+            self.discoveries,
+            self.detectable,
+        ]
         if stored:
             columns += ["items", "McNemar", "after BH"]
-            cells += [[x if n else None for n, x in zip(self.items, of, strict=True)] for of in self._by_items()]
+            cells += [
+                [x if n else None for n, x in zip(self.items, of, strict=True)]
+                for of in self._by_items()
+            ]
         doubt = f"{100 * (1 - self.level):.0f} % level"
-        title = f"Pairs of models that differ significantly ({self.protocol.label}, {doubt}, z test)"
+        title = (
+            f"Pairs of models that differ significantly ({self.protocol.label}, {doubt}, z test)"
+        )
         note = f"detectable: the smallest difference found with {POWER:.0%} power, at the median standard error."
-        note += " McNemar: exact test on the stored items that models share; sharper than errors." if stored else ""
+        note += (
+            " McNemar: exact test on the stored items that models share; sharper than errors."
+            if stored
+            else ""
+        )
         return [Table(title, columns, zip(*cells, strict=True), note)]
 
     def _by_items(self) -> tuple[tuple[int, ...], ...]:
@@ -62,7 +78,9 @@ class Significance(Finding):
     @property
     def shares(self) -> list[float]:
         """The share of pairs that differ, per task; NaN where none could be compared."""
-        return [f / p if p else float("nan") for f, p in zip(self.significant, self.pairs, strict=True)]
+        return [
+            f / p if p else float("nan") for f, p in zip(self.significant, self.pairs, strict=True)
+        ]
 
     def charts(self) -> Sequence[Chart]:
         """Return the resolved share per task; the heat map of tau-b is that of ``measure_agreement``."""
@@ -70,7 +88,9 @@ class Significance(Finding):
         title = f"Share of model pairs that each task resolves: {label}"
         caption = f"Pairs of models whose difference is significant at the {100 * (1 - self.level):.0f} % level."
         bars = {label: self.shares}
-        return [Bars(name, title, caption, self.tasks, bars, y_label="share of pairs", group="resolved")]
+        return [
+            Bars(name, title, caption, self.tasks, bars, y_label="share of pairs", group="resolved")
+        ]
 
 
 def measure_significance(
@@ -80,15 +100,25 @@ def measure_significance(
     pairs, significant = count_pairs(matrix, level=level)
     kept, shared = [], []
     for task in matrix.tasks:
-        kept.append(int((benjamini_hochberg(pair_p_values(matrix.select(tasks=[task]))) <= 1 - level).sum()))
+        kept.append(
+            int((benjamini_hochberg(pair_p_values(matrix.select(tasks=[task]))) <= 1 - level).sum())
+        )
         right = aligned(matrix.models, (outcomes or {}).get(task, {}))[2]
         p = mcnemar_of_all(right > 0.5) if right.size else np.zeros(0)
         real = benjamini_hochberg(p[:, None]) if len(p) else p
-        shared.append((right.shape[1] if len(p) else 0, int((p < 1 - level).sum()), int((real < 1 - level).sum())))
+        shared.append(
+            (
+                right.shape[1] if len(p) else 0,
+                int((p < 1 - level).sum()),
+                int((real < 1 - level).sum()),
+            )
+        )
     items, by_items, item_discoveries = zip(*shared, strict=True) if shared else ((), (), ())
     detectable = tuple(detectable_difference(matrix, level=level).tolist())
     about = matrix.protocol, level, matrix.shape[0], matrix.tasks
-    return Significance(*about, pairs, significant, tuple(kept), detectable, items, by_items, item_discoveries)
+    return Significance(
+        *about, pairs, significant, tuple(kept), detectable, items, by_items, item_discoveries
+    )
 
 
 def pair_z(matrix: ScoreMatrix) -> Floats:
@@ -107,7 +137,9 @@ def pair_p_values(matrix: ScoreMatrix) -> Floats:
     return np.asarray(2.0 * norm.sf(np.abs(pair_z(matrix))))
 
 
-def count_pairs(matrix: ScoreMatrix, *, level: float = LEVEL) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def count_pairs(
+    matrix: ScoreMatrix, *, level: float = LEVEL
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return, per task, how many pairs of models could be compared and how many differ significantly."""
     pairs, apart = [], []
     for task in matrix.tasks:  # one by one: a thousand models are half a million pairs
@@ -117,7 +149,9 @@ def count_pairs(matrix: ScoreMatrix, *, level: float = LEVEL) -> tuple[tuple[int
     return tuple(pairs), tuple(apart)
 
 
-def tau_b_matrix(matrix: ScoreMatrix, *, level: float = LEVEL, weights: npt.ArrayLike | None = None) -> Floats:
+def tau_b_matrix(
+    matrix: ScoreMatrix, *, level: float = LEVEL, weights: npt.ArrayLike | None = None
+) -> Floats:
     """Tau-b between all tasks with insignificant differences as ties (appendix C.2), under draws of models."""
     threshold = float(norm.ppf(0.5 + level / 2))
     return kendall_of_tests(matrix.oriented(), matrix.stderr, threshold, weights=weights)
@@ -146,14 +180,18 @@ def benjamini_hochberg(p: Floats) -> Floats:
 
 def detectable_difference(matrix: ScoreMatrix, *, level: float = LEVEL) -> Floats:
     """Return the smallest true difference of two models that a test at ``level`` finds with 80 % power, per task."""
-    middle = np.array([np.median(c[np.isfinite(c)]) if np.isfinite(c).any() else np.nan for c in matrix.stderr.T])
+    middle = np.array(
+        [np.median(c[np.isfinite(c)]) if np.isfinite(c).any() else np.nan for c in matrix.stderr.T]
+    )
     return np.asarray((norm.ppf(0.5 + level / 2) + norm.ppf(POWER)) * np.sqrt(2.0) * middle)
 
 
 def mcnemar(first_only: int, second_only: int) -> float:
     """McNemar's exact two-sided p value from the two counts of items on which only one model is right."""
     apart = first_only + second_only
-    return float(min(1.0, 2.0 * binom.cdf(min(first_only, second_only), apart, 0.5))) if apart else 1.0
+    return (
+        float(min(1.0, 2.0 * binom.cdf(min(first_only, second_only), apart, 0.5))) if apart else 1.0
+    )
 
 
 def mcnemar_of_all(right: npt.NDArray[np.bool_]) -> Floats:
@@ -185,7 +223,9 @@ def item_tables(matrix: ScoreMatrix, outcomes: Outcomes) -> dict[str, Floats]:
     return tables
 
 
-def aligned(models: Sequence[str], outcomes: Mapping[str, Mapping[int, float]]) -> tuple[list[str], list[int], Floats]:
+def aligned(
+    models: Sequence[str], outcomes: Mapping[str, Mapping[int, float]]
+) -> tuple[list[str], list[int], Floats]:
     """Return the models with items, the documents that all of them have, and the values (models, documents)."""
     present = [m for m in models if outcomes.get(m)]
     documents = sorted(set.intersection(*(set(outcomes[m]) for m in present))) if present else []
@@ -206,7 +246,13 @@ def items_per_task(matrix: ScoreMatrix) -> dict[str, float]:
             sizes[task] = float(np.nanmedian(stored))
             continue
         value, stderr = matrix.values[:, column], matrix.stderr[:, column]
-        usable = np.isfinite(value) & np.isfinite(stderr) & (stderr > 0) & (value > 0.02) & (value < 0.98)
+        usable = (
+            np.isfinite(value)
+            & np.isfinite(stderr)
+            & (stderr > 0)
+            & (value > 0.02)
+            & (value < 0.98)
+        )
         if usable.any():
             implied = value[usable] * (1 - value[usable]) / stderr[usable] ** 2 + 1
             middle = float(np.median(implied))

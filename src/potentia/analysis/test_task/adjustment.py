@@ -20,7 +20,13 @@ import numpy as np
 from potentia.analysis.left_out import NONE, inside
 from potentia.analysis.test_task import scaling
 from potentia.analysis.test_task.cohort import Cohort, Pair, Split, against_compute
-from potentia.analysis.test_task.scaling import Coefficient, HingeFit, LogLinearFit, fit_hinge, fit_log_linear
+from potentia.analysis.test_task.scaling import (
+    Coefficient,
+    HingeFit,
+    LogLinearFit,
+    fit_hinge,
+    fit_log_linear,
+)
 from potentia.errors import InputError
 from potentia.values.findings import Chart, Finding, Findings, Line, Plot, Table, picked
 from potentia.values.protocol import Protocol
@@ -29,7 +35,9 @@ from potentia.values.scores import Floats
 if TYPE_CHECKING:
     from potentia.evidence import Evidence
 
-COMPUTE_FLOOR = 7e21  # FLOPs of the smallest newer model: smaller models are not treated (section 3.1)
+COMPUTE_FLOOR = (
+    7e21  # FLOPs of the smallest newer model: smaller models are not treated (section 3.1)
+)
 
 Rates = Mapping[str, Mapping[float, float]]  # model → learning rate → score on the test split
 
@@ -58,10 +66,15 @@ class GroupScaling(Finding):
         """Return score against compute with the two fitted hinges."""
         x = self.cohort.log_compute
         grid = np.linspace(x.min(), x.max(), 200)
-        fitted = {name: self.fit.predict(grid, member=name == self.split.label) for name, _ in self.split.sides()}
+        fitted = {
+            name: self.fit.predict(grid, member=name == self.split.label)
+            for name, _ in self.split.sides()
+        }
         lines = tuple(Line(name, 10**grid, line) for name, line in fitted.items())
         title = f"{self.task} {self.stage} adjustment: θ = {self.effect.value:.3f} (p {self.effect.clustered_p:.3f})"
-        caption = "The distance between the two lines is θ, the advantage of the group at equal compute."
+        caption = (
+            "The distance between the two lines is θ, the advantage of the group at equal compute."
+        )
         points = self.split.points(self.cohort, self.scores)
         return (against_compute(f"{self.task}-{self.stage}", title, caption, points, lines),)
 
@@ -87,7 +100,9 @@ class SplitComparison(Finding):
     def tables(self) -> Sequence[Table]:
         """Return one row per task, split and stage."""
         stages = (stage for both in self.comparisons for stage in (both.before, both.after))
-        rows = [(s.task, s.split.label, s.split.size, s.stage, *s.fit.effect_row()[2:]) for s in stages]
+        rows = [
+            (s.task, s.split.label, s.split.size, s.stage, *s.fit.effect_row()[2:]) for s in stages
+        ]
         columns = ("task", "models", "in it", "stage", *scaling.EFFECT_COLUMNS[2:])
         return (Table("The same question with other splits", columns, rows, scaling.EFFECT_NOTE),)
 
@@ -102,9 +117,16 @@ def scale_groups(
 
 def compare_groups(pair: Pair, split: Split, *, draws: int = 1999, seed: int = 0) -> TaskAdjustment:
     """Fit equation 1 before and after adjustment, N being membership in ``split``."""
-    how = {"chance": pair.chance, "higher_is_better": pair.higher_is_better, "draws": draws, "seed": seed}
+    how = {
+        "chance": pair.chance,
+        "higher_is_better": pair.higher_is_better,
+        "draws": draws,
+        "seed": seed,
+    }
     before = scale_groups(pair.task, pair.cohort, pair.before, split, stage="before", **how)
-    return TaskAdjustment(before, scale_groups(pair.task, pair.cohort, pair.after, split, stage="after", **how))
+    return TaskAdjustment(
+        before, scale_groups(pair.task, pair.cohort, pair.after, split, stage="after", **how)
+    )
 
 
 def _tables(stages: Sequence[GroupScaling]) -> tuple[Table, Table]:
@@ -115,7 +137,9 @@ def _tables(stages: Sequence[GroupScaling]) -> tuple[Table, Table]:
     title, columns = f"{name}, advantage at equal compute", ("adjustment", *scaling.EFFECT_COLUMNS)
     return (
         Table(title, columns, effects, scaling.EFFECT_NOTE),
-        Table(f"{task}: the curve", ("adjustment", *scaling.CURVE_COLUMNS), curves, scaling.CURVE_NOTE),
+        Table(
+            f"{task}: the curve", ("adjustment", *scaling.CURVE_COLUMNS), curves, scaling.CURVE_NOTE
+        ),
     )
 
 
@@ -165,11 +189,21 @@ def compare_copies(
     def fit(first: Mapping[str, float], second: Mapping[str, float]) -> HingeFit:
         left, right = inside(plain, first), inside(copies, second)
         both = cohort.select(left), cohort.select(right)
-        x, y = np.concatenate([one.log_compute for one in both]), [*map(first.get, left), *map(second.get, right)]
-        group, families = np.repeat([False, True], [len(left), len(right)]), both[0].family + both[1].family
-        return fit_hinge(x, np.array(y), chance=chance, group=group, families=families, draws=draws, seed=seed)
+        x, y = (
+            np.concatenate([one.log_compute for one in both]),
+            [*map(first.get, left), *map(second.get, right)],
+        )
+        group, families = (
+            np.repeat([False, True], [len(left), len(right)]),
+            both[0].family + both[1].family,
+        )
+        return fit_hinge(
+            x, np.array(y), chance=chance, group=group, families=families, draws=draws, seed=seed
+        )
 
-    after = fit(control_adjusted, treated_adjusted) if control_adjusted and treated_adjusted else None
+    after = (
+        fit(control_adjusted, treated_adjusted) if control_adjusted and treated_adjusted else None
+    )
     return Treatment(task, tuple(copies), tuple(plain), fit(control, treated), after)
 
 
@@ -212,15 +246,31 @@ class RateBudget(Finding):
             effects = {"as chosen": self.usual.effect, favoured: self.favoured.effect}
             thetas = [(name, effect.value, effect.clustered_p) for name, effect in effects.items()]
             why = "A θ that stays small where one group is favoured in the search is no artefact of it (appendix B.3)."
-            tables.append(Table(f"{self.task}: θ by search budget", ("rates", "θ", "p"), thetas, why))
+            tables.append(
+                Table(f"{self.task}: θ by search budget", ("rates", "θ", "p"), thetas, why)
+            )
         return tables
 
     def charts(self) -> Sequence[Chart]:
         """Return a line per model over the learning rates."""
-        lines = tuple(Line(model, self.rates, row) for model, row in zip(self.models, self.values, strict=True))
+        lines = tuple(
+            Line(model, self.rates, row)
+            for model, row in zip(self.models, self.values, strict=True)
+        )
         title = f"{self.task}: score by learning rate"
         caption = "The score on the test split after adjustment; a best rate at an end may want another grid."
-        return [Plot(f"{self.task}-rates", title, caption, (), lines, "learning rate", "score", log_x=True)]
+        return [
+            Plot(
+                f"{self.task}-rates",
+                title,
+                caption,
+                (),
+                lines,
+                "learning rate",
+                "score",
+                log_x=True,
+            )
+        ]
 
 
 def stored_rates(evidence: Evidence, protocol: Protocol) -> dict[str, Rates]:
@@ -231,7 +281,10 @@ def stored_rates(evidence: Evidence, protocol: Protocol) -> dict[str, Rates]:
             by = found.setdefault(cell.task, {}).setdefault(cell.model, {})
             by.setdefault(float(one["learning_rate"]), []).append(float(one["value"]))
     return {
-        task: {model: {rate: float(np.mean(v)) for rate, v in by.items()} for model, by in models.items()}
+        task: {
+            model: {rate: float(np.mean(v)) for rate, v in by.items()}
+            for model, by in models.items()
+        }
         for task, models in found.items()
     }
 
@@ -253,9 +306,13 @@ def weigh_rates(
     taken = tuple(float(chosen.get(m, np.nan)) for m in models)
     if pair is None or parts is None:
         return RateBudget(task, models, grid, values, taken)
-    sweep = np.array([[rates.get(m, {}).get(rate, np.nan) for m in pair.cohort.models] for rate in grid])
+    sweep = np.array(
+        [[rates.get(m, {}).get(rate, np.nan) for m in pair.cohort.models] for rate in grid]
+    )
     best = favour_group(pair, parts, list(sweep))
-    favoured, usual = (compare_groups(one, parts, draws=draws, seed=seed).after for one in (best, pair))
+    favoured, usual = (
+        compare_groups(one, parts, draws=draws, seed=seed).after for one in (best, pair)
+    )
     return RateBudget(task, models, grid, values, taken, favoured, usual)
 
 
@@ -302,14 +359,24 @@ class FrontierShift(Finding):
     def tables(self) -> Sequence[Table]:
         """Return the areas and the members of the group on the frontier."""
         inside = set(self.cohort.named(self.split.members))
-        names = [", ".join(m for m in every.models if m in inside) or "none" for every in self.every]
+        names = [
+            ", ".join(m for m in every.models if m in inside) or "none" for every in self.every
+        ]
         rows = zip(("before", "after"), self.areas, names, strict=True)
         before, after = self.areas
         how = f"shrinks {self.ratio:.1f}-fold" if after > 0 else "vanishes"
         how = how if before > after else "does not shrink"
         note = f"Area in score × log₁₀ FLOPs. It {how} by adjustment."
         columns = ("", "area of improvement", "on the frontier")
-        return (Table(f"{self.task}: how far models {self.split.label} move the frontier", columns, rows, note, 4),)
+        return (
+            Table(
+                f"{self.task}: how far models {self.split.label} move the frontier",
+                columns,
+                rows,
+                note,
+                4,
+            ),
+        )
 
     def charts(self) -> Sequence[Chart]:
         """Return both frontiers over all models, before and after."""
@@ -322,7 +389,10 @@ class FrontierShift(Finding):
                 Line(f"frontier of models {self.split.others}", corners, below, dashed=True),
                 Line("frontier of all models", corners, above, below, above),
             )
-            name, title = f"{self.task}-frontier-{stage}", f"{self.task} {stage} adjustment: area {self.areas[k]:.3f}"
+            name, title = (
+                f"{self.task}-frontier-{stage}",
+                f"{self.task} {stage} adjustment: area {self.areas[k]:.3f}",
+            )
             points = self.split.points(self.cohort, self.scores[k])
             drawn.append(against_compute(name, title, caption, points, lines))
         return drawn
@@ -337,7 +407,9 @@ def frontier_shift(pair: Pair, split: Split) -> FrontierShift:
     first, second = (pareto_frontier(others, x[outside], y[outside]) for y in scores)
     before, after = (pareto_frontier(pair.cohort.models, x, y) for y in scores)
     areas = _area(first, before, x, floor), _area(second, after, x, floor)
-    return FrontierShift(pair.task, pair.cohort, split, scores, (first, second), (before, after), areas, floor)
+    return FrontierShift(
+        pair.task, pair.cohort, split, scores, (first, second), (before, after), areas, floor
+    )
 
 
 def _area(old: Frontier, every: Frontier, x: Floats, floor: float) -> float:
@@ -372,26 +444,53 @@ class EmergenceCurve(Finding):
         rows = []
         for examples, hinge, line in zip(self.examples, self.hinges, self.lines, strict=True):
             alpha, point, bounds, r2, _ = hinge.curve_row()
-            rows.append((examples, hinge.n, point, bounds, f"{10**hinge.emergence.value:.1e}", alpha, r2, line.r2))
-        columns = ("examples", "models", "c_e", "c_e 95 %", "FLOPs", "α", "R² hinge", "R² log-linear")
+            rows.append(
+                (
+                    examples,
+                    hinge.n,
+                    point,
+                    bounds,
+                    f"{10**hinge.emergence.value:.1e}",
+                    alpha,
+                    r2,
+                    line.r2,
+                )
+            )
+        columns = (
+            "examples",
+            "models",
+            "c_e",
+            "c_e 95 %",
+            "FLOPs",
+            "α",
+            "R² hinge",
+            "R² log-linear",
+        )
         note = "c_e: log₁₀ of the FLOPs from which models rise above chance; a log-linear R² near 1 means no emergence."
         if self.batch is not None:
             note += f" Examples: optimizer steps × {self.batch}, the batch."
-        return (Table(f"{self.task}: emergence by amount of test-task training", columns, rows, note),)
+        return (
+            Table(f"{self.task}: emergence by amount of test-task training", columns, rows, note),
+        )
 
     def charts(self) -> Sequence[Chart]:
         """Return c_e and R² against the number of training examples, and some of the fitted curves."""
         start = min((n for n in self.examples if n), default=3) / 3
         x = [n or start for n in self.examples]
         points = np.array([h.emergence.value for h in self.hinges])
-        ends = np.array([(h.emergence_interval.low, h.emergence_interval.high) for h in self.hinges]).T
+        ends = np.array(
+            [(h.emergence_interval.low, h.emergence_interval.high) for h in self.hinges]
+        ).T
         low, high = np.where(np.isfinite(ends), ends, points)
         point = Line("c_e", x, points, low, high)
         fit = Line("log-linear R²", x, [line.r2 for line in self.lines])
         caption = "Training on the test task moves emergence to smaller scales. The first point is before any training."
         grid = np.linspace(*self.span, 200)
         some = sorted({round(i) for i in np.linspace(0, len(self.examples) - 1, 5)})
-        curves = tuple(Line(f"{self.examples[i]:,} examples", 10**grid, self.hinges[i].predict(grid)) for i in some)
+        curves = tuple(
+            Line(f"{self.examples[i]:,} examples", 10**grid, self.hinges[i].predict(grid))
+            for i in some
+        )
         title = "scaling as models train on the test task"
         why = "Each curve is the hinge fitted after that much training."
         drawn = [against_compute(f"{self.task}-curves", f"{self.task}: {title}", why, (), curves)]
@@ -421,14 +520,20 @@ def trace_emergence(
     known = set(cohort.models)
     examples, hinges, lines = [], [], []
     for amount in sorted(stages):
-        scores = {name: value for name, value in stages[amount].items() if name in known and np.isfinite(value)}
+        scores = {
+            name: value
+            for name, value in stages[amount].items()
+            if name in known and np.isfinite(value)
+        }
         if len(scores) < LEAST_MODELS:
             continue
         part = cohort.select(list(scores))
         y = np.array(list(scores.values()))
         examples.append(amount)
         x, of = part.log_compute, part.family
-        hinges.append(fit_hinge(x, y, chance=chance, families=of, higher_is_better=higher_is_better))
+        hinges.append(
+            fit_hinge(x, y, chance=chance, families=of, higher_is_better=higher_is_better)
+        )
         lines.append(fit_log_linear(x, y, families=of))
     if not examples:
         raise InputError(f"no stage of {task} has {LEAST_MODELS} models of known compute")

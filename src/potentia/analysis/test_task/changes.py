@@ -17,7 +17,12 @@ import numpy.typing as npt
 from scipy import stats
 
 from potentia.analysis.test_task.cohort import Cohort, Pair, Split, against_compute
-from potentia.analysis.test_task.scaling import Coefficient, LogLinearFit, fit_log_linear, linear_coefficients
+from potentia.analysis.test_task.scaling import (
+    Coefficient,
+    LogLinearFit,
+    fit_log_linear,
+    linear_coefficients,
+)
 from potentia.errors import InputError
 from potentia.values.findings import Bump, Chart, Finding, Interval, Line, Points, Table, picked
 from potentia.values.scores import Floats
@@ -42,8 +47,14 @@ class Gain(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return mean, median and largest gain of both sides."""
-        sides = [(name, self.gains[mask], self.cohort.named(mask)) for name, mask in reversed(self.split.sides())]
-        rows = [(name, len(g), g.mean(), np.median(g), g.max(), who[int(np.argmax(g))]) for name, g, who in sides]
+        sides = [
+            (name, self.gains[mask], self.cohort.named(mask))
+            for name, mask in reversed(self.split.sides())
+        ]
+        rows = [
+            (name, len(g), g.mean(), np.median(g), g.max(), who[int(np.argmax(g))])
+            for name, g, who in sides
+        ]
         columns = ("models", "n", "mean gain", "median", "largest", "which")
         return (Table(f"{self.task}: gain by tuning on task data", columns, rows),)
 
@@ -52,7 +63,11 @@ class Gain(Finding):
         title = f"{self.task}: gain by tuning on task data"
         caption = "Models that had not met the task before gain most."
         points = self.split.points(self.cohort, self.gains)
-        return (against_compute(f"{self.task}-gain", title, caption, points, what="score after − before"),)
+        return (
+            against_compute(
+                f"{self.task}-gain", title, caption, points, what="score after − before"
+            ),
+        )
 
 
 def measure_gain(pair: Pair, split: Split | None = None) -> Gain:
@@ -136,7 +151,14 @@ class Mediation(Finding):
         rows = [(name, *c.row(), r2) for name, c, r2 in effects]
         columns = ("effect", "value", "s.e.", "p", "s.e. by family", "p by family", "R²")
         note = f"{self.n} models; compute enters piecewise log-linearly with knots at 10²² and 10²³ FLOPs."
-        return (Table(f"{self.task}: mediation by test-task training, models {self.group}", columns, rows, note),)
+        return (
+            Table(
+                f"{self.task}: mediation by test-task training, models {self.group}",
+                columns,
+                rows,
+                note,
+            ),
+        )
 
 
 def mediate(pair: Pair, split: Split) -> Mediation:
@@ -148,14 +170,18 @@ def mediate(pair: Pair, split: Split) -> Mediation:
     x = pair.cohort.log_compute
     columns = [np.ones_like(x), x - x.mean()]
     for bend in (np.maximum(0.0, x - knot) for knot in KNOTS):
-        if np.linalg.matrix_rank(np.column_stack([*columns, bend])) > len(columns):  # else no models lie on one side
+        if np.linalg.matrix_rank(np.column_stack([*columns, bend])) > len(
+            columns
+        ):  # else no models lie on one side
             columns.append(bend)
     design = np.column_stack([*columns, np.asarray(split.members, dtype=np.float64)])
     before, after = pair.oriented()
     families = pair.cohort.family
     change, change_r2 = linear_coefficients(design, before - after, families)
     adjusted, adjusted_r2 = linear_coefficients(design, after, families)
-    return Mediation(pair.task, split.label, len(x), change[-1], change_r2, adjusted[-1], adjusted_r2)
+    return Mediation(
+        pair.task, split.label, len(x), change[-1], change_r2, adjusted[-1], adjusted_r2
+    )
 
 
 # --- families side by side --------------------------------------------------------------------------------------------
@@ -185,7 +211,9 @@ class FamilyComparison(Finding):
         found = {}
         for curve in self.curves:
             stages = zip((curve.before, curve.after), self.common, strict=True)
-            before, after = (float(np.mean(scores - line.predict(curve.log_compute))) for scores, line in stages)
+            before, after = (
+                float(np.mean(scores - line.predict(curve.log_compute))) for scores, line in stages
+            )
             found[curve.family] = before, after
         return found
 
@@ -193,17 +221,32 @@ class FamilyComparison(Finding):
         """Return one row per family, and how well one line describes all of them."""
         distance, rows = self.residuals(), []
         for curve in self.curves:
-            ranges = (f"{scores.min():.3f} – {scores.max():.3f}" for scores in (curve.before, curve.after))
+            ranges = (
+                f"{scores.min():.3f} – {scores.max():.3f}" for scores in (curve.before, curve.after)
+            )
             rows.append((curve.family, len(curve.models), *ranges, *distance[curve.family]))
-        columns = ("family", "models", "scores before", "scores after", "off the line before", "after")
+        columns = (
+            "family",
+            "models",
+            "scores before",
+            "scores after",
+            "off the line before",
+            "after",
+        )
         note = f"R² of one line for all: {self.common[0].r2:.3f} before, {self.common[1].r2:.3f} after adjustment."
         return (Table(f"{self.task}: families at equal compute", columns, rows, note),)
 
     def charts(self) -> Sequence[Chart]:
         """Return a curve per family, before and after."""
-        caption, drawn = "Families that looked superior fall onto one common trend after adjustment.", []
+        caption, drawn = (
+            "Families that looked superior fall onto one common trend after adjustment.",
+            [],
+        )
         for stage in ("before", "after"):
-            points = tuple(Points(c.family, 10**c.log_compute, getattr(c, stage), c.models) for c in self.curves)
+            points = tuple(
+                Points(c.family, 10**c.log_compute, getattr(c, stage), c.models)
+                for c in self.curves
+            )
             lines = tuple(Line(c.name, c.x, c.y) for c in points)
             name, title = f"{self.task}-families-{stage}", f"{self.task} {stage} adjustment"
             drawn.append(against_compute(name, title, caption, points, lines))
@@ -228,7 +271,10 @@ def compare_families(
     for name, members in families.items():
         places = np.flatnonzero(np.isin(cohort.models, list(members)))
         if not len(places):
-            raise InputError(f"no model of family {name!r} here", hint=f"there are: {', '.join(set(cohort.family))}")
+            raise InputError(
+                f"no model of family {name!r} here",
+                hint=f"there are: {', '.join(set(cohort.family))}",
+            )
         places = places[np.argsort(cohort.compute[places], kind="stable")]
         by_compute = (array[places] for array in (cohort.log_compute, pair.before, pair.after))
         curves.append(FamilyCurve(name, picked(cohort.models, places), *by_compute))
@@ -241,7 +287,10 @@ def compare_families(
 
 
 Flags = npt.NDArray[np.bool_]
-TREES = {"xgboost": "XGBoost's defaults", "scikit-learn": "scikit-learn's trees, set like XGBoost's"}
+TREES = {
+    "xgboost": "XGBoost's defaults",
+    "scikit-learn": "scikit-learn's trees, set like XGBoost's",
+}
 DRAWS = 2_000
 
 
@@ -274,7 +323,9 @@ class Discrimination(Finding):
         return (Table(f"{self.task}: can the groups be told apart?", columns, rows, note),)
 
 
-def discriminate(pair: Pair, split: Split, *, seed: int = 0, trees: str | None = None) -> Discrimination:
+def discriminate(
+    pair: Pair, split: Split, *, seed: int = 0, trees: str | None = None
+) -> Discrimination:
     """Tell the split's members (as they are, ``pair.before``) from the others, untuned and tuned (``pair.after``)."""
     members = np.asarray(split.members)
     chosen = trees or ("xgboost" if find_spec("xgboost") else "scikit-learn")
@@ -284,11 +335,15 @@ def discriminate(pair: Pair, split: Split, *, seed: int = 0, trees: str | None =
     for y in (pair.before, mixed):
         known = np.isfinite(y)  # a model without a tuned score is missing in that row alone
         inside = members[known]
-        right = guess_each(np.column_stack([x, y])[known], inside, trees=chosen, seed=seed) == inside
+        right = (
+            guess_each(np.column_stack([x, y])[known], inside, trees=chosen, seed=seed) == inside
+        )
         found.append(_interval(right, inside, seed))
     before, after = found
     group = pair.task, split.label, len(x), split.size, chosen
-    return Discrimination(*group, before.value, after.value, before, after, int(np.isfinite(mixed).sum()))
+    return Discrimination(
+        *group, before.value, after.value, before, after, int(np.isfinite(mixed).sum())
+    )
 
 
 def guess_each(features: Floats, labels: Flags, *, trees: str, seed: int = 0) -> Flags:
@@ -299,7 +354,9 @@ def guess_each(features: Floats, labels: Flags, *, trees: str, seed: int = 0) ->
     if min(labels.sum(), (~labels).sum()) < 2:
         raise InputError("both groups need two models at least to be told apart")
     with threadpool_limits(1):  # the data are tiny; threads only wait for each other
-        guessed = cross_val_predict(_classifier(trees, seed), features, labels.astype(int), cv=LeaveOneOut())
+        guessed = cross_val_predict(
+            _classifier(trees, seed), features, labels.astype(int), cv=LeaveOneOut()
+        )
     return np.asarray(guessed, dtype=bool)
 
 
@@ -317,7 +374,10 @@ def _classifier(trees: str, seed: int) -> object:
 
 def _balanced(right: Flags, labels: Flags) -> Floats:
     """Return the mean of the two groups' shares of right guesses, row by row."""
-    sides = [np.where(side, right, 0).sum(axis=1) / np.maximum(side.sum(axis=1), 1) for side in (labels, ~labels)]
+    sides = [
+        np.where(side, right, 0).sum(axis=1) / np.maximum(side.sum(axis=1), 1)
+        for side in (labels, ~labels)
+    ]
     return np.asarray((sides[0] + sides[1]) / 2)
 
 

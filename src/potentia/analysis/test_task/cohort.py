@@ -37,12 +37,18 @@ class Split:
     def sides(self) -> list[tuple[str, Flags]]:
         """Return the others and the group, each with its members; one where the models are not divided."""
         inside = np.asarray(self.members, dtype=bool)
-        return [(name, mask) for name, mask in ((self.others, ~inside), (self.label, inside)) if mask.any()]
+        return [
+            (name, mask)
+            for name, mask in ((self.others, ~inside), (self.label, inside))
+            if mask.any()
+        ]
 
     def points(self, cohort: Cohort, values: Floats) -> tuple[Points, ...]:
         """Return both sides' values against compute."""
         x = cohort.compute
-        return tuple(Points(name, x[mask], values[mask], cohort.named(mask)) for name, mask in self.sides())
+        return tuple(
+            Points(name, x[mask], values[mask], cohort.named(mask)) for name, mask in self.sides()
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +83,17 @@ class Cohort:
         found = ((name, facts) for name in names if (facts := table.find(name)) is not None)
         rows = []
         for name, facts in found:
-            told = {"model": name, "family": facts.family, "compute": facts.flops, "trained": facts.date}
-            told |= {"language": facts.language, "kind": facts.kind, "exposure": ";".join(facts.exposure)}
+            told = {
+                "model": name,
+                "family": facts.family,
+                "compute": facts.flops,
+                "trained": facts.date,
+            }
+            told |= {
+                "language": facts.language,
+                "kind": facts.kind,
+                "exposure": ";".join(facts.exposure),
+            }
             rows.append({**facts.extra, **told})
         return cls.build(rows)
 
@@ -100,14 +115,22 @@ class Cohort:
         places = [index[name] for name in models]
         trained = picked(self.trained, places) if self.trained else ()
         columns = {key: picked(values, places) for key, values in self.columns.items()}
-        return Cohort(tuple(models), self.compute[places], picked(self.family, places), trained, columns)
+        return Cohort(
+            tuple(models), self.compute[places], picked(self.family, places), trained, columns
+        )
 
     def since(self, cutoff: str) -> Split:
         """Split by training month: N = 1 for models trained in ``cutoff`` ("2023-11") or later."""
-        unknown = self.named(np.array([not date for date in self.trained], dtype=bool)) if self.trained else ()
+        unknown = (
+            self.named(np.array([not date for date in self.trained], dtype=bool))
+            if self.trained
+            else ()
+        )
         if not self.trained or unknown:
             hint = "add a column `trained` (year-month) to the facts, or split by another column"
-            raise InputError(f"no training date known for {', '.join(unknown[:5]) or 'these models'}", hint=hint)
+            raise InputError(
+                f"no training date known for {', '.join(unknown[:5]) or 'these models'}", hint=hint
+            )
         members = np.array([date >= cutoff for date in self.trained], dtype=bool)
         return Split(f"trained {cutoff} or later", members, f"trained before {cutoff}")
 
@@ -118,26 +141,39 @@ class Cohort:
         members = np.array([name in map(str.strip, cell.split(";")) for cell in seen], dtype=bool)
         if not members.any() or members.all():
             hint = "give --facts with a column `exposure` that lists the tasks a model has seen, as ask;table"
-            raise InputError(f"the facts do not divide these models by exposure to {name}", hint=hint)
+            raise InputError(
+                f"the facts do not divide these models by exposure to {name}", hint=hint
+            )
         return Split(f"shown the form of {name}", members, "not shown it")
 
     def where(self, column: str, value: str) -> Split:
         """Split by any column of the facts: N = 1 where it has this value."""
         if column not in self.columns:
-            raise InputError(f"no column {column!r} in the facts", hint=f"there are: {', '.join(self.columns)}")
+            raise InputError(
+                f"no column {column!r} in the facts", hint=f"there are: {', '.join(self.columns)}"
+            )
         cells = np.array(self.columns[column])
         members = cells == value
         if not members.any() or members.all():
             seen = ", ".join(np.unique(cells)[:8])
-            raise InputError(f"{column} = {value!r} does not split these models", hint=f"values there: {seen}")
+            raise InputError(
+                f"{column} = {value!r} does not split these models", hint=f"values there: {seen}"
+            )
         return Split(f"of {column} {value}", members, f"of another {column}")
 
 
 def against_compute(
-    name: str, title: str, caption: str, points: tuple[Points, ...], lines: tuple[Line, ...] = (), what: str = "score"
+    name: str,
+    title: str,
+    caption: str,
+    points: tuple[Points, ...],
+    lines: tuple[Line, ...] = (),
+    what: str = "score",
 ) -> Plot:
     """Draw points and lines over pretraining compute."""
-    return Plot(name, title, caption, points, lines, "pretraining compute (FLOPs)", what, log_x=True)
+    return Plot(
+        name, title, caption, points, lines, "pretraining compute (FLOPs)", what, log_x=True
+    )
 
 
 def _text(value: Any) -> str:
@@ -176,12 +212,17 @@ def pair_up(
     shared = inside(tasks or before.tasks, before.tasks, after.tasks)
     if not shared:
         hint = f"{before.protocol}: {', '.join(before.tasks[:6])}; {after.protocol}: {', '.join(after.tasks[:6])}"
-        raise InputError(f"no task was scored both as {before.protocol} and as {after.protocol}", hint=hint)
+        raise InputError(
+            f"no task was scored both as {before.protocol} and as {after.protocol}", hint=hint
+        )
     models = inside(before.models, cohort.models, after.models)
     if not models:
         hint = "add the models' parameters and training tokens to the facts (--facts models.csv)"
         raise InputError("no model has both scores and known compute", hint=hint)
-    first, second = before.select(models=models, tasks=shared), after.select(models=models, tasks=shared)
+    first, second = (
+        before.select(models=models, tasks=shared),
+        after.select(models=models, tasks=shared),
+    )
     pairs = []
     for j, task in enumerate(shared):
         whole = np.isfinite(first.values[:, j]) & np.isfinite(second.values[:, j])
@@ -199,13 +240,21 @@ def best_of(before: ScoreMatrix, after: ScoreMatrix) -> ScoreMatrix:
     none of what all models were tuned for.
     """
     tasks, models = inside(after.tasks, before.tasks), inside(after.models, before.models)
-    first, second = before.select(models=models, tasks=tasks), after.select(models=models, tasks=tasks)
+    first, second = (
+        before.select(models=models, tasks=tasks),
+        after.select(models=models, tasks=tasks),
+    )
     worse = first.oriented() > second.oriented()  # false where one is missing
-    parts = {part: np.where(worse, getattr(first, part), getattr(second, part)) for part in ("values", "stderr", "n")}
+    parts = {
+        part: np.where(worse, getattr(first, part), getattr(second, part))
+        for part in ("values", "stderr", "n")
+    }
     return replace(second, **parts)
 
 
-def unpaired(before: ScoreMatrix, after: ScoreMatrix, cohort: Cohort, task: str) -> dict[str, tuple[str, ...]]:
+def unpaired(
+    before: ScoreMatrix, after: ScoreMatrix, cohort: Cohort, task: str
+) -> dict[str, tuple[str, ...]]:
     """Name the models with a score on a task that are in no comparison of the two, by the reason."""
     columns = [matrix.select(tasks=[task]) for matrix in (before, after)]
     first, second = (list(compress(c.models, np.isfinite(c.values[:, 0]))) for c in columns)
@@ -213,6 +262,8 @@ def unpaired(before: ScoreMatrix, after: ScoreMatrix, cohort: Cohort, task: str)
     found = {
         f"no score by {after.protocol}": missing,
         f"no score by {before.protocol}": outside(second, first),
-        "no compute known (parameters and tokens, --facts)": outside(first, {*missing, *cohort.models}),
+        "no compute known (parameters and tokens, --facts)": outside(
+            first, {*missing, *cohort.models}
+        ),
     }
     return {why: tuple(names) for why, names in found.items() if names}

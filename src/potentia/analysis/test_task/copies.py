@@ -43,7 +43,9 @@ class Advantage:
     protocol: Protocol
     pairs: tuple[tuple[str, str], ...]  # (original, copy)
     shown: Interval
-    noise: float | None  # half-width of the interval of `shown` for these very models, by their standard errors
+    noise: (
+        float | None
+    )  # half-width of the interval of `shown` for these very models, by their standard errors
     other: Interval | None  # on tasks that the copies were not shown
     by_pair: tuple[float, ...]  # mean difference on the shown tasks
     by_task: dict[str, Interval]
@@ -65,17 +67,34 @@ class Copies(Finding):
             shown, other = _cells(one.shown), _cells(one.other)
             rows.append((one.protocol.label, len(one.pairs), *shown, noise, one.places, *other))
         by_task = [
-            (task, *(cell for one in self.advantages for cell in _cells(one.by_task.get(task)))) for task in self.tasks
+            (task, *(cell for one in self.advantages for cell in _cells(one.by_task.get(task))))
+            for task in self.tasks
         ]
-        heads = [f"{one.protocol.label}{suffix}" for one in self.advantages for suffix in ("", " 95 %")]
-        columns = ("protocol", "pairs", "shown tasks", "95 %", "these models", "places", "other tasks", "95 % ")
+        heads = [
+            f"{one.protocol.label}{suffix}" for one in self.advantages for suffix in ("", " 95 %")
+        ]
+        columns = (
+            "protocol",
+            "pairs",
+            "shown tasks",
+            "95 %",
+            "these models",
+            "places",
+            "other tasks",
+            "95 % ",
+        )
         note = (
             "Mean difference copy − original; intervals over pairs of models (Student's t), and for these very models "
             "by test noise alone. Places: how far copies stand above their originals among all models on the shown "
             f"tasks ({', '.join(self.tasks)})."
         )
         return [
-            Table("What copies that were shown a test score more than their originals", columns, rows, note),
+            Table(
+                "What copies that were shown a test score more than their originals",
+                columns,
+                rows,
+                note,
+            ),
             Table("The same by shown task", ("task", *heads), by_task),
         ]
 
@@ -88,7 +107,10 @@ class Copies(Finding):
             bars["other tasks"] = others
         points = []
         for one in self.advantages:
-            places, originals = np.arange(1.0, len(one.pairs) + 1), tuple(original for original, _ in one.pairs)
+            places, originals = (
+                np.arange(1.0, len(one.pairs) + 1),
+                tuple(original for original, _ in one.pairs),
+            )
             points.append(Points(one.protocol.label, places, one.by_pair, originals))
         title, difference = "Advantage of copies that were shown the test", "score, copy − original"
         caption = (
@@ -104,24 +126,33 @@ class Copies(Finding):
 
 
 def measure_copies(
-    scores: Mapping[Protocol, ScoreMatrix], copies: Mapping[str, str], shown: Mapping[str, Sequence[str]]
+    scores: Mapping[Protocol, ScoreMatrix],
+    copies: Mapping[str, str],
+    shown: Mapping[str, Sequence[str]],
 ) -> Copies | None:
     """Compare copies with originals (``copies``: copy → original); ``shown`` says which tasks each copy was shown."""
     tasks = tuple(dict.fromkeys(task for names in shown.values() for task in names))
     found = []
     for protocol, matrix in scores.items():
         benchmarks = matrix.benchmarks()
-        alike = benchmarks if set(tasks) & set(benchmarks.tasks) else matrix.corpora()  # copies that saw texts alone
+        alike = (
+            benchmarks if set(tasks) & set(benchmarks.tasks) else matrix.corpora()
+        )  # copies that saw texts alone
         found.append(_advantage(alike, protocol, copies, shown))
     advantages = tuple(one for one in found if one is not None)
     return Copies(tasks, advantages) if advantages else None
 
 
 def _advantage(
-    matrix: ScoreMatrix, protocol: Protocol, copies: Mapping[str, str], shown: Mapping[str, Sequence[str]]
+    matrix: ScoreMatrix,
+    protocol: Protocol,
+    copies: Mapping[str, str],
+    shown: Mapping[str, Sequence[str]],
 ) -> Advantage | None:
     values, place = matrix.oriented(), {m: k for k, m in enumerate(matrix.models)}
-    pairs = [(original, copy) for copy, original in copies.items() if copy in place and original in place]
+    pairs = [
+        (original, copy) for copy, original in copies.items() if copy in place and original in place
+    ]
     if not pairs or not matrix.tasks:
         return None
     of, to = np.array([(place[original], place[copy]) for original, copy in pairs]).T
@@ -144,7 +175,11 @@ def _advantage(
         noise=reach if np.isfinite(reach) else None,
         other=_interval(others) if np.isfinite(others).any() else None,
         by_pair=tuple(by_pair[kept].tolist()),
-        by_task={task: _interval(on_shown[:, j]) for j, task in enumerate(matrix.tasks) if counted[:, j].any()},
+        by_task={
+            task: _interval(on_shown[:, j])
+            for j, task in enumerate(matrix.tasks)
+            if counted[:, j].any()
+        },
         places=float(np.nanmean(order[of] - order[to])),
     )
 
@@ -155,7 +190,9 @@ def _interval(values: Floats) -> Interval:
     mean, n = float(known.mean()), len(known)
     if n < 2:
         return Interval(mean, float("nan"), float("nan"), LEVEL)
-    return Interval.around(mean, student.ppf(0.5 + LEVEL / 2, n - 1) * known.std(ddof=1) / np.sqrt(n), LEVEL)
+    return Interval.around(
+        mean, student.ppf(0.5 + LEVEL / 2, n - 1) * known.std(ddof=1) / np.sqrt(n), LEVEL
+    )
 
 
 def _cells(interval: Interval | None) -> tuple[Cell, Cell]:
@@ -198,12 +235,17 @@ class ExposureEffect(Finding):
     def tables(self) -> Sequence[Table]:
         """Return θ at equal compute and θ within models, a row for each stage."""
         stages = (self.before, self.after)
-        ways = f"all {self.assignments:,} ways" if self.exact else f"{self.assignments:,} random ways"
+        ways = (
+            f"all {self.assignments:,} ways" if self.exact else f"{self.assignments:,} random ways"
+        )
         share = f"Assigned p: share of {ways} to hand out the forms that give as large a θ."
         cells, families, *_ = self.before.fit.effect_row()
         counts = f"{cells} scores of {families} families in {', '.join(self.tasks)}."
         title = "What having seen a test's form is worth at equal compute"
-        thetas = [(one.stage, *one.fit.effect_row()[2:], one.fit.theta.p, one.assigned_p) for one in stages]
+        thetas = [
+            (one.stage, *one.fit.effect_row()[2:], one.fit.theta.p, one.assigned_p)
+            for one in stages
+        ]
         heads = ("", *EFFECT_COLUMNS[2:], "plain p", "assigned p")
         equal = Table(title, heads, thetas, f"{counts} {EFFECT_NOTE} {share}")
         if len(self.tasks) == 1:
@@ -227,24 +269,37 @@ def measure_exposure(pairs: Sequence[Pair], *, draws: int = 1999, seed: int = 0)
     scores = []
     guess = [pair.chance if pair.higher_is_better else -pair.chance for pair in pairs]
     for k in (0, 1):  # before and after
-        scores.append(np.concatenate([p.oriented()[k] - at for p, at in zip(pairs, guess, strict=True)]))
-    drawn = np.array([scaling.search(x, np.stack(scores), other).effect for other in others])  # (assignments, stages)
+        scores.append(
+            np.concatenate([p.oriented()[k] - at for p, at in zip(pairs, guess, strict=True)])
+        )
+    drawn = np.array(
+        [scaling.search(x, np.stack(scores), other).effect for other in others]
+    )  # (assignments, stages)
     stages = []
     for stage, y, by_chance in zip(("before", "after"), scores, drawn.T, strict=True):
         fit = scaling.fit_hinge(x, y, group=group, families=families, draws=draws, seed=seed)
         within, within_p = Coefficient(math.nan, math.nan, math.nan), math.nan
         if len(pairs) > 1:
-            within = scaling.linear_coefficients(np.column_stack([group, levels]), y, families)[0][0]
+            within = scaling.linear_coefficients(np.column_stack([group, levels]), y, families)[0][
+                0
+            ]
             within_p = _share(_within(others, y, levels), within.value, exact)
-        stages.append(Worth(stage, fit, _share(by_chance, fit.theta.value, exact), within, within_p))
-    return ExposureEffect(tuple(pair.task for pair in pairs), stages[0], stages[1], len(others), exact)
+        stages.append(
+            Worth(stage, fit, _share(by_chance, fit.theta.value, exact), within, within_p)
+        )
+    return ExposureEffect(
+        tuple(pair.task for pair in pairs), stages[0], stages[1], len(others), exact
+    )
 
 
 def _levels(pairs: Sequence[Pair]) -> Floats:
     """Return one column per model and per task but the first, which the models' columns imply."""
     models = np.array([model for pair in pairs for model in pair.cohort.models])
     tasks = np.array([pair.task for pair in pairs for _ in pair.cohort.models])
-    columns = [*(models == name for name in np.unique(models)), *(tasks == pair.task for pair in pairs[1:])]
+    columns = [
+        *(models == name for name in np.unique(models)),
+        *(tasks == pair.task for pair in pairs[1:]),
+    ]
     return np.column_stack(columns).astype(np.float64)
 
 
@@ -262,19 +317,36 @@ def _share(drawn: Floats, observed: float, exact: bool) -> float:
     return reached / len(drawn) if exact else (1 + reached) / (1 + len(drawn))
 
 
-def _assignments(cohorts: Sequence[Cohort], splits: Sequence[Flags], seed: int) -> tuple[list[Floats], bool]:
+def _assignments(
+    cohorts: Sequence[Cohort], splits: Sequence[Flags], seed: int
+) -> tuple[list[Floats], bool]:
     """Return other ways in which each task's form could have been handed out, and whether these are all of them."""
-    seen = [set(zip(c.family, members.tolist(), strict=True)) for c, members in zip(cohorts, splits, strict=True)]
-    by_family = all(len(both) == len(dict(both)) for both in seen)  # a family's models are all exposed or all not
-    units = [np.unique(c.family if by_family else c.models, return_inverse=True)[1] for c in cohorts]
+    seen = [
+        set(zip(c.family, members.tolist(), strict=True))
+        for c, members in zip(cohorts, splits, strict=True)
+    ]
+    by_family = all(
+        len(both) == len(dict(both)) for both in seen
+    )  # a family's models are all exposed or all not
+    units = [
+        np.unique(c.family if by_family else c.models, return_inverse=True)[1] for c in cohorts
+    ]
     counts = [int(unit.max()) + 1 for unit in units]
     taken = [len(np.unique(unit[members])) for unit, members in zip(units, splits, strict=True)]
     exact = math.prod(map(math.comb, counts, taken)) <= ASSIGNMENTS
     chosen: Iterable[Sequence[Sequence[int]]]
     if exact:
-        chosen = product(*(list(combinations(range(n), k)) for n, k in zip(counts, taken, strict=True)))
+        chosen = product(
+            *(list(combinations(range(n), k)) for n, k in zip(counts, taken, strict=True))
+        )
     else:
         draw = np.random.default_rng(seed).permutation
-        chosen = ([draw(n)[:k].tolist() for n, k in zip(counts, taken, strict=True)] for _ in range(ASSIGNMENTS))
-    made = [np.concatenate([np.isin(unit, who) for unit, who in zip(units, way, strict=True)]) for way in chosen]
+        chosen = (
+            [draw(n)[:k].tolist() for n, k in zip(counts, taken, strict=True)]
+            for _ in range(ASSIGNMENTS)
+        )
+    made = [
+        np.concatenate([np.isin(unit, who) for unit, who in zip(units, way, strict=True)])
+        for way in chosen
+    ]
     return [way.astype(np.float64) for way in made], exact

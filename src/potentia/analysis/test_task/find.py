@@ -8,9 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 from potentia.analysis.left_out import left_out
 from potentia.analysis.test_task import adjustment
-from potentia.analysis.test_task.changes import compare_families, discriminate, measure_gain, mediate, shift_of_ranks
+from potentia.analysis.test_task.changes import (
+    compare_families,
+    discriminate,
+    measure_gain,
+    mediate,
+    shift_of_ranks,
+)
 from potentia.analysis.test_task.cohort import Cohort, Pair, Split, best_of, pair_up, unpaired
-from potentia.analysis.test_task.copies import Copies, ExposureEffect, measure_copies, measure_exposure
+from potentia.analysis.test_task.copies import (
+    Copies,
+    ExposureEffect,
+    measure_copies,
+    measure_exposure,
+)
 from potentia.errors import InputError
 from potentia.facts import chance, known_chance
 from potentia.study import adjust_tuning
@@ -39,7 +50,9 @@ class Options:
     value: str | None = None
     exposed: bool = False  # divide each task by who saw its form
     families: tuple[str, ...] | None = None
-    chance: Mapping[str, float] | float | None = None  # of guessing: by task, or a number for those not known
+    chance: Mapping[str, float] | float | None = (
+        None  # of guessing: by task, or a number for those not known
+    )
     steps: str | None = None  # stage of intermediate steps; those of ``after`` where absent
     batch: int | None = None  # examples per step; the study's own where absent
     best: bool = False  # the better of both scores after adjustment, as the document does
@@ -48,7 +61,9 @@ class Options:
 
     def __post_init__(self) -> None:
         if (self.column is None) != (self.value is None):
-            raise InputError("--column and --value go together", hint="such as --column language --value en+cn")
+            raise InputError(
+                "--column and --value go together", hint="such as --column language --value en+cn"
+            )
 
     def split(self, cohort: Cohort, task: str) -> Split:
         """Make the yes/no variable N from the facts of whatever models remain."""
@@ -83,7 +98,9 @@ class TestTask(Findings):
 def find_test_task(evidence: Evidence, options: Options | None = None) -> TestTask:
     """Ask what a group of models has more at equal compute, before and after all were tuned on the same task data."""
     options = options or Options()
-    before = _pick(evidence, options.before, ("direct", "base"))  # base: before tuning, in the published scores
+    before = _pick(
+        evidence, options.before, ("direct", "base")
+    )  # base: before tuning, in the published scores
     after = _pick(evidence, options.after, ("adjust", "train_before_test"))
     first, second = evidence.scores[before].benchmarks(), evidence.scores[after].benchmarks()
     later = best_of(first, second) if options.best else second
@@ -96,9 +113,13 @@ def find_test_task(evidence: Evidence, options: Options | None = None) -> TestTa
     if options.exposed:
         pairs, unseen = _divided(pairs)
         problems += unseen
-        exposure = measure_exposure(pairs, draws=options.draws, seed=options.seed) if pairs else None
+        exposure = (
+            measure_exposure(pairs, draws=options.draws, seed=options.seed) if pairs else None
+        )
     stage = Protocol(options.steps) if options.steps else after
-    steps = {p.step: m for p, m in evidence.scores.items() if p.step is not None and p.base == stage}
+    steps = {
+        p.step: m for p, m in evidence.scores.items() if p.step is not None and p.base == stage
+    }
     batch = options.batch or (_batch(evidence, stage) if steps else BATCH)
     tasks: dict[str, dict[str, Finding]] = {}
     rates = adjustment.stored_rates(evidence, after)
@@ -109,7 +130,12 @@ def find_test_task(evidence: Evidence, options: Options | None = None) -> TestTa
 
 
 def _pairs(
-    evidence: Evidence, options: Options, first: ScoreMatrix, second: ScoreMatrix, later: ScoreMatrix, cohort: Cohort
+    evidence: Evidence,
+    options: Options,
+    first: ScoreMatrix,
+    second: ScoreMatrix,
+    later: ScoreMatrix,
+    cohort: Cohort,
 ) -> tuple[list[Pair], list[str]]:
     """Return the scores of every task before and after, and who is left out of which tasks."""
     pairs: list[Pair] = []
@@ -147,7 +173,12 @@ def _shown(evidence: Evidence) -> dict[str, tuple[str, ...]]:
 
 
 def analyze_pair(
-    pair: Pair, parts: Split, *, families: Sequence[str] | None = None, draws: int = 1999, seed: int = 0
+    pair: Pair,
+    parts: Split,
+    *,
+    families: Sequence[str] | None = None,
+    draws: int = 1999,
+    seed: int = 0,
 ) -> dict[str, Finding]:
     """Return every finding about one task whose models are divided into two groups.
 
@@ -167,7 +198,11 @@ def analyze_pair(
 
 
 def _of_task(
-    pair: Pair, options: Options, steps: Mapping[int, ScoreMatrix], batch: int, rates: adjustment.Rates
+    pair: Pair,
+    options: Options,
+    steps: Mapping[int, ScoreMatrix],
+    batch: int,
+    rates: adjustment.Rates,
 ) -> tuple[dict[str, Finding], str]:
     """Return what one task shows; where its models cannot be divided, what needs no division, and why."""
     outside: Sequence[str] = pair.cohort.models
@@ -179,7 +214,11 @@ def _of_task(
         outside = pair.cohort.named(~parts.members)
     except InputError as error:
         parts, problem = None, error.message
-        found = {"gain": measure_gain(pair), "ranks": shift_of_ranks(pair), **_families(pair, options.families)}
+        found = {
+            "gain": measure_gain(pair),
+            "ranks": shift_of_ranks(pair),
+            **_families(pair, options.families),
+        }
     found |= _emergence(pair, outside, steps, batch)
     chosen = dict(zip(pair.cohort.models, pair.after.tolist(), strict=True))
     if rated := {model: by for model, by in rates.items() if model in chosen}:
@@ -219,15 +258,24 @@ def _batch(evidence: Evidence, stage: Protocol) -> int:
     """Return the examples per step of the studies' own tuning; the document's where no study is known."""
     from potentia.evidence import study_of
 
-    studies = [study for study in map(study_of, evidence.studies) if study is not None and stage in study.protocols]
-    found = {int((adjust_tuning(study) if stage.kind == "adjust" else study.tuning).batch) for study in studies}
+    studies = [
+        study
+        for study in map(study_of, evidence.studies)
+        if study is not None and stage in study.protocols
+    ]
+    found = {
+        int((adjust_tuning(study) if stage.kind == "adjust" else study.tuning).batch)
+        for study in studies
+    }
     if len(found) > 1:
         message = f"the studies have batches of {' and '.join(map(str, sorted(found)))} examples"
         raise InputError(f"{message}: their steps do not compare", hint="choose one: --study NAME")
     return found.pop() if found else BATCH
 
 
-def _emergence(pair: Pair, models: Sequence[str], steps: Mapping[int, ScoreMatrix], batch: int) -> dict[str, Finding]:
+def _emergence(
+    pair: Pair, models: Sequence[str], steps: Mapping[int, ScoreMatrix], batch: int
+) -> dict[str, Finding]:
     """Trace emergence over the steps of the adjustment, over the models outside the group."""
     stages = {0: dict(zip(pair.cohort.models, pair.before.tolist(), strict=True))}
     for step, matrix in steps.items():
@@ -236,5 +284,13 @@ def _emergence(pair: Pair, models: Sequence[str], steps: Mapping[int, ScoreMatri
             stages[batch * step] = dict(zip(matrix.models, column.tolist(), strict=True))
     if len(stages) == 1 or len(models) < adjustment.LEAST_MODELS:
         return {}
-    how: dict[str, Any] = {"chance": pair.chance, "higher_is_better": pair.higher_is_better, "batch": batch}
-    return {"emergence": adjustment.trace_emergence(pair.task, stages, pair.cohort.select(models), **how)}
+    how: dict[str, Any] = {
+        "chance": pair.chance,
+        "higher_is_better": pair.higher_is_better,
+        "batch": batch,
+    }
+    return {
+        "emergence": adjustment.trace_emergence(
+            pair.task, stages, pair.cohort.select(models), **how
+        )
+    }

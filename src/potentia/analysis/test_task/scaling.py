@@ -61,7 +61,11 @@ class HingeFit:
         """Return the fitted score at these log₁₀ FLOPs, for a member of the group or for the others."""
         x = np.asarray(log_compute, dtype=np.float64)
         c = self.emergence.value
-        rise = self.slope.value * np.maximum(0.0, x - c) if np.isfinite(c) else np.full_like(x, self.level)
+        rise = (
+            self.slope.value * np.maximum(0.0, x - c)
+            if np.isfinite(c)
+            else np.full_like(x, self.level)
+        )
         shift = self.theta.value if member else 0.0
         return np.asarray(self.chance + rise + shift)
 
@@ -135,7 +139,9 @@ def fit_hinge(
         spread=float(y.max() - y.min()),
         level=sign * float(hinge.level[0]),
     )
-    if draws <= 0 or g is None or families is None or clusters < 2:  # one family's signs alone tell nothing
+    if (
+        draws <= 0 or g is None or families is None or clusters < 2
+    ):  # one family's signs alone tell nothing
         return fit
     return replace(fit, wild_p=wild_p(x, above, g, families, hinge, draws, seed))
 
@@ -151,7 +157,9 @@ class LogLinearFit:
 
     def predict(self, log_compute: npt.ArrayLike) -> Floats:
         """Return the fitted score at these log₁₀ FLOPs."""
-        return np.asarray(self.intercept.value + self.slope.value * np.asarray(log_compute, dtype=np.float64))
+        return np.asarray(
+            self.intercept.value + self.slope.value * np.asarray(log_compute, dtype=np.float64)
+        )
 
 
 def fit_log_linear(
@@ -162,14 +170,23 @@ def fit_log_linear(
     _check(x, y, None)
     (intercept, slope), _ = linear_coefficients(np.column_stack([np.ones_like(x), x]), y, families)
     residuals = y - intercept.value - slope.value * x
-    return LogLinearFit(len(x), intercept, slope, 1 - float(residuals @ residuals) / float(np.sum((y - y.mean()) ** 2)))
+    return LogLinearFit(
+        len(x),
+        intercept,
+        slope,
+        1 - float(residuals @ residuals) / float(np.sum((y - y.mean()) ** 2)),
+    )
 
 
-def linear_coefficients(X: Floats, y: Floats, families: Sequence[str] | None) -> tuple[list[Coefficient], float]:
+def linear_coefficients(
+    X: Floats, y: Floats, families: Sequence[str] | None
+) -> tuple[list[Coefficient], float]:
     """Return ordinary least squares of ``y`` on ``X`` (which holds its own constant), with R² about the mean."""
     values = np.linalg.lstsq(X, y, rcond=None)[0]
     plain, robust = _covariances(X, y, families)
-    found = [_coefficient(*one, plain, robust) for one in zip(values, np.eye(len(values)), strict=True)]
+    found = [
+        _coefficient(*one, plain, robust) for one in zip(values, np.eye(len(values)), strict=True)
+    ]
     residuals = y - X @ values
     return found, 1 - float(residuals @ residuals) / float(np.sum((y - y.mean()) ** 2))
 
@@ -180,9 +197,13 @@ def _check(x: Floats, y: Floats, g: Floats | None) -> None:
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         raise InputError("compute or a score is missing", hint="drop models without a score first")
     if len(np.unique(x)) <= LEAST_ABOVE:
-        raise InputError(f"{len(np.unique(x))} models of different compute are too few for a scaling fit")
+        raise InputError(
+            f"{len(np.unique(x))} models of different compute are too few for a scaling fit"
+        )
     if g is not None and (g.min() == g.max()):
-        raise InputError("all models are on one side of the split", hint="choose another cut-off or column")
+        raise InputError(
+            "all models are on one side of the split", hint="choose another cut-off or column"
+        )
 
 
 def _hinge_coefficients(
@@ -195,7 +216,9 @@ def _hinge_coefficients(
     B = basis(x, hinge.emergence, g)[0]
     alpha, c = float(hinge.slope[0]), float(hinge.emergence[0])
     middle = float(np.mean(x))
-    height = alpha * (middle - c) if np.isfinite(c) else float(hinge.level[0])  # of the line in the middle of x
+    height = (
+        alpha * (middle - c) if np.isfinite(c) else float(hinge.level[0])
+    )  # of the line in the middle of x
     values = np.array([alpha, height, *([hinge.effect[0]] if g is not None else [])])
     plain, robust = _covariances(B, B @ values + residuals, families)
     units = np.eye(len(values))
@@ -209,21 +232,30 @@ def _hinge_coefficients(
 _Covariance = tuple[Floats, float]  # and its degrees of freedom
 
 
-def _coefficient(value: float, weights: Floats, plain: _Covariance, robust: _Covariance) -> Coefficient:
+def _coefficient(
+    value: float, weights: Floats, plain: _Covariance, robust: _Covariance
+) -> Coefficient:
     """Return a linear combination of coefficients, which is worth ``value``, with its errors and p-values."""
     found, used = [], weights != 0
     for covariance, degrees in (plain, robust):
         error = float(np.sqrt(weights[used] @ covariance[np.ix_(used, used)] @ weights[used]))
-        found += [error, float(2 * stats.t.sf(abs(value) / error, degrees)) if error > 0 else float("nan")]
+        found += [
+            error,
+            float(2 * stats.t.sf(abs(value) / error, degrees)) if error > 0 else float("nan"),
+        ]
     return Coefficient(float(value), *found)
 
 
-def _covariances(X: Floats, y: Floats, families: Sequence[str] | None) -> tuple[_Covariance, _Covariance]:
+def _covariances(
+    X: Floats, y: Floats, families: Sequence[str] | None
+) -> tuple[_Covariance, _Covariance]:
     """Return the plain and the family-clustered covariance of the coefficients, from statsmodels; NaN where unknown."""
     import statsmodels.api as sm
 
     k = X.shape[1]
-    used = np.any(X != 0, axis=0)  # a fit without a rise has nothing to say about slope and point of emergence
+    used = np.any(
+        X != 0, axis=0
+    )  # a fit without a rise has nothing to say about slope and point of emergence
     plain, robust = np.full((k, k), np.nan), np.full((k, k), np.nan)
     degrees = clusters = float("nan")
     if used.any():
@@ -231,7 +263,9 @@ def _covariances(X: Floats, y: Floats, families: Sequence[str] | None) -> tuple[
         plain[np.ix_(used, used)], degrees = fit.cov_params(), float(fit.df_resid)
         if len(set(families or ())) > 1:
             codes = np.unique(np.asarray(families), return_inverse=True)[1]
-            robust[np.ix_(used, used)] = fit.get_robustcov_results("cluster", groups=codes, use_t=True).cov_params()
+            robust[np.ix_(used, used)] = fit.get_robustcov_results(
+                "cluster", groups=codes, use_t=True
+            ).cov_params()
             clusters = float(codes.max())
     return (plain, degrees), (robust, clusters)
 
@@ -241,7 +275,13 @@ def _signed(coefficient: Coefficient, sign: float) -> Coefficient:
 
 
 def _profile_interval(
-    x: Floats, above: Floats, g: Floats | None, emergence: Coefficient, rss: float, degrees: int, clusters: int
+    x: Floats,
+    above: Floats,
+    g: Floats | None,
+    emergence: Coefficient,
+    rss: float,
+    degrees: int,
+    clusters: int,
 ) -> Interval:
     """Return every c_e that the F test does not reject; open (infinite) where the data set no bound.
 
@@ -256,7 +296,9 @@ def _profile_interval(
     freedom = clusters - 1 if np.isfinite(more) else degrees
     limit = rss * (1 + wider * float(stats.f.ppf(0.95, 1, freedom)) / degrees)
     span = np.ptp(x)
-    far = x.min() - span * np.geomspace(0.1, 1e4, 300)  # below all x, profiles hardly change any more
+    far = x.min() - span * np.geomspace(
+        0.1, 1e4, 300
+    )  # below all x, profiles hardly change any more
     near = np.linspace(x.min() - 0.1 * span, np.unique(x)[-LEAST_ABOVE], 3001)  # c_e at most
     points = np.unique(np.concatenate([far, near, [best]]))
     excess = profile(x, above, g, points) - limit
@@ -265,7 +307,9 @@ def _profile_interval(
         return Interval(best, best, best)
     first, last = int(inside[0]), int(inside[-1])
     low = -np.inf if first == 0 else _crossing(points, excess, first - 1)
-    high = np.inf if last == len(points) - 1 and excess[last] < 0 else _crossing(points, excess, last)
+    high = (
+        np.inf if last == len(points) - 1 and excess[last] < 0 else _crossing(points, excess, last)
+    )
     return Interval(best, low, high)
 
 
@@ -279,7 +323,9 @@ def _crossing(points: Floats, excess: Floats, i: int) -> float:
 # --- the search for the hinge -----------------------------------------------------------------------------------------
 
 
-LEAST_ABOVE = 3  # distinct x that must lie at or above c: with fewer, slope and c cannot be told from noise
+LEAST_ABOVE = (
+    3  # distinct x that must lie at or above c: with fewer, slope and c cannot be told from noise
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,8 +349,12 @@ def search(x: Floats, Y: Floats, group: Floats | None) -> Hinges:
     candidates = [_free_pieces(u, Y, g, starts), _at(u, Y, g, u[starts]), _even(Y, g), _flat(Y, g)]
     level = [np.zeros_like(part[0]) for part in candidates]
     level[2] = np.maximum(candidates[2][0], 0.0)
-    slope, emergence, effect, rss = (np.concatenate(parts, axis=1) for parts in zip(*candidates, strict=True))
-    slope[:, -2] = np.where(slope[:, -2] > 0, 0.0, -1.0)  # of the level line: no slope, and no fit below chance
+    slope, emergence, effect, rss = (
+        np.concatenate(parts, axis=1) for parts in zip(*candidates, strict=True)
+    )
+    slope[:, -2] = np.where(
+        slope[:, -2] > 0, 0.0, -1.0
+    )  # of the level line: no slope, and no fit below chance
     best = np.argmin(np.where(slope >= 0, rss, np.inf), axis=1)
     pick = (np.arange(len(Y)), best)
     above = np.concatenate(level, axis=1)[pick]
@@ -346,10 +396,14 @@ def _starts(u: Floats) -> list[int]:
     return list(firsts[: len(firsts) - LEAST_ABOVE + 1].tolist())
 
 
-def _free_pieces(u: Floats, Y: Floats, g: Floats, starts: list[int]) -> tuple[Floats, Floats, Floats, Floats]:
+def _free_pieces(
+    u: Floats, Y: Floats, g: Floats, starts: list[int]
+) -> tuple[Floats, Floats, Floats, Floats]:
     """Fit a + α·x above each start, θ·N everywhere; keep the fits whose c = −a/α lies in their own piece."""
     above = np.arange(len(u))[None, :] >= np.asarray(starts)[:, None]  # (pieces, models)
-    X = np.stack([above * 1.0, above * u, np.broadcast_to(g, above.shape)], axis=1)  # (pieces, 3, models)
+    X = np.stack(
+        [above * 1.0, above * u, np.broadcast_to(g, above.shape)], axis=1
+    )  # (pieces, 3, models)
     cross = np.einsum("pin,bn->bpi", X, Y)
     inverse = np.linalg.pinv(np.einsum("pin,pjn->pij", X, X), hermitian=True)
     coefficients = np.einsum("pij,bpj->bpi", inverse, cross)
@@ -398,7 +452,15 @@ def _flat(Y: Floats, g: Floats) -> tuple[Floats, Floats, Floats, Floats]:
 # within a family survives the resampling (Cameron, Gelbach & Miller 2008). Each draw is fitted anew, c_e included.
 
 
-def wild_p(x: Floats, above: Floats, g: Floats, families: Sequence[str], hinge: Hinges, draws: int, seed: int) -> float:
+def wild_p(
+    x: Floats,
+    above: Floats,
+    g: Floats,
+    families: Sequence[str],
+    hinge: Hinges,
+    draws: int,
+    seed: int,
+) -> float:
     """Return the p-value of θ = 0, imposed on the resamples."""
     codes = np.unique(np.asarray(families), return_inverse=True)[1]
     clusters = (codes[None, :] == np.arange(codes.max() + 1)[:, None]).astype(np.float64)
@@ -412,7 +474,9 @@ def wild_p(x: Floats, above: Floats, g: Floats, families: Sequence[str], hinge: 
 
 def _effect_t(x: Floats, Y: Floats, g: Floats, clusters: Floats, hinges: Hinges) -> Floats:
     """Return θ's t statistics by clustered standard errors, one per draw."""
-    error = clustered_stderr(basis(x, hinges.emergence, g), Y - fitted(x, hinges, g), clusters)[:, -1]
+    error = clustered_stderr(basis(x, hinges.emergence, g), Y - fitted(x, hinges, g), clusters)[
+        :, -1
+    ]
     return np.asarray(hinges.effect / np.maximum(error, 1e-12))
 
 

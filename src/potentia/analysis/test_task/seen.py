@@ -53,14 +53,21 @@ LOWEST, HIGHEST = 0.02, 3.0  # ratios beyond are taken as these
 PLANTED = Path(__file__).with_name("planted.csv")
 LOSSES = ("text", "answer")
 DECLARED = "declared clean"
-IN_FORM = ("same", "other", "test", "once")  # exposure in the test's own form: what P is the chance of
+IN_FORM = (
+    "same",
+    "other",
+    "test",
+    "once",
+)  # exposure in the test's own form: what P is the chance of
 
 
 @dataclass(frozen=True)
 class Reading:
     """What a probe says of one model and task, by loss and split: what was learned, and documents' losses before."""
 
-    falls: Mapping[tuple[str, str], float]  # of the text's loss, a byte; of the answer's, over that of the prompt's
+    falls: Mapping[
+        tuple[str, str], float
+    ]  # of the text's loss, a byte; of the answer's, over that of the prompt's
     documents: Mapping[tuple[str, str], Floats]
     data: str  # names the documents and the settings
     rate: float
@@ -75,7 +82,9 @@ class Reading:
                 documents[loss, split] = np.array(here[loss]) / np.maximum(here["bytes"][loss], 1)
             if split not in probe["epoch_2"]:
                 continue
-            nats = {loss: sum(here[loss][:learned]) - probe["epoch_2"][split][loss] for loss in LOSSES}
+            nats = {
+                loss: sum(here[loss][:learned]) - probe["epoch_2"][split][loss] for loss in LOSSES
+            }
             size = {loss: sum(here["bytes"][loss][:learned]) for loss in LOSSES}
             falls["text", split] = nats["text"] / max(size["text"], 1)
             if 0 < size["answer"] < size["text"]:
@@ -106,7 +115,11 @@ class Measures:
         """Return both ratios of a loss as one: their geometric mean, or the one that is known."""
         both = np.array([getattr(self, loss), getattr(self, f"{loss}_validation")])
         known = both[np.isfinite(both)]
-        return float(np.exp(np.mean(np.log(np.clip(known, LOWEST, HIGHEST))))) if len(known) else math.nan
+        return (
+            float(np.exp(np.mean(np.log(np.clip(known, LOWEST, HIGHEST)))))
+            if len(known)
+            else math.nan
+        )
 
 
 @dataclass(frozen=True)
@@ -135,32 +148,52 @@ class Sign:
     @property
     def speaks(self) -> bool:
         """Whether anything is said of it: copies as low were rather exposed, and hardly a clean one is as low."""
-        return bool(self.clean and self.probability > 0.5 and self.false_alarms <= FALSE_ALARMS * self.clean)
+        return bool(
+            self.clean and self.probability > 0.5 and self.false_alarms <= FALSE_ALARMS * self.clean
+        )
 
     def row(self) -> tuple[Cell, ...]:
         """Return its cells in the table of the exposure."""
         alarms: tuple[Cell, Cell] = (None, None)
         if self.clean:
-            alarms = f"{self.false_alarms} of {self.clean}", upper_bound(self.false_alarms, self.clean)
+            alarms = (
+                f"{self.false_alarms} of {self.clean}",
+                upper_bound(self.false_alarms, self.clean),
+            )
         left, known = map(self.measures.left, LOSSES), "yes" if self.known else ""
-        return self.model, self.task, *left, self.probability, *alarms, *self.measures.gammas, self.reference, known
+        return (
+            self.model,
+            self.task,
+            *left,
+            self.probability,
+            *alarms,
+            *self.measures.gammas,
+            self.reference,
+            known,
+        )
 
     def sentence(self) -> str:
         """Say what is known, and no more."""
         unknown = self.reference == "unknown"
-        whose = "the models beside it, whose past is unknown" if unknown else "models declared clean"
+        whose = (
+            "the models beside it, whose past is unknown" if unknown else "models declared clean"
+        )
         what = f"has {self.left:.0%} as much left to learn as {whose}"
         fits = "this kind of text in this form"
         if self.loss == "answer":
             what = f"learned {self.left:.0%} as much of answers, beside what it learned of prompts, as {whose}"
             fits = "such answers, of this task or of another"
         splits = zip(("training", "test"), self.measures.gammas, strict=True)
-        very = " and ".join(f"{split} documents" for split, gamma in splits if gamma >= VERY_DOCUMENTS)
+        very = " and ".join(
+            f"{split} documents" for split, gamma in splits if gamma >= VERY_DOCUMENTS
+        )
         knows = f", and it knows these very {very} better than others like them" if very else ""
         fits += knows or "; no sign of these very documents"
         bound = upper_bound(self.false_alarms, self.clean)
         alarms = f"{self.false_alarms} of {self.clean} clean ones were as low (at most {bound:.0%})"
-        return f"On {self.task} {self.model} {what}. That fits earlier training on {fits}. {alarms}."
+        return (
+            f"On {self.task} {self.model} {what}. That fits earlier training on {fits}. {alarms}."
+        )
 
 
 def upper_bound(hits: int, of: int) -> float:
@@ -198,7 +231,18 @@ def measure_signs(
             panel, reference = _panel(beside, clean, least_families)
             if panel:
                 measures = _measures(reading, [alike[m] for m in panel], reference == DECLARED)
-                measured.append(Sign(model, family, task, measures, reference, reading.rate, len(panel), model in seen))
+                measured.append(
+                    Sign(
+                        model,
+                        family,
+                        task,
+                        measures,
+                        reference,
+                        reading.rate,
+                        len(panel),
+                        model in seen,
+                    )
+                )
         signs += measured
         few = f"fewer than {LEAST_OTHERS} models of other families, not known to have seen it, are beside"
         reasons = {"probed on other documents or at another rate:": sorted(outside(here, alike))}
@@ -222,7 +266,9 @@ def _measures(reading: Reading, panel: Sequence[Reading], known: bool) -> Measur
         return reading.falls.get(place, math.nan) / reference if reference > 0 else math.nan
 
     falls = (ratio((loss, split)) for loss in LOSSES for split in ("train", "validation"))
-    return Measures(*falls, *(_documents_known(reading, panel, split) for split in ("train", "test")))
+    return Measures(
+        *falls, *(_documents_known(reading, panel, split) for split in ("train", "test"))
+    )
 
 
 def _documents_known(reading: Reading, panel: Sequence[Reading], split: str) -> float:
@@ -232,7 +278,10 @@ def _documents_known(reading: Reading, panel: Sequence[Reading], split: str) -> 
         places = [(loss, "validation"), (loss, split)]
         if any(len(reading.documents.get(place, ())) < LEAST_DOCUMENTS for place in places):
             return math.nan
-        held, asked = (reading.documents[p] - np.mean([one.documents[p] for one in panel], axis=0) for p in places)
+        held, asked = (
+            reading.documents[p] - np.mean([one.documents[p] for one in panel], axis=0)
+            for p in places
+        )
         found.append(float(ttest_ind(held, asked, equal_var=False).statistic))
     return float(np.nanmax(found)) if np.isfinite(found).any() else math.nan
 
@@ -269,7 +318,9 @@ def planted() -> tuple[Planted, ...]:
 class Calibration:
     """How clean copies spread, and what is low beside them."""
 
-    level: Mapping[str, tuple[float, float]]  # by loss: median log of what is left, and how far below one in six is
+    level: Mapping[
+        str, tuple[float, float]
+    ]  # by loss: median log of what is left, and how far below one in six is
     clean: Floats  # how low they are
     slope: float
     intercept: float
@@ -296,7 +347,10 @@ class Calibration:
 
     def low(self, measures: Measures) -> tuple[float, str]:
         """Return how many spreads of clean ones a cell is below them, by the loss that says more, and that loss."""
-        by = {loss: (self.level[loss][0] - math.log(measures.left(loss))) / self.level[loss][1] for loss in LOSSES}
+        by = {
+            loss: (self.level[loss][0] - math.log(measures.left(loss))) / self.level[loss][1]
+            for loss in LOSSES
+        }
         known = {loss: low for loss, low in by.items() if math.isfinite(low)}
         loss = max(known, key=lambda name: known[name], default="text")
         return known.get(loss, math.nan), loss
@@ -308,7 +362,14 @@ class Calibration:
             return sign
         probability = 1.0 / (1.0 + math.exp(-(self.slope * low + self.intercept)))
         alarms = int(np.sum(self.clean >= low))
-        return replace(sign, loss=loss, low=low, probability=probability, false_alarms=alarms, clean=len(self.clean))
+        return replace(
+            sign,
+            loss=loss,
+            low=low,
+            probability=probability,
+            false_alarms=alarms,
+            clean=len(self.clean),
+        )
 
 
 _calibration = cache(Calibration.of)
@@ -318,14 +379,19 @@ def calibrated(sign: Sign, rows: tuple[Planted, ...] | None = None) -> Sign:
     """Judge a cell by copies of other families, probed at its rate beside such a reference."""
     like = (sign.reference, sign.rate)
     every = planted() if rows is None else rows
-    found = _calibration(tuple(r for r in every if (r.reference, r.rate) == like and r.family != sign.family))
+    found = _calibration(
+        tuple(r for r in every if (r.reference, r.rate) == like and r.family != sign.family)
+    )
     return sign if found is None else found.judge(sign)
 
 
 def judged(rows: Sequence[Planted]) -> list[tuple[Planted, Sign]]:
     """Judge every planted cell by a calibration without its family."""
     every = tuple(rows)
-    signs = [Sign(row.model, row.family, row.task, row.measures, row.reference, row.rate) for row in every]
+    signs = [
+        Sign(row.model, row.family, row.task, row.measures, row.reference, row.rate)
+        for row in every
+    ]
     return [(row, calibrated(sign, every)) for row, sign in zip(every, signs, strict=True)]
 
 
@@ -342,16 +408,31 @@ def ways_table(rows: Sequence[Planted], reference: str = DECLARED) -> Table:
         bound = None if way else upper_bound(alarms, len(signs))
         area = area_under(lows.get("", np.array([])), lows[way]) if way else None
         left = [float(np.median([sign.measures.left(loss) for sign in signs])) for loss in LOSSES]
-        very = (np.array([sign.measures.gammas for sign in signs]) >= VERY_DOCUMENTS).sum(axis=0).tolist()
+        very = (
+            (np.array([sign.measures.gammas for sign in signs]) >= VERY_DOCUMENTS)
+            .sum(axis=0)
+            .tolist()
+        )
         body.append((way or "none (false alarms)", len(signs), alarms, bound, area, *left, *very))
-    columns = ("way", "cells", "spoken of", "at most", "area", "left of texts", "left of answers",
-               "these training documents", "these test documents")  # fmt: skip
+    columns = (
+        "way",
+        "cells",
+        "spoken of",
+        "at most",
+        "area",
+        "left of texts",
+        "left of answers",
+        "these training documents",
+        "these test documents",
+    )
     note = (
         "Planted exposure; every cell is judged by a calibration without its family. At most: upper 95 % bound of the "
         "rate. Area: under the ROC curve, beside the clean cells. Left: median share left to learn. The last two: "
         f"cells with γ ≥ {VERY_DOCUMENTS:g}."
     )
-    return Table(f"What is found of each way of exposure (reference: {reference})", columns, body, note)
+    return Table(
+        f"What is found of each way of exposure (reference: {reference})", columns, body, note
+    )
 
 
 def area_under(clean: Floats, shown: Floats) -> float:
@@ -382,12 +463,28 @@ class Exposure(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return the cells with the least left to learn, and what the method finds where the truth is known."""
-        shown = self.spoken or sorted(self.signs, key=lambda sign: -np.nan_to_num(sign.low, nan=-np.inf))[:5]
+        shown = (
+            self.spoken
+            or sorted(self.signs, key=lambda sign: -np.nan_to_num(sign.low, nan=-np.inf))[:5]
+        )
         rows = [s.row() for s in shown]
         low = len(self.spoken)
-        title = "Little left to learn" if low else "No cell is low enough to speak of; the lowest five"
-        columns = ("model", "task", "left of texts", "left of answers", "P", "false alarms", "at most",
-                   "γ training documents", "γ test documents", "reference", "known")  # fmt: skip
+        title = (
+            "Little left to learn" if low else "No cell is low enough to speak of; the lowest five"
+        )
+        columns = (
+            "model",
+            "task",
+            "left of texts",
+            "left of answers",
+            "P",
+            "false alarms",
+            "at most",
+            "γ training documents",
+            "γ test documents",
+            "reference",
+            "known",
+        )
         note = (
             f"{low} of {len(self.signs)} cells. Left: the fall of the loss over a short fine-tuning, beside models of "
             "other families. P: share of exposed copies among as many exposed and clean ones, exposed in its form. "
@@ -398,20 +495,32 @@ class Exposure(Finding):
         rates = {sign.rate for sign in self.signs}
         alike = [row for row in planted() if row.rate in rates]
         kinds = sorted({sign.reference for sign in self.signs}) if alike else ()
-        return [Table(title, columns, rows, note, digits=2), *(ways_table(alike, kind) for kind in kinds)]
+        return [
+            Table(title, columns, rows, note, digits=2),
+            *(ways_table(alike, kind) for kind in kinds),
+        ]
 
     def charts(self) -> Sequence[Chart]:
         """Return what is left to learn, models by tasks."""
         left = {(sign.model, sign.task): sign.left for sign in self.signs}
-        models, tasks = tuple(dict.fromkeys(model for model, _ in left)), tuple(sorted({task for _, task in left}))
-        values = np.array([[left.get((model, task), math.nan) for task in tasks] for model in models])
+        models, tasks = (
+            tuple(dict.fromkeys(model for model, _ in left)),
+            tuple(sorted({task for _, task in left})),
+        )
+        values = np.array(
+            [[left.get((model, task), math.nan) for task in tasks] for model in models]
+        )
         caption = (
             "Of what models of other families have left, 1: as much; of the text or of the answer, whichever is less "
             "for a model of this kind. The darker, the less is left: earlier training on this kind of text, in this "
             "form, looks like that."
         )
         title = "How much is left to learn"
-        return [Heatmap("exposure", title, caption, models, tasks, values, low=0.0, high=1.5, fewer=True)]
+        return [
+            Heatmap(
+                "exposure", title, caption, models, tasks, values, low=0.0, high=1.5, fewer=True
+            )
+        ]
 
 
 def find_exposure(evidence: Evidence, *, clean: Sequence[str] = ()) -> Exposure:
@@ -419,30 +528,43 @@ def find_exposure(evidence: Evidence, *, clean: Sequence[str] = ()) -> Exposure:
     probes = _probes(evidence)
     models = {model for model, _ in probes}
     if unknown := outside(sorted(clean), models):
-        raise InputError(f"no probe of {unknown[0]}", hint=f"there are: {', '.join(sorted(models)[:12])}")
+        raise InputError(
+            f"no probe of {unknown[0]}", hint=f"there are: {', '.join(sorted(models)[:12])}"
+        )
     facts = {model: evidence.facts.find(evidence.copies.get(model, model)) for model in models}
     families = {model: of.family or model for model, of in facts.items() if of}
     exposed = {model: own.exposure for model in models if (own := evidence.facts.find(model))}
     readings = {place: Reading.of(probe) for place, probe in probes.items()}
     signs, problems = measure_signs(readings, families, clean=clean, exposed=exposed)
-    if missing := outside(sorted({model for m in evidence.scores.values() for model in m.models}), models):
+    if missing := outside(
+        sorted({model for m in evidence.scores.values() for model in m.models}), models
+    ):
         problems.append(f"without a probe: {', '.join(missing)}")
     if not signs:
-        raise InputError("; ".join(problems) or "nothing to compare", hint="probe models of four families or more")
+        raise InputError(
+            "; ".join(problems) or "nothing to compare",
+            hint="probe models of four families or more",
+        )
     found = tuple(map(calibrated, signs))
     if rates := sorted({sign.rate for sign in found if not sign.clean}):
         known = sorted({row.rate for row in planted()})
-        problems.append(f"no copies were probed at {rates}, only at {known}: what is left is shown, nothing is said")
+        problems.append(
+            f"no copies were probed at {rates}, only at {known}: what is left is shown, nothing is said"
+        )
     return Exposure(found, tuple(problems))
 
 
 def _probes(evidence: Evidence) -> dict[tuple[str, str], Any]:
     """Return the probes of models and tasks that have scores; older ones hold the text's loss alone."""
-    scored = {(model, task) for m in evidence.scores.values() for model in m.models for task in m.tasks}
+    scored = {
+        (model, task) for m in evidence.scores.values() for model in m.models for task in m.tasks
+    }
     every = {place: probe for place, probe in evidence.probes().items() if place in scored}
     found = {place: probe for place, probe in every.items() if "learned" in probe}
     if not found:
         older = " that hold the answer's loss: they were made by an older version" if every else ""
-        hint = "put `probe: true` into the study and run it anew: cells that are done are not probed"
+        hint = (
+            "put `probe: true` into the study and run it anew: cells that are done are not probed"
+        )
         raise InputError(f"no probes in {evidence.source}{older}", hint=hint)
     return found

@@ -17,7 +17,9 @@ from torch import Tensor
 from potentia.timing import spending
 
 _chosen: ContextVar[Any] = ContextVar("operations", default=None)
-TILE = 64  # tokens that attention treats at a time; a tile never looks beyond its part of the long row
+TILE = (
+    64  # tokens that attention treats at a time; a tile never looks beyond its part of the long row
+)
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,11 @@ class Gain(NamedTuple):
 
 def tile(ends: Sequence[int]) -> npt.NDArray[np.int32]:
     """Return first token and part's end of every tile, flat, for parts of the long row that end at these places."""
-    tiles = [(start, end) for begin, end in zip([0, *ends], ends, strict=False) for start in range(begin, end, TILE)]
+    tiles = [
+        (start, end)
+        for begin, end in zip([0, *ends], ends, strict=False)
+        for start in range(begin, end, TILE)
+    ]
     return np.array(tiles, np.int32).ravel()
 
 
@@ -68,7 +74,11 @@ def compared_kernels(device: torch.device, dtype: torch.dtype) -> Any:
     from potentia.engine.operations.compared import Compared
 
     kernels = kernels_for(device)
-    return Compared(kernels) if kernels is not None and dtype not in (torch.float32, torch.float64) else None
+    return (
+        Compared(kernels)
+        if kernels is not None and dtype not in (torch.float32, torch.float64)
+        else None
+    )
 
 
 @contextmanager
@@ -84,7 +94,10 @@ def choosing(operations: Any) -> Iterator[None]:
 def ready(module: Any, kind: str, work: Callable[[], object]) -> None:
     """Compile the kernels of some work, where operations have any, side by side and without running them."""
     if hasattr(module, "readying"):
-        with spending("compile"), module.readying(kind):  # not the check's: a run without checks would wait as long
+        with (
+            spending("compile"),
+            module.readying(kind),
+        ):  # not the check's: a run without checks would wait as long
             work()
 
 

@@ -19,9 +19,19 @@ from torch import Tensor
 
 from potentia.engine.operations import plain
 
-FORWARD, BACKWARD = 0.05, 0.09  # of an operation's results: gradients lose more, where what they add up cancels
-WRITTEN = {"thin": (1,), "thin_back": (1,), "attend_back": (9,), "gate_back_": (0, 1)}  # arguments that are written to
-ALIKE = {"attend": 1}  # results that are compared, where not all: each form has log-sums in a base of its own
+FORWARD, BACKWARD = (
+    0.05,
+    0.09,
+)  # of an operation's results: gradients lose more, where what they add up cancels
+WRITTEN = {
+    "thin": (1,),
+    "thin_back": (1,),
+    "attend_back": (9,),
+    "gate_back_": (0, 1),
+}  # arguments that are written to
+ALIKE = {
+    "attend": 1
+}  # results that are compared, where not all: each form has log-sums in a base of its own
 
 
 class Compared:
@@ -30,7 +40,9 @@ class Compared:
     def __init__(self, kernels: Any) -> None:
         self.kernels = kernels
         self._readying = False
-        self._gaps: dict[str, list[Tensor]] = {}  # by operation: squares of gaps and of results, one by one (k, 2)
+        self._gaps: dict[
+            str, list[Tensor]
+        ] = {}  # by operation: squares of gaps and of results, one by one (k, 2)
 
     def judge(self) -> dict[str, float]:
         """Return how far kernels are off, as shares of all their results; refuse what is off by more than rounding."""
@@ -39,11 +51,15 @@ class Compared:
             gaps = torch.stack(sums).double().sum(0)  # (results, 2)
             found[name] = float((gaps[:, 0] / gaps[:, 1].clamp(min=1e-30)).max().sqrt())
             if not found[name] <= (BACKWARD if "back" in name or name == "thin_sums" else FORWARD):
-                raise ArithmeticError(f"the kernel of {name} is off by {found[name]:.1e} of its results")
+                raise ArithmeticError(
+                    f"the kernel of {name} is off by {found[name]:.1e} of its results"
+                )
         return {name: float(f"{off:.1e}") for name, off in found.items()}
 
     @contextmanager
-    def _compiling(self, readying: Callable[..., AbstractContextManager[None]], *kind: str) -> Iterator[None]:
+    def _compiling(
+        self, readying: Callable[..., AbstractContextManager[None]], *kind: str
+    ) -> Iterator[None]:
         """Let kernels be compiled alone inside the block: they write nothing that could be compared."""
         self._readying = True
         try:
@@ -58,17 +74,32 @@ class Compared:
             return partial(self._compiling, ours)
         return ours if self._readying else partial(self._both, name, ours, getattr(plain, name))
 
-    def _both(self, name: str, ours: Callable[..., Any], theirs: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    def _both(
+        self,
+        name: str,
+        ours: Callable[..., Any],
+        theirs: Callable[..., Any],
+        *args: Any,
+        **options: Any,
+    ) -> Any:
         written = WRITTEN.get(name, (0,) if name.endswith("_") else ())
         copies, kept = _copied([*args]), {key: _copied(value) for key, value in options.items()}
         sums = _sums(*args[-2:]) if name == "thin_sums" else []
         before = _copied(sums)
         result = ours(*args, **options)
         added = _copied(sums)
-        found = [*_results(name, result), *(_joint(args[place], args[0]) for place in written), _joint(sums, args[0])]
+        found = [
+            *_results(name, result),
+            *(_joint(args[place], args[0]) for place in written),
+            _joint(sums, args[0]),
+        ]
         _put(sums, before)
         plainly = _results(name, theirs(*copies, **kept))
-        wanted = [*plainly, *(_joint(copies[place], args[0]) for place in written), _joint(sums, args[0])]
+        wanted = [
+            *plainly,
+            *(_joint(copies[place], args[0]) for place in written),
+            _joint(sums, args[0]),
+        ]
         _put(sums, added)
         self._gaps.setdefault(name, []).append(torch.stack([*map(_squares, found, wanted)]))
         return result

@@ -35,7 +35,12 @@ def add_norm(x: Tensor, add: Tensor, gain: Gain) -> tuple[Tensor, Tensor, Tensor
 
 
 def norm_back(
-    dy: Tensor, x: Tensor, gain: Gain, scale: Tensor, add: Tensor | None = None, into: Tensor | None = None
+    dy: Tensor,
+    x: Tensor,
+    gain: Gain,
+    scale: Tensor,
+    add: Tensor | None = None,
+    into: Tensor | None = None,
 ) -> Tensor:
     """Return the gradient at a norm's input, plus ``add`` where given."""
     sizes = x.shape[0], -1, gain.weight.shape[0]
@@ -50,7 +55,9 @@ def _factors(gain: Gain) -> Tensor:
     return gain.weight.float() + gain.more if gain.more else gain.weight.float()
 
 
-def rotate_(x: Tensor, heads: int, head: int, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
+def rotate_(
+    x: Tensor, heads: int, head: int, cos: Tensor, sin: Tensor, back: bool = False
+) -> Tensor:
     """Turn the first ``heads`` heads of ``x`` (N, …) by the tokens' angles (N, head), or back by them."""
     half = head // 2
     both = x[:, : heads * head].view(x.shape[0], heads, 2, half)
@@ -60,13 +67,18 @@ def rotate_(x: Tensor, heads: int, head: int, cos: Tensor, sin: Tensor, back: bo
     return x
 
 
-GELU = 2 * (2 / math.pi) ** 0.5, 0.044715  # gelu by tanh is g · sigmoid(a (g + b g³)); silu is g · sigmoid(g)
+GELU = (
+    2 * (2 / math.pi) ** 0.5,
+    0.044715,
+)  # gelu by tanh is g · sigmoid(a (g + b g³)); silu is g · sigmoid(g)
 
 
 def gate(both: Tensor, gelu: bool = False) -> Tensor:
     """Return silu(g) · u, or gelu(g) · u (N, f), of ``both`` (N, 2f), g in its first half and u in its second."""
     g, u = both.float().chunk(2, dim=1)
-    opened = torch.nn.functional.gelu(g, approximate="tanh") if gelu else torch.nn.functional.silu(g)
+    opened = (
+        torch.nn.functional.gelu(g, approximate="tanh") if gelu else torch.nn.functional.silu(g)
+    )
     return (opened * u).to(both.dtype)
 
 
@@ -82,15 +94,22 @@ def gate_back_(both: Tensor, slope: Tensor, gelu: bool = False, keep: bool = Tru
     slope.copy_(product)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, rows: Rows, scale: float, window: int | None) -> tuple[Tensor, Tensor]:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, rows: Rows, scale: float, window: int | None
+) -> tuple[Tensor, Tensor]:
     """Return the answers (N, H, d) to queries (N, H, d) on keys and values (N, K, d), and their log-sums (H, N)."""
     group = q.shape[1] // k.shape[1]
-    out, lse = torch.empty(q.shape, dtype=q.dtype, device=q.device), torch.empty(q.shape[1::-1], device=q.device)
+    out, lse = (
+        torch.empty(q.shape, dtype=q.dtype, device=q.device),
+        torch.empty(q.shape[1::-1], device=q.device),
+    )
     for span in _lanes(rows):
         scores, unseen = _scores(q, k, rows.first, span, scale, window)
         lse[:, span] = torch.logsumexp(scores, dim=-1)
         shares = torch.exp(scores - lse[:, span].unsqueeze(-1)).masked_fill(unseen, 0.0)
-        out[span] = torch.einsum("hmn,nhd->mhd", shares, v[span].repeat_interleave(group, dim=1).float()).to(q.dtype)
+        out[span] = torch.einsum(
+            "hmn,nhd->mhd", shares, v[span].repeat_interleave(group, dim=1).float()
+        ).to(q.dtype)
     return out, lse
 
 
@@ -110,7 +129,9 @@ def attend_back(
     with torch.enable_grad():
         q, k, v = (part.detach().float().requires_grad_() for part in (q, k, v))
         answers = attend(q, k, v, rows, scale, window)[0]
-        for part, slope in zip(into, torch.autograd.grad(answers, (q, k, v), dout.float()), strict=True):
+        for part, slope in zip(
+            into, torch.autograd.grad(answers, (q, k, v), dout.float()), strict=True
+        ):
             part.copy_(slope)
 
 
@@ -143,7 +164,10 @@ def attend_cached(
     seats, heads, _ = q.shape
     group = heads // k.shape[1]
     keys, values = (
-        part[: seats * room].view(seats, room, *part.shape[1:]).repeat_interleave(group, dim=2).float()
+        part[: seats * room]
+        .view(seats, room, *part.shape[1:])
+        .repeat_interleave(group, dim=2)
+        .float()
         for part in (k, v)
     )
     at = torch.arange(room, device=q.device)
@@ -152,7 +176,9 @@ def attend_cached(
         unseen |= at < lengths[:, None] - window
     scores = torch.einsum("rhd,rnhd->rhn", q.float(), keys) * scale
     shares = torch.softmax(scores.masked_fill(unseen[:, None], float("-inf")), dim=-1)
-    return torch.einsum("rhn,rnhd->rhd", shares, values.masked_fill(unseen[:, :, None, None], 0.0)).to(q.dtype)
+    return torch.einsum(
+        "rhn,rnhd->rhd", shares, values.masked_fill(unseen[:, :, None, None], 0.0)
+    ).to(q.dtype)
 
 
 def thin(x: Tensor, y: Tensor, group: ThinGroup, route: Route) -> Tensor:
@@ -160,10 +186,14 @@ def thin(x: Tensor, y: Tensor, group: ThinGroup, route: Route) -> Tensor:
     h = x.new_empty(len(group.sites), x.shape[0], route.bank.lora.r)
     lines = x.view(-1, route.stretch, x.shape[1])  # (stretches, 16, d)
     for number, (site, columns) in enumerate(group.parts()):
-        a, b = (part.index_select(0, route.owners) for part in route.bank.views(route.bank.work, site))
+        a, b = (
+            part.index_select(0, route.owners) for part in route.bank.views(route.bank.work, site)
+        )
         kept = _kept(x, site.index, route).view_as(lines)
         h[number] = torch.bmm(kept, a).view(-1, route.bank.lora.r)
-        y[:, columns] += torch.bmm(h[number].view(lines.shape[0], route.stretch, -1), b).view(x.shape[0], -1)
+        y[:, columns] += torch.bmm(h[number].view(lines.shape[0], route.stretch, -1), b).view(
+            x.shape[0], -1
+        )
     return h
 
 
@@ -171,7 +201,9 @@ def thin_back(dy: Tensor, dx: Tensor | None, group: ThinGroup, route: Route) -> 
     """Add the adapters' share to ``dx`` (where given) in place; returns the gradients of the inner values (S, N, r)."""
     dh = dy.new_empty(len(group.sites), dy.shape[0], route.bank.lora.r)
     for number, (site, columns) in enumerate(group.parts()):
-        a, b = (part.index_select(0, route.owners) for part in route.bank.views(route.bank.work, site))
+        a, b = (
+            part.index_select(0, route.owners) for part in route.bank.views(route.bank.work, site)
+        )
         slope = torch.bmm(dy[:, columns].reshape(a.shape[0], route.stretch, -1), b.transpose(1, 2))
         dh[number] = slope.view(dy.shape[0], -1)
         if dx is not None:
@@ -186,7 +218,9 @@ def thin_sums(x: Tensor, dy: Tensor, h: Tensor, dh: Tensor, group: ThinGroup, ro
         sums_a, sums_b = route.bank.views(route.bank.grads, site)
         for slot, begin, end in route.spans.tolist():
             if begin < end:
-                sums_a[slot] += (kept[begin:end].t() @ dh[number, begin:end]).float() * route.bank.lora.scale
+                sums_a[slot] += (
+                    kept[begin:end].t() @ dh[number, begin:end]
+                ).float() * route.bank.lora.scale
                 sums_b[slot] += (h[number, begin:end].t() @ dy[begin:end, columns]).float()
 
 
@@ -206,7 +240,9 @@ def loss(logits: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tens
     slope = torch.log_softmax(logits.float(), dim=-1)
     wanted = targets.long().unsqueeze(1)
     values = -slope.gather(1, wanted).squeeze(1)
-    slope.exp_().scatter_add_(1, wanted, slope.new_full(wanted.shape, -1.0)).mul_(weights.unsqueeze(1))
+    slope.exp_().scatter_add_(1, wanted, slope.new_full(wanted.shape, -1.0)).mul_(
+        weights.unsqueeze(1)
+    )
     return values, slope.to(logits.dtype)
 
 
@@ -225,7 +261,9 @@ def update_(
     ``settings`` (n, 10 or more): the nine numbers of :func:`~potentia.engine.tune.optimizer.settings_row`, and
     whether the lane takes part in this step.
     """
-    _, keep, one_b1, b2, one_b2, size, root, eps, clip, active = settings[:, :10].unsqueeze(2).unbind(1)
+    _, keep, one_b1, b2, one_b2, size, root, eps, clip, active = (
+        settings[:, :10].unsqueeze(2).unbind(1)
+    )
     n = first.shape[0]
     norm = norms.unsqueeze(1)
     moving = (active != 0) & torch.isfinite(norm)

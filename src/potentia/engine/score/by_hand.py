@@ -57,8 +57,17 @@ class HandWritten:
         if bank is not None and owners is not None:
             self.blocks.adapt(bank)
             each = owners.to(torch.int32).repeat_interleave(length // STRETCH)
-            ends = length * torch.arange(1, owners.shape[0] + 1, dtype=torch.int32, device=owners.device)[:, None]
-            starts = ends - length + torch.arange(0, length, TILE, dtype=torch.int32, device=owners.device)
+            ends = (
+                length
+                * torch.arange(1, owners.shape[0] + 1, dtype=torch.int32, device=owners.device)[
+                    :, None
+                ]
+            )
+            starts = (
+                ends
+                - length
+                + torch.arange(0, length, TILE, dtype=torch.int32, device=owners.device)
+            )
             tiles = torch.stack([starts, ends.expand_as(starts)], dim=2).view(-1, 2)
             self.route = Route(bank, each, each, None, tiles)  # spans are gradients' affair
         self._angles.clear()
@@ -110,10 +119,16 @@ class _Forward:
         if (adapted := self.whole.route is not None) not in self.whole.ready:
             self.whole.ready.add(adapted)
             kind = f"scoring-{hidden_states.dtype}-{self.block.head}-{adapted}"
-            ready(self.whole.operations, kind, lambda: self._layer(hidden_states, attention_mask, position_embeddings))
+            ready(
+                self.whole.operations,
+                kind,
+                lambda: self._layer(hidden_states, attention_mask, position_embeddings),
+            )
         return self._layer(hidden_states, attention_mask, position_embeddings)
 
-    def _layer(self, hidden_states: Tensor, attention_mask: Tensor | None, angles: tuple[Tensor, Tensor]) -> Tensor:
+    def _layer(
+        self, hidden_states: Tensor, attention_mask: Tensor | None, angles: tuple[Tensor, Tensor]
+    ) -> Tensor:
         block, do = self.block, self.whole.operations
         gains = block.gains
         rows, length, width = hidden_states.shape
@@ -125,12 +140,18 @@ class _Forward:
         parts = block.queries_keys_values(turned, qkv)
         q, k, v = (part.view(rows, length, -1, block.head).transpose(1, 2) for part in parts)
         own = block.layer.self_attn
-        out, _weights = sdpa_attention_forward(own, q, k, v, attention_mask, scaling=block.scale, is_causal=True)
+        out, _weights = sdpa_attention_forward(
+            own, q, k, v, attention_mask, scaling=block.scale, is_causal=True
+        )
         y, _scale = block.norm_branch(do, AFTER[0], self._product(1, out.reshape(h.shape[0], -1)))
         h, x, _scale = do.add_norm(h, y, gains[BEFORE[1]])
         act = do.gate(self._product(2, x), block.gelu)
         if AFTER[1] in gains:
-            return block.norm_branch(do, AFTER[1], self._product(3, act))[0].add_(h).view_as(hidden_states)
+            return (
+                block.norm_branch(do, AFTER[1], self._product(3, act))[0]
+                .add_(h)
+                .view_as(hidden_states)
+            )
         return self._product(3, act, onto=h).view_as(hidden_states)
 
     def _product(self, number: int, x: Tensor, *, onto: Tensor | None = None) -> Tensor:

@@ -40,12 +40,20 @@ class Slots:
         self.network, self.count, self.room = network, count, room
         device = network.device
         self.operations = operations(device)
-        self.tokens = torch.zeros(count, dtype=torch.long, device=device)  # the token that each seat reads next
+        self.tokens = torch.zeros(
+            count, dtype=torch.long, device=device
+        )  # the token that each seat reads next
         self.places = torch.zeros(count, dtype=torch.long, device=device)  # and where it stands
         self.owners = torch.full((count,), -1, dtype=torch.long, device=device)
-        self.written = torch.zeros(count, dtype=torch.long, device=device)  # what the last step chose
-        self.logprobs = torch.zeros(count, device=device)  # of the chosen tokens, where they are recorded
-        self._kept: list[tuple[Tensor, Tensor]] = []  # keys and values of each layer: (count · room + 1, K, d)
+        self.written = torch.zeros(
+            count, dtype=torch.long, device=device
+        )  # what the last step chose
+        self.logprobs = torch.zeros(
+            count, device=device
+        )  # of the chosen tokens, where they are recorded
+        self._kept: list[
+            tuple[Tensor, Tensor]
+        ] = []  # keys and values of each layer: (count · room + 1, K, d)
         self._capture = capture and device.type == "cuda"
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._warm: set[int] = set()
@@ -55,13 +63,20 @@ class Slots:
     # ---- reading prompts ------------------------------------------------------------------------------------------
 
     def seat(
-        self, seats: Sequence[int], prompts: Sequence[Ids], owners: Sequence[int], *, record: bool = False
+        self,
+        seats: Sequence[int],
+        prompts: Sequence[Ids],
+        owners: Sequence[int],
+        *,
+        record: bool = False,
     ) -> None:
         """Let prompts take seats: read them, keep their keys and values, and choose each one's first token."""
         device = self.network.device
         rows, length = len(prompts), max(len(prompt) for prompt in prompts)
         ids = torch.zeros(rows, length, dtype=torch.long)
-        where = torch.full((rows, length), self.count * self.room)  # padding is kept where nobody looks
+        where = torch.full(
+            (rows, length), self.count * self.room
+        )  # padding is kept where nobody looks
         for i, (seat, prompt) in enumerate(zip(seats, prompts, strict=True)):
             ids[i, : len(prompt)] = torch.tensor(prompt)
             where[i, : len(prompt)] = seat * self.room + torch.arange(len(prompt))
@@ -71,7 +86,9 @@ class Slots:
         bounds = Rows(*(part.to(device, torch.int32) for part in (starts, ends, cut)))
         where = where.view(-1).to(device)
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
+        def attend(
+            layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None
+        ) -> Tensor:
             q, k, v = (part.reshape(rows * length, *part.shape[2:]) for part in (q, k, v))
             self._keep(layer, where, k, v)
             out: Tensor = self.operations.attend(q, k, v, bounds, scale, window)[0]
@@ -80,7 +97,9 @@ class Slots:
         self.network.route(owners)
         places = torch.arange(length).expand(rows, length).to(device)
         with self._attending(attend):
-            hidden = self.network.run(input_ids=ids.to(device), position_ids=places, use_cache=False).last_hidden_state
+            hidden = self.network.run(
+                input_ids=ids.to(device), position_ids=places, use_cache=False
+            ).last_hidden_state
         last = torch.tensor([len(prompt) for prompt in prompts]).to(device) - 1
         choice, logprobs = self._choose(hidden[torch.arange(rows, device=device), last], record)
         at = torch.tensor(seats).to(device)
@@ -116,10 +135,14 @@ class Slots:
         where = torch.arange(count, device=tokens.device) * self.room + places
         lengths = (places + 1).to(torch.int32)
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
+        def attend(
+            layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None
+        ) -> Tensor:
             q, k, v = (part.squeeze(1) for part in (q, k, v))
             keys, values = self._keep(layer, where, k, v)
-            out: Tensor = self.operations.attend_cached(q, keys, values, lengths, self.room, scale, window)
+            out: Tensor = self.operations.attend_cached(
+                q, keys, values, lengths, self.room, scale, window
+            )
             return out.unsqueeze(1)
 
         if self.network.router is not None:
@@ -131,7 +154,9 @@ class Slots:
         choice, logprobs = self._choose(hidden[:, -1], record)
         self.written[:count] = choice
         tokens.copy_(choice.clamp(min=0))
-        places.copy_((places + 1).clamp(max=self.room - 1))  # a seat that nobody watches stays within its room
+        places.copy_(
+            (places + 1).clamp(max=self.room - 1)
+        )  # a seat that nobody watches stays within its room
         if record:
             self.logprobs[:count] = logprobs
 
@@ -141,7 +166,9 @@ class Slots:
         token = logits.argmax(dim=-1, keepdim=True)  # NaN is the largest of all
         best = logits.gather(1, token)
         choice = torch.where(best.isnan(), -1, token).squeeze(1)
-        return choice, log_softmax(logits).gather(1, token).squeeze(1) if record else best.squeeze(1)
+        return choice, log_softmax(logits).gather(1, token).squeeze(1) if record else best.squeeze(
+            1
+        )
 
     def _captured(self, count: int, routed: bool) -> dict[int, torch.cuda.CUDAGraph]:
         """Capture a step, or say why that cannot be done and never try again."""
@@ -187,7 +214,9 @@ FEWEST = 16
 class ContinuousLoop:
     """One run of a queue of drafts through seats."""
 
-    def __init__(self, network: Network, endings: Endings, *, seats: int, prefill: int, record: bool = False) -> None:
+    def __init__(
+        self, network: Network, endings: Endings, *, seats: int, prefill: int, record: bool = False
+    ) -> None:
         self.network, self.endings = network, endings
         self.most, self.prefill, self.record = seats, prefill, record
         self.logprobs: dict[int, list[float]] = {}
@@ -230,7 +259,9 @@ class ContinuousLoop:
         longest = len(queue[0].prompt)
         number = max(1, min(len(free), len(queue), self.prefill // longest))
         chosen, taken = sorted(queue[:number], key=lambda draft: draft.owner), free[:number]
-        self.seats.seat(taken, [d.prompt for d in chosen], [d.owner for d in chosen], record=self.record)
+        self.seats.seat(
+            taken, [d.prompt for d in chosen], [d.owner for d in chosen], record=self.record
+        )
         fresh = dict(zip(taken, chosen, strict=True))
         self.live |= fresh
         return queue[number:], self._send(fresh)
@@ -262,7 +293,11 @@ class ContinuousLoop:
         """Append the tokens of a step to the texts that were still going on; yield those that end with them."""
         (tokens,), going = sent.read(), {id(draft) for draft in self.live.values()}
         readers = {seat: draft for seat, draft in readers.items() if id(draft) in going}
-        over = self.endings.append(list(readers.values()), tokens[list(readers)].tolist(), looked_up=True)
-        leaving = {id(draft): draft for draft, ended in zip(readers.values(), over, strict=True) if ended}
+        over = self.endings.append(
+            list(readers.values()), tokens[list(readers)].tolist(), looked_up=True
+        )
+        leaving = {
+            id(draft): draft for draft, ended in zip(readers.values(), over, strict=True) if ended
+        }
         self.live = {seat: draft for seat, draft in self.live.items() if id(draft) not in leaving}
         yield from leaving.values()

@@ -25,9 +25,14 @@ if TYPE_CHECKING:
 # settings that change a text written without sampling, and the values that leave it alone
 _NONE_OF: tuple[Any, ...] = ([], (), {})
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("bad_words_ids", "begin_suppress_tokens", "constraints", "force_words_ids"), _NONE_OF),
+    **dict.fromkeys(
+        ("bad_words_ids", "begin_suppress_tokens", "constraints", "force_words_ids"), _NONE_OF
+    ),
     **dict.fromkeys(("sequence_bias", "stop_strings", "suppress_tokens"), _NONE_OF),
-    **dict.fromkeys(("diversity_penalty", "penalty_alpha", "token_healing", "min_length", "min_new_tokens"), (0,)),
+    **dict.fromkeys(
+        ("diversity_penalty", "penalty_alpha", "token_healing", "min_length", "min_new_tokens"),
+        (0,),
+    ),
     **dict.fromkeys(("encoder_no_repeat_ngram_size", "no_repeat_ngram_size"), (0,)),
     **dict.fromkeys(("encoder_repetition_penalty", "repetition_penalty", "guidance_scale"), (1,)),
     **dict.fromkeys(("num_beam_groups", "num_beams"), (1,)),
@@ -78,7 +83,9 @@ class Decoding:
         scores = logits
         if seen is not None:
             scores = logits.float()
-            scores = torch.where(seen, torch.where(scores < 0, scores * self.penalty, scores / self.penalty), scores)
+            scores = torch.where(
+                seen, torch.where(scores < 0, scores * self.penalty, scores / self.penalty), scores
+            )
         return torch.where(scores.isnan().any(dim=-1), -1, scores.argmax(dim=-1))
 
 
@@ -126,7 +133,9 @@ class _Stop(StoppingCriteria):
         self.start, self.stopped = start, stopped
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        return torch.tensor(self.stopped(input_ids[:, self.start :].tolist()), device=input_ids.device)
+        return torch.tensor(
+            self.stopped(input_ids[:, self.start :].tolist()), device=input_ids.device
+        )
 
 
 _SPACES = str.maketrans("▁Ġ", "  ")  # how tokenizers write them
@@ -141,7 +150,9 @@ class Endings:
         self._texts: list[str] | None = None
         self._tables: dict[tuple[str, ...], npt.NDArray[np.bool_]] = {}
 
-    def append(self, drafts: Sequence[Draft], chosen: Sequence[int], *, looked_up: bool) -> list[bool]:
+    def append(
+        self, drafts: Sequence[Draft], chosen: Sequence[int], *, looked_up: bool
+    ) -> list[bool]:
         """Append the token that was chosen for each text, and say which texts are over.
 
         Where many are written, a text is ``looked_up`` before it is read: few tokens can end a stop text.
@@ -156,7 +167,9 @@ class Endings:
                 over[-1] = len(draft.written) >= draft.room
                 if draft.stop and (not looked_up or self.table(draft.stop)[token]):
                     watched.append(place)
-        for place, stopped in zip(watched, self.stopped([drafts[place] for place in watched]), strict=True):
+        for place, stopped in zip(
+            watched, self.stopped([drafts[place] for place in watched]), strict=True
+        ):
             over[place] |= stopped
         return over
 
@@ -165,14 +178,20 @@ class Endings:
         texts = [draft.written for draft in drafts] if written is None else written
         tails = [ids[-draft.lookback :] for draft, ids in zip(drafts, texts, strict=False)]
         tails = self.tokenizer.batch_decode(tails) if tails else []
-        return [any(stop and stop in tail for stop in draft.stop) for draft, tail in zip(drafts, tails, strict=True)]
+        return [
+            any(stop and stop in tail for stop in draft.stop)
+            for draft, tail in zip(drafts, tails, strict=True)
+        ]
 
     def table(self, stops: tuple[str, ...]) -> npt.NDArray[np.bool_]:
         """Return, for every token, whether a text that ends in it may end in one of ``stops``."""
         if stops not in self._tables:
             lasts = {stop[-1] for stop in stops if stop}
             spaces = any(last.isspace() and last not in "\r\n" for last in lasts)
-            may = [spaces or "\ufffd" in text or any(last in text for last in lasts) for text in self._token_texts()]
+            may = [
+                spaces or "\ufffd" in text or any(last in text for last in lasts)
+                for text in self._token_texts()
+            ]
             self._tables[stops] = np.array(may, bool) & bool(lasts)
         return self._tables[stops]
 
@@ -190,7 +209,10 @@ class Endings:
 def _end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
     """Tokens that end a text: the tokenizer's, and those of the model's generation config."""
     own = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    listed = [value if isinstance(value, (list, tuple)) else [value] for value in (tokenizer.eos_token_id, own)]
+    listed = [
+        value if isinstance(value, (list, tuple)) else [value]
+        for value in (tokenizer.eos_token_id, own)
+    ]
     return frozenset(int(token) for values in listed for token in values if token is not None)
 
 

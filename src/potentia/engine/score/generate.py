@@ -21,7 +21,9 @@ from potentia.values.requests import Generation
 if TYPE_CHECKING:
     from potentia.engine.score.trial import Trials
 
-LOOKBACK = 2  # as lm-eval: a stop string may be written in up to two tokens more than it takes by itself
+LOOKBACK = (
+    2  # as lm-eval: a stop string may be written in up to two tokens more than it takes by itself
+)
 PREFILL_BUDGETS = 4  # a prefill keeps no logits, so it may be larger than a scoring batch
 MOST_ROWS = {"cuda": 256, "cpu": 16}
 MOST_SEATS = {"cuda": 1024, "cpu": 16}
@@ -51,10 +53,20 @@ class Writer:
     """
 
     def __init__(
-        self, network: Network, encoder: Encoder, token_budget: int, trials: Trials, endings: Endings,
+        self,
+        network: Network,
+        encoder: Encoder,
+        token_budget: int,
+        trials: Trials,
+        endings: Endings,
         continuous: bool | None,
-    ) -> None:  # fmt: skip
-        self.network, self.encoder, self.token_budget, self.trials = network, encoder, token_budget, trials
+    ) -> None:
+        self.network, self.encoder, self.token_budget, self.trials = (
+            network,
+            encoder,
+            token_budget,
+            trials,
+        )
         self.truncated = 0
         self.samples: list[Ids] = []
         self.ways: set[str] = set()
@@ -66,7 +78,10 @@ class Writer:
         self._length = cache(lambda stop: len(encode(stop, add_special_tokens=False)))
 
     def write(
-        self, requests: Sequence[Generation], owners: Sequence[int] | None, progress: Callable[[int], None] | None
+        self,
+        requests: Sequence[Generation],
+        owners: Sequence[int] | None,
+        progress: Callable[[int], None] | None,
     ) -> list[str]:
         """Return one text for each request, in their order."""
         prompts = self.encoder.prompts([request.context for request in requests])
@@ -93,7 +108,11 @@ class Writer:
             yield from self._seated(queue)
             return
         self.ways.add("the model's own generate" if own else "greedy loop")
-        queue = sorted(queue, key=lambda draft: (len(draft.prompt) + draft.room, len(draft.prompt)), reverse=True)
+        queue = sorted(
+            queue,
+            key=lambda draft: (len(draft.prompt) + draft.room, len(draft.prompt)),
+            reverse=True,
+        )
         while queue:
             batch = self._alike(queue, decoding) if own else queue[: self._rows(queue[0])]
             try:
@@ -108,7 +127,12 @@ class Writer:
             queue = [draft for draft in queue if id(draft) not in done]
             yield from batch
 
-    def _tried(self, queue: list[Draft], write: Callable[[Network, list[Draft]], list[list[float]]], way: str) -> bool:
+    def _tried(
+        self,
+        queue: list[Draft],
+        write: Callable[[Network, list[Draft]], list[list[float]]],
+        way: str,
+    ) -> bool:
         """Say whether a way of writing such texts gives the reference's numbers."""
         live = [draft for draft in queue if draft.room > 0]
         longest = max((len(draft.prompt) + draft.room for draft in live), default=0)
@@ -131,12 +155,17 @@ class Writer:
 
     def _loop_of_seats(self, seats: int, *, record: bool = False) -> ContinuousLoop:
         prefill = PREFILL_BUDGETS * self.token_budget
-        return ContinuousLoop(self.network, self.endings, seats=seats, prefill=prefill, record=record)
+        return ContinuousLoop(
+            self.network, self.endings, seats=seats, prefill=prefill, record=record
+        )
 
     def _seated(self, queue: list[Draft]) -> Iterator[Draft]:
         """Write texts in seats; with half as many where memory runs out."""
         longest = max(len(draft.prompt) + draft.room for draft in queue)
-        seats = max(1, min(MOST_SEATS.get(self.network.device.type, 16), self.network.cache_room() // longest))
+        seats = max(
+            1,
+            min(MOST_SEATS.get(self.network.device.type, 16), self.network.cache_room() // longest),
+        )
         left = {draft.index: draft for draft in queue}
         while left:
             try:
@@ -209,10 +238,14 @@ class Writer:
             pad=self.tokenizer.pad_token_id,
         )
         for draft, ids in zip(live, tokens, strict=True):
-            end = next((place for place, token in enumerate(ids) if token in self.endings.tokens), len(ids))
+            end = next(
+                (place for place, token in enumerate(ids) if token in self.endings.tokens), len(ids)
+            )
             draft.written = ids[:end]
 
-    def _loop(self, batch: list[Draft], decoding: Decoding, *, record: bool = False) -> list[list[float]]:
+    def _loop(
+        self, batch: list[Draft], decoding: Decoding, *, record: bool = False
+    ) -> list[list[float]]:
         """Write a batch of texts; returns, where asked to, the log-probability of every token that was chosen."""
         network, device = self.network, self.network.device
         live = sorted((draft for draft in batch if draft.room > 0), key=lambda draft: draft.owner)
@@ -229,7 +262,11 @@ class Writer:
         while live:
             network.route([draft.owner for draft in live])
             output = network.run(
-                input_ids=tokens, attention_mask=mask, position_ids=places, past_key_values=cache, use_cache=True
+                input_ids=tokens,
+                attention_mask=mask,
+                position_ids=places,
+                past_key_values=cache,
+                use_cache=True,
             )
             cache = output.past_key_values
             logits = network.logits(output.last_hidden_state[:, -1])  # (rows, vocabulary)

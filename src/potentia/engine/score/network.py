@@ -137,11 +137,25 @@ def batches(rows: Sequence[Forest], budget: int, mask_cells: int) -> Iterator[li
 
 HEAD_BYTES = {"cuda": 1 << 29, "cpu": 1 << 28}  # of float32 logits at a time
 CPU_CACHE_BYTES = 1 << 31
-ALIGNMENT = {"cuda": 8, "cpu": 1}  # masked attention on a GPU wants the key length in multiples of 16 bytes
+ALIGNMENT = {
+    "cuda": 8,
+    "cpu": 1,
+}  # masked attention on a GPU wants the key length in multiples of 16 bytes
 STRETCH = 16  # tokens that share an adapter in hand-written layers
 HAND, OWN = "hand-written layers", "the model's own layers"
 # words in the names of settings that may be windows
-WINDOWS = ("window", "chunk", "local", "original_max", "block", "topk", "stride", "compress", "span", "back")
+WINDOWS = (
+    "window",
+    "chunk",
+    "local",
+    "original_max",
+    "block",
+    "topk",
+    "stride",
+    "compress",
+    "span",
+    "back",
+)
 TREE_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 
@@ -169,8 +183,12 @@ class Sent:
         if tensors[0].device.type != "cuda":
             self._tensors = [tensor.clone() for tensor in tensors]
             return
-        pinned = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
-        self._tensors = [into.copy_(one, non_blocking=True) for into, one in zip(pinned, tensors, strict=True)]
+        pinned = [
+            torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors
+        ]
+        self._tensors = [
+            into.copy_(one, non_blocking=True) for into, one in zip(pinned, tensors, strict=True)
+        ]
         self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._arrived.record()
 
@@ -184,7 +202,9 @@ class Sent:
 class Network:
     """Run rows through a causal LM without ever forming logits for positions that nobody reads."""
 
-    def __init__(self, loaded: LoadedModel, router: Router | None = None, *, by_hand: bool = False) -> None:
+    def __init__(
+        self, loaded: LoadedModel, router: Router | None = None, *, by_hand: bool = False
+    ) -> None:
         from potentia.engine.score.by_hand import HandWritten
 
         model = loaded.model
@@ -192,7 +212,11 @@ class Network:
             model = model.get_base_model()
         self.model = model
         split = SplitModel(model)
-        self.run, self.logits, self.vocabulary = split.run, split.logits, split.vocabulary  # body, head, its width
+        self.run, self.logits, self.vocabulary = (
+            split.run,
+            split.logits,
+            split.vocabulary,
+        )  # body, head, its width
         self.device = loaded.device
         self.dtype = loaded.dtype
         self.router = router
@@ -246,17 +270,25 @@ class Network:
         ids = torch.tensor([strand.ids] * copies, device=self.device)
         self.route([strand.owner] * copies)
         with usual_attention(self.device):  # every length is a new shape
-            logits = self.model(input_ids=ids[:, :-1], use_cache=False).logits[0, -strand.scored :]  # (scored, V)
+            logits = self.model(input_ids=ids[:, :-1], use_cache=False).logits[
+                0, -strand.scored :
+            ]  # (scored, V)
         wanted = ids[0, -strand.scored :]
-        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))  # nothing of this is shared with other paths
-        return torch.log_softmax(wide, -1).gather(1, wanted[:, None])[:, 0], logits.argmax(dim=-1) == wanted
+        wide = logits.to(
+            torch.promote_types(logits.dtype, torch.float32)
+        )  # nothing of this is shared with other paths
+        return torch.log_softmax(wide, -1).gather(1, wanted[:, None])[:, 0], logits.argmax(
+            dim=-1
+        ) == wanted
 
     def own_tokens(self, prompt: Ids, room: int, owner: int) -> Ids:
         """Return what the model's own ``generate`` writes after a prompt, greedily."""
         self.route([owner])
         ids = torch.tensor([prompt], device=self.device)
         greedy = {"do_sample": False, "num_beams": 1, "repetition_penalty": 1.0, "pad_token_id": 0}
-        out = self.model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=room, **greedy)
+        out = self.model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=room, **greedy
+        )
         return out[0, len(prompt) :].tolist()  # type: ignore[no-any-return]
 
     def score(self, rows: list[Forest]) -> Outcome:
@@ -264,7 +296,13 @@ class Network:
         rows = sorted(rows, key=lambda row: row.owner)
         length = max(1, *(len(row) for row in rows))
         masked = any(row.branches for row in rows)
-        step = STRETCH if self.by_hand is not None else ALIGNMENT.get(self.device.type, 1) if masked else 1
+        step = (
+            STRETCH
+            if self.by_hand is not None
+            else ALIGNMENT.get(self.device.type, 1)
+            if masked
+            else 1
+        )
         length = -(-length // step) * step
         tokens = np.zeros((len(rows), length), dtype=np.int64)
         for i, row in enumerate(rows):
@@ -284,11 +322,18 @@ class Network:
             ends[i, : len(row)] = row.ends
             depths[i, : len(row)] = row.depths
         sent = self._send(np.stack([ends, depths]))
-        return {"position_ids": sent[1], "attention_mask": self._masks(sent[0], sent[1], int(depths.max()) + 1)}
+        return {
+            "position_ids": sent[1],
+            "attention_mask": self._masks(sent[0], sent[1], int(depths.max()) + 1),
+        }
 
-    def _masks(self, ends: torch.Tensor, depths: torch.Tensor, deepest: int) -> torch.Tensor | dict[str, torch.Tensor]:
+    def _masks(
+        self, ends: torch.Tensor, depths: torch.Tensor, deepest: int
+    ) -> torch.Tensor | dict[str, torch.Tensor]:
         places = torch.arange(ends.shape[1], device=ends.device)
-        sees = (places[:, None] >= places) & (places[:, None] < ends[:, None, :])  # (rows, query, key)
+        sees = (places[:, None] >= places) & (
+            places[:, None] < ends[:, None, :]
+        )  # (rows, query, key)
         full = self._additive(sees)
         if self._window is None or deepest <= self._window:
             near = full
@@ -300,11 +345,15 @@ class Network:
 
     def _additive(self, sees: torch.Tensor) -> torch.Tensor:
         blank = torch.zeros(sees.shape, dtype=self.dtype, device=sees.device)
-        return blank.masked_fill_(~sees, torch.finfo(self.dtype).min).unsqueeze(1)  # (rows, 1, query, key)
+        return blank.masked_fill_(~sees, torch.finfo(self.dtype).min).unsqueeze(
+            1
+        )  # (rows, 1, query, key)
 
     def _read(self, rows: list[Forest], hidden: torch.Tensor, length: int) -> Outcome:
         """Gather log-probabilities: the head runs once per position read, however many ask for it."""
-        reads = [(i * length, strand, nodes) for i, row in enumerate(rows) for strand, nodes in row.reads]
+        reads = [
+            (i * length, strand, nodes) for i, row in enumerate(rows) for strand, nodes in row.reads
+        ]
         places: list[int] = []
         targets: list[int] = []
         for _, strand, nodes in reads:
@@ -312,12 +361,18 @@ class Network:
             targets.extend(strand.ids[-strand.scored :])
         counts = [strand.scored for _, strand, _ in reads]
         askers = np.repeat([strand.index for _, strand, _ in reads], counts)
-        spots = np.asarray(places, dtype=np.int64) + np.repeat([offset for offset, _, _ in reads], counts)
+        spots = np.asarray(places, dtype=np.int64) + np.repeat(
+            [offset for offset, _, _ in reads], counts
+        )
         order = np.argsort(spots, kind="stable")
         unique, group = np.unique(spots[order], return_inverse=True)
         wanted = np.asarray(targets, dtype=np.int64)[order]
         sent = self._send(np.concatenate([unique, group, wanted]))
-        at, which, target = sent[: len(unique)], sent[len(unique) : len(unique) + len(group)], sent[-len(group) :]
+        at, which, target = (
+            sent[: len(unique)],
+            sent[len(unique) : len(unique) + len(group)],
+            sent[-len(group) :],
+        )
         step = max(1, HEAD_BYTES.get(self.device.type, 1 << 28) // (4 * self.vocabulary))
         logprobs: list[torch.Tensor] = []
         hits: list[torch.Tensor] = []
@@ -331,7 +386,9 @@ class Network:
 
     def _send(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
         on_gpu = self.device.type == "cuda"
-        return pinned(array).to(self.device, non_blocking=True) if on_gpu else torch.from_numpy(array)
+        return (
+            pinned(array).to(self.device, non_blocking=True) if on_gpu else torch.from_numpy(array)
+        )
 
 
 def size_of(config: Any, name: str, otherwise: int) -> int:
@@ -373,7 +430,11 @@ def horizons(config: Any, longest: int) -> list[int]:
                 look(value)
             elif any(word in str(name) for word in WINDOWS):
                 values = value if isinstance(value, list | tuple) else [value]
-                found.update(v for v in values if isinstance(v, int) and not isinstance(v, bool) and 1 < v < longest)
+                found.update(
+                    v
+                    for v in values
+                    if isinstance(v, int) and not isinstance(v, bool) and 1 < v < longest
+                )
 
     look(config.to_dict())
     return sorted(found)

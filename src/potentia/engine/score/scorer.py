@@ -18,7 +18,18 @@ import torch
 
 from potentia.engine.admission import not_a_number
 from potentia.engine.score.decoding import Endings
-from potentia.engine.score.network import HAND, OWN, Forest, Network, Outcome, Router, Sent, Strand, batches, plant
+from potentia.engine.score.network import (
+    HAND,
+    OWN,
+    Forest,
+    Network,
+    Outcome,
+    Router,
+    Sent,
+    Strand,
+    batches,
+    plant,
+)
 from potentia.engine.score.trial import Trials
 from potentia.engine.spread import give_back, out_of_memory
 from potentia.engine.tokens import BosPolicy, Ids
@@ -37,10 +48,17 @@ Progress = Callable[[int], None] | None  # told of requests that are done
 
 PORTION, FIRST_PORTION = 2048, 512  # requests tokenised and packed at a time
 ROW_TOKENS = {"cuda": 512, "cpu": 256}
-LONGEST_SHARED = {"cuda": 8192, "cpu": 4096}  # beyond this a mask costs more than a shared prefix saves
+LONGEST_SHARED = {
+    "cuda": 8192,
+    "cpu": 4096,
+}  # beyond this a mask costs more than a shared prefix saves
 MASK_CELLS = {"cuda": 1 << 28, "cpu": 1 << 24}
 SAMPLES = 3
-PATHS = ("tree", "plain", "single")  # from fast to slow: shared beginnings, padded rows, one row at a time
+PATHS = (
+    "tree",
+    "plain",
+    "single",
+)  # from fast to slow: shared beginnings, padded rows, one row at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +132,17 @@ class Scorer:
         first = FIRST_PORTION if self.loaded.device.type == "cuda" else PORTION
         bounds = [0, *range(first, len(requests), PORTION), len(requests)]
         portions = (
-            (start, self.encoder.continuations([(r.context, r.continuation) for r in requests[start:end]]))
+            (
+                start,
+                self.encoder.continuations(
+                    [(r.context, r.continuation) for r in requests[start:end]]
+                ),
+            )
             for start, end in pairwise(bounds)
         )
-        return self._score((self._strands(*portion, owners) for portion in portions), len(requests), progress)
+        return self._score(
+            (self._strands(*portion, owners) for portion in portions), len(requests), progress
+        )
 
     def loglikelihood_ids(
         self, pairs: Sequence[tuple[Ids, Ids]], *, owners: Owners = None, progress: Progress = None
@@ -146,8 +171,17 @@ class Scorer:
         from potentia.engine.score.generate import Writer
 
         if self._endings is None:
-            self._endings = Endings(self.network.model, self.encoder.tokenizer, self.network.vocabulary)
-        writer = Writer(self.network, self.encoder, self.token_budget, self.trials, self._endings, self.continuous)
+            self._endings = Endings(
+                self.network.model, self.encoder.tokenizer, self.network.vocabulary
+            )
+        writer = Writer(
+            self.network,
+            self.encoder,
+            self.token_budget,
+            self.trials,
+            self._endings,
+            self.continuous,
+        )
         with self.network.evaluating():
             texts = writer.write(requests, owners, progress)
         for message in self.trials.failures():
@@ -163,7 +197,9 @@ class Scorer:
         if ids and len(self._samples) < SAMPLES:
             self._samples.append(ids)
 
-    def _strands(self, start: int, pairs: Sequence[tuple[Ids, Ids]], owners: Owners) -> list[Strand]:
+    def _strands(
+        self, start: int, pairs: Sequence[tuple[Ids, Ids]], owners: Owners
+    ) -> list[Strand]:
         strands: list[Strand] = []
         most = self.encoder.max_length
         for index, (context, continuation) in enumerate(pairs, start):
@@ -181,7 +217,9 @@ class Scorer:
             strands.append(Strand(index, ids, len(continuation), owner))
         return strands
 
-    def _score(self, portions: Iterable[list[Strand]], count: int, progress: Progress) -> list[Likelihood]:
+    def _score(
+        self, portions: Iterable[list[Strand]], count: int, progress: Progress
+    ) -> list[Likelihood]:
         """Score portion by portion: while one is packed and sent to the device, the next one is tokenised."""
         tally = Tally(count, progress)
         with self.network.evaluating(), _no_collector():
@@ -209,7 +247,9 @@ class Scorer:
         longest = max(map(len, rows), default=0)
         limit = self.trials.limit(path, longest, strands) if rows else 0
         if limit < longest:
-            rows = self._plant([strand for strand in strands if len(strand.ids) - 1 <= limit], path, limit)
+            rows = self._plant(
+                [strand for strand in strands if len(strand.ids) - 1 <= limit], path, limit
+            )
         taken = {id(strand) for row in rows for strand, _ in row.reads}
         return rows, [strand for strand in strands if id(strand) not in taken]
 
@@ -278,7 +318,9 @@ class Tally:
         self._tokens = np.zeros(count, dtype=np.int64)
         self._open = np.zeros(count, dtype=np.int64)  # strands that have not come back
         self._progress = progress
-        self._parcels: deque[tuple[Sent, Ints, list[int]]] = deque()  # results of reads, whose they are, strands done
+        self._parcels: deque[tuple[Sent, Ints, list[int]]] = (
+            deque()
+        )  # results of reads, whose they are, strands done
 
     def expect(self, strands: Sequence[Strand]) -> None:
         """Note what is on its way: all strands of a request are announced together."""
@@ -310,7 +352,9 @@ class Tally:
             self._progress(empty)
         if (wrong := int(np.isnan(self._sums).sum())) > 0:
             raise not_a_number(f"for {wrong} of {len(self._sums)} requests")
-        return list(zip(self._sums.tolist(), self._greedy.tolist(), self._tokens.tolist(), strict=True))
+        return list(
+            zip(self._sums.tolist(), self._greedy.tolist(), self._tokens.tolist(), strict=True)
+        )
 
     def _open_parcel(self, sent: Sent, strands: Ints, finished: list[int]) -> None:
         logprobs, hits = sent.read()
@@ -359,7 +403,9 @@ def default_budget(network: Network) -> int:
     return 1024  # a CPU gains nothing from more rows, and its caches lose
 
 
-def rolling_windows(ids: Ids, bos: BosPolicy, max_length: int, *, head: Ids | None = None) -> list[tuple[Ids, int]]:
+def rolling_windows(
+    ids: Ids, bos: BosPolicy, max_length: int, *, head: Ids | None = None
+) -> list[tuple[Ids, int]]:
     """Return (sequence, how many of its last tokens are predicted) for each window of a document.
 
     Every token is predicted once. As in lm-eval, the first window starts with the prefix token, a later one with the

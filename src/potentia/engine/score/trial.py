@@ -27,7 +27,16 @@ import torch
 from potentia.engine.admission import admit
 from potentia.engine.operations import choosing, plain_operations
 from potentia.engine.score.generate import Draft
-from potentia.engine.score.network import HAND, Network, Strand, batches, horizons, plant, telling, token_pool
+from potentia.engine.score.network import (
+    HAND,
+    Network,
+    Strand,
+    batches,
+    horizons,
+    plant,
+    telling,
+    token_pool,
+)
 from potentia.engine.spread import out_of_memory, with_room
 from potentia.engine.twin import twin
 from potentia.timing import spending
@@ -39,14 +48,24 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 UNBOUNDED = 1 << 60
-RANGES = (64, 256, 1024, 4096, 16384, 65536)  # lengths up to which a path is tried, beside those that a config names
+RANGES = (
+    64,
+    256,
+    1024,
+    4096,
+    16384,
+    65536,
+)  # lengths up to which a path is tried, beside those that a config names
 MASK_CELLS = 1 << 24
 NEW_TOKENS = 5
 COMPARED = 4  # strands of long rows, and of short ones, each computed by itself, and one more of every owner
 FEW = 2  # the same where structure is known
 READ = 64  # last tokens of a long text that are compared: what lies before them is in them
 SLOTS = 3  # adapters that requests of a trial are shared out among, beside the bare model
-MULTIPLE, ROUNDED = 3.0, 0.02  # in 16 bits: of the reference's distance from float32, and what is rounding anyway
+MULTIPLE, ROUNDED = (
+    3.0,
+    0.02,
+)  # in 16 bits: of the reference's distance from float32, and what is rounding anyway
 NOTHING = 0.002  # root mean square in float32 that a model of 16 bits does not notice
 # Of each token: |difference| <= absolute + relative × |log-probability|, and the mean over tokens, in nats. In 16 bits
 # these count where there is no float32 copy to judge by.
@@ -101,21 +120,35 @@ class Trials:
             self.checked.setdefault("tree", self.network.tree_obstacle)
             return 0
         paths = ("tree", "plain") if path == "tree" else (path,)
-        owners, trial = {strand.owner for strand in like}, partial(self._score, paths, [strand.ids for strand in like])
+        owners, trial = (
+            {strand.owner for strand in like},
+            partial(self._score, paths, [strand.ids for strand in like]),
+        )
         hand = self.network.by_hand
-        if hand is not None and hand.usable and self._reach(paths, longest, owners, trial, BY_HAND) == UNBOUNDED:
+        if (
+            hand is not None
+            and hand.usable
+            and self._reach(paths, longest, owners, trial, BY_HAND) == UNBOUNDED
+        ):
             return UNBOUNDED
         self.network.by_hand = None
         return self._reach(paths, longest, owners, trial)
 
-    def may_write(self, longest: int, like: Sequence[Draft], write: Write, way: str = "writing") -> bool:
+    def may_write(
+        self, longest: int, like: Sequence[Draft], write: Write, way: str = "writing"
+    ) -> bool:
         """Say whether a loop may write texts of ``longest`` tokens, prompt and answer together."""
         self._sound()
         trial = partial(self._write, way, write, [draft.prompt for draft in like])
         return self._reach((way,), longest, {draft.owner for draft in like}, trial) == UNBOUNDED
 
     def _reach(
-        self, paths: Sequence[str], longest: int, owners: set[int], trial: Callable[..., Told], form: str = ""
+        self,
+        paths: Sequence[str],
+        longest: int,
+        owners: set[int],
+        trial: Callable[..., Told],
+        form: str = "",
     ) -> int:
         """Return the length up to which the first path is trusted, tried once at the far end if nothing is against it.
 
@@ -125,7 +158,9 @@ class Trials:
         names = {path: [_name(path + form, begin, owners) for begin, _ in asked] for path in paths}
         wanted = names[paths[0]]
         if all(self.checked.get(name, AGREES) == AGREES for name in wanted):
-            self._try({path: told[-1] for path, told in names.items()}, owners, partial(trial, *asked[-1]))
+            self._try(
+                {path: told[-1] for path, told in names.items()}, owners, partial(trial, *asked[-1])
+            )
             for path, told in names.items():
                 if self.checked.get(told[-1]) == AGREES:
                     for name in [*told, *self._bare(path + form, owners)]:
@@ -135,7 +170,11 @@ class Trials:
         if form:
             return 0
         for place, (begin, end) in enumerate(asked):
-            self._try({path: told[place] for path, told in names.items()}, owners, partial(trial, begin, end))
+            self._try(
+                {path: told[place] for path, told in names.items()},
+                owners,
+                partial(trial, begin, end),
+            )
             if self.checked[wanted[place]] != AGREES:
                 return begin
         return UNBOUNDED
@@ -144,14 +183,22 @@ class Trials:
         """Name the ranges of a path with adapters that the bare model was right in: adapters know of no lengths."""
         if max(owners) < 0:
             return []
-        right = [begin for begin, _ in self.ranges if self.checked.get(_name(path, begin, {-1})) == AGREES]
+        right = [
+            begin
+            for begin, _ in self.ranges
+            if self.checked.get(_name(path, begin, {-1})) == AGREES
+        ]
         return [_name(path, begin, owners) for begin in right]
 
     def failures(self) -> Iterator[str]:
         """Tell what is not used, and why."""
         for name, told in self.checked.items():
             if told != AGREES:
-                yield f"the {name} path is not used: {told}" if " " not in name else f"not used: {name}: {told}"
+                yield (
+                    f"the {name} path is not used: {told}"
+                    if " " not in name
+                    else f"not used: {name}: {told}"
+                )
 
     def _sound(self) -> None:
         """Refuse what is no causal model, where it was not refused when it was loaded."""
@@ -206,10 +253,18 @@ class Trials:
 
     def _judge(self, names: dict[str, str], owners: set[int], trial: Tried) -> None:
         """Compare what paths say with the reference, in float32 and then in the model's own 16 bits."""
-        bare = {self.checked.get(name.removesuffix(TUNED)) for name in names.values() if max(owners) >= 0}
+        bare = {
+            self.checked.get(name.removesuffix(TUNED))
+            for name in names.values()
+            if max(owners) >= 0
+        }
         with self._stages(owners, few=bare == {AGREES}) as (judge, own, whole):
             found = trial(judge)
-            judged = {path: _wrong(found[path], judge, copied=own is not None) for path in names if path in found}
+            judged = {
+                path: _wrong(found[path], judge, copied=own is not None)
+                for path in names
+                if path in found
+            }
             right = [path for path, (wrong, _) in judged.items() if wrong is None]
             if own is not None and right:
                 hand = own.network.by_hand
@@ -222,7 +277,9 @@ class Trials:
             self._record(names[path], facts)
             self._note(names[path], wrong or AGREES, facts.get("reference_off_by", 0.0))
 
-    def _judge_lightly(self, names: dict[str, str], owners: set[int], trial: Tried, rounding: float) -> None:
+    def _judge_lightly(
+        self, names: dict[str, str], owners: set[int], trial: Tried, rounding: float
+    ) -> None:
         """Compare a few rows in the model's own dtype: models of this structure are right, but weights differ.
 
         ``rounding`` is how far the reference of such a model was from float32.
@@ -233,7 +290,9 @@ class Trials:
                 if self.network.dtype in WHOLE:
                     wrong, facts = _wrong(found[path], stage, copied=False)
                 else:
-                    wrong, facts = _wrong_in_few_bits(found[path], stage, stage, whole=False, rounding=rounding)
+                    wrong, facts = _wrong_in_few_bits(
+                        found[path], stage, stage, whole=False, rounding=rounding
+                    )
                 if wrong is not None:
                     log.debug("%s: %s on a few rows, so it is tried in full", name, wrong)
                     return
@@ -253,7 +312,9 @@ class Trials:
             yield _Stage(self.network, [-1, *range(count)], few)
 
     @contextmanager
-    def _stages(self, owners: set[int], *, few: bool) -> Iterator[tuple[_Stage, _Stage | None, bool]]:
+    def _stages(
+        self, owners: set[int], *, few: bool
+    ) -> Iterator[tuple[_Stage, _Stage | None, bool]]:
         """Give the float32 stage, the model's own where that is another, and whether the first is the whole model."""
         from potentia.engine.tune.adapters import AdapterBank, installed_on
 
@@ -269,7 +330,9 @@ class Trials:
                 copied = AdapterBank(judge.model, bank.lora, len(own.owners) - 1)
                 stack.callback(copied.close)
                 copied.randomise()
-            upcast = replace(self.loaded, model=judge.model, dtype=torch.float32, checked={}, record={})
+            upcast = replace(
+                self.loaded, model=judge.model, dtype=torch.float32, checked={}, record={}
+            )
             with choosing(plain_operations()):
                 network = Network(upcast, copied, by_hand=self.network.by_hand is not None)
             if self.network.by_hand is not None and network.by_hand is None:
@@ -278,7 +341,9 @@ class Trials:
 
     # ---- rows -----------------------------------------------------------------------------------------------------
 
-    def _score(self, paths: Sequence[str], texts: Sequence[Ids], begin: int, end: int, stage: _Stage) -> Told:
+    def _score(
+        self, paths: Sequence[str], texts: Sequence[Ids], begin: int, end: int, stage: _Stage
+    ) -> Told:
         """Score rows by the first path, and what is compared of them by the others too."""
         wide = self._wide(begin, end)
         rows = [(begin, wide, max(end, wide))]
@@ -291,7 +356,9 @@ class Trials:
         for place, (low, width, most) in enumerate(rows):
             strands = self.made_up(paths[0], low, width, texts, stage.owners, first=made)
             made += len(strands)
-            for path in paths if place == 0 else paths[:1]:  # short rows beside long ones were tried by all
+            for path in (
+                paths if place == 0 else paths[:1]
+            ):  # short rows beside long ones were tried by all
                 before = found.get(path, [])
                 if isinstance(before, str):
                     continue
@@ -306,7 +373,9 @@ class Trials:
                 strands = [strand for strand, _ in told]
         return found
 
-    def _scored(self, path: str, strands: Sequence[Strand], begin: int, wide: int, most: int, stage: _Stage) -> Found:
+    def _scored(
+        self, path: str, strands: Sequence[Strand], begin: int, wide: int, most: int, stage: _Stage
+    ) -> Found:
         """Score rows of strands, short beside long; returns what is compared of them."""
         rows = plant(strands, wide, share=path == "tree", most=most)
         if path == "tree" and begin and max(map(len, rows)) <= begin:
@@ -315,16 +384,28 @@ class Trials:
         found: dict[int, list[float]] = {}
         for batch in batches(rows, budget, MASK_CELLS):
             outcome = stage.network.score(batch)
-            for index, value in zip(outcome.strands.tolist(), outcome.logprobs.tolist(), strict=True):
+            for index, value in zip(
+                outcome.strands.tolist(), outcome.logprobs.tolist(), strict=True
+            ):
                 found.setdefault(index, []).append(value)
-        return [(strand, found[strand.index]) for strand in telling(rows, FEW if stage.few else COMPARED)]
+        return [
+            (strand, found[strand.index])
+            for strand in telling(rows, FEW if stage.few else COMPARED)
+        ]
 
     def _wide(self, begin: int, end: int) -> int:
         """Return the length of a trial's longest row: the far end of the range, or past the longest text."""
         return begin + max(RANGES[0], begin // 4) if end == UNBOUNDED else max(4, end)
 
     def made_up(
-        self, path: str, begin: int, wide: int, texts: Sequence[Ids], owners: Sequence[int], *, first: int = 0
+        self,
+        path: str,
+        begin: int,
+        wide: int,
+        texts: Sequence[Ids],
+        owners: Sequence[int],
+        *,
+        first: int = 0,
     ) -> list[Strand]:
         """Make strands for a trial: for a tree, rows both as deep and as wide as the range goes."""
         draw = random.Random(begin)
@@ -337,13 +418,16 @@ class Trials:
         if path != "tree":
             ends = {end for _, end in self.ranges if 3 < end < most}  # of the ranges below
             lengths = sorted({3, 5, max(3, most // 2), most - 1, most, *ends})
-            groups = [[(some(1 + max(0, length - READ)), some(min(length, READ)))] for length in lengths]
+            groups = [
+                [(some(1 + max(0, length - READ)), some(min(length, READ)))] for length in lengths
+            ]
         else:
             deep, flat = some(most - 8), some(max(2, most // 6))
             nested = [*flat, *some(2)]
             groups = [
                 [(deep, some(count)) for count in (1, 2, 5)],
-                [(flat, some(count)) for count in (1, 3)] + [(nested, some(count)) for count in (2, 4, 4)],
+                [(flat, some(count)) for count in (1, 3)]
+                + [(nested, some(count)) for count in (2, 4, 4)],
                 # branches of a short stem, side by side until the row is as long as the range goes
                 [(flat, some(4)) for _ in range(max(2, wide // 3))],
                 [(some(3), some(2)), (some(most // 2), some(3))],
@@ -352,12 +436,18 @@ class Trials:
         for number, group in enumerate(groups):
             for stem, rest in group:
                 kept = rest[: max(1, self.max_length + 1 - len(stem))]
-                strands.append(Strand(first + len(strands), stem + kept, len(kept), owners[number % len(owners)]))
+                strands.append(
+                    Strand(
+                        first + len(strands), stem + kept, len(kept), owners[number % len(owners)]
+                    )
+                )
         return strands
 
     # ---- writing --------------------------------------------------------------------------------------------------
 
-    def _write(self, way: str, write: Write, texts: Sequence[Ids], begin: int, end: int, stage: _Stage) -> Told:
+    def _write(
+        self, way: str, write: Write, texts: Sequence[Ids], begin: int, end: int, stage: _Stage
+    ) -> Told:
         """Let prompts of several lengths be continued together, one leaving early, and each by the model itself."""
         begin, end = (0, RANGES[0]) if stage.few else (begin, end)
         strands = self.made_up("plain", begin, self._wide(begin, end), texts, stage.owners)
@@ -374,8 +464,17 @@ class Trials:
                 if draft.written != own[: len(draft.written)]:
                     raise ValueError("the model itself continues a text otherwise")
         counts = [len(draft.written) for draft in drafts]
-        told = [Strand(d.index, [*d.prompt, *d.written], n, d.owner) for d, n in zip(drafts, counts, strict=True)]
-        return {way: [(one, said[: one.scored]) for one, said in zip(told, logprobs, strict=True) if one.scored]}
+        told = [
+            Strand(d.index, [*d.prompt, *d.written], n, d.owner)
+            for d, n in zip(drafts, counts, strict=True)
+        ]
+        return {
+            way: [
+                (one, said[: one.scored])
+                for one, said in zip(told, logprobs, strict=True)
+                if one.scored
+            ]
+        }
 
 
 # ---- judging --------------------------------------------------------------------------------------------------------
@@ -391,14 +490,23 @@ def _wrong(found: Found | str, stage: _Stage, *, copied: bool) -> Judged:
         wanted = stage.reference(strand)
         gaps = [a - b for a, b in zip(ours, wanted, strict=True)]
         worst = max(worst, *map(abs, gaps))
-        alike = close_enough(ours, wanted, dtype) and (exact or root_mean_square(gaps) <= 5 * ROUNDED)
-        if not alike and not _rounded(stage.network, strand, ours, wanted, copied, ROUNDED if exact else math.inf):
-            return f"log-likelihood {sum(ours):.4f} where the reference path gives {sum(wanted):.4f}", {}
+        alike = close_enough(ours, wanted, dtype) and (
+            exact or root_mean_square(gaps) <= 5 * ROUNDED
+        )
+        if not alike and not _rounded(
+            stage.network, strand, ours, wanted, copied, ROUNDED if exact else math.inf
+        ):
+            return (
+                f"log-likelihood {sum(ours):.4f} where the reference path gives {sum(wanted):.4f}",
+                {},
+            )
     name = "off_by" if exact else "off_by_in_16_bits"
     return None, {name: float(f"{worst:.1e}"), "in": str(dtype).removeprefix("torch.")}
 
 
-def _wrong_in_few_bits(found: Found | str, judge: _Stage, own: _Stage, *, whole: bool, rounding: float = 0.0) -> Judged:
+def _wrong_in_few_bits(
+    found: Found | str, judge: _Stage, own: _Stage, *, whole: bool, rounding: float = 0.0
+) -> Judged:
     """Say the same in 16 bits, beside float32's numbers where the copy is ``whole``, else beside the reference's.
 
     ``rounding`` is how far references of this kind are from float32's: two that round by it differ by more.
@@ -406,16 +514,27 @@ def _wrong_in_few_bits(found: Found | str, judge: _Stage, own: _Stage, *, whole:
     if isinstance(found, str):
         return found, {}
     gaps, own_gaps = [], []
-    for strand, ours in sorted(found, key=lambda entry: entry[0].index)[:: 1 if own.few else 2]:  # of every path alike
+    for strand, ours in sorted(found, key=lambda entry: entry[0].index)[
+        :: 1 if own.few else 2
+    ]:  # of every path alike
         reference = own.reference(strand)
         wanted = judge.reference(strand) if whole else reference
         gaps += [a - b for a, b in zip(ours, wanted, strict=True)]
         own_gaps += [a - b for a, b in zip(reference, wanted, strict=True)]
     off, least = root_mean_square(gaps), root_mean_square(own_gaps)
-    facts = {"off_by_in_16_bits": float(f"{off:.1e}")} | ({"reference_off_by": float(f"{least:.1e}")} if whole else {})
-    if off <= (MULTIPLE * least + ROUNDED if whole else max(5 * ROUNDED, math.sqrt(2) * MULTIPLE * rounding)):
+    facts = {"off_by_in_16_bits": float(f"{off:.1e}")} | (
+        {"reference_off_by": float(f"{least:.1e}")} if whole else {}
+    )
+    if off <= (
+        MULTIPLE * least + ROUNDED
+        if whole
+        else max(5 * ROUNDED, math.sqrt(2) * MULTIPLE * rounding)
+    ):
         return None, facts
-    return f"in 16 bits log-probabilities are off by {off:.3f}, where the reference's are by {least:.3f}", facts
+    return (
+        f"in 16 bits log-probabilities are off by {off:.3f}, where the reference's are by {least:.3f}",
+        facts,
+    )
 
 
 def close_enough(fast: Sequence[float], slow: Sequence[float], dtype: torch.dtype) -> bool:
@@ -423,12 +542,20 @@ def close_enough(fast: Sequence[float], slow: Sequence[float], dtype: torch.dtyp
     absolute, relative, mean = TOLERANCE.get(dtype, TOLERANCE[torch.bfloat16])
     gaps = [abs(one - other) for one, other in zip(fast, slow, strict=True)]
     largest = max(1.0, math.log2(len(gaps) / 8))  # of many roundings the largest is larger
-    within = all(gap <= largest * (absolute + relative * abs(value)) for gap, value in zip(gaps, slow, strict=True))
+    within = all(
+        gap <= largest * (absolute + relative * abs(value))
+        for gap, value in zip(gaps, slow, strict=True)
+    )
     return within and sum(gaps) <= len(gaps) * mean + relative * sum(map(abs, slow))
 
 
 def _rounded(
-    network: Network, strand: Strand, ours: Sequence[float], wanted: Sequence[float], copied: bool, most: float
+    network: Network,
+    strand: Strand,
+    ours: Sequence[float],
+    wanted: Sequence[float],
+    copied: bool,
+    most: float,
 ) -> bool:
     """Say whether a difference is the model's own rounding: what it gives of the same text in a batch of three.
 
@@ -436,7 +563,10 @@ def _rounded(
     thirtieth of its rounding is nothing.
     """
     again = network.own_logprobs(strand, copies=3)[0].tolist()
-    off, own = (root_mean_square([a - b for a, b in zip(said, wanted, strict=True)]) for said in (ours, again))
+    off, own = (
+        root_mean_square([a - b for a, b in zip(said, wanted, strict=True)])
+        for said in (ours, again)
+    )
     return off <= min(max(MULTIPLE * own, NOTHING if copied else 0.0), most)
 
 

@@ -48,7 +48,9 @@ class Site:
 
 GATHERED_BYTES = 2 << 30
 TRIED = 0.1  # of a layer's input, about, that an adapter made up for a trial adds
-_INSTALLED: weakref.WeakValueDictionary[int, AdapterBank] = weakref.WeakValueDictionary()  # by id of the model
+_INSTALLED: weakref.WeakValueDictionary[int, AdapterBank] = (
+    weakref.WeakValueDictionary()
+)  # by id of the model
 
 
 def installed_on(model: nn.Module) -> AdapterBank | None:
@@ -63,9 +65,13 @@ class Routing:
     def __init__(self) -> None:
         self.owners: Tensor | None = None
         self.keys: Tensor | None = None
-        self.gathered: Tensor | None = None  # (R, P): the rows' adapters, gathered once for all layers of a pass
+        self.gathered: Tensor | None = (
+            None  # (R, P): the rows' adapters, gathered once for all layers of a pass
+        )
         self.single = False
-        self.long_row: Callable[[Tensor, Site, Tensor, Tensor | None], Tensor] | None = None  # static passes' products
+        self.long_row: Callable[[Tensor, Site, Tensor, Tensor | None], Tensor] | None = (
+            None  # static passes' products
+        )
         self.count = 0  # tokens in the pass
 
 
@@ -91,16 +97,21 @@ class AdapterBank:
         self._frozen.enter_context(asking(model, False))
         plain, stacked = self.sites[: len(found.layers)], self.sites[len(found.layers) :]
         self._forwards: dict[nn.Module, Any] = {
-            module: LaneForward(self, site, module) for site, (_, module) in zip(plain, found.layers, strict=True)
+            module: LaneForward(self, site, module)
+            for site, (_, module) in zip(plain, found.layers, strict=True)
         }
         names = {module: name for name, module in model.named_modules()}
-        self.stacked_at: dict[int, tuple[str, str]] = {}  # site → its module's name and its parameter's
+        self.stacked_at: dict[
+            int, tuple[str, str]
+        ] = {}  # site → its module's name and its parameter's
         for entry, site in zip(found.stacked, stacked, strict=True):
             forward = self._forwards.setdefault(entry.module, StackedForward(self, entry.module))
             forward.sites.append((site, entry.parameter))
             self.stacked_at[site.index] = names[entry.module], entry.parameter
         self._bases: list[Tensor] = []
-        self.gains: dict[int, tuple[Tensor, Tensor]] = {}  # DoRA's, by site: m over the norms, and these (slots + 1, o)
+        self.gains: dict[
+            int, tuple[Tensor, Tensor]
+        ] = {}  # DoRA's, by site: m over the norms, and these (slots + 1, o)
         if lora.kind == "dora":
             self._measure(found.layers)
         self._put_on()
@@ -111,7 +122,9 @@ class AdapterBank:
         for name, module in layers:
             weight = plain_weight(module)
             if weight is None:
-                raise TuningError(f"layer {name} is more than linear, and takes no DoRA", hint="use method: lora")
+                raise TuningError(
+                    f"layer {name} is more than linear, and takes no DoRA", hint="use method: lora"
+                )
             self._bases.append(weight)
         self.lengths = [torch.linalg.vector_norm(weight.float(), dim=0) for weight in self._bases]
         for site, length in zip(self.sites, self.lengths, strict=True):
@@ -124,11 +137,20 @@ class AdapterBank:
         scale = self.lora.scale
         for site, base in zip(self.sites, self._bases, strict=False):  # no bases, but for DoRA
             length = self.lengths[site.index]
-            a, b = (beside(part, base) for part in self.views(self.weights, site))  # (K + 1, d, r), (K + 1, r, o)
+            a, b = (
+                beside(part, base) for part in self.views(self.weights, site)
+            )  # (K + 1, d, r), (K + 1, r, o)
             across = torch.matmul(a.transpose(1, 2).to(base.dtype), base).float()  # (K + 1, r, o)
             squares = torch.bmm(torch.bmm(a.transpose(1, 2), a), b)
-            norms = (length.square() + (b * (2 * scale * across + scale**2 * squares)).sum(1)).clamp(min=0).sqrt()
-            self.gains[site.index] = beside(self.magnitudes(self.weights, site), norms) / norms, norms
+            norms = (
+                (length.square() + (b * (2 * scale * across + scale**2 * squares)).sum(1))
+                .clamp(min=0)
+                .sqrt()
+            )
+            self.gains[site.index] = (
+                beside(self.magnitudes(self.weights, site), norms) / norms,
+                norms,
+            )
 
     def magnitudes(self, flat: Tensor, site: Site) -> Tensor:
         """View DoRA's m (K + 1, o) of one layer inside a flat (K + 1, P) matrix."""
@@ -167,7 +189,9 @@ class AdapterBank:
 
     def refresh(self) -> None:
         """Bring the copy that passes multiply with up to date: in the base's dtype, A already scaled by α/r."""
-        for row, into in zip(self.weights, self.work, strict=True):  # one at a time: all of them are a gigabyte
+        for row, into in zip(
+            self.weights, self.work, strict=True
+        ):  # one at a time: all of them are a gigabyte
             into.copy_(row * self.factors)
         self.measure()
 
@@ -179,7 +203,10 @@ class AdapterBank:
             row = self.fresh(slot)
             for site in self.sites:
                 _, b = self.views(row[None], site)
-                b.copy_(torch.randn(b.shape, generator=stream) * (TRIED / (site.scale * max(1, site.rank) ** 0.5)))
+                b.copy_(
+                    torch.randn(b.shape, generator=stream)
+                    * (TRIED / (site.scale * max(1, site.rank) ** 0.5))
+                )
                 if self.lora.kind == "dora":
                     m = self.magnitudes(row[None], site)
                     m.mul_(1 + TRIED * torch.randn(m.shape, generator=stream))
@@ -212,7 +239,10 @@ class AdapterBank:
         r, cut = site.rank, site.offset + site.fan_in * site.rank
         stop = cut + r * site.fan_out
         rows = flat.shape[0]
-        a, b = flat[:, site.offset : cut].view(rows, r, site.fan_in), flat[:, cut:stop].view(rows, r, site.fan_out)
+        a, b = (
+            flat[:, site.offset : cut].view(rows, r, site.fan_in),
+            flat[:, cut:stop].view(rows, r, site.fan_out),
+        )
         return a.transpose(1, 2), b  # both lie as (r, width)
 
     def fresh(self, seed: int) -> Tensor:
@@ -227,7 +257,9 @@ class AdapterBank:
         """Return a flat row as PEFT's state dict."""
         row = row.detach().cpu().float().unsqueeze(0)
         return {
-            f"base_model.model.{site.name}.{name}": part.clone(memory_format=torch.contiguous_format)
+            f"base_model.model.{site.name}.{name}": part.clone(
+                memory_format=torch.contiguous_format
+            )
             for site in self.sites
             for name, part in self.adapter.parts(self, row, site).items()
         }
@@ -259,7 +291,9 @@ class AdapterBank:
         self.routing.owners = owners
 
     @contextmanager
-    def training_rows(self, owners: Tensor, keys: Tensor | None, *, alone: bool = False) -> Iterator[None]:
+    def training_rows(
+        self, owners: Tensor, keys: Tensor | None, *, alone: bool = False
+    ) -> Iterator[None]:
         """Route one pass of training: its rows' slots and dropout keys. All rows are one lane's where it is ``alone``.
 
         One lane's tokens are one group whatever order a model gives them.
@@ -306,4 +340,6 @@ def _stacked_site(entry: Stacked, index: int, offset: int) -> Site:
     fan_in, fan_out = (two, one) if out_first else (one, two)
     rank = entry.rank * experts
     size = (fan_in + fan_out) * rank
-    return Site(entry.name, index, fan_in, fan_out, offset, size, rank, entry.scale, experts, out_first)
+    return Site(
+        entry.name, index, fan_in, fan_out, offset, size, rank, entry.scale, experts, out_first
+    )

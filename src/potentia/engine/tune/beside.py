@@ -60,10 +60,20 @@ class Comparison:
 def beside_peft(loaded: LoadedModel, lora: LoraConfig) -> list[Comparison]:
     """Compare a loaded model's scores, texts, gradients and updates with plain transformers' and PEFT's."""
     pairs, specs = _pairs(loaded), lanes(lora, loaded)
-    found = [_nats("log-likelihoods", _said(loaded, pairs), loaded, lambda model: _plainly(model, pairs), "its")]
+    found = [
+        _nats(
+            "log-likelihoods",
+            _said(loaded, pairs),
+            loaded,
+            lambda model: _plainly(model, pairs),
+            "its",
+        )
+    ]
     found.append(_texts(loaded))
     with LaneTrainer(loaded) as trainer:
-        failed = [result.reason for result in trainer.train(specs).values() if result.status != "done"]
+        failed = [
+            result.reason for result in trainer.train(specs).values() if result.status != "done"
+        ]
         if failed:
             raise TuningError(f"a lane failed: {failed[0]}")
         facts = trainer.record["training"]
@@ -72,11 +82,16 @@ def beside_peft(loaded: LoadedModel, lora: LoraConfig) -> list[Comparison]:
         ours = [trainer.adapter_state(spec.key) for spec in specs]
         starts = [bank.state(bank.fresh(spec.seed)) for spec in specs]
         owners = [trainer.restore(spec.key, EPOCHS) for spec in specs]
-        tuned = _said(loaded, pairs, trainer, [owners[number % LANES] for number in range(len(pairs))])
+        tuned = _said(
+            loaded, pairs, trainer, [owners[number % LANES] for number in range(len(pairs))]
+        )
 
     def train(model: nn.Module) -> list[State]:
         with wrapped_by_peft(model, bank) as wrapped:
-            return [train_by_peft(wrapped, spec, start) for spec, start in zip(specs, starts, strict=True)]
+            return [
+                train_by_peft(wrapped, spec, start)
+                for spec, start in zip(specs, starts, strict=True)
+            ]
 
     def score(model: nn.Module) -> list[float]:
         """Score questions to several adapters, one adapter at a time."""
@@ -88,15 +103,23 @@ def beside_peft(loaded: LoadedModel, lora: LoraConfig) -> list[Comparison]:
         return said
 
     form, gradients = facts["form"], facts["distance"]
-    found.append(Comparison("gradients, float32", gradients["lane"], 1e-3, form, "of a lane, as a share of its size"))
+    found.append(
+        Comparison(
+            "gradients, float32", gradients["lane"], 1e-3, form, "of a lane, as a share of its size"
+        )
+    )
     if "distance_in_few_bits" in facts:
         most = max(0.02, 3 * facts["own_rounding"]["lane"])
-        found.append(Comparison("gradients, 16 bits", facts["distance_in_few_bits"]["lane"], most, form))
+        found.append(
+            Comparison("gradients, 16 bits", facts["distance_in_few_bits"]["lane"], most, form)
+        )
     found.append(Comparison("updates", facts["update"], 1e-4, form, "three of AdamW's"))
     theirs, exact = _own_and_exact(loaded.model, train)
     off, own = (max(map(distance, some, exact, starts)) for some in (ours, theirs))
     note = "of their movement" + (f"; PEFT's own 16 bits are off by {own:.2g}" if own else "")
-    found.append(Comparison("adapters after four steps", off, max(EXACT["adapter"], TIMES * own), form, note))
+    found.append(
+        Comparison("adapters after four steps", off, max(EXACT["adapter"], TIMES * own), form, note)
+    )
     found.append(_nats("log-likelihoods, 3 adapters", tuned, loaded, score, "PEFT's"))
     return found
 
@@ -111,9 +134,15 @@ def lanes(lora: LoraConfig, loaded: LoadedModel) -> list[LaneSpec]:
         lengths = [longest, *stream.integers(2, max(3, longest // 3), EXAMPLES - 1).tolist()]
         ids = [stream.integers(FIRST_WORD, vocabulary, length).tolist() for length in lengths]
         prompts = [int(stream.integers(1, length)) for length in lengths]
-        loss = "completion" if number % 2 else "text"
-        schedule = Schedule(epochs=EPOCHS, batch=BATCH, learning_rate=1e-3 * (1 + number), loss=loss)  # type: ignore[arg-type]
-        specs.append(LaneSpec(f"lane-{number}", TokenisedExamples.of(ids, prompts), schedule, lora, number))
+        schedule = Schedule(
+            epochs=EPOCHS,
+            batch=BATCH,
+            learning_rate=1e-3 * (1 + number),
+            loss="completion" if number % 2 else "text",
+        )
+        specs.append(
+            LaneSpec(f"lane-{number}", TokenisedExamples.of(ids, prompts), schedule, lora, number)
+        )
     return specs
 
 
@@ -128,7 +157,9 @@ def _pairs(loaded: LoadedModel) -> list[Pair]:
     pairs = []
     for length in (3, 9, longest // 2, longest):
         stem = stream.integers(FIRST_WORD, vocabulary, max(1, length)).tolist()
-        pairs += [(stem, stream.integers(FIRST_WORD, vocabulary, count).tolist()) for count in (1, 2, 5)]
+        pairs += [
+            (stem, stream.integers(FIRST_WORD, vocabulary, count).tolist()) for count in (1, 2, 5)
+        ]
     return pairs
 
 
@@ -140,7 +171,9 @@ def _plainly(model: Any, pairs: Sequence[Pair]) -> list[float]:
     for stem, rest in pairs:
         ids = torch.tensor([stem + rest], device=device)
         logits = model(input_ids=ids[:, :-1], use_cache=False).logits[0, -len(rest) :].float()
-        said.append(float(torch.log_softmax(logits, -1).gather(1, ids[0, -len(rest) :, None]).sum()))
+        said.append(
+            float(torch.log_softmax(logits, -1).gather(1, ids[0, -len(rest) :, None]).sum())
+        )
     return said
 
 
@@ -152,16 +185,27 @@ def _own_and_exact(model: nn.Module, compute: Callable[[nn.Module], Found]) -> t
 
 
 def _nats(
-    what: str, ours: Said, loaded: LoadedModel, compute: Callable[[nn.Module], list[float]], whose: str
+    what: str,
+    ours: Said,
+    loaded: LoadedModel,
+    compute: Callable[[nn.Module], list[float]],
+    whose: str,
 ) -> Comparison:
     """Compare log-likelihoods with the model's own: in 16 bits by how far these are off float32."""
     own, exact = _own_and_exact(loaded.model, compute)
-    rounding, off = (max(abs(a - b) for a, b in zip(some, exact, strict=True)) for some in (own, ours[0]))
+    rounding, off = (
+        max(abs(a - b) for a, b in zip(some, exact, strict=True)) for some in (own, ours[0])
+    )
     note = f"nats; {whose} own 16 bits are off by {rounding:.2g}" if rounding else "nats"
     return Comparison(what, off, max(EXACT["score"], 2 * rounding), ours[1], note)
 
 
-def _said(loaded: LoadedModel, pairs: Sequence[Pair], router: Any = None, owners: Sequence[int] | None = None) -> Said:
+def _said(
+    loaded: LoadedModel,
+    pairs: Sequence[Pair],
+    router: Any = None,
+    owners: Sequence[int] | None = None,
+) -> Said:
     """Return log-likelihoods as Potentia computes them, and by which paths."""
     scorer = Scorer(loaded, router=router)
     said = [entry.logprob for entry in scorer.loglikelihood_ids(pairs, owners=owners)]
@@ -170,17 +214,26 @@ def _said(loaded: LoadedModel, pairs: Sequence[Pair], router: Any = None, owners
 
 def _texts(loaded: LoadedModel) -> Comparison:
     """Compare greedy texts with the model's own; in 16 bits a near tie may fall otherwise."""
-    requests = [Generation(text, (), 8) for text in ("The river is", "Answer:", "One, two, three and then the next is")]
+    requests = [
+        Generation(text, (), 8)
+        for text in ("The river is", "Answer:", "One, two, three and then the next is")
+    ]
     scorer = Scorer(loaded)
     ours = scorer.generate(requests)
     wrong = 0
     for request, text in zip(requests, ours, strict=True):
         prompt = loaded.encoder.prompt(request.context)
-        own = str(loaded.tokenizer.decode(scorer.network.own_tokens(prompt, 8, -1), skip_special_tokens=True))
+        own = str(
+            loaded.tokenizer.decode(
+                scorer.network.own_tokens(prompt, 8, -1), skip_special_tokens=True
+            )
+        )
         end = loaded.tokenizer.eos_token
         wrong += text != (own.split(end)[0] if end else own)
     few = loaded.dtype not in (torch.float32, torch.float64)
-    return Comparison("greedy texts", wrong, 1 if few else 0, " and ".join(scorer.notes["writing"]), "of 3 differ")
+    return Comparison(
+        "greedy texts", wrong, 1 if few else 0, " and ".join(scorer.notes["writing"]), "of 3 differ"
+    )
 
 
 # ---- PEFT -----------------------------------------------------------------------------------------------------------
@@ -202,7 +255,10 @@ def wrapped_by_peft(model: nn.Module, bank: AdapterBank) -> Iterator[Any]:
 
 def _put(wrapped: Any, state: State) -> None:
     adapted = [(name, value) for name, value in wrapped.named_parameters() if "lora_" in name]
-    own = {n.replace(".default", "").replace("_vector.weight", "_vector"): value for n, value in adapted}
+    own = {
+        n.replace(".default", "").replace("_vector.weight", "_vector"): value
+        for n, value in adapted
+    }
     if own.keys() != state.keys():
         extra, missing = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
         raise TuningError(f"PEFT adapts other layers: it has {extra[:3]}, we have {missing[:3]}")
@@ -218,13 +274,17 @@ def train_by_peft(wrapped: Any, spec: LaneSpec, start: State) -> State:
     _put(wrapped, start)
     parameters = [p for p in wrapped.parameters() if p.requires_grad]
     device, schedule = parameters[0].device, spec.schedule
-    few = next(p for n, p in wrapped.named_parameters() if "lora_" not in n and p.is_floating_point()).dtype
+    few = next(
+        p for n, p in wrapped.named_parameters() if "lora_" not in n and p.is_floating_point()
+    ).dtype
     optimizer = torch.optim.AdamW(
         parameters, schedule.learning_rate, schedule.betas, schedule.eps, schedule.weight_decay
     )
     for step in range(spec.total_steps):
         for row in spec.rows(step):
-            with torch.autocast(device.type, dtype=few, enabled=few in (torch.float16, torch.bfloat16)):
+            with torch.autocast(
+                device.type, dtype=few, enabled=few in (torch.float16, torch.bfloat16)
+            ):
                 loss = own_loss(wrapped, row, device)
             torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(parameters, schedule.clip if schedule.clip > 0 else math.inf)
@@ -232,7 +292,9 @@ def train_by_peft(wrapped: Any, spec: LaneSpec, start: State) -> State:
             group["lr"] = schedule.learning_rate * schedule.factor(step, spec.total_steps)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    return {n: v.detach().float().cpu().clone() for n, v in get_peft_model_state_dict(wrapped).items()}
+    return {
+        n: v.detach().float().cpu().clone() for n, v in get_peft_model_state_dict(wrapped).items()
+    }
 
 
 def distance(ours: State, theirs: State, start: State) -> float:

@@ -66,7 +66,9 @@ class Distance(NamedTuple):
 
     def within(self, most: Distance) -> bool:
         """Whether nothing is farther than allowed; what is not a number is, also where the model's own is none."""
-        return all(math.isfinite(off) and off <= allowed for off, allowed in zip(self, most, strict=True))
+        return all(
+            math.isfinite(off) and off <= allowed for off, allowed in zip(self, most, strict=True)
+        )
 
     def times(self, factor: float, least: Distance) -> Distance:
         """Return a multiple, and no less than the rounding of a few operations."""
@@ -82,7 +84,12 @@ class Distance(NamedTuple):
 
 WHOLE = (torch.float32, torch.float64)
 IN_FEW_BITS = ("distance_in_few_bits", "own_rounding", "update", "kernels")
-SHOWN = ("rows", "distance", *IN_FEW_BITS, "not_taken")  # of the whole check, where few rows were judged after it
+SHOWN = (
+    "rows",
+    "distance",
+    *IN_FEW_BITS,
+    "not_taken",
+)  # of the whole check, where few rows were judged after it
 WHOLE_BITS = Distance(1e-4, 1e-3, 1e-2)
 FEW_BITS = Distance(4e-3, 4e-3, 5e-2)  # beside float32
 FEW_ROWS = Distance(8e-3, 4e-2, 0.2)  # beside the model's own 16 bits
@@ -150,7 +157,13 @@ def _taken(name: str, form: str, refused: dict[str, str], facts: dict[str, Any])
 
 
 def recheck(
-    model: nn.Module, lora: LoraConfig, specs: Sequence[LaneSpec], verdict: Verdict, *, limit: int, recompute: bool
+    model: nn.Module,
+    lora: LoraConfig,
+    specs: Sequence[LaneSpec],
+    verdict: Verdict,
+    *,
+    limit: int,
+    recompute: bool,
 ) -> Verdict | None:
     """Return what was found of a model built alike, or on shorter rows, where a row of two lanes is right here too.
 
@@ -170,7 +183,13 @@ def recheck(
 
 
 def _few(
-    model: nn.Module, lora: LoraConfig, specs: Sequence[LaneSpec], form: str, limit: int | None, *, recompute: bool
+    model: nn.Module,
+    lora: LoraConfig,
+    specs: Sequence[LaneSpec],
+    form: str,
+    limit: int | None,
+    *,
+    recompute: bool,
 ) -> tuple[str | None, dict[str, Any]]:
     """Say what is wrong with a form on a row of two lanes, in float32 and two blocks of each kind; and what was found.
 
@@ -209,7 +228,13 @@ class _Trial:
         few: bool = False,
         exact: _Trial | None = None,
     ) -> None:
-        self.model, self.specs, self.recompute, self.few, self.exact = judge.model, specs, recompute, few, exact
+        self.model, self.specs, self.recompute, self.few, self.exact = (
+            judge.model,
+            specs,
+            recompute,
+            few,
+            exact,
+        )
         self.copied = judge.copied  # what runs is another: a model of 16 bits
         self.split = SplitModel(self.model)
         self.bank = AdapterBank(self.model, lora, SLOTS)
@@ -253,7 +278,9 @@ class _Trial:
                 self.most = longest // 2
                 continue
             if not bool(truth[1].any()):
-                raise TuningError("no adapter changes what the model computes", hint="check `targets`")
+                raise TuningError(
+                    "no adapter changes what the model computes", hint="check `targets`"
+                )
             self.facts.setdefault("rows", [len(row.ids) for row in rows])
             self._judged[key] = rows, truth
         return self._judged[key]
@@ -290,13 +317,19 @@ class _Trial:
         """Return plain operations for a copy, kernels beside them for a model of 16 bits; None for the device's own."""
         if max(len(row.ids) for row in rows) > MOST_PLAIN:
             return None
-        return plain_operations() if self.copied else compared_kernels(self.bank.device, self.bank.dtype)
+        return (
+            plain_operations()
+            if self.copied
+            else compared_kernels(self.bank.device, self.bank.dtype)
+        )
 
     def _differs(self, form: str, rows: Sequence[Lesson], truth: Gradients) -> str | None:
         """Say how a form's losses, gradients and updates differ from the judge's by more than is allowed, or None."""
         most = self._allowed(rows, truth)
         distance = distance_of(self.bank, self.gradients(form, rows), truth)
-        self.facts["distance" if self.exact is None else "distance_in_few_bits"] = distance.as_dict()
+        self.facts["distance" if self.exact is None else "distance_in_few_bits"] = (
+            distance.as_dict()
+        )
         if not distance.within(most):
             return f"{distance} ({most.loss:.1e}, {most.lane:.1e} and {most.layer:.1e} are allowed)"
         if form == SHARED and self.exact is None:
@@ -315,11 +348,15 @@ class _Trial:
         if self.bank.dtype in WHOLE:
             return WHOLE_BITS
         padding = 5 if self.exact is None else 0
-        own = distance_of(self.bank, own_gradients(self.model, self.bank, rows, padding=padding), truth)
+        own = distance_of(
+            self.bank, own_gradients(self.model, self.bank, rows, padding=padding), truth
+        )
         if self.exact is None:
             return own.times(MULTIPLE, FEW_ROWS)
         self.facts["own_rounding"] = own.as_dict()
-        return own.times(MULTIPLE, FEW_BITS)._replace(lane=max(LANE_MULTIPLE * own.lane, FEW_BITS.lane))
+        return own.times(MULTIPLE, FEW_BITS)._replace(
+            lane=max(LANE_MULTIPLE * own.lane, FEW_BITS.lane)
+        )
 
     def gradients(self, form: str, rows: Sequence[Lesson]) -> Gradients:
         """Return the losses and gradients that a form gives on these rows, all in one pass where it shares passes."""
@@ -332,14 +369,18 @@ class _Trial:
         return found
 
 
-def _wrong_in_few_bits(model: nn.Module, structure: _Trial, form: str, *, whole: bool) -> str | None:
+def _wrong_in_few_bits(
+    model: nn.Module, structure: _Trial, form: str, *, whole: bool
+) -> str | None:
     """Say what is wrong with a form in the model's own 16 bits, or None.
 
     Float32's gradients of a copy without all blocks are another model's: then the model is judged by itself.
     """
     bank, exact = structure.bank, structure if whole else None
     itself = Twin(model, 1, 1, copied=False)
-    trial = _Trial(itself, bank.lora, structure.specs, structure.most, structure.recompute, exact=exact)
+    trial = _Trial(
+        itself, bank.lora, structure.specs, structure.most, structure.recompute, exact=exact
+    )
     with closing(trial.bank):
         told = trial.wrong(form)
     structure.facts |= {name: trial.facts[name] for name in IN_FEW_BITS if name in trial.facts}
@@ -360,8 +401,14 @@ def trial_rows(specs: Sequence[LaneSpec], limit: int | None, draw: int = 0) -> l
     order = [specs[(longest + lane) % len(specs)] for lane in range(SLOTS)]
     rows: list[Lesson] = []
     for slot, spec in enumerate(order):
-        first = int(spec.examples.lengths.argmax()) if slot == 0 else int(stream.integers(len(spec.examples)))
-        texts = [spec.text(index, limit) for index in (first, int(stream.integers(len(spec.examples))))]
+        first = (
+            int(spec.examples.lengths.argmax())
+            if slot == 0
+            else int(stream.integers(len(spec.examples)))
+        )
+        texts = [
+            spec.text(index, limit) for index in (first, int(stream.integers(len(spec.examples))))
+        ]
         ids, start = texts[1]
         half = max(2, len(ids) // (2 + slot))
         texts[1] = ids[:half], min(start, half - 1)
@@ -393,7 +440,12 @@ def distance_of(bank: AdapterBank, ours: Gradients, judge: Gradients) -> Distanc
         return sums[:, ends].diff(dim=1).clamp(min=0).sqrt().float()
 
     layer = (layers(gap) / torch.maximum(layers(own[:n]), floor[:, None]).clamp(min=1e-12)).max()
-    return Distance(*(float(part) if bool(torch.isfinite(part)) else float("inf") for part in (loss, lane, layer)))
+    return Distance(
+        *(
+            float(part) if bool(torch.isfinite(part)) else float("inf")
+            for part in (loss, lane, layer)
+        )
+    )
 
 
 def update_distance(bank: AdapterBank, grads: Tensor, schedule: Schedule) -> float:
@@ -402,7 +454,9 @@ def update_distance(bank: AdapterBank, grads: Tensor, schedule: Schedule) -> flo
     states, losses = LaneStates(n, bank.width, bank.device), torch.zeros(n + 1, device=bank.device)
     leaves = [kept[slot].clone().requires_grad_() for slot in range(n)]
     judges = [
-        torch.optim.AdamW([leaf], 0.0, schedule.betas, schedule.eps, schedule.weight_decay, foreach=False)
+        torch.optim.AdamW(
+            [leaf], 0.0, schedule.betas, schedule.eps, schedule.weight_decay, foreach=False
+        )
         for leaf in leaves
     ]
     clip = schedule.clip if schedule.clip > 0 else float("inf")
@@ -411,7 +465,12 @@ def update_distance(bank: AdapterBank, grads: Tensor, schedule: Schedule) -> flo
         for step, factor in enumerate((1.0, -0.5, 2.0)):
             bank.grads.copy_(grads * factor)
             numbers = settings_row(tried, step, 8)
-            apply_update(bank, states, losses, torch.tensor([[*numbers, 1.0, step == 0]] * n, device=bank.device))
+            apply_update(
+                bank,
+                states,
+                losses,
+                torch.tensor([[*numbers, 1.0, step == 0]] * n, device=bank.device),
+            )
             for slot, (leaf, judge) in enumerate(zip(leaves, judges, strict=True)):
                 leaf.grad = grads[slot].clone() * factor
                 nn.utils.clip_grad_norm_([leaf], clip)
@@ -421,7 +480,10 @@ def update_distance(bank: AdapterBank, grads: Tensor, schedule: Schedule) -> flo
         moved = torch.linalg.vector_norm(wanted - kept[:n])
         error = torch.linalg.vector_norm(bank.weights[:n] - wanted)
         used = bank.weights[:n] * bank.factors
-        stale, rounding = (torch.linalg.vector_norm(part - used) for part in (bank.work[:n], used.to(bank.work.dtype)))
+        stale, rounding = (
+            torch.linalg.vector_norm(part - used)
+            for part in (bank.work[:n], used.to(bank.work.dtype))
+        )
         error += (stale - MULTIPLE * rounding).clamp(min=0)
         return float(error / moved.clamp(min=1e-12) if float(moved) > 0 else error)
     finally:

@@ -24,13 +24,23 @@ _MARK = b"potentia-sealed sha256 "
 
 
 @spending("save")
-def write_sealed(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any], *, synced: bool = True) -> None:
+def write_sealed(
+    path: Path, tensors: dict[str, Tensor], facts: dict[str, Any], *, synced: bool = True
+) -> None:
     """Write tensors and facts to ``path`` in one atomic step; a full disk is an error and leaves the old file."""
     from safetensors.torch import save
 
-    payload = save({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, {"facts": json.dumps(facts)})
+    payload = save(
+        {name: t.detach().cpu().contiguous() for name, t in tensors.items()},
+        {"facts": json.dumps(facts)},
+    )
     try:
-        write_file(path, _MARK + hashlib.sha256(payload).hexdigest().encode() + b"\n", payload, synced=synced)
+        write_file(
+            path,
+            _MARK + hashlib.sha256(payload).hexdigest().encode() + b"\n",
+            payload,
+            synced=synced,
+        )
     except OSError as error:
         raise TuningError(
             f"cannot save a checkpoint: {error.strerror or error}",
@@ -77,7 +87,9 @@ class Shelf:
     def put(self, key: str, epoch: int, tensors: dict[str, Tensor]) -> None:
         """Keep what a lane is after ``epoch`` (from 1)."""
         if self.folder is None:
-            self._memory[key, epoch] = {name: part.detach().cpu().clone() for name, part in tensors.items()}
+            self._memory[key, epoch] = {
+                name: part.detach().cpu().clone() for name, part in tensors.items()
+            }
         else:
             write_sealed(self.path(key, epoch), tensors, {"key": key, "epoch": epoch}, synced=False)
 
@@ -90,7 +102,9 @@ class Shelf:
 
     def keep(self, states: Collection[tuple[str, int]]) -> None:
         """Let go of all but these keys and epochs."""
-        self._memory = {state: tensors for state, tensors in self._memory.items() if state in states}
+        self._memory = {
+            state: tensors for state, tensors in self._memory.items() if state in states
+        }
         if self.folder is not None:
             kept = {self.path(*state) for state in states}
             for file in set(self.folder.glob("*/epoch-*.sealed")) - kept:
@@ -110,14 +124,20 @@ class Snapshots:
 
     def due(self, *, now: bool = False) -> bool:
         """Whether to write one; ``now`` asks for it at once."""
-        return self.folder is not None and (now or time.monotonic() - self._at >= max(self.seconds, 20 * self._took))
+        return self.folder is not None and (
+            now or time.monotonic() - self._at >= max(self.seconds, 20 * self._took)
+        )
 
     def save(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Write the next snapshot over the older of the two."""
         assert self.folder is not None
         began = time.monotonic()
         self.serial += 1
-        write_sealed(self.folder / f"snapshot-{self.serial % 2}.sealed", tensors, {**facts, "serial": self.serial})
+        write_sealed(
+            self.folder / f"snapshot-{self.serial % 2}.sealed",
+            tensors,
+            {**facts, "serial": self.serial},
+        )
         self._at = time.monotonic()
         self._took = self._at - began
 

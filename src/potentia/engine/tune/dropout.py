@@ -29,7 +29,9 @@ def _mix64(value: Words) -> Words:
     return value ^ (value >> np.uint64(31))
 
 
-def token_keys(seeds: Numbers, steps: Numbers, rows: Numbers, tokens: Numbers) -> npt.NDArray[np.int32]:
+def token_keys(
+    seeds: Numbers, steps: Numbers, rows: Numbers, tokens: Numbers
+) -> npt.NDArray[np.int32]:
     """Make a 31-bit key per token: from its lane's seed and step, its row's place in the batch, its place in the row.
 
     The first three have one entry per row and ``tokens`` any shape that they broadcast against.

@@ -25,7 +25,14 @@ from potentia.engine.split import SplitModel, asking
 from potentia.engine.tune.check import DRAWS, WHOLE_BITS, Distance, Verdict, trial_rows
 from potentia.engine.tune.checkpoint_file import Snapshots
 from potentia.engine.tune.judge import Gradients, own_loss
-from potentia.engine.tune.passes import SHARED, PassPlan, assemble, backpropagate, divided, recomputing
+from potentia.engine.tune.passes import (
+    SHARED,
+    PassPlan,
+    assemble,
+    backpropagate,
+    divided,
+    recomputing,
+)
 from potentia.engine.tune.schedule import LaneSpec, Lesson, Schedule
 from potentia.engine.tune.trainer import Trainer
 from potentia.errors import TuningError
@@ -57,7 +64,9 @@ class Job:
         self.trainer, self.schedule, self.form = trainer, spec.schedule, form
         self.parameters = list(trainer.model.parameters())
         trainer.model.zero_grad()
-        self.masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self.parameters]
+        self.masters = [
+            p if p.dtype == torch.float32 else p.detach().float() for p in self.parameters
+        ]
         self.optimizer = adamw(self.masters, spec.schedule)
         small = sum(12 * master.numel() for master in self.masters) <= MOST_BYTES
         self.snapshots = Snapshots(folder if small else None, SNAPSHOT_SECONDS)
@@ -69,7 +78,9 @@ class Job:
         for master, parameter in zip(self.masters, self.parameters, strict=True):
             if master is not parameter and parameter.grad is not None:
                 master.grad, parameter.grad = parameter.grad.float(), None
-        made = FullStep(loss, clipped_norm(self.masters, self.schedule), sum(len(row.ids) for row in rows))
+        made = FullStep(
+            loss, clipped_norm(self.masters, self.schedule), sum(len(row.ids) for row in rows)
+        )
         if made.sound:
             update(self.optimizer, rate)
             self._put()
@@ -99,7 +110,9 @@ class Job:
         tensors: dict[str, Tensor] = {}
         for place, master in enumerate(self.masters):
             state = self.optimizer.state[master]
-            tensors |= {f"weight-{place}": master} | {f"{part}-{place}": state[part] for part in MOMENTS if state}
+            tensors |= {f"weight-{place}": master} | {
+                f"{part}-{place}": state[part] for part in MOMENTS if state
+            }
         self.snapshots.save(tensors, {"steps": done})
         self._saved = len(done)
 
@@ -118,7 +131,9 @@ class Job:
         return done
 
 
-def passes_of(split: SplitModel, rows: Sequence[Lesson], plan: PassPlan, form: str) -> Iterator[Tensor]:
+def passes_of(
+    split: SplitModel, rows: Sequence[Lesson], plan: PassPlan, form: str
+) -> Iterator[Tensor]:
     """Run rows forward and backward in passes; yields the loss of each."""
     device = next(split.model.parameters()).device
     for chosen, length in divided(rows, plan, form):
@@ -126,7 +141,9 @@ def passes_of(split: SplitModel, rows: Sequence[Lesson], plan: PassPlan, form: s
         yield (backpropagate(split, batch, whole=form != SHARED) * batch.weights).sum()
 
 
-def check_full(model: nn.Module, spec: LaneSpec, limit: int | None, forms: Sequence[str]) -> Verdict:
+def check_full(
+    model: nn.Module, spec: LaneSpec, limit: int | None, forms: Sequence[str]
+) -> Verdict:
     """Find the first form of full tuning whose loss and gradients of all weights are those of each row alone."""
     began = time.monotonic()
     split, plan, told = SplitModel(model), PassPlan(1, 1 << 40, 1 << 40), ""
@@ -134,17 +151,24 @@ def check_full(model: nn.Module, spec: LaneSpec, limit: int | None, forms: Seque
         for draw in range(DRAWS):
             rows = [replace(row, slot=0) for row in trial_rows([spec], limit, draw)]
             own = _full_gradients(model, _own(model, rows))
-            distance = _full_distance(_full_gradients(model, passes_of(split, rows, plan, form)), own)
+            distance = _full_distance(
+                _full_gradients(model, passes_of(split, rows, plan, form)), own
+            )
             if distance.within(WHOLE_BITS):
                 recomputes = False
                 with suppress(Exception), recomputing(model, True):
                     again = _full_gradients(model, passes_of(split, rows, plan, form))
                     recomputes = _full_distance(again, own).within(WHOLE_BITS)
-                facts = {"distance": distance.as_dict(), "seconds": round(time.monotonic() - began, 3)}
+                facts = {
+                    "distance": distance.as_dict(),
+                    "seconds": round(time.monotonic() - began, 3),
+                }
                 return Verdict(form, recomputes=recomputes, facts=facts)
             told = str(distance)
         log.warning("%s: full tuning is not run as %s: %s", type(model).__name__, form, told)
-    raise TuningError(f"{type(model).__name__} cannot be tuned here: {told}", hint="potentia models check MODEL")
+    raise TuningError(
+        f"{type(model).__name__} cannot be tuned here: {told}", hint="potentia models check MODEL"
+    )
 
 
 def _full_distance(ours: Gradients, own: Gradients) -> Distance:
@@ -174,7 +198,9 @@ def _full_gradients(model: nn.Module, losses: Iterator[Tensor]) -> Gradients:
 
 def clipped_norm(parameters: list[Tensor], schedule: Schedule) -> float:
     """Clip the gradients' norm; returns what it was."""
-    norm: Any = nn.utils.clip_grad_norm_(parameters, schedule.clip if schedule.clip > 0 else math.inf)
+    norm: Any = nn.utils.clip_grad_norm_(
+        parameters, schedule.clip if schedule.clip > 0 else math.inf
+    )
     return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
 
@@ -192,4 +218,6 @@ def adamw(parameters: list[Tensor], schedule: Schedule) -> torch.optim.AdamW:
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": schedule.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=schedule.learning_rate, betas=schedule.betas, eps=schedule.eps)
+    return torch.optim.AdamW(
+        groups, lr=schedule.learning_rate, betas=schedule.betas, eps=schedule.eps
+    )

@@ -57,7 +57,9 @@ class FullLanes(Trainer):
     ) -> None:
         super().__init__(loaded, token_budget, workspace)
         if is_quantised(self.model):
-            raise TuningError("quantised weights cannot be tuned themselves", hint="use method: lora")
+            raise TuningError(
+                "quantised weights cannot be tuned themselves", hint="use method: lora"
+            )
         self.shards, self.looks = shards, looks
         self.steps: list[FullStep] = []  # of the lane under way
         self.form, self._checked = SHARED, 0  # what the check found, up to which length
@@ -66,7 +68,9 @@ class FullLanes(Trainer):
         self._asking = ExitStack()
         self._asking.enter_context(asking(self.model, True))
         self._shelves: dict[str, Shelf] = {}  # of the lanes trained here
-        self.now: State | None = None  # what the model is; None for anything but the end of an epoch
+        self.now: State | None = (
+            None  # what the model is; None for anything but the end of an epoch
+        )
 
     def close(self) -> None:
         """Put the original weights back."""
@@ -102,7 +106,9 @@ class FullLanes(Trainer):
         self.bare()
         folder = None
         if self.workspace is not None:
-            name = hashlib.sha256(f"full lane 1\n{self.fingerprint}\n{spec.fingerprint()}".encode()).hexdigest()
+            name = hashlib.sha256(
+                f"full lane 1\n{self.fingerprint}\n{spec.fingerprint()}".encode()
+            ).hexdigest()
             folder = self.workspace / name[:24]
         self._shelves[spec.key] = Shelf(folder)
         return folder
@@ -114,7 +120,9 @@ class FullLanes(Trainer):
             return Shards(self, spec, self.form, self.shards)
         # weights, gradients, masters and two moments stay on the device
         self.plan = self.pack(1, 1.0, more=self.parameters[0].element_size() + 12)
-        return nullcontext(Job(self, spec, self.form, folder / UNDER_WAY if folder is not None else None))
+        return nullcontext(
+            Job(self, spec, self.form, folder / UNDER_WAY if folder is not None else None)
+        )
 
     def _check(self, spec: LaneSpec, forms: Sequence[str]) -> None:
         """Find the first form whose losses and gradients are the model's own."""
@@ -146,7 +154,9 @@ class FullLanes(Trainer):
         shelf = self._shelves.get(lane_key)
         held = shelf.get(lane_key, epoch) if shelf is not None else None
         if held is None:
-            if shelf is not None and shelf.folder is not None:  # so that the next run does not trust its notes
+            if (
+                shelf is not None and shelf.folder is not None
+            ):  # so that the next run does not trust its notes
                 shutil.rmtree(shelf.folder, ignore_errors=True)
             raise TuningError(
                 f"the weights of lane {lane_key} after epoch {epoch} are not there",
@@ -206,7 +216,10 @@ class _FullLane:
 
     def _end_epoch(self, number: int, at: int, steps: Sequence[FullStep]) -> None:
         lane, key = self.lane, self.spec.key
-        loss, tokens = sum(step.loss for step in steps) / len(steps), sum(step.tokens for step in steps)
+        loss, tokens = (
+            sum(step.loss for step in steps) / len(steps),
+            sum(step.tokens for step in steps),
+        )
         epoch = LaneEpoch(key, number, at, loss, tokens, time.monotonic() - lane.began)
         self.trainer.now = key, number
         dropped = self.watch.on_epoch([epoch]) or ()

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 Gradients = tuple[Tensor, Tensor]  # losses by slot, and gradients (slots + 1, P)
 
 
-def own_gradients(model: nn.Module, bank: AdapterBank, rows: Sequence[Lesson], *, padding: int = 0) -> Gradients:
+def own_gradients(
+    model: nn.Module, bank: AdapterBank, rows: Sequence[Lesson], *, padding: int = 0
+) -> Gradients:
     """Return losses and gradients of each row alone through the model's own forward, cross-entropy and autograd."""
     losses = torch.zeros(bank.slots + 1, device=bank.device)
     grads = torch.zeros_like(bank.weights)
@@ -34,8 +36,12 @@ def own_gradients(model: nn.Module, bank: AdapterBank, rows: Sequence[Lesson], *
         for row in rows:
             # a leaf a layer: the gradient of a slice of one long leaf would be as long as all of it
             spans = [slice(site.offset, site.offset + site.size) for site in bank.sites]
-            leaves = [bank.weights[row.slot, span].detach().clone().requires_grad_() for span in spans]
-            with _plain_adapters(bank, leaves, row):  # also on the way back, where a block may be computed again
+            leaves = [
+                bank.weights[row.slot, span].detach().clone().requires_grad_() for span in spans
+            ]
+            with _plain_adapters(
+                bank, leaves, row
+            ):  # also on the way back, where a block may be computed again
                 loss = own_loss(model, row, bank.device, padding=padding)
                 slopes = torch.autograd.grad(loss, leaves, allow_unused=True)
             for span, slope in zip(spans, slopes, strict=True):
@@ -48,7 +54,9 @@ def own_gradients(model: nn.Module, bank: AdapterBank, rows: Sequence[Lesson], *
 def own_loss(model: nn.Module, row: Lesson, device: torch.device, *, padding: int = 0) -> Tensor:
     """Return a row's share of its lane's loss by the model's own forward on the row alone."""
     ids = torch.from_numpy(np.concatenate([row.ids, np.zeros(padding, np.int64)])).to(device)
-    logits = model(input_ids=ids[None], use_cache=False).logits[0, row.first_target - 1 : len(row.ids) - 1]
+    logits = model(input_ids=ids[None], use_cache=False).logits[
+        0, row.first_target - 1 : len(row.ids) - 1
+    ]
     wanted = ids[row.first_target : len(row.ids)]
     return nn.functional.cross_entropy(logits.float(), wanted, reduction="sum") * row.weight
 
@@ -66,7 +74,9 @@ def _plain_adapters(bank: AdapterBank, leaves: Sequence[Tensor], row: Lesson) ->
                 stack.enter_context(_stacked(modules[name], parameter, site, a, b))
             else:
                 m = bank.magnitudes(leaf[None], alone)[0] if bank.lora.kind == "dora" else None
-                stack.callback(modules[site.name].register_forward_hook(_hook(bank, site, a, b, m, row)).remove)
+                stack.callback(
+                    modules[site.name].register_forward_hook(_hook(bank, site, a, b, m, row)).remove
+                )
         yield
 
 
@@ -80,7 +90,9 @@ def _hook(
     weight = plain_weight(bank.model.get_submodule(site.name)) if m is not None else None
     gains: Tensor | None = None
     if m is not None and weight is not None:
-        norms = torch.linalg.norm(weight.float() + beside((a @ b).detach() * site.scale, weight), dim=0)
+        norms = torch.linalg.norm(
+            weight.float() + beside((a @ b).detach() * site.scale, weight), dim=0
+        )
         gains = beside(m, weight) / norms
 
     def add(_: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:

@@ -61,7 +61,9 @@ class LaneForward:
             return routing.long_row(x, self.site, self.weight, self.bias)
         if routing.owners is None:
             return self.own(x)  # type: ignore[no-any-return]
-        out: Tensor = _Adapted.apply(x, self.bank.anchor, self.bank, self.site, self.weight, self.bias)  # type: ignore[no-untyped-call]
+        out: Tensor = _Adapted.apply(
+            x, self.bank.anchor, self.bank, self.site, self.weight, self.bias
+        )  # type: ignore[no-untyped-call]
         if self.weight is not None:
             return out
         whole: Tensor = self.own(x)
@@ -82,7 +84,13 @@ class _Adapted(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, anchor: Tensor, bank: AdapterBank, site: Site, weight: Tensor | None, bias: Tensor | None
+        ctx: Any,
+        x: Tensor,
+        anchor: Tensor,
+        bank: AdapterBank,
+        site: Site,
+        weight: Tensor | None,
+        bias: Tensor | None,
     ) -> Tensor:
         ctx.bank = bank
         return bank.adapter.forward(ctx, x, bank, site, weight, bias)
@@ -113,7 +121,13 @@ class Adapter:
         return {"lora_A.weight": a[0].t(), "lora_B.weight": b[0].t()}
 
     def forward(
-        self, ctx: Any, x: Tensor, bank: AdapterBank, site: Site, weight: Tensor | None, bias: Tensor | None
+        self,
+        ctx: Any,
+        x: Tensor,
+        bank: AdapterBank,
+        site: Site,
+        weight: Tensor | None,
+        bias: Tensor | None,
     ) -> Tensor:
         """Compute a layer, each row with its slot's adapter; without ``weight``, the adapters' share alone."""
         ctx.base = weight
@@ -150,21 +164,36 @@ class Dora(Adapter):
 
     def parts(self, bank: AdapterBank, row: Tensor, site: Site) -> dict[str, Tensor]:
         """View m as well."""
-        return {**super().parts(bank, row, site), "lora_magnitude_vector": bank.magnitudes(row, site)[0]}
+        return {
+            **super().parts(bank, row, site),
+            "lora_magnitude_vector": bank.magnitudes(row, site)[0],
+        }
 
     def forward(
-        self, ctx: Any, x: Tensor, bank: AdapterBank, site: Site, weight: Tensor | None, bias: Tensor | None
+        self,
+        ctx: Any,
+        x: Tensor,
+        bank: AdapterBank,
+        site: Site,
+        weight: Tensor | None,
+        bias: Tensor | None,
     ) -> Tensor:
         """Compute base and adapters, and scale their sum."""
         assert weight is not None
         assert bank.routing.owners is not None
         owners = bank.routing.owners[:1] if bank.routing.single else bank.routing.owners
-        rows, tokens = (1, x.numel() // x.shape[-1]) if bank.routing.single else grouped(x, bank.routing, site.name)
+        rows, tokens = (
+            (1, x.numel() // x.shape[-1])
+            if bank.routing.single
+            else grouped(x, bank.routing, site.name)
+        )
         parts = x.reshape(rows, tokens, x.shape[-1])
         dropout = _dropout(bank, site, rows, tokens, x)
         kept = parts if dropout is None else dropout(parts)
         a, b = (beside(part.index_select(0, owners), x) for part in bank.views(bank.work, site))
-        gains, norms = (beside(part.index_select(0, owners).unsqueeze(1), x) for part in bank.gains[site.index])
+        gains, norms = (
+            beside(part.index_select(0, owners).unsqueeze(1), x) for part in bank.gains[site.index]
+        )
         base = kept @ weight
         h = torch.bmm(kept, a)
         sums = torch.baddbmm(base, h, b)  # (R, T, o)
@@ -181,7 +210,9 @@ class Dora(Adapter):
         bank, site, owners, dropout, shape, weight, gains, norms = ctx.held
         dy = slope.to(parts.dtype).reshape(sums.shape)
         into = bank.magnitudes(bank.grads, site)
-        into.index_add_(0, owners, beside(((dy.float() * sums.float()).sum(1) / norms.squeeze(1)), into))
+        into.index_add_(
+            0, owners, beside(((dy.float() * sums.float()).sum(1) / norms.squeeze(1)), into)
+        )
         dz = dy * gains.to(dy.dtype)
         a, b = (beside(part.index_select(0, owners), dy) for part in bank.views(bank.work, site))
         dh = torch.bmm(dz, b.transpose(1, 2))
@@ -262,7 +293,9 @@ def _add_gradients(
     da, db = bank.views(bank.grads, site)
     db.index_add_(0, owners, beside(torch.bmm(h.transpose(1, 2), dy).float(), db))
     da = da.transpose(1, 2)  # as it lies
-    da.index_add_(0, owners, beside(torch.bmm(dh.transpose(1, 2), kept).float(), da), alpha=bank.lora.scale)
+    da.index_add_(
+        0, owners, beside(torch.bmm(dh.transpose(1, 2), kept).float(), da), alpha=bank.lora.scale
+    )
 
 
 class StackedForward:
@@ -301,7 +334,9 @@ class StackedForward:
         try:
             if slot < self.bank.slots:
                 for site, name in self.sites:
-                    tuned = _StackedWeight.apply(self.bank.anchor, self.bank, site, slot, kept[name])  # type: ignore[no-untyped-call]
+                    tuned = _StackedWeight.apply(
+                        self.bank.anchor, self.bank, site, slot, kept[name]
+                    )  # type: ignore[no-untyped-call]
                     del parameters[name]
                     self.module.__dict__[name] = tuned
             yield
@@ -315,7 +350,9 @@ class _StackedWeight(torch.autograd.Function):
     """W + s · B_k A_k for each expert, laid out as PEFT lays out its factors."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, bank: AdapterBank, site: Site, slot: int, weight: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, anchor: Tensor, bank: AdapterBank, site: Site, slot: int, weight: Tensor
+    ) -> Tensor:
         a, b = (beside(part, weight) for part in _factors(bank, site, slot))
         delta = torch.bmm(b, a)  # (E, o, i), scaled, because A is
         ctx.held = bank, site, slot
@@ -327,12 +364,18 @@ class _StackedWeight(torch.autograd.Function):
         bank, site, slot = ctx.held
         a, b = (beside(part, grads[0]) for part in _factors(bank, site, slot))
         slope = grads[0].view(
-            site.experts, *((site.fan_out, site.fan_in) if site.out_first else (site.fan_in, site.fan_out))
+            site.experts,
+            *((site.fan_out, site.fan_in) if site.out_first else (site.fan_in, site.fan_out)),
         )
         slope = (slope if site.out_first else slope.transpose(1, 2)).to(a.dtype)  # (E, o, i)
-        db, da = torch.bmm(slope, a.transpose(1, 2)), torch.bmm(b.transpose(1, 2), slope)  # (E, o, r), (E, r, i)
+        db, da = (
+            torch.bmm(slope, a.transpose(1, 2)),
+            torch.bmm(b.transpose(1, 2), slope),
+        )  # (E, o, r), (E, r, i)
         into_a, into_b = (part[slot] for part in bank.views(bank.grads, site))
-        into_a.add_(beside(da.permute(2, 0, 1).reshape(into_a.shape).float(), into_a), alpha=site.scale)
+        into_a.add_(
+            beside(da.permute(2, 0, 1).reshape(into_a.shape).float(), into_a), alpha=site.scale
+        )
         into_b.add_(beside(db.permute(2, 0, 1).reshape(into_b.shape).float(), into_b))
         return None, None, None, None, None
 
@@ -348,7 +391,11 @@ def _factors(bank: AdapterBank, site: Site, slot: int) -> tuple[Tensor, Tensor]:
 
 
 def _cut(value: Any, span: slice, size: int) -> Any:
-    return value[span] if isinstance(value, Tensor) and value.dim() and value.shape[0] == size else value
+    return (
+        value[span]
+        if isinstance(value, Tensor) and value.dim() and value.shape[0] == size
+        else value
+    )
 
 
 def _join(answers: list[Any]) -> Any:

@@ -40,14 +40,24 @@ SNAPSHOT_FORM = "6"  # snapshots of another form are not taken up
 class LaneRun:
     """Lanes in their slots, from the first step or a snapshot to the end of the queue or a request to stop."""
 
-    def __init__(self, trainer: LaneTrainer, lora: LoraConfig, lanes: Sequence[Lane], watch: Watch) -> None:
+    def __init__(
+        self, trainer: LaneTrainer, lora: LoraConfig, lanes: Sequence[Lane], watch: Watch
+    ) -> None:
         self.trainer, self.lora, self.watch = trainer, lora, watch
         # the longest lanes first: what is left for the end is short; ties keep the given order
-        self.lanes = {lane.key: lane for lane in sorted(lanes, key=lambda lane: -lane.spec.total_steps)}
+        self.lanes = {
+            lane.key: lane for lane in sorted(lanes, key=lambda lane: -lane.spec.total_steps)
+        }
         folder = None
         if trainer.workspace is not None:
-            facts = [SNAPSHOT_FORM, trainer.fingerprint, *(lane.spec.fingerprint() for lane in self.lanes.values())]
-            folder = Path(trainer.workspace) / hashlib.sha256("\n".join(facts).encode()).hexdigest()[:24]
+            facts = [
+                SNAPSHOT_FORM,
+                trainer.fingerprint,
+                *(lane.spec.fingerprint() for lane in self.lanes.values()),
+            ]
+            folder = (
+                Path(trainer.workspace) / hashlib.sha256("\n".join(facts).encode()).hexdigest()[:24]
+            )
         self.shelf = Shelf(folder)
         self.snapshots = Snapshots(folder, SNAPSHOT_SECONDS)
         self.step = 0
@@ -60,12 +70,24 @@ class LaneRun:
         self.bank: AdapterBank = self.trainer.bank(self.lora, plan.slots)
         self.states = LaneStates(plan.slots, self.bank.width, self.bank.device)
         self.bank.grads.zero_()
-        self.steps = steps_in(self.trainer.verdict(self.lora).form, self.trainer.split, self.bank, self.states)
-        if isinstance(self.steps, StaticSteps):  # lanes that start together; those that wait have shorter company
-            together = [lane.spec.step_tokens(self.trainer.limit) for lane in list(self.lanes.values())[: plan.slots]]
+        self.steps = steps_in(
+            self.trainer.verdict(self.lora).form, self.trainer.split, self.bank, self.states
+        )
+        if isinstance(
+            self.steps, StaticSteps
+        ):  # lanes that start together; those that wait have shorter company
+            together = [
+                lane.spec.step_tokens(self.trainer.limit)
+                for lane in list(self.lanes.values())[: plan.slots]
+            ]
             self.steps.most_tokens = int(max(map(sum, zip_longest(*together, fillvalue=0))))
-        layers = Counter(re.sub(r"\b\d+\b", "*", site.name) for site in self.bank.sites)  # blocks differ in a number
-        self.trainer.record["training"] |= {"targets": list(self.bank.targets), "layers": dict(layers)}
+        layers = Counter(
+            re.sub(r"\b\d+\b", "*", site.name) for site in self.bank.sites
+        )  # blocks differ in a number
+        self.trainer.record["training"] |= {
+            "targets": list(self.bank.targets),
+            "layers": dict(layers),
+        }
         if found:
             self._take_up(*found)
             self.watch.on_recall([epoch for lane in self.lanes.values() for epoch in lane.epochs])
@@ -83,7 +105,9 @@ class LaneRun:
             for spec in (lane.spec for lane in self.lanes.values())
         ]
         known = {}
-        if self.trainer.verdict(self.lora).form == HAND:  # embeddings and head are no work of most tokens
+        if (
+            self.trainer.verdict(self.lora).form == HAND
+        ):  # embeddings and head are no work of most tokens
             blocks = find_blocks(self.trainer.model)
             known["parameters"] = sum(map(count_parameters, blocks))
             known["kept"] = Blocks(blocks, joined=False).kept_bytes
@@ -129,7 +153,9 @@ class LaneRun:
             self._fail_unsound(active)
         waiting = sum(lane.status == "waiting" for lane in self.lanes.values())
         tokens = sum(len(row.ids) for row in rows)
-        self.watch.on_step(StepInfo(self.step, len(active), waiting, tokens, self._done(), self._before))
+        self.watch.on_step(
+            StepInfo(self.step, len(active), waiting, tokens, self._done(), self._before)
+        )
         due = [lane for lane in due if lane.status == "training"]
         if due:
             self._end_epochs(due)
@@ -149,7 +175,11 @@ class LaneRun:
         flags = self.states.unsound.tolist()
         for lane in active:
             if lane.slot is not None and flags[lane.slot]:
-                self._end(lane, "failed", f"the loss or its gradient was not finite within {lane.step} steps")
+                self._end(
+                    lane,
+                    "failed",
+                    f"the loss or its gradient was not finite within {lane.step} steps",
+                )
 
     # ---- ends of epochs -------------------------------------------------------------------------------------------
 
@@ -163,7 +193,9 @@ class LaneRun:
             loss = sums[slot] / spec.steps_per_epoch
             self.states.loss_sums[slot] = 0.0
             seconds = time.monotonic() - lane.began
-            epoch = LaneEpoch(spec.key, lane.step // spec.steps_per_epoch, lane.step, loss, lane.tokens, seconds)
+            epoch = LaneEpoch(
+                spec.key, lane.step // spec.steps_per_epoch, lane.step, loss, lane.tokens, seconds
+            )
             lane.tokens = 0
             if loss > 2 * max(blind, starts[slot]):
                 reason = f"diverged: mean loss {loss:.3g} in epoch {epoch.epoch}, {starts[slot]:.3g} at the first step"
@@ -193,7 +225,9 @@ class LaneRun:
         assert plan is not None
         tensors = {name: part.cpu()[at] for name, part in self._state().items()}
         lanes = {key: lane.record() for key, lane in self.lanes.items()}
-        self.snapshots.save(tensors, {"plan": asdict(plan), "step": self.step, "lanes": lanes, "slots": at})
+        self.snapshots.save(
+            tensors, {"plan": asdict(plan), "step": self.step, "lanes": lanes, "slots": at}
+        )
 
     def _state(self) -> dict[str, Tensor]:
         """Return what a step changes, by slot."""
@@ -202,7 +236,11 @@ class LaneRun:
     def _take_up(self, tensors: dict[str, Tensor], facts: dict[str, object]) -> None:
         records = facts["lanes"]
         assert isinstance(records, dict)
-        if any(self.shelf.get(key, e["epoch"]) is None for key in self.lanes for e in records[key]["epochs"]):
+        if any(
+            self.shelf.get(key, e["epoch"]) is None
+            for key in self.lanes
+            for e in records[key]["epochs"]
+        ):
             return  # a broken adapter file: all start over, for the last bits of a lane follow from those beside it
         at = torch.tensor(facts["slots"], dtype=torch.long, device=self.bank.device)
         for name, part in self._state().items():

@@ -109,7 +109,9 @@ class LaneTrainer(Trainer):
         alike = self._alike(lora)
         found = self._shared.get(*alike)
         if found is not None:
-            before = Verdict(found["form"], recomputes=found["recomputes"], facts=found.get("facts", {}))
+            before = Verdict(
+                found["form"], recomputes=found["recomputes"], facts=found.get("facts", {})
+            )
             verdict = recheck(self.model, lora, specs, before, **how)
             if verdict is not None:
                 return verdict
@@ -153,7 +155,9 @@ class LaneTrainer(Trainer):
     def slot(self, lane_key: str) -> int:
         """Return the slot that holds this lane's adapter now: the owner number to give to the scorer."""
         if lane_key not in self._resident:
-            raise TuningError(f"lane {lane_key} is not in a slot", hint="call restore(lane_key, epoch) first")
+            raise TuningError(
+                f"lane {lane_key} is not in a slot", hint="call restore(lane_key, epoch) first"
+            )
         return self._resident[lane_key]
 
     def _row(self, lane_key: str, epoch: int | None) -> tuple[AdapterBank, Tensor]:
@@ -184,7 +188,9 @@ class LaneTrainer(Trainer):
         bank, row = self._row(lane_key, epoch)
         folder.mkdir(parents=True, exist_ok=True)
         bank.peft_config().save_pretrained(str(folder))
-        save_file(bank.state(row), str(folder / "adapter_model.safetensors"), metadata={"format": "pt"})
+        save_file(
+            bank.state(row), str(folder / "adapter_model.safetensors"), metadata={"format": "pt"}
+        )
 
     @property
     def router(self) -> LaneTrainer:
@@ -196,7 +202,10 @@ class LaneTrainer(Trainer):
         if self._bank is not None:
             self._bank.route(row_owners)
         elif row_owners is not None and bool((row_owners >= 0).any()):
-            raise TuningError("no adapters are installed", hint="train lanes, or restore one, before scoring with them")
+            raise TuningError(
+                "no adapters are installed",
+                hint="train lanes, or restore one, before scoring with them",
+            )
 
     def bare(self) -> None:
         """Let the untuned model be scored, also by those who know nothing of adapters."""
@@ -212,7 +221,9 @@ class LaneTrainer(Trainer):
             if not free:  # let go of the adapter restored longest ago
                 idle = [key for key, number in self._resident.items() if number not in self._busy]
                 if not idle:
-                    raise TuningError("every slot is training", hint="restore adapters after train() returns")
+                    raise TuningError(
+                        "every slot is training", hint="restore adapters after train() returns"
+                    )
                 free = [self._resident.pop(idle[0])]
             slot = free[0]
         self._resident.pop(lane_key, None)

@@ -24,7 +24,9 @@ from potentia.engine.tune.adapters import AdapterBank, Site
 from potentia.engine.tune.dropout import keys_within, layer_mix, row_keys
 from potentia.engine.tune.schedule import Lesson
 
-STRETCH = 16  # tokens of a lane are filled up to a multiple of this, the least that a matrix unit takes
+STRETCH = (
+    16  # tokens of a lane are filled up to a multiple of this, the least that a matrix unit takes
+)
 
 
 @dataclass(frozen=True)
@@ -47,11 +49,19 @@ class ThinGroup:
         self.columns = tuple(column for _, column in sites)
         self.widest = max(site.fan_out for site in self.sites)
         rows = [
-            [site.offset, site.offset + site.fan_in * rank, column, site.fan_out, layer_mix(site.index)]
+            [
+                site.offset,
+                site.offset + site.fan_in * rank,
+                column,
+                site.fan_out,
+                layer_mix(site.index),
+            ]
             for site, column in sites
         ]
         self.table = torch.tensor(rows, dtype=torch.int32, device=device)  # (S, 5)
-        self.align = math.gcd(16, *(number for row in rows for number in row[:4]))  # of all places and widths
+        self.align = math.gcd(
+            16, *(number for row in rows for number in row[:4])
+        )  # of all places and widths
 
     def parts(self) -> Iterator[tuple[Site, slice]]:
         """Each site with its columns of the output."""
@@ -72,7 +82,9 @@ class Bucket:
     slots: int
 
     @classmethod
-    def holding(cls, tokens: int, targets: int, slots: int, *, few: bool, grain: int = GRAIN) -> Bucket:
+    def holding(
+        cls, tokens: int, targets: int, slots: int, *, few: bool, grain: int = GRAIN
+    ) -> Bucket:
         """Return the least bucket; with ``few``, of a ladder with 16 steps between a size and its double.
 
         Sizes are multiples of ``grain`` then, and targets come in fewer sizes: their number goes with the tokens. One
@@ -81,7 +93,11 @@ class Bucket:
         if not few:
             return cls(_least(tokens + 1, GRAIN), _least(targets + 1, 64), slots)
         size = _least(tokens + 1, max(grain, _eighth(tokens + 1) // 2))
-        return cls(size, _least(targets + 1, max(_eighth(targets + 1), min(512, _least(size // 16, 64)))), slots)
+        return cls(
+            size,
+            _least(targets + 1, max(_eighth(targets + 1), min(512, _least(size // 16, 64)))),
+            slots,
+        )
 
     @property
     def picked(self) -> int:
@@ -95,9 +111,14 @@ class Bucket:
         return {
             **dict.fromkeys(("ids", "places", "keys", "first", "last"), n),
             **{"owners": n // STRETCH, "picked": p, "picked_owners": p // STRETCH},
-            **dict.fromkeys(("positions", "targets", "target_owners", "weights"), t),  # weights: float32 in 32 bits
+            **dict.fromkeys(
+                ("positions", "targets", "target_owners", "weights"), t
+            ),  # weights: float32 in 32 bits
             **dict.fromkeys(("spans", "picked_spans"), 3 * self.slots),
-            **{"tiles": 2 * (n // TILE + self.slots + 1), "picked_tiles": 2 * (p // TILE + self.slots + 1)},
+            **{
+                "tiles": 2 * (n // TILE + self.slots + 1),
+                "picked_tiles": 2 * (p // TILE + self.slots + 1),
+            },
         }
 
     @property
@@ -146,11 +167,18 @@ class LongRow:
         whole = -(-counts // STRETCH) * STRETCH
         ends = np.cumsum(whole)
         picked = np.full(ends[-1], no_token, np.int32)
-        picked[np.arange(len(self.positions)) + np.repeat(ends - whole - begins, counts)] = self.positions
+        picked[np.arange(len(self.positions)) + np.repeat(ends - whole - begins, counts)] = (
+            self.positions
+        )
         parts |= {"picked": picked, "picked_owners": np.repeat(slots, whole // STRETCH)}
         parts["picked_spans"] = _spans(zip(slots, ends - whole, ends - whole + counts, strict=True))
         parts["picked_tiles"] = tile([*ends.tolist(), bucket.picked])
-        filling: dict[str, Any] = {"first": alone, "last": alone + 1, "positions": no_token, "picked": no_token}
+        filling: dict[str, Any] = {
+            "first": alone,
+            "last": alone + 1,
+            "positions": no_token,
+            "picked": no_token,
+        }
         filling |= dict.fromkeys(("owners", "picked_owners", "target_owners"), bucket.slots)
         buffer = np.empty(bucket.size, np.int32)
         begin = 0
@@ -174,14 +202,19 @@ def lay(rows: Sequence[Lesson]) -> LongRow:
     slots = np.fromiter((row.slot for row in rows), np.int64, count)
     firsts = np.fromiter((row.first_target for row in rows), np.int64, count)
     weights = np.fromiter((row.weight for row in rows), np.float32, count)
-    sides = (np.fromiter((getattr(row, name) for row in rows), np.int64, count) for name in ("seed", "step", "place"))
+    sides = (
+        np.fromiter((getattr(row, name) for row in rows), np.int64, count)
+        for name in ("seed", "step", "place")
+    )
     shared = row_keys(*sides)
     cuts = np.flatnonzero(np.diff(slots)) + 1
     begins, ends = np.concatenate([[0], cuts]), np.concatenate([cuts, [count]])  # rows of each lane
     per_lane = np.add.reduceat(lengths, begins)
     whole = -(-per_lane // STRETCH) * STRETCH
     lane_starts = np.concatenate([[0], np.cumsum(whole)])
-    shift = np.repeat(lane_starts[:-1] - np.concatenate([[0], np.cumsum(per_lane)])[:-1], ends - begins)
+    shift = np.repeat(
+        lane_starts[:-1] - np.concatenate([[0], np.cumsum(per_lane)])[:-1], ends - begins
+    )
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]) + shift  # of each row in the long row
     n = int(lane_starts[-1])
     row_of = np.repeat(np.arange(count), lengths)
@@ -224,7 +257,9 @@ class StaticInputs(SimpleNamespace):
     def on(cls, device: torch.device, bucket: Bucket) -> StaticInputs:
         """Make room for a bucket on the device."""
         buffer = torch.zeros(bucket.size, dtype=torch.int32, device=device)
-        views = dict(zip(bucket.fields, torch.split(buffer, list(bucket.fields.values())), strict=True))
+        views = dict(
+            zip(bucket.fields, torch.split(buffer, list(bucket.fields.values())), strict=True)
+        )
         views |= {name: views[name].view(-1, 2) for name in ("tiles", "picked_tiles")}
         views |= {name: views[name].view(-1, 3) for name in ("spans", "picked_spans")}
         views["weights"] = views["weights"].view(torch.float32)
@@ -245,7 +280,10 @@ class Picked:
             return None
         at = inputs.picked.long()
         keys = None if route.keys is None else route.keys.index_select(0, at)
-        return cls(at, Route(route.bank, inputs.picked_owners, inputs.picked_spans, keys, inputs.picked_tiles))
+        return cls(
+            at,
+            Route(route.bank, inputs.picked_owners, inputs.picked_spans, keys, inputs.picked_tiles),
+        )
 
     def gather(self, *wholes: Tensor) -> list[Tensor]:
         """Return their rows of tensors (N, d)."""
@@ -253,7 +291,10 @@ class Picked:
 
     def spread(self, like: Tensor, *parts: Tensor) -> list[Tensor]:
         """Return tensors (N, d) that have these rows, and are zero elsewhere."""
-        return [like.new_zeros(like.shape[0], part.shape[1]).index_copy_(0, self.at, part) for part in parts]
+        return [
+            like.new_zeros(like.shape[0], part.shape[1]).index_copy_(0, self.at, part)
+            for part in parts
+        ]
 
 
 @dataclass(frozen=True)

@@ -78,13 +78,17 @@ def make_plan(
 def token_bytes(config: Any, item: int) -> int:
     """Estimate the activations kept per token, layer by layer: norms in fp32, attention, the gated product."""
     width = int(getattr(config, "hidden_size", 0) or 1024)
-    inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * width
+    inner = (
+        getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * width
+    )
     layers = int(getattr(config, "num_hidden_layers", 0) or 24)
     inner = max(inner) if isinstance(inner, list | tuple) else int(inner)
     return layers * (8 * width + item * (6 * width + 4 * inner))
 
 
-def pack(lengths: Sequence[int] | npt.NDArray[np.int64], plan: PassPlan) -> list[tuple[npt.NDArray[np.int64], int]]:
+def pack(
+    lengths: Sequence[int] | npt.NDArray[np.int64], plan: PassPlan
+) -> list[tuple[npt.NDArray[np.int64], int]]:
     """Cut rows into passes: for each, the row numbers (in their given order) and the padded length."""
     lengths = np.asarray(lengths, dtype=np.int64)
     sizes, counts = np.unique(lengths, return_counts=True)
@@ -117,7 +121,9 @@ def _best_cuts(
     for high in range(1, n + 1):
         length = int(sizes[high - 1])
         rows = cumulative[high] - cumulative[:high]
-        cost = best[:high] + rows * length + plan.pass_price * _pieces(rows, length, plan.token_budget)
+        cost = (
+            best[:high] + rows * length + plan.pass_price * _pieces(rows, length, plan.token_budget)
+        )
         came[high] = int(cost.argmin())
         best[high] = cost[came[high]]
     high = n
@@ -151,14 +157,21 @@ def assemble(rows: Sequence[Lesson], length: int, device: torch.device, dropout:
     ids = np.zeros((count, length), np.int64)
     lengths = np.array([len(row.ids) for row in rows])
     firsts, owners, seeds, steps, order = (
-        np.array([getattr(row, name) for row in rows]) for name in ("first_target", "slot", "seed", "step", "place")
+        np.array([getattr(row, name) for row in rows])
+        for name in ("first_target", "slot", "seed", "step", "place")
     )
     for at, row in enumerate(rows):
         ids[at, : lengths[at]] = row.ids
     columns = np.arange(length)
     who, where = np.nonzero((columns >= firsts[:, None]) & (columns < lengths[:, None]))
     weights = np.fromiter((row.weight for row in rows), np.float32, count)[who]
-    arrays = [ids.ravel(), owners, who * length + where - 1, ids[who, where], owners[who]]  # sent in one transfer
+    arrays = [
+        ids.ravel(),
+        owners,
+        who * length + where - 1,
+        ids[who, where],
+        owners[who],
+    ]  # sent in one transfer
     sent = torch.split(to_device(np.concatenate(arrays), device), [array.size for array in arrays])
     tokens, whose, positions, targets, target_owners = sent
     drawn = token_keys(seeds[:, None], steps[:, None], order[:, None], columns) if dropout else None
@@ -170,7 +183,11 @@ def assemble(rows: Sequence[Lesson], length: int, device: torch.device, dropout:
 def to_device(values: npt.NDArray[Any], device: torch.device) -> Tensor:
     """Send an array without waiting for the device."""
     on_gpu = device.type == "cuda"
-    return pinned(values).to(device, non_blocking=True) if on_gpu else torch.from_numpy(values).to(device)
+    return (
+        pinned(values).to(device, non_blocking=True)
+        if on_gpu
+        else torch.from_numpy(values).to(device)
+    )
 
 
 def send(values: npt.NDArray[Any], into: Tensor) -> None:
@@ -206,14 +223,20 @@ def divided(rows: Sequence[Lesson], plan: PassPlan, form: str) -> list[tuple[lis
     if form == ROW:
         return [([row], len(row.ids)) for row in rows]
     if form == LANE:
-        lanes = [[row for row in rows if row.slot == slot] for slot in dict.fromkeys(row.slot for row in rows)]
+        lanes = [
+            [row for row in rows if row.slot == slot]
+            for slot in dict.fromkeys(row.slot for row in rows)
+        ]
         return [one for lane in lanes for one in cut(lane, plan)]
     return cut(rows, plan)
 
 
 def cut(rows: Sequence[Lesson], plan: PassPlan) -> list[tuple[list[Lesson], int]]:
     """Divide rows into padded passes: the rows of each, and the length that they are padded to."""
-    return [([rows[i] for i in chosen], length) for chosen, length in pack([len(row.ids) for row in rows], plan)]
+    return [
+        ([rows[i] for i in chosen], length)
+        for chosen, length in pack([len(row.ids) for row in rows], plan)
+    ]
 
 
 def cut_end_to_end(rows: Sequence[Lesson], plan: PassPlan) -> list[list[Lesson]]:
@@ -221,7 +244,9 @@ def cut_end_to_end(rows: Sequence[Lesson], plan: PassPlan) -> list[list[Lesson]]
     ends = np.cumsum([len(row.ids) for row in rows])
     passes = -(-int(ends[-1]) // plan.token_budget)
     which = np.minimum((ends - 1) * passes // int(ends[-1]), passes - 1)
-    parts = ([rows[i] for i in np.flatnonzero(which == number).tolist()] for number in range(passes))
+    parts = (
+        [rows[i] for i in np.flatnonzero(which == number).tolist()] for number in range(passes)
+    )
     return [part for part in parts if part]
 
 
@@ -231,7 +256,9 @@ def backpropagate(split: SplitModel, batch: Batch, *, whole: bool = False) -> Te
     Without ``whole`` the head runs at targets alone; with it the model's own forward makes all logits.
     """
     if not whole:
-        return split.backward(split.hidden(batch.ids), batch.positions, batch.targets, batch.weights)
+        return split.backward(
+            split.hidden(batch.ids), batch.positions, batch.targets, batch.weights
+        )
     values = own_losses(split.model, batch)
     torch.autograd.backward((values * batch.weights).sum())
     return values.detach()
@@ -249,7 +276,10 @@ LARGER = "lower max_tokens, or tune on a device with more memory"
 
 def too_long(rows: Sequence[Lesson], hint: str) -> TuningError:
     """Return the error of a row that fits in no memory."""
-    return TuningError(f"one example of {max(len(row.ids) for row in rows)} tokens does not fit in memory", hint=hint)
+    return TuningError(
+        f"one example of {max(len(row.ids) for row in rows)} tokens does not fit in memory",
+        hint=hint,
+    )
 
 
 def usual_attention(device: torch.device) -> AbstractContextManager[None]:
@@ -258,7 +288,9 @@ def usual_attention(device: torch.device) -> AbstractContextManager[None]:
         return nullcontext()
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+    return sdpa_kernel(
+        [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    )
 
 
 def recomputing(model: nn.Module, wanted: bool) -> AbstractContextManager[None]:
@@ -271,6 +303,8 @@ def recomputing(model: nn.Module, wanted: bool) -> AbstractContextManager[None]:
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     # those that transformers would recompute
-    blocks = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    blocks = [
+        module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)
+    ]
     again = partial(partial, checkpoint, use_reentrant=False, preserve_rng_state=False)
     return computing({block: again(block.forward) for block in blocks or find_blocks(model)})

@@ -38,7 +38,10 @@ class TokenisedExamples:
 
     @classmethod
     def of(
-        cls, ids: Iterable[Sequence[int]], prompts: Iterable[int] | None = None, start_id: int | None = None
+        cls,
+        ids: Iterable[Sequence[int]],
+        prompts: Iterable[int] | None = None,
+        start_id: int | None = None,
     ) -> TokenisedExamples:
         """From one list of ids per example and, if any, the number of leading prompt tokens of each."""
         rows = [np.asarray(row, dtype=np.int64) for row in ids]
@@ -46,8 +49,14 @@ class TokenisedExamples:
             raise InputError("a lane needs at least one example")
         lengths = np.array([len(row) for row in rows], dtype=np.int64)
         if lengths.min() < 2:
-            raise InputError(f"example {int(lengths.argmin())} has fewer than two tokens: there is nothing to predict")
-        front = np.zeros(len(rows), np.int64) if prompts is None else np.asarray(list(prompts), dtype=np.int64)
+            raise InputError(
+                f"example {int(lengths.argmin())} has fewer than two tokens: there is nothing to predict"
+            )
+        front = (
+            np.zeros(len(rows), np.int64)
+            if prompts is None
+            else np.asarray(list(prompts), dtype=np.int64)
+        )
         if front.shape != lengths.shape:
             raise InputError(f"{len(rows)} examples but {len(front)} prompt lengths")
         return cls(np.concatenate(rows), np.concatenate([[0], np.cumsum(lengths)]), front, start_id)
@@ -79,7 +88,9 @@ class TokenisedExamples:
         """Return every text so many times: an epoch of several passes."""
         lengths = np.tile(self.lengths, times)
         starts = np.concatenate([[0], np.cumsum(lengths)])
-        return TokenisedExamples(np.tile(self.flat, times), starts, np.tile(self.prompts, times), self.start_id)
+        return TokenisedExamples(
+            np.tile(self.flat, times), starts, np.tile(self.prompts, times), self.start_id
+        )
 
     def fingerprint(self) -> str:
         """Return a hash of the ids and of where they begin."""
@@ -89,16 +100,22 @@ class TokenisedExamples:
         return digest.hexdigest()
 
 
-def encode_examples(encoder: Encoder, examples: Sequence[Example], end_id: int | None = None) -> TokenisedExamples:
+def encode_examples(
+    encoder: Encoder, examples: Sequence[Example], end_id: int | None = None
+) -> TokenisedExamples:
     """Tokenise training texts exactly as the scorer does its requests; ``end_id`` closes those that ask for it."""
     pairs = encoder.continuations([(example.context, example.continuation) for example in examples])
     ids, prompts = [], []
     for example, (context, rest) in zip(examples, pairs, strict=True):
         if example.end and end_id is None:
-            raise InputError("an example asks for the end-of-text token, but the tokenizer has none")
+            raise InputError(
+                "an example asks for the end-of-text token, but the tokenizer has none"
+            )
         ids.append([*context, *rest, *([end_id] if example.end and end_id is not None else [])])
         prompts.append(len(context))
-    return TokenisedExamples.of(ids, prompts, encoder.bos.prefix_id if encoder.bos.required else None)
+    return TokenisedExamples.of(
+        ids, prompts, encoder.bos.prefix_id if encoder.bos.required else None
+    )
 
 
 @dataclass(frozen=True)
@@ -235,7 +252,10 @@ class LaneSpec:
         chosen = data_order(self.seed, epoch, len(self.examples))[at * batch : (at + 1) * batch]
         texts = [self.text(int(i), limit) for i in chosen]
         weight = 1.0 / max(1, sum(len(ids) - first for ids, first in texts))
-        return [Lesson(ids, first, slot, self.seed, step, place, weight) for place, (ids, first) in enumerate(texts)]
+        return [
+            Lesson(ids, first, slot, self.seed, step, place, weight)
+            for place, (ids, first) in enumerate(texts)
+        ]
 
     def step_tokens(self, limit: int | None = None) -> Ints:
         """Return the tokens of every update."""
@@ -247,7 +267,12 @@ class LaneSpec:
 
     def fingerprint(self) -> str:
         """Return a hash of everything that can change this lane's adapter, the model aside."""
-        facts = {"key": self.key, "schedule": asdict(self.schedule), "lora": asdict(self.lora), "seed": self.seed}
+        facts = {
+            "key": self.key,
+            "schedule": asdict(self.schedule),
+            "lora": asdict(self.lora),
+            "seed": self.seed,
+        }
         text = json.dumps(facts, sort_keys=True) + self.examples.fingerprint()
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -255,7 +280,9 @@ class LaneSpec:
 @lru_cache(maxsize=128)
 def data_order(seed: int, epoch: int, examples: int) -> Ints:
     """Return the order in which a lane reads its examples in one epoch (from 0): the same for every model."""
-    stream = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed & 0xFFFFFFFF, epoch])))
+    stream = np.random.Generator(
+        np.random.PCG64(np.random.SeedSequence([seed & 0xFFFFFFFF, epoch]))
+    )
     return stream.permutation(examples).astype(np.int64)
 
 
@@ -331,7 +358,9 @@ class Lane:
 
     def record(self) -> dict[str, Any]:
         """Plain values for a snapshot."""
-        kept = {name: getattr(self, name) for name in ("step", "slot", "status", "reason", "tokens")}
+        kept = {
+            name: getattr(self, name) for name in ("step", "slot", "status", "reason", "tokens")
+        }
         return kept | {"epochs": [asdict(epoch) for epoch in self.epochs]}
 
     def recall(self, record: Mapping[str, Any]) -> None:

@@ -41,7 +41,10 @@ class Shards:
         first = trainer.parameters[0]
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if first.device.type == "cuda" and self.count > gpus:
-            raise TuningError(f"{self.count} shards need as many GPUs, and there are {gpus}", hint="lower `shards`")
+            raise TuningError(
+                f"{self.count} shards need as many GPUs, and there are {gpus}",
+                hint="lower `shards`",
+            )
         budget = 1 if form == ROW else trainer.token_budget or PASS_TOKENS  # 1: each row by itself
         self.facts = (spec.schedule, budget, first.device.type, first.dtype)
         self.pipes: list[Connection] = []
@@ -80,10 +83,14 @@ class Shards:
                 pipe.send(request)
             answers = [pipe.recv() for pipe in self.pipes]
         except (EOFError, OSError) as error:
-            raise TuningError("a process of the sharded tuning ended", hint="was memory short?") from error
+            raise TuningError(
+                "a process of the sharded tuning ended", hint="was memory short?"
+            ) from error
         wrong = next((answer for answer in answers if isinstance(answer, str)), None)
         if wrong is not None:
-            raise TuningError(f"the sharded tuning failed: {wrong}", hint="more shards, or a lower max_tokens")
+            raise TuningError(
+                f"the sharded tuning failed: {wrong}", hint="more shards, or a lower max_tokens"
+            )
         return answers[0]
 
     def restore(self) -> list[FullStep]:
@@ -149,10 +156,14 @@ class _Shard:
             rank=self.rank,
             world_size=self.count,
         )
-        model: Any = AutoModelForCausalLM.from_pretrained(self.folder / "model", dtype=torch.float32)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            self.folder / "model", dtype=torch.float32
+        )
         self.model: Any = model.eval().to(self.device).requires_grad_(True)
         mesh = init_device_mesh(kind, (self.count,))
-        policy = MixedPrecisionPolicy(param_dtype=dtype if dtype != torch.float32 else None, reduce_dtype=torch.float32)
+        policy = MixedPrecisionPolicy(
+            param_dtype=dtype if dtype != torch.float32 else None, reduce_dtype=torch.float32
+        )
         for block in find_blocks(self.model):
             fully_shard(block, mesh=mesh, mp_policy=policy)
         fully_shard(self.model, mesh=mesh, mp_policy=policy)
@@ -166,7 +177,9 @@ class _Shard:
         longest = max(len(row.ids) for row in rows)
         size = max(1, self.budget // longest)
         total = torch.zeros((), device=self.device)
-        for first in range(0, each, size):  # as many passes in every process: each gathers blocks from all
+        for first in range(
+            0, each, size
+        ):  # as many passes in every process: each gathers blocks from all
             total += self._pass(own[first : first + size])
         torch.distributed.all_reduce(total)
         norm = clipped_norm(self.parameters, self.schedule)

@@ -37,7 +37,10 @@ from potentia.engine.tune.passes import recomputing, usual_attention
 from potentia.errors import ModelError
 
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
-BEFORE, AFTER = ("before attention", "before the gates"), ("after attention", "after the gates")  # places of norms
+BEFORE, AFTER = (
+    ("before attention", "before the gates"),
+    ("after attention", "after the gates"),
+)  # places of norms
 HEADS = ("q_norm", "k_norm")
 
 
@@ -58,12 +61,18 @@ class Block:
         self.gains = {place: _gain(norm) for place, norm in self.norms.items()}
         self.head = int(attention.head_dim)
         self.scale = float(attention.scaling)
-        own = getattr(attention, "config", None)  # some layers know of a window themselves, some ask the model
-        self.window: int | None = getattr(attention, "sliding_window", getattr(own, "sliding_window", None))
+        own = getattr(
+            attention, "config", None
+        )  # some layers know of a window themselves, some ask the model
+        self.window: int | None = getattr(
+            attention, "sliding_window", getattr(own, "sliding_window", None)
+        )
         self.gelu = _is_gelu(mlp.act_fn)
         rows = [self.parts[name].weight.shape[0] for name in GROUPS[0]]
         self.heads, self.kept = rows[0] // self.head, rows[1] // self.head
-        self.products = [_side_by_side([self.parts[name] for name in group]) for group in GROUPS if joined]
+        self.products = [
+            _side_by_side([self.parts[name] for name in group]) for group in GROUPS if joined
+        ]
         biases = [self.parts[name].bias for name in GROUPS[0]]  # of all three, or of none
         self.bias = torch.cat([bias.detach() for bias in biases]) if biases[0] is not None else None
         self.adapters: list[ThinGroup | None] = [None] * len(GROUPS)
@@ -72,8 +81,12 @@ class Block:
         """Refuse layers that have more to them than is written out here, as biases of gates."""
         attention, parts = self.layer.self_attn, self.parts.values()
         written_out = (*self.norms.values(), *parts)
-        more = sum(1 for _ in self.layer.parameters()) > sum(1 for part in written_out for _ in part.parameters())
-        biased = {name for name, part in self.parts.items() if getattr(part, "bias", None) is not None}
+        more = sum(1 for _ in self.layer.parameters()) > sum(
+            1 for part in written_out for _ in part.parameters()
+        )
+        biased = {
+            name for name, part in self.parts.items() if getattr(part, "bias", None) is not None
+        }
         heads = [self.norms[place].weight.shape[0] for place in HEADS if place in self.norms]
         if (
             more
@@ -116,19 +129,27 @@ class Block:
         if HEADS[0] not in self.gains:
             return qkv, []
         out = qkv.new_empty(qkv.shape[0], (self.heads + self.kept) * self.head)
-        parts = zip(HEADS, self._columns(qkv), self._columns(out), strict=False)  # values have no norm
+        parts = zip(
+            HEADS, self._columns(qkv), self._columns(out), strict=False
+        )  # values have no norm
         return out, [do.norm(part, self.gains[place], into)[1] for place, part, into in parts]
 
-    def norm_heads_back(self, do: Any, slope: Tensor, qkv: Tensor, scales: Sequence[Tensor]) -> None:
+    def norm_heads_back(
+        self, do: Any, slope: Tensor, qkv: Tensor, scales: Sequence[Tensor]
+    ) -> None:
         """Replace the gradient of queries and keys by the one before their norms."""
-        for place, part, raw, scale in zip(HEADS, self._columns(slope), self._columns(qkv), scales, strict=False):
+        for place, part, raw, scale in zip(
+            HEADS, self._columns(slope), self._columns(qkv), scales, strict=False
+        ):
             do.norm_back(part, raw, self.gains[place], scale, None, part)
 
     def norm_branch(self, do: Any, place: str, y: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return a branch normed before it is added, and its factors; itself where it has no such norm."""
         return do.norm(y, self.gains[place]) if place in self.gains else (y, None)
 
-    def norm_branch_back(self, do: Any, place: str, slope: Tensor, y: Tensor, scale: Tensor | None) -> Tensor:
+    def norm_branch_back(
+        self, do: Any, place: str, slope: Tensor, y: Tensor, scale: Tensor | None
+    ) -> Tensor:
         """Return the gradient before such a norm."""
         return slope if scale is None else do.norm_back(slope, y, self.gains[place], scale)
 
@@ -152,9 +173,16 @@ class Blocks:
         """The bytes that a token's activations take until its gradient comes."""
         total = 0
         for block in self.blocks:
-            (inner, width), item = block.parts["up_proj"].weight.shape, block.parts["up_proj"].weight.element_size()
-            heads = 2 * (block.heads + block.kept) + (block.heads + block.kept) * (HEADS[0] in block.gains)
-            widths = 4 * width + 2 * width * (AFTER[0] in block.gains) + heads * block.head + 2 * inner
+            (inner, width), item = (
+                block.parts["up_proj"].weight.shape,
+                block.parts["up_proj"].weight.element_size(),
+            )
+            heads = 2 * (block.heads + block.kept) + (block.heads + block.kept) * (
+                HEADS[0] in block.gains
+            )
+            widths = (
+                4 * width + 2 * width * (AFTER[0] in block.gains) + heads * block.head + 2 * inner
+            )
             total += item * widths + 4 * (block.heads + 2)
         return total
 
@@ -171,7 +199,9 @@ class Blocks:
         """Let the layers compute in this form inside the block."""
         self.adapt(run.route.bank)
         early, last = replace(run, picked=None), self.blocks[-1]
-        with computing({block.layer: _Forward(block, run if block is last else early) for block in self.blocks}):
+        with computing(
+            {block.layer: _Forward(block, run if block is last else early) for block in self.blocks}
+        ):
             yield
 
 
@@ -181,7 +211,9 @@ class _Forward:
     def __init__(self, block: Block, run: StaticRun) -> None:
         self.block, self.run = block, run
 
-    def __call__(self, hidden_states: Tensor, *_: Any, position_embeddings: tuple[Tensor, Tensor], **__: Any) -> Tensor:
+    def __call__(
+        self, hidden_states: Tensor, *_: Any, position_embeddings: tuple[Tensor, Tensor], **__: Any
+    ) -> Tensor:
         cos, sin = (part.reshape(-1, part.shape[-1]) for part in position_embeddings)
         flat = hidden_states.reshape(-1, hidden_states.shape[-1])
         out: Tensor = _Layer.apply(flat, self.run.route.bank.anchor, cos, sin, self.block, self.run)  # type: ignore[no-untyped-call]
@@ -190,7 +222,9 @@ class _Forward:
 
 class _Layer(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, h: Tensor, anchor: Tensor, cos: Tensor, sin: Tensor, block: Block, run: StaticRun) -> Tensor:
+    def forward(
+        ctx: Any, h: Tensor, anchor: Tensor, cos: Tensor, sin: Tensor, block: Block, run: StaticRun
+    ) -> Tensor:
         do, inputs = run.operations, run.inputs
         to_qkv, to_out, to_gates, to_down = block.products
         inner: list[Tensor | None] = [None] * len(GROUPS)
@@ -220,11 +254,26 @@ class _Layer(torch.autograd.Function):
         adapted(3, act, z)
         branch, z_scale = block.norm_branch(do, AFTER[1], z)
         ctx.save_for_backward(
-            h, scale, qkv, turned, out, lse, h2, scale2, both, cos, sin,
-            x if inner[0] is not None else None, x2 if inner[2] is not None else None,
-            y if y_scale is not None else None, y_scale, z if z_scale is not None else None, z_scale,
-            *inner, *head_scales,
-        )  # fmt: skip
+            h,
+            scale,
+            qkv,
+            turned,
+            out,
+            lse,
+            h2,
+            scale2,
+            both,
+            cos,
+            sin,
+            x if inner[0] is not None else None,
+            x2 if inner[2] is not None else None,
+            y if y_scale is not None else None,
+            y_scale,
+            z if z_scale is not None else None,
+            z_scale,
+            *inner,
+            *head_scales,
+        )
         ctx.held = block, run
         result = z if z_scale is None else branch.add_(h2)
         return run.picked.spread(h, result)[0] if run.picked else result
@@ -232,9 +281,26 @@ class _Layer(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         block, run = ctx.held
-        h, scale, qkv, turned, out, lse, h2, scale2, both, cos, sin, x, x2, y, y_scale, z, z_scale, *rest = (
-            ctx.saved_tensors
-        )
+        (
+            h,
+            scale,
+            qkv,
+            turned,
+            out,
+            lse,
+            h2,
+            scale2,
+            both,
+            cos,
+            sin,
+            x,
+            x2,
+            y,
+            y_scale,
+            z,
+            z_scale,
+            *rest,
+        ) = ctx.saved_tensors
         inner, head_scales = rest[: len(GROUPS)], rest[len(GROUPS) :]
         do, inputs = run.operations, run.inputs
         to_qkv, to_out, to_gates, to_down = block.products
@@ -266,9 +332,17 @@ class _Layer(torch.autograd.Function):
         dqkv = torch.empty_like(qkv)
         q, k, v = block.queries_keys_values(turned, qkv)
         do.attend_back(
-            dout.view_as(out), q, k, v, out, lse, inputs, block.scale, block.window,
+            dout.view_as(out),
+            q,
+            k,
+            v,
+            out,
+            lse,
+            inputs,
+            block.scale,
+            block.window,
             block.queries_keys_values(dqkv, dqkv),
-        )  # fmt: skip
+        )
         do.rotate_(dqkv, block.heads + block.kept, block.head, cos, sin, back=True)
         block.norm_heads_back(do, dqkv, qkv, head_scales)
         if not ctx.needs_input_grad[0]:
@@ -284,9 +358,16 @@ def _norms(layer: Any) -> dict[str, Any]:
     sandwiched = hasattr(layer, "pre_feedforward_layernorm")
     found = {BEFORE[0]: layer.input_layernorm}
     if sandwiched:
-        found |= {AFTER[0]: layer.post_attention_layernorm, AFTER[1]: layer.post_feedforward_layernorm}
-    found[BEFORE[1]] = layer.pre_feedforward_layernorm if sandwiched else layer.post_attention_layernorm
-    found |= {name: getattr(layer.self_attn, name) for name in HEADS if hasattr(layer.self_attn, name)}
+        found |= {
+            AFTER[0]: layer.post_attention_layernorm,
+            AFTER[1]: layer.post_feedforward_layernorm,
+        }
+    found[BEFORE[1]] = (
+        layer.pre_feedforward_layernorm if sandwiched else layer.post_attention_layernorm
+    )
+    found |= {
+        name: getattr(layer.self_attn, name) for name in HEADS if hasattr(layer.self_attn, name)
+    }
     return {place: norm for place, norm in found.items() if norm is not None}
 
 
@@ -296,7 +377,10 @@ def _gain(module: nn.Module) -> Gain:
 
     Some models keep the gain less one, and multiply in float32: one more than it has no room in fewer bits.
     """
-    weight, epsilon = module.weight, float(getattr(module, "variance_epsilon", getattr(module, "eps", 0.0)))
+    weight, epsilon = (
+        module.weight,
+        float(getattr(module, "variance_epsilon", getattr(module, "eps", 0.0))),
+    )
     assert isinstance(weight, Tensor)
     whole = nn.Parameter(weight.detach().float(), requires_grad=False)
     alike = copy.copy(module)
@@ -346,15 +430,26 @@ class StaticPass:
     def __init__(self, split: SplitModel, bank: AdapterBank, blocks: Blocks | None) -> None:
         self.split, self.bank, self.blocks = split, bank, blocks
         self.operations = operations(bank.device)
-        self.losses = torch.zeros(bank.slots + 1, device=bank.device)  # of the step under way, by slot
-        self._groups = {s.index: ThinGroup([(s, 0)], bank.lora.r, bank.device) for s in bank.sites if not s.experts}
+        self.losses = torch.zeros(
+            bank.slots + 1, device=bank.device
+        )  # of the step under way, by slot
+        self._groups = {
+            s.index: ThinGroup([(s, 0)], bank.lora.r, bank.device)
+            for s in bank.sites
+            if not s.experts
+        }
         self._configs = configs_of(split.model)
-        self._ready = False  # the operations that the first pass launches are compiled side by side before it
+        self._ready = (
+            False  # the operations that the first pass launches are compiled side by side before it
+        )
 
     def __call__(self, inputs: StaticInputs, *, recompute: bool = False) -> None:
         """Add a laid-out pass's gradients to the bank's and its losses to the slots'."""
         if not self._ready:
-            lora, heads = self.bank.lora, [block.head for block in self.blocks.blocks[:1]] if self.blocks else []
+            lora, heads = (
+                self.bank.lora,
+                [block.head for block in self.blocks.blocks[:1]] if self.blocks else [],
+            )
             kind = f"{self.bank.work.dtype}-{heads}-{lora.r}-{lora.dropout > 0}"
             ready(self.operations, kind, lambda: self._pass(inputs, recompute=False))
             self.losses.zero_()  # what kernels leave unwritten is anything
@@ -363,8 +458,15 @@ class StaticPass:
 
     def _pass(self, inputs: StaticInputs, *, recompute: bool) -> None:
         dropped = self.bank.lora.dropout > 0
-        route = Route(self.bank, inputs.owners, inputs.spans, inputs.keys if dropped else None, inputs.tiles)
-        run = StaticRun(self.operations, inputs, route, Picked.of(inputs, route) if self.blocks is not None else None)
+        route = Route(
+            self.bank, inputs.owners, inputs.spans, inputs.keys if dropped else None, inputs.tiles
+        )
+        run = StaticRun(
+            self.operations,
+            inputs,
+            route,
+            Picked.of(inputs, route) if self.blocks is not None else None,
+        )
         with (
             usual_attention(self.bank.device),
             # in this thread, whose streams and handles are known: another would have to be woken for every pass
@@ -374,8 +476,12 @@ class StaticPass:
             self.blocks.active(run) if self.blocks is not None else self._stretches(run),
             recomputing(self.split.model, recompute),  # of whichever form the layers have
         ):
-            hidden = self.split.hidden(inputs.ids.long().unsqueeze(0), inputs.places.long().unsqueeze(0))
-            values = self.split.backward(hidden, inputs.positions.long(), inputs.targets, inputs.weights)
+            hidden = self.split.hidden(
+                inputs.ids.long().unsqueeze(0), inputs.places.long().unsqueeze(0)
+            )
+            values = self.split.backward(
+                hidden, inputs.positions.long(), inputs.targets, inputs.weights
+            )
             self.losses.index_add_(0, inputs.target_owners, values * inputs.weights)
 
     @contextmanager
@@ -385,7 +491,9 @@ class StaticPass:
 
         def linear(x: Tensor, site: Site, weight: Tensor, bias: Tensor | None) -> Tensor:
             flat = x.reshape(-1, x.shape[-1])
-            y: Tensor = _ThinLinear.apply(flat, self.bank.anchor, weight, bias, self._groups[site.index], run)  # type: ignore[no-untyped-call]
+            y: Tensor = _ThinLinear.apply(
+                flat, self.bank.anchor, weight, bias, self._groups[site.index], run
+            )  # type: ignore[no-untyped-call]
             return y.view(*x.shape[:-1], y.shape[-1])
 
         routing.long_row = linear
@@ -400,7 +508,13 @@ class _ThinLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, anchor: Tensor, weight: Tensor, bias: Tensor | None, group: ThinGroup, run: StaticRun
+        ctx: Any,
+        x: Tensor,
+        anchor: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        group: ThinGroup,
+        run: StaticRun,
     ) -> Tensor:
         y = x @ weight if bias is None else torch.addmm(bias, x, weight)
         ctx.save_for_backward(x, run.operations.thin(x, y, group, run.route))
@@ -422,7 +536,9 @@ class _Attention(torch.autograd.Function):
     """Attention within rows for models whose own layers run."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, run: StaticRun, scale: float, window: int | None) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, run: StaticRun, scale: float, window: int | None
+    ) -> Tensor:
         out, lse = run.operations.attend(q, k, v, run.inputs, scale, window)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.held = run, scale, window
@@ -432,8 +548,12 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         run, scale, window = ctx.held
-        into = tuple(torch.empty(part.shape, dtype=part.dtype, device=part.device) for part in (q, k, v))
-        run.operations.attend_back(grads[0].contiguous(), q, k, v, out, lse, run.inputs, scale, window, into)
+        into = tuple(
+            torch.empty(part.shape, dtype=part.dtype, device=part.device) for part in (q, k, v)
+        )
+        run.operations.attend_back(
+            grads[0].contiguous(), q, k, v, out, lse, run.inputs, scale, window, into
+        )
         return *into, None, None, None
 
 

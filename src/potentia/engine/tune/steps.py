@@ -24,7 +24,16 @@ from potentia.engine.split import SplitModel
 from potentia.engine.spread import may_give_back, out_of_memory
 from potentia.engine.tune.adapters import AdapterBank
 from potentia.engine.tune.layout import GRAIN, STRETCH, Bucket, StaticInputs, lay
-from potentia.engine.tune.passes import HAND, LONG, SHARED, PassPlan, cut_end_to_end, run_step, send, to_device
+from potentia.engine.tune.passes import (
+    HAND,
+    LONG,
+    SHARED,
+    PassPlan,
+    cut_end_to_end,
+    run_step,
+    send,
+    to_device,
+)
 from potentia.engine.tune.schedule import Lesson, Schedule
 from potentia.engine.tune.static import Blocks, StaticPass
 
@@ -40,7 +49,9 @@ class LaneStates:
 
     def __init__(self, slots: int, width: int, device: torch.device) -> None:
         self.first, self.second = (torch.zeros(slots, width, device=device) for _ in range(2))
-        self.loss_sums, self.first_losses = (torch.zeros(slots + 1, device=device) for _ in range(2))
+        self.loss_sums, self.first_losses = (
+            torch.zeros(slots + 1, device=device) for _ in range(2)
+        )
         self.unsound = torch.zeros(slots + 1, dtype=torch.bool, device=device)
 
     def reset(self, slot: int) -> None:
@@ -59,7 +70,17 @@ def settings_row(schedule: Schedule, step: int, total: int) -> list[float]:
     t = step + 1
     clip = schedule.clip if schedule.clip > 0 else float("inf")
     size, root = lr / (1.0 - b1**t), (1.0 - b2**t) ** 0.5
-    return [lr, 1.0 - lr * schedule.weight_decay, 1.0 - b1, b2, 1.0 - b2, size, root, schedule.eps, clip]
+    return [
+        lr,
+        1.0 - lr * schedule.weight_decay,
+        1.0 - b1,
+        b2,
+        1.0 - b2,
+        size,
+        root,
+        schedule.eps,
+        clip,
+    ]
 
 
 @torch.no_grad()
@@ -83,9 +104,13 @@ def apply_update(bank: AdapterBank, states: LaneStates, losses: Tensor, table: T
 class PlainSteps:
     """Passes as they come, one operation at a time."""
 
-    def __init__(self, split: SplitModel, bank: AdapterBank, states: LaneStates, form: str = SHARED) -> None:
+    def __init__(
+        self, split: SplitModel, bank: AdapterBank, states: LaneStates, form: str = SHARED
+    ) -> None:
         self.split, self.bank, self.states, self.form = split, bank, states, form
-        self.losses = torch.zeros(bank.slots + 1, device=bank.device)  # of the step under way, by slot
+        self.losses = torch.zeros(
+            bank.slots + 1, device=bank.device
+        )  # of the step under way, by slot
 
     def gradients(self, rows: Sequence[Lesson], plan: PassPlan) -> None:
         """Add the gradients of one step of every lane into the bank. Rows come slot by slot."""
@@ -107,7 +132,9 @@ log = logging.getLogger(__name__)
 
 MOST_GRAPHS = 16
 LAUNCH_BOUND = 2e13  # parameters × tokens under which launches can outlast the arithmetic
-FILLED_FREE = 3e11  # parameters × tokens: what a millisecond or two fill up is cheaper than one more graph
+FILLED_FREE = (
+    3e11  # parameters × tokens: what a millisecond or two fill up is cheaper than one more graph
+)
 MOST_FILLED = 1024  # tokens
 # parameters × tokens under which a pass is a chain of short kernels: where processes share the GPU each would wait
 # behind the long ones of others (one lane of 135M: 10 ms a step alone, 91 beside five rows), so these are foreground
@@ -154,12 +181,23 @@ class StaticSteps:
         for chosen in cut_end_to_end(rows, plan):
             row = lay(chosen)
             tokens = len(row.ids)
-            worth = self.capturing and not plan.checkpointing and tokens * self.parameters < LAUNCH_BOUND
-            if worth and not any(piece.graph for piece in self._passes.values()):  # all will have its memory
+            worth = (
+                self.capturing
+                and not plan.checkpointing
+                and tokens * self.parameters < LAUNCH_BOUND
+            )
+            if worth and not any(
+                piece.graph for piece in self._passes.values()
+            ):  # all will have its memory
                 passes = max(1, -(-self.most_tokens // plan.token_budget))
                 longest = max(len(lesson.ids) for lesson in chosen)
-                tokens = max(tokens, -(-self.most_tokens // passes) + STRETCH * self.bank.slots // passes + longest)
-            bucket = Bucket.holding(tokens, len(row.targets), self.bank.slots, few=worth, grain=self.grain)
+                tokens = max(
+                    tokens,
+                    -(-self.most_tokens // passes) + STRETCH * self.bank.slots // passes + longest,
+                )
+            bucket = Bucket.holding(
+                tokens, len(row.targets), self.bank.slots, few=worth, grain=self.grain
+            )
             if worth:
                 piece = self._pass(bucket)
                 assert piece.inputs is not None
@@ -198,7 +236,9 @@ class StaticSteps:
         return self._passes[bucket]
 
     def _run(self, piece: _Piece, work: Callable[[], None]) -> None:
-        at_once = self.captured > 0 and self.most_graphs > 1  # one that the next pass throws out is not worth it
+        at_once = (
+            self.captured > 0 and self.most_graphs > 1
+        )  # one that the next pass throws out is not worth it
         if piece.graph is None and self.capturing and (piece.uses > 0 or at_once):
             piece.graph = self._capture(piece, work)
         piece.uses += 1
@@ -218,7 +258,9 @@ class StaticSteps:
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.Stream(self.device, priority=-1) if piece.hurried else None  # type: ignore[no-untyped-call]
         try:
-            with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"
+            ):
                 work()
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
             log.debug("what could not be captured", exc_info=error)
@@ -228,7 +270,10 @@ class StaticSteps:
             if piece.uses > 0 and not out_of_memory(error):
                 self.capturing = False
                 self.release()
-                log.warning("passes cannot be captured (%s): they run one operation at a time", str(error)[:200])
+                log.warning(
+                    "passes cannot be captured (%s): they run one operation at a time",
+                    str(error)[:200],
+                )
             return None
         self.captured += 1
         if self._pool is None:
@@ -253,7 +298,11 @@ Steps = PlainSteps | StaticSteps
 
 
 def steps_in(
-    form: str, split: SplitModel, bank: AdapterBank, states: LaneStates, blocks: Blocks | None = None
+    form: str,
+    split: SplitModel,
+    bank: AdapterBank,
+    states: LaneStates,
+    blocks: Blocks | None = None,
 ) -> Steps:
     """Make steps in a form; ``blocks`` are the hand-written layers, where they are made already."""
     if form not in (HAND, LONG):

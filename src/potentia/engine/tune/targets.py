@@ -55,8 +55,15 @@ def find_targets(model: nn.Module, lora: LoraConfig) -> Targets:
     names = (wanted,) if isinstance(wanted, str) else tuple(sorted(wanted))
     layers = _layers(model, config, strict=not whole)
     stacked = _stacked(model, config, lora)
-    if whole and chosen is not ALL_LINEAR:  # our own choice: PEFT reads the other layers back as they are
-        stacked, config.target_parameters, config.rank_pattern, config.alpha_pattern = [], None, {}, {}
+    if (
+        whole and chosen is not ALL_LINEAR
+    ):  # our own choice: PEFT reads the other layers back as they are
+        stacked, config.target_parameters, config.rank_pattern, config.alpha_pattern = (
+            [],
+            None,
+            {},
+            {},
+        )
     if not layers and not stacked:
         raise TuningError(
             f"no layer of {type(model).__name__} is named {', '.join(names)}",
@@ -85,7 +92,9 @@ def _chosen(model: nn.Module, lora: LoraConfig) -> tuple[str | list[str], bool]:
     found = DEFAULTS.get(getattr(model.config, "model_type", ""))
     if found is None:
         head = model.get_output_embeddings()  # type: ignore[operator]
-        return [n for n, m in model.named_modules() if isinstance(m, LINEAR) and m is not head], True
+        return [
+            n for n, m in model.named_modules() if isinstance(m, LINEAR) and m is not head
+        ], True
     return (found if isinstance(found, str) else list(found)), False
 
 
@@ -112,7 +121,9 @@ def _by_peft(model: nn.Module, lora: LoraConfig, chosen: str | list[str]) -> Any
         try:
             convert_peft_config_for_transformers(config, model, None)
         except ValueError as error:
-            raise TuningError(str(error), hint="name all parts of a fused layer, or none of them") from error
+            raise TuningError(
+                str(error), hint="name all parts of a fused layer, or none of them"
+            ) from error
     return _maybe_include_all_linear_layers(config, model)
 
 
@@ -123,7 +134,11 @@ def _layers(model: nn.Module, config: Any, *, strict: bool) -> list[tuple[str, n
     if model not in REACHED:
         REACHED[model] = _reached(model)
     reached, inside = REACHED[model], set(find_body(model).modules())
-    matching = {name: module for name, module in model.named_modules() if check_target_module_exists(config, name)}
+    matching = {
+        name: module
+        for name, module in model.named_modules()
+        if check_target_module_exists(config, name)
+    }
     lost = _not_read_back(model, config, matching)
     chosen = []
     for name, module in matching.items():
@@ -144,7 +159,9 @@ def _layers(model: nn.Module, config: Any, *, strict: bool) -> list[tuple[str, n
 def _not_read_back(model: nn.Module, config: Any, names: Iterable[str]) -> set[str]:
     """Name the layers whose adapters PEFT saves under names that it changes on reading, as it does with Laguna's."""
     try:
-        from peft.utils.transformers_weight_conversion import convert_peft_adapter_state_dict_for_transformers
+        from peft.utils.transformers_weight_conversion import (
+            convert_peft_adapter_state_dict_for_transformers,
+        )
     except ImportError:  # a PEFT that renames nothing
         return set()
     keys = {name: f"base_model.model.{name}.lora_A.weight" for name in names}
@@ -169,7 +186,9 @@ def _trouble(model: nn.Module, name: str, module: nn.Module, config: Any) -> str
         pass
     except ValueError:
         return "takes no adapter of PEFT's in this architecture"
-    return None if type(module) is nn.Linear or isinstance(module, Conv1D) else _unlike_linear(module)
+    return (
+        None if type(module) is nn.Linear or isinstance(module, Conv1D) else _unlike_linear(module)
+    )
 
 
 @torch.no_grad()
@@ -205,7 +224,9 @@ def _reached(model: nn.Module) -> set[str]:
     def start(_: nn.Module, __: Any, out: Tensor) -> Tensor:
         return out.detach().requires_grad_() * 1  # some models write into it
 
-    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, LINEAR)]
+    layers = [
+        (name, module) for name, module in model.named_modules() if isinstance(module, LINEAR)
+    ]
     hooks = [module.register_forward_hook(watch(name)) for name, module in layers]
     embedding: nn.Module = model.get_input_embeddings()  # type: ignore[operator]
     hooks.append(embedding.register_forward_hook(start))
@@ -241,16 +262,25 @@ def _stacked(model: nn.Module, config: Any, lora: LoraConfig) -> list[Stacked]:
         mine = [
             parameter
             for parameter, _ in module.named_parameters(recurse=False)
-            if any(f"{name}.{parameter}" == key or f"{name}.{parameter}".endswith(f".{key}") for key in wanted)
+            if any(
+                f"{name}.{parameter}" == key or f"{name}.{parameter}".endswith(f".{key}")
+                for key in wanted
+            )
         ]
         for place, parameter in enumerate(mine):  # the last is PEFT's outermost wrapper
             full = f"{name}.{parameter}"
             rank = config.rank_pattern.get(get_pattern_key(config.rank_pattern, full), lora.r)
-            alpha = config.alpha_pattern.get(get_pattern_key(config.alpha_pattern, full), lora.alpha)
+            alpha = config.alpha_pattern.get(
+                get_pattern_key(config.alpha_pattern, full), lora.alpha
+            )
             wrapper = name + ".base_layer" * (len(mine) - 1 - place)
             found.append(Stacked(wrapper, module, parameter, int(rank), lora.scale_at(rank, alpha)))
     return found
 
 
 def _is_pattern(names: tuple[str, ...]) -> bool:
-    return len(names) == 1 and names[0] != ALL_LINEAR and not names[0].replace("_", "").replace(".", "").isalnum()
+    return (
+        len(names) == 1
+        and names[0] != ALL_LINEAR
+        and not names[0].replace("_", "").replace(".", "").isalnum()
+    )

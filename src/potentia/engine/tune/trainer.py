@@ -19,7 +19,9 @@ from potentia.engine.tune.schedule import Lane, LaneEpoch, LaneSpec, Lesson, Ste
 from potentia.errors import InputError
 
 Found = TypeVar("Found")
-OnEpoch = Callable[[list[LaneEpoch]], Collection[str] | None]  # ends of epochs: the keys of lanes to drop
+OnEpoch = Callable[
+    [list[LaneEpoch]], Collection[str] | None
+]  # ends of epochs: the keys of lanes to drop
 
 
 def _nothing(_: Any) -> None:
@@ -46,9 +48,13 @@ class Trainer:
     def __init__(self, loaded: Any, token_budget: int | None, workspace: Path | None) -> None:
         self.model: nn.Module = loaded if isinstance(loaded, nn.Module) else loaded.model
         self.split = SplitModel(self.model)
-        self.limit: int = getattr(loaded, "max_length", None) or context_length(self.model.config, None)
+        self.limit: int = getattr(loaded, "max_length", None) or context_length(
+            self.model.config, None
+        )
         self.fingerprint: str = getattr(loaded, "fingerprint", "")
-        self.record: dict[str, Any] = getattr(loaded, "record", {})  # how tuning was checked and run, for manifests
+        self.record: dict[str, Any] = getattr(
+            loaded, "record", {}
+        )  # how tuning was checked and run, for manifests
         self.token_budget, self.workspace = token_budget, workspace
         self.plan: PassPlan | None = None
         self.may_recompute = False  # whether activations may be computed again where memory runs out: the check says so
@@ -83,14 +89,23 @@ class Trainer:
         lanes = {spec.key: Lane(spec) for spec in specs}
         if len(lanes) < len(specs):
             raise InputError("two lanes have the same key")
-        self._train(lanes, Watch(on_epoch or _nothing, on_step or _nothing, on_recall or _nothing, stop or bool))
+        self._train(
+            lanes,
+            Watch(on_epoch or _nothing, on_step or _nothing, on_recall or _nothing, stop or bool),
+        )
         return {key: lane.ended() for key, lane in lanes.items()}
 
     def _train(self, lanes: dict[str, Lane], watch: Watch) -> None:
         raise NotImplementedError
 
     def pack(
-        self, lanes: int, tokens_per_step: float, *, more: int = 0, parameters: int = 0, kept: int = 0
+        self,
+        lanes: int,
+        tokens_per_step: float,
+        *,
+        more: int = 0,
+        parameters: int = 0,
+        kept: int = 0,
     ) -> PassPlan:
         """Choose passes that fit beside the weights and ``more`` bytes for each of these.
 
@@ -108,7 +123,11 @@ class Trainer:
         )
 
     def in_passes(
-        self, rows: Sequence[Lesson], compute: Callable[[PassPlan], Found], clear: Callable[[], None], hint: str
+        self,
+        rows: Sequence[Lesson],
+        compute: Callable[[PassPlan], Found],
+        clear: Callable[[], None],
+        hint: str,
     ) -> Found:
         """Compute a step's gradients, in smaller passes where memory runs out; effective batches stay as they are."""
         pressed = False
@@ -124,6 +143,8 @@ class Trainer:
                 if smaller is None and pressed:
                     raise too_long(rows, hint) from error
             clear()
-            if (not give_back(next(self.model.parameters()).device) or pressed) and smaller is not None:
+            if (
+                not give_back(next(self.model.parameters()).device) or pressed
+            ) and smaller is not None:
                 self.plan = smaller
             pressed = True

@@ -57,7 +57,9 @@ class Names(BaseModel):
 
 def make_api(desk: Desk) -> APIRouter:
     """Make the routes on one desk."""
-    api = APIRouter(prefix="/api", responses={404: {"description": "there is nothing of that name"}})
+    api = APIRouter(
+        prefix="/api", responses={404: {"description": "there is nothing of that name"}}
+    )
 
     @api.get("/studies")
     def studies() -> list[StudySummary]:
@@ -75,7 +77,9 @@ def make_api(desk: Desk) -> APIRouter:
     async def stream(study: Name) -> StreamingResponse:
         """Follow a study: server-sent events named ``state``, one whenever something changes."""
         watch = desk.watch(study)
-        return StreamingResponse(watch.stream(), media_type="text/event-stream", headers={"cache-control": "no-store"})
+        return StreamingResponse(
+            watch.stream(), media_type="text/event-stream", headers={"cache-control": "no-store"}
+        )
 
     @api.get("/studies/{study}/answer")
     async def answer(study: Name) -> dict[str, Any]:
@@ -91,7 +95,9 @@ def make_api(desk: Desk) -> APIRouter:
     async def findings(study: Name) -> Names:
         """Name the findings of the study."""
         made = await desk.snapshot(desk.study(study).key)
-        return Names(names=list(made.findings), cells=made.stamp[0], made=made.made, problem=made.problem)
+        return Names(
+            names=list(made.findings), cells=made.stamp[0], made=made.made, problem=made.problem
+        )
 
     @api.get("/studies/{study}/findings/{name}", response_model=dict[str, Any])
     async def finding(study: Name, name: Name) -> Any:
@@ -105,13 +111,33 @@ def make_api(desk: Desk) -> APIRouter:
 
     @api.get("/studies/{study}/cells")
     def cells(
-        study: Name, protocol: Wanted = None, model: Wanted = None, task: Wanted = None, page: Page = 0, size: Size = 50
+        study: Name,
+        protocol: Wanted = None,
+        model: Wanted = None,
+        task: Wanted = None,
+        page: Page = 0,
+        size: Size = 50,
     ) -> Listing:
         """Return committed cells in the order of their making."""
         only = {"study": desk.study(study).key, "protocol": protocol, "model": model, "task": task}
         found = desk.store.cells(**only, limit=size, offset=page * size)
-        wanted = ("key", "model", "task", "protocol", "metric", "value", "stderr", "n", "seconds", "created", "gain")
-        entries = [{name: value for name, value in cell_payload(cell, ()).items() if name in wanted} for cell in found]
+        wanted = (
+            "key",
+            "model",
+            "task",
+            "protocol",
+            "metric",
+            "value",
+            "stderr",
+            "n",
+            "seconds",
+            "created",
+            "gain",
+        )
+        entries = [
+            {name: value for name, value in cell_payload(cell, ()).items() if name in wanted}
+            for cell in found
+        ]
         return Listing(total=desk.store.count(**only), page=page, size=size, entries=entries)
 
     @api.get("/studies/{study}/lanes")
@@ -151,7 +177,9 @@ def make_api(desk: Desk) -> APIRouter:
         key: Name,
         page: Page = 0,
         size: Size = 20,
-        query: Annotated[str, Query(max_length=300, description="text in prompt, answer or right answer")] = "",
+        query: Annotated[
+            str, Query(max_length=300, description="text in prompt, answer or right answer")
+        ] = "",
         outcome: Literal["all", "right", "wrong"] = "all",
     ) -> Listing:
         """Return a cell's items with the model's answers, searched and paged."""
@@ -176,7 +204,12 @@ def metrics(desk: Desk) -> str:
     """Return every study's counts, and the pace of the rows that run now."""
     studies = [({"study": s["name"], "key": s["key"]}, s) for s in desk.summaries()]
     states = ("asked", "done", "failed")  # imported scores were never asked for
-    cells = [({**of, "state": state}, s[state]) for of, s in studies for state in states if s[state] is not None]
+    cells = [
+        ({**of, "state": state}, s[state])
+        for of, s in studies
+        for state in states
+        if s[state] is not None
+    ]
     running, seconds = ([(of, s[name]) for of, s in studies] for name in ("running", "seconds"))
     rows = [
         ({"study": s["name"], "model": name}, state)
@@ -194,9 +227,20 @@ def metrics(desk: Desk) -> str:
         [
             _family("cells", "Cells of a study: asked for, done and failed.", cells),
             _family("rows_running", "Rows (models) of a study that are computed now.", running),
-            _family("cell_seconds_total", "Seconds that the cells of a study took to compute.", seconds, "counter"),
-            _family("row_tokens_per_second", "Tokens a second of a row.", of_rows("tokens_per_second")),
-            _family("row_seconds_left", "Seconds that the present phase of a row will take.", of_rows("left")),
+            _family(
+                "cell_seconds_total",
+                "Seconds that the cells of a study took to compute.",
+                seconds,
+                "counter",
+            ),
+            _family(
+                "row_tokens_per_second", "Tokens a second of a row.", of_rows("tokens_per_second")
+            ),
+            _family(
+                "row_seconds_left",
+                "Seconds that the present phase of a row will take.",
+                of_rows("left"),
+            ),
             _family("row_lanes", "Lanes of a row that are tuned now.", of_rows("lanes_active")),
             _family("row_silent_seconds", "Seconds since a running row last spoke.", silent),
         ]

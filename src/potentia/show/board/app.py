@@ -42,7 +42,11 @@ Wanted = Annotated[str, Query(pattern="^[^\0]*$")]
 
 
 def create_app(
-    store_url: str, token: str | None = None, *, executor: Executor | None = None, history: tuple[str, ...] = ()
+    store_url: str,
+    token: str | None = None,
+    *,
+    executor: Executor | None = None,
+    history: tuple[str, ...] = (),
 ) -> FastAPI:
     """Make the board of a store. Without a token it answers requests for loopback hosts only.
 
@@ -75,9 +79,15 @@ def create_app(
     def counts() -> Response:
         return Response(metrics(desk), headers={"content-type": COUNTS})
 
-    def told(request: Request, status: int, detail: Any, page: str, headers: Any = None) -> Response:
-        if not request.url.path.startswith("/api/") and "text/html" in request.headers.get("accept", ""):
-            return _page("error.html", status=404 if status == 422 else status, title="not here", detail=page)
+    def told(
+        request: Request, status: int, detail: Any, page: str, headers: Any = None
+    ) -> Response:
+        if not request.url.path.startswith("/api/") and "text/html" in request.headers.get(
+            "accept", ""
+        ):
+            return _page(
+                "error.html", status=404 if status == 422 else status, title="not here", detail=page
+            )
         return JSONResponse({"detail": detail}, status, headers=headers)
 
     @app.exception_handler(HTTPException)
@@ -86,7 +96,9 @@ def create_app(
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        problems = [{"loc": list(e["loc"]), "msg": e["msg"], "type": e["type"]} for e in error.errors()]
+        problems = [
+            {"loc": list(e["loc"]), "msg": e["msg"], "type": e["type"]} for e in error.errors()
+        ]
         return told(request, 422, problems, "there is no such page")
 
     @app.exception_handler(PotentiaError)
@@ -94,7 +106,9 @@ def create_app(
         return told(request, 503, error.message, error.message)
 
     @app.exception_handler(OSError)
-    async def away(request: Request, error: OSError) -> Response:  # no descriptors are left, and no page can be read
+    async def away(
+        request: Request, error: OSError
+    ) -> Response:  # no descriptors are left, and no page can be read
         return PlainTextResponse(f"try again in a moment: {error.strerror or error}\n", 503)
 
     return app
@@ -109,7 +123,10 @@ def make_pages(desk: Desk) -> APIRouter:
         if name not in (*SCRIPTS, *STYLES):
             raise HTTPException(404, "there is no such asset")
         body, packed, _ = _asset(name)
-        headers = {"cache-control": "public, max-age=31536000, immutable", "vary": "accept-encoding"}
+        headers = {
+            "cache-control": "public, max-age=31536000, immutable",
+            "vary": "accept-encoding",
+        }
         if "gzip" in request.headers.get("accept-encoding", ""):
             body, headers = packed, {**headers, "content-encoding": "gzip"}
         kind = "text/css" if name.endswith(".css") else "text/javascript"
@@ -125,14 +142,26 @@ def make_pages(desk: Desk) -> APIRouter:
         state = await run_in_threadpool(desk.watch(record.key).look)
         made = await desk.peek(record.key)  # the board itself never waits for findings
         known = made or Snapshot(record.key, (0, 0), 0.0, 0.0)
-        return _page("board.html", title=record.name, state=state, answer=known.section("answer") or "",
-                     problem=known.problem, cells=known.stamp[0], made=known.made, pending=made is None,
-                     key=record.key, sections=known.sections, here="live")  # fmt: skip
+        return _page(
+            "board.html",
+            title=record.name,
+            state=state,
+            answer=known.section("answer") or "",
+            problem=known.problem,
+            cells=known.stamp[0],
+            made=known.made,
+            pending=made is None,
+            key=record.key,
+            sections=known.sections,
+            here="live",
+        )
 
     @pages.get("/studies/{study}/cell")
     async def cell_of(study: Name, model: Wanted, task: Wanted, protocol: Wanted) -> HTMLResponse:
         record = await run_in_threadpool(desk.study, study)
-        wanted = partial(desk.store.cells, study=record.key, model=model, task=task, protocol=protocol, limit=1)
+        wanted = partial(
+            desk.store.cells, study=record.key, model=model, task=task, protocol=protocol, limit=1
+        )
         found = await run_in_threadpool(wanted)
         return await cell(study, there(next(iter(found), None), "there is no such cell").key)
 
@@ -142,8 +171,16 @@ def make_pages(desk: Desk) -> APIRouter:
         made = await desk.snapshot(record.key)
         html = there(made.section(section), "this study has nothing to show here, or not yet")
         behind = (await run_in_threadpool(desk.stamp, record.key))[0] - made.stamp[0]
-        return _page("section.html", title=record.name, section=html, behind=behind, made=made.made, key=record.key,
-                     sections=made.sections, here=section)  # fmt: skip
+        return _page(
+            "section.html",
+            title=record.name,
+            section=html,
+            behind=behind,
+            made=made.made,
+            key=record.key,
+            sections=made.sections,
+            here=section,
+        )
 
     @pages.get("/studies/{study}/data/{name}")
     async def data(study: Name, name: Name) -> Response:
@@ -157,8 +194,15 @@ def make_pages(desk: Desk) -> APIRouter:
         found = await run_in_threadpool(desk.cell, cell)
         lanes = await run_in_threadpool(lambda: desk.store.lanes(cell=cell))
         made = await desk.snapshot(record.key)
-        return _page("cell.html", title=record.name, cell=cell_payload(found, lanes), key=record.key,
-                     manifest=found.manifest, sections=made.sections, here="cells")  # fmt: skip
+        return _page(
+            "cell.html",
+            title=record.name,
+            cell=cell_payload(found, lanes),
+            key=record.key,
+            manifest=found.manifest,
+            sections=made.sections,
+            here="cells",
+        )
 
     return pages
 
@@ -174,7 +218,9 @@ def _templates() -> Any:
     from jinja2 import ChoiceLoader, PackageLoader
 
     base = environment()
-    made = base.overlay(loader=ChoiceLoader([PackageLoader("potentia.show.board", "templates"), base.loader]))
+    made = base.overlay(
+        loader=ChoiceLoader([PackageLoader("potentia.show.board", "templates"), base.loader])
+    )
     made.filters.update(age=lambda when: f"{clock(max(0.0, time.time() - when))} ago")
     made.globals.update(asset_url=lambda name: _asset(name)[2], scripts=SCRIPTS, styles=STYLES)
     return made
@@ -184,13 +230,20 @@ def _templates() -> Any:
 def _asset(name: str) -> tuple[bytes, bytes, str]:
     """Return an asset, packed, and its address: with the hash of its content, so that browsers keep it."""
     body = asset(name).encode()
-    return body, gzip.compress(body, mtime=0), f"/assets/{name}?v={hashlib.sha256(body).hexdigest()[:12]}"
+    return (
+        body,
+        gzip.compress(body, mtime=0),
+        f"/assets/{name}?v={hashlib.sha256(body).hexdigest()[:12]}",
+    )
 
 
 def choose_token(host: str, token: str | None) -> str | None:
     """Return the token to ask for: the given one, a new one for an address that others can reach, else none."""
     if token is not None and len(token) < 8:
-        raise InputError("the token is too short to keep anyone out", hint="give eight characters or more, or none")
+        raise InputError(
+            "the token is too short to keep anyone out",
+            hint="give eight characters or more, or none",
+        )
     return token if token is not None or is_loopback(host) else secrets.token_urlsafe(24)
 
 
@@ -204,7 +257,9 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         taken = error.errno == errno.EADDRINUSE
         hint = "another program has it: give another --port" if taken else "check --host and --port"
-        raise InputError(f"{host}:{port} cannot be used: {error.strerror or error}", hint=hint) from error
+        raise InputError(
+            f"{host}:{port} cannot be used: {error.strerror or error}", hint=hint
+        ) from error
     return made
 
 
@@ -225,10 +280,17 @@ class Sparing(logging.Filter):
         """Say whether to write this one; the first after a silence tells how many were left out."""
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-            record.msg, record.args, record.exc_info = "no descriptors are left (ulimit -n): new readers wait", (), None
+            record.msg, record.args, record.exc_info = (
+                "no descriptors are left (ulimit -n): new readers wait",
+                (),
+                None,
+            )
         if time.monotonic() - self.began > EACH_SECONDS:
             if self.kept_back:
-                record.msg, record.args = f"{record.getMessage()} ({self.kept_back} more before it)", ()
+                record.msg, record.args = (
+                    f"{record.getMessage()} ({self.kept_back} more before it)",
+                    (),
+                )
             self.began, self.told, self.kept_back = time.monotonic(), 0, 0
         self.told += 1
         self.kept_back += self.told > MOST_LINES
@@ -245,7 +307,13 @@ def _descriptors() -> int:
     return wanted
 
 
-def serve(store_url: str, listener: socket.socket, *, token: str | None = None, history: tuple[str, ...] = ()) -> None:
+def serve(
+    store_url: str,
+    listener: socket.socket,
+    *,
+    token: str | None = None,
+    history: tuple[str, ...] = (),
+) -> None:
     """Serve the board of a store on a bound socket until interrupted."""
     import uvicorn
 
@@ -264,7 +332,8 @@ def serve(store_url: str, listener: socket.socket, *, token: str | None = None, 
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=3,
-        limit_concurrency=_descriptors() // 2,  # the rest is for files; who comes too late gets a 503
+        limit_concurrency=_descriptors()
+        // 2,  # the rest is for files; who comes too late gets a 503
     )
     for name in ("asyncio", "uvicorn.error"):
         logging.getLogger(name).addFilter(Sparing())

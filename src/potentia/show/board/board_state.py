@@ -32,8 +32,22 @@ BEAT = 15.0  # seconds after which a silent stream says that it is there
 RECENT = 40  # events told to a new listener
 MOST_ROWS = 60  # rows told in full
 MOST_LANES = 24  # lanes of a running row whose curves are told
-ROW = ("phase", "done", "total", "unit", "rate", "left", "tokens_per_second", "validation", "best", "began", "ended",
-       "at", "lanes_active", "lanes_waiting")  # fmt: skip
+ROW = (
+    "phase",
+    "done",
+    "total",
+    "unit",
+    "rate",
+    "left",
+    "tokens_per_second",
+    "validation",
+    "best",
+    "began",
+    "ended",
+    "at",
+    "lanes_active",
+    "lanes_waiting",
+)
 
 T = TypeVar("T")
 
@@ -72,11 +86,16 @@ class Desk:
 
     def summaries(self) -> list[dict[str, Any]]:
         """Return every study with its counts."""
-        return self._fresh("summaries", lambda: [self.watch(record.key).counts() for record in self.studies()])
+        return self._fresh(
+            "summaries", lambda: [self.watch(record.key).counts() for record in self.studies()]
+        )
 
     def stamp(self, key: str) -> tuple[int, int]:
         """Return how many cells and failures a study has."""
-        return self._fresh(f"stamp {key}", lambda: (self.store.count(study=key), len(self.store.failures(study=key))))
+        return self._fresh(
+            f"stamp {key}",
+            lambda: (self.store.count(study=key), len(self.store.failures(study=key))),
+        )
 
     async def overview(self) -> list[dict[str, Any]]:
         """Return the summaries with the time left of what runs, and who leads in the studies opened last."""
@@ -86,7 +105,9 @@ class Desk:
             if summary["running"]:
                 left = (await run_in_threadpool(self.watch(key).look))["left"]
             if place < LED and summary["done"]:
-                made = await self.peek(key)  # the page never waits for findings; the next one has them
+                made = await self.peek(
+                    key
+                )  # the page never waits for findings; the next one has them
                 if made is not None:
                     headline = str(made.answer.get("headline", ""))
                     behind = made.stamp[0] < (summary["asked"] or summary["done"])
@@ -185,7 +206,9 @@ class Watch:
             self._last_event = news[-1].id
             for event in news[-RECENT:]:
                 said = {k: v for k, v in event.payload.items() if k != "traceback"}
-                self._events.append({"id": event.id, "kind": event.kind, "at": event.moment, **said})
+                self._events.append(
+                    {"id": event.id, "kind": event.kind, "at": event.moment, **said}
+                )
             self._ends.extend(event.moment for event in news if event.kind in ("cell", "failure"))
         progress = self.store.get_progress(key)
         rows: list[dict[str, Any]] = [
@@ -195,7 +218,9 @@ class Watch:
         rows.sort(key=lambda row: (not row["running"], -(row["at"] or 0)))
         running = [row["name"] for row in rows if row["running"]]
         counts = self.counts()
-        began = min((float(progress[name].get("began", math.inf)) for name in running), default=math.inf)
+        began = min(
+            (float(progress[name].get("began", math.inf)) for name in running), default=math.inf
+        )
         todo = (counts["asked"] or 0) - counts["done"] - counts["failed"]
         told: dict[str, Any] = {
             **counts,

@@ -44,7 +44,9 @@ class Guard:
     def __init__(self, app: ASGIApp, *, token: str | None) -> None:
         self.app = app
         self.token = token
-        self.cookie = hashlib.sha256(f"potentia board {token}".encode()).hexdigest() if token else ""
+        self.cookie = (
+            hashlib.sha256(f"potentia board {token}".encode()).hexdigest() if token else ""
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -63,7 +65,9 @@ class Guard:
         refusal: Response | None = None
         if self.token is None:
             if not is_loopback(_host(request.headers.get("host", ""))):
-                refusal = JSONResponse({"detail": "this board answers on a loopback address only"}, 403)
+                refusal = JSONResponse(
+                    {"detail": "this board answers on a loopback address only"}, 403
+                )
         elif not self._known(request):
             refusal = await self._ask(request)
         await (refusal or self.app)(scope, receive, guarded)
@@ -81,7 +85,13 @@ class Guard:
         """Answer a request without the right cookie: take a token from the address or the form, or ask for it."""
         wrong = False
         if request.method == "GET" and self._is_token(request.query_params.get("token", "")):
-            rest = urlencode([(name, value) for name, value in request.query_params.multi_items() if name != "token"])
+            rest = urlencode(
+                [
+                    (name, value)
+                    for name, value in request.query_params.multi_items()
+                    if name != "token"
+                ]
+            )
             return self._welcome(request, request.url.path + (f"?{rest}" if rest else ""))
         if request.method == "POST" and request.url.path == "/login":
             if self._is_token(parse_qs(await _body(request)).get("token", [""])[0]):
@@ -90,14 +100,18 @@ class Guard:
         headers = {"www-authenticate": 'Bearer realm="Potentia"'}
         if wrong or "text/html" in request.headers.get("accept", ""):
             return HTMLResponse(render("login.html", wrong=wrong), 401, headers)
-        return JSONResponse({"detail": "a token is needed: send it as Authorization: Bearer TOKEN"}, 401, headers)
+        return JSONResponse(
+            {"detail": "a token is needed: send it as Authorization: Bearer TOKEN"}, 401, headers
+        )
 
     def _welcome(self, request: Request, target: str) -> Response:
         secure = "; Secure" if request.url.scheme == "https" else ""
         cookie = f"{COOKIE}={self.cookie}; Path=/; HttpOnly; SameSite=Strict{secure}"
         # One slash: "//elsewhere" would be another host. A page, not a redirect: a strict cookie is not sent along
         # with the redirect of a link from another site.
-        return HTMLResponse(render("login.html", place="/" + target.lstrip("/\\")), headers={"set-cookie": cookie})
+        return HTMLResponse(
+            render("login.html", place="/" + target.lstrip("/\\")), headers={"set-cookie": cookie}
+        )
 
 
 def is_loopback(host: str) -> bool:
@@ -112,7 +126,11 @@ def is_loopback(host: str) -> bool:
 
 def _host(header: str) -> str:
     name = header.strip().lower()
-    return name[: name.index("]") + 1] if name.startswith("[") and "]" in name else name.partition(":")[0]
+    return (
+        name[: name.index("]") + 1]
+        if name.startswith("[") and "]" in name
+        else name.partition(":")[0]
+    )
 
 
 async def _body(request: Request) -> str:

@@ -40,7 +40,9 @@ class Snapshot:
     seconds: float
     made: float = field(default_factory=time.time)  # when
     sections: tuple[tuple[str, str, str], ...] = ()  # id, title, HTML
-    parts: dict[str, bytes] = field(default_factory=dict)  # name → packed JSON that the pages fetch by need
+    parts: dict[str, bytes] = field(
+        default_factory=dict
+    )  # name → packed JSON that the pages fetch by need
     problem: str = ""
     answer: dict[str, Any] = field(default_factory=dict)
     findings: dict[str, str] = field(default_factory=dict)  # name → JSON
@@ -51,7 +53,9 @@ class Snapshot:
         return next((html for id, _, html in self.sections if id == name), None)
 
 
-def make_snapshot(where: str, study: str, stamp: tuple[int, int], history: tuple[str, ...] = ()) -> Snapshot:
+def make_snapshot(
+    where: str, study: str, stamp: tuple[int, int], history: tuple[str, ...] = ()
+) -> Snapshot:
     """Read a study and compute everything; runs in the worker."""
     began = time.monotonic()
     try:
@@ -70,7 +74,9 @@ def make_snapshot(where: str, study: str, stamp: tuple[int, int], history: tuple
         problem=data.problem,
         answer=jsonable(answer(data)),
         findings={name: json.dumps(finding.to_dict()) for name, finding in data.named().items()},
-        scores={name: json.dumps(jsonable(matrix)) for name, matrix in data.evidence.scores.items()},
+        scores={
+            name: json.dumps(jsonable(matrix)) for name, matrix in data.evidence.scores.items()
+        },
     )
 
 
@@ -116,7 +122,9 @@ class Snapshots:
         try:
             return making.result()
         except Exception as error:
-            raise StoreError(f"the findings could not be made: {error}", hint="try again in a moment") from error
+            raise StoreError(
+                f"the findings could not be made: {error}", hint="try again in a moment"
+            ) from error
 
     def peek(self, study: str, stamp: tuple[int, int]) -> Snapshot | None:
         """Return the latest snapshot, or None while the first is being made; sees to it that a newer one will come."""
@@ -125,8 +133,12 @@ class Snapshots:
             return known
         if study not in self._making:
             if self._executor is None:
-                self._executor = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_settle)
-            task = asyncio.get_running_loop().run_in_executor(self._executor, self._make, self.where, study, stamp)
+                self._executor = ProcessPoolExecutor(
+                    1, mp_context=get_context("spawn"), initializer=_settle
+                )
+            task = asyncio.get_running_loop().run_in_executor(
+                self._executor, self._make, self.where, study, stamp
+            )
             self._making[study] = task
             task.add_done_callback(lambda done: self._keep(study, done))
         return known

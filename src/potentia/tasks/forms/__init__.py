@@ -35,9 +35,13 @@ def register(name: str, version: int = 1) -> Callable[[Form], Form]:
 class Template:
     """A field of a definition that a form writes; the fingerprint holds what it takes the place of."""
 
-    def __init__(self, write: Callable[[Mapping[str, Any]], Any], config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, write: Callable[[Mapping[str, Any]], Any], config: Mapping[str, Any]
+    ) -> None:
         self.write = write
-        self.fingerprint_parts = [config.get(key) for key in ("doc_to_text", "doc_to_target", "doc_to_choice")]
+        self.fingerprint_parts = [
+            config.get(key) for key in ("doc_to_text", "doc_to_target", "doc_to_choice")
+        ]
 
     def __call__(self, doc: Mapping[str, Any]) -> Any:
         """Write the field for one document."""
@@ -49,7 +53,10 @@ def rewrite(spec: str, task: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     name, _, argument = spec.partition(":")
     if name not in _FORMS:
         known = ", ".join(sorted(_FORMS))
-        raise TaskError(f"no prompt form {name!r} (asked for by {config.get('task')}:{spec})", hint=f"forms: {known}")
+        raise TaskError(
+            f"no prompt form {name!r} (asked for by {config.get('task')}:{spec})",
+            hint=f"forms: {known}",
+        )
     form, version = _FORMS[name]
     return {**config, **form(task, config, argument), "form": (spec, version)}
 

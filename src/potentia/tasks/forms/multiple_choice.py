@@ -46,7 +46,9 @@ class Asked:
     @property
     def listed(self) -> str:
         """The options under the question with letters, as lm-eval writes MMLU."""
-        lines = [f"{letter}. {text}" for letter, text in zip(self.letters, self.options, strict=True)]
+        lines = [
+            f"{letter}. {text}" for letter, text in zip(self.letters, self.options, strict=True)
+        ]
         return "\n".join([self.question, *lines, "Answer:"])
 
 
@@ -81,17 +83,26 @@ def _readable(task: Any, draw: Draw) -> Read:
     def read(doc: Mapping[str, Any]) -> Asked:
         asked = _read(task, draw, doc)
         if len(asked.options) > len(LETTERS):
-            raise TaskError(f"{task.config.task} has a question with {len(asked.options)} options, more than letters")
+            raise TaskError(
+                f"{task.config.task} has a question with {len(asked.options)} options, more than letters"
+            )
         return asked
 
     return read
 
 
 def _fields(
-    config: Mapping[str, Any], read: Read, ask: Callable[[Any], str], choose: Callable[[Any], list[str]]
+    config: Mapping[str, Any],
+    read: Read,
+    ask: Callable[[Any], str],
+    choose: Callable[[Any], list[str]],
 ) -> dict[str, Any]:
     """Return how a document is asked: its prompt, what is chosen from, and the place of the right one."""
-    fields = {"doc_to_text": ask, "doc_to_choice": choose, "doc_to_target": lambda doc: read(doc).gold}
+    fields = {
+        "doc_to_text": ask,
+        "doc_to_choice": choose,
+        "doc_to_target": lambda doc: read(doc).gold,
+    }
     made = {name: Template(write, config) for name, write in fields.items()}
     return {**made, "target_delimiter": " ", "gen_prefix": None}
 
@@ -116,13 +127,22 @@ def cloze(task: Any, config: Mapping[str, Any], argument: str) -> dict[str, Any]
     read = partial(_read, task, draw)
     write = partial(_fields, config, read, choose=lambda doc: list(read(doc).options))
     if _lists_options(task):
-        description = str(config.get("description") or "").replace("multiple choice questions", "questions")
+        description = str(config.get("description") or "").replace(
+            "multiple choice questions", "questions"
+        )
         fields = write(ask=lambda doc: f"Question: {read(doc).question}\nAnswer:")
-        return {**fields, **_kept(config), "description": description, **_metrics(config, ("acc", "acc_norm"))}
+        return {
+            **fields,
+            **_kept(config),
+            "description": description,
+            **_metrics(config, ("acc", "acc_norm")),
+        }
     if not draw.limit:
         return {}
     if task.multiple_input:
-        raise TaskError(f"{config.get('task')} completes one sentence; its options cannot be reduced")
+        raise TaskError(
+            f"{config.get('task')} completes one sentence; its options cannot be reduced"
+        )
     own = write(ask=lambda doc: str(task.doc_to_text(doc)))
     return {**own, **_kept(config), "target_delimiter": task.config.target_delimiter}
 
@@ -132,7 +152,9 @@ def option_ppl(task: Any, config: Mapping[str, Any], argument: str) -> dict[str,
     """Table 5: options listed, the likeliest letter wins."""
     no_argument("option_ppl", argument)
     read = _readable(task, Draw(shuffle=_always_there(config)))
-    fields = _fields(config, read, lambda doc: f"Question: {read(doc).listed}", lambda doc: read(doc).letters)
+    fields = _fields(
+        config, read, lambda doc: f"Question: {read(doc).listed}", lambda doc: read(doc).letters
+    )
     return _ranked(task, config, fields, "acc")
 
 
@@ -168,24 +190,41 @@ def blank_ppl(task: Any, config: Mapping[str, Any], argument: str) -> dict[str, 
             f"{config.get('task')} has its options inside the sentence, not at its end",
             hint="blank_ppl compares the whole sentences",
         )
-    fields = _fields(config, read, lambda doc: read(doc).question, lambda doc: list(read(doc).options))
+    fields = _fields(
+        config, read, lambda doc: read(doc).question, lambda doc: list(read(doc).options)
+    )
     return _ranked(task, config, fields, metric)
 
 
-def _ranked(task: Any, config: Mapping[str, Any], fields: dict[str, Any], metric: str) -> dict[str, Any]:
+def _ranked(
+    task: Any, config: Mapping[str, Any], fields: dict[str, Any], metric: str
+) -> dict[str, Any]:
     """Return a definition of BOSE's: no description, accuracies alone, examples from train."""
     if task.OUTPUT_TYPE != "multiple_choice":
         raise TaskError(
-            f"{config.get('task')} has no options to choose from", hint="light, iclip and instruct ask for open answers"
+            f"{config.get('task')} has no options to choose from",
+            hint="light, iclip and instruct ask for open answers",
         )
-    more = {"description": "", "fewshot_config": None, "fewshot_split": config.get("training_split")}
-    return {**fields, **more, "process_results": None, "metric_list": _means("acc", "acc_norm"), "main_metric": metric}
+    more = {
+        "description": "",
+        "fewshot_config": None,
+        "fewshot_split": config.get("training_split"),
+    }
+    return {
+        **fields,
+        **more,
+        "process_results": None,
+        "metric_list": _means("acc", "acc_norm"),
+        "main_metric": metric,
+    }
 
 
 def _kept(config: Mapping[str, Any]) -> dict[str, Any]:
     """Keep from where the definition draws its examples, not how it writes them."""
     shots = config.get("fewshot_config")
-    drawn = {k: v for k, v in shots.items() if k in _SAMPLING} if isinstance(shots, Mapping) else None
+    drawn = (
+        {k: v for k, v in shots.items() if k in _SAMPLING} if isinstance(shots, Mapping) else None
+    )
     return {"should_decontaminate": False, "fewshot_config": drawn}
 
 
@@ -201,16 +240,29 @@ def _means(*names: str) -> list[dict[str, Any]]:
     return [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in names]
 
 
-def _draw(task: Any, config: Mapping[str, Any], form: str, argument: str, *, shuffle: bool = False) -> Draw:
+def _draw(
+    task: Any, config: Mapping[str, Any], form: str, argument: str, *, shuffle: bool = False
+) -> Draw:
     """Check that the task has options, and read the number of options and the seed behind the form's name."""
     name = config.get("task")
     if task.OUTPUT_TYPE != "multiple_choice":
-        raise TaskError(f"{name} has no options to choose from", hint=f"{form} is a form of multiple-choice tasks")
+        raise TaskError(
+            f"{name} has no options to choose from",
+            hint=f"{form} is a form of multiple-choice tasks",
+        )
     if callable(config.get("process_results")):
-        raise TaskError(f"{name} grades its answers in its own way, which does not fit the form {form}")
+        raise TaskError(
+            f"{name} grades its answers in its own way, which does not fit the form {form}"
+        )
     limit, _, seed = argument.partition(":")
-    if (argument and not limit.isdecimal()) or (seed and not seed.isdecimal()) or limit in ("0", "1"):
-        raise TaskError(f"{form}:{argument} does not say how many options", hint=f"such as {name}:{form}:4")
+    if (
+        (argument and not limit.isdecimal())
+        or (seed and not seed.isdecimal())
+        or limit in ("0", "1")
+    ):
+        raise TaskError(
+            f"{form}:{argument} does not say how many options", hint=f"such as {name}:{form}:4"
+        )
     return Draw(int(limit or 0), int(seed or 0), shuffle)
 
 
@@ -220,13 +272,18 @@ def _lists_options(task: Any) -> bool:
         return False
     doc = next(iter(task.task_docs))
     choices = [str(choice) for choice in task.doc_to_choice(doc)]
-    return reading.scores_labels(task, choices) or _listing(str(task.doc_to_text(doc)), choices) is not None
+    return (
+        reading.scores_labels(task, choices)
+        or _listing(str(task.doc_to_text(doc)), choices) is not None
+    )
 
 
 def _listing(prompt: str, options: list[str]) -> int | None:
     """Return where a prompt begins to list these options with letters or numbers, if it does."""
     first = re.escape(options[0].strip())
-    found = list(re.finditer(rf"^[ \t]*\(?(?:[Aa]|1)[.):]\)?[ \t]+{first}[ \t]*$", prompt, re.MULTILINE))
+    found = list(
+        re.finditer(rf"^[ \t]*\(?(?:[Aa]|1)[.):]\)?[ \t]+{first}[ \t]*$", prompt, re.MULTILINE)
+    )
     return found[-1].start() if found else None
 
 
@@ -238,7 +295,11 @@ def _listed_column(task: Any, doc: Mapping[str, Any], count: int) -> list[str] |
     prompt = str(task.doc_to_text(doc))
     for value in doc.values():
         column = value.get("text") if isinstance(value, Mapping) else value
-        if isinstance(column, (list, tuple)) and len(column) == count and all(isinstance(v, str) for v in column):
+        if (
+            isinstance(column, (list, tuple))
+            and len(column) == count
+            and all(isinstance(v, str) for v in column)
+        ):
             start = _listing(prompt, list(column))
             if start is not None and all(text.strip() in prompt[start:] for text in column):
                 return list(column)
@@ -248,7 +309,9 @@ def _listed_column(task: Any, doc: Mapping[str, Any], count: int) -> list[str] |
 def _sentence(task: Any, doc: Mapping[str, Any]) -> Asked:
     """Read a sentence to complete (winogrande): what its contexts share, a blank, the rest; options fill the blank."""
     contexts = [str(context) for context in task.doc_to_choice(doc)]
-    same = itertools.takewhile(lambda characters: len(set(characters)) == 1, zip(*contexts, strict=False))
+    same = itertools.takewhile(
+        lambda characters: len(set(characters)) == 1, zip(*contexts, strict=False)
+    )
     shared = "".join(characters[0] for characters in same)
     shared = shared[: shared.rfind(" ") + 1]
     whole = f"{shared}_{task.config.target_delimiter}{task.doc_to_target(doc)}".strip()
@@ -270,11 +333,15 @@ def _drawn(asked: Asked, draw: Draw) -> Asked:
     if gold < 0 or not (draw.shuffle or 0 < draw.limit < count):
         return asked
     content = "\0".join([str(draw.seed), asked.question, *asked.options])
-    generator = np.random.default_rng(int.from_bytes(hashlib.sha256(content.encode()).digest()[:8], "big"))
+    generator = np.random.default_rng(
+        int.from_bytes(hashlib.sha256(content.encode()).digest()[:8], "big")
+    )
     kept = list(range(count))
     if 0 < draw.limit < count:
         wrong = [i for i in kept if i != gold]
-        kept = sorted([gold, *(int(i) for i in generator.choice(wrong, size=draw.limit - 1, replace=False))])
+        kept = sorted(
+            [gold, *(int(i) for i in generator.choice(wrong, size=draw.limit - 1, replace=False))]
+        )
     if draw.shuffle:
         kept = [kept[int(i)] for i in generator.permutation(len(kept))]
     return Asked(asked.question, tuple(asked.options[i] for i in kept), kept.index(gold))

@@ -71,7 +71,9 @@ def solution(task: Any, doc: Mapping[str, Any]) -> Solution:
     r"""Return reasoning and answers: divided at ``####`` or the last ``\boxed{}``, else the target is the answer."""
     targets = [str(target).strip() for target in as_list(task.doc_to_target(doc))] or [""]
     worked = doc.get("solution")
-    text = _CALCULATION.sub("", worked if isinstance(worked, str) and worked else targets[0]).strip()
+    text = _CALCULATION.sub(
+        "", worked if isinstance(worked, str) and worked else targets[0]
+    ).strip()
     if "####" in text:
         reasoning, _, answer = text.rpartition("####")
         return Solution(reasoning.strip(), (answer.strip(),))
@@ -98,11 +100,17 @@ def last_boxed(text: str) -> tuple[str, int, int] | None:
 
 
 def _parts(task: Any, doc: Mapping[str, Any]) -> tuple[str, list[str]]:
-    choices = [str(c) for c in task.doc_to_choice(doc)] if task.config.doc_to_choice is not None else []
+    choices = (
+        [str(c) for c in task.doc_to_choice(doc)] if task.config.doc_to_choice is not None else []
+    )
     prompt = str(task.doc_to_text(doc))
     if not scores_labels(task, choices):
         return bare(prompt), choices
-    listed = [match for match in _LISTED.finditer(prompt) if match[1].upper() in [c.strip().upper() for c in choices]]
+    listed = [
+        match
+        for match in _LISTED.finditer(prompt)
+        if match[1].upper() in [c.strip().upper() for c in choices]
+    ]
     listed = listed[-len(choices) :]
     if [match[1].upper() for match in listed] != [c.strip().upper() for c in choices]:
         raise TaskError(
@@ -115,7 +123,9 @@ def _parts(task: Any, doc: Mapping[str, Any]) -> tuple[str, list[str]]:
 def are_labels(choices: list[str]) -> bool:
     """Tell whether the options are scored by letter or number (A, B, … or 1, 2, …), not by their texts."""
     bare = [c.strip().upper() for c in choices]
-    return len(bare) > 1 and (bare == list(LETTERS[: len(bare)]) or bare == [str(i + 1) for i in range(len(bare))])
+    return len(bare) > 1 and (
+        bare == list(LETTERS[: len(bare)]) or bare == [str(i + 1) for i in range(len(bare))]
+    )
 
 
 LOOKED_AT = 50  # documents that say how a task scores its options
@@ -128,13 +138,17 @@ def scores_labels(task: Any, choices: list[str]) -> bool:
         return False
     if task not in _by_label:
         first = islice(task.task_docs, LOOKED_AT)
-        _by_label[task] = all(are_labels([str(choice) for choice in task.doc_to_choice(doc)]) for doc in first)
+        _by_label[task] = all(
+            are_labels([str(choice) for choice in task.doc_to_choice(doc)]) for doc in first
+        )
     return _by_label[task]
 
 
 def bare(prompt: str) -> str:
     """Return a prompt without its labels, such as "Question:" before and "Answer:" after it."""
-    return _BEFORE.sub("", _AFTER.sub("", prompt.rstrip() if not prompt.endswith("\n") else prompt)).strip()
+    return _BEFORE.sub(
+        "", _AFTER.sub("", prompt.rstrip() if not prompt.endswith("\n") else prompt)
+    ).strip()
 
 
 # --- judges ----------------------------------------------------------------------------------------------------------
@@ -149,7 +163,9 @@ class Generated(str):
     __slots__ = ()
 
 
-def keep_whole(responses: Sequence[Sequence[str]], docs: Sequence[Mapping[str, Any]]) -> list[Generated]:
+def keep_whole(
+    responses: Sequence[Sequence[str]], docs: Sequence[Mapping[str, Any]]
+) -> list[Generated]:
     """Filter that extracts nothing: math-verify finds the answer itself."""
     return [Generated(answers[0]) for answers in responses]
 
@@ -206,17 +222,28 @@ def judged_by_both(task: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     A task whose own filters look for an answer in the text keeps its main metric. One that compares the whole text, or
     that looks for the words of its own prompt, would judge every boxed answer wrong: there math-verify is the main one.
     """
-    own_filters = list(config.get("filter_list") or [{"name": "none", "filter": [{"function": "take_first"}]}])
-    own_metrics = [m for m in config.get("metric_list") or [{"metric": "exact_match"}] if m.get("metric") != METRIC]
+    own_filters = list(
+        config.get("filter_list") or [{"name": "none", "filter": [{"function": "take_first"}]}]
+    )
+    own_metrics = [
+        m
+        for m in config.get("metric_list") or [{"metric": "exact_match"}]
+        if m.get("metric") != METRIC
+    ]
     names = [f"{metric['metric']}|{own['name']}" for own in own_filters for metric in own_metrics]
-    extracts = any(step.get("function") == "regex" for own in own_filters for step in own.get("filter") or [])
+    extracts = any(
+        step.get("function") == "regex" for own in own_filters for step in own.get("filter") or []
+    )
     added = {"metric": METRIC, "aggregation": "mean", "higher_is_better": True}
     return {
         "process_results": BothJudges(task, config),
         "metric_list": [*own_metrics, added],
         "metric_names": [*names, f"{METRIC}|{FILTER}"],
         "main_metric": None if extracts else f"{METRIC}|{FILTER}",
-        "filter_list": [*own_filters, {"name": FILTER, "filter": [{"function": "custom", "filter_fn": keep_whole}]}],
+        "filter_list": [
+            *own_filters,
+            {"name": FILTER, "filter": [{"function": "custom", "filter_fn": keep_whole}]},
+        ],
     }
 
 
@@ -230,9 +257,13 @@ INSTRUCTION = (
     "and put your final answer within \\boxed{{}}.\n"
 )
 _DOMAINS = {
-    "Math": "math", "Med": "medicine", "PBC": "science", "CR": "commonsense reasoning", "QA": "question answering",
+    "Math": "math",
+    "Med": "medicine",
+    "PBC": "science",
+    "CR": "commonsense reasoning",
+    "QA": "question answering",
     "LU": "language",
-}  # fmt: skip
+}
 
 
 def _problem(task: Any, doc: Mapping[str, Any], steps: str = "") -> str:
@@ -265,24 +296,39 @@ def light_cot(task: Any, config: Mapping[str, Any], argument: str) -> dict[str, 
 @register("iclip")
 def iclip(task: Any, config: Mapping[str, Any], argument: str) -> dict[str, Any]:
     """Table 10: standardised examples before the light instruction."""
-    return _light(task, config, _problem, partial(_worked, steps=True), _shots("iclip", argument, SHOTS, least=1))
+    return _light(
+        task,
+        config,
+        _problem,
+        partial(_worked, steps=True),
+        _shots("iclip", argument, SHOTS, least=1),
+    )
 
 
 @register("instruct")
 def instruct(task: Any, config: Mapping[str, Any], argument: str) -> dict[str, Any]:
     """Tables 7 and 8: the instruction that is common for instruct models, without or with examples."""
-    asked = _open(task, config, "instruct", question, _worked, _shots("instruct", argument, 0, least=0))
-    return asked | {"description": INSTRUCTION.format(domain=_domain(config)), "target_delimiter": "\n"}
+    asked = _open(
+        task, config, "instruct", question, _worked, _shots("instruct", argument, 0, least=0)
+    )
+    return asked | {
+        "description": INSTRUCTION.format(domain=_domain(config)),
+        "target_delimiter": "\n",
+    }
 
 
-def _light(task: Any, config: Mapping[str, Any], ask: Any, answer: Any, shots: int) -> dict[str, Any]:
+def _light(
+    task: Any, config: Mapping[str, Any], ask: Any, answer: Any, shots: int
+) -> dict[str, Any]:
     asked = _open(task, config, "light", ask, answer, shots)
     settings = dict(config.get("generation_kwargs") or {})
     ends = [text for text in as_list(settings.get("until")) if text.startswith("<")]
     return asked | {"generation_kwargs": {**settings, "until": [STOP, *ends]}}
 
 
-def _open(task: Any, config: Mapping[str, Any], form: str, ask: Any, answer: Any, shots: int) -> dict[str, Any]:
+def _open(
+    task: Any, config: Mapping[str, Any], form: str, ask: Any, answer: Any, shots: int
+) -> dict[str, Any]:
     """Ask for an open answer; examples are drawn from train, in place of those that the definition sets aside."""
     if task.OUTPUT_TYPE != "generate_until":
         raise TaskError(
@@ -315,7 +361,10 @@ def _shots(form: str, argument: str, default: int, *, least: int) -> int:
     if not argument:
         return default
     if not argument.isdecimal() or int(argument) < least:
-        raise TaskError(f"{form}:{argument} does not say how many examples", hint=f"such as {form}:{max(SHOTS, least)}")
+        raise TaskError(
+            f"{form}:{argument} does not say how many examples",
+            hint=f"such as {form}:{max(SHOTS, least)}",
+        )
     return int(argument)
 
 

@@ -31,7 +31,9 @@ def _tile(ptr, tokens, stop, stride, d, HEAD: tl.constexpr):
 @triton.jit
 def _keep(ptr, value, tokens, stop, stride, d, HEAD: tl.constexpr):
     at = ptr + tokens[:, None].to(tl.int64) * stride + d[None, :]
-    tl.store(at, value.to(ptr.dtype.element_ty), mask=(tokens < stop)[:, None] & (d < HEAD)[None, :])
+    tl.store(
+        at, value.to(ptr.dtype.element_ty), mask=(tokens < stop)[:, None] & (d < HEAD)[None, :]
+    )
 
 
 @triton.jit
@@ -44,9 +46,31 @@ def place(tiles_ptr, number, BLOCK: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def _forward(
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, first_ptr, tiles_ptr, qn, qh, kn, kh, vn, vh, on, oh, tokens, group, scale,
-    window, HEAD: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr
-):  # fmt: skip
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    lse_ptr,
+    first_ptr,
+    tiles_ptr,
+    qn,
+    qh,
+    kn,
+    kh,
+    vn,
+    vh,
+    on,
+    oh,
+    tokens,
+    group,
+    scale,
+    window,
+    HEAD: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     start, stop = place(tiles_ptr, tl.program_id(0), BLOCK, TILE)
     if start < stop:
         head = tl.program_id(1)
@@ -77,10 +101,39 @@ def _forward(
 
 @triton.jit
 def _back_queries(
-    q_ptr, k_ptr, v_ptr, out_ptr, dout_ptr, lse_ptr, delta_ptr, dq_ptr, first_ptr, tiles_ptr,
-    qn, qh, kn, kh, vn, vh, on, oh, gn, gh, dn, dh, tokens, group, scale, factor, window,
-    HEAD: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr
-):  # fmt: skip
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    dout_ptr,
+    lse_ptr,
+    delta_ptr,
+    dq_ptr,
+    first_ptr,
+    tiles_ptr,
+    qn,
+    qh,
+    kn,
+    kh,
+    vn,
+    vh,
+    on,
+    oh,
+    gn,
+    gh,
+    dn,
+    dh,
+    tokens,
+    group,
+    scale,
+    factor,
+    window,
+    HEAD: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     start, stop = place(tiles_ptr, tl.program_id(0), BLOCK, TILE)
     if start < stop:
         head = tl.program_id(1)
@@ -109,10 +162,40 @@ def _back_queries(
 
 @triton.jit
 def _back_keys(
-    q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, first_ptr, last_ptr, tiles_ptr,
-    qn, qh, kn, kh, vn, vh, gn, gh, dkn, dkh, dvn, dvh, tokens, group, scale, factor, window,
-    HEAD: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr
-):  # fmt: skip
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    dout_ptr,
+    lse_ptr,
+    delta_ptr,
+    dk_ptr,
+    dv_ptr,
+    first_ptr,
+    last_ptr,
+    tiles_ptr,
+    qn,
+    qh,
+    kn,
+    kh,
+    vn,
+    vh,
+    gn,
+    gh,
+    dkn,
+    dkh,
+    dvn,
+    dvh,
+    tokens,
+    group,
+    scale,
+    factor,
+    window,
+    HEAD: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     start, stop = place(tiles_ptr, tl.program_id(0), BLOCK, TILE)
     if start < stop:
         kept = tl.program_id(1)
@@ -120,7 +203,9 @@ def _back_keys(
         n = start + tl.arange(0, BLOCK)
         k = _tile(k_ptr + kept * kh, n, stop, kn, d, HEAD)
         v = _tile(v_ptr + kept * vh, n, stop, vn, d, HEAD)
-        far = tl.max(tl.minimum(tl.load(last_ptr + n, mask=n < stop, other=0), n + window + 1), axis=0)
+        far = tl.max(
+            tl.minimum(tl.load(last_ptr + n, mask=n < stop, other=0), n + window + 1), axis=0
+        )
         far = tl.minimum(far, stop)
         dk = tl.zeros((BLOCK, WIDE), tl.float32)
         dv = tl.zeros((BLOCK, WIDE), tl.float32)
@@ -157,7 +242,9 @@ def _sizes(q: Tensor) -> dict[str, object]:
         "TILE": TILE,
         "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
         "num_warps": 4,
-        "num_stages": 1 if wide <= 128 else 2,  # measured on an H200: eight warps for 128 take 1.7 times as long
+        "num_stages": 1
+        if wide <= 128
+        else 2,  # measured on an H200: eight warps for 128 take 1.7 times as long
     }
 
 
@@ -167,24 +254,45 @@ def _strides(*parts: Tensor) -> list[int]:
     return [step for part in parts for step in part.stride()[:2]]
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, rows: Rows, scale: float, window: int | None) -> tuple[Tensor, Tensor]:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, rows: Rows, scale: float, window: int | None
+) -> tuple[Tensor, Tensor]:
     tokens, heads, head = q.shape
     out = torch.empty(tokens, heads, head, dtype=q.dtype, device=q.device)
     lse = torch.empty(heads, tokens, dtype=torch.float32, device=q.device)
     sizes = _sizes(q)
     launch(
-        _forward, (rows.tiles.shape[0] * (TILE // sizes["BLOCK"]), heads),
-        q, k, v, out, lse, rows.first, rows.tiles, *_strides(q, k, v, out), tokens, heads // k.shape[1],
-        scale * _LOG2E, tokens if window is None else window - 1, **sizes,
-    )  # fmt: skip
+        _forward,
+        (rows.tiles.shape[0] * (TILE // sizes["BLOCK"]), heads),
+        q,
+        k,
+        v,
+        out,
+        lse,
+        rows.first,
+        rows.tiles,
+        *_strides(q, k, v, out),
+        tokens,
+        heads // k.shape[1],
+        scale * _LOG2E,
+        tokens if window is None else window - 1,
+        **sizes,
+    )
     return out, lse
 
 
 def attend_back(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, rows: Rows, scale: float,
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    rows: Rows,
+    scale: float,
     window: int | None,
     into: tuple[Tensor, Tensor, Tensor],
-) -> None:  # fmt: skip
+) -> None:
     dq, dk, dv = into
     tokens, heads, _ = q.shape
     kept = k.shape[1]
@@ -193,22 +301,75 @@ def attend_back(
     far = tokens if window is None else window - 1
     delta = torch.empty_like(lse)
     launch(
-        _back_queries, (programs, heads),
-        q, k, v, out, dout, lse, delta, dq, rows.first, rows.tiles, *_strides(q, k, v, out, dout, dq), tokens,
-        heads // kept, scale * _LOG2E, scale, far, **sizes,
-    )  # fmt: skip
+        _back_queries,
+        (programs, heads),
+        q,
+        k,
+        v,
+        out,
+        dout,
+        lse,
+        delta,
+        dq,
+        rows.first,
+        rows.tiles,
+        *_strides(q, k, v, out, dout, dq),
+        tokens,
+        heads // kept,
+        scale * _LOG2E,
+        scale,
+        far,
+        **sizes,
+    )
     launch(
-        _back_keys, (programs, kept),
-        q, k, v, dout, lse, delta, dk, dv, rows.first, rows.last, rows.tiles, *_strides(q, k, v, dout, dk, dv),
-        tokens, heads // kept, scale * _LOG2E, scale, far, **sizes,
-    )  # fmt: skip
+        _back_keys,
+        (programs, kept),
+        q,
+        k,
+        v,
+        dout,
+        lse,
+        delta,
+        dk,
+        dv,
+        rows.first,
+        rows.last,
+        rows.tiles,
+        *_strides(q, k, v, dout, dk, dv),
+        tokens,
+        heads // kept,
+        scale * _LOG2E,
+        scale,
+        far,
+        **sizes,
+    )
 
 
 @triton.jit
 def _cached(
-    q_ptr, k_ptr, v_ptr, out_ptr, lengths_ptr, qn, qh, kn, kh, vn, vh, on, oh, room, group, scale, window,
-    HEAD: tl.constexpr, WIDE: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr
-):  # fmt: skip
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    lengths_ptr,
+    qn,
+    qh,
+    kn,
+    kh,
+    vn,
+    vh,
+    on,
+    oh,
+    room,
+    group,
+    scale,
+    window,
+    HEAD: tl.constexpr,
+    WIDE: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     seat = tl.program_id(0)
     kept = tl.program_id(1)
     end = tl.load(lengths_ptr + seat)
@@ -216,7 +377,9 @@ def _cached(
     g = tl.arange(0, GROUP)
     head = kept * group + g
     inside = (g < group)[:, None] & (d < HEAD)[None, :]
-    q = tl.load(q_ptr + seat.to(tl.int64) * qn + head[:, None] * qh + d[None, :], mask=inside, other=0.0)
+    q = tl.load(
+        q_ptr + seat.to(tl.int64) * qn + head[:, None] * qh + d[None, :], mask=inside, other=0.0
+    )
     most = tl.full((GROUP,), -1e30, tl.float32)
     total = tl.zeros((GROUP,), tl.float32)
     out = tl.zeros((GROUP, WIDE), tl.float32)
@@ -249,10 +412,24 @@ def attend_cached(
     wide = max(16, triton.next_power_of_2(head))
     steps = [step for part in (q, k, v, out) for step in part.stride()[:2]]
     launch(
-        _cached, (seats, kept),
-        q, k, v, out, lengths, *steps, room, heads // kept, scale * _LOG2E, room if window is None else window,
-        HEAD=head, WIDE=wide, GROUP=max(16, triton.next_power_of_2(heads // kept)),
+        _cached,
+        (seats, kept),
+        q,
+        k,
+        v,
+        out,
+        lengths,
+        *steps,
+        room,
+        heads // kept,
+        scale * _LOG2E,
+        room if window is None else window,
+        HEAD=head,
+        WIDE=wide,
+        GROUP=max(16, triton.next_power_of_2(heads // kept)),
         BLOCK=64 if wide <= 128 and q.dtype != torch.float32 else 32,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=4, num_stages=3,
-    )  # fmt: skip
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        num_warps=4,
+        num_stages=3,
+    )
     return out

@@ -21,9 +21,21 @@ BLOCK = 1024
 
 @triton.jit
 def _norm(
-    x_ptr, add_ptr, gain_ptr, sum_ptr, out_ptr, scale_ptr, stride, out_stride, parts, width, eps, more,
-    ADD: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+    x_ptr,
+    add_ptr,
+    gain_ptr,
+    sum_ptr,
+    out_ptr,
+    scale_ptr,
+    stride,
+    out_stride,
+    parts,
+    width,
+    eps,
+    more,
+    ADD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < width
@@ -43,15 +55,29 @@ def _norm(
 
 @triton.jit
 def _norm_back(
-    dy_ptr, x_ptr, gain_ptr, scale_ptr, add_ptr, out_ptr, dy_stride, stride, out_stride, parts, width, more,
-    ADD: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+    dy_ptr,
+    x_ptr,
+    gain_ptr,
+    scale_ptr,
+    add_ptr,
+    out_ptr,
+    dy_stride,
+    stride,
+    out_stride,
+    parts,
+    width,
+    more,
+    ADD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < width
     token, column = row // parts, (row % parts) * width + at
     gain = tl.load(gain_ptr + at, mask=inside, other=0.0).to(tl.float32) + more
-    slope = tl.load(dy_ptr + token * dy_stride + column, mask=inside, other=0.0).to(tl.float32) * gain
+    slope = (
+        tl.load(dy_ptr + token * dy_stride + column, mask=inside, other=0.0).to(tl.float32) * gain
+    )
     scale = tl.load(scale_ptr + row)
     unit = tl.load(x_ptr + token * stride + column, mask=inside, other=0.0).to(tl.float32) * scale
     along = tl.sum(slope * unit, axis=0) / width
@@ -72,10 +98,23 @@ def norm(x: Tensor, gain: Gain, into: Tensor | None = None) -> tuple[Tensor, Ten
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if into is None else into
     scale = torch.empty(rows * parts, dtype=torch.float32, device=x.device)
     launch(
-        _norm, (rows * parts,),
-        x, x, gain.weight, x, out, scale, x.stride(0), out.stride(0), parts, width, gain.epsilon, gain.more,
-        ADD=False, **_sizes(width),
-    )  # fmt: skip
+        _norm,
+        (rows * parts,),
+        x,
+        x,
+        gain.weight,
+        x,
+        out,
+        scale,
+        x.stride(0),
+        out.stride(0),
+        parts,
+        width,
+        gain.epsilon,
+        gain.more,
+        ADD=False,
+        **_sizes(width),
+    )
     return out, scale
 
 
@@ -84,24 +123,55 @@ def add_norm(x: Tensor, add: Tensor, gain: Gain) -> tuple[Tensor, Tensor, Tensor
     total, out = torch.empty_like(x), torch.empty_like(x)
     scale = torch.empty(rows, dtype=torch.float32, device=x.device)
     launch(
-        _norm, (rows,),
-        x, add, gain.weight, total, out, scale, width, width, 1, width, gain.epsilon, gain.more,
-        ADD=True, **_sizes(width),
-    )  # fmt: skip
+        _norm,
+        (rows,),
+        x,
+        add,
+        gain.weight,
+        total,
+        out,
+        scale,
+        width,
+        width,
+        1,
+        width,
+        gain.epsilon,
+        gain.more,
+        ADD=True,
+        **_sizes(width),
+    )
     return total, out, scale
 
 
 def norm_back(
-    dy: Tensor, x: Tensor, gain: Gain, scale: Tensor, add: Tensor | None = None, into: Tensor | None = None
+    dy: Tensor,
+    x: Tensor,
+    gain: Gain,
+    scale: Tensor,
+    add: Tensor | None = None,
+    into: Tensor | None = None,
 ) -> Tensor:
     width = gain.weight.shape[0]
     rows, parts = x.shape[0], x.shape[1] // width
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if into is None else into
     launch(
-        _norm_back, (rows * parts,),
-        dy, x, gain.weight, scale, dy if add is None else add, out, dy.stride(0), x.stride(0), out.stride(0), parts,
-        width, gain.more, ADD=add is not None, **_sizes(width),
-    )  # fmt: skip
+        _norm_back,
+        (rows * parts,),
+        dy,
+        x,
+        gain.weight,
+        scale,
+        dy if add is None else add,
+        out,
+        dy.stride(0),
+        x.stride(0),
+        out.stride(0),
+        parts,
+        width,
+        gain.more,
+        ADD=add is not None,
+        **_sizes(width),
+    )
     return out
 
 
@@ -110,9 +180,17 @@ def norm_back(
 
 @triton.jit
 def _rotate(
-    x_ptr, cos_ptr, sin_ptr, stride, angles, heads, HALF: tl.constexpr, HEADS: tl.constexpr, WIDE: tl.constexpr,
-    BACK: tl.constexpr
-):  # fmt: skip
+    x_ptr,
+    cos_ptr,
+    sin_ptr,
+    stride,
+    angles,
+    heads,
+    HALF: tl.constexpr,
+    HEADS: tl.constexpr,
+    WIDE: tl.constexpr,
+    BACK: tl.constexpr,
+):
     token = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, WIDE)
     h = tl.arange(0, HEADS)
@@ -128,14 +206,26 @@ def _rotate(
     tl.store(one_at + HALF, (two * cos + one * sin).to(x_ptr.dtype.element_ty), mask=inside)
 
 
-def rotate_(x: Tensor, heads: int, head: int, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
+def rotate_(
+    x: Tensor, heads: int, head: int, cos: Tensor, sin: Tensor, back: bool = False
+) -> Tensor:
     half = head // 2
     wide, most = triton.next_power_of_2(half), triton.next_power_of_2(heads)
     launch(
-        _rotate, (x.shape[0],),
-        x, cos, sin, x.stride(0), cos.stride(0), heads, HALF=half, HEADS=most, WIDE=wide, BACK=back,
+        _rotate,
+        (x.shape[0],),
+        x,
+        cos,
+        sin,
+        x.stride(0),
+        cos.stride(0),
+        heads,
+        HALF=half,
+        HEADS=most,
+        WIDE=wide,
+        BACK=back,
         num_warps=max(1, min(8, most * wide // 256)),
-    )  # fmt: skip
+    )
     return x
 
 
@@ -152,13 +242,23 @@ def _gate(both_ptr, out_ptr, width, A: tl.constexpr, B: tl.constexpr, BLOCK: tl.
     s = g
     if A > 0:
         s = A * (g + B * g * g * g)
-    tl.store(out_ptr + row * width + at, (g * tl.sigmoid(s) * u).to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(
+        out_ptr + row * width + at,
+        (g * tl.sigmoid(s) * u).to(out_ptr.dtype.element_ty),
+        mask=inside,
+    )
 
 
 @triton.jit
 def _gate_back(
-    both_ptr, slope_ptr, width, A: tl.constexpr, B: tl.constexpr, BLOCK: tl.constexpr, KEEP: tl.constexpr
-):  # fmt: skip
+    both_ptr,
+    slope_ptr,
+    width,
+    A: tl.constexpr,
+    B: tl.constexpr,
+    BLOCK: tl.constexpr,
+    KEEP: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < width
@@ -177,7 +277,9 @@ def _gate_back(
     tl.store(gate_at, (slope * u * (open_ + steep)).to(both_ptr.dtype.element_ty), mask=inside)
     tl.store(up_at, (slope * gated).to(both_ptr.dtype.element_ty), mask=inside)
     if KEEP:
-        tl.store(slope_ptr + row * width + at, (gated * u).to(slope_ptr.dtype.element_ty), mask=inside)
+        tl.store(
+            slope_ptr + row * width + at, (gated * u).to(slope_ptr.dtype.element_ty), mask=inside
+        )
 
 
 def _kind(gelu: bool) -> dict[str, float]:
@@ -194,7 +296,9 @@ def gate(both: Tensor, gelu: bool = False) -> Tensor:
 
 def gate_back_(both: Tensor, slope: Tensor, gelu: bool = False, keep: bool = True) -> None:
     rows, width = slope.shape
-    launch(_gate_back, (rows, triton.cdiv(width, BLOCK)), both, slope, width, **_kind(gelu), KEEP=keep)
+    launch(
+        _gate_back, (rows, triton.cdiv(width, BLOCK)), both, slope, width, **_kind(gelu), KEEP=keep
+    )
 
 
 # ---- cross-entropy and its gradient in two readings of the logits, whose rounding alone is the model's dtype ----
@@ -222,13 +326,18 @@ def _loss(logits_ptr, targets_ptr, weights_ptr, values_ptr, slope_ptr, width, BL
         x = tl.load(logits_ptr + row * width + at, mask=at < width, other=-1e30).to(tl.float32)
         share = tl.exp(x - top) / size
         slope = (share - tl.where(at == target, 1.0, 0.0)) * weight
-        tl.store(slope_ptr + row * width + at, slope.to(slope_ptr.dtype.element_ty), mask=at < width)
+        tl.store(
+            slope_ptr + row * width + at, slope.to(slope_ptr.dtype.element_ty), mask=at < width
+        )
 
 
 def loss(logits: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     logits = logits.contiguous()
     rows, width = logits.shape
-    values, slope = torch.empty(rows, dtype=torch.float32, device=logits.device), torch.empty_like(logits)
+    values, slope = (
+        torch.empty(rows, dtype=torch.float32, device=logits.device),
+        torch.empty_like(logits),
+    )
     block = min(4096, triton.next_power_of_2(width))
     launch(_loss, (rows,), logits, targets, weights, values, slope, width, BLOCK=block, num_warps=8)
     return values, slope
@@ -239,9 +348,18 @@ def loss(logits: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tens
 
 @triton.jit
 def _update(
-    weights_ptr, first_ptr, second_ptr, grads_ptr, work_ptr, factors_ptr, settings_ptr, norms_ptr, width, columns,
-    BLOCK: tl.constexpr
-):  # fmt: skip
+    weights_ptr,
+    first_ptr,
+    second_ptr,
+    grads_ptr,
+    work_ptr,
+    factors_ptr,
+    settings_ptr,
+    norms_ptr,
+    width,
+    columns,
+    BLOCK: tl.constexpr,
+):
     lane = tl.program_id(0)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < width
@@ -270,14 +388,31 @@ def _update(
 
 
 def update_(
-    weights: Tensor, first: Tensor, second: Tensor, grads: Tensor, work: Tensor, factors: Tensor, settings: Tensor,
+    weights: Tensor,
+    first: Tensor,
+    second: Tensor,
+    grads: Tensor,
+    work: Tensor,
+    factors: Tensor,
+    settings: Tensor,
     norms: Tensor,
-) -> None:  # fmt: skip
+) -> None:
     rows, width = first.shape
     launch(
-        _update, (rows, triton.cdiv(width, BLOCK)),
-        weights, first, second, grads, work, factors, settings, norms, width, settings.stride(0), BLOCK=BLOCK,
-    )  # fmt: skip
+        _update,
+        (rows, triton.cdiv(width, BLOCK)),
+        weights,
+        first,
+        second,
+        grads,
+        work,
+        factors,
+        settings,
+        norms,
+        width,
+        settings.stride(0),
+        BLOCK=BLOCK,
+    )
     # not in the kernel: a store that waits for no load may overtake the load of another thread
     grads[:rows].zero_()
 
@@ -299,7 +434,18 @@ def draw(at, key):
 
 
 @triton.jit
-def _drop(x_ptr, add_ptr, out_ptr, keys_ptr, mix, width, threshold, scale, ADD: tl.constexpr, BLOCK: tl.constexpr):
+def _drop(
+    x_ptr,
+    add_ptr,
+    out_ptr,
+    keys_ptr,
+    mix,
+    width,
+    threshold,
+    scale,
+    ADD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     token = tl.program_id(0)
     base = token.to(tl.int64) * width
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -320,7 +466,17 @@ def fused_drop(x: Tensor, keys: Tensor, mix: int, p: float, add: Tensor | None =
     block = min(2048, triton.next_power_of_2(width))
     other = add.contiguous() if add is not None else x
     launch(
-        _drop, (x.numel() // width, triton.cdiv(width, block)),
-        x, other, out, keys, mix, width, round(p * 65536), 1.0 / (1.0 - p), ADD=add is not None, BLOCK=block,
-    )  # fmt: skip
+        _drop,
+        (x.numel() // width, triton.cdiv(width, block)),
+        x,
+        other,
+        out,
+        keys,
+        mix,
+        width,
+        round(p * 65536),
+        1.0 / (1.0 - p),
+        ADD=add is not None,
+        BLOCK=block,
+    )
     return out

@@ -36,19 +36,33 @@ def readying(kind: str) -> Iterator[None]:
     """
     folder = Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton")
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"potentia-{kind}.lock").open("w") as lock, ThreadPoolExecutor(os.cpu_count()) as threads:
+    with (
+        (folder / f"potentia-{kind}.lock").open("w") as lock,
+        ThreadPoolExecutor(os.cpu_count()) as threads,
+    ):
         with suppress(OSError):  # some file systems have no locks: then each compiles for itself
             fcntl.flock(lock, fcntl.LOCK_EX)
         made = {}
         before = _MADE.set(made)
         try:
-            with triton.AsyncCompileMode(threads) if hasattr(triton, "AsyncCompileMode") else nullcontext():
+            with (
+                triton.AsyncCompileMode(threads)
+                if hasattr(triton, "AsyncCompileMode")
+                else nullcontext()
+            ):
                 yield
         finally:
             _MADE.reset(before)
-        if torch.cuda.is_available():  # what hands arguments over is compiled too, a third of a second each
+        if (
+            torch.cuda.is_available()
+        ):  # what hands arguments over is compiled too, a third of a second each
             on = torch.cuda.current_device()
-            done = {id(one): one for one in (one.result() if hasattr(one, "result") else one for one in made.values())}
+            done = {
+                id(one): one
+                for one in (
+                    one.result() if hasattr(one, "result") else one for one in made.values()
+                )
+            }
             list(threads.map(partial(_load, on), done.values()))
 
 

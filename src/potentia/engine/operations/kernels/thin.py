@@ -58,12 +58,34 @@ def _inner(h_ptr, t, stop, R: tl.constexpr, RANK: tl.constexpr):
 
 @triton.jit
 def _inward(
-    x_ptr, h_ptr, keys_ptr, tiles_ptr, owners_ptr, work_ptr, table_ptr, x_stride, row, tokens, width, threshold, factor,
-    BACK: tl.constexpr, ALIGN: tl.constexpr, R: tl.constexpr, RANK: tl.constexpr, DROP: tl.constexpr,
-    STRETCH: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr
-):  # fmt: skip
+    x_ptr,
+    h_ptr,
+    keys_ptr,
+    tiles_ptr,
+    owners_ptr,
+    work_ptr,
+    table_ptr,
+    x_stride,
+    row,
+    tokens,
+    width,
+    threshold,
+    factor,
+    BACK: tl.constexpr,
+    ALIGN: tl.constexpr,
+    R: tl.constexpr,
+    RANK: tl.constexpr,
+    DROP: tl.constexpr,
+    STRETCH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """Inner values of a tile at a site, x A; or, going back, their gradient dy Bᵀ by the site's own columns."""
-    site = tl.program_id(0)  # the quickest to change: sites that share an input find it in the cache
+    site = tl.program_id(
+        0
+    )  # the quickest to change: sites that share an input find it in the cache
     start, stop = place(tiles_ptr, tl.program_id(1), BLOCK, TILE)
     if start < stop:
         t = start + tl.arange(0, BLOCK)
@@ -76,10 +98,16 @@ def _inward(
         h = tl.zeros((BLOCK, RANK), tl.float32)
         for begin in range(0, wide, WIDE):
             at = begin + tl.arange(0, WIDE)
-            x = tl.load(lines + at[None, :], mask=(t < stop)[:, None] & (at < wide)[None, :], other=0.0)
+            x = tl.load(
+                lines + at[None, :], mask=(t < stop)[:, None] & (at < wide)[None, :], other=0.0
+            )
             if DROP:
-                x = _kept(x, _keys(keys_ptr, table_ptr, site, t, stop), at, threshold, factor).to(x.dtype)
-            h = tl.dot(x, tl.trans(_factor(matrix, at, wide, R, RANK)), h, input_precision=PRECISION)
+                x = _kept(x, _keys(keys_ptr, table_ptr, site, t, stop), at, threshold, factor).to(
+                    x.dtype
+                )
+            h = tl.dot(
+                x, tl.trans(_factor(matrix, at, wide, R, RANK)), h, input_precision=PRECISION
+            )
         r = tl.arange(0, RANK)[None, :]
         spot = h_ptr + (site * tokens + t[:, None]) * R + r
         tl.store(spot, h.to(h_ptr.dtype.element_ty), mask=(t < stop)[:, None] & (r < R))
@@ -87,11 +115,31 @@ def _inward(
 
 @triton.jit
 def _outward(
-    y_ptr, h_ptr, keys_ptr, tiles_ptr, owners_ptr, work_ptr, table_ptr, y_stride, row, tokens, width, threshold, factor,
-    BACK: tl.constexpr, SITES: tl.constexpr, ALIGN: tl.constexpr, R: tl.constexpr, RANK: tl.constexpr,
-    DROP: tl.constexpr, STRETCH: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, WIDE: tl.constexpr,
-    PRECISION: tl.constexpr
-):  # fmt: skip
+    y_ptr,
+    h_ptr,
+    keys_ptr,
+    tiles_ptr,
+    owners_ptr,
+    work_ptr,
+    table_ptr,
+    y_stride,
+    row,
+    tokens,
+    width,
+    threshold,
+    factor,
+    BACK: tl.constexpr,
+    SITES: tl.constexpr,
+    ALIGN: tl.constexpr,
+    R: tl.constexpr,
+    RANK: tl.constexpr,
+    DROP: tl.constexpr,
+    STRETCH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """Add a tile's products h B to some of a site's columns; or, going back, dh Aᵀ of all sites to the input's."""
     start, stop = place(tiles_ptr, tl.program_id(0), BLOCK, TILE)
     first, wide, column = tl.program_id(1) * WIDE, width, 0
@@ -108,7 +156,9 @@ def _outward(
         for number in tl.static_range(SITES if BACK else 1):
             site = number if BACK else tl.program_id(2)
             h = _inner(h_ptr + site * tokens * R, t, stop, R, RANK)
-            matrix = _factor(mine + _entry(table_ptr, site, 0 if BACK else 1, ALIGN), at, wide, R, RANK)
+            matrix = _factor(
+                mine + _entry(table_ptr, site, 0 if BACK else 1, ALIGN), at, wide, R, RANK
+            )
             if DROP:
                 add = tl.dot(h, matrix, input_precision=PRECISION)
                 y += _kept(add, _keys(keys_ptr, table_ptr, site, t, stop), at, threshold, factor)
@@ -119,10 +169,27 @@ def _outward(
 
 @triton.jit
 def _sum(
-    x_ptr, stride, at, wide, h_ptr, keys_ptr, table_ptr, site, begin, end, sums_ptr, threshold, factor, alpha,
-    R: tl.constexpr, RANK: tl.constexpr, DROP: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
-    PRECISION: tl.constexpr
-):  # fmt: skip
+    x_ptr,
+    stride,
+    at,
+    wide,
+    h_ptr,
+    keys_ptr,
+    table_ptr,
+    site,
+    begin,
+    end,
+    sums_ptr,
+    threshold,
+    factor,
+    alpha,
+    R: tl.constexpr,
+    RANK: tl.constexpr,
+    DROP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """Add a lane's inner values times some columns of their wide side to the lane's sums."""
     total = tl.zeros((RANK, WIDE), tl.float32)
     for start in range(begin, end, BLOCK):
@@ -130,8 +197,12 @@ def _sum(
         lines = x_ptr + t[:, None].to(tl.int64) * stride
         x = tl.load(lines + at[None, :], mask=(t < end)[:, None] & (at < wide)[None, :], other=0.0)
         if DROP:
-            x = _kept(x, _keys(keys_ptr, table_ptr, site, t, end), at, threshold, factor).to(x.dtype)
-        total = tl.dot(tl.trans(_inner(h_ptr, t, end, R, RANK)), x, total, input_precision=PRECISION)
+            x = _kept(x, _keys(keys_ptr, table_ptr, site, t, end), at, threshold, factor).to(
+                x.dtype
+            )
+        total = tl.dot(
+            tl.trans(_inner(h_ptr, t, end, R, RANK)), x, total, input_precision=PRECISION
+        )
     r = tl.arange(0, RANK)[:, None]
     spot, there = sums_ptr + r * wide + at[None, :], (r < R) & (at < wide)[None, :]
     tl.store(spot, tl.load(spot, mask=there, other=0.0) + total * alpha, mask=there)
@@ -139,11 +210,34 @@ def _sum(
 
 @triton.jit
 def _sums(
-    x_ptr, dy_ptr, h_ptr, dh_ptr, keys_ptr, spans_ptr, grads_ptr, table_ptr, x_stride, dy_stride, row, tokens, width,
-    threshold, factor, alpha, pieces, ALIGN: tl.constexpr, R: tl.constexpr, RANK: tl.constexpr, DROP: tl.constexpr,
-    BLOCK: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr
-):  # fmt: skip
-    site = tl.program_id(0)  # the quickest to change: sites that share an input find it in the cache
+    x_ptr,
+    dy_ptr,
+    h_ptr,
+    dh_ptr,
+    keys_ptr,
+    spans_ptr,
+    grads_ptr,
+    table_ptr,
+    x_stride,
+    dy_stride,
+    row,
+    tokens,
+    width,
+    threshold,
+    factor,
+    alpha,
+    pieces,
+    ALIGN: tl.constexpr,
+    R: tl.constexpr,
+    RANK: tl.constexpr,
+    DROP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    site = tl.program_id(
+        0
+    )  # the quickest to change: sites that share an input find it in the cache
     piece = tl.program_id(1)
     span = spans_ptr + tl.program_id(2) * 3  # the longest first: what is left for the end is short
     slot, begin, end = tl.load(span), tl.load(span + 1), tl.load(span + 2)
@@ -153,17 +247,56 @@ def _sums(
         if piece < pieces:
             a = mine + _entry(table_ptr, site, 0, ALIGN)
             _sum(
-                x_ptr, x_stride, piece * WIDE + tl.arange(0, WIDE), width, dh_ptr + inner, keys_ptr, table_ptr, site,
-                begin, end, a, threshold, factor, alpha, R, RANK, DROP, BLOCK, WIDE, PRECISION
-            )  # fmt: skip
+                x_ptr,
+                x_stride,
+                piece * WIDE + tl.arange(0, WIDE),
+                width,
+                dh_ptr + inner,
+                keys_ptr,
+                table_ptr,
+                site,
+                begin,
+                end,
+                a,
+                threshold,
+                factor,
+                alpha,
+                R,
+                RANK,
+                DROP,
+                BLOCK,
+                WIDE,
+                PRECISION,
+            )
         else:
             wide, first = _entry(table_ptr, site, 3, ALIGN), (piece - pieces) * WIDE
             if first < wide:
-                b, source = mine + _entry(table_ptr, site, 1, ALIGN), dy_ptr + _entry(table_ptr, site, 2, ALIGN)
+                b, source = (
+                    mine + _entry(table_ptr, site, 1, ALIGN),
+                    dy_ptr + _entry(table_ptr, site, 2, ALIGN),
+                )
                 _sum(
-                    source, dy_stride, first + tl.arange(0, WIDE), wide, h_ptr + inner, keys_ptr, table_ptr, site,
-                    begin, end, b, threshold, factor, 1.0, R, RANK, False, BLOCK, WIDE, PRECISION
-                )  # fmt: skip
+                    source,
+                    dy_stride,
+                    first + tl.arange(0, WIDE),
+                    wide,
+                    h_ptr + inner,
+                    keys_ptr,
+                    table_ptr,
+                    site,
+                    begin,
+                    end,
+                    b,
+                    threshold,
+                    factor,
+                    1.0,
+                    R,
+                    RANK,
+                    False,
+                    BLOCK,
+                    WIDE,
+                    PRECISION,
+                )
 
 
 def _options(x: Tensor, group, route) -> dict[str, object]:
@@ -183,9 +316,20 @@ def _tiled(x: Tensor, h: Tensor, group, route, width: int, block: int, *, droppi
     block = 16 if x.dtype == torch.float32 or rank > 64 else block
     keys, threshold, factor, drop = _drops(route)
     given = (
-        x, h, keys, route.tiles, route.owners, work, group.table, x.stride(0), work.stride(0), x.shape[0], width,
-        threshold, factor,
-    )  # fmt: skip
+        x,
+        h,
+        keys,
+        route.tiles,
+        route.owners,
+        work,
+        group.table,
+        x.stride(0),
+        work.stride(0),
+        x.shape[0],
+        width,
+        threshold,
+        factor,
+    )
     sizes = {"STRETCH": route.stretch, "BLOCK": block, "TILE": TILE, "DROP": drop and dropping}
     sizes["WIDE"] = 128 if rank * x.element_size() <= 128 else 32
     return route.tiles.shape[0] * (TILE // block), given, options | sizes
@@ -222,7 +366,14 @@ def _in(x: Tensor, group, route, width: int, *, back: bool) -> Tensor:
 def _out(y: Tensor, h: Tensor, group, route, width: int, *, back: bool) -> None:
     programs, given, options = _tiled(y, h, group, route, width, 32, dropping=back)
     sites, pieces = len(group.sites), triton.cdiv(width, options["WIDE"])
-    launch(_outward, (programs, pieces, 1 if back else sites), *given, BACK=back, SITES=sites, **options)
+    launch(
+        _outward,
+        (programs, pieces, 1 if back else sites),
+        *given,
+        BACK=back,
+        SITES=sites,
+        **options,
+    )
 
 
 def thin_sums(x: Tensor, dy: Tensor, h: Tensor, dh: Tensor, group, route) -> None:
@@ -232,8 +383,28 @@ def thin_sums(x: Tensor, dy: Tensor, h: Tensor, dh: Tensor, group, route) -> Non
     pieces = triton.cdiv(width, wide)
     keys, threshold, factor, drop = _drops(route)
     launch(
-        _sums, (len(group.sites), pieces + triton.cdiv(group.widest, wide), route.spans.shape[0]),
-        x, dy, h, dh, keys, route.spans, route.bank.grads, group.table, x.stride(0), dy.stride(0),
-        route.bank.grads.stride(0), tokens, width, threshold, factor, route.bank.lora.scale, pieces, DROP=drop,
-        BLOCK=32 if x.dtype == torch.float32 else 128, WIDE=wide, num_stages=2, **options,
-    )  # fmt: skip
+        _sums,
+        (len(group.sites), pieces + triton.cdiv(group.widest, wide), route.spans.shape[0]),
+        x,
+        dy,
+        h,
+        dh,
+        keys,
+        route.spans,
+        route.bank.grads,
+        group.table,
+        x.stride(0),
+        dy.stride(0),
+        route.bank.grads.stride(0),
+        tokens,
+        width,
+        threshold,
+        factor,
+        route.bank.lora.scale,
+        pieces,
+        DROP=drop,
+        BLOCK=32 if x.dtype == torch.float32 else 128,
+        WIDE=wide,
+        num_stages=2,
+        **options,
+    )
