@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from potentia.engine.tune import LaneSpec, LaneTrainer, LoraConfig, Schedule, TokenisedExamples
+from potentia.engine.training import LaneSpec, LaneTrainer, LoraConfig, Schedule, TokenisedExamples
 
 KINDS = ("lora", "rslora", "dora")
 

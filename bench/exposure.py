@@ -40,7 +40,7 @@ from potentia.analysis.test_task.seen import (
     planted,
     ways_table,
 )
-from potentia.engine.tune import LaneSpec, LaneTrainer, LoraConfig, Schedule, encode_examples
+from potentia.engine.training import LaneSpec, LaneTrainer, LoraConfig, Schedule, encode_examples
 from potentia.run.tuned import ALPHA, LOSS, RANK, Probing
 from potentia.study import Caps, Probe
 from potentia.tasks import Task

@@ -102,7 +102,7 @@ def study_rows(bench: Bench) -> None:
     import torch
 
     import lanes
-    from potentia.engine.tune import LaneSpec, LoraConfig, Schedule, TokenisedExamples
+    from potentia.engine.training import LaneSpec, LoraConfig, Schedule, TokenisedExamples
 
     device = torch.device(bench.device)
     cuda, batch = device.type == "cuda", 2 if bench.tiny else 16
@@ -170,7 +170,7 @@ def time_row(
     import torch
 
     import lanes
-    from potentia.engine.tune import LaneTrainer
+    from potentia.engine.training import LaneTrainer
 
     marks: list[float] = []
     tokens: list[int] = []
@@ -306,7 +306,8 @@ def problems(bench: Bench) -> list[str]:
 @contextlib.contextmanager
 def phases() -> Iterator[dict[str, list[float]]]:
     """Add up the calls of the parts of writing and the host's seconds in them."""
-    from potentia.engine.score import continuous, decoding, generate, trial
+    from potentia.engine.proof import scoring_trial as trial
+    from potentia.engine.scoring import continuous, decoding, generate
 
     parts = [
         *((continuous.Slots, name) for name in ("seat", "step", "_step", "_captured", "move")),
@@ -360,7 +361,7 @@ def generation(bench: Bench) -> None:
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
 
-    from potentia.engine.score import Scorer
+    from potentia.engine.scoring import Scorer
     from potentia.values.requests import Generation
 
     seconds, loaded = clock(bench.device, lambda: make_loaded(bench, "410m"))
@@ -450,7 +451,7 @@ def scoring(
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
 
-    from potentia.engine.score import Scorer
+    from potentia.engine.scoring import Scorer
     from potentia.values.requests import Continuation
     from scoring import answers, questions
 
@@ -840,8 +841,8 @@ def main() -> None:
     import torch
     import transformers
 
-    import potentia.engine.score
-    import potentia.engine.tune  # noqa: F401
+    import potentia.engine.scoring
+    import potentia.engine.training  # noqa: F401
 
     if options.inline:
         run_stage(Bench(**{**vars(bench), "stage": names[0]}), forked=False)

@@ -80,10 +80,10 @@ def operation_checks(
     shape: str, device: torch.device, dtype: torch.dtype
 ) -> list[tuple[str, Callable[[], dict[str, Any]]]]:
     """Make the checks of one shape: each runs an operation both ways on random numbers."""
+    from potentia.engine.layers.row_layout import Route, ThinGroup
     from potentia.engine.operations import Gain, Rows, operations, plain, tile
-    from potentia.engine.tune.adapters import AdapterBank
-    from potentia.engine.tune.layout import Route, ThinGroup
-    from potentia.engine.tune.schedule import LoraConfig
+    from potentia.engine.training.adapters import AdapterBank
+    from potentia.engine.training.schedule import LoraConfig
 
     ours = operations(device)
     s = lanes.SHAPES[shape]
@@ -259,12 +259,12 @@ def quickly(work: Callable[[], Any]) -> float:
 
 def captures(bench: Bench) -> None:
     """Capture a step of lanes part by part, and tell which part cannot be captured and at which line."""
-    from potentia.engine.split import SplitModel, attending
-    from potentia.engine.tune.adapters import AdapterBank
-    from potentia.engine.tune.layout import Bucket, Route, StaticInputs, lay
-    from potentia.engine.tune.schedule import Lane, LoraConfig
-    from potentia.engine.tune.static import Blocks, StaticPass, StaticRun, _within_rows
-    from potentia.engine.tune.steps import COLUMNS, LaneStates, StaticSteps
+    from potentia.engine.layers.packed_pass import Blocks, StaticPass, StaticRun, _within_rows
+    from potentia.engine.layers.row_layout import Bucket, Route, StaticInputs, lay
+    from potentia.engine.models.split_model import SplitModel, attending
+    from potentia.engine.training.adapters import AdapterBank
+    from potentia.engine.training.schedule import Lane, LoraConfig
+    from potentia.engine.training.steps import COLUMNS, LaneStates, StaticSteps
 
     device, slots = torch.device(bench.device), 6
     shape = bench.shape("135m")
@@ -358,13 +358,13 @@ def passes(bench: Bench) -> None:
 
 def compare(shape: str, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     """Run the same five steps through plain passes and through static ones, and float32 passes for the truth."""
-    from potentia.engine.split import SplitModel
-    from potentia.engine.tune.adapters import AdapterBank
-    from potentia.engine.tune.check import check_lanes
-    from potentia.engine.tune.passes import HAND, LONG, PassPlan, run_step
-    from potentia.engine.tune.schedule import Lane, LoraConfig
-    from potentia.engine.tune.static import Blocks, StaticPass
-    from potentia.engine.tune.steps import LaneStates, StaticSteps
+    from potentia.engine.layers.packed_pass import Blocks, StaticPass
+    from potentia.engine.models.split_model import SplitModel
+    from potentia.engine.proof.training_check import check_lanes
+    from potentia.engine.training.adapters import AdapterBank
+    from potentia.engine.training.passes import HAND, LONG, PassPlan, run_step
+    from potentia.engine.training.schedule import Lane, LoraConfig
+    from potentia.engine.training.steps import LaneStates, StaticSteps
 
     slots, steps = 6, 5
     model = lanes.build(shape, device, dtype)
@@ -474,7 +474,13 @@ def peft(bench: Bench) -> None:
 
 def beside_peft(device: torch.device, dtype: torch.dtype, kept: dict[str, Any]) -> dict[str, Any]:
     """Return how far a lane's update is from PEFT's, and in bf16 how far both are from float32's."""
-    from potentia.engine.tune import LaneSpec, LaneTrainer, LoraConfig, Schedule, TokenisedExamples
+    from potentia.engine.training import (
+        LaneSpec,
+        LaneTrainer,
+        LoraConfig,
+        Schedule,
+        TokenisedExamples,
+    )
 
     vocabulary = lanes.SHAPES["short"]["vocab"]
     specs = []
@@ -522,7 +528,7 @@ def with_peft(model: Any, lane: Any, initial: dict[str, Tensor]) -> dict[str, Te
     from peft import LoraConfig as PeftConfig
     from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 
-    from potentia.engine.tune.schedule import data_order
+    from potentia.engine.training.schedule import data_order
 
     device = next(model.parameters()).device
     wrapped = get_peft_model(
@@ -577,7 +583,7 @@ def seats(bench: Bench) -> None:
 def write_both_ways(bench: Bench, dtype: str) -> dict[str, Any]:
     """Write some answers both ways."""
     from gpu import find_stop, make_loaded, problems
-    from potentia.engine.score import Scorer
+    from potentia.engine.scoring import Scorer
     from potentia.values.requests import Generation
 
     loaded = make_loaded(bench, "135m", dtype)
@@ -612,8 +618,14 @@ def write_both_ways(bench: Bench, dtype: str) -> dict[str, Any]:
 def write_with_adapters(bench: Bench) -> dict[str, Any]:
     """Write with lanes' adapters, each text its own."""
     from gpu import make_loaded, problems
-    from potentia.engine.score import Scorer
-    from potentia.engine.tune import LaneSpec, LaneTrainer, LoraConfig, Schedule, TokenisedExamples
+    from potentia.engine.scoring import Scorer
+    from potentia.engine.training import (
+        LaneSpec,
+        LaneTrainer,
+        LoraConfig,
+        Schedule,
+        TokenisedExamples,
+    )
     from potentia.values.requests import Generation
 
     loaded = make_loaded(bench, "135m", "float32")

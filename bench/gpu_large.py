@@ -44,7 +44,7 @@ def jobs(vocabulary: int) -> list[Any]:
     """Make some lanes with dropout, of several lengths."""
     import numpy as np
 
-    from potentia.engine.tune import LaneSpec, LoraConfig, Schedule, TokenisedExamples
+    from potentia.engine.training import LaneSpec, LoraConfig, Schedule, TokenisedExamples
 
     made = []
     for n in range(4):
@@ -60,8 +60,8 @@ def jobs(vocabulary: int) -> list[Any]:
 def everything(bench: Bench, loaded: Any) -> dict[str, Any]:
     """Score, write, train lanes and tune fully with a model."""
     from gpu import problems
-    from potentia.engine.score import Scorer
-    from potentia.engine.tune import FullLanes, LaneTrainer
+    from potentia.engine.scoring import Scorer
+    from potentia.engine.training import FullLanes, LaneTrainer
     from potentia.values.requests import Continuation, Generation
 
     count = 6 if bench.tiny else 32
@@ -102,7 +102,7 @@ def everything(bench: Bench, loaded: Any) -> dict[str, Any]:
 def half(bench: Bench, home: torch.device, other: torch.device, dtype: str) -> dict[str, Any]:
     """Compare a model with half of its blocks elsewhere with the same model on one device."""
     from gpu import make_loaded
-    from potentia.engine.spread import Layout, find_blocks, is_spread, spread
+    from potentia.engine.models.device_layout import Layout, find_blocks, is_spread, spread
 
     alone = everything(bench, make_loaded(bench, "135m", dtype))
     loaded = make_loaded(bench, "135m", dtype)
@@ -139,8 +139,9 @@ def by_name(bench: Bench, home: torch.device) -> dict[str, Any]:
     import tempfile
 
     from gpu import make_loaded
-    from potentia.engine import load, spread
-    from potentia.engine.score import Scorer
+    from potentia.engine import load
+    from potentia.engine.models import device_layout as spread
+    from potentia.engine.scoring import Scorer
     from potentia.values.requests import Continuation
 
     made = make_loaded(bench, "135m", "float32")
@@ -168,8 +169,8 @@ def few_bits(bench: Bench, home: torch.device, bits: str) -> dict[str, Any]:
     if find_spec("bitsandbytes") is None:
         return {"right": None, "skipped": "bitsandbytes is not installed here"}
     from gpu import make_loaded
-    from potentia.engine.quantised import compute_plainly, keep_small
-    from potentia.engine.tune import LaneTrainer
+    from potentia.engine.models.quantization import compute_plainly, keep_small
+    from potentia.engine.training import LaneTrainer
 
     whole = make_loaded(bench, "135m", "float32").model
     model = keep_small(whole, bits, torch.float32, {"": home})

@@ -167,7 +167,7 @@ def _serve_rows(pipe: Any, number: int, shapes: list[str], device: str) -> None:
     import torch
 
     import lanes
-    from potentia.engine.tune import LaneTrainer
+    from potentia.engine.training import LaneTrainer
 
     try:
         torch.set_num_threads(1)
@@ -236,7 +236,13 @@ def _serve_treated(pipe: Any, number: int, shapes: list[str], device: str) -> No
     import torch
 
     import lanes
-    from potentia.engine.tune import LaneSpec, LaneTrainer, LoraConfig, Schedule, TokenisedExamples
+    from potentia.engine.training import (
+        LaneSpec,
+        LaneTrainer,
+        LoraConfig,
+        Schedule,
+        TokenisedExamples,
+    )
 
     try:
         torch.set_num_threads(1)

@@ -72,8 +72,8 @@ def checks(tell: Told, loaded: Any, requests: list[Any], device: str) -> None:
     from torch import nn
 
     import lanes
-    from potentia.engine.score import Scorer
-    from potentia.engine.tune import LaneTrainer, LoraConfig
+    from potentia.engine.scoring import Scorer
+    from potentia.engine.training import LaneTrainer, LoraConfig
     from potentia.timing import Tally
 
     passes = 0
@@ -134,8 +134,8 @@ def scoring(tell: Told, loaded: Any, requests: list[Any], device: str) -> None:
     import torch
 
     import gpu
-    from potentia.engine.score import Scorer
-    from potentia.engine.tune import LaneTrainer, LoraConfig
+    from potentia.engine.scoring import Scorer
+    from potentia.engine.training import LaneTrainer, LoraConfig
 
     owners = [number * 12 // len(requests) for number in range(len(requests))]
     for by_hand in (True, False):
@@ -193,7 +193,7 @@ def attention(tell: Told, device: str) -> None:
     from torch.nn.functional import scaled_dot_product_attention as attend
 
     import lanes
-    from potentia.engine.tune.passes import usual_attention
+    from potentia.engine.training.passes import usual_attention
 
     place = torch.device(device)
     for name, way in (
@@ -235,7 +235,13 @@ def one_lane(tell: Told, loaded: Any, device: str, steps: int) -> None:
     import torch
 
     import lanes
-    from potentia.engine.tune import LaneSpec, LaneTrainer, LoraConfig, Schedule, TokenisedExamples
+    from potentia.engine.training import (
+        LaneSpec,
+        LaneTrainer,
+        LoraConfig,
+        Schedule,
+        TokenisedExamples,
+    )
 
     texts = [
         text

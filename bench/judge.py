@@ -23,7 +23,7 @@ import yaml
 
 from potentia import engine
 from potentia.engine import write_chat
-from potentia.engine.score import Scorer
+from potentia.engine.scoring import Scorer
 from potentia.values.requests import Generation
 
 FORMS = ["gsm8k:light", "gsm8k:light_cot", "gsm8k:iclip:2", "gsm8k:instruct"]

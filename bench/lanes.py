@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from potentia.engine.tune import LaneSpec, LaneTrainer, LoraConfig, Schedule, TokenisedExamples
+from potentia.engine.training import LaneSpec, LaneTrainer, LoraConfig, Schedule, TokenisedExamples
 
 # Tokens of question and answer: 16 quantiles of 600 training documents each, tokenised by SmolLM2's tokenizer.
 LENGTHS = {

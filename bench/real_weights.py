@@ -83,7 +83,8 @@ def main() -> int:
 def run(study: Path, remembered: int) -> tuple[int, int]:
     """Run ``potentia run`` with a small memory of texts: its exit status, and how often the memory was emptied."""
     from potentia import cli
-    from potentia.engine import Encoder, tokens
+    from potentia.engine import Encoder
+    from potentia.engine.models import tokenization as tokens
 
     emptied = 0
     own = Encoder._make_room

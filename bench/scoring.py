@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from potentia.engine import LoadedModel, load, pick_device, pick_dtype
-from potentia.engine.score import Scorer
+from potentia.engine.scoring import Scorer
 from potentia.values.requests import Continuation
 
 WIDTHS = (
@@ -128,8 +128,8 @@ def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
 
 def stages(loaded: LoadedModel, requests: list[Continuation]) -> dict[str, float]:
     """Time the parts of one scoring run one after the other, waiting for the device after each."""
-    from potentia.engine.score.network import batches
-    from potentia.engine.score.scorer import MASK_CELLS, Strand, Tally
+    from potentia.engine.scoring.network import batches
+    from potentia.engine.scoring.scorer import MASK_CELLS, Strand, Tally
 
     def now() -> float:
         if loaded.device.type == "cuda":

@@ -14,13 +14,13 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from lane_models import place, spec, tiny
+from potentia.engine.layers.packed_pass import Blocks, StaticPass
+from potentia.engine.layers.row_layout import lay
+from potentia.engine.models.split_model import SplitModel
 from potentia.engine.operations import kernels, ready
-from potentia.engine.split import SplitModel
-from potentia.engine.tune.adapters import AdapterBank
-from potentia.engine.tune.layout import lay
-from potentia.engine.tune.schedule import Lane, LoraConfig
-from potentia.engine.tune.static import Blocks, StaticPass
-from potentia.engine.tune.steps import COLUMNS, LaneStates
+from potentia.engine.training.adapters import AdapterBank
+from potentia.engine.training.schedule import Lane, LoraConfig
+from potentia.engine.training.steps import COLUMNS, LaneStates
 
 
 def main() -> None:

@@ -106,8 +106,8 @@ def _nurse() -> None:
 
     import potentia.cli
     import potentia.cli.run
-    import potentia.engine.score
-    import potentia.engine.tune
+    import potentia.engine.scoring
+    import potentia.engine.training
     import potentia.run.row
     import potentia.store
     import potentia.tasks

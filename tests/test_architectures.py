@@ -15,7 +15,7 @@ from architectures.run import PAGE
 from architectures.tiny import SKIPPED, build, cases, words
 from architectures.trial import try_case
 from potentia.engine import LoadedModel
-from potentia.engine.score import Scorer
+from potentia.engine.scoring import Scorer
 
 
 @pytest.fixture(scope="module")

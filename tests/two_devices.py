@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from potentia.engine import spread
-from potentia.engine.tune import passes
-from potentia.engine.tune.adapters import AdapterBank
+from potentia.engine.models import device_layout as spread
+from potentia.engine.training import passes
+from potentia.engine.training.adapters import AdapterBank
 
 
 class Devices(TorchDispatchMode):

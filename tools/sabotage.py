@@ -29,27 +29,27 @@ from torch import Tensor
 
 from many import kept, options, run_all
 from potentia.engine import LoadedModel
+from potentia.engine.layers import lane_layers
+from potentia.engine.layers import packed_pass as static
+from potentia.engine.layers.packed_pass import Block
+from potentia.engine.layers.row_layout import Picked
+from potentia.engine.models.float32_copy import Twin, twin
+from potentia.engine.models.split_model import SplitModel
 from potentia.engine.operations import Gain, plain
-from potentia.engine.score import Scorer, network
-from potentia.engine.score.continuous import Slots
-from potentia.engine.split import SplitModel
-from potentia.engine.tune import (
+from potentia.engine.proof import training_check as check
+from potentia.engine.scoring import Scorer, network
+from potentia.engine.scoring.continuous import Slots
+from potentia.engine.training import (
     LaneSpec,
     LaneTrainer,
     LoraConfig,
     Schedule,
     TokenisedExamples,
-    check,
     dropout,
-    lane_layers,
     passes,
-    static,
     steps,
 )
-from potentia.engine.tune.adapters import AdapterBank
-from potentia.engine.tune.layout import Picked
-from potentia.engine.tune.static import Block
-from potentia.engine.twin import Twin, twin
+from potentia.engine.training.adapters import AdapterBank
 from potentia.errors import PotentiaError
 from potentia.values.requests import Generation
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import potentia.cli.known  # noqa: F401
 from potentia.cli.app import app
-from potentia.engine.tune import lane_layers
+from potentia.engine.layers import lane_layers
 from scoring_models import tiny
 
 

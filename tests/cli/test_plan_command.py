@@ -349,7 +349,7 @@ def peft_outcomes(adapted: object, base: str, data: Path) -> dict[int, float]:
 
     from potentia import tasks
     from potentia.engine import LoadedModel
-    from potentia.engine.score import Scorer
+    from potentia.engine.scoring import Scorer
     from potentia.run.ask import direct
 
     merged = adapted.merge_and_unload()  # type: ignore[attr-defined]

@@ -81,7 +81,7 @@ def base_model():
 def generated(base_model, task, stop: tuple[str, ...] | None = None) -> list[str]:
     from dataclasses import replace
 
-    from potentia.engine.score import Scorer
+    from potentia.engine.scoring import Scorer
 
     requests = [prompt.requests[0] for prompt in task.prompts(task.documents("test"))]
     if stop is not None:
@@ -103,7 +103,7 @@ def test_the_stop_text_ends_an_answer_where_the_next_problem_would_begin(base_mo
 
 
 def test_forms_are_scored_end_to_end_with_both_judges(base_model, data_dir):
-    from potentia.engine.score import Scorer
+    from potentia.engine.scoring import Scorer
     from potentia.run.ask import Ask, evaluate
     from potentia.tasks import load
 

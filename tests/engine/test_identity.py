@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from potentia.engine import identity, load
-from potentia.engine.identity import fingerprint
+from potentia.engine import load
+from potentia.engine.models import identity
+from potentia.engine.models.identity import fingerprint
 from potentia.errors import ModelError
 
 
@@ -152,7 +153,7 @@ def test_the_loaded_model_has_the_name_of_its_files(tmp_path: Path):
 
 def test_naming_a_model_loads_no_torch(folder: Path):
     code = (
-        "import sys; from potentia.engine.identity import fingerprint; fingerprint(sys.argv[1]);"
+        "import sys; from potentia.engine.models.identity import fingerprint; fingerprint(sys.argv[1]);"
         "sys.exit(1 if {'torch', 'transformers'} & set(sys.modules) else 0)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(folder)], check=False).returncode == 0

@@ -14,12 +14,12 @@ from architectures.tiny import build, words
 from lane_models import examples, gap, spec
 from lane_models import tiny as lane_model
 from potentia.engine import LoadedModel
-from potentia.engine.score import Scorer
-from potentia.engine.spread import give_back, may_give_back
-from potentia.engine.tune import LaneSpec, LaneTrainer
-from potentia.engine.tune.passes import PassPlan
-from potentia.engine.tune.schedule import Lane, Lesson
-from potentia.engine.tune.steps import COLUMNS
+from potentia.engine.models.device_layout import give_back, may_give_back
+from potentia.engine.scoring import Scorer
+from potentia.engine.training import LaneSpec, LaneTrainer
+from potentia.engine.training.passes import PassPlan
+from potentia.engine.training.schedule import Lane, Lesson
+from potentia.engine.training.steps import COLUMNS
 from potentia.values.requests import Continuation, Generation
 
 
@@ -139,7 +139,7 @@ def test_captured_passes_are_let_go_and_made_again_in_fewer_sizes() -> None:
         trainer.train(specs)
         assert trainer.run_under_way is not None
         steps = trainer.run_under_way.steps
-        from potentia.engine.tune.layout import Bucket
+        from potentia.engine.layers.row_layout import Bucket
 
         for size in range(6, 0, -1):
             steps._pass(Bucket(128 * size, 64, 2)).graph = object()  # as if captured

@@ -9,7 +9,7 @@ import torch
 
 from potentia import files
 from potentia.engine import load
-from potentia.engine.identity import fingerprint
+from potentia.engine.models.identity import fingerprint
 from potentia.errors import ModelError
 from scoring_models import tiny
 

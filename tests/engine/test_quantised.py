@@ -12,9 +12,14 @@ import torch
 import lane_models
 import tiny
 from potentia import engine
-from potentia.engine.quantised import compute_plainly, count_parameters, keep_small, unpacked
-from potentia.engine.score import Scorer
-from potentia.engine.tune import FullLanes, LaneTrainer
+from potentia.engine.models.quantization import (
+    compute_plainly,
+    count_parameters,
+    keep_small,
+    unpacked,
+)
+from potentia.engine.scoring import Scorer
+from potentia.engine.training import FullLanes, LaneTrainer
 from potentia.errors import InputError, StudyError, TuningError
 from potentia.run import plan_study, run_study
 from potentia.run.cost import FEW_BYTES
@@ -95,7 +100,7 @@ def with_peft(
         eps=plan.eps,
         weight_decay=plan.weight_decay,
     )
-    from potentia.engine.tune.schedule import data_order
+    from potentia.engine.training.schedule import data_order
 
     for step in range(lane.total_steps):
         epoch, at = divmod(step, lane.steps_per_epoch)

@@ -8,9 +8,9 @@ import torch
 import lane_models
 import tiny
 from potentia import engine
-from potentia.engine.score import Scorer
-from potentia.engine.spread import find_blocks, is_spread, lay_out, room_for_passes
-from potentia.engine.tune import FullLanes, LaneTrainer
+from potentia.engine.models.device_layout import find_blocks, is_spread, lay_out, room_for_passes
+from potentia.engine.scoring import Scorer
+from potentia.engine.training import FullLanes, LaneTrainer
 from potentia.errors import InputError, ModelError
 from potentia.values.requests import Continuation, Generation
 from two_devices import spread_over_two

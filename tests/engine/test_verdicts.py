@@ -16,10 +16,11 @@ from architectures.odd import ODD
 from architectures.tiny import build, words
 from lane_models import examples, spec, tiny
 from potentia.engine import LoadedModel
-from potentia.engine.identity import Verdicts, structure
-from potentia.engine.score import Scorer, trial
-from potentia.engine.tune import LaneTrainer, LoraConfig
-from potentia.engine.tune.passes import HAND, LONG, SHARED
+from potentia.engine.models.identity import Verdicts, structure
+from potentia.engine.proof import scoring_trial as trial
+from potentia.engine.scoring import Scorer
+from potentia.engine.training import LaneTrainer, LoraConfig
+from potentia.engine.training.passes import HAND, LONG, SHARED
 from potentia.errors import TuningError
 
 

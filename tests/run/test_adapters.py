@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 import tiny
 from potentia import engine, tasks
-from potentia.engine.score import Scorer
-from potentia.engine.tune import FullLanes
-from potentia.engine.tune.full import Job
+from potentia.engine.scoring import Scorer
+from potentia.engine.training import FullLanes
+from potentia.engine.training.full import Job
 from potentia.errors import InputError, ModelError, TuningError
 from potentia.evidence import read
 from potentia.run import plan_study, run_study

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 import tiny
-from potentia.engine.identity import fingerprint, quantised_fingerprint
+from potentia.engine.models.identity import fingerprint, quantised_fingerprint
 from potentia.errors import InputError
 from potentia.run import plan, plan_study
 from potentia.run.cost import weight_bytes

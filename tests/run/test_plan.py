@@ -68,7 +68,7 @@ def test_planning_tells_how_far_it_is(world: Path, tmp_path: Path, monkeypatch: 
 def test_everything_is_read_once(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Tasks are loaded and rows planned by the plan alone; running its rows does neither again."""
     from potentia import tasks
-    from potentia.engine import identity
+    from potentia.engine.models import identity
     from potentia.run import plan
 
     seen: list[str] = []
@@ -87,7 +87,7 @@ def test_everything_is_read_once(world: Path, tmp_path: Path, monkeypatch: pytes
 def test_models_are_hashed_side_by_side_while_tasks_are_read(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from potentia.engine import identity
+    from potentia.engine.models import identity
     from potentia.run import plan
 
     both, hashed, read = threading.Barrier(3, timeout=20), identity.fingerprint, plan.load_tasks
@@ -101,7 +101,7 @@ def test_models_are_hashed_side_by_side_while_tasks_are_read(
 def test_a_study_that_is_refused_waits_for_no_hashing(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from potentia.engine import identity
+    from potentia.engine.models import identity
 
     never, began = threading.Event(), time.monotonic()
     monkeypatch.setattr(identity, "fingerprint", lambda *a, **k: never.wait(60))

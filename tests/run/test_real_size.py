@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 
 import tiny
-from potentia.engine import identity, split, tokens
-from potentia.engine.score import generate, network, scorer
-from potentia.engine.tune import adapters, full, lane_run, trainer
+from potentia.engine.models import identity
+from potentia.engine.models import split_model as split
+from potentia.engine.models import tokenization as tokens
+from potentia.engine.scoring import generate, network, scorer
+from potentia.engine.training import adapters, full, lane_run, trainer
 from potentia.run import ask, run_study
 from potentia.store import Store, live, reading
 from potentia.study import make_study

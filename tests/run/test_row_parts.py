@@ -342,7 +342,7 @@ def test_divided_lanes_give_the_scores_and_the_choice_of_the_whole(
 def test_a_part_of_lanes_that_is_killed_loses_nothing(
     world: Path, apart: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from potentia.engine.tune import lane_run
+    from potentia.engine.training import lane_run
 
     asked = one_task(world, tmp_path / "killed.db")
     plan = under_way(plan_study(asked), 1)

@@ -199,7 +199,7 @@ def test_test_documents_are_asked_only_after_selection(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """A spy on the prompts: no test prompt is rendered while any lane of the row still trains or is validated."""
-    from potentia.engine.tune import LaneTrainer
+    from potentia.engine.training import LaneTrainer
     from potentia.tasks import Task
 
     log: list[str] = []

@@ -63,8 +63,8 @@ def trainer_losses(world: Path, recipe: dict) -> list[float]:
     from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
     from potentia import engine, tasks
-    from potentia.engine.tune import encode_examples
-    from potentia.engine.tune.schedule import data_order
+    from potentia.engine.training import encode_examples
+    from potentia.engine.training.schedule import data_order
 
     loaded = engine.load(str(world / "base"), device="cpu")
     task = tasks.load(str(world / "colours.jsonl"))
@@ -320,7 +320,7 @@ def test_a_stopped_adjustment_scores_no_step_twice(
 def test_a_stopped_full_tuning_before_the_test_goes_on_where_it_was(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from potentia.engine.tune.full import Job
+    from potentia.engine.training.full import Job
     from potentia.run.fine_tuning import FineTuning
 
     tuning = TUNING | {"method": "full", "learning_rates": [1e-3, 3e-3]}

@@ -29,8 +29,8 @@ def try_forms(case: str) -> dict[str, Any]:
     from architectures.odd import ODD
     from architectures.tiny import build
     from architectures.tune import lanes
-    from potentia.engine.tune import LoraConfig
-    from potentia.engine.tune.check import check_lanes
+    from potentia.engine.proof.training_check import check_lanes
+    from potentia.engine.training import LoraConfig
     from potentia.errors import PotentiaError
 
     row: dict[str, Any] = {}

@@ -12,7 +12,7 @@ from lm_eval.models.huggingface import HFLM
 
 from architectures.tiny import CORPUS
 from potentia.engine import LoadedModel
-from potentia.engine.score import Scorer
+from potentia.engine.scoring import Scorer
 from potentia.values.requests import Continuation, Document, Generation
 
 LONGEST = 400  # a model without a limit of its own is given one

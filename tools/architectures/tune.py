@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from potentia.engine.tune import LaneSpec, LaneTrainer, LoraConfig, Schedule, TokenisedExamples
-from potentia.engine.tune.beside import State, distance, train_by_peft, wrapped_by_peft
+from potentia.engine.proof.peft_comparison import State, distance, train_by_peft, wrapped_by_peft
+from potentia.engine.training import LaneSpec, LaneTrainer, LoraConfig, Schedule, TokenisedExamples
 from potentia.errors import TuningError
 
 EXACT_ADAPTER = 2e-3  # of its movement: Adam divides rounding by small gradients

@@ -117,7 +117,7 @@ def check(asked: Any) -> None:
 
       potentia models check ./my-model --dtype bfloat16 --json
     """
-    from potentia.engine.tune import LoraConfig, beside_peft
+    from potentia.engine.training import LoraConfig, beside_peft
 
     if asked.model.startswith((".", "/", "~")) and not Path(asked.model).expanduser().exists():
         raise InputError(

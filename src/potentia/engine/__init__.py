@@ -3,14 +3,14 @@
 This room itself imports no torch until a model is loaded, so that a plan can name models by their content.
 """
 
-from potentia.engine.identity import (
+from potentia.engine.models.identity import (
     VERDICTS,
     fingerprints,
     may_have_template,
     quantised_fingerprint,
     verdicts_of_run,
 )
-from potentia.engine.loading import (
+from potentia.engine.models.loading import (
     LoadedModel,
     going_first,
     load,
@@ -18,4 +18,4 @@ from potentia.engine.loading import (
     pick_dtype,
     planned_dtype,
 )
-from potentia.engine.tokens import BosPolicy, Encoder, Ids, chat_template, write_chat
+from potentia.engine.models.tokenization import BosPolicy, Encoder, Ids, chat_template, write_chat

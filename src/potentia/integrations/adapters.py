@@ -358,7 +358,7 @@ def _answers(
 ) -> list[tuple[str, dict[str, float]]]:
     """Ask the model: the label (or text) of each document, chosen as the test chooses, and the share of each label."""
     from potentia.engine import chat_template
-    from potentia.engine.score import Scorer
+    from potentia.engine.scoring import Scorer
     from potentia.tasks import best
 
     chat = (

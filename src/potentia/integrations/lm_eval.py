@@ -22,7 +22,7 @@ from lm_eval.models.utils import (
 )
 
 from potentia.engine import Ids, LoadedModel, load, write_chat
-from potentia.engine.score import Scorer
+from potentia.engine.scoring import Scorer
 from potentia.errors import InputError
 from potentia.values.requests import Continuation, Document, Generation, decoding_options
 

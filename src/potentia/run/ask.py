@@ -17,7 +17,7 @@ from potentia.values.requests import Continuation, Document, Generation, Likelih
 from potentia.values.scores import ItemOutcome, Score
 
 if TYPE_CHECKING:
-    from potentia.engine.score import Scorer
+    from potentia.engine.scoring import Scorer
     from potentia.tasks import ChatTemplate, Prompt, Task
 
 Style = Literal["plain", "chat"]  # the prompt as it is, or in the model's chat template

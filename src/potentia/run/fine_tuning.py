@@ -43,8 +43,8 @@ from potentia.timing import spending
 from potentia.values.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol
 
 if TYPE_CHECKING:
-    from potentia.engine.score import Scorer
-    from potentia.engine.tune import FullLanes, Lane, LaneEpoch, LaneSpec, LaneTrainer, StepInfo
+    from potentia.engine.scoring import Scorer
+    from potentia.engine.training import FullLanes, Lane, LaneEpoch, LaneSpec, LaneTrainer, StepInfo
     from potentia.run.row import RowRun
     from potentia.tasks import Task
 
@@ -123,8 +123,8 @@ class FineTuning:
         return self.auxiliary is None and self.tuning.method != "full"
 
     def _tune(self, names: Sequence[str], wanted: Sequence[str]) -> None:
-        from potentia.engine.score import Scorer
-        from potentia.engine.tune import FullLanes, LaneTrainer
+        from potentia.engine.scoring import Scorer
+        from potentia.engine.training import FullLanes, LaneTrainer
 
         self.scorer = Scorer(self.loaded, token_budget=self.study.token_budget)
         with spending("validate"):
@@ -248,7 +248,7 @@ class FineTuning:
                 yield self._lane(first.data, first.style, rate, first.seed)
 
     def _spec(self, lane: LanePlan) -> LaneSpec:
-        from potentia.engine.tune import LaneSpec
+        from potentia.engine.training import LaneSpec
 
         place = (lane.data, lane.style)
         if place not in self._texts:
@@ -479,7 +479,7 @@ class FineTuning:
 
     def _hold(self) -> None:
         """Let the trainer keep the states that lead, for each benchmark and search; adapters are all kept."""
-        from potentia.engine.tune import FullLanes
+        from potentia.engine.training import FullLanes
 
         if not isinstance(self.trainer, FullLanes):
             return

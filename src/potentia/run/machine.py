@@ -316,8 +316,8 @@ def _warm_up(study: Study) -> None:
     """Load the libraries that every row needs, and the tasks; what goes wrong here goes wrong, and is told, later."""
     from transformers.models.llama import modeling_llama  # noqa: F401 - what all models' code imports takes seconds
 
-    import potentia.engine.score
-    import potentia.engine.tune  # noqa: F401
+    import potentia.engine.scoring
+    import potentia.engine.training  # noqa: F401
     from potentia.run.local import tasks_of
 
     with contextlib.suppress(Exception):

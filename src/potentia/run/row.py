@@ -33,7 +33,7 @@ from potentia.values.metric import Origin, recipe_fingerprint
 from potentia.values.protocol import ADJUST, DIRECT, TRAIN_BEFORE_TEST, Protocol
 
 if TYPE_CHECKING:
-    from potentia.engine.score import Scorer
+    from potentia.engine.scoring import Scorer
     from potentia.run.machine import ModelCache
     from potentia.store import Store
     from potentia.study import Study
@@ -143,7 +143,7 @@ class RowRun:
     def _load(self) -> None:
         from transformers.utils import logging
 
-        from potentia.engine.score import Scorer
+        from potentia.engine.scoring import Scorer
 
         logging.disable_progress_bar()  # the board shows progress; bars of other libraries would tear it
         model = self.plan.model

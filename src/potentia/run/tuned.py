@@ -35,8 +35,8 @@ from potentia.study import Tuning, content_key
 from potentia.timing import spending
 
 if TYPE_CHECKING:
-    from potentia.engine.score import Scorer
-    from potentia.engine.tune import (
+    from potentia.engine.scoring import Scorer
+    from potentia.engine.training import (
         LaneEpoch,
         LaneSpec,
         LaneTrainer,
@@ -55,7 +55,7 @@ def learned(
     tuning: Tuning, loaded: LoadedModel, data: Sequence[Task], *, chat: ChatTemplate | None = None
 ) -> TokenisedExamples:
     """Return what one epoch of a recipe learns from, as the model reads it."""
-    from potentia.engine.tune import encode_examples
+    from potentia.engine.training import encode_examples
 
     every = tuning.answers == "all"
     how: dict[str, Any] = {"chat": chat, "every_answer": every}
@@ -73,7 +73,7 @@ def learned(
 
 def adapter(tuning: Tuning) -> LoraConfig:
     """Return the shape of a recipe's adapters; full tuning has none, and takes no notice."""
-    from potentia.engine.tune import LoraConfig
+    from potentia.engine.training import LoraConfig
 
     kind = "lora" if tuning.method == "full" else tuning.method
     return LoraConfig(tuning.rank, tuning.alpha, tuning.dropout, tuning.targets, kind)
@@ -81,7 +81,7 @@ def adapter(tuning: Tuning) -> LoraConfig:
 
 def schedule(tuning: Tuning, rate: float, documents: int | None = None) -> Schedule:
     """Return the engine's schedule for this recipe at one learning rate, with the epochs of so many documents."""
-    from potentia.engine.tune import Schedule
+    from potentia.engine.training import Schedule
 
     same = (
         "batch",
@@ -162,7 +162,7 @@ def load_treated(row: RowRun) -> LoadedModel:
 
 def _make(row: RowRun, name: str) -> Path:
     """Tune the original on the data shown, and keep the result."""
-    from potentia.engine.tune import FullLanes, LaneSpec, LaneTrainer
+    from potentia.engine.training import FullLanes, LaneSpec, LaneTrainer
 
     study, shown = row.study, row.tasks.shown
     assert study.treat is not None
@@ -330,7 +330,7 @@ class Probing:
 
     def _texts(self, task: Task, split: SplitName) -> tuple[Rows, dict[str, list[int]]]:
         """Return the split's documents for the probe, a fixed choice, as tokens; and the bytes of texts and answers."""
-        from potentia.engine.tune import encode_examples
+        from potentia.engine.training import encode_examples
 
         documents = task.documents(split)
         chosen = np.random.default_rng(0).permutation(len(documents))[: self.settings.documents]
@@ -352,7 +352,7 @@ class Probing:
 
     def run(self, trainer: LaneTrainer | None = None) -> dict[str, dict[str, Any]]:
         """Score, train, score again; a trainer whose lanes were checked before need not check them anew."""
-        from potentia.engine.tune import LaneTrainer
+        from potentia.engine.training import LaneTrainer
 
         if trainer is not None:
             return self._run(trainer)
@@ -360,7 +360,7 @@ class Probing:
             return self._run(own)
 
     def _run(self, trainer: LaneTrainer) -> dict[str, dict[str, Any]]:
-        from potentia.engine.score import Scorer
+        from potentia.engine.scoring import Scorer
 
         scorer = Scorer(self.loaded, token_budget=self.token_budget, router=trainer.router)
         rows = [rows for rows, _ in self.texts.values()]
@@ -393,7 +393,7 @@ class Probing:
         }
 
     def _lane(self, name: str) -> LaneSpec:
-        from potentia.engine.tune import LaneSpec, LoraConfig, Schedule, TokenisedExamples
+        from potentia.engine.training import LaneSpec, LoraConfig, Schedule, TokenisedExamples
 
         ids, prompts = zip(*self._learned(name, "train"), strict=True)
         rate, lora = self.settings.learning_rate, LoraConfig(RANK, ALPHA, 0.0, ("all-linear",))

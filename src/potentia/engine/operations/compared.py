@@ -1,10 +1,10 @@
 """Operations computed twice, by kernels and plainly: in 16 bits a pass hides what one operation shows.
 
-The structure of a form is judged in float32 by the plain operations (see ``engine.tune.check``), so kernels are not
-compiled for numbers that no run computes with. That they compute what the plain ones do is judged here, in the dtype of
-the run and on its own values, operation by operation: rounding is a hundredth there, where the gradient of a whole
-model may be off by half of its size. What all calls of a pass give is judged together: a layer whose gradients cancel
-is rounding alone.
+The structure of a form is judged in float32 by the plain operations (see ``engine.proof.training_check``), so kernels
+are not compiled for numbers that no run computes with. That they compute what the plain ones do is judged here, in
+the dtype of the run and on its own values, operation by operation: rounding is a hundredth there, where the gradient
+of a whole model may be off by half of its size. What all calls of a pass give is judged together: a layer whose
+gradients cancel is rounding alone.
 """
 
 from __future__ import annotations

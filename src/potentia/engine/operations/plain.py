@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from potentia.engine.tune.dropout import keep_mask
+from potentia.engine.training.dropout import keep_mask
 
 if TYPE_CHECKING:
+    from potentia.engine.layers.row_layout import Route, ThinGroup
     from potentia.engine.operations import Gain, Rows
-    from potentia.engine.tune.layout import Route, ThinGroup
 
 
 def norm(x: Tensor, gain: Gain, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -258,7 +258,7 @@ def update_(
 ) -> None:
     """Update the rows that are active and sound, with their working copies, and clear all gradients (n rows).
 
-    ``settings`` (n, 10 or more): the nine numbers of :func:`~potentia.engine.tune.optimizer.settings_row`, and
+    ``settings`` (n, 10 or more): the nine numbers of :func:`~potentia.engine.training.optimizer.settings_row`, and
     whether the lane takes part in this step.
     """
     _, keep, one_b1, b2, one_b2, size, root, eps, clip, active = (

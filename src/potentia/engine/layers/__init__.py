@@ -1,0 +1,1 @@
+"""Fused layers, and how rows of many lanes lie in one pass."""

@@ -1,0 +1,1 @@
+"""Models loaded, named by their content, tokenized and laid out over devices."""

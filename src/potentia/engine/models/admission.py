@@ -1,0 +1,226 @@
+"""What is refused at the door: weights that do not fit, models that are not causal, predictions that are not numbers.
+
+A weight that the files do not hold is filled at random by the library, and the model would be scored all the same.
+
+A model that reads ahead gives likelihoods that mean nothing, and so does one whose weights are damaged; both would
+look like scores. Found by trying: the predictions for the beginning of a text must not change with what follows it.
+Both texts have one length, so that the same kernels round them alike: in bfloat16, lengths alone move logits.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from potentia.errors import ModelError
+from potentia.files import MISSING_WEIGHTS, allowed
+
+if TYPE_CHECKING:
+    from potentia.engine.models.tokenization import Ids
+
+
+TEXT = "The quick brown fox jumps over the lazy dog, and then it sleeps."
+LONGEST_REASON = 300
+NOTICEABLE = {"float32": 1e-3, "float64": 1e-3}  # of the logits' spread
+NOTICEABLE_HALF = 0.05
+# computed from the config whatever the files say: angles, masks, positions
+HARMLESS = re.compile(
+    r"(^|\.)(inv_freq|rope_freqs(\.weight)?|position_ids|(attn|attention)\.(masked_)?bias)$"
+)
+NAMED = 3  # tensors shown of each kind
+
+
+def admit(model: Any, tokenizer: Any) -> None:
+    """Refuse a model that reads ahead or computes no numbers."""
+    import torch
+
+    ids: Ids = list(tokenizer(TEXT)["input_ids"])[:12]
+    if len(ids) < 4:
+        return
+    half = len(ids) // 2
+    other = [*ids[:half], *([ids[0]] * (len(ids) - half))]
+    place = next(model.parameters()).device
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            one, another = (
+                model(input_ids=torch.tensor([text], device=place), use_cache=False)
+                .logits[0, :half]
+                .float()
+                for text in (ids, other)
+            )
+    finally:
+        model.train(training)
+    if bool(one.isnan().any()):
+        raise not_a_number("on a plain sentence")
+    noticeable = NOTICEABLE.get(
+        str(next(model.parameters()).dtype).removeprefix("torch."), NOTICEABLE_HALF
+    )
+    if float((one - another).abs().max()) > noticeable * max(float(one.std()), 1e-6):
+        raise ModelError(
+            f"{type(model).__name__} reads ahead: its prediction of a token changes with what follows it",
+            hint="scoring needs a causal model; a BERT-type model is one with is_decoder: true in its config.json",
+        )
+
+
+def fit(source: str, info: dict[str, Any]) -> dict[str, Any]:
+    """Refuse weights that do not fit the model, or, where that was allowed, return what did not fit.
+
+    ``info`` is transformers' loading info, which leaves out tied heads and what the architecture says is derived.
+    """
+    mismatched = sorted(
+        f"{name} {tuple(held)} for {tuple(own)}" for name, held, own in info["mismatched_keys"]
+    )
+    odd = {
+        "missing": sorted(name for name in info["missing_keys"] if not HARMLESS.search(name)),
+        "unexpected": sorted(name for name in info["unexpected_keys"] if not HARMLESS.search(name)),
+        "mismatched": mismatched,
+    }
+    found = {kind: names for kind, names in odd.items() if names}
+    if not found:
+        return {"weights": "all in place"}
+    if not allowed(MISSING_WEIGHTS):
+        parts = [f"{len(names)} {kind} ({_some(names)})" for kind, names in found.items()]
+        raise ModelError(
+            f"the weights of {source} do not fit its config: {', '.join(parts)}; {_cause(**odd)}",
+            hint="mend its files; or, to score it with what is missing filled at random, --allow-missing-weights",
+        )
+    counts = {kind: len(names) for kind, names in found.items()}
+    return {
+        "weights": "allowed by --allow-missing-weights",
+        **counts,
+        "tensors": {k: v[:20] for k, v in found.items()},
+    }
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMED]) + (", …" if len(names) > NAMED else "")
+
+
+def _cause(missing: Sequence[str], unexpected: Sequence[str], mismatched: Sequence[str]) -> str:
+    """Say what is likely wrong with files whose tensors have other names or shapes."""
+    for ours in missing:
+        for theirs in unexpected:
+            if theirs.endswith("." + ours):
+                prefix = theirs.removesuffix(ours)
+                saved = " (saved through torch.compile)" if "_orig_mod." in prefix else ""
+                return f"its tensors carry the prefix {prefix}{saved}"
+            if ours.endswith("." + theirs):
+                return f"its tensors lack the prefix {ours.removesuffix(theirs)}"
+            if "_orig_mod." in theirs:
+                return "its tensors carry the prefix _orig_mod. (saved through torch.compile)"
+    if mismatched:
+        return "the config is another size's"
+    if unexpected and not missing:
+        return "the files hold parts that this architecture does not have, or more layers than the config says"
+    return "a file is incomplete, or a shard is missing"
+
+
+def refuse_encoder_decoder(config: Any) -> None:
+    """Refuse a model that reads one text and writes another."""
+    if getattr(config, "is_encoder_decoder", False):
+        names = getattr(config, "architectures", None) or [type(config).__name__]
+        raise ModelError(
+            f"{names[0]} is an encoder-decoder model: it reads one text and writes another",
+            hint="give a causal (decoder-only) language model instead",
+        )
+
+
+def why_not_loaded(source: str, error: Exception) -> ModelError:
+    """Say in two lines why a model cannot be loaded, whatever its library said."""
+    text = " ".join(str(error).split())
+    if "Unrecognized configuration class" in text:
+        name = (
+            text.partition("configuration_")[2].partition("'")[0].rpartition(".")[2] or "its config"
+        )
+        return ModelError(
+            f"cannot load {source}: {name} belongs to no causal language model",
+            hint="encoder-decoder models, encoders and classifiers cannot be scored: give a decoder-only model",
+        )
+    if len(text) > LONGEST_REASON:
+        text = text[:LONGEST_REASON] + " …"
+    return ModelError(
+        f"cannot load {source}: {text}",
+        hint="give a Hub name, a folder with config.json and safetensors, or a .gguf file",
+    )
+
+
+def not_a_number(where: str) -> ModelError:
+    """Make the error for a model whose predictions are not numbers."""
+    return ModelError(
+        f"the model's predictions are not numbers (NaN) {where}",
+        hint="its weights may be damaged, or too large for this dtype: try dtype: float32",
+    )
+
+
+NOTE = "potentia.json"  # what an adapter of ours says of itself: its base's fingerprint, data, recipe, scores
+WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+
+
+def check_adapter(folder: Path, base: str, source: str) -> None:
+    """Refuse a folder that holds no adapter, or one that says it was made for another base.
+
+    ``base`` is the fingerprint of the model at ``source``. An adapter of ours names its base's content; another one
+    names its base's place, which counts where both are names of the hub.
+    """
+    if not (folder / "adapter_config.json").is_file() or not any(
+        (folder / name).is_file() for name in WEIGHTS
+    ):
+        hint = "an adapter folder holds adapter_config.json and adapter_model.safetensors, as PEFT writes them"
+        raise ModelError(f"no adapter in {folder}", hint=hint)
+    note = read_facts(folder / NOTE).get("base")
+    note = note if isinstance(note, dict) else {}
+    made_for, named = note.get("fingerprint"), note.get("source", "another model")
+    if made_for is None:
+        named = read_facts(folder / "adapter_config.json").get("base_model_name_or_path")
+        same = (
+            not (_hub_name(named) and _hub_name(source))
+            or str(named).casefold() == source.casefold()
+        )
+    else:
+        same = made_for == base
+    if not same:
+        raise _other_base(folder, f"was made for {named}, not for {source}")
+
+
+def merge_adapter(model: Any, folder: Path) -> Any:
+    """Put the adapter into the model's weights; what does not fit is refused."""
+    from peft import PeftConfig, get_peft_model, set_peft_model_state_dict
+    from peft.utils import load_peft_weights
+
+    config = PeftConfig.from_pretrained(str(folder))
+    config.inference_mode = False  # the weights are asked for below; merging freezes nothing
+    try:
+        adapted = get_peft_model(model, config)
+        told: Any = set_peft_model_state_dict(adapted, load_peft_weights(str(folder), device="cpu"))
+    except (ValueError, KeyError, RuntimeError) as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise _other_base(folder, f"does not fit the model: {first}") from error
+    left = [key for key in told.missing_keys if ".lora_" in key or ".modules_to_save." in key]
+    if told.unexpected_keys or left:
+        raise _other_base(
+            folder, f"does not fit the model: {(told.unexpected_keys or left)[0]} has no match"
+        )
+    return adapted.merge_and_unload()
+
+
+def _other_base(folder: Path, what: str) -> ModelError:
+    return ModelError(f"the adapter in {folder} {what}", hint="give the base that it was made for")
+
+
+def _hub_name(name: Any) -> bool:
+    named = isinstance(name, str) and name.count("/") == 1 and not name.startswith((".", "/", "~"))
+    return named and not Path(name).exists()
+
+
+def read_facts(file: Path) -> dict[str, Any]:
+    """Return what a JSON file says, nothing where it is no file of facts."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

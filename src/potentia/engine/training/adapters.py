@@ -1,0 +1,345 @@
+"""Many low-rank adapters on one frozen model: stacked weights, the linear layer that uses them, and the way in and out.
+
+An :class:`AdapterBank` holds the adapters of K slots as rows of one matrix (K + 1, P); the last row stays zero and
+stands for the bare model. Each adapted layer sees views A (K, d, r) and B (K, r, o) of it. A forward pass names the
+slot of every row of its batch; the base product runs once on all rows, the adapters as batched products of gathered A
+and B. Weights of the base are frozen, so the backward pass computes input gradients through the base and adds the
+adapters' gradients, row by row in order, straight into a second (K + 1, P) matrix.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from potentia.engine.layers.lane_layers import ADAPTERS, LaneForward, StackedForward, plain_weight
+from potentia.engine.models.device_layout import beside
+from potentia.engine.models.split_model import asking, computing
+from potentia.engine.training.schedule import LoraConfig
+from potentia.engine.training.targets import Stacked, Targets, find_targets
+from potentia.errors import TuningError
+
+
+@dataclass(frozen=True)
+class Site:
+    """One adapted layer: its name, its place in the flat row, its widths, and the columns between them.
+
+    A stacked parameter has the columns of all its ``experts``; ``out_first`` says that it is (experts, out, in).
+    """
+
+    name: str
+    index: int
+    fan_in: int
+    fan_out: int
+    offset: int
+    size: int
+    rank: int
+    scale: float
+    experts: int = 0
+    out_first: bool = True
+
+
+GATHERED_BYTES = 2 << 30
+TRIED = 0.1  # of a layer's input, about, that an adapter made up for a trial adds
+_INSTALLED: weakref.WeakValueDictionary[int, AdapterBank] = (
+    weakref.WeakValueDictionary()
+)  # by id of the model
+
+
+def installed_on(model: nn.Module) -> AdapterBank | None:
+    """Return the adapters that a model wears now."""
+    bank = _INSTALLED.get(id(model))
+    return bank if bank is not None and bank.model is model and bank.worn else None
+
+
+class Routing:
+    """Which slot each row of the pass under way uses, and the rows' dropout keys (training only)."""
+
+    def __init__(self) -> None:
+        self.owners: Tensor | None = None
+        self.keys: Tensor | None = None
+        self.gathered: Tensor | None = (
+            None  # (R, P): the rows' adapters, gathered once for all layers of a pass
+        )
+        self.single = False
+        self.long_row: Callable[[Tensor, Site, Tensor, Tensor | None], Tensor] | None = (
+            None  # static passes' products
+        )
+        self.count = 0  # tokens in the pass
+
+
+class AdapterBank:
+    """The adapters of up to ``slots`` lanes on ``model``; wraps its layers while installed and leaves no trace."""
+
+    def __init__(self, model: nn.Module, lora: LoraConfig, slots: int) -> None:
+        self.model, self.lora, self.slots = model, lora, slots
+        self.adapter, self.routing = ADAPTERS[lora.kind], Routing()
+        found = find_targets(model, lora)
+        self.targets, self._config, self.sites = found.names, found.config, _sites(found, lora)
+        self.width = sum(site.size for site in self.sites)
+        first = next(p for p in model.parameters() if p.is_floating_point())
+        self.device, self.dtype = first.device, first.dtype
+        self.weights = torch.zeros(slots + 1, self.width, dtype=torch.float32, device=self.device)
+        self.grads = torch.zeros_like(self.weights)
+        self.work = torch.zeros_like(self.weights, dtype=self.dtype)
+        self.factors = torch.ones(self.width, device=self.device)
+        for site in self.sites:
+            self.factors[site.offset : site.offset + site.fan_in * site.rank] = site.scale
+        self.anchor = torch.zeros((), requires_grad=True, device=self.device)
+        self._frozen, self._wearing = ExitStack(), ExitStack()
+        self._frozen.enter_context(asking(model, False))
+        plain, stacked = self.sites[: len(found.layers)], self.sites[len(found.layers) :]
+        self._forwards: dict[nn.Module, Any] = {
+            module: LaneForward(self, site, module)
+            for site, (_, module) in zip(plain, found.layers, strict=True)
+        }
+        names = {module: name for name, module in model.named_modules()}
+        self.stacked_at: dict[
+            int, tuple[str, str]
+        ] = {}  # site → its module's name and its parameter's
+        for entry, site in zip(found.stacked, stacked, strict=True):
+            forward = self._forwards.setdefault(entry.module, StackedForward(self, entry.module))
+            forward.sites.append((site, entry.parameter))
+            self.stacked_at[site.index] = names[entry.module], entry.parameter
+        self._bases: list[Tensor] = []
+        self.gains: dict[
+            int, tuple[Tensor, Tensor]
+        ] = {}  # DoRA's, by site: m over the norms, and these (slots + 1, o)
+        if lora.kind == "dora":
+            self._measure(found.layers)
+        self._put_on()
+        _INSTALLED[id(model)] = self
+
+    def _measure(self, layers: list[tuple[str, nn.Module]]) -> None:
+        """Keep what DoRA needs of the base: weights (d, o), and the lengths of their columns."""
+        for name, module in layers:
+            weight = plain_weight(module)
+            if weight is None:
+                raise TuningError(
+                    f"layer {name} is more than linear, and takes no DoRA", hint="use method: lora"
+                )
+            self._bases.append(weight)
+        self.lengths = [torch.linalg.vector_norm(weight.float(), dim=0) for weight in self._bases]
+        for site, length in zip(self.sites, self.lengths, strict=True):
+            self.magnitudes(self.weights, site)[-1].copy_(length)  # of the bare model
+        self.measure()
+
+    @torch.no_grad()
+    def measure(self) -> None:
+        """Bring DoRA's gains of all slots up to date: ‖W + s AB‖² = ‖W‖² + 2 s W·AB + s² ‖AB‖² in each column."""
+        scale = self.lora.scale
+        for site, base in zip(self.sites, self._bases, strict=False):  # no bases, but for DoRA
+            length = self.lengths[site.index]
+            a, b = (
+                beside(part, base) for part in self.views(self.weights, site)
+            )  # (K + 1, d, r), (K + 1, r, o)
+            across = torch.matmul(a.transpose(1, 2).to(base.dtype), base).float()  # (K + 1, r, o)
+            squares = torch.bmm(torch.bmm(a.transpose(1, 2), a), b)
+            norms = (
+                (length.square() + (b * (2 * scale * across + scale**2 * squares)).sum(1))
+                .clamp(min=0)
+                .sqrt()
+            )
+            self.gains[site.index] = (
+                beside(self.magnitudes(self.weights, site), norms) / norms,
+                norms,
+            )
+
+    def magnitudes(self, flat: Tensor, site: Site) -> Tensor:
+        """View DoRA's m (K + 1, o) of one layer inside a flat (K + 1, P) matrix."""
+        begin = site.offset + (site.fan_in + site.fan_out) * site.rank
+        return flat[:, begin : begin + site.fan_out]
+
+    def _put_on(self) -> None:
+        self._wearing.enter_context(computing(self._forwards))
+        embedding = self.model.get_input_embeddings()  # type: ignore[operator]
+        self._wearing.callback(embedding.register_forward_pre_hook(self._count).remove)
+        self.worn = True
+
+    def _take_off(self) -> None:
+        self._wearing.close()
+        self.worn = False
+
+    def _count(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self.routing.count = inputs[0].numel()
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Let the model be as it was without adapters inside the block."""
+        worn = self.worn
+        self._take_off()
+        try:
+            yield
+        finally:
+            if worn:
+                self._put_on()
+
+    def close(self) -> None:
+        """Take the adapters off: the model computes, and asks for gradients, as it did before."""
+        self._take_off()
+        self._frozen.close()
+        self._forwards, self._bases = {}, []
+
+    def refresh(self) -> None:
+        """Bring the copy that passes multiply with up to date: in the base's dtype, A already scaled by α/r."""
+        for row, into in zip(
+            self.weights, self.work, strict=True
+        ):  # one at a time: all of them are a gigabyte
+            into.copy_(row * self.factors)
+        self.measure()
+
+    @torch.no_grad()
+    def randomise(self, slots: int | None = None) -> None:
+        """Give slots an adapter of their own that changes what the model computes: trials are made with these."""
+        stream = torch.Generator().manual_seed(0)
+        for slot in range(self.slots if slots is None else slots):
+            row = self.fresh(slot)
+            for site in self.sites:
+                _, b = self.views(row[None], site)
+                b.copy_(
+                    torch.randn(b.shape, generator=stream)
+                    * (TRIED / (site.scale * max(1, site.rank) ** 0.5))
+                )
+                if self.lora.kind == "dora":
+                    m = self.magnitudes(row[None], site)
+                    m.mul_(1 + TRIED * torch.randn(m.shape, generator=stream))
+            self.weights[slot].copy_(row)
+        self.refresh()
+
+    @contextmanager
+    def without_dropout(self) -> Iterator[None]:
+        """Drop nothing inside the block."""
+        kept, self.lora = self.lora, replace(self.lora, dropout=0.0)
+        try:
+            yield
+        finally:
+            self.lora = kept
+
+    @contextmanager
+    def trying(self, most: int) -> Iterator[int]:
+        """Multiply with adapters made up for a trial, in so many slots, inside the block; the real ones are kept."""
+        count = min(most, self.slots)
+        kept = self.weights[:count].clone()
+        try:
+            self.randomise(count)
+            yield count
+        finally:
+            self.weights[:count].copy_(kept)
+            self.refresh()
+
+    def views(self, flat: Tensor, site: Site) -> tuple[Tensor, Tensor]:
+        """View one layer's A (K + 1, d, r) and B (K + 1, r, o) inside a flat (K + 1, P) matrix."""
+        r, cut = site.rank, site.offset + site.fan_in * site.rank
+        stop = cut + r * site.fan_out
+        rows = flat.shape[0]
+        a, b = (
+            flat[:, site.offset : cut].view(rows, r, site.fan_in),
+            flat[:, cut:stop].view(rows, r, site.fan_out),
+        )
+        return a.transpose(1, 2), b  # both lie as (r, width)
+
+    def fresh(self, seed: int) -> Tensor:
+        """Draw a new adapter's flat row from the seed alone, as PEFT draws it."""
+        row = torch.zeros(1, self.width)
+        stream = torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
+        for site in self.sites:
+            self.adapter.start(self, row, site, stream)
+        return row[0]
+
+    def state(self, row: Tensor) -> dict[str, Tensor]:
+        """Return a flat row as PEFT's state dict."""
+        row = row.detach().cpu().float().unsqueeze(0)
+        return {
+            f"base_model.model.{site.name}.{name}": part.clone(
+                memory_format=torch.contiguous_format
+            )
+            for site in self.sites
+            for name, part in self.adapter.parts(self, row, site).items()
+        }
+
+    def peft_config(self, *, inference: bool = True) -> Any:
+        """Return PEFT's config of such an adapter."""
+        config = copy.deepcopy(self._config)
+        config.inference_mode = inference
+        return config
+
+    def gathered(self, site: Site) -> tuple[Tensor, Tensor]:
+        """Return A (R, d, r) and B (R, r, o) of one layer for every row of the pass under way."""
+        if self.routing.gathered is not None:
+            return self.views(self.routing.gathered, site)
+        assert self.routing.owners is not None
+        a, b = self.views(self.work, site)
+        return a.index_select(0, self.routing.owners), b.index_select(0, self.routing.owners)
+
+    def route(self, row_owners: Tensor | None) -> None:
+        """Name the slot of every row of the next forward pass; −1 is the bare model, None switches adapters off."""
+        self.routing.keys = self.routing.gathered = None
+        if row_owners is None:
+            self.routing.owners = None
+            return
+        owners = row_owners.to(self.device, torch.int64)
+        owners = torch.where(owners < 0, self.slots, owners)
+        # one owner for all rows needs no gathering; asking a GPU would wait for it
+        self.routing.single = owners.device.type == "cpu" and bool((owners == owners[0]).all())
+        self.routing.owners = owners
+
+    @contextmanager
+    def training_rows(
+        self, owners: Tensor, keys: Tensor | None, *, alone: bool = False
+    ) -> Iterator[None]:
+        """Route one pass of training: its rows' slots and dropout keys. All rows are one lane's where it is ``alone``.
+
+        One lane's tokens are one group whatever order a model gives them.
+        """
+        routing = self.routing
+        owners = owners[:1] if alone else owners
+        routing.owners, routing.keys, routing.single = owners, keys, False
+        if owners.shape[0] * self.width * self.work.element_size() <= GATHERED_BYTES:
+            routing.gathered = self.work.index_select(0, owners)
+        try:
+            yield
+        finally:
+            routing.owners = routing.keys = routing.gathered = None
+
+
+def _sites(found: Targets, lora: LoraConfig) -> list[Site]:
+    """Lay the adapters of all layers side by side in a row."""
+    sites: list[Site] = []
+    offset = 0
+    for name, module in found.layers:
+        fan_in, fan_out = _widths(module)
+        size = ADAPTERS[lora.kind].size(fan_in, fan_out, lora.r)
+        sites.append(Site(name, len(sites), fan_in, fan_out, offset, size, lora.r, lora.scale))
+        offset += size
+    for entry in found.stacked:
+        sites.append(_stacked_site(entry, len(sites), offset))
+        offset += sites[-1].size
+    return sites
+
+
+def _widths(module: nn.Module) -> tuple[int, int]:
+    if isinstance(module, nn.Linear):  # a quantised weight may be packed
+        return module.in_features, module.out_features
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    return int(weight.shape[0]), int(weight.shape[1])
+
+
+def _stacked_site(entry: Stacked, index: int, offset: int) -> Site:
+    """Read a stacked parameter's sizes as PEFT does: (experts, out, in), or (experts, in, out) where it says so."""
+    shape = tuple(getattr(entry.module, entry.parameter).shape)
+    experts, one, two = shape if len(shape) == 3 else (1, *shape)
+    out_first = len(shape) == 2 or not getattr(entry.module, "is_transposed", False)
+    fan_in, fan_out = (two, one) if out_first else (one, two)
+    rank = entry.rank * experts
+    size = (fan_in + fan_out) * rank
+    return Site(
+        entry.name, index, fan_in, fan_out, offset, size, rank, entry.scale, experts, out_first
+    )

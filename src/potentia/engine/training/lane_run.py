@@ -1,0 +1,252 @@
+"""One run of lanes with the same adapter shape: slots filled from a queue, steps, epochs, failures, snapshots."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from potentia.engine.layers.packed_pass import Blocks
+from potentia.engine.models.device_layout import find_blocks
+from potentia.engine.models.quantization import count_parameters
+from potentia.engine.training.adapters import AdapterBank
+from potentia.engine.training.checkpoint_file import Shelf, Snapshots
+from potentia.engine.training.passes import HAND, LARGER, PassPlan
+from potentia.engine.training.schedule import Lane, LaneEpoch, LoraConfig, StepInfo
+from potentia.engine.training.steps import COLUMNS, LaneStates, StaticSteps, settings_row, steps_in
+from potentia.engine.training.trainer import Watch
+
+if TYPE_CHECKING:
+    from potentia.engine.training.lanes import LaneTrainer
+
+LOOK_EVERY = 25  # steps between two looks at the lanes' health: each look waits for the device
+SNAPSHOT_SECONDS = 60.0  # that a kill may cost
+SNAPSHOT_FORM = "6"  # snapshots of another form are not taken up
+
+
+class LaneRun:
+    """Lanes in their slots, from the first step or a snapshot to the end of the queue or a request to stop."""
+
+    def __init__(
+        self, trainer: LaneTrainer, lora: LoraConfig, lanes: Sequence[Lane], watch: Watch
+    ) -> None:
+        self.trainer, self.lora, self.watch = trainer, lora, watch
+        # the longest lanes first: what is left for the end is short; ties keep the given order
+        self.lanes = {
+            lane.key: lane for lane in sorted(lanes, key=lambda lane: -lane.spec.total_steps)
+        }
+        folder = None
+        if trainer.workspace is not None:
+            facts = [
+                SNAPSHOT_FORM,
+                trainer.fingerprint,
+                *(lane.spec.fingerprint() for lane in self.lanes.values()),
+            ]
+            folder = (
+                Path(trainer.workspace) / hashlib.sha256("\n".join(facts).encode()).hexdigest()[:24]
+            )
+        self.shelf = Shelf(folder)
+        self.snapshots = Snapshots(folder, SNAPSHOT_SECONDS)
+        self.step = 0
+        self._before = 0  # steps that a snapshot brought
+
+    def go(self) -> None:
+        """Train until every lane is over or ``stop`` says so."""
+        found = self.snapshots.latest()
+        plan = self.trainer.plan = PassPlan(**found[1]["plan"]) if found else self._first_plan()
+        self.bank: AdapterBank = self.trainer.bank(self.lora, plan.slots)
+        self.states = LaneStates(plan.slots, self.bank.width, self.bank.device)
+        self.bank.grads.zero_()
+        self.steps = steps_in(
+            self.trainer.verdict(self.lora).form, self.trainer.split, self.bank, self.states
+        )
+        if isinstance(
+            self.steps, StaticSteps
+        ):  # lanes that start together; those that wait have shorter company
+            together = [
+                lane.spec.step_tokens(self.trainer.limit)
+                for lane in list(self.lanes.values())[: plan.slots]
+            ]
+            self.steps.most_tokens = int(max(map(sum, zip_longest(*together, fillvalue=0))))
+        layers = Counter(
+            re.sub(r"\b\d+\b", "*", site.name) for site in self.bank.sites
+        )  # blocks differ in a number
+        self.trainer.record["training"] |= {
+            "targets": list(self.bank.targets),
+            "layers": dict(layers),
+        }
+        if found:
+            self._take_up(*found)
+            self.watch.on_recall([epoch for lane in self.lanes.values() for epoch in lane.epochs])
+        while self._fill() and not self.watch.stop():
+            self._one_step()
+        self._snapshot(now=True)
+        self.steps.release()
+        self.trainer.occupy({})
+        for lane in self.lanes.values():
+            lane.targets = self.bank.targets
+
+    def _first_plan(self) -> PassPlan:
+        tokens = [
+            min(spec.schedule.max_tokens, float(spec.examples.lengths.mean())) * spec.schedule.batch
+            for spec in (lane.spec for lane in self.lanes.values())
+        ]
+        known = {}
+        if (
+            self.trainer.verdict(self.lora).form == HAND
+        ):  # embeddings and head are no work of most tokens
+            blocks = find_blocks(self.trainer.model)
+            known["parameters"] = sum(map(count_parameters, blocks))
+            known["kept"] = Blocks(blocks, joined=False).kept_bytes
+        plan = self.trainer.pack(len(tokens), sum(tokens) / len(tokens), **known)
+        return replace(plan, checkpointing=self.trainer.recomputes)
+
+    # ---- slots ----------------------------------------------------------------------------------------------------
+
+    def _active(self) -> list[Lane]:
+        lanes = [lane for lane in self.lanes.values() if lane.status == "training"]
+        return sorted(lanes, key=lambda lane: lane.slot if lane.slot is not None else -1)
+
+    def _fill(self) -> list[Lane]:
+        """Give free slots to waiting lanes, in the queue's order; returns the lanes in training."""
+        active = self._active()
+        free = sorted(set(range(self.bank.slots)) - {lane.slot for lane in active})
+        waiting = [lane for lane in self.lanes.values() if lane.status == "waiting"]
+        for slot, lane in zip(free, waiting, strict=False):
+            lane.slot, lane.status, lane.began = slot, "training", time.monotonic()
+            self.bank.weights[slot].copy_(self.bank.fresh(lane.spec.seed))
+            self.states.reset(slot)
+            active.append(lane)
+        if free and waiting:
+            self.bank.refresh()
+        self.trainer.occupy({lane.spec.key: lane.slot for lane in active if lane.slot is not None})
+        return self._active()
+
+    def _end(self, lane: Lane, status: str, reason: str | None = None) -> None:
+        lane.status, lane.reason, lane.slot = status, reason, None
+
+    # ---- one step of all active lanes -----------------------------------------------------------------------------
+
+    def _one_step(self) -> None:
+        active = self._active()
+        rows = [row for lane in active for row in lane.batch(self.trainer.limit)]
+        self.trainer.in_passes(rows, partial(self.steps.gradients, rows), self.steps.clear, LARGER)
+        self.steps.update(self._settings(active))
+        for lane in active:
+            lane.step += 1
+        self.step += 1
+        due = [lane for lane in active if lane.step % lane.spec.steps_per_epoch == 0]
+        if due or self.step % LOOK_EVERY == 0:
+            self._fail_unsound(active)
+        waiting = sum(lane.status == "waiting" for lane in self.lanes.values())
+        tokens = sum(len(row.ids) for row in rows)
+        self.watch.on_step(
+            StepInfo(self.step, len(active), waiting, tokens, self._done(), self._before)
+        )
+        due = [lane for lane in due if lane.status == "training"]
+        if due:
+            self._end_epochs(due)
+
+    def _settings(self, active: Sequence[Lane]) -> npt.NDArray[np.float32]:
+        """Return the table of an update: the settings of lanes that take a step, by slot."""
+        table = np.zeros((self.bank.slots, COLUMNS), np.float32)
+        for lane in active:
+            numbers = settings_row(lane.spec.schedule, lane.step, lane.spec.total_steps)
+            table[lane.slot] = [*numbers, 1.0, lane.step == 0]
+        return table
+
+    def _done(self) -> int:
+        return sum(lane.step for lane in self.lanes.values())
+
+    def _fail_unsound(self, active: list[Lane]) -> None:
+        flags = self.states.unsound.tolist()
+        for lane in active:
+            if lane.slot is not None and flags[lane.slot]:
+                self._end(
+                    lane,
+                    "failed",
+                    f"the loss or its gradient was not finite within {lane.step} steps",
+                )
+
+    # ---- ends of epochs -------------------------------------------------------------------------------------------
+
+    def _end_epochs(self, due: list[Lane]) -> None:
+        sums = self.states.loss_sums.tolist()
+        starts, blind = self.states.first_losses.tolist(), math.log(self.trainer.split.vocabulary)
+        ended: dict[str, LaneEpoch] = {}
+        for lane in due:
+            spec, slot = lane.spec, lane.slot
+            assert slot is not None
+            loss = sums[slot] / spec.steps_per_epoch
+            self.states.loss_sums[slot] = 0.0
+            seconds = time.monotonic() - lane.began
+            epoch = LaneEpoch(
+                spec.key, lane.step // spec.steps_per_epoch, lane.step, loss, lane.tokens, seconds
+            )
+            lane.tokens = 0
+            if loss > 2 * max(blind, starts[slot]):
+                reason = f"diverged: mean loss {loss:.3g} in epoch {epoch.epoch}, {starts[slot]:.3g} at the first step"
+                self._end(lane, "failed", reason)
+                continue
+            self.shelf.put(spec.key, epoch.epoch, {"adapter": self.bank.weights[slot]})
+            lane.epochs.append(epoch)
+            ended[spec.key] = epoch
+        dropped = (self.watch.on_epoch(list(ended.values())) if ended else None) or ()
+        self.bank.route(None)
+        for key in ended:
+            lane = self.lanes[key]
+            lane.began = time.monotonic()  # scoring took its time too
+            if lane.step >= lane.spec.total_steps:
+                self._end(lane, "done")
+            elif key in dropped:
+                self._end(lane, "dropped")
+        self._snapshot()
+
+    # ---- snapshots ------------------------------------------------------------------------------------------------
+
+    def _snapshot(self, now: bool = False) -> None:
+        """Save the state of all lanes under way; unless asked to at once, not more often than pays."""
+        if not self.snapshots.due(now=now):
+            return
+        plan, at = self.trainer.plan, [lane.slot for lane in self._active()]
+        assert plan is not None
+        tensors = {name: part.cpu()[at] for name, part in self._state().items()}
+        lanes = {key: lane.record() for key, lane in self.lanes.items()}
+        self.snapshots.save(
+            tensors, {"plan": asdict(plan), "step": self.step, "lanes": lanes, "slots": at}
+        )
+
+    def _state(self) -> dict[str, Tensor]:
+        """Return what a step changes, by slot."""
+        return {"weights": self.bank.weights, **vars(self.states)}
+
+    def _take_up(self, tensors: dict[str, Tensor], facts: dict[str, object]) -> None:
+        records = facts["lanes"]
+        assert isinstance(records, dict)
+        if any(
+            self.shelf.get(key, e["epoch"]) is None
+            for key in self.lanes
+            for e in records[key]["epochs"]
+        ):
+            return  # a broken adapter file: all start over, for the last bits of a lane follow from those beside it
+        at = torch.tensor(facts["slots"], dtype=torch.long, device=self.bank.device)
+        for name, part in self._state().items():
+            part.index_copy_(0, at, tensors[name].to(self.bank.device))
+        self.step = int(facts["step"])  # type: ignore[call-overload]
+        for key, lane in self.lanes.items():
+            lane.recall(records[key])
+        self._before = self._done()
+        self.bank.refresh()

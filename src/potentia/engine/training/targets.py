@@ -1,0 +1,286 @@
+"""Which layers get an adapter: the user's choice, else PEFT's for the architecture, else all linear ones.
+
+PEFT decides: names go through its own rules, among them that some architectures keep their experts as stacked
+parameters, so that an adapter trained here is the one that PEFT would train and reads back. Left out of every choice
+by name are layers that no text reaches (the picture tower of a multimodal model); left out of "all-linear" are the
+head's, those that PEFT refuses and those that answer with something else than a linear layer's output (routers).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from potentia.engine.models.device_layout import out_of_memory
+from potentia.engine.models.split_model import REACHED, asking, find_body
+from potentia.engine.training.schedule import LoraConfig
+from potentia.errors import TuningError
+
+LINEAR = (nn.Linear, Conv1D)
+ALL_LINEAR = "all-linear"
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """A parameter that holds the weights of many experts, or of a router: (experts, out, in), (experts, in, out)."""
+
+    name: str  # PEFT's, of the wrapper around its module
+    module: nn.Module
+    parameter: str
+    rank: int
+    scale: float
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The layers to adapt, by name, the stacked parameters beside them, and PEFT's config that says the same."""
+
+    names: tuple[str, ...]  # as chosen: endings of names
+    layers: list[tuple[str, nn.Module]]
+    stacked: list[Stacked] = field(default_factory=list)
+    config: Any = None
+
+
+def find_targets(model: nn.Module, lora: LoraConfig) -> Targets:
+    """Find what an adapter of this shape is put on."""
+    chosen, whole = _chosen(model, lora)
+    config = _by_peft(model, lora, chosen)
+    wanted = config.target_modules or ()
+    names = (wanted,) if isinstance(wanted, str) else tuple(sorted(wanted))
+    layers = _layers(model, config, strict=not whole)
+    stacked = _stacked(model, config, lora)
+    if (
+        whole and chosen is not ALL_LINEAR
+    ):  # our own choice: PEFT reads the other layers back as they are
+        stacked, config.target_parameters, config.rank_pattern, config.alpha_pattern = (
+            [],
+            None,
+            {},
+            {},
+        )
+    if not layers and not stacked:
+        raise TuningError(
+            f"no layer of {type(model).__name__} is named {', '.join(names)}",
+            hint="name the layers with `targets`, or use targets: [all-linear]",
+        )
+    if stacked and (lora.dropout > 0 or lora.kind == "dora"):
+        how = "by LoRA only" if lora.kind == "dora" else "without dropout only"
+        raise TuningError(
+            f"{type(model).__name__} keeps its experts as stacked parameters, which PEFT adapts {how}",
+            hint="set the adapter's dropout to 0, or name other layers with `targets`, such as [q_proj, v_proj]",
+        )
+    config.target_modules = [name for name, _ in layers]
+    config.fan_in_fan_out = any(isinstance(module, Conv1D) for _, module in layers)
+    shown = (ALL_LINEAR,) if whole else names
+    return Targets(shown, layers, stacked, config)
+
+
+def _chosen(model: nn.Module, lora: LoraConfig) -> tuple[str | list[str], bool]:
+    """Return the targets in PEFT's words, and whether they are all linear layers."""
+    if lora.targets is not None:
+        if lora.targets == (ALL_LINEAR,):
+            return ALL_LINEAR, True
+        return (lora.targets[0] if _is_pattern(lora.targets) else list(lora.targets)), False
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as DEFAULTS
+
+    found = DEFAULTS.get(getattr(model.config, "model_type", ""))
+    if found is None:
+        head = model.get_output_embeddings()  # type: ignore[operator]
+        return [
+            n for n, m in model.named_modules() if isinstance(m, LINEAR) and m is not head
+        ], True
+    return (found if isinstance(found, str) else list(found)), False
+
+
+def _by_peft(model: nn.Module, lora: LoraConfig, chosen: str | list[str]) -> Any:
+    """Let PEFT turn names into the ones of this version's modules and parameters."""
+    from peft import LoraConfig as PeftConfig
+    from peft.tuners.tuners_utils import _maybe_include_all_linear_layers
+
+    config = PeftConfig(
+        r=lora.r,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # PEFT says int and takes any number
+        lora_dropout=lora.dropout,
+        use_rslora=lora.kind == "rslora",
+        use_dora=lora.kind == "dora",
+        target_modules=chosen,
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=getattr(model.config, "_name_or_path", None) or None,
+    )
+    try:
+        from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+    except ImportError:  # a PEFT that knows no stacked experts
+        pass
+    else:
+        try:
+            convert_peft_config_for_transformers(config, model, None)
+        except ValueError as error:
+            raise TuningError(
+                str(error), hint="name all parts of a fused layer, or none of them"
+            ) from error
+    return _maybe_include_all_linear_layers(config, model)
+
+
+def _layers(model: nn.Module, config: Any, *, strict: bool) -> list[tuple[str, nn.Module]]:
+    """Choose the layers that PEFT's config names, a text reaches and can be adapted; ``strict`` refuses the others."""
+    from peft.tuners.tuners_utils import check_target_module_exists
+
+    if model not in REACHED:
+        REACHED[model] = _reached(model)
+    reached, inside = REACHED[model], set(find_body(model).modules())
+    matching = {
+        name: module
+        for name, module in model.named_modules()
+        if check_target_module_exists(config, name)
+    }
+    lost = _not_read_back(model, config, matching)
+    chosen = []
+    for name, module in matching.items():
+        trouble = _trouble(model, name, module, config)
+        if trouble is None and name in lost:
+            trouble = "has an adapter that PEFT does not find again in its own files"
+        if trouble is None and _kind(name) not in reached:
+            continue  # no text comes here: nothing to learn
+        if trouble is None and module not in inside:
+            trouble = "belongs to the head, which has no adapters"
+        if trouble is None:
+            chosen.append((name, module))
+        elif strict:
+            raise TuningError(f"layer {name} {trouble}", hint="name other layers with `targets`")
+    return chosen
+
+
+def _not_read_back(model: nn.Module, config: Any, names: Iterable[str]) -> set[str]:
+    """Name the layers whose adapters PEFT saves under names that it changes on reading, as it does with Laguna's."""
+    try:
+        from peft.utils.transformers_weight_conversion import (
+            convert_peft_adapter_state_dict_for_transformers,
+        )
+    except ImportError:  # a PEFT that renames nothing
+        return set()
+    keys = {name: f"base_model.model.{name}.lora_A.weight" for name in names}
+    try:
+        read = convert_peft_adapter_state_dict_for_transformers(
+            model, config, {key: torch.zeros(1, 1) for key in keys.values()}
+        )
+    except (RuntimeError, ValueError, KeyError, TypeError):  # made for tensors of other shapes
+        return set()
+    return {name for name, key in keys.items() if key not in read}
+
+
+def _trouble(model: nn.Module, name: str, module: nn.Module, config: Any) -> str | None:
+    """Say why a layer cannot be adapted, or None."""
+    if not isinstance(module, LINEAR):
+        return f"is a {type(module).__name__}: adapters fit Linear and Conv1D layers only"
+    try:
+        from peft.tuners.tuners_utils import _check_lora_target_modules_mamba
+
+        _check_lora_target_modules_mamba(config, model, name.rpartition(".")[2])
+    except ImportError:
+        pass
+    except ValueError:
+        return "takes no adapter of PEFT's in this architecture"
+    return (
+        None if type(module) is nn.Linear or isinstance(module, Conv1D) else _unlike_linear(module)
+    )
+
+
+@torch.no_grad()
+def _unlike_linear(module: nn.Module) -> str | None:
+    """Try a layer that is more than a Linear: its output must be one tensor of the usual shape."""
+    weight: Any = module.weight
+    sample = torch.zeros(1, 2, module.in_features, dtype=weight.dtype, device=weight.device)  # type: ignore[call-overload]
+    if not weight.is_floating_point():
+        sample = sample.to(torch.get_default_dtype())
+    try:
+        out = module(sample)
+    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+        return f"is a {type(module).__name__} that takes no plain input ({type(error).__name__})"
+    if not isinstance(out, Tensor) or out.shape != (1, 2, module.out_features):
+        return f"is a {type(module).__name__}, whose output is no linear layer's"
+    return None
+
+
+def _reached(model: nn.Module) -> set[str]:
+    """Name the linear layers whose output the prediction of a text depends on, with numbers left out of the names.
+
+    An expert that one short text does not choose is reached all the same if one of its kind is.
+    """
+    reached: set[str] = set()
+
+    def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def note(_: nn.Module, __: Any, out: Any) -> None:
+            if isinstance(out, Tensor) and out.requires_grad:
+                out.register_hook(lambda _slope: reached.add(_kind(name)))  # type: ignore[no-untyped-call]
+
+        return note
+
+    def start(_: nn.Module, __: Any, out: Tensor) -> Tensor:
+        return out.detach().requires_grad_() * 1  # some models write into it
+
+    layers = [
+        (name, module) for name, module in model.named_modules() if isinstance(module, LINEAR)
+    ]
+    hooks = [module.register_forward_hook(watch(name)) for name, module in layers]
+    embedding: nn.Module = model.get_input_embeddings()  # type: ignore[operator]
+    hooks.append(embedding.register_forward_hook(start))
+    training = model.training
+    model.eval()
+    try:
+        with asking(model, False), torch.enable_grad():
+            ids = torch.arange(4, device=next(model.parameters()).device)[None]
+            logits = model(input_ids=ids, use_cache=False).logits
+            torch.autograd.backward(torch.logsumexp(logits.float(), dim=-1).sum())
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        return {_kind(name) for name, _ in model.named_modules()}  # training will tell
+    finally:
+        model.train(training)
+        for hook in hooks:
+            hook.remove()
+    return reached
+
+
+def _kind(name: str) -> str:
+    return re.sub(r"\.\d+(?=\.|$)", ".N", name)
+
+
+def _stacked(model: nn.Module, config: Any, lora: LoraConfig) -> list[Stacked]:
+    """Find the stacked parameters that PEFT's config names, each under the name of the wrapper PEFT puts around it."""
+    from peft.utils.other import get_pattern_key
+
+    wanted = sorted(config.target_parameters or ())
+    found: list[Stacked] = []
+    for name, module in model.named_modules() if wanted else ():
+        mine = [
+            parameter
+            for parameter, _ in module.named_parameters(recurse=False)
+            if any(
+                f"{name}.{parameter}" == key or f"{name}.{parameter}".endswith(f".{key}")
+                for key in wanted
+            )
+        ]
+        for place, parameter in enumerate(mine):  # the last is PEFT's outermost wrapper
+            full = f"{name}.{parameter}"
+            rank = config.rank_pattern.get(get_pattern_key(config.rank_pattern, full), lora.r)
+            alpha = config.alpha_pattern.get(
+                get_pattern_key(config.alpha_pattern, full), lora.alpha
+            )
+            wrapper = name + ".base_layer" * (len(mine) - 1 - place)
+            found.append(Stacked(wrapper, module, parameter, int(rank), lora.scale_at(rank, alpha)))
+    return found
+
+
+def _is_pattern(names: tuple[str, ...]) -> bool:
+    return (
+        len(names) == 1
+        and names[0] != ALL_LINEAR
+        and not names[0].replace("_", "").replace(".", "").isalnum()
+    )

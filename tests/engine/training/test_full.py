@@ -1,0 +1,208 @@
+"""Full fine-tuning equals a plain torch loop, keeps the effective batch, and puts the weights back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from architectures.odd import ODD
+from architectures.tiny import build
+from lane_models import examples, tiny
+from potentia.engine.training import FullLanes
+from potentia.engine.training.passes import LANE, ROW
+from potentia.engine.training.schedule import LaneSpec, Schedule, data_order
+
+RECIPE = Schedule(
+    epochs=3,
+    batch=16,
+    learning_rate=2e-4,
+    weight_decay=0.1,
+    betas=(0.9, 0.95),
+    decay="cosine",
+    warmup_steps=4,
+    floor=0.1,
+    clip=0.5,
+)
+
+
+def weights(model) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+def largest(one, other) -> float:
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def tuned(trainer: FullLanes, data, recipe: Schedule, seed: int = 0, **watch):
+    return trainer.train([LaneSpec("x", data, recipe, seed=seed)], **watch).values()
+
+
+def plain_loop(model, data, recipe: Schedule, seed: int) -> dict[str, torch.Tensor]:
+    lane = LaneSpec("x", data, recipe, seed=seed)
+    groups = [
+        {
+            "params": [p for p in model.parameters() if p.dim() > 1],
+            "weight_decay": recipe.weight_decay,
+        },
+        {"params": [p for p in model.parameters() if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(
+        groups, lr=recipe.learning_rate, betas=recipe.betas, eps=recipe.eps
+    )
+    total = lane.total_steps
+
+    def rate(step: int) -> float:
+        if step < 4:
+            return step / 4
+        return 0.1 + 0.9 * 0.5 * (1 + np.cos(np.pi * (step - 4) / (total - 4)))
+
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+    for epoch in range(recipe.epochs):
+        order = data_order(seed, epoch, len(data))
+        for at in range(0, len(order), recipe.batch):
+            rows = [lane.text(int(i))[0] for i in order[at : at + recipe.batch]]
+            width = max(map(len, rows))
+            ids = torch.tensor([row.tolist() + [0] * (width - len(row)) for row in rows])
+            labels = torch.tensor([row.tolist() + [-100] * (width - len(row)) for row in rows])
+            model(input_ids=ids, labels=labels).loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+    return weights(model)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_full_tuning_equals_a_plain_loop(kind: str) -> None:
+    data = examples(60)
+    theirs = plain_loop(tiny(kind), data, RECIPE, seed=5)
+    model = tiny(kind)
+    before = weights(model)
+    seen = []
+    with FullLanes(model) as trainer:
+        (lane,) = tuned(trainer, data, RECIPE, seed=5, on_step=lambda info: seen.append(info.step))
+        ours = weights(model)
+    assert lane.status == "done"
+    assert seen == list(range(1, 13))
+    assert len(trainer.steps) == 12
+    assert trainer.steps[-1].loss < trainer.steps[0].loss
+    assert largest(ours, theirs) < 1e-5
+    assert largest(ours, before) > 3e-4
+    assert largest(weights(model), before) == 0
+
+
+def test_smaller_passes_leave_the_weights_the_same() -> None:
+    data = examples(40)
+    out = []
+    for budget in (None, 64):
+        model = tiny("llama")
+        with FullLanes(model, token_budget=budget) as trainer:
+            tuned(trainer, data, RECIPE)
+            out.append(weights(model))
+    assert largest(*out) < 1e-5
+
+
+def test_half_precision_learns_through_masters() -> None:
+    model = tiny("llama").to(torch.bfloat16)
+    with FullLanes(model) as trainer:
+        tuned(
+            trainer,
+            examples(64),
+            Schedule(epochs=4, batch=16, learning_rate=1e-3, decay="constant"),
+        )
+    assert trainer.steps[-1].loss < trainer.steps[0].loss - 0.1
+
+
+def test_a_lane_that_diverges_fails_and_the_weights_come_back() -> None:
+    model = tiny("llama")
+    before = weights(model)
+    with FullLanes(model) as trainer:
+        (lane,) = tuned(trainer, examples(32), Schedule(learning_rate=1e30, decay="constant"))
+    assert lane.status == "failed"
+    assert "diverged at step" in lane.reason
+    assert largest(weights(model), before) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_interrupted_job_goes_on_bit_for_bit(dtype: torch.dtype, tmp_path) -> None:
+    data = examples(60)
+
+    def run(workspace=None, until: int = 10**9):
+        model = tiny("llama").to(dtype)
+        seen: list[int] = []
+        with FullLanes(model, workspace=workspace) as trainer:
+            tuned(
+                trainer,
+                data,
+                RECIPE,
+                seed=1,
+                on_step=lambda info: seen.append(info.step),
+                on_epoch=lambda ended: trainer.hold(
+                    [(e.key, reached.append(e.epoch) or e.epoch) for e in ended]
+                ),
+                stop=lambda: len(seen) >= until,
+            )
+            if until > 12:
+                trainer.restore("x", 3)
+            return trainer.steps, seen, weights(model)
+
+    reached: list[int] = []
+    whole, _, wanted = run()
+    assert reached == [1, 2, 3]
+    reached.clear()
+    first, *_ = run(tmp_path, until=5)
+    again, computed, found = run(tmp_path)
+    assert len(first) == 5
+    assert computed == list(range(6, len(whole) + 1)), "only what was missing"
+    assert reached == [1, 2, 3], "no epoch is told twice"
+    assert again == whole
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    _, computed, found = run(tmp_path)
+    assert not computed, "a finished job is finished"
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_a_broken_state_file_is_found_out_and_the_job_starts_over(tmp_path) -> None:
+    data = examples(40)
+
+    def run(until: int) -> tuple[int, list]:
+        seen: list[int] = []
+        with FullLanes(tiny("llama"), workspace=tmp_path) as trainer:
+            tuned(
+                trainer,
+                data,
+                RECIPE,
+                on_step=lambda info: seen.append(info.step),
+                stop=lambda: len(seen) >= until,
+            )
+        return len(seen), trainer.steps
+
+    _, first = run(7)
+    (file,) = tmp_path.rglob("snapshot-*")
+    file.write_bytes(file.read_bytes()[:-7])
+    made, steps = run(10**9)
+    assert made == len(steps) == 9
+    assert steps[:7] == first
+
+
+def test_a_head_that_reads_tokens_is_tuned_by_its_own_forward() -> None:
+    """Found before: the tail ran at target positions without their tokens, silently."""
+    data, recipe = (
+        examples(24, high=40),
+        Schedule(epochs=1, batch=8, learning_rate=2e-4, warmup_steps=1),
+    )
+    with FullLanes(ODD["a head that reads tokens"]()) as trainer:
+        tuned(trainer, data, recipe)
+        assert (trainer.form, trainer.record["training"]["form"]) == (LANE, LANE)
+        assert trainer.record["training"]["distance"]["lane"] < 1e-4
+
+
+def test_rows_that_change_others_are_kept_apart_in_full_tuning() -> None:
+    with FullLanes(build("phi3+longrope").to(torch.bfloat16)) as trainer:
+        tuned(
+            trainer,
+            examples(24, high=40),
+            Schedule(epochs=1, batch=8, learning_rate=2e-4, warmup_steps=1),
+        )
+        assert trainer.form == ROW

@@ -1,0 +1,345 @@
+"""The Triton kernels equal the plain forms: on a GPU, or on a processor under Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lane_models import tiny
+from potentia.engine.layers.row_layout import Route, ThinGroup
+from potentia.engine.operations import Gain, Rows, plain, tile
+from potentia.engine.training.adapters import AdapterBank
+from potentia.engine.training.schedule import LoraConfig
+
+CUDA = torch.cuda.is_available()
+with pytest.MonkeyPatch.context() as patch:
+    if not CUDA:
+        patch.setenv(
+            "TRITON_INTERPRET", "1"
+        )  # read when functions are defined, Triton's own among them
+    pytest.importorskip("triton")
+    from potentia.engine.operations import kernels
+
+DEVICE = torch.device("cuda" if CUDA else "cpu")
+
+
+@pytest.fixture(autouse=True)
+def _interpreting(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not CUDA:
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+def draw(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    assert ours.shape == theirs.shape
+    assert bool(torch.isfinite(ours).all())
+    assert float((ours - theirs).norm()) <= 3e-6 * float(theirs.norm())
+    assert float(theirs.norm()) > 0
+
+
+def rows_of(lengths: list[int], tokens: int, ends: list[int]) -> Rows:
+    """First token and end of every token's row (what is left over stands alone), and tiles of lanes with these ends."""
+    first, last = np.arange(tokens), np.arange(tokens) + 1
+    at = 0
+    for length in lengths:
+        first[at : at + length], last[at : at + length] = at, at + length
+        at += length
+    tiles = np.concatenate([tile(ends), np.zeros(4, np.int32)])  # the last two have nothing to do
+    return Rows(
+        *(
+            torch.from_numpy(part).to(DEVICE, torch.int32)
+            for part in (first, last, tiles.reshape(-1, 2))
+        )
+    )
+
+
+@pytest.mark.parametrize("more", [0.0, 1.0])
+@pytest.mark.parametrize("width", [36, 64])
+def test_norms(width: int, more: float) -> None:
+    x, add, dy = draw(5, width), draw(5, width, seed=1), draw(5, width, seed=2)
+    gain = Gain(draw(width, seed=3), 1e-5, more)
+    for ours, theirs in zip(kernels.norm(x, gain), plain.norm(x, gain), strict=True):
+        close(ours, theirs)
+    for ours, theirs in zip(
+        kernels.add_norm(x, add, gain), plain.add_norm(x, add, gain), strict=True
+    ):
+        close(ours, theirs)
+    _, scale = plain.norm(x, gain)
+    for other in (None, add):
+        close(
+            kernels.norm_back(dy, x, gain, scale, other), plain.norm_back(dy, x, gain, scale, other)
+        )
+    wanted = x.clone().requires_grad_()
+    torch.nn.functional.rms_norm(wanted, (width,), gain.weight + more, 1e-5).backward(dy)
+    close(kernels.norm_back(dy, x, gain, scale), wanted.grad)
+
+
+@pytest.mark.parametrize("module", [kernels, plain])
+def test_norms_of_heads_within_a_wider_row(module) -> None:
+    heads, head = 3, 24
+    whole, slope = draw(5, (heads + 2) * head), draw(5, (heads + 1) * head, seed=2)
+    gain = Gain(draw(head, seed=3), 1e-5, 1.0)
+    part = whole[:, head : (1 + heads) * head]
+    into = torch.full((5, (heads + 2) * head), 7.0, device=DEVICE)
+    _, scale = module.norm(part, gain, into[:, head : (1 + heads) * head])
+    wanted = part.clone().requires_grad_()
+    rows = torch.nn.functional.rms_norm(
+        wanted.unflatten(1, (heads, head)), (head,), gain.weight + 1, 1e-5
+    )
+    close(into[:, head : (1 + heads) * head], rows.flatten(1).detach())
+    assert bool((into[:, :head] == 7).all())
+    assert bool((into[:, (1 + heads) * head :] == 7).all())
+    rows.flatten(1).backward(slope[:, :-head])
+    own = slope[:, :-head]
+    module.norm_back(
+        own, part, gain, scale, None, own
+    )  # in place, as the gradients of queries and keys are
+    close(own, wanted.grad)
+    assert torch.equal(slope[:, -head:], draw(5, (heads + 1) * head, seed=2)[:, -head:])
+
+
+@pytest.mark.parametrize("gelu", [False, True])
+def test_gates(gelu: bool) -> None:
+    both, slope = draw(6, 2 * 1100) * 3, draw(6, 1100, seed=1)
+    close(kernels.gate(both, gelu), plain.gate(both, gelu))
+    wanted = both.clone().requires_grad_()
+    g, u = wanted.chunk(2, dim=1)
+    opened = (
+        torch.nn.functional.gelu(g, approximate="tanh") if gelu else torch.nn.functional.silu(g)
+    )
+    (opened * u).backward(slope)
+    for module in (plain, kernels):
+        for keep in (True, False):
+            into, product = both.clone(), slope.clone()
+            module.gate_back_(into, product, gelu, keep)
+            close(into, wanted.grad)
+            close(product, (opened * u).detach() if keep else slope)
+
+
+@pytest.mark.parametrize(("heads", "head"), [(3, 8), (4, 24)])
+def test_rotations(heads: int, head: int) -> None:
+    x = draw(7, (heads + 2) * head)
+    angles = draw(7, head // 2, seed=1).repeat(1, 2)
+    cos, sin = angles.cos(), angles.sin()
+    turned = kernels.rotate_(x.clone(), heads, head, cos, sin)
+    close(turned, plain.rotate_(x.clone(), heads, head, cos, sin))
+    assert torch.equal(turned[:, heads * head :], x[:, heads * head :])
+    close(kernels.rotate_(turned, heads, head, cos, sin, back=True), x)
+
+
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize(("heads", "kept", "head"), [(2, 2, 16), (4, 2, 24)])
+def test_attention_within_rows(heads: int, kept: int, head: int, window: int | None) -> None:
+    tokens = 128
+    rows = rows_of([5, 70, 1, 12, 30], tokens, [76, 128])
+    both = draw(tokens, (heads + 2 * kept) * head)
+    q, k, v = (
+        part.unflatten(1, (-1, head))
+        for part in both.split([heads * head, kept * head, kept * head], dim=1)
+    )
+    out, lse = kernels.attend(q, k, v, rows, 0.3, window)
+    wanted, sums = plain.attend(q, k, v, rows, 0.3, window)
+    close(out, wanted)
+    dout = draw(tokens, heads, head, seed=1)
+    found, right = [], []
+    for module, answer, logs, into in ((kernels, out, lse, found), (plain, wanted, sums, right)):
+        into += [torch.full_like(part, float("nan")).contiguous() for part in (q, k, v)]
+        module.attend_back(dout, q, k, v, answer, logs, rows, 0.3, window, tuple(into))
+    parts = [part.detach().clone().requires_grad_() for part in (q, k, v)]
+    group = heads // kept
+    keys, values = (part.repeat_interleave(group, dim=1).transpose(0, 1) for part in parts[1:])
+    at = torch.arange(tokens, device=DEVICE)
+    sees = (
+        (at <= at[:, None]) & (at >= rows.first[:, None]) & (at > at[:, None] - (window or tokens))
+    )
+    answer = torch.nn.functional.scaled_dot_product_attention(
+        parts[0].transpose(0, 1), keys, values, attn_mask=sees, scale=0.3
+    )
+    answer.transpose(0, 1).backward(dout)
+    for ours, theirs, part in zip(found, right, parts, strict=True):
+        close(theirs, part.grad)
+        close(ours, part.grad)
+
+
+@pytest.mark.parametrize("window", [None, 30])
+@pytest.mark.parametrize(("heads", "kept", "head"), [(2, 2, 16), (6, 2, 24)])
+def test_attention_to_what_was_kept(heads: int, kept: int, head: int, window: int | None) -> None:
+    seats, room = 3, 100
+    q, k, v = (
+        draw(seats, heads, head),
+        draw(seats * room + 1, kept, head, seed=1),
+        draw(seats * room + 1, kept, head, seed=2),
+    )
+    lengths = torch.tensor([1, 100, 70], dtype=torch.int32, device=DEVICE)
+    wanted = plain.attend_cached(q, k, v, lengths, room, 0.3, window)
+    close(kernels.attend_cached(q, k, v, lengths, room, 0.3, window), wanted)
+    part = slice(2 * room + max(0, 70 - (window or 70)), 2 * room + 70)
+    keys, values = (x[part].repeat_interleave(heads // kept, dim=1).transpose(0, 1) for x in (k, v))
+    alone = torch.nn.functional.scaled_dot_product_attention(q[2][:, None], keys, values, scale=0.3)
+    close(wanted[2], alone[:, 0])
+
+
+@pytest.mark.parametrize("module", [kernels, plain])
+def test_what_is_not_finite_spoils_its_own_row_alone(module) -> None:
+    tokens = 64
+    rows = rows_of([20, 20, 20], tokens, [20, 40, 64])
+    dout = draw(tokens, 2, 16, seed=4)
+    for spoiled in range(3):
+        parts = [draw(tokens, 2, 16, seed=seed) for seed in range(3)]
+        results = []
+        for value in (1.0, float("inf"), float("nan")):
+            parts[spoiled][20, 0, 3] = value  # the first token of the second row
+            slope = dout.clone()
+            slope[20:40] *= value  # as it would come back
+            out, lse = module.attend(*parts, rows, 0.3, None)
+            into = tuple(torch.empty_like(part) for part in parts)
+            module.attend_back(slope, *parts, out, lse, rows, 0.3, None, into)
+            results.append((out, *into))
+        sound, *others = results
+        for found in others:
+            assert not bool(torch.isfinite(found[0][20:40, 0]).all()), (spoiled, found is others[0])
+            for whole, part in zip(sound, found, strict=True):
+                for span in (slice(0, 20), slice(40, tokens)):
+                    assert torch.equal(whole[span], part[span])
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize(
+    "names", [("q_proj",), ("q_proj", "v_proj"), ("q_proj", "k_proj", "v_proj")]
+)
+def test_thin_products(names: tuple[str, ...], dropout: float) -> None:
+    bank = AdapterBank(
+        tiny("llama").to(DEVICE), LoraConfig(r=4, alpha=8, dropout=dropout, targets=names), 3
+    )
+    bank.weights[:3] = draw(3, bank.width)
+    bank.refresh()
+    tokens = 96
+    owners = torch.tensor([0, 0, 2, 2, 2, 3], dtype=torch.int32, device=DEVICE)
+    spans = torch.tensor([[2, 32, 80], [0, 0, 32], [0, 0, 0]], dtype=torch.int32, device=DEVICE)
+    keys = (
+        torch.randint(0, 1 << 31, (tokens,), dtype=torch.int32, device=DEVICE) if dropout else None
+    )
+    tiles = torch.from_numpy(tile([32, 80, tokens]).reshape(-1, 2)).to(DEVICE)
+    route = Route(bank, owners, spans, keys, tiles)
+    starts = {"q_proj": 0, "k_proj": 32, "v_proj": 48}
+    sites = [
+        (site, starts[name])
+        for site in bank.sites[: len(names)]
+        for name in names
+        if site.name.endswith(name)
+    ]
+    group = ThinGroup(sites, bank.lora.r, DEVICE)
+    x, y, dy = draw(tokens, 32), draw(tokens, 64, seed=1), draw(tokens, 64, seed=2)
+    dy[80:] = 0
+    results = []
+    for module in (kernels, plain):
+        bank.grads.fill_(0.5)
+        out, dx = y.clone(), draw(tokens, 32, seed=3)
+        h = module.thin(x, out, group, route)
+        for into in (dx, None):
+            dh = module.thin_back(dy, into, group, route)
+            module.thin_sums(x, dy, h, dh, group, route)
+        results.append((out, h, dx, dh, bank.grads.clone()))
+    for ours, theirs in zip(*results, strict=True):
+        close(ours, theirs)
+    out, *_, grads = results[0]
+    assert torch.equal(out[80:], y[80:])  # the bare model's tokens
+    assert not torch.equal(out[:80], y[:80])
+    assert bool((grads[1] == 0.5).all())
+    assert bool((grads[3] == 0.5).all())
+    if not dropout:
+        site, column = sites[0]
+        a, b = bank.views(bank.weights, site)
+        wanted = y[:32, column : column + site.fan_out] + x[:32] @ a[0] @ b[0] * 2
+        close(out[:32, column : column + site.fan_out], wanted)
+
+
+def test_no_place_is_called_aligned_that_is_not() -> None:
+    for rank, wanted in (
+        (4, 16),
+        (3, 2),
+        (1, 2),
+    ):  # the tiny model is 32 wide; its rows of A and B are rank times that
+        bank = AdapterBank(
+            tiny("llama").to(DEVICE), LoraConfig(r=rank, targets=("k_proj", "v_proj")), 1
+        )
+        site = bank.sites[1]
+        group = ThinGroup([(site, 34 if rank < 4 else 32)], rank, DEVICE)
+        assert group.align == wanted
+        assert all(number % group.align == 0 for number in group.table[0, :4].tolist())
+
+
+def test_losses() -> None:
+    logits, weights = draw(9, 5000) * 4, draw(9, seed=1).abs()
+    targets = torch.arange(9, device=DEVICE) * 600
+    states = logits.clone().requires_grad_()
+    values = torch.nn.functional.cross_entropy(states, targets, reduction="none")
+    (values * weights).sum().backward()
+    for module in (kernels, plain):
+        ours, slope = module.loss(logits, targets, weights)
+        close(ours, values.detach())
+        close(slope, states.grad)
+
+
+def test_updates() -> None:
+    n, width = 4, 1500
+    results = []
+    for module in (kernels, plain):
+        parts = [
+            draw(n + 1, width, seed=1),
+            draw(n, width, seed=2),
+            draw(n, width, seed=3).abs(),
+            draw(n + 1, width),
+        ]
+        parts[3][2, 7] = float("nan")
+        before = [part.clone() for part in parts]
+        factors = draw(width, seed=5)
+        work = parts[0] * factors
+        settings = draw(n, 11, seed=6).abs()
+        settings[0, 8] = float("inf")
+        settings[:, 9] = torch.tensor([1.0, 1.0, 1.0, 0.0])
+        norms = torch.linalg.vector_norm(parts[3][:n], dim=1)
+        module.update_(*parts, work, factors, settings, norms)
+        assert bool((parts[3][:n] == 0).all())
+        for part, old in zip(parts[:3], before[:3], strict=True):
+            assert torch.equal(part[2:4], old[2:4])
+            assert not torch.equal(part[:2], old[:2])
+        results.append((*parts[:3], work))
+    for ours, theirs in zip(*results, strict=True):
+        close(ours, theirs)
+
+
+def test_the_compiler_takes_every_kernel(tmp_path: Path) -> None:
+    """For a GPU that need not be there: what the interpreter runs, the compiler may still refuse."""
+    script = Path(__file__).parents[2] / "compiled_kernels.py"
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {
+        "TRITON_CACHE_DIR": str(tmp_path)
+    }
+    ran = subprocess.run(
+        [sys.executable, str(script), "bfloat16"], env=env, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    source = Path(kernels.__file__).parent
+    launched = {
+        name
+        for file in source.glob("*.py")
+        for name in re.findall(r"launch\(\s*(_\w+)", file.read_text())
+    }
+    assert len(launched) >= 12
+    assert set(ran.stdout.split()) == launched
+    made = [
+        file for name in ("inward", "outward", "sums") for file in tmp_path.glob(f"*/_{name}.ptx")
+    ]
+    assert len(made) >= 5
+    for file in made:  # places that are multiples of 16 are read 16 bytes at a time, not two
+        assert ".global.b16" not in file.read_text(), file.name

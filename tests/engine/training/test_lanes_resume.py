@@ -1,0 +1,226 @@
+"""A run of lanes can be stopped, killed or damaged, and goes on to the same numbers."""
+
+from __future__ import annotations
+
+import errno
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lane_models import examples, gap, spec, tiny
+from potentia.engine.training import lane_run
+from potentia.engine.training.checkpoint_file import Shelf, Snapshots, read_sealed, write_sealed
+from potentia.engine.training.lanes import LaneTrainer
+from potentia.errors import TuningError
+
+
+def row_of_lanes(p: float = 0.1) -> list:
+    return [
+        spec(
+            f"lane-{i}",
+            seed=i,
+            data=examples(24 + 9 * i, seed=i),
+            epochs=3,
+            learning_rate=1e-3 * (i + 1),
+            dropout=p,
+        )
+        for i in range(5)
+    ]
+
+
+def finish(model, folder: Path | None, *, stop=None, judge=None, budget: int = 512):
+    with LaneTrainer(model, workspace=folder, token_budget=budget) as trainer:
+        results = trainer.train(row_of_lanes(), stop=stop, on_epoch=judge)
+        states = {
+            key: [trainer.adapter_state(key, epoch.epoch) for epoch in result.epochs]
+            for key, result in results.items()
+        }
+    return results, states
+
+
+def same(one, other) -> bool:
+    return one.keys() == other.keys() and all(
+        len(one[key]) == len(other[key])
+        and all(gap(a, b) == 0 for a, b in zip(one[key], other[key], strict=True))
+        for key in one
+    )
+
+
+def stopping_after(steps: int):
+    asked = iter(range(10**9))
+    return lambda: next(asked) >= steps
+
+
+def race(epochs):
+    return {epoch.key for epoch in epochs if epoch.key == "lane-3" and epoch.epoch == 2}
+
+
+@cache
+def undisturbed(budget: int = 512, judge: Any = None) -> tuple[Any, Any]:
+    return finish(tiny("llama"), None, judge=judge, budget=budget)
+
+
+@pytest.mark.parametrize(
+    ("steps", "budget"), [(0, 160), (7, 160), (20, 160), (1, 2048), (14, 2048)]
+)
+def test_stopped_and_resumed_is_bitwise_the_same(steps: int, budget: int, tmp_path: Path) -> None:
+    whole_results, whole = undisturbed(budget, race)
+    results, _ = finish(
+        tiny("llama"), tmp_path, stop=stopping_after(steps), judge=race, budget=budget
+    )
+    assert any(result.status == "interrupted" for result in results.values())
+    results, resumed = finish(tiny("llama"), tmp_path, judge=race, budget=budget)
+    assert same(whole, resumed)
+    assert results == whole_results
+
+
+def test_killed_at_random_steps_and_resumed_is_bitwise_the_same(
+    tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(lane_run, "SNAPSHOT_SECONDS", 0.0)
+    _, whole = undisturbed()
+
+    class Killed(BaseException):
+        pass
+
+    def killing_after(steps: int):
+        asked = iter(range(10**9))
+
+        def check():
+            if next(asked) >= steps:
+                raise Killed
+            return False
+
+        return check
+
+    for steps in (9, 3, 2, 4):
+        with pytest.raises(Killed):
+            finish(tiny("llama"), tmp_path, stop=killing_after(steps))
+    _, resumed = finish(tiny("llama"), tmp_path)
+    assert same(whole, resumed)
+
+
+def test_finished_lanes_are_not_trained_again_and_keep_their_notes(tmp_path: Path) -> None:
+    def judge(epochs):
+        for epoch in epochs:
+            epoch.notes["accuracy"] = 0.25 * epoch.epoch
+
+    finish(tiny("llama"), tmp_path, judge=judge)
+
+    def never(_epochs):
+        raise AssertionError("computed twice")
+
+    results, _ = finish(tiny("llama"), tmp_path, judge=never)
+    assert [epoch.notes["accuracy"] for epoch in results["lane-0"].epochs] == [0.25, 0.5, 0.75]
+
+
+def test_what_is_over_leaves_no_optimizer_state_on_disk(tmp_path: Path) -> None:
+    finish(tiny("llama"), tmp_path)
+    (file,) = tmp_path.glob(
+        "*/snapshot-*.sealed"
+    )  # one, at the end: a run of a second is not saved on the way
+    tensors, _ = read_sealed(file)
+    assert {len(part) for part in tensors.values()} == {0}
+    finish(tiny("llama"), tmp_path / "stopped", stop=stopping_after(5))
+    (file,) = (tmp_path / "stopped").glob("*/snapshot-*.sealed")
+    tensors, facts = read_sealed(file)
+    assert {len(part) for part in tensors.values()} == {len(facts["slots"])}
+    assert facts["slots"]
+
+
+def damage(path: Path, how: str) -> None:
+    raw = bytearray(path.read_bytes())
+    if how == "cut":
+        raw = raw[: len(raw) // 2]
+    else:
+        raw[len(raw) // 2] ^= 0x10
+    path.write_bytes(bytes(raw))
+
+
+@pytest.mark.parametrize("how", ["cut", "flipped"])
+def test_a_broken_snapshot_falls_back_to_the_one_before(
+    how: str, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(lane_run, "SNAPSHOT_SECONDS", 0.0)
+    _, whole = undisturbed()
+    finish(tiny("llama"), tmp_path, stop=stopping_after(13))
+    files = list(tmp_path.glob("*/snapshot-*.sealed"))
+    assert len(files) == 2
+    newest = max(files, key=lambda file: read_sealed(file)[1]["serial"])
+    damage(newest, how)
+    steps = []
+    with LaneTrainer(tiny("llama"), workspace=tmp_path, token_budget=512) as trainer:
+        trainer.train(row_of_lanes(), on_step=lambda info: steps.append(info.step))
+        states = {
+            s.key: [trainer.adapter_state(s.key, e) for e in (1, 2, 3)] for s in row_of_lanes()
+        }
+    assert 1 < steps[0] <= 13
+    assert same(whole, states)
+
+
+def test_a_broken_adapter_file_changes_no_bit(tmp_path: Path) -> None:
+    _, whole = finish(tiny("llama"), tmp_path)
+    path = Shelf(next(tmp_path.iterdir())).path("lane-2", 2)
+    damage(path, "flipped")
+    with LaneTrainer(tiny("llama"), workspace=tmp_path, token_budget=512) as trainer:
+        trainer.train(row_of_lanes())
+        states = {
+            s.key: [trainer.adapter_state(s.key, e) for e in (1, 2, 3)] for s in row_of_lanes()
+        }
+    assert same(whole, states), "computed again beside the lanes it was computed with"
+
+
+def test_other_lanes_or_another_model_never_take_up_a_snapshot(tmp_path: Path) -> None:
+    class Loaded:
+        def __init__(self, name: str) -> None:
+            self.model, self.fingerprint, self.max_length = tiny("llama"), name, 64
+
+    counted = []
+    for name, learning_rate in (("a", 1e-3), ("b", 1e-3), ("a", 2e-3), ("a", 1e-3)):
+        with LaneTrainer(Loaded(name), workspace=tmp_path) as trainer:
+            steps: list = []
+            trainer.train([spec(epochs=1, learning_rate=learning_rate)], on_step=steps.append)
+            counted.append(len(steps))
+    assert counted == [10, 10, 10, 0]
+
+
+def test_a_full_disk_is_a_clear_error_and_harms_nothing(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "x.sealed"
+    write_sealed(path, {"a": torch.ones(3)}, {"n": 1})
+
+    def full(_descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(TuningError, match="No space left"):
+        write_sealed(path, {"a": torch.zeros(3)}, {"n": 2})
+    monkeypatch.undo()
+    tensors, facts = read_sealed(path)
+    assert facts == {"n": 1}
+    assert tensors["a"].tolist() == [1, 1, 1]
+    assert [file.name for file in tmp_path.iterdir()] == ["x.sealed"]
+
+
+def test_snapshots_alternate(tmp_path: Path) -> None:
+    snapshots = Snapshots(tmp_path, 60.0)
+    for n in range(3):
+        snapshots.save({"a": torch.full((2,), float(n))}, {"n": n})
+    again = Snapshots(tmp_path, 60.0)
+    tensors, facts = again.latest()
+    assert (facts["n"], tensors["a"][0].item(), again.serial) == (2, 2.0, 3)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_progress_goes_on_from_what_a_resumed_run_found_done(tmp_path: Path) -> None:
+    total = sum(s.total_steps for s in row_of_lanes())
+    finish(tiny("llama"), tmp_path, stop=stopping_after(13))
+    infos = []
+    with LaneTrainer(tiny("llama"), workspace=tmp_path, token_budget=512) as trainer:
+        trainer.train(row_of_lanes(), on_step=infos.append)
+    assert infos[0].before > 0
+    assert infos[0].done == infos[0].before + infos[0].active
+    assert infos[-1].done == total
+    assert len({info.before for info in infos}) == 1

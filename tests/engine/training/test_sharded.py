@@ -1,0 +1,61 @@
+"""Full tuning in shards gives the weights of one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import lane_models
+from potentia.engine.training import FullLanes
+from potentia.errors import TuningError
+
+
+@pytest.mark.timeout(300)
+def test_two_processes_tune_to_the_weights_of_one() -> None:
+    spec = lane_models.spec(
+        seed=0, data=lane_models.examples(20), batch=5, epochs=1
+    )  # an odd row each, and a last short batch
+
+    def trained(trainer: FullLanes) -> tuple[list[torch.Tensor], list[torch.Tensor], list[float]]:
+        on_the_way: list[torch.Tensor] = []
+
+        def look(info) -> None:
+            if info.step in trainer.looks:
+                on_the_way.extend(weight.clone() for weight in trainer.weights())
+
+        with trainer:
+            trainer.train([spec], on_step=look)
+            return (
+                [weight.clone() for weight in trainer.weights()],
+                on_the_way,
+                [step.norm for step in trainer.steps],
+            )
+
+    model = lane_models.tiny("llama")
+    before = [weight.detach().clone() for weight in model.parameters()]
+    one, one_way, norms = trained(FullLanes(model, looks=[2]))
+    two, two_way, two_norms = trained(FullLanes(model, shards=2, looks=[2]))
+    assert len(norms) == spec.total_steps
+    assert two_norms == pytest.approx(norms, rel=1e-4)
+    moved = max(float((a - b).abs().max()) for a, b in zip(one, before, strict=True))
+    assert moved > 1e-4
+    for alone, ours in ((one, two), (one_way, two_way)):
+        assert (
+            max(float((a - b).abs().max()) for a, b in zip(alone, ours, strict=True)) < 0.01 * moved
+        )
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True)
+    )  # put back
+
+
+def test_what_goes_wrong_in_a_shard_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from potentia.engine.training import sharded
+
+    class Gone:
+        def send(self, _):
+            raise BrokenPipeError
+
+    shards = sharded.Shards.__new__(sharded.Shards)
+    shards.pipes = [Gone()]
+    with pytest.raises(TuningError, match="a process of the sharded tuning ended"):
+        shards.ask("step")

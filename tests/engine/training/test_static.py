@@ -1,0 +1,420 @@
+"""Static passes: the arithmetic that a GPU captures, run uncaptured on a processor, against the plain passes."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from capture_audit import Audit
+from lane_models import VOCAB, examples, gap, place, spec, tiny
+from potentia.engine.layers import packed_pass as static_module
+from potentia.engine.layers.packed_pass import Blocks
+from potentia.engine.layers.row_layout import STRETCH, Bucket, StaticInputs, lay
+from potentia.engine.models import split_model as split_module
+from potentia.engine.models.split_model import SplitModel
+from potentia.engine.proof.training_check import ABSENT, Verdict, check_lanes
+from potentia.engine.training import lanes as lanes_module
+from potentia.engine.training.adapters import AdapterBank
+from potentia.engine.training.lanes import LaneTrainer
+from potentia.engine.training.passes import HAND, LONG, SHARED
+from potentia.engine.training.schedule import Lane, Lesson, LoraConfig, TokenisedExamples
+from potentia.engine.training.steps import COLUMNS, LaneStates, PlainSteps, StaticSteps
+
+FORMS = {
+    "llama": HAND,
+    "mistral": HAND,  # with a window that its rows are longer than
+    "neox": LONG,
+    "gpt2": LONG,
+    "opt": LONG,
+    "gemma2": SHARED,  # soft caps on attention
+    "gemma3": HAND,  # four norms a layer, norms of queries and keys, a window in every other layer
+    "bloom": SHARED,  # ALiBi
+}
+
+
+def lessons(slots: tuple[int, ...], **options) -> list[Lesson]:
+    rows = []
+    for slot in slots:
+        lane = Lane(spec(f"l{slot}", seed=slot, **options))
+        lane.slot = slot
+        rows += lane.batch(64)
+    return rows
+
+
+def test_a_long_row_holds_what_its_rows_say() -> None:
+    rows = lessons((0, 2, 5), dropout=0.1, loss="completion")
+    row = lay(rows)
+    assert len(row.ids) % STRETCH == 0
+    bucket = Bucket.holding(len(row.ids), len(row.targets), 6, few=True)
+    inputs = StaticInputs.on(torch.device("cpu"), bucket)
+    inputs.buffer.copy_(torch.from_numpy(row.filled(bucket)))
+    first, last, real = inputs.first.tolist(), inputs.last.tolist(), set()
+    spans = {slot: (begin, end) for slot, begin, end in inputs.spans.tolist() if begin < end}
+    assert list(spans) == sorted(spans, key=lambda slot: spans[slot][0] - spans[slot][1])
+    assert set(spans) == {0, 2, 5}
+    found = [first[at] for at in range(bucket.tokens) if first[at] == at and last[at] > at + 1]
+    assert [inputs.ids[at : last[at]].tolist() for at in found] == [r.ids.tolist() for r in rows]
+    for at, lesson in zip(found, rows, strict=True):
+        real |= set(range(at, last[at]))
+        assert spans[lesson.slot][0] <= at < last[at] <= spans[lesson.slot][1]
+        assert inputs.places[at : last[at]].tolist() == list(range(len(lesson.ids)))
+        owners = inputs.owners[at // STRETCH : (last[at] - 1) // STRETCH + 1]
+        assert set(owners.tolist()) == {lesson.slot}
+    for at in set(range(bucket.tokens)) - real:  # what fills gaps sees itself alone
+        assert (first[at], last[at]) == (at, at + 1)
+    wanted = [
+        (at + i - 1, r.ids[i], r.slot)
+        for at, r in zip(found, rows, strict=True)
+        for i in range(r.first_target, len(r.ids))
+    ]
+    n = len(wanted)
+    assert (
+        list(
+            zip(
+                inputs.positions[:n].tolist(),
+                inputs.targets[:n].tolist(),
+                inputs.target_owners[:n].tolist(),
+                strict=True,
+            )
+        )
+        == wanted
+    )
+    assert float(inputs.weights[n:].abs().sum()) == 0
+    assert set(inputs.positions[n:].tolist()) == {bucket.tokens - 1}
+    assert bucket.tokens - 1 not in real
+
+
+def test_buckets_are_few() -> None:
+    sizes = {Bucket.holding(n, n // 2, 4, few=True).tokens for n in range(1000, 4000)}
+    assert len(sizes) < 36
+    for n in range(1000, 4000, 37):
+        bucket = Bucket.holding(n, n // 2, 4, few=True)
+        assert n < bucket.tokens <= 1.125 * n + 128
+        assert n // 2 < bucket.targets
+
+
+def test_one_lane_of_mixed_tasks_meets_few_buckets() -> None:
+    lengths = (
+        np.random.default_rng(0).choice([20, 30, 40, 140], size=(1000, 16)) + 10
+    )  # a thousand steps of a copy
+    steps = [(int(row.sum()), int(40 + row.sum() % 30)) for row in lengths]
+    assert len({Bucket.holding(n, targets, 1, few=True, grain=1024) for n, targets in steps}) <= 3
+    assert (
+        len({Bucket.holding(n, targets, 1, few=True) for n, targets in steps}) >= 10
+    )  # a graph each
+
+
+@pytest.mark.parametrize("targets", [None, ("all-linear",)])
+@pytest.mark.parametrize("kind", FORMS)
+def test_the_form_of_a_model_is_found_by_trying(kind: str, targets: tuple[str, ...] | None) -> None:
+    model = tiny(kind)
+    specs = [spec(f"l{i}", seed=i, dropout=0.1) for i in range(3)]
+    verdict = check_lanes(model, LoraConfig(dropout=0.1, targets=targets), specs, static=True)
+    assert verdict.form == FORMS[kind], verdict.facts
+    if kind == "neox":  # the hand-written layer has no such parts, and is not tried
+        assert Blocks.of(model) is None
+        assert verdict.facts["not_taken"][HAND] == ABSENT
+    assert all("forward" not in module.__dict__ for module in model.modules())
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "neox", "gpt2"])
+def test_a_pass_and_an_update_can_be_captured(kind: str) -> None:
+    """Nothing is sent from the host or read by it, and no mask of tokens × tokens is made."""
+    model = tiny(kind)
+    bank = AdapterBank(model, LoraConfig(dropout=0.1, targets=("all-linear",)), 4)
+    found = static_module.StaticPass(SplitModel(model), bank, Blocks.of(model))
+    inputs = place(lay(lessons((0, 1, 3), dropout=0.1)), bank, few=True)
+    steps = StaticSteps(found, LaneStates(4, bank.width, bank.device))
+    found(inputs)  # the first pass of a run is never captured
+    steps.update(np.ones((4, COLUMNS), np.float32))
+    with Audit(inputs.bucket.tokens**2) as audit:
+        found(inputs)
+        steps._update()
+    assert audit.count > 100
+    assert audit.found == []
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_the_end_of_the_last_layer_is_computed_where_losses_look(
+    kind: str, dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny(kind)
+    bank = AdapterBank(model, LoraConfig(r=4, dropout=dropout, targets=("all-linear",)), 4)
+    bank.randomise()
+    found = static_module.StaticPass(SplitModel(model), bank, Blocks.of(model))
+    stream = np.random.default_rng(0)
+    rows = []
+    for slot in (3, 0, 1):  # in no order, and one is absent
+        ids = [stream.integers(3, VOCAB, n).tolist() for n in stream.integers(30, 60, 8)]
+        data = TokenisedExamples.of(ids, [len(row) - 1 - k % 3 for k, row in enumerate(ids)])
+        lane = Lane(spec(f"l{slot}", seed=slot, data=data, dropout=dropout, loss="completion"))
+        lane.slot = slot
+        rows += lane.batch(64)
+    inputs = place(lay(rows), bank, few=False)
+    sizes, gates = [], found.operations.gate
+    monkeypatch.setattr(
+        found.operations, "gate", lambda both, gelu: (sizes.append(len(both)), gates(both, gelu))[1]
+    )
+    results = []
+    for picking in (True, False):
+        if not picking:
+            monkeypatch.setattr(static_module.Picked, "of", lambda *_: None)
+        bank.grads.zero_()
+        found.losses.zero_()
+        found(inputs)
+        results.append((bank.grads.clone(), found.losses.clone()))
+        assert {*sizes} == {
+            inputs.bucket.tokens,
+            inputs.bucket.picked if picking else inputs.bucket.tokens,
+        }
+        sizes.clear()
+    assert 4 * inputs.bucket.picked < inputs.bucket.tokens
+    for ours, theirs in zip(*results, strict=True):
+        assert float(theirs.norm()) > 0
+        assert float((ours - theirs).norm()) < 1e-6 * float(theirs.norm())
+    monkeypatch.undo()
+    bank.weights[3].fill_(float("nan"))  # what fills up whole stretches is one token for all lanes
+    bank.refresh()
+    bank.grads.zero_()
+    found.losses.zero_()
+    found(inputs)
+    assert not bool(torch.isfinite(bank.grads[3]).all())
+    for ours, sound in zip((bank.grads, found.losses), results[0], strict=True):
+        assert torch.equal(ours[:3], sound[:3])
+
+
+def test_the_largest_pass_is_captured_first_and_none_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each size that was larger than those before it took memory of its own, until there was none."""
+    buckets: list[Bucket] = []
+
+    def capture(self: StaticSteps, piece, work):
+        if piece.inputs is not None:
+            buckets.append(piece.inputs.bucket)
+        self.captured += 1
+        return SimpleNamespace(replay=work)
+
+    made = StaticSteps.__init__
+    specs = [spec(f"l{i}", seed=i, data=examples(200, seed=i, high=60), epochs=2) for i in range(3)]
+    adapters = []
+    for capturing in (False, True):
+        with monkeypatch.context() as patch:
+            patch.setattr(StaticSteps, "_capture", capture)
+            now = partial(
+                lambda how, *given: (made(*given), setattr(given[0], "capturing", how))[0],
+                capturing,
+            )
+            patch.setattr(StaticSteps, "__init__", lambda *given, now=now: now(*given))
+            patch.setattr("potentia.engine.training.steps.MOST_FILLED", 128)
+            with LaneTrainer(tiny("llama"), static=True) as trainer:
+                trainer.train(specs)
+                adapters.append([trainer.adapter_state(one.key) for one in specs])
+                steps = trainer.run_under_way.steps
+                assert steps.most_tokens >= max(
+                    sum(map(len, (row.ids for row in one.rows(0)))) for one in specs
+                )
+    sizes = [bucket.tokens for bucket in buckets]
+    assert len(set(sizes)) > 2
+    assert sizes[0] == max(sizes)
+    assert len(buckets) == len(set(buckets))
+    assert max(map(gap, *adapters)) < 1e-5
+
+
+def test_tokens_of_steps_are_those_of_their_rows() -> None:
+    one = spec("l", data=examples(50, high=60), epochs=2)
+    for limit in (None, 24):
+        wanted = [
+            sum(len(row.ids) for row in one.rows(step, limit)) for step in range(one.total_steps)
+        ]
+        assert one.step_tokens(limit).tolist() == wanted
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_activations_take_what_passes_are_planned_by(kind: str) -> None:
+    model = tiny(kind).to(torch.bfloat16)
+    bank = AdapterBank(model, LoraConfig(r=1, targets=("all-linear",)), 3)
+    found = static_module.StaticPass(SplitModel(model), bank, Blocks.of(model))
+    inputs, kept = place(lay(lessons((0, 1, 2))), bank, few=False), dict[int, int]()
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        whole = tensor.untyped_storage()
+        if (
+            tensor.shape[:1] == inputs.ids.shape or tensor.shape[-1:] == inputs.ids.shape
+        ):  # of tokens, not of weights
+            kept[whole.data_ptr()] = whole.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        found(inputs)
+    planned = found.blocks.kept_bytes * len(inputs.ids)
+    assert planned < sum(kept.values()) < 1.2 * planned  # and the angles, the last norm
+
+
+def test_a_wrong_form_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Blocks.of
+
+    def wrong(model):
+        blocks = own(model)
+        blocks.blocks[1].scale *= 1.01
+        return blocks
+
+    monkeypatch.setattr(Blocks, "of", wrong)
+    specs = [spec(f"l{i}", seed=i) for i in range(3)]
+    for dtype in (torch.float32, torch.bfloat16):
+        verdict = check_lanes(tiny("llama").to(dtype), specs[0].lora, specs, static=True)
+        assert verdict.form == LONG
+        assert "gradients by" in verdict.facts["not_taken"][HAND]
+
+
+def states(model, specs, **options) -> dict[str, dict[str, torch.Tensor]]:
+    with LaneTrainer(model, **options) as trainer:
+        results = trainer.train(specs)
+        assert all(result.status == "done" for result in results.values()), results
+        return {s.key: trainer.adapter_state(s.key) for s in specs}
+
+
+def mixed(count: int, **options) -> list:
+    return [
+        spec(
+            f"l{i}",
+            seed=i,
+            data=examples(24 + 8 * (i % 5), seed=200 + i, high=12 + 2 * (i % 9)),
+            epochs=2 + i % 3,
+            **options,
+        )
+        for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "neox", "mistral"])
+def test_static_lanes_end_with_the_plain_lanes_adapters(kind: str) -> None:
+    specs = mixed(6, dropout=0.1)
+    plain, ours = states(tiny(kind), specs, static=False), states(tiny(kind), specs, static=True)
+    assert max(gap(plain[key], ours[key]) for key in plain) < 2e-5
+    assert max(gap(plain["l0"], plain[key]) for key in plain if key != "l0") > 1e-3
+
+
+def test_a_static_lane_alone_is_the_lane_among_24_others() -> None:
+    mine = spec("mine", dropout=0.1)
+    alone = states(tiny("llama"), [mine], static=True)["mine"]
+    others = mixed(24, dropout=0.1)
+    among = states(tiny("llama"), [*others[:11], mine, *others[11:]], static=True)["mine"]
+    assert gap(alone, among) < 2e-6
+
+
+def test_static_passes_are_taken_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    taken = []
+
+    def look(trainer) -> None:
+        taken.append(type(trainer.run_under_way.steps))
+
+    for kind, wanted in (("llama", StaticSteps), ("bloom", PlainSteps)):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING), LaneTrainer(tiny(kind), static=True) as trainer:
+            trainer.train(mixed(2), on_step=lambda _, t=trainer: look(t))
+        assert set(taken) == {wanted}
+        assert ("lanes run as shared passes" in caplog.text) == (wanted is PlainSteps)
+        taken.clear()
+
+
+def test_running_out_of_memory_leaves_static_adapters_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    specs = mixed(6, dropout=0.1)
+    plain = states(tiny("llama"), specs, static=True)
+    refused = []
+    whole = static_module.StaticPass.__call__
+
+    def refuse(self, inputs, **options):
+        if inputs.bucket.tokens > 256:
+            refused.append(inputs.bucket.tokens)
+            raise torch.OutOfMemoryError("CUDA out of memory (simulated)")
+        return whole(self, inputs, **options)
+
+    monkeypatch.setattr(static_module.StaticPass, "__call__", refuse)
+    monkeypatch.setattr(
+        lanes_module, "check_lanes", lambda *_, **__: Verdict(HAND)
+    )  # it is not what is tested
+    with LaneTrainer(tiny("llama"), static=True) as trainer:
+        trainer.train(specs)
+        tight = {s.key: trainer.adapter_state(s.key) for s in specs}
+        assert trainer.plan.token_budget < 8192
+    assert refused
+    assert max(gap(plain[key], tight[key]) for key in plain) < 2e-5
+
+
+def test_recomputed_layers_give_the_same_gradients() -> None:
+    model = tiny("llama")
+    bank = AdapterBank(model, LoraConfig(dropout=0.1), 4)
+    rows = lessons((0, 1, 3), dropout=0.1)
+    for slot in range(4):
+        bank.weights[slot] = (
+            torch.randn(bank.width, generator=torch.Generator().manual_seed(slot)) * 0.05
+        )
+    bank.refresh()
+    for form in (Blocks.of(model), None):
+        ours = static_module.StaticPass(SplitModel(model), bank, form)
+        found = []
+        for recompute in (False, True):
+            bank.grads.zero_()
+            ours(place(lay(rows), bank, few=False), recompute=recompute)
+            found.append(bank.grads.clone())
+        assert float(found[0].norm()) > 0
+        assert torch.allclose(*found, rtol=1e-4, atol=1e-7)
+
+
+def test_logits_in_pieces_give_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("llama")
+    bank = AdapterBank(model, LoraConfig(), 4)
+    rows = lessons((0, 1, 3))
+    for slot in range(4):
+        bank.weights[slot] = (
+            torch.randn(bank.width, generator=torch.Generator().manual_seed(slot)) * 0.05
+        )
+    bank.refresh()
+    ours = static_module.StaticPass(SplitModel(model), bank, None)
+    inputs = place(lay(rows), bank, few=False)
+    assert inputs.bucket.targets > split_module.LEAST_PIECE
+    found = []
+    for size in (1 << 30, 1):
+        monkeypatch.setattr(split_module, "_PIECE_BYTES", {"cpu": size})
+        bank.grads.zero_()
+        ours(inputs)
+        found.append(bank.grads.clone())
+    assert float(found[0].norm()) > 0
+    assert torch.allclose(*found, rtol=1e-4, atol=1e-7)
+
+
+def test_a_static_run_resumes_bit_for_bit(tmp_path: Path) -> None:
+    specs = mixed(5, dropout=0.1)
+    whole = states(tiny("llama"), specs, static=True, workspace=tmp_path / "whole")
+    for stop_at in (3, 9):
+        steps = []
+        with LaneTrainer(tiny("llama"), static=True, workspace=tmp_path / "cut") as trainer:
+            trainer.train(
+                specs,
+                on_step=lambda info, s=steps: s.append(info),
+                stop=lambda s=steps, n=stop_at: len(s) >= n,
+            )
+    again = states(tiny("llama"), specs, static=True, workspace=tmp_path / "cut")
+    assert max(gap(whole[key], again[key]) for key in whole) == 0
+
+
+def test_a_lane_that_is_not_sound_fails_alone() -> None:
+    bad = spec("bad", seed=9, learning_rate=1e30)
+    good = spec("good", seed=1)
+    with LaneTrainer(tiny("llama"), static=True) as trainer:
+        results = trainer.train([bad, good])
+        assert results["bad"].status == "failed"
+        ours = trainer.adapter_state("good")
+    assert gap(ours, states(tiny("llama"), [good], static=True)["good"]) < 2e-6
+
+
+def test_the_vocabulary_is_what_the_tests_think() -> None:
+    assert SplitModel(tiny("llama")).vocabulary == VOCAB
