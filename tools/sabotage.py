@@ -35,7 +35,7 @@ from potentia.engine.layers.packed_pass import Block
 from potentia.engine.layers.row_layout import Picked
 from potentia.engine.models.float32_copy import Twin, twin
 from potentia.engine.models.split_model import SplitModel
-from potentia.engine.operations import Gain, plain
+from potentia.engine.operations import Gain, dropout, plain
 from potentia.engine.proof import training_check as check
 from potentia.engine.scoring import Scorer, network
 from potentia.engine.scoring.continuous import Slots
@@ -45,7 +45,6 @@ from potentia.engine.training import (
     LoraConfig,
     Schedule,
     TokenisedExamples,
-    dropout,
     passes,
     steps,
 )

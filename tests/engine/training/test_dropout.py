@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from potentia.engine.training.dropout import Dropout, keep_mask, token_keys
+from potentia.engine.operations.dropout import Dropout, keep_mask, token_keys
 
 
 def keys(seed: int = 1, step: int = 0, rows: int = 64, tokens: int = 16) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 from lane_models import examples, gap, spec, tiny
 from potentia.engine import going_first
 from potentia.engine.models.device_layout import on_stream
-from potentia.engine.training.dropout import Dropout, token_keys
+from potentia.engine.operations.dropout import Dropout, token_keys
 from potentia.engine.training.lanes import LaneTrainer
 from potentia.engine.training.passes import HAND
 

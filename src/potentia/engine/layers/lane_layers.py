@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from potentia.engine.models.device_layout import beside
-from potentia.engine.training.dropout import Dropout
+from potentia.engine.operations.dropout import Dropout
 from potentia.errors import TuningError
 
 if TYPE_CHECKING:

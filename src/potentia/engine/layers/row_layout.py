@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from potentia.engine.operations import TILE, tile
+from potentia.engine.operations.dropout import keys_within, layer_mix, row_keys
 from potentia.engine.training.adapters import AdapterBank, Site
-from potentia.engine.training.dropout import keys_within, layer_mix, row_keys
 from potentia.engine.training.schedule import Lesson
 
 STRETCH = (

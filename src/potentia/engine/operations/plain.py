@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from potentia.engine.training.dropout import keep_mask
+from potentia.engine.operations.dropout import keep_mask
 
 if TYPE_CHECKING:
     from potentia.engine.layers.row_layout import Route, ThinGroup

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from potentia.engine.layers.lane_layers import plain_weight
 from potentia.engine.models.device_layout import beside
+from potentia.engine.operations.dropout import keep_mask, token_keys
 from potentia.engine.training.adapters import AdapterBank, Site
-from potentia.engine.training.dropout import keep_mask, token_keys
 
 if TYPE_CHECKING:
     from potentia.engine.training.schedule import Lesson

@@ -16,9 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 from potentia.engine.models.device_layout import find_blocks, pinned
 from potentia.engine.models.split_model import SplitModel, computing
+from potentia.engine.operations.dropout import token_keys
 from potentia.engine.proof.reference import own_gradients
 from potentia.engine.training.adapters import AdapterBank
-from potentia.engine.training.dropout import token_keys
 from potentia.engine.training.schedule import Lesson
 from potentia.errors import TuningError
 

@@ -417,7 +417,7 @@ def update_(
     grads[:rows].zero_()
 
 
-# ---- dropout as tune.dropout draws it: hash, mask, scale and add in one pass ----
+# ---- dropout as operations.dropout draws it: hash, mask, scale and add in one pass ----
 
 
 @triton.jit

@@ -4,7 +4,7 @@ A tile of tokens belongs to one lane, so a program reads one lane's A and B, bot
 is bound by reading its wide operand; programs of layers that share an input run one after the other, so that all but
 the first find it in the cache. Where places in the table are multiples of 16, as they are for nearly every model, the
 compiler is told so: what it does not know to be aligned it reads two bytes at a time. Dropout is drawn on the fly
-from the tokens' keys (see :mod:`~potentia.engine.training.dropout`). A lane's gradients are summed by one program per
+from the tokens' keys (see :mod:`~potentia.engine.operations.dropout`). A lane's gradients are summed by one program per
 piece over the lane's own tokens, in their order, and added to the float32 sums: nothing depends on neighbours or
 timing.
 """
