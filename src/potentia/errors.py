@@ -21,6 +21,9 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
+INTERRUPTS = (KeyboardInterrupt, SystemExit, GeneratorExit)  # what asks a program to end
+
+
 class PotentiaError(Exception):
     """An error meant for a person: a sentence, the place, and a hint that names the fix."""
 

@@ -142,3 +142,39 @@ def test_an_interrupt_that_a_library_wrapped_is_one(potentia, monkeypatch: pytes
     finally:
         signal.signal(signal.SIGINT, kept)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_a_library_that_panics_is_told_in_a_sentence(potentia, monkeypatch: pytest.MonkeyPatch):
+    """Rust code that panics, such as a tokenizer's, raises what is no ``Exception``."""
+
+    class PanicException(BaseException):
+        pass
+
+    def panic(*_: object, **__: object) -> None:
+        raise PanicException("regex search error")
+
+    monkeypatch.setattr("potentia.run.store_status", panic)
+    done = potentia("status", "s.db")
+    assert done.returncode == 1
+    assert done.stderr == "error: a library broke down: regex search error\n"
+
+
+def test_a_bad_patience_is_told_in_a_sentence(
+    potentia, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    import tiny
+
+    tiny.save_model(tmp_path / "m")
+    tiny.save_questions(tmp_path / "q.jsonl")
+    monkeypatch.setenv("POTENTIA_STORE_PATIENCE", "soon")
+    done = potentia(
+        "run",
+        "--models",
+        tmp_path / "m",
+        "--tasks",
+        tmp_path / "q.jsonl",
+        "--store",
+        tmp_path / "s.db",
+    )
+    assert done.returncode == 2
+    assert "POTENTIA_STORE_PATIENCE is 'soon'" in done.stderr

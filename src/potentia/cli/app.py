@@ -21,7 +21,13 @@ import typer
 from typer.core import TyperGroup
 
 from potentia.cli.output import errors, print_error
-from potentia.errors import InputError, MissingExtraError, PotentiaError, without_password
+from potentia.errors import (
+    InputError,
+    MissingExtraError,
+    PotentiaError,
+    first_line,
+    without_password,
+)
 from potentia.processes import wait_asleep
 
 # What `--help` shows, in the order of use.
@@ -160,7 +166,9 @@ def run() -> None:
         command(args=expand_many(command, sys.argv[1:]), standalone_mode=True)
     except BrokenPipeError:
         sys.exit(0)
-    except (Exception, KeyboardInterrupt) as error:
+    except SystemExit:
+        raise
+    except BaseException as error:
         if isinstance(error, KeyboardInterrupt) or isinstance(
             error.__cause__, KeyboardInterrupt
         ):  # in an import
@@ -193,11 +201,13 @@ _NO_MEMORY = (
 )
 
 
-def _in_words(error: Exception) -> PotentiaError | None:
+def _in_words(error: BaseException) -> PotentiaError | None:
     """Return an error as one of ours: what is wrong with the input, the disk or the memory; None for a bug."""
     told, number = str(error), getattr(error, "errno", None)
     if isinstance(error, PotentiaError):
         return error
+    if not isinstance(error, Exception):  # Rust code of a library panicked over some file
+        return PotentiaError(f"a library broke down: {first_line(error)}")
     if isinstance(error, UnicodeError):
         return InputError(f"a name or path is no Unicode text: {getattr(error, 'reason', error)}")
     if number == errno.ENAMETOOLONG:

@@ -23,7 +23,7 @@ from multiprocessing.context import SpawnProcess
 from typing import TYPE_CHECKING, Any
 
 from potentia.engine import VERDICTS
-from potentia.errors import PotentiaError, StoreError
+from potentia.errors import INTERRUPTS, PotentiaError, StoreError
 from potentia.run.cost import room_of, weight_bytes
 from potentia.run.machine import Crew, ModelCache, Sharing, gpus
 from potentia.run.plan import LoadedTasks, RowPlan, load_tasks, seen
@@ -266,7 +266,9 @@ def answer_row(row: RowPlan, stop: Stop, **how: Any) -> Answer:
         return None
     except PotentiaError as error:
         return error
-    except Exception as error:
+    except INTERRUPTS:
+        raise
+    except BaseException as error:  # a panic of Rust code is no `Exception`
         return PotentiaError(f"{type(error).__name__}: {error}")
 
 

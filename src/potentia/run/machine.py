@@ -316,11 +316,11 @@ def _warm_up(study: Study) -> None:
     """Load the libraries that every row needs, and the tasks; what goes wrong here goes wrong, and is told, later."""
     from transformers.models.llama import modeling_llama  # noqa: F401 - what all models' code imports takes seconds
 
-    import potentia.engine.scoring
-    import potentia.engine.training  # noqa: F401
+    from potentia.engine.scoring import Scorer  # noqa: F401
+    from potentia.engine.training import LaneTrainer  # noqa: F401
     from potentia.run.local import tasks_of
 
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(BaseException):
         tasks_of(study)
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from potentia import limited
 from potentia.engine import fingerprints, may_have_template, planned_dtype, quantised_fingerprint
-from potentia.errors import InputError, PotentiaError
+from potentia.errors import INTERRUPTS, InputError, PotentiaError, first_line
 from potentia.facts import Kind, decide_kind, models
 from potentia.files import LARGEST, plain_file
 from potentia.run.progress import find_store
@@ -325,8 +325,12 @@ def _plan_row(
         original = print_of.result()
         weights = quantised_fingerprint(original, model.quantise)
         weights = weights if model.copy_of is None else _treated(study, weights, tasks.shown)
+    except INTERRUPTS:
+        raise
     except (PotentiaError, OSError) as error:
         problem = str(error)
+    except BaseException as error:  # whatever a library makes of its files, the other rows go on
+        problem = f"{type(error).__name__}: {first_line(error)}"
     prints = {name: task.fingerprint for name, task in tasks.benchmarks.items()}
     steps = sorted(set(study.adjust.at_steps)) if study.adjust else []
     same = {

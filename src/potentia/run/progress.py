@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import socket
@@ -14,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from potentia.errors import without_password
+from potentia.errors import InputError, without_password
 from potentia.study import content_key
 from potentia.values.protocol import ADJUST, Protocol
 
@@ -52,8 +53,24 @@ def find_store(where: str) -> Store | None:
 
 
 def _patience(where: str) -> float:
-    patience = float(os.environ.get("POTENTIA_STORE_PATIENCE", STORE_PATIENCE))
+    patience = _patience_asked_for()
     return patience if where in _reached else min(patience, FIRST_CONTACT)
+
+
+def _patience_asked_for() -> float:
+    """Return the seconds that a run waits for its store, as the environment says or as usual."""
+    text = os.environ.get("POTENTIA_STORE_PATIENCE")
+    if text is None:
+        return STORE_PATIENCE
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not seconds >= 0:
+        raise InputError(
+            f"POTENTIA_STORE_PATIENCE is {text!r}", hint="give seconds: POTENTIA_STORE_PATIENCE=300"
+        )
+    return seconds
 
 
 def _patient(where: str, store: Store) -> Store:

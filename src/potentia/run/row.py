@@ -20,7 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from potentia.engine import LoadedModel, chat_template, going_first, load, verdicts_of_run
-from potentia.errors import DamagedItemsError, ModelError, PotentiaError, StoreError
+from potentia.errors import INTERRUPTS, DamagedItemsError, ModelError, PotentiaError, StoreError
 from potentia.facts import Kind
 from potentia.run.ask import Evaluation, Style, direct
 from potentia.run.fine_tuning import tune_row
@@ -120,7 +120,9 @@ class RowRun:
         except (Stopped, KeyboardInterrupt):
             self.board.finish("stopped")
             raise
-        except Exception as error:  # whatever a model's files can do, the other rows go on
+        except SystemExit:
+            raise
+        except BaseException as error:  # whatever a model's files can do, the other rows go on
             return self.give_up(_reason(error))
         try:
             for cell in self.plan.pending:
@@ -411,9 +413,9 @@ class RowRun:
         """Compute; on an error, record each cell that is still missing as failed, and go on."""
         try:
             compute(cells)
-        except (Stopped, KeyboardInterrupt, StoreError):
+        except (Stopped, StoreError, *INTERRUPTS):
             raise
-        except Exception as error:
+        except BaseException as error:  # a panic of Rust code is no `Exception`
             if _is_full(error):  # no fault of the cell's: nothing can be saved now
                 raise StoreError(
                     _reason(error), where=getattr(error, "where", None), hint=FULL
@@ -422,7 +424,7 @@ class RowRun:
                 if not self.store.has(cell.key):
                     self.fail(cell, error)
 
-    def fail(self, cell: CellPlan, error: Exception | str) -> None:
+    def fail(self, cell: CellPlan, error: BaseException | str) -> None:
         """Record a cell as failed, with the reason; what lanes fail for, who chooses from them finds out."""
         reason = error if isinstance(error, str) else _reason(error)
         if self.plan.lane_part is not None:
@@ -471,7 +473,7 @@ def _is_full(error: BaseException | None) -> bool:
     return False
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     if isinstance(error, PotentiaError):
         return error.message
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"

@@ -107,7 +107,7 @@ def fingerprints(models: Iterable[Named]) -> Mapping[Named, Future[str]]:
                 future.set_result(
                     fingerprint(source, revision=revision, gguf_file=gguf_file, adapters=adapters)
                 )
-            except Exception as error:  # told to who asks
+            except BaseException as error:  # told to who asks, who would wait for ever otherwise
                 future.set_exception(error)
 
     for _ in range(min(AT_ONCE, len(found))):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from potentia.errors import ModelError
+from potentia.errors import INTERRUPTS, ModelError, first_line
 from potentia.limited import LimitError, render_chat
 from potentia.timing import spending
 
@@ -200,11 +200,7 @@ class Encoder:
             text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
             for text in texts
         ]
-        encoded = (
-            _encode_fast(self._fast, clean, special)
-            if self._fast
-            else _encode_slow(self.tokenizer, clean, special)
-        )
+        encoded = self._ask_tokenizer(clean, special)
         if (
             special
             and self.bos.required
@@ -213,6 +209,17 @@ class Encoder:
         ):
             return [[self.bos.prefix_id, *ids] for ids in encoded]
         return encoded
+
+    def _ask_tokenizer(self, texts: list[str], special: bool) -> list[Ids]:
+        """Return the tokenizer's ids; where its Rust code panics, which is no ``Exception``, the model is to blame."""
+        try:
+            if self._fast:
+                return _encode_fast(self._fast, texts, special)
+            return _encode_slow(self.tokenizer, texts, special)
+        except (Exception, *INTERRUPTS):
+            raise
+        except BaseException as panic:
+            raise ModelError(f"its tokenizer breaks down: {first_line(panic)}") from panic
 
 
 def _encode_slow(tokenizer: Any, texts: list[str], special: bool) -> list[Ids]:
