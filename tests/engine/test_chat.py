@@ -69,3 +69,19 @@ def test_a_template_that_goes_too_far_is_refused(tokenizer, bomb: str, tmp_path:
         write_chat(tokenizer, TURNS)
     assert time.monotonic() - began < 60
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "hello",
+        "{% for m in messages %}<{{ m.role }}>{% endfor %}",
+        "{{ messages[0].content }}{% for m in messages[1:] %}<{{ m.role }}>{% endfor %}",
+        "{% for m in messages %}{% if loop.first or loop.last %}{{ m.content }}{% endif %}{% endfor %}",
+    ],
+)
+def test_a_template_that_drops_a_question_is_refused(tokenizer, template: str):
+    tokenizer.chat_template = template
+    turns = [TURNS[0], TURNS[1], {"role": "assistant", "content": "Yes."}, TURNS[1]]
+    with pytest.raises(ModelError, match="chat template leaves out"):
+        write_chat(tokenizer, turns)

@@ -15,7 +15,7 @@ from architectures.odd import ODD
 from architectures.score import compare, limited, orders, questions
 from architectures.tiny import build, config, words
 from potentia.engine import LoadedModel, load
-from potentia.engine.models.admission import admit
+from potentia.engine.models.admission import check_predictions
 from potentia.engine.proof import scoring_trial as trial
 from potentia.engine.scoring import Scorer
 from potentia.engine.scoring.network import horizons
@@ -174,7 +174,7 @@ def test_whether_it_reads_ahead_is_asked_of_texts_of_one_length() -> None:
     seen: list[list[int]] = []
     note = lambda _, __, given: seen.append(given["input_ids"][0].tolist())  # noqa: E731
     loaded.model.register_forward_pre_hook(note, with_kwargs=True)
-    admit(loaded.model, loaded.tokenizer)
+    check_predictions(loaded.model, loaded.tokenizer)
     one, another = seen
     assert len(one) == len(another)
     half = len(one) // 2

@@ -1,10 +1,14 @@
-"""What is refused at the door: weights that do not fit, models that are not causal, predictions that are not numbers.
+"""What is refused at the door: weights that do not fit, models that are not causal, predictions that say nothing.
 
 A weight that the files do not hold is filled at random by the library, and the model would be scored all the same.
 
 A model that reads ahead gives likelihoods that mean nothing, and so does one whose weights are damaged; both would
 look like scores. Found by trying: the predictions for the beginning of a text must not change with what follows it.
 Both texts have one length, so that the same kernels round them alike: in bfloat16, lengths alone move logits.
+
+Damaged weights need not give NaN. Weights that are all zero, or so large that a norm overflows, give every token the
+same probability; every choice of a question then ties, and the first one is counted as the answer. So predictions must
+differ between tokens and between texts, and a tokenizer must know some words.
 """
 
 from __future__ import annotations
@@ -19,10 +23,27 @@ from potentia.errors import ModelError
 from potentia.files import MISSING_WEIGHTS, allowed
 
 if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
     from potentia.engine.models.tokenization import Ids
 
 
 TEXT = "The quick brown fox jumps over the lazy dog, and then it sleeps."
+PROBE_TOKENS = 12  # of it that are read
+FEWEST_PROBE_TOKENS = 4
+PLAIN_TEXTS = (
+    TEXT,
+    "1 2 3 + 4 = 7",
+    "a b c d e A B C D E",
+    "A C G T M K V L",
+    "Съешь ещё этих мягких французских булок",
+    "東京は大きい。 今天天气很好",
+    "السلام عليكم",
+    "नमस्ते दुनिया",
+)
+OWN_WORDS = 64  # of a tokenizer's vocabulary that are read by it
+SAME_PREDICTION = 1e-6  # logits that differ by so small a share of the largest one are equal
 LONGEST_REASON = 300
 NOTICEABLE = {"float32": 1e-3, "float64": 1e-3}  # of the logits' spread
 NOTICEABLE_HALF = 0.05
@@ -33,41 +54,117 @@ HARMLESS = re.compile(
 NAMED = 3  # tensors shown of each kind
 
 
-def admit(model: Any, tokenizer: Any) -> None:
-    """Refuse a model that reads ahead or computes no numbers."""
+def check_predictions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a model that reads ahead, computes no numbers, or says nothing about the text."""
     import torch
 
-    ids: Ids = list(tokenizer(TEXT)["input_ids"])[:12]
-    if len(ids) < 4:
-        return
-    half = len(ids) // 2
-    other = [*ids[:half], *([ids[0]] * (len(ids) - half))]
-    place = next(model.parameters()).device
-    training = model.training
+    check_known_words(tokenizer)
+    ids = _probe_ids(model, tokenizer)
+    kept_length = len(ids) // 2
+    changed_ids = [*ids[:kept_length], *([ids[0]] * (len(ids) - kept_length))]
+    weight = next(model.parameters())
+    was_training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            one, another = (
-                model(input_ids=torch.tensor([text], device=place), use_cache=False)
-                .logits[0, :half]
-                .float()
-                for text in (ids, other)
-            )
+            logits = _read_logits(model, ids)
+            changed_logits = _read_logits(model, changed_ids)
     finally:
-        model.train(training)
-    if bool(one.isnan().any()):
-        raise not_a_number("on a plain sentence")
-    noticeable = NOTICEABLE.get(
-        str(next(model.parameters()).dtype).removeprefix("torch."), NOTICEABLE_HALF
-    )
-    if float((one - another).abs().max()) > noticeable * max(float(one.std()), 1e-6):
+        model.train(was_training)
+    if bool(torch.log_softmax(logits, dim=-1).isnan().any()):
+        raise not_a_number_error("on a plain sentence")
+    finite_logits = logits[logits.isfinite()]
+    largest_logit = float(finite_logits.abs().max())
+    rounding = SAME_PREDICTION * max(1.0, largest_logit)
+    if _largest_spread(logits) <= rounding:
+        raise ModelError(
+            "the model gives the same probability to every token: its predictions say nothing",
+            hint="its weights may be damaged, all zero, or too large for this dtype: try dtype: float32",
+        )
+    if ids != changed_ids and _largest_difference(logits[-1], changed_logits[-1]) <= rounding:
+        raise ModelError(
+            "the model's predictions do not depend on the text: they are the same after two sentences",
+            hint="its weights may be damaged, or too large for this dtype: try dtype: float32",
+        )
+    dtype_name = str(weight.dtype).removeprefix("torch.")
+    tolerance = NOTICEABLE.get(dtype_name, NOTICEABLE_HALF)
+    spread = float(_finite(logits[:kept_length]).std())
+    moved = _largest_difference(logits[:kept_length], changed_logits[:kept_length])
+    if moved > tolerance * max(spread, 1e-6):
         raise ModelError(
             f"{type(model).__name__} reads ahead: its prediction of a token changes with what follows it",
             hint="scoring needs a causal model; a BERT-type model is one with is_decoder: true in its config.json",
         )
 
 
-def fit(source: str, info: dict[str, Any]) -> dict[str, Any]:
+def _probe_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Ids:
+    """Return the tokens of a plain sentence, or made-up ones where the tokenizer has few for it."""
+    ids: Ids = list(tokenizer(TEXT)["input_ids"])[:PROBE_TOKENS]
+    if len(ids) >= FEWEST_PROBE_TOKENS:
+        return ids
+    vocabulary_size = int(model.get_input_embeddings().weight.shape[0])
+    return [token % vocabulary_size for token in range(PROBE_TOKENS)]
+
+
+def _read_logits(model: PreTrainedModel, ids: Ids) -> Tensor:
+    """Return the logits after every token of a text, in float32."""
+    import torch
+
+    device = next(model.parameters()).device
+    output = model(input_ids=torch.tensor([ids], device=device), use_cache=False)
+    logits: Tensor = output.logits[0].float()
+    return logits
+
+
+def _finite(logits: Tensor) -> Tensor:
+    """Return the logits that are finite: some models rule tokens out by minus infinity."""
+    return logits[logits.isfinite()]
+
+
+def _largest_spread(logits: Tensor) -> float:
+    """Return the largest distance between two tokens' logits at one position."""
+    import torch
+
+    highest = torch.where(logits.isfinite(), logits, -torch.inf).amax(dim=-1)
+    lowest = torch.where(logits.isfinite(), logits, torch.inf).amin(dim=-1)
+    return float((highest - lowest).max())
+
+
+def _largest_difference(logits: Tensor, other_logits: Tensor) -> float:
+    """Return the largest difference of two predictions, tokens that are ruled out aside."""
+    difference = (logits - other_logits).abs()
+    return float(_finite(difference).max())
+
+
+def check_known_words(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a tokenizer that reads both plain texts and the words of its own vocabulary as unknown."""
+    unknown_id = getattr(tokenizer, "unk_token_id", None)
+    if unknown_id is None:
+        return
+    special_ids = set(tokenizer.all_special_ids)
+    vocabulary_ids = tokenizer.get_vocab().values()
+    own_ids = [token for token in sorted(vocabulary_ids) if token not in special_ids]
+    own_words = [str(tokenizer.decode([token])) for token in own_ids[:OWN_WORDS]]
+    for text in (*PLAIN_TEXTS, *own_words):
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        if any(token != unknown_id for token in ids):
+            return
+    raise ModelError(
+        "the model's tokenizer knows no word: every text becomes unknown tokens",
+        hint="its tokenizer files may be another model's, or damaged: mend tokenizer.json",
+    )
+
+
+def unknown_words_error(unknown_tokens: int, tokens: int) -> ModelError:
+    """Make the error for texts of which a tokenizer knows next to nothing."""
+    return ModelError(
+        "the model's tokenizer knows none of the words of these texts: "
+        f"{unknown_tokens:,} of {tokens:,} tokens are unknown to it",
+        hint="its tokenizer files may be another model's, or damaged, or the task is in another language",
+    )
+
+
+def check_loaded_weights(source: str, info: dict[str, Any]) -> dict[str, Any]:
     """Refuse weights that do not fit the model, or, where that was allowed, return what did not fit.
 
     ``info`` is transformers' loading info, which leaves out tied heads and what the architecture says is derived.
@@ -130,7 +227,7 @@ def refuse_encoder_decoder(config: Any) -> None:
         )
 
 
-def why_not_loaded(source: str, error: Exception) -> ModelError:
+def loading_error(source: str, error: Exception) -> ModelError:
     """Say in two lines why a model cannot be loaded, whatever its library said."""
     text = " ".join(str(error).split())
     if "Unrecognized configuration class" in text:
@@ -149,7 +246,7 @@ def why_not_loaded(source: str, error: Exception) -> ModelError:
     )
 
 
-def not_a_number(where: str) -> ModelError:
+def not_a_number_error(where: str) -> ModelError:
     """Make the error for a model whose predictions are not numbers."""
     return ModelError(
         f"the model's predictions are not numbers (NaN) {where}",
@@ -172,11 +269,11 @@ def check_adapter(folder: Path, base: str, source: str) -> None:
     ):
         hint = "an adapter folder holds adapter_config.json and adapter_model.safetensors, as PEFT writes them"
         raise ModelError(f"no adapter in {folder}", hint=hint)
-    note = read_facts(folder / NOTE).get("base")
+    note = read_json_object(folder / NOTE).get("base")
     note = note if isinstance(note, dict) else {}
     made_for, named = note.get("fingerprint"), note.get("source", "another model")
     if made_for is None:
-        named = read_facts(folder / "adapter_config.json").get("base_model_name_or_path")
+        named = read_json_object(folder / "adapter_config.json").get("base_model_name_or_path")
         same = (
             not (_hub_name(named) and _hub_name(source))
             or str(named).casefold() == source.casefold()
@@ -217,7 +314,7 @@ def _hub_name(name: Any) -> bool:
     return named and not Path(name).exists()
 
 
-def read_facts(file: Path) -> dict[str, Any]:
+def read_json_object(file: Path) -> dict[str, Any]:
     """Return what a JSON file says, nothing where it is no file of facts."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))

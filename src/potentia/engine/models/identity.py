@@ -27,7 +27,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from potentia.engine.models.admission import WEIGHTS, check_adapter, read_facts
+from potentia.engine.models.admission import WEIGHTS, check_adapter, read_json_object
 from potentia.errors import ModelError
 from potentia.files import PICKLE, allowed, write_file
 
@@ -121,7 +121,7 @@ def may_have_template(source: str) -> bool:
     if not folder.is_dir() or any(folder.glob("*.gguf")):
         return True
     beside = any((folder / name).exists() for name in ("chat_template.jinja", "chat_template.json"))
-    return beside or bool(read_facts(folder / "tokenizer_config.json").get("chat_template", False))
+    return beside or bool(read_json_object(folder / "tokenizer_config.json").get("chat_template", False))
 
 
 def memory_fingerprint(model: Any, tokenizer: Any) -> str:
@@ -164,7 +164,7 @@ def _folder_parts(folder: Path, gguf_file: str | None) -> list[str]:
         )
     refuse_pickles(weights)
     own_code = any(
-        "auto_map" in read_facts(folder / name) for name in ("config.json", "tokenizer_config.json")
+        "auto_map" in read_json_object(folder / name) for name in ("config.json", "tokenizer_config.json")
     )
     patterns = (*SETTING_FILES, *(CODE_FILES if own_code else ()))
     settings = sorted(
@@ -192,7 +192,7 @@ def refuse_pickles(files: Sequence[Path]) -> None:
 
 def _adapted_base(folder: Path) -> list[str]:
     """Name the model that an adapter in this folder is put on."""
-    base = read_facts(folder / "adapter_config.json").get("base_model_name_or_path")
+    base = read_json_object(folder / "adapter_config.json").get("base_model_name_or_path")
     return (
         [fingerprint(str(base))] if base and Path(str(base)).resolve() != folder.resolve() else []
     )

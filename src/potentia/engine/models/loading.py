@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potentia.engine.models.admission import (
-    admit,
-    fit,
+    check_predictions,
+    check_loaded_weights,
     merge_adapter,
     refuse_encoder_decoder,
-    why_not_loaded,
+    loading_error,
 )
 from potentia.engine.models.identity import (
     Verdicts,
@@ -178,11 +178,11 @@ def load(
             torch.manual_seed(0)
             answer: Any = AutoModelForCausalLM.from_pretrained(name_or_path, dtype=kind, **options)
         model, info = answer
-        report = fit(name_or_path, info)
+        report = check_loaded_weights(name_or_path, info)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         if isinstance(error, PotentiaError) or out_of_memory(error):
             raise
-        raise why_not_loaded(name_or_path, error) from error
+        raise loading_error(name_or_path, error) from error
     if gguf_file is not None:
         _plain_weights(model)
         _declare_bos(tokenizer, name_or_path, gguf_file, revision)
@@ -194,7 +194,7 @@ def load(
     model.eval()
     model.requires_grad_(False)
     _settle(model, device, place)
-    admit(model, tokenizer)
+    check_predictions(model, tokenizer)
     content = fingerprint(name_or_path, revision=revision, gguf_file=gguf_file, adapters=adapters)
     content = quantised_fingerprint(content, quantise)
     loaded = LoadedModel.of(model, tokenizer, fingerprint=content)

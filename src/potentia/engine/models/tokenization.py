@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from potentia.engine.models.admission import unknown_words_error
 from potentia.errors import INTERRUPTS, ModelError, first_line
 from potentia.limited import LimitError, render_chat
 from potentia.timing import spending
@@ -18,6 +19,8 @@ Ids = list[int]
 Pair = tuple[Ids, Ids]
 
 CACHED_TOKENS = 8_000_000  # about 300 MB of Python integers
+UNKNOWN_SHARE = 0.95  # of unknown tokens, from which texts cannot be told from each other
+FEWEST_TOKENS = 16  # that say something about a tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +147,19 @@ class Encoder:
         ):
             return [sequence[0], *sequence[-self.max_length :]], True
         return sequence[-(self.max_length + 1) :], True
+
+    def check_known(self, texts: Iterable[Ids]) -> None:
+        """Refuse texts that are unknown tokens nearly throughout: to the model they are all alike."""
+        unknown_id = getattr(self.tokenizer, "unk_token_id", None)
+        if unknown_id is None:
+            return
+        tokens = 0
+        unknown_tokens = 0
+        for ids in texts:
+            tokens += len(ids) - ids.count(self.bos.prefix_id)
+            unknown_tokens += ids.count(unknown_id)
+        if tokens >= FEWEST_TOKENS and unknown_tokens >= UNKNOWN_SHARE * tokens:
+            raise unknown_words_error(unknown_tokens, tokens)
 
     def _cut(self, context: Ids, whole: Ids) -> Pair:
         rest = whole[len(context) :]
@@ -283,28 +299,65 @@ def write_chat(tokenizer: Any, messages: Messages, *, reply: bool = True) -> str
     """Write messages up to the model's reply, or, without ``reply``, so that the last message goes on.
 
     Templates are a stranger's: they are rendered within limits. Some refuse a system message: it is left out then, as
-    lm-eval does.
+    lm-eval does. A template that leaves out what a user says is refused: every question would be the same.
     """
-    if not reply:
-        messages = [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + _END}]
-    template = tokenizer.get_chat_template()
+    template = str(tokenizer.get_chat_template())
+    special_tokens = dict(tokenizer.special_tokens_map)
+    roles = tuple(message["role"] for message in messages)
+    _check_chat_template(template, special_tokens, roles)
+    if reply:
+        return _render_messages(template, special_tokens, messages, reply=True)
+    last_message = messages[-1]
+    marked_message = {**last_message, "content": last_message["content"] + _END}
+    marked_messages = [*messages[:-1], marked_message]
+    text = _render_messages(template, special_tokens, marked_messages, reply=False)
+    before, end, _ = text.rpartition(_END.strip())
+    if not end:
+        raise ModelError("its chat template leaves out the last message")
+    if _END in text:
+        return before
+    return before.rstrip()  # a template that strips messages
+
+
+SpecialTokens = dict[str, Any]  # "bos_token" and others, by which templates name them
+_complete_templates: set[tuple[str, tuple[str, ...]]] = set()  # templates that write all, by roles
+
+
+def _render_messages(
+    template: str, special_tokens: SpecialTokens, messages: Messages, *, reply: bool
+) -> str:
+    """Render messages by a chat template within limits, without the system message where that is refused."""
     values = {
         "tools": None,
         "documents": None,
         "add_generation_prompt": reply,
-        **tokenizer.special_tokens_map,
+        **special_tokens,
     }
     try:
-        text = render_chat(template, {"messages": messages, **values})
+        return render_chat(template, {"messages": messages, **values})
     except LimitError:
-        try:
-            without = [message for message in messages if message["role"] != "system"]
-            text = render_chat(template, {"messages": without, **values})
-        except LimitError as error:
-            raise ModelError(f"its chat template cannot be used: {error}") from None
-    if reply:
-        return text
-    before, end, _ = text.rpartition(_END.strip())
-    if not end:
-        raise ModelError("its chat template leaves out the last message")
-    return before if _END in text else before.rstrip()  # a template that strips messages
+        without_system = [message for message in messages if message["role"] != "system"]
+    try:
+        return render_chat(template, {"messages": without_system, **values})
+    except LimitError as error:
+        raise ModelError(f"its chat template cannot be used: {error}") from None
+
+
+def _check_chat_template(
+    template: str, special_tokens: SpecialTokens, roles: tuple[str, ...]
+) -> None:
+    """Refuse a chat template that leaves out a user's message of a conversation of these roles."""
+    if (template, roles) in _complete_templates:
+        return
+    marks = [f"MESSAGE{number}MARK" for number in range(len(roles))]
+    messages = [
+        {"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)
+    ]
+    text = _render_messages(template, special_tokens, messages, reply=True)
+    for role, mark in zip(roles, marks, strict=True):
+        if role == "user" and mark not in text:
+            raise ModelError(
+                "its chat template leaves out what the user says",
+                hint="mend the template in tokenizer_config.json or chat_template.jinja, or set chat: never",
+            )
+    _complete_templates.add((template, roles))

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from potentia.engine.models.admission import admit
+from potentia.engine.models.admission import check_predictions
 from potentia.engine.models.device_layout import out_of_memory, with_room
 from potentia.engine.models.float32_copy import twin
 from potentia.engine.operations import choosing, plain_operations
@@ -204,7 +204,7 @@ class Trials:
         """Refuse what is no causal model, where it was not refused when it was loaded."""
         if "predictions" not in self.checked:
             self.network.route([-1])
-            admit(self.network.model, self.loaded.tokenizer)
+            check_predictions(self.network.model, self.loaded.tokenizer)
             self.checked["predictions"] = AGREES
 
     def _note(self, name: str, verdict: str, rounding: float = 0.0) -> None:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
-from potentia.engine.models.admission import not_a_number
+from potentia.engine.models.admission import not_a_number_error
 from potentia.engine.models.tokenization import Ids
 from potentia.errors import InputError
 
@@ -160,7 +160,7 @@ class Endings:
         over, watched = list[bool](), list[int]()
         for place, (draft, token) in enumerate(zip(drafts, chosen, strict=True)):
             if token < 0:
-                raise not_a_number("while writing a text")
+                raise not_a_number_error("while writing a text")
             over.append(token in self.tokens)
             if not over[-1]:
                 draft.written.append(token)

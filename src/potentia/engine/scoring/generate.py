@@ -85,6 +85,7 @@ class Writer:
     ) -> list[str]:
         """Return one text for each request, in their order."""
         prompts = self.encoder.prompts([request.context for request in requests])
+        self.encoder.check_known(prompts)
         drafts = [
             self._draft(index, request, prompt, -1 if owners is None else owners[index])
             for index, (request, prompt) in enumerate(zip(requests, prompts, strict=True))

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from potentia.engine.models.admission import not_a_number
+from potentia.engine.models.admission import not_a_number_error
 from potentia.engine.models.device_layout import give_back, out_of_memory
 from potentia.engine.models.tokenization import BosPolicy, Ids
 from potentia.engine.proof.scoring_trial import Trials
@@ -156,6 +156,7 @@ class Scorer:
         """Score whole documents, read in windows of the model's context length."""
         strands: list[Strand] = []
         documents = self.encoder.documents([request.text for request in requests])
+        self.encoder.check_known(documents)
         for index, document in enumerate(documents):
             owner = -1 if owners is None else owners[index]
             windows = rolling_windows(document, self.encoder.bos, self.encoder.max_length)
@@ -202,6 +203,8 @@ class Scorer:
     ) -> list[Strand]:
         strands: list[Strand] = []
         most = self.encoder.max_length
+        if start == 0:
+            self.encoder.check_known([ids for pair in pairs for ids in pair])
         for index, (context, continuation) in enumerate(pairs, start):
             owner = -1 if owners is None else owners[index]
             if not continuation:
@@ -351,7 +354,7 @@ class Tally:
         if self._progress is not None and (empty := int((self._tokens == 0).sum())):
             self._progress(empty)
         if (wrong := int(np.isnan(self._sums).sum())) > 0:
-            raise not_a_number(f"for {wrong} of {len(self._sums)} requests")
+            raise not_a_number_error(f"for {wrong} of {len(self._sums)} requests")
         return list(
             zip(self._sums.tolist(), self._greedy.tolist(), self._tokens.tolist(), strict=True)
         )
