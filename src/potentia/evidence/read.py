@@ -235,6 +235,8 @@ def _of_store(store: Store, where: str, wanted: tuple[str, ...], metric: str | N
         notes.append(
             f"{task} by {protocol}: {cut:,} of {asked:,} prompts were cut to fit the model ({shown})"
         )
+    for (task, model), share in store.unknown_tokens(study=keys).items():
+        notes.append(f"{model} reads {share:.0%} of the tokens of {task} as unknown")
     name = Path(where).name if "://" not in where else store.where
     return Evidence(
         source=name,

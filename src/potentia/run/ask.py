@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from potentia.engine.scoring import Scorer
     from potentia.tasks import ChatTemplate, Prompt, Task
 
+TIE = 1e-6  # nats between choices that are equal
+TIED_SHARE = 0.95  # of documents, from which a result says nothing
 Style = Literal["plain", "chat"]  # the prompt as it is, or in the model's chat template
 SplitName = Literal["train", "validation", "test"]
 
@@ -45,6 +47,13 @@ class Evaluation:
     metric: str
     cut: int = 0  # requests whose prompt was cut to fit the model
     requests: int = 0
+    compared: int = 0  # documents with several choices
+    tied: int = 0  # of these, documents whose choices all got the same log-probability
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether nearly all questions are ties, so that the first choice was counted as the answer."""
+        return self.compared > 0 and self.tied >= TIED_SHARE * self.compared
 
     @property
     def main(self) -> Score:
@@ -63,9 +72,14 @@ class Evaluation:
         """Read what :meth:`to_json` wrote."""
         made = json.loads(text)
         scores = {name: Score.of(score) for name, score in made["scores"].items()}
-        counts = made.get("cut", 0), made.get("requests", 0)
         return cls(
-            [ItemOutcome(**item) for item in made["outcomes"]], scores, made["metric"], *counts
+            outcomes=[ItemOutcome(**item) for item in made["outcomes"]],
+            scores=scores,
+            metric=made["metric"],
+            cut=made.get("cut", 0),
+            requests=made.get("requests", 0),
+            compared=made.get("compared", 0),
+            tied=made.get("tied", 0),
         )
 
     @classmethod
@@ -84,7 +98,15 @@ class Evaluation:
             outcomes.append(
                 replace(items[0], value=sum(values) / len(values), detail=items[0].detail | told)
             )
-        return cls(outcomes, scores, first.metric, first.cut, first.requests)
+        return cls(
+            outcomes=outcomes,
+            scores=scores,
+            metric=first.metric,
+            cut=first.cut,
+            requests=first.requests,
+            compared=sum(one.compared for one in several),
+            tied=sum(one.tied for one in several),
+        )
 
 
 def evaluate(
@@ -108,15 +130,37 @@ def evaluate(
     answers = iter(_answers(scorer, requests, owners, heard))
     made = []
     for ask, asked in zip(asks, prompts, strict=True):
-        outcomes = ask.task.grade(
-            asked, [[next(answers) for _ in prompt.requests] for prompt in asked]
+        replies = [[next(answers) for _ in prompt.requests] for prompt in asked]
+        outcomes = ask.task.grade(asked, replies)
+        compared, tied = _count_ties(asked, replies)
+        made.append(
+            Evaluation(
+                outcomes=outcomes,
+                scores=ask.task.score(outcomes),
+                metric=ask.task.metric,
+                compared=compared,
+                tied=tied,
+            )
         )
-        made.append(Evaluation(outcomes, ask.task.score(outcomes), ask.task.metric))
     if len(made) == 1:  # tests are asked one at a time
         made[0] = replace(
             made[0], cut=scorer.notes["truncated"] - cut_before, requests=len(requests)
         )
     return made
+
+
+def _count_ties(prompts: Sequence[Prompt], replies: Sequence[Sequence[Any]]) -> tuple[int, int]:
+    """Count the documents that compare several continuations, and those in which all of them tie."""
+    compared = 0
+    tied = 0
+    for prompt, prompt_replies in zip(prompts, replies, strict=True):
+        choices = {request for request in prompt.requests if isinstance(request, Continuation)}
+        if len(choices) < 2 or len(prompt.requests) != len(prompt_replies):
+            continue
+        logprobs = [reply[0] for reply in prompt_replies if isinstance(reply, Likelihood)]
+        compared += 1
+        tied += max(logprobs) - min(logprobs) <= TIE
+    return compared, tied
 
 
 def _answers(

@@ -248,7 +248,15 @@ class RowRun:
 
         if not math.isfinite(test.main.value):
             raise ModelError(f"the {test.metric} on the test split is {test.main.value}")
+        if test.says_nothing:
+            raise ModelError(
+                f"every choice got the same log-probability in {test.tied:,} of {test.compared:,} examples",
+                hint="the result would say which choice comes first: look at the model's weights and tokenizer",
+            )
         manifest = self.manifest(cell, selection)
+        unknown_share = manifest["task"].get("unknown_tokens", 0.0)
+        if unknown_share >= UNKNOWN_SHARE:
+            selection = {**selection, "unknown_tokens": unknown_share}
         if test.cut:
             selection = {**selection, "cut_prompts": [test.cut, test.requests]}
         recipe = {name: manifest.get(name) for name in ("tuning", "selection", "adjust")}
@@ -480,6 +488,7 @@ def _reason(error: BaseException) -> str:
 
 
 LOADED_WITH = ("gguf_file", "adapter", "quantise", "trust_remote_code")  # said where they are
+UNKNOWN_SHARE = 0.05  # of the tokens of a task, from which it is told
 LOOKED_AT = 100  # documents whose tokens are looked at
 PARTS = (
     "potentia",

@@ -160,6 +160,16 @@ class Reading(Leases):
             found.setdefault((protocol, task), {})[model] = cut, asked
         return found
 
+    def unknown_tokens(self, *, study: Studies = None) -> dict[tuple[str, str], float]:
+        """Return, by task and model, a high share of tokens that the model's tokenizer does not know."""
+        c = s.cells.c
+        query = sa.select(c.task, c.model, s.manifests.c.selection).join_from(s.cells, s.manifests)
+        query = query.where(_SELECTION.contains('"unknown_tokens"'))
+        shares: dict[tuple[str, str], float] = {}
+        for task, model, selection in self._each(query, study=study):
+            shares[task, model] = float(selection["unknown_tokens"])
+        return shares
+
     def probes(
         self, *, study: Studies = None, key: str | None = None
     ) -> dict[tuple[str, str], dict[str, Any]]:
