@@ -167,11 +167,11 @@ def test_a_base_and_its_adapter_are_a_model_like_any_other(
 def test_another_adapter_makes_another_key(done: Study, world: Path, tmp_path: Path) -> None:
     folder = exported(done, tmp_path / "out")
     source = str(world / "base")
-    before = engine.identity.fingerprint(source, adapters=[str(folder)])
-    assert before != engine.identity.fingerprint(source)
+    before = engine.models.identity.fingerprint(source, adapters=[str(folder)])
+    assert before != engine.models.identity.fingerprint(source)
     config = json.loads((folder / "adapter_config.json").read_text()) | {"lora_alpha": 7}
     (folder / "adapter_config.json").write_text(json.dumps(config))
-    assert engine.identity.fingerprint(source, adapters=[str(folder)]) != before
+    assert engine.models.identity.fingerprint(source, adapters=[str(folder)]) != before
 
 
 @pytest.mark.parametrize(

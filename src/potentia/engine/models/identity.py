@@ -121,7 +121,9 @@ def may_have_template(source: str) -> bool:
     if not folder.is_dir() or any(folder.glob("*.gguf")):
         return True
     beside = any((folder / name).exists() for name in ("chat_template.jinja", "chat_template.json"))
-    return beside or bool(read_json_object(folder / "tokenizer_config.json").get("chat_template", False))
+    return beside or bool(
+        read_json_object(folder / "tokenizer_config.json").get("chat_template", False)
+    )
 
 
 def memory_fingerprint(model: Any, tokenizer: Any) -> str:
@@ -164,7 +166,8 @@ def _folder_parts(folder: Path, gguf_file: str | None) -> list[str]:
         )
     refuse_pickles(weights)
     own_code = any(
-        "auto_map" in read_json_object(folder / name) for name in ("config.json", "tokenizer_config.json")
+        "auto_map" in read_json_object(folder / name)
+        for name in ("config.json", "tokenizer_config.json")
     )
     patterns = (*SETTING_FILES, *(CODE_FILES if own_code else ()))
     settings = sorted(

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potentia.engine.models.admission import (
-    check_predictions,
     check_loaded_weights,
+    check_predictions,
+    loading_error,
     merge_adapter,
     refuse_encoder_decoder,
-    loading_error,
 )
 from potentia.engine.models.identity import (
     Verdicts,

@@ -350,9 +350,7 @@ def _check_chat_template(
     if (template, roles) in _complete_templates:
         return
     marks = [f"MESSAGE{number}MARK" for number in range(len(roles))]
-    messages = [
-        {"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)
-    ]
+    messages = [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]
     text = _render_messages(template, special_tokens, messages, reply=True)
     for role, mark in zip(roles, marks, strict=True):
         if role == "user" and mark not in text:
