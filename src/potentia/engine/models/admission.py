@@ -102,7 +102,8 @@ def _probe_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Id
     ids: Ids = list(tokenizer(TEXT)["input_ids"])[:PROBE_TOKENS]
     if len(ids) >= FEWEST_PROBE_TOKENS:
         return ids
-    vocabulary_size = int(model.get_input_embeddings().weight.shape[0])
+    embedding: Tensor = model.get_input_embeddings().get_parameter("weight")
+    vocabulary_size = embedding.shape[0]
     return [token % vocabulary_size for token in range(PROBE_TOKENS)]
 
 

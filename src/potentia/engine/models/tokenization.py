@@ -156,7 +156,8 @@ class Encoder:
         tokens = 0
         unknown_tokens = 0
         for ids in texts:
-            tokens += len(ids) - ids.count(self.bos.prefix_id)
+            starts_with_prefix = ids[:1] == [self.bos.prefix_id]
+            tokens += len(ids) - starts_with_prefix
             unknown_tokens += ids.count(unknown_id)
         if tokens >= FEWEST_TOKENS and unknown_tokens >= UNKNOWN_SHARE * tokens:
             raise unknown_words_error(unknown_tokens, tokens)
