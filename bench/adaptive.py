@@ -30,7 +30,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import numpy as np
 from scipy.stats import kendalltau
 
-from potentia.analysis.rankings.aggregate import mean_z
+from potentia.analysis.stats.standardize import mean_z_scores
 from potentia.evidence import read
 from potentia.lab import demo_study
 from potentia.run import AdaptiveRun, plan_study, run_study
@@ -88,7 +88,7 @@ def judge(given: argparse.Namespace, seed: int, folder: Path) -> bool:
     cpu, wall = clock(lambda: run_study(plan_study(full), workers=given.workers))
     cpu_a, wall_a = clock(run_adaptive)
     matrix = read(full.store).scores["train_before_test"]
-    truth = dict(zip(matrix.models, mean_z(matrix.values), strict=True))
+    truth = dict(zip(matrix.models, mean_z_scores(matrix.values), strict=True))
     order = sorted(truth, key=lambda model: -truth[model])
     found = known["it"].order()
     same = set(found[: given.top]) == set(order[: given.top])

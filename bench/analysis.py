@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import kendalltau
 
-from potentia.analysis.rankings.groups import rank_models
+from potentia.analysis.rankings.groups import align_orders
 from potentia.analysis.stats.correlation import kendall_matrix
 
 MODELS, TASKS, RESAMPLES = 61, 24, 1_000
@@ -68,8 +68,8 @@ def alignment() -> bool:
 
     rng = np.random.default_rng(2)
     inputs = rng.random(MODELS), np.full(MODELS, 0.1), rng.random(MODELS), np.full(MODELS, 0.1)
-    np.testing.assert_array_equal(rank_models(*inputs), naive_rank_models(*inputs))
-    ours = best_of(lambda: rank_models(*inputs))
+    np.testing.assert_array_equal(align_orders(*inputs), naive_rank_models(*inputs))
+    ours = best_of(lambda: align_orders(*inputs))
     return report(
         "alignment, 61 models", ours, 0.1, best_of(lambda: naive_rank_models(*inputs), 1), 10.0
     )

@@ -31,10 +31,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 from as_they_go import write_lines
-from potentia.analysis.rankings import compare_agreement, decide, sentences
-from potentia.analysis.rankings.decide import FEW_TASKS
-from potentia.analysis.rankings.pair import compare_tasks, lead_of
-from potentia.analysis.stats.bootstrap import Units
+from potentia.analysis.rankings import compare_agreement, decide_ranking, sentences
+from potentia.analysis.rankings.decide import ENOUGH_TASKS
+from potentia.analysis.rankings.pair import compare_tasks, measure_lead
+from potentia.analysis.stats.bootstrap import ResamplingUnits
 from potentia.values.scores import ScoreMatrix
 
 MODELS, TASKS = (2, 3, 4, 6, 10, 20, 61), (1, 2, 3, 5, 12, 24)
@@ -78,14 +78,14 @@ def settings(models: tuple[int, ...] = MODELS, tasks: tuple[int, ...] = TASKS) -
 
 def study(
     at: Setting, rng: np.random.Generator, spread: float = SPREAD
-) -> tuple[dict[str, ScoreMatrix], Units]:
+) -> tuple[dict[str, ScoreMatrix], ResamplingUnits]:
     """Make direct and tuned scores of models that do not differ, and who is related to whom."""
     family = np.arange(at.models) // 3 if at.families else np.arange(at.models)
     names = [f"m{k}" for k in range(at.models)]
     found = {}
     for protocol in ("direct", "train_before_test"):
         truth = np.repeat(rng.uniform(0.35, 0.75, at.tasks)[None], at.models, axis=0)
-        if at.tasks >= FEW_TASKS:  # relatives are strong and weak on the same tasks
+        if at.tasks >= ENOUGH_TASKS:  # relatives are strong and weak on the same tasks
             own = spread * rng.normal(size=(at.models, at.tasks))
             shared = spread * rng.normal(size=(at.models, at.tasks))[family]
             truth = np.clip(truth + (0.9 * shared + 0.4 * own if at.families else own), 0.05, 0.95)
@@ -105,20 +105,27 @@ def study(
             n=np.full(values.shape, at.n),
             protocol=protocol,
         )
-    kin = Units("families", {m: f"f{k}" for m, k in zip(names, family.tolist(), strict=True)})
+    kin = ResamplingUnits(
+        "families", {m: f"f{k}" for m, k in zip(names, family.tolist(), strict=True)}
+    )
     return found, kin
 
 
-def spoken(scores: Mapping[str, ScoreMatrix], kin: Units, *, draws: int = 1_000) -> list[str]:
+def spoken(
+    scores: Mapping[str, ScoreMatrix], kin: ResamplingUnits, *, draws: int = 1_000
+) -> list[str]:
     """Return what is said of a study: the headline, how far it holds, one pair, its tasks, and agreement."""
     tuned = scores["train_before_test"].benchmarks()
     said = []
     if tuned.shape[0] > 1:
-        ranking = decide(tuned, draws=draws)
-        said += [sentences.headline(ranking), *sentences.certainty(ranking, None, None)]
+        ranking = decide_ranking(tuned, draws=draws)
+        said += [
+            sentences.headline_sentence(ranking),
+            *sentences.certainty_sentences(ranking, None, None),
+        ]
         one, two = tuned.models[:2]  # named beforehand, as a user names them
         pairs = compare_tasks(tuned.select(models=[one, two]), {})
-        lead = lead_of(ranking, tuned, None, one, two)
+        lead = measure_lead(ranking, tuned, None, one, two)
         if lead is not None and pairs:
             said += sentences.pair_sentences(lead, tuned.protocol, pairs, None)
         before = scores["direct"].benchmarks()
@@ -139,7 +146,7 @@ def claims_of(at: Setting, k: int, seed: int = 0) -> dict[str, bool]:
     rng = np.random.default_rng(
         [seed, k, at.models, at.tasks, at.n, at.gaps, at.families, at.errors]
     )
-    alike = k % 2 == 1 or at.tasks < FEW_TASKS
+    alike = k % 2 == 1 or at.tasks < ENOUGH_TASKS
     text = " ".join(spoken(*study(at, rng, 0.0 if alike else SPREAD)))
     # With gaps, few tasks may be left of one: what is said then is said of these alone.
     judged = [kind for kind in CLAIMS if alike or (kind != PER_TASK and not at.gaps)]

@@ -44,11 +44,12 @@ import numpy.typing as npt
 
 from as_they_go import write_lines
 from potentia import read
-from potentia.analysis.planning import Completion, Costs, choose_cells, complete
-from potentia.analysis.planning.features import Kinship
-from potentia.analysis.rankings.aggregate import mean_z
-from potentia.analysis.rankings.decide import decide
-from potentia.analysis.stats.significance import items_per_task
+from potentia.analysis.completion import Completion, complete_matrix
+from potentia.analysis.completion.features import Kinship
+from potentia.analysis.planning import CellCosts, choose_cells
+from potentia.analysis.rankings.decide import decide_ranking
+from potentia.analysis.stats.significance import estimate_test_sizes
+from potentia.analysis.stats.standardize import mean_z_scores
 from potentia.facts import ModelTable, read_facts
 from potentia.facts import models as known_models
 from potentia.facts.benchmarks import benchmarks
@@ -128,7 +129,7 @@ class Matrix:
     @property
     def kinship(self) -> Kinship:
         """Families and lineages of the models."""
-        return Kinship.of(self.tuned.models, self.facts)
+        return Kinship.look_up(self.tuned.models, self.facts)
 
 
 @cache
@@ -141,7 +142,7 @@ def published(folder: Path) -> Matrix:
     """61 × 24 after train-before-test; corpora are direct scores alone."""
     scores = read(folder / "train_before_test_scores.csv").scores
     tuned = scores["train_before_test"].benchmarks()
-    sizes, tested = {b.task: b.train_size for b in benchmarks()}, items_per_task(tuned)
+    sizes, tested = {b.task: b.train_size for b in benchmarks()}, estimate_test_sizes(tuned)
     lanes = RATES * EPOCHS
     tokens = np.array(
         [
@@ -219,7 +220,7 @@ def test_task(folder: Path) -> Matrix:
         )
         for k in ("adjust", "direct")
     )
-    sizes = items_per_task(tuned)
+    sizes = estimate_test_sizes(tuned)
     documents = np.array([sizes.get(t, 14_042.0 if t == "mmlu" else 250.0) for t in tasks])
     return _priced(tuned, direct, documents, read_facts(folder / "test_task_training_models.csv"))
 
@@ -278,10 +279,12 @@ class Simulated:
             if len(asked.history)
             else None
         )
-        self.price, self.truth = data.costs[asked.rows], mean_z(self.study.oriented())
+        self.price, self.truth = data.costs[asked.rows], mean_z_scores(self.study.oriented())
         self.seen = np.repeat(~asked.new[:, None], len(self.study.tasks), axis=1)
         self.total, self.spent = float(self.price[asked.new].sum()), 0.0
-        self.finish = partial(complete, direct=data.direct, history=self.past, facts=data.facts)
+        self.finish = partial(
+            complete_matrix, direct=data.direct, history=self.past, facts=data.facts
+        )
 
     def known(self) -> ScoreMatrix:
         """What was seen so far."""
@@ -302,7 +305,7 @@ class Simulated:
     def wave(self, done: Completion, most: int = WAVE, **ends: Any) -> bool:
         """Take the next cells; False where there are none to take."""
         plan = choose_cells(
-            done, Costs(self.study.models, self.study.tasks, self.price), most=most, **ends
+            done, CellCosts(self.study.models, self.study.tasks, self.price), most=most, **ends
         )
         self.measure(
             [(self.study.models.index(m), self.study.tasks.index(t)) for m, t in plan.cells]
@@ -333,7 +336,7 @@ def budgets(data: Matrix, asked: Case, policy: str) -> list[dict[str, float]]:
 def judged(done: Completion, run: Simulated) -> dict[str, float]:
     """τ of the completion and of the headline, cells' and pairs' intervals, what was said of pairs, P(best)."""
     new, unseen = run.asked.new, ~run.seen
-    z = done.fitted.scale.standard(run.study.values)[unseen]
+    z = done.fitted.scale.standardize(run.study.values)[unseen]
     sd = np.sqrt(done.posterior.variance[unseen])
     reach = [done.fitted.calibration.distance(c) for c in COVER]
     inside = {
@@ -373,13 +376,17 @@ def headline(run: Simulated) -> float:
     if len(rows) < 2 or not new[rows].any():
         return math.nan
     done = run.finish(whole, history=None, check=False, draws=20)
-    ranking = decide(
+    ranking = decide_ranking(
         whole,
-        unseen=lambda count, rng: map(done.fitted.scale.scores, done.posterior.draws(count, rng)),
+        unseen=lambda count, rng: map(
+            done.fitted.scale.to_scores, done.posterior.draw_cells(count, rng)
+        ),
         draws=1_000,
     )
     scores = dict(zip(ranking.models, ranking.scores.tolist(), strict=True))
-    return pair_tau(np.array([scores[m] for m in whole.models]), mean_z(oriented)[rows], new[rows])
+    return pair_tau(
+        np.array([scores[m] for m in whole.models]), mean_z_scores(oriented)[rows], new[rows]
+    )
 
 
 def stop(data: Matrix, asked: Case) -> list[dict[str, float]]:
@@ -604,13 +611,13 @@ def timing() -> bool:
         values[models // 2 :, tasks // 4 :] = np.nan
         tuned = ScoreMatrix.build(names, columns, values, protocol="train_before_test")
         start = time.process_time()
-        done = complete(tuned, direct=direct)
+        done = complete_matrix(tuned, direct=direct)
         fit = time.process_time() - start
         start = time.process_time()
-        again = complete(tuned, direct=direct, fitted=done.fitted)
+        again = complete_matrix(tuned, direct=direct, fitted=done.fitted)
         update = time.process_time() - start
         start = time.process_time()
-        choose_cells(again, Costs(tuned.models, tuned.tasks, np.ones(values.shape)), most=WAVE)
+        choose_cells(again, CellCosts(tuned.models, tuned.tasks, np.ones(values.shape)), most=WAVE)
         step = time.process_time() - start
         ok = update + step <= limit and fit + step <= 60.0
         good &= ok

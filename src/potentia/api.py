@@ -11,8 +11,7 @@ from potentia.analysis.base_models import (
 from potentia.analysis.benchmark import find_benchmark, find_classification
 from potentia.analysis.proxy import Options as ProxyOptions
 from potentia.analysis.proxy import find_proxies
-from potentia.analysis.rankings import Options as RankingOptions
-from potentia.analysis.rankings import find_pair, find_rankings
+from potentia.analysis.rankings import RankingOptions, find_pair, find_rankings
 from potentia.analysis.test_task import Options as TestTaskOptions
 from potentia.analysis.test_task import find_test_task
 from potentia.errors import InputError, PotentiaError

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from potentia.analysis.rankings import Options, find_rankings
+from potentia.analysis.rankings import RankingOptions, find_rankings
 from potentia.evidence import read
 
 
@@ -172,6 +172,6 @@ def test_items_of_a_store_give_paired_tests(potentia, tmp_path):
     assert paired["items"] == [200, 200]
     assert paired["by_items"] == [3, 3]
     bare = find_rankings(
-        read(tmp_path / "potentia.db"), Options(resamples=20, use_items=False)
+        read(tmp_path / "potentia.db"), RankingOptions(resamples=20, use_items=False)
     ).named()
     assert bare["significance direct"].to_dict()["items"] == [0, 0]

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from made_store import MODELS, make_store
-from potentia.analysis.rankings import SURE, find_pair, find_rankings, find_scoreboard
+from potentia.analysis.rankings import CLAIM_PROBABILITY, build_scoreboard, find_pair, find_rankings
 from potentia.evidence import read
 from potentia.show import answer, make_report
 
@@ -15,7 +15,7 @@ from potentia.show import answer, make_report
 def test_every_door_gives_the_same_answer(tmp_path, potentia):
     store = make_store(tmp_path / "made.db")
     evidence = read(store)
-    board = find_scoreboard(evidence)
+    board = build_scoreboard(evidence)
     assert find_rankings(evidence).scoreboard.to_dict() == board.to_dict()
     report = make_report(evidence)
     assert answer(report).headline.replace("\N{NO-BREAK SPACE}", " ") == board.headline()
@@ -26,12 +26,13 @@ def test_every_door_gives_the_same_answer(tmp_path, potentia):
     lead = pair.leads[board.protocol]
     assert lead.chance == pytest.approx(
         max(
-            board.ranking.better(board.first, second), 1 - board.ranking.better(board.first, second)
+            board.ranking.probability_better(board.first, second),
+            1 - board.ranking.probability_better(board.first, second),
         )
     )
     assert set(MODELS) >= {lead.first, lead.second}
-    if board.ranking.sure:
+    if board.ranking.is_first_certain:
         assert lead.first == board.first
-        assert lead.chance >= SURE
+        assert lead.chance >= CLAIM_PROBABILITY
     found = json.loads(potentia("compare", board.first, second, store, "--json").stdout)
     assert found["leads"][str(board.protocol)]["chance"] == pytest.approx(lead.chance)

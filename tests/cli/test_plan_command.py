@@ -13,7 +13,7 @@ import yaml
 from starlette.testclient import TestClient
 
 import tiny
-from potentia.analysis.rankings import find_scoreboard
+from potentia.analysis.rankings import build_scoreboard
 from potentia.errors import InputError, StudyError
 from potentia.evidence import read
 from potentia.run import (
@@ -319,7 +319,7 @@ def every_door_says(found: dict, potentia) -> None:
     said = found["ranking"]
     first = dict(zip(said["models"], said["p_first"], strict=True))
     evidence = read(found["store"], study="select-final")
-    board = find_scoreboard(evidence)
+    board = build_scoreboard(evidence)
     assert board.first == found["best"]
     assert {s.model: s.p_first for s in board.standings} == pytest.approx(first)
     assert board.ranking.rivals == tuple(found["close"])

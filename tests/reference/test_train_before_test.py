@@ -176,10 +176,10 @@ def test_pc1_follows_compute(found):
 
 
 def test_the_published_benchmarks_are_sound(scores):
-    from potentia.analysis.rankings.screening import screen
+    from potentia.analysis.rankings.screening import screen_tasks
     from potentia.papers.train_before_test import _tasks
 
-    screening = screen(_tasks(scores["direct"]), _tasks(scores["train_before_test"]))
+    screening = screen_tasks(_tasks(scores["direct"]), _tasks(scores["train_before_test"]))
     assert {f.reason for f in screening.flags} <= {"ceiling"}
 
 
@@ -196,18 +196,18 @@ def test_figures_12_and_13_tau_b_by_task_and_by_category(found):
 
 def test_families_widen_the_intervals_of_the_published_scores(scores):
     """61 models of a few families are not independent: the interval by model is about half as wide."""
-    from potentia.analysis.rankings import Options
-    from potentia.analysis.rankings.find import rank_scores
+    from potentia.analysis.rankings import RankingOptions
+    from potentia.analysis.rankings.findings import analyze_scores
 
-    options = Options(resamples=200)
-    change = rank_scores({p: scores[p] for p in SIDES}, options=options).changes[SIDES]
+    options = RankingOptions(resamples=200)
+    change = analyze_scores({p: scores[p] for p in SIDES}, options=options).changes[SIDES]
     assert change.over == "families"
     assert change.interval.low > 0
     by_family, by_model = (i.high - i.low for i in (change.interval, change.difference["models"]))
     assert by_family > 1.4 * by_model
     assert (
-        rank_scores(
-            {p: scores[p] for p in SIDES}, options=Options(resamples=20, resample="lineages")
+        analyze_scores(
+            {p: scores[p] for p in SIDES}, options=RankingOptions(resamples=20, resample="lineages")
         )
         .changes[SIDES]
         .over
@@ -217,9 +217,11 @@ def test_families_widen_the_intervals_of_the_published_scores(scores):
 
 def test_fewer_benchmarks_suffice_after_tuning(scores):
     """Section 4: rankings from a few benchmarks transfer; four tuned tasks rank as well as ten direct ones."""
-    from potentia.analysis.rankings.aggregate import find_task_curve
+    from potentia.analysis.rankings.aggregate import measure_task_curve
 
-    direct, tuned = (find_task_curve(scores[p].benchmarks(), splits=100).any_subset for p in SIDES)
+    direct, tuned = (
+        measure_task_curve(scores[p].benchmarks(), splits=100).any_subset for p in SIDES
+    )
     enough = [next(k + 1 for k, tau in enumerate(curve) if tau >= 0.9) for curve in (direct, tuned)]
     assert enough[1] <= 5
     assert enough[0] >= 2 * enough[1]

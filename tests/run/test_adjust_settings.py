@@ -308,7 +308,7 @@ def test_cells_that_kept_the_untuned_model_are_counted_and_ranked_without_that_c
     evidence = read(made.store, study="s")
     assert evidence.background.categories["colours"] == "colour"
     found = find_rankings(evidence)
-    told = found.same[Protocol("train_before_test")]
+    told = found.tuning[Protocol("train_before_test")]
     on_tasks = {c.model: ("colours",) for c in kept if c.task == "colours"}
-    assert told.kept == on_tasks
+    assert told.untuned_tasks == on_tasks
     assert bool(told.tuned_ranks) == bool(on_tasks)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from potentia.analysis.rankings import SURE
+from potentia.analysis.rankings import CLAIM_PROBABILITY
 from potentia.evidence import Evidence
 from potentia.show import ReportData, answer, build_sections, make_report
 from potentia.values.scores import ScoreMatrix
@@ -47,8 +47,12 @@ def test_equal_models_are_all_named_as_possible():
 def test_the_headline_follows_the_intervals(seed: int, noise: float):
     values = np.random.default_rng(seed).random((5, 4))
     told = answer(make(values, noise))
-    assert ("% sure" in told.headline) == (max(s.p_first for s in told.standings) >= SURE)
-    assert ("most likely" in told.headline) == (max(s.p_first for s in told.standings) < SURE)
+    assert ("% sure" in told.headline) == (
+        max(s.p_first for s in told.standings) >= CLAIM_PROBABILITY
+    )
+    assert ("most likely" in told.headline) == (
+        max(s.p_first for s in told.standings) < CLAIM_PROBABILITY
+    )
     assert told.standings[0].rank == min(s.rank for s in told.standings)
 
 
@@ -72,7 +76,7 @@ def test_a_change_that_noise_explains_is_no_change():
     data = make_report(Evidence.of({"direct": before, "train_before_test": after}))
     change = data.rankings.changes["direct", "train_before_test"]
     told = answer(data)
-    expected = {1: "more on", -1: "less on", 0: "It is open"}[change.verdict]
+    expected = {1: "more on", -1: "less on", 0: "It is open"}[change.direction]
     (said,) = [sentence for sentence in told.sentences if "after tuning" in sentence]
     assert expected in said
 

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from made_store import DOCUMENT, EVIL, MODELS, TASKS, make_store
-from potentia.analysis.planning import find_outlook
+from potentia.analysis.completion import find_outlook
 from potentia.errors import InputError
 from potentia.evidence import Evidence
 from potentia.evidence import read as open_evidence

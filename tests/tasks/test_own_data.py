@@ -10,7 +10,7 @@ import pytest
 
 import tiny
 from potentia import tasks
-from potentia.analysis.planning import find_completion, find_grid
+from potentia.analysis.completion import build_grid, complete_grid
 from potentia.errors import StudyError, TaskError
 from potentia.evidence import read
 from potentia.run import plan_study, run_study, store_status
@@ -161,7 +161,7 @@ def test_folds_of_a_study_become_one_task_with_all_documents(tmp_path: Path) -> 
     assert evidence.background.chance["q"] == pytest.approx(1 / 3), (
         "what is known of a fold is known of the task"
     )
-    links = find_completion(find_grid(evidence), evidence).fitted.scale.links
+    links = complete_grid(build_grid(evidence), evidence).fitted.scale.links
     assert links.chance.tolist() == pytest.approx([1 / 3]), (
         "and known where its scores are predicted"
     )

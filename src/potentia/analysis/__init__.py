@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from potentia.analysis import (
         base_models,
         benchmark,
+        completion,
         planning,
         proxy,
         rankings,
@@ -19,6 +20,15 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("base_models", "benchmark", "planning", "proxy", "rankings", "stats", "test_task"):
+    if name in (
+        "base_models",
+        "benchmark",
+        "completion",
+        "planning",
+        "proxy",
+        "rankings",
+        "stats",
+        "test_task",
+    ):
         return import_module(f"potentia.analysis.{name}")
     raise AttributeError(f"module 'potentia.analysis' has no attribute {name!r}")

@@ -89,7 +89,9 @@ def _print_rankings(found: Found, evidence: potentia.Evidence, asked: Any) -> No
         out.print_findings({name: f for name, f in found.items() if name != "scoreboard"})
         return
     out.console.print()
-    for table in filter(None, map(telling, potentia.analysis.rankings.summarise(asked.found))):
+    for table in filter(
+        None, map(telling, potentia.analysis.rankings.summarize_rankings(asked.found))
+    ):
         out.print_table(table)
     tables = sum(len(finding.tables()) for finding in found.values())
     out.say(
@@ -138,7 +140,7 @@ def rankings(evidence: potentia.Evidence, asked: Any) -> Found:
             hint=f"--gaps is one of: {', '.join(potentia.analysis.rankings.GAPS)}",
         )
     asked.found = potentia.analysis.rankings.find_rankings(
-        evidence, filled(potentia.analysis.rankings.Options, asked)
+        evidence, filled(potentia.analysis.rankings.RankingOptions, asked)
     )
     named: Found = asked.found.named()
     return named
@@ -153,7 +155,7 @@ def outlook(evidence: potentia.Evidence, asked: Any) -> Found:
     Example:
       potentia analyze outlook potentia.db
     """
-    found = potentia.analysis.planning.find_outlook(evidence, history=out.history(asked))
+    found = potentia.analysis.completion.find_outlook(evidence, history=out.history(asked))
     if found is None:
         store = asked.sources[0]
         hint = f"potentia analyze rankings {shlex.quote(store)}"
@@ -178,7 +180,7 @@ def few_tasks(evidence: potentia.Evidence, asked: Any) -> Found:
     known = evidence.background
     sizes = {task: min(n, CAP) for task, n in known.train_examples.items()}
     return {
-        "few_tasks": potentia.analysis.planning.find_task_curve(
+        "few_tasks": potentia.analysis.planning.measure_task_curve(
             evidence.scores[evidence.main], costs=sizes, lineages=known.lineages
         )
     }

@@ -162,7 +162,7 @@ def _scores_of(
     """Return a study's scores and their scoreboard; None where there is no score to show."""
     try:
         evidence = potentia.evidence.read(store, study=study)
-        return evidence, potentia.analysis.rankings.find_scoreboard(evidence)
+        return evidence, potentia.analysis.rankings.build_scoreboard(evidence)
     except InputError:  # every cell failed; the reasons are told
         return None
 

@@ -66,7 +66,7 @@ def _two_models(given: list[str]) -> tuple[str, str, str]:
 
 
 def _documents(
-    evidence: potentia.Evidence, pair: potentia.analysis.rankings.Pair, most: int
+    evidence: potentia.Evidence, pair: potentia.analysis.rankings.ModelComparison, most: int
 ) -> list[dict[str, Any]]:
     """Return documents that one model alone gets right, each with what both said; ``most`` of each kind and task."""
     keys = {(cell.protocol, cell.task, cell.model): cell.key for cell in evidence.cells()}
@@ -95,7 +95,9 @@ def _documents(
     return found
 
 
-def _print_documents(found: list[dict[str, Any]], pair: potentia.analysis.rankings.Pair) -> None:
+def _print_documents(
+    found: list[dict[str, Any]], pair: potentia.analysis.rankings.ModelComparison
+) -> None:
     names = dict(zip((pair.first, pair.second), pair.names, strict=True))
     rows = tuple(
         (

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from potentia.analysis.left_out import inside, outside
+from potentia.analysis.left_out import drop_names_in, keep_names_in
 from potentia.analysis.test_task import adjustment as adjusting
 from potentia.analysis.test_task import changes
 from potentia.analysis.test_task.cohort import Cohort, Pair, best_of, pair_up
@@ -260,7 +260,7 @@ def _compared(
 ) -> adjusting.TaskAdjustment | None:
     """Compare newer with older models on one task of the tree, before and after; None where it is not there."""
     first, second = (tree.scores(stage, prefix + name, *METRICS) for stage in stages)
-    models = inside(cohort.models, first, second)
+    models = keep_names_in(cohort.models, first, second)
     if not models:
         return None
     here = cohort.select(models)
@@ -273,7 +273,7 @@ def _as_they_are(
     task: str, cohort: Cohort, scores: Mapping[str, float], how: Mapping[str, Any]
 ) -> adjusting.GroupScaling | None:
     """Fit the models as they are, in another form or metric (figures 5 and 18); None where there are no scores."""
-    models = inside(cohort.models, scores)
+    models = keep_names_in(cohort.models, scores)
     if not models:
         return None
     here, falls = cohort.select(models), task.endswith("brier_score")
@@ -313,7 +313,7 @@ def _missing(scores: StagedScores, tree: Evaluations, cohort: Cohort) -> tuple[s
     if not any("chat" in model or "instruct" in model for model in cohort.models):
         told.append("Figure 20: no instruction-tuned or chat model is among the models")
     qwen = [f"qwen-2-{size}" for size in ("0.5b", "1.5b", "7b")]
-    if absent := outside(qwen, cohort.models):
+    if absent := drop_names_in(qwen, cohort.models):
         told.append(f"{', '.join(absent)} in every number: no scores of them")
     return tuple(told)
 

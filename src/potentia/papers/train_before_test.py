@@ -24,12 +24,12 @@ from typing import Any
 import numpy as np
 
 from potentia.analysis.base_models.ablation import Ablation, compare_methods
-from potentia.analysis.left_out import inside, outside
+from potentia.analysis.left_out import drop_names_in, keep_names_in
 from potentia.analysis.proxy.proxies import Robustness, measure_robustness
 from potentia.analysis.rankings import groups
 from potentia.analysis.rankings.agreement import SIGNIFICANT, compare_agreement, measure_agreement
-from potentia.analysis.rankings.components import Components, find_components, fit_compute
-from potentia.analysis.rankings.groups import align
+from potentia.analysis.rankings.components import Components, compute_components, fit_compute
+from potentia.analysis.rankings.groups import align_rankings
 from potentia.analysis.stats.bootstrap import RESAMPLES
 from potentia.analysis.stats.correlation import kendall_matrix, mean_offdiagonal
 from potentia.analysis.stats.significance import measure_significance
@@ -201,7 +201,7 @@ def reproduce(
     scores: Mapping[Protocol, ScoreMatrix], *, resamples: int = RESAMPLES, seed: int = 0
 ) -> Reproduction:
     """Compute every number of the paper that ``scores`` can give; a few_shot matrix, where there is one, joins in."""
-    if missing := outside(PROTOCOLS, scores):
+    if missing := drop_names_in(PROTOCOLS, scores):
         hint = f"the reproduction needs {' and '.join(PROTOCOLS)}, as published with the paper"
         raise InputError(f"these scores have no protocol {missing[0]!r}", hint=hint)
     tables: dict[str, ScoreMatrix] = {p: _tasks(scores[p]) for p in PROTOCOLS}
@@ -232,7 +232,7 @@ def _agreements(tables: Mapping[str, ScoreMatrix], how: Mapping[str, Any]) -> di
     for name, matrix in tables.items():
         found[f"agreement {name}"] = measure_agreement(matrix, categories=categories, **how)
         found[f"significance {name}"] = measure_significance(matrix)
-        found[f"components {name}"] = find_components(matrix, **how)
+        found[f"components {name}"] = compute_components(matrix, **how)
         found[f"tau-b {name}"] = measure_agreement(
             matrix, method=SIGNIFICANT, categories=categories, **how
         )
@@ -248,9 +248,9 @@ def _groups(
     grouped: Sequence[ScoreMatrix], facts: Mapping[str, ModelFacts], how: Mapping[str, Any]
 ) -> dict[str, Finding]:
     """Tables 6 and 7 and appendix B.5: models of one size or family, and benchmarks with large tests."""
-    sizes = groups.size_bins({m: f.size / 1e9 for m, f in facts.items() if f.size})
+    sizes = groups.name_size_bins({m: f.size / 1e9 for m, f in facts.items() if f.size})
     families = {m: f.family for m, f in facts.items()}
-    order, large = groups.bin_order(sizes.values()), {"over 2,000 items": paper.LARGE_TESTS}
+    order, large = groups.sort_size_bins(sizes.values()), {"over 2,000 items": paper.LARGE_TESTS}
     return {
         "by size": groups.agreement_by_models(
             grouped, sizes, by="size in billions", order=order, **how
@@ -273,7 +273,7 @@ def _components(
         members = [m for m in pair[0].models if families.get(m) == family]
         for matrix in pair if len(members) > 1 else ():
             rows = matrix.select(models=members)
-            found[f"components {matrix.protocol} {family}"] = find_components(
+            found[f"components {matrix.protocol} {family}"] = compute_components(
                 rows, group=family, **how
             )
     # The paper knew the tokens of its own tables alone; what was published since is marked in the facts' sources.
@@ -286,7 +286,7 @@ def _components(
         found["compute"] = fit_compute(tuned, flops, families=families, **how)
     if {"nq_open", "arc_challenge"} <= set(pair[0].tasks):
         for matrix in pair:
-            found[f"alignment {matrix.protocol}"] = align(
+            found[f"alignment {matrix.protocol}"] = align_rankings(
                 matrix, "nq_open", "arc_challenge", families=families
             )
     return found
@@ -294,8 +294,8 @@ def _components(
 
 def _tasks(matrix: ScoreMatrix) -> ScoreMatrix:
     """Return the benchmarks without the corpora, in the order of table 5."""
-    others = outside(matrix.tasks, {*paper.TABLE_5, *CORPORA})
-    return matrix.select(tasks=[*inside(paper.TABLE_5, matrix.tasks), *others])
+    others = drop_names_in(matrix.tasks, {*paper.TABLE_5, *CORPORA})
+    return matrix.select(tasks=[*keep_names_in(paper.TABLE_5, matrix.tasks), *others])
 
 
 def _perplexity(
@@ -305,7 +305,7 @@ def _perplexity(
     how: Mapping[str, Any],
 ) -> dict[str, Finding]:
     """Figures 4 and 5, on the models with perplexities (the published scores leave Gemma out)."""
-    corpora = inside(CORPORA, scores[DIRECT].tasks)
+    corpora = keep_names_in(CORPORA, scores[DIRECT].tasks)
     if not corpora:
         return {}
     bits = {p: scores[p].select(tasks=corpora) for p in PROTOCOLS}
@@ -468,7 +468,7 @@ def _group_checks(pair: Sequence[ScoreMatrix], found: Mapping[str, Any]) -> Iter
 
 def _at_three_decimals(matrix: ScoreMatrix) -> str:
     """Say what the mean would be with scores rounded as tables print them: ties move it in the third digit."""
-    tasks = inside(paper.LARGE_TESTS, matrix.tasks)
+    tasks = keep_names_in(paper.LARGE_TESTS, matrix.tasks)
     rounded = float(
         mean_offdiagonal(kendall_matrix(matrix.select(tasks=tasks).oriented().round(3)))
     )

@@ -17,14 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from potentia.analysis.planning import (
-    Completion,
-    Costs,
-    Grid,
-    NextCells,
-    choose_cells,
-    find_completion,
-)
+from potentia.analysis.completion import Completion, StudyGrid, complete_grid
+from potentia.analysis.planning import CellCosts, NextCells, choose_cells
 from potentia.errors import InputError
 from potentia.run.calibration import estimate_cost
 from potentia.run.cost import StudyCost, read_budget
@@ -44,7 +38,7 @@ SHARED_LOAD = (
 )
 
 
-def grid_of(plan: StudyPlan) -> Grid:
+def grid_of(plan: StudyPlan) -> StudyGrid:
     """Return the tuned cells that a study is ranked by: folds of a task joined, texts to predict left out."""
     protocol = next((p for p in (TRAIN_BEFORE_TEST, ADJUST) if p in plan.study.protocols), None)
     if protocol is None:
@@ -62,7 +56,7 @@ def grid_of(plan: StudyPlan) -> Grid:
             "there is nothing to choose: the study has texts to predict and no task",
             hint="models are ranked by their tasks; run the study whole",
         )
-    return Grid(
+    return StudyGrid(
         models=tuple(row.model.name for row in plan.rows if not row.problem),
         tasks=tuple(tasks),
         metrics=tuple(task.metric_of(task.metric) for task in tasks.values()),
@@ -70,7 +64,7 @@ def grid_of(plan: StudyPlan) -> Grid:
     )
 
 
-def costs_of(grid: Grid, cost: StudyCost) -> Costs:
+def costs_of(grid: StudyGrid, cost: StudyCost) -> CellCosts:
     """Return the price of every tuned cell: seconds where they are known, else FLOPs."""
     timed = all(np.isfinite(cell.seconds) for cell in cost.cells)
     values = np.full((len(grid.models), len(grid.tasks)), np.nan)
@@ -86,11 +80,11 @@ def costs_of(grid: Grid, cost: StudyCost) -> Costs:
             )
     if not np.isfinite(values).any():
         values = np.ones_like(values)
-        return Costs(grid.models, grid.tasks, values, "cells")
-    return Costs(grid.models, grid.tasks, values, "seconds" if timed else "FLOPs")
+        return CellCosts(grid.models, grid.tasks, values, "cells")
+    return CellCosts(grid.models, grid.tasks, values, "seconds" if timed else "FLOPs")
 
 
-def within(budget: str | None, costs: Costs, hint: str) -> float | None:
+def within(budget: str | None, costs: CellCosts, hint: str) -> float | None:
     """Return a budget in the unit of the costs; None where there is none."""
     room = None if budget is None else read_budget(budget, float(np.nansum(costs.values)))
     if budget is not None and costs.unit != "seconds" and not budget.rstrip().endswith("%"):
@@ -149,7 +143,7 @@ def complete_study(
     how: dict[str, Any] = {"history": history, "facts": study_facts(plan.study)}
     if measured is not None:
         how["measured"] = measured.astype(np.float64)
-    return find_completion(grid_of(plan), _known_so_far(plan), **how)
+    return complete_grid(grid_of(plan), _known_so_far(plan), **how)
 
 
 WAVE = 8  # cells, or two of every row where there are many rows
@@ -170,7 +164,7 @@ class AdaptiveRun:
     watch: Callable[[StudyPlan], Any] | None = None
     tell: Callable[[str], Any] = lambda _: None
     keep: bool = True  # models and workers from wave to wave
-    grid: Grid = field(init=False)
+    grid: StudyGrid = field(init=False)
     results: list[RunResult] = field(init=False, default_factory=list)
     stay: Stay = field(init=False, default_factory=Stay)
 
@@ -231,7 +225,7 @@ class AdaptiveRun:
     # --- choosing ------------------------------------------------------------------------------------------------
 
     def _choose(
-        self, costs: Costs, measured: npt.NDArray[np.bool_], room: float | None
+        self, costs: CellCosts, measured: npt.NDArray[np.bool_], room: float | None
     ) -> tuple[Completion, NextCells]:
         done = complete_study(self.plan, history=self.history, measured=measured)
         lost = self._lost()
@@ -252,7 +246,7 @@ class AdaptiveRun:
             return asked - set(store.linked(self.plan.key).values())
 
     def _count(
-        self, cells: Cells, costs: Costs, measured: npt.NDArray[np.bool_], room: float | None
+        self, cells: Cells, costs: CellCosts, measured: npt.NDArray[np.bool_], room: float | None
     ) -> float | None:
         """Take the cells for done, also those that failed: they are not asked again."""
         for model, task in cells:
@@ -264,7 +258,7 @@ class AdaptiveRun:
             measured[place] = True
         return room
 
-    def _price(self, journal: Sequence[dict[str, Any]]) -> Costs:
+    def _price(self, journal: Sequence[dict[str, Any]]) -> CellCosts:
         """Price the cells: as on the first day; then by the clock where the budget is a time, else what is known."""
         if journal:
             event = journal[0]
@@ -272,7 +266,9 @@ class AdaptiveRun:
                 [[np.nan if v is None else v for v in row] for row in event["costs"]],
                 dtype=np.float64,
             )
-            return Costs(tuple(event["models"]), tuple(event["tasks"]), values, str(event["unit"]))
+            return CellCosts(
+                tuple(event["models"]), tuple(event["tasks"]), values, str(event["unit"])
+            )
         self.tell("estimating the cost")
         timed = self.budget is not None and not self.budget.strip().endswith("%")
         return costs_of(self.grid, estimate_cost(self.plan, calibrate=timed))

@@ -196,7 +196,7 @@ def is_behind(lane: LanePlan, same: Mapping[LanePlan, Candidate], looks: int) ->
 
     The rule is that of every race (``analysis.stats.first``); the doubt is shared out over the ends of epochs.
     """
-    from potentia.analysis.stats import MAYBE, may_win
+    from potentia.analysis.stats import SURVIVAL_CHANCE, estimate_win_chances
 
     if any(math.isfinite(c.value) and not math.isfinite(c.stderr) for c in same.values()):
         return False  # no telling what is noise
@@ -204,20 +204,20 @@ def is_behind(lane: LanePlan, same: Mapping[LanePlan, Candidate], looks: int) ->
         {other.key: getattr(c, what) for other, c in same.items()}
         for what in ("value", "stderr", "right")
     )
-    chance = may_win(*told, higher_is_better=same[lane].up)
-    return bool(chance[lane.key] < MAYBE / max(looks, 1))
+    chance = estimate_win_chances(*told, higher_is_better=same[lane].up)
+    return bool(chance[lane.key] < SURVIVAL_CHANCE / max(looks, 1))
 
 
 def validated(made: Evaluation) -> tuple[float, float, str]:
     """Return what a state is worth on validation, its standard error, and which documents it got right."""
-    from potentia.analysis.stats import pack_right
+    from potentia.analysis.stats import pack_correct
 
     outcomes, value = [item.value for item in made.outcomes], made.main.value
     mean = sum(outcomes) / len(outcomes) if outcomes else math.nan
     return (
         value,
         made.main.stderr,
-        pack_right(outcomes) if math.isclose(mean, value, abs_tol=1e-6) else "",
+        pack_correct(outcomes) if math.isclose(mean, value, abs_tol=1e-6) else "",
     )
 
 

@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from potentia.analysis.planning import Choice, Standing
-from potentia.analysis.rankings import Elicitation, find_elicitation, find_scoreboard
-from potentia.analysis.stats import stay_in
+from potentia.analysis.planning import CandidateStanding, ModelChoice
+from potentia.analysis.rankings import Elicitation, build_scoreboard, measure_elicitation
+from potentia.analysis.stats import select_survivors
 from potentia.errors import InputError, PotentiaError
 from potentia.run.execute import default_workers, run_study
 from potentia.run.local import Stay
@@ -60,14 +60,14 @@ class Race:
     notes: list[str] = field(init=False, default_factory=list)
     standing: str = field(init=False, default="")
 
-    def run(self) -> Choice:
+    def run(self) -> ModelChoice:
         """Run the rounds and return the answer; the data is read once, and a model stays loaded if memory allows."""
         from potentia.tasks import reading_once
 
         with reading_once(), Stay() as self.stay:
             return self._run()
 
-    def _run(self) -> Choice:
+    def _run(self) -> ModelChoice:
         began = time.monotonic()
         if len(self.study.benchmarks()) != 1:
             raise InputError(
@@ -124,7 +124,7 @@ class Race:
             "looks": rounds - 1,
             "seed": self.study.seed,
         }
-        staying, chance = stay_in(values, errors, right, **how)  # type: ignore[arg-type]
+        staying, chance = select_survivors(values, errors, right, **how)  # type: ignore[arg-type]
         leader = max(chance, key=lambda m: chance[m])
         self.standing = f"{leader} leads (P(best) {chance[leader]:.2f})"
         self.out |= {m: Out(number, chance[m], values[m]) for m in seen}
@@ -186,10 +186,10 @@ class Race:
         final: Mapping[str, CellRecord],
         seconds: float,
         train: int,
-    ) -> Choice:
+    ) -> ModelChoice:
         from potentia.evidence import read
 
-        board = find_scoreboard(
+        board = build_scoreboard(
             read(self.study.store, study=self.last)
         )  # what every other door says of this store
         ranking, missing = board.ranking, board.missing
@@ -200,30 +200,32 @@ class Race:
         validation = {m: out.validation for m, out in self.out.items()}
         validation |= {m: _number(cell.selection.get("validation")) for m, cell in final.items()}
 
-        def standing(model: str) -> Standing:
-            return Standing(
+        def standing(model: str) -> CandidateStanding:
+            return CandidateStanding(
                 model,
                 *_scored(direct.get(model)),
                 *_scored(final.get(model)),
                 validation.get(model, math.nan),
                 p_best=chance.get(model, math.nan),
-                out=self.out[model].round if model in self.out else None,
+                dropped_in_round=self.out[model].round if model in self.out else None,
                 problem="" if model in final else self.problems.get(model, ""),
             )
 
         standings = [standing(row.name) for row in self.study.rows()]
-        standings.sort(key=lambda s: (-s.p_best if s.p_best == s.p_best else 0.0, s.out is None))
-        return Choice(
+        standings.sort(
+            key=lambda s: (-s.p_best if s.p_best == s.p_best else 0.0, s.dropped_in_round is None)
+        )
+        return ModelChoice(
             task=task.name,
             metric=task.metric,
             ranking=ranking,
             missing=missing,
-            lost=min(sum(out.chance for out in self.out.values()), 1.0),
+            p_dropped_best=min(sum(out.chance for out in self.out.values()), 1.0),
             seconds=seconds,
             more_seconds=each * 2 * missing.documents
             if missing is not None and missing.documents
             else math.nan,
-            train=train,
+            train_documents=train,
             standings=tuple(standings),
             notes=tuple(self.notes),
         )
@@ -318,4 +320,4 @@ def elicit(
         found[name] = matrix.select(
             models=[m.name for m in small.models], tasks=[t.name for t in small.tasks]
         )
-    return find_elicitation(RECIPE, found)
+    return measure_elicitation(RECIPE, found)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from potentia.analysis.planning import Completion
+from potentia.analysis.completion import Completion
 from potentia.analysis.rankings import (
     NAMES,
+    ModelStanding,
     Scoreboard,
-    Standing,
     agreement_sentence,
     resolution_sentence,
 )
@@ -45,7 +45,7 @@ class Answer:
     board: Scoreboard | None = None
 
     @property
-    def standings(self) -> tuple[Standing, ...]:
+    def standings(self) -> tuple[ModelStanding, ...]:
         """Every ranked model, best first."""
         return () if self.board is None else self.board.standings
 
@@ -110,7 +110,7 @@ def _size(data: ReportData) -> Tile:
 
 def _first(data: ReportData) -> Tile | None:
     ranking = data.rankings.overall.get(data.main) if data.rankings is not None else None
-    if ranking is None or not ranking.known or data.runs is not None:
+    if ranking is None or not ranking.can_claim or data.runs is not None:
         return None
     return _tile(
         chance(float(ranking.p_first.max())), "P(first)", f"by the {NAMES[ranking.method]}"
@@ -200,7 +200,7 @@ def _ladder(board: Scoreboard) -> dict[str, Any]:
                 "model": s.model,
                 "name": board.names[s.model],
                 "standing": s,
-                "rank": _mark(ranks, Interval(s.rank, *s.reach)),
+                "rank": _mark(ranks, Interval(s.rank, *s.rank_interval)),
                 "before_rank": None if s.before is None else _place(ranks, s.before),
                 "score": scores and _mark(scores, after),
                 "before": scores and _mark(scores, before),
@@ -212,7 +212,7 @@ def _ladder(board: Scoreboard) -> dict[str, Any]:
         "ranks": _axis(ranks),
         "scores": scores and _axis(scores),
         "rungs": rungs,
-        "intervals": board.ranking.known,
+        "intervals": board.ranking.can_claim,
         "errors": errors,
     }
 

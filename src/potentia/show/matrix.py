@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 
 import numpy as np
 
-from potentia.analysis.planning import Completion
+from potentia.analysis.completion import Completion
 from potentia.analysis.rankings import NAMES
 from potentia.store import CellRecord, LaneRecord
 from potentia.values.findings import short_names
@@ -250,7 +250,7 @@ def _known_of(data: ReportData, told: Answer, live: str) -> dict[str, Any]:
         "tasks": tuple(tasks),
         "ranks": {}
         if data.runs is not None
-        else {s.model: (s.rank, *s.reach) for s in told.standings},
+        else {s.model: (s.rank, *s.rank_interval) for s in told.standings},
         "method": NAMES.get(told.method, told.method),
         "up": {task: metric.higher_is_better for task, metric in measured.items()},
         "facts": {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from potentia.analysis.rankings import NAMES, EvidenceMap, Ranking, align, map_evidence
+from potentia.analysis.rankings import NAMES, EvidenceMap, Ranking, align_rankings, map_evidence
 from potentia.values.findings import Bump, Heatmap
 from potentia.values.protocol import Protocol
 from potentia.values.scores import ScoreMatrix
@@ -69,7 +69,7 @@ def _overall(before: Ranking | None, after: Ranking | None, note: str) -> list[B
         caption=f"Ranks over all tasks, as in the answer: by the {NAMES[after.method]}, since {after.reason}.{note}",
         models=tuple(models),
         columns=(before.protocol.label, after.protocol.label),
-        ranks=np.array([[before.rank(m), after.rank(m)] for m in models], dtype=np.float64),
+        ranks=np.array([[before.rank_of(m), after.rank_of(m)] for m in models], dtype=np.float64),
     )
     return [chart]
 
@@ -110,7 +110,7 @@ def _on_task(task: str, one: ScoreMatrix, two: ScoreMatrix) -> tuple[int, Bump] 
     whole = joined.complete()
     if whole.shape[0] < 2 or not np.isfinite(whole.stderr).all():
         return None
-    aligned = align(joined, *names)
+    aligned = align_rankings(joined, *names)
     taus = [
         "undefined" if tau != tau else f"{tau:.2f}" for tau in (aligned.tau, aligned.aligned_tau)
     ]  # all may tie
@@ -141,7 +141,7 @@ def evidence_maps(data: ReportData) -> dict[Protocol, EvidenceMap]:
 
 def evidence_chart(found: EvidenceMap, models: int) -> Heatmap:
     """Draw the share of tasks that the model of a row wins minus the share that it loses, significant ones alone."""
-    wins, losses, ties = found.counts()
+    wins, losses, ties = found.count_outcomes()
     met = wins + losses + ties
     first, second = np.triu_indices(len(found.models), 1)
     balance = np.full((len(found.models),) * 2, np.nan)
@@ -186,5 +186,5 @@ def evidence_payload(found: EvidenceMap) -> dict[str, Any]:
         "difference": [short(row) for row in found.difference],
         "p": [short(row) for row in found.p],
         "kept": ["".join("01"[int(k)] for k in row) for row in kept],
-        "pairs": [list(row) for row in found.rows()],
+        "pairs": [list(row) for row in found.pair_rows()],
     }

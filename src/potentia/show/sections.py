@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from potentia.analysis.benchmark import benchmark_table
-from potentia.analysis.rankings import FEW_MODELS, find_scoreboard
+from potentia.analysis.rankings import ENOUGH_MODELS, build_scoreboard
 from potentia.errors import InputError
 from potentia.evidence import read
 from potentia.files import write_file
@@ -128,9 +128,7 @@ def _of_few(section: Section | None, data: ReportData) -> Section | None:
     """Fold the figures of a few models away: they say nothing of other models."""
     if section is None or not data.few:
         return section
-    lead = (
-        f"It takes {FEW_MODELS} models or more to say something of others: the figures are folded."
-    )
+    lead = f"It takes {ENOUGH_MODELS} models or more to say something of others: the figures are folded."
     return replace(
         section, lead=lead, charts=(), more=[*section.charts, *section.more], more_title="Figures"
     )
@@ -144,7 +142,7 @@ def apart_section(data: ReportData) -> Section | None:
     tables = [
         replace(table, title=f"{number}. {group.name}", note=" ".join((*group.notes, table.note)))
         for number, group in enumerate(groups, start=1)
-        for table in find_scoreboard(group).tables()[:1]
+        for table in build_scoreboard(group).tables()[:1]
     ]
     return Section("apart", "Groups", "", tables=tables, heading="Scores that cannot be compared")
 
@@ -250,7 +248,7 @@ def ranks_section(data: ReportData) -> Section | None:
 
 def tuning_section(data: ReportData) -> Section | None:
     """Whether the fine-tuning was the same for all, and which cells may have more in them."""
-    found = list(data.rankings.same.values()) if data.rankings is not None else []
+    found = list(data.rankings.tuning.values()) if data.rankings is not None else []
     said = _said(found)
     section = of_findings("tuning", "Tuning", said, found, heading="Was it the same for all?")
     if section is None:
@@ -267,7 +265,7 @@ def agreement_section(data: ReportData) -> Section | None:
         return None
     found = data.rankings
     both, others = _split(found.agreement, data)
-    fewer, fewer_aside = _split(found.fewer, data)
+    fewer, fewer_aside = _split(found.task_curves, data)
     main = [change for pair, change in found.changes.items() if pair == (data.first, data.main)]
     aside = [change for pair, change in found.changes.items() if pair != (data.first, data.main)]
     measures = [] if found.measures is None else [found.measures]
@@ -278,7 +276,7 @@ def agreement_section(data: ReportData) -> Section | None:
             *found.agreement.values(),
             *measures,
             *found.changes.values(),
-            *found.fewer.values(),
+            *found.task_curves.values(),
             *found.groups.values(),
         ]
     )

@@ -24,15 +24,15 @@ from potentia.analysis.benchmark import (
     find_benchmarks,
     find_classification,
 )
-from potentia.analysis.planning import Completion, find_outlook
+from potentia.analysis.completion import Completion, find_outlook
 from potentia.analysis.proxy import Options as ProxyOptions
 from potentia.analysis.proxy import Proxies, find_proxies
 from potentia.analysis.rankings import (
-    FEW_MODELS,
+    ENOUGH_MODELS,
     Rankings,
     Scoreboard,
+    build_scoreboard,
     find_rankings,
-    find_scoreboard,
 )
 from potentia.analysis.test_task import Exposure, TestTask, find_exposure, find_test_task
 from potentia.analysis.test_task import Options as TestTaskOptions
@@ -115,7 +115,7 @@ class ReportData:
     def few(self) -> bool:
         """Whether there are too few models to say anything of others."""
         return (
-            len(self.evidence.planned[self.main].benchmarks().models) < FEW_MODELS
+            len(self.evidence.planned[self.main].benchmarks().models) < ENOUGH_MODELS
             if self.main
             else True
         )
@@ -164,7 +164,7 @@ def make_report(
     )
     board = rankings.scoreboard if rankings is not None else None
     if ends is not None or rankings is None:  # of checkpoints the runs, each at its end
-        board = _or_none(find_scoreboard, ends or evidence, but=PotentiaError)
+        board = _or_none(build_scoreboard, ends or evidence, but=PotentiaError)
     consistency = _or_none(find_consistency, evidence, options.baseline)
     forms = any(
         TaskName(task).form for matrix in evidence.planned.values() for task in matrix.tasks

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from scipy.stats import kendalltau
 
 from potentia.analysis.base_models.stability import Checkpoint, measure_stability, resolvable_gap
-from potentia.analysis.stats.bootstrap import redraw, tau_interval, tau_rows
+from potentia.analysis.stats.bootstrap import add_score_noise, kendall_by_row, noise_interval
 from potentia.errors import InputError
 from potentia.values.scores import ScoreMatrix
 
@@ -25,14 +25,14 @@ def series(values, *, tasks=("arc_easy",), stderr=0.01, protocol="direct", steps
 def test_tau_equals_scipys_with_ties(pairs):
     x, y = (np.array(side, dtype=float) for side in zip(*pairs, strict=True))
     expected = kendalltau(x, y).statistic
-    ours = float(tau_rows(x, y))
+    ours = float(kendall_by_row(x, y))
     assert (np.isnan(ours) and np.isnan(expected)) or ours == pytest.approx(expected, abs=1e-12)
 
 
 def test_tau_of_many_rows_is_tau_of_each():
     rng = np.random.default_rng(3)
     x, y = rng.normal(size=7), rng.normal(size=(5, 7))
-    assert tau_rows(x, y) == pytest.approx([kendalltau(x, row).statistic for row in y])
+    assert kendall_by_row(x, y) == pytest.approx([kendalltau(x, row).statistic for row in y])
 
 
 def test_a_rising_curve_is_stable_and_a_falling_one_is_not():
@@ -67,12 +67,12 @@ def test_noise_widens_the_interval_and_unknown_noise_leaves_it_unknown():
 def test_the_interval_covers_the_expected_tau_of_a_fresh_measurement():
     rng = np.random.default_rng(1)
     steps, truth, error = np.arange(12.0), np.linspace(0.3, 0.4, 12), np.full(12, 0.03)
-    expected = tau_rows(steps, redraw(truth, error, 20_000, rng)).mean()
+    expected = kendall_by_row(steps, add_score_noise(truth, error, 20_000, rng)).mean()
     hits = 0
     for _ in range(300):
         seen = truth + rng.standard_normal(12) * error
-        spread = tau_rows(steps, redraw(seen, error, 400, rng))
-        interval = tau_interval(float(tau_rows(steps, seen)), spread, bounds=(-1.0, 1.0))
+        spread = kendall_by_row(steps, add_score_noise(seen, error, 400, rng))
+        interval = noise_interval(float(kendall_by_row(steps, seen)), spread, bounds=(-1.0, 1.0))
         hits += interval.low <= expected <= interval.high
     assert hits / 300 >= 0.93
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from potentia.analysis.planning import find_outlook
+from potentia.analysis.completion import find_outlook
 from potentia.cli.app import app
 from potentia.errors import InputError
 from potentia.evidence import read

@@ -9,21 +9,20 @@ import numpy as np
 import pytest
 
 from potentia import read
+from potentia.analysis.completion import Completion, complete_matrix
+from potentia.analysis.completion.factors import FactorProblem, FactorWeights, _objective
+from potentia.analysis.completion.features import TaskLinks
 from potentia.analysis.planning import (
-    Choice,
-    Completion,
-    Costs,
-    Standing,
+    CandidateStanding,
+    CellCosts,
+    ModelChoice,
     choose_cells,
-    complete,
-    find_task_curve,
+    measure_task_curve,
 )
-from potentia.analysis.planning.choose import MEASURED, expected_misorder
-from potentia.analysis.planning.factors import Problem, Weights, _objective
-from potentia.analysis.planning.features import Links
-from potentia.analysis.rankings import decide
-from potentia.analysis.rankings.aggregate import mean_z
-from potentia.analysis.stats import may_win, pack_right, stay_in
+from potentia.analysis.planning.next_cells import MEASURED, expected_misorder
+from potentia.analysis.rankings import decide_ranking
+from potentia.analysis.stats import estimate_win_chances, pack_correct, select_survivors
+from potentia.analysis.stats.standardize import mean_z_scores
 from potentia.errors import InputError
 from potentia.facts import ModelTable, models
 from potentia.values.metric import Metric
@@ -61,12 +60,14 @@ def hide(matrix: ScoreMatrix, seen: np.ndarray) -> ScoreMatrix:
 def follow(tuned: ScoreMatrix, direct: ScoreMatrix, waves: int) -> tuple[Completion, np.ndarray]:
     """Measure what is chosen, wave by wave."""
     seen = np.zeros(tuned.shape, dtype=bool)
-    costs = Costs(tuned.models, tuned.tasks, np.ones(tuned.shape))
-    done = complete(hide(tuned, seen), direct=direct, facts=NOBODY, draws=50)
+    costs = CellCosts(tuned.models, tuned.tasks, np.ones(tuned.shape))
+    done = complete_matrix(hide(tuned, seen), direct=direct, facts=NOBODY, draws=50)
     for _ in range(waves):
         for model, task in choose_cells(done, costs, most=4).cells:
             seen[tuned.models.index(model), tuned.tasks.index(task)] = True
-        done = complete(hide(tuned, seen), direct=direct, facts=NOBODY, draws=50, check=False)
+        done = complete_matrix(
+            hide(tuned, seen), direct=direct, facts=NOBODY, draws=50, check=False
+        )
     return done, seen
 
 
@@ -87,9 +88,11 @@ def test_nothing_unseen_is_read(world):
 def test_a_few_cells_tell_the_ranking_better_than_direct_scores(world):
     tuned, direct = world
     done, seen = follow(tuned, direct, 4)
-    truth = mean_z(tuned.values)
+    truth = mean_z_scores(tuned.values)
     assert seen.mean() < 0.25
-    assert agreement(done.aggregate, truth) > max(0.8, agreement(mean_z(direct.values), truth))
+    assert agreement(done.aggregate, truth) > max(
+        0.8, agreement(mean_z_scores(direct.values), truth)
+    )
     assert done.agreement.low < agreement(done.aggregate, truth) < done.agreement.high + 0.02
 
 
@@ -110,12 +113,14 @@ def test_what_is_predicted_is_kept_apart_from_what_is_measured(world):
 
 def test_a_finished_study_is_certain(world):
     tuned, direct = world
-    done = complete(tuned, direct=direct, facts=NOBODY, draws=50)
+    done = complete_matrix(tuned, direct=direct, facts=NOBODY, draws=50)
     assert done.agreement.low == 1.0
     assert done.p_best.max() == 1.0
-    assert done.order() == [tuned.models[i] for i in np.argsort(-mean_z(tuned.values))]
+    assert done.order() == [tuned.models[i] for i in np.argsort(-mean_z_scores(tuned.values))]
     assert (
-        choose_cells(done, Costs(tuned.models, tuned.tasks, np.ones(tuned.shape)), budget=9.0).cells
+        choose_cells(
+            done, CellCosts(tuned.models, tuned.tasks, np.ones(tuned.shape)), budget=9.0
+        ).cells
         == ()
     )
 
@@ -125,8 +130,8 @@ def test_the_budget_binds_and_confidence_stops(world):
     rng = np.random.default_rng(0)
     price = rng.uniform(0.5, 2.0, size=tuned.shape)
     price[0, 0] = np.nan  # cannot be run
-    costs = Costs(tuned.models, tuned.tasks, price, "s")
-    done = complete(
+    costs = CellCosts(tuned.models, tuned.tasks, price, "s")
+    done = complete_matrix(
         hide(tuned, np.zeros(tuned.shape, dtype=bool)),
         direct=direct,
         facts=NOBODY,
@@ -152,13 +157,13 @@ def test_the_budget_binds_and_confidence_stops(world):
 
 def test_nobody_is_named_the_best_who_was_never_measured(world):
     tuned, direct = world
-    best = int(np.argmax(mean_z(tuned.values)))
+    best = int(np.argmax(mean_z_scores(tuned.values)))
     seen = np.ones(tuned.shape, dtype=bool)
     seen[best] = False
-    done = complete(hide(tuned, seen), direct=direct, facts=NOBODY, draws=400)
+    done = complete_matrix(hide(tuned, seen), direct=direct, facts=NOBODY, draws=400)
     assert done.p_best[best] > 0.5
     plan = choose_cells(
-        done, Costs(tuned.models, tuned.tasks, np.ones(tuned.shape)), confidence=0.2, top=1
+        done, CellCosts(tuned.models, tuned.tasks, np.ones(tuned.shape)), confidence=0.2, top=1
     )
     assert not plan.settled
     assert [model for model, _ in plan.cells] == [tuned.models[best]] * int(
@@ -169,15 +174,15 @@ def test_nobody_is_named_the_best_who_was_never_measured(world):
 def test_nobody_is_named_the_best_before_its_rivals_are_measured(world):
     """Found on published scores: 0.99 for the first, while the second, which is first, had one cell."""
     tuned, direct = world
-    order = np.argsort(-mean_z(tuned.values))
+    order = np.argsort(-mean_z_scores(tuned.values))
     seen = np.ones(tuned.shape, dtype=bool)
     seen[order[1], 1:] = False
-    done = complete(hide(tuned, seen), direct=direct, facts=NOBODY, draws=400)
+    done = complete_matrix(hide(tuned, seen), direct=direct, facts=NOBODY, draws=400)
     sure = replace(
         done, p_rank=np.eye(len(order))[np.argsort(order)], p_best=np.eye(len(order))[order[0]]
     )
     plan = choose_cells(
-        sure, Costs(tuned.models, tuned.tasks, np.ones(tuned.shape)), confidence=0.9, top=1
+        sure, CellCosts(tuned.models, tuned.tasks, np.ones(tuned.shape)), confidence=0.9, top=1
     )
     assert not plan.settled
     assert {model for model, _ in plan.cells} == {tuned.models[order[1]]}
@@ -186,9 +191,9 @@ def test_nobody_is_named_the_best_before_its_rivals_are_measured(world):
 def test_what_the_tests_cannot_tell_is_not_settled(world):
     """A finished table orders all models; whether the first is the best, its test noise may still hide."""
     tuned, direct = world
-    costs = Costs(tuned.models, tuned.tasks, np.ones(tuned.shape))
+    costs = CellCosts(tuned.models, tuned.tasks, np.ones(tuned.shape))
     exact, noisy = (
-        complete(
+        complete_matrix(
             replace(tuned, stderr=np.full(tuned.shape, error)),
             direct=direct,
             facts=NOBODY,
@@ -220,7 +225,7 @@ def test_the_gradient_is_that_of_the_likelihood():
     z[0, 1] = z[4, 2] = np.nan
     grams = np.stack([np.eye(models), np.ones((models, models)) + np.eye(models)])
     kin = np.kron(np.eye(3), np.ones((2, 2)))
-    problem = Problem(
+    problem = FactorProblem(
         z,
         np.full(z.shape, 0.01),
         grams,
@@ -229,7 +234,7 @@ def test_the_gradient_is_that_of_the_likelihood():
         rng.normal(size=z.shape),
         np.ones(tasks),
     )
-    weights = Weights(
+    weights = FactorWeights(
         rng.normal(size=(tasks, factors)),
         np.full(tasks, 0.3),
         np.full(tasks, 0.1),
@@ -249,7 +254,7 @@ def test_the_gradient_is_that_of_the_likelihood():
 
 def test_links_go_there_and_back_in_every_direction():
     values = np.array([[0.3, 1.9, 31.0], [0.9, 0.7, -4.0], [1.0, 0.2, 0.0]])
-    links = Links.of(
+    links = TaskLinks.choose(
         {"arc_easy": Metric(), "wiki": Metric(higher_is_better=False), "elo": Metric()}, values
     )
     assert links.kinds == ("logit", "log", "plain")
@@ -273,22 +278,22 @@ def test_the_published_ranking_at_two_per_cent_of_its_cost(shared_data):
     lengths = [0.2 if task in small else 3.0 for task in study.tasks]
     price = np.outer(sizes, lengths)
     costs, room, seen = (
-        Costs(study.models, study.tasks, price),
+        CellCosts(study.models, study.tasks, price),
         0.02 * price.sum(),
         np.zeros(study.shape, dtype=bool),
     )
-    done = start = complete(
+    done = start = complete_matrix(
         hide(study, seen), direct=direct, history=history, draws=50, check=False
     )
     while (plan := choose_cells(done, costs, budget=room, most=40)).cells:
         for (model, task), cost in zip(plan.cells, plan.costs, strict=True):
             seen[study.models.index(model), study.tasks.index(task)] = True
             room -= cost
-        done = complete(
+        done = complete_matrix(
             hide(study, seen), direct=direct, history=history, draws=50, fitted=done.fitted
         )
-    done = complete(hide(study, seen), direct=direct, history=history, draws=200)
-    truth = mean_z(study.values)
+    done = complete_matrix(hide(study, seen), direct=direct, history=history, draws=200)
+    truth = mean_z_scores(study.values)
     assert agreement(done.aggregate, truth) > 0.91 > agreement(start.aggregate, truth)
     inside = ((study.values >= done.low) & (study.values <= done.high))[~seen]
     assert 0.87 < inside.mean() < 0.99
@@ -307,29 +312,29 @@ def test_few_tasks_are_judged_on_models_that_did_not_choose_them(world):
     noise = rng.normal(size=(40, 8))
     values = np.hstack([ability + 0.05 * rng.normal(size=(40, 1)), 0.6 * ability + noise])
     matrix = ScoreMatrix.build([f"m{i}" for i in range(40)], [f"t{j}" for j in range(9)], values)
-    curve = find_task_curve(matrix, splits=10)
+    curve = measure_task_curve(matrix, splits=10)
     assert curve.tasks[0] == "t0"
     assert curve.held_out[-1].value == pytest.approx(1.0)
     assert curve.cost[-1] == pytest.approx(1.0)
     assert curve.held_out[3].value < curve.seen[3]
-    dear = find_task_curve(
+    dear = measure_task_curve(
         matrix, costs={f"t{j}": 1e6 if j == 0 else 1.0 for j in range(9)}, splits=2
     )
     assert dear.tasks[0] != "t0"
     with pytest.raises(InputError):
-        find_task_curve(matrix.select(models=[f"m{i}" for i in range(5)]))
+        measure_task_curve(matrix.select(models=[f"m{i}" for i in range(5)]))
 
 
 def test_a_race_keeps_whoever_may_be_best():
     values = {"a": 0.80, "b": 0.79, "c": 0.60, "d": 0.78, "e": 0.5}
-    staying, chance = stay_in(values, dict.fromkeys(values, 0.02), higher_is_better=True)
+    staying, chance = select_survivors(values, dict.fromkeys(values, 0.02), higher_is_better=True)
     assert staying == ["a", "b", "d"]  # the better half of five
     assert sum(chance.values()) == pytest.approx(1.0)
-    wide, _ = stay_in(values, dict.fromkeys(values, 0.4), higher_is_better=True)
+    wide, _ = select_survivors(values, dict.fromkeys(values, 0.4), higher_is_better=True)
     assert set(wide) == set(values)  # with such noise nobody is out
-    bits, _ = stay_in(values, dict.fromkeys(values, 0.01), higher_is_better=False)
+    bits, _ = select_survivors(values, dict.fromkeys(values, 0.01), higher_is_better=False)
     assert bits[0] == "e"
-    lost, _ = stay_in(
+    lost, _ = select_survivors(
         {**values, "f": np.nan}, dict.fromkeys([*values, "f"], 0.5), higher_is_better=True
     )
     assert "f" not in lost
@@ -338,15 +343,18 @@ def test_a_race_keeps_whoever_may_be_best():
 def test_doubt_is_shared_out_over_the_looks():
     values = {"a": 0.80, "b": 0.70, "c": 0.69, "d": 0.66}
     errors = dict.fromkeys(values, 0.035)
-    once, chance = stay_in(values, errors, higher_is_better=True)
-    often, _ = stay_in(values, errors, higher_is_better=True, looks=50)
+    once, chance = select_survivors(values, errors, higher_is_better=True)
+    often, _ = select_survivors(values, errors, higher_is_better=True, looks=50)
     assert set(once) < set(often)
-    assert may_win(values, errors, higher_is_better=True) == chance
-    assert may_win({"a": np.nan, "b": np.nan}, errors, higher_is_better=True) == {
+    assert estimate_win_chances(values, errors, higher_is_better=True) == chance
+    assert estimate_win_chances({"a": np.nan, "b": np.nan}, errors, higher_is_better=True) == {
         "a": 0.5,
         "b": 0.5,
     }
-    assert may_win({"a": np.nan, "b": 0.1}, errors, higher_is_better=True) == {"a": 0.0, "b": 1.0}
+    assert estimate_win_chances({"a": np.nan, "b": 0.1}, errors, higher_is_better=True) == {
+        "a": 0.0,
+        "b": 1.0,
+    }
 
 
 def test_candidates_that_fail_on_the_same_documents_are_told_apart_sooner():
@@ -358,22 +366,26 @@ def test_candidates_that_fail_on_the_same_documents_are_told_apart_sooner():
     }
     values = {name: float(row.mean()) for name, row in right.items()}
     errors = {name: float(np.sqrt(v * (1 - v) / 399)) for name, v in values.items()}
-    packed = {name: pack_right(row.tolist()) for name, row in right.items()}
-    assert may_win(values, errors, higher_is_better=True)["b"] > 0.2
-    assert may_win(values, errors, packed, higher_is_better=True)["b"] < 0.03
-    assert pack_right([0.5, 1.0]) == ""
-    assert may_win(values, errors, {**packed, "b": ""}, higher_is_better=True)["b"] > 0.2
+    packed = {name: pack_correct(row.tolist()) for name, row in right.items()}
+    assert estimate_win_chances(values, errors, higher_is_better=True)["b"] > 0.2
+    assert estimate_win_chances(values, errors, packed, higher_is_better=True)["b"] < 0.03
+    assert pack_correct([0.5, 1.0]) == ""
+    assert (
+        estimate_win_chances(values, errors, {**packed, "b": ""}, higher_is_better=True)["b"] > 0.2
+    )
 
 
 def test_one_candidate_that_loads_was_compared_with_nothing():
-    alone = Standing("a", 0.5, 0.1, 0.6, 0.1, 0.6, 1.0)
-    lost = Standing("b", np.nan, np.nan, np.nan, np.nan, np.nan, np.nan, problem="no such folder")
-    ranking = decide(
+    alone = CandidateStanding("a", 0.5, 0.1, 0.6, 0.1, 0.6, 1.0)
+    lost = CandidateStanding(
+        "b", np.nan, np.nan, np.nan, np.nan, np.nan, np.nan, problem="no such folder"
+    )
+    ranking = decide_ranking(
         ScoreMatrix.build(["a"], ["t"], [[0.6]], stderr=[[0.1]], protocol="train_before_test")
     )
-    choice = Choice("t", "acc", ranking, None, 0.02, 1.0, np.nan, 80, (alone, lost))
+    choice = ModelChoice("t", "acc", ranking, None, 0.02, 1.0, np.nan, 80, (alone, lost))
     assert "nothing was compared" in choice.answer()
-    beaten = replace(lost, problem="", out=1)
+    beaten = replace(lost, problem="", dropped_in_round=1)
     assert (
         "had a chance of 2 % to be the best" in replace(choice, standings=(alone, beaten)).answer()
     )
@@ -382,7 +394,7 @@ def test_one_candidate_that_loads_was_compared_with_nothing():
 def test_models_that_tie_share_the_probability_to_be_best():
     values = [[0.45], [0.45], [0.38], [0.38], [0.30]]
     tuned = ScoreMatrix.build(list("abcde"), ["t"], values, protocol="train_before_test")
-    done = complete(tuned)
+    done = complete_matrix(tuned)
     assert done.rank.tolist() == [1.5, 1.5, 3.5, 3.5, 5]
     assert done.p_best[:2] == pytest.approx([0.5, 0.5], abs=0.06)
     assert done.p_best[2:].tolist() == [0, 0, 0]

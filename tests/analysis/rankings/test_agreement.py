@@ -14,12 +14,18 @@ from potentia.analysis.rankings.agreement import SIGNIFICANT, compare_agreement,
 from potentia.analysis.rankings.groups import (
     agreement_by_models,
     agreement_by_tasks,
-    bin_order,
-    size_bins,
+    name_size_bins,
+    sort_size_bins,
 )
-from potentia.analysis.stats.bootstrap import Units, interval, item_values, pair_mean, row_draws
+from potentia.analysis.stats.bootstrap import (
+    ResamplingUnits,
+    draw_row_counts,
+    mean_over_pairs,
+    percentile_interval,
+    redraw_scores,
+)
 from potentia.analysis.stats.correlation import kendall_matrix
-from potentia.analysis.stats.significance import items_per_task, tau_b_matrix
+from potentia.analysis.stats.significance import estimate_test_sizes, tau_b_matrix
 from potentia.errors import InputError
 from potentia.values.scores import ScoreMatrix
 
@@ -73,7 +79,7 @@ def test_intervals_hold_the_estimate_and_shrink_with_models():
 
 def test_the_interval_over_models_covers_the_true_agreement():
     """Tau of two noisy copies of one ability is known from many models; intervals from 40 must mostly hold it."""
-    truth = float(pair_mean(kendall_matrix(scores(models=3000, tasks=3, seed=99).values)))
+    truth = float(mean_over_pairs(kendall_matrix(scores(models=3000, tasks=3, seed=99).values)))
     hits = 0
     for seed in range(60):
         i = measure_agreement(
@@ -169,9 +175,9 @@ def test_groups_of_tasks():
 
 
 def test_size_bins_are_half_open_and_in_order():
-    bins = size_bins({"a": 0.5, "b": 1.0, "c": 12.0, "d": float("nan")})
+    bins = name_size_bins({"a": 0.5, "b": 1.0, "c": 12.0, "d": float("nan")})
     assert bins == {"a": "[0, 1)", "b": "[1, 2)", "c": "[12, 13)"}
-    assert bin_order(bins.values()) == ["[0, 1)", "[1, 2)", "[12, 13)"]
+    assert sort_size_bins(bins.values()) == ["[0, 1)", "[1, 2)", "[12, 13)"]
 
 
 def test_items_per_task_from_errors_or_as_stored():
@@ -180,13 +186,13 @@ def test_items_per_task_from_errors_or_as_stored():
     stderr = np.sqrt(accuracy * (1 - accuracy) / (500 - 1))
     stderr[:, 1] *= rng.uniform(0.5, 1.5, 10)  # no mean of zeros and ones has such errors
     names = [f"m{i}" for i in range(10)]
-    assert items_per_task(ScoreMatrix.build(names, ["acc", "mcc"], accuracy, stderr=stderr)) == {
-        "acc": 500.0
-    }
+    assert estimate_test_sizes(
+        ScoreMatrix.build(names, ["acc", "mcc"], accuracy, stderr=stderr)
+    ) == {"acc": 500.0}
     stored = ScoreMatrix.build(
         names, ["acc", "mcc"], accuracy, stderr=stderr, n=np.full((10, 2), 123)
     )
-    assert items_per_task(stored) == {"acc": 123.0, "mcc": 123.0}
+    assert estimate_test_sizes(stored) == {"acc": 123.0, "mcc": 123.0}
 
 
 # --- resampling ----------------------------------------------------------------------------------------------------
@@ -195,7 +201,7 @@ def test_items_per_task_from_errors_or_as_stored():
 @given(st.integers(1, 30), st.integers(1, 10))
 @settings(max_examples=20, deadline=None)
 def test_draws_keep_the_number_of_rows(rows, resamples):
-    draws = row_draws(rows, resamples, np.random.default_rng(0))
+    draws = draw_row_counts(rows, resamples, np.random.default_rng(0))
     assert draws.shape == (resamples, rows)
     assert (draws.sum(axis=1) == rows).all()
 
@@ -206,7 +212,9 @@ def test_pair_mean_under_draws_is_the_mean_of_the_drawn_pairs():
     tau = tau + tau.T
     drawn = [0, 0, 2, 3]
     pairs = [tau[a, b] for i, a in enumerate(drawn) for b in drawn[i + 1 :] if a != b]
-    assert pair_mean(tau, np.bincount(drawn, minlength=4)[None])[0] == pytest.approx(np.mean(pairs))
+    assert mean_over_pairs(tau, np.bincount(drawn, minlength=4)[None])[0] == pytest.approx(
+        np.mean(pairs)
+    )
 
 
 def test_noise_has_the_size_of_the_errors_and_the_items():
@@ -216,13 +224,13 @@ def test_noise_has_the_size_of_the_errors_and_the_items():
     matrix = ScoreMatrix.build(
         [f"m{i}" for i in range(6)], ["t"], items.mean(axis=1), stderr=stderr
     )
-    by_error = item_values(matrix, {}, 4000, np.random.default_rng(1))[:, :, 0]
-    by_items = item_values(matrix, {"t": items}, 4000, np.random.default_rng(1))[:, :, 0]
+    by_error = redraw_scores(matrix, {}, 4000, np.random.default_rng(1))[:, :, 0]
+    by_items = redraw_scores(matrix, {"t": items}, 4000, np.random.default_rng(1))[:, :, 0]
     np.testing.assert_allclose(by_error.std(axis=0), stderr, rtol=0.08)
     np.testing.assert_allclose(by_items.std(axis=0), stderr, rtol=0.08)
     np.testing.assert_allclose(by_items.mean(axis=0), matrix.values[:, 0], atol=0.002)
     # The same items are drawn for all models: two equal models stay equal.
-    twins = item_values(
+    twins = redraw_scores(
         ScoreMatrix.build(["a", "b"], ["t"], [0.7, 0.7]),
         {"t": items[[0, 0]]},
         50,
@@ -233,10 +241,10 @@ def test_noise_has_the_size_of_the_errors_and_the_items():
 
 def test_centred_intervals_keep_their_width():
     draws = np.linspace(0.0, 1.0, 1001)
-    plain, centred = interval(0.9, draws), interval(0.9, draws, centred=True)
+    plain, centred = percentile_interval(0.9, draws), percentile_interval(0.9, draws, centred=True)
     assert (plain.low, plain.high) == pytest.approx((0.025, 0.975))
     assert (centred.low, centred.high) == pytest.approx((0.425, 1.375))
-    nothing = interval(0.9, [np.nan])
+    nothing = percentile_interval(0.9, [np.nan])
     assert np.isnan(nothing.low)
 
 
@@ -257,7 +265,7 @@ def test_models_of_one_family_count_as_one_and_the_interval_says_so():
 
     alone = measure_agreement(copied(1)[0], resamples=400).interval
     matrix, families = copied(6)
-    found = measure_agreement(matrix, units=Units("families", families), resamples=400)
+    found = measure_agreement(matrix, units=ResamplingUnits("families", families), resamples=400)
     assert found.over == "families"
     assert set(found.intervals) == {"families", "models", "tasks"}
     assert width(found.intervals["models"]) < 0.6 * width(
@@ -267,7 +275,9 @@ def test_models_of_one_family_count_as_one_and_the_interval_says_so():
         width(alone), rel=0.35
     )  # there are eight independent ones
     assert "bootstrap over families" in str(found.tables()[1].note)
-    change = compare_agreement(matrix, matrix, units=Units("families", families), resamples=20)
+    change = compare_agreement(
+        matrix, matrix, units=ResamplingUnits("families", families), resamples=20
+    )
     assert change.over == "families"
     assert change.interval.value == 0
 
@@ -276,7 +286,7 @@ def test_models_of_one_family_count_as_one_and_the_interval_says_so():
     "families", [{}, {"m0": "a", "m1": "a"}, dict.fromkeys([f"m{i}" for i in range(20)], "a")]
 )
 def test_where_families_say_nothing_models_are_drawn(families):
-    found = measure_agreement(scores(), units=Units("families", families), resamples=20)
+    found = measure_agreement(scores(), units=ResamplingUnits("families", families), resamples=20)
     assert found.over == ("families" if len(families) == 2 else "models")
 
 

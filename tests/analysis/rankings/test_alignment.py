@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.stats import rankdata
 
-from potentia.analysis.rankings.groups import align, rank_models
-from potentia.analysis.stats.significance import better
+from potentia.analysis.rankings.groups import align_orders, align_rankings
+from potentia.analysis.stats.significance import significant_order
 from potentia.errors import InputError
 from potentia.values.scores import ScoreMatrix
 
@@ -20,7 +20,7 @@ from potentia.values.scores import ScoreMatrix
 def naive_rank_models(score1, stderr1, score2, stderr2):
     """Algorithms 1 to 3 as printed: every pair of available models, sorted by cost, at every place."""
     models = range(len(score1))
-    edges1, edges2 = better(score1, stderr1), better(score2, stderr2)
+    edges1, edges2 = significant_order(score1, stderr1), significant_order(score2, stderr2)
     vanilla1, vanilla2 = rankdata(-score1), rankdata(-score2)
     order1, order2 = [], []
 
@@ -62,7 +62,7 @@ def test_equals_the_papers_loop(data):
         for _ in range(2)
     )
     expected = naive_rank_models(score1, stderr1, score2, stderr2)
-    np.testing.assert_array_equal(rank_models(score1, stderr1, score2, stderr2), expected)
+    np.testing.assert_array_equal(align_orders(score1, stderr1, score2, stderr2), expected)
 
 
 @given(st.integers(0, 10_000), st.integers(2, 40))
@@ -71,16 +71,16 @@ def test_never_against_a_significant_difference(seed, n):
     rng = np.random.default_rng(seed)
     score1, score2 = rng.random(n), rng.random(n)
     stderr1, stderr2 = rng.random(n) * 0.2, rng.random(n) * 0.2
-    rank1, rank2 = rank_models(score1, stderr1, score2, stderr2)
+    rank1, rank2 = align_orders(score1, stderr1, score2, stderr2)
     for rank, score, stderr in ((rank1, score1, stderr1), (rank2, score2, stderr2)):
         assert sorted(rank) == list(range(1, n + 1))
-        winner, loser = np.nonzero(better(score, stderr))
+        winner, loser = np.nonzero(significant_order(score, stderr))
         assert (rank[winner] < rank[loser]).all()
 
 
 def test_insignificant_rankings_become_equal():
     rng = np.random.default_rng(0)
-    rank1, rank2 = rank_models(rng.random(20), np.full(20, 5.0), rng.random(20), np.full(20, 5.0))
+    rank1, rank2 = align_orders(rng.random(20), np.full(20, 5.0), rng.random(20), np.full(20, 5.0))
     np.testing.assert_array_equal(rank1, rank2)
 
 
@@ -92,7 +92,7 @@ def test_much_faster_than_the_loop():
     slow = time.process_time() - start
     start = time.process_time()
     for _ in range(5):
-        ours = rank_models(*inputs)
+        ours = align_orders(*inputs)
     fast = (time.process_time() - start) / 5
     np.testing.assert_array_equal(ours, expected)
     assert slow > 10 * fast
@@ -103,7 +103,9 @@ def scores(values, stderr):
 
 
 def test_finding_leaves_incomplete_models_out():
-    found = align(scores([[0.9, 0.8], [0.5, np.nan], [0.1, 0.2]], np.full((3, 2), 0.01)), "x", "y")
+    found = align_rankings(
+        scores([[0.9, 0.8], [0.5, np.nan], [0.1, 0.2]], np.full((3, 2), 0.01)), "x", "y"
+    )
     assert found.models == ("a", "c")
     np.testing.assert_array_equal(found.ranks, [[1, 1], [2, 2]])
     assert (found.moved, found.aligned_tau) == (0, 1.0)
@@ -111,6 +113,6 @@ def test_finding_leaves_incomplete_models_out():
 
 def test_needs_standard_errors():
     with pytest.raises(InputError, match="standard errors"):
-        align(scores(np.ones((3, 2)), np.full((3, 2), np.nan)), "x", "y")
+        align_rankings(scores(np.ones((3, 2)), np.full((3, 2), np.nan)), "x", "y")
     with pytest.raises(InputError, match="no task 'z'"):
-        align(scores(np.ones((3, 2)), np.ones((3, 2))), "x", "z")
+        align_rankings(scores(np.ones((3, 2)), np.ones((3, 2))), "x", "z")

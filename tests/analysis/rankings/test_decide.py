@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from potentia.analysis.rankings import find_pair, find_scoreboard, rank_scores
-from potentia.analysis.rankings.decide import decide
-from potentia.analysis.rankings.find import summarise
-from potentia.analysis.rankings.pair import Missing, compare_tasks
+from potentia.analysis.rankings import analyze_scores, build_scoreboard, find_pair
+from potentia.analysis.rankings.decide import decide_ranking
+from potentia.analysis.rankings.findings import summarize_rankings
+from potentia.analysis.rankings.pair import MissingEvidence, compare_tasks
 from potentia.analysis.rankings.sentences import missing_sentence
-from potentia.analysis.stats.first import shares, shrunk
+from potentia.analysis.stats.first_place import first_place_shares, shrink_draws
 from potentia.evidence import Evidence
 from potentia.facts import Background
 from potentia.show import answer, make_report
@@ -38,13 +38,13 @@ def measured(truth, n, rng) -> ScoreMatrix:
 
 def test_with_two_models_scores_decide_and_not_the_count_of_signs():
     given = matrix([[0.505, 0.505, 0.505, 0.275], [0.5] * 4])
-    board = find_scoreboard(Evidence.of(given))
+    board = build_scoreboard(Evidence.of(given))
     assert board.first == "m1"
     assert board.standings[0].model == "m1"
     assert board.headline().startswith("m1 is the best of 2 models")
     pair = find_pair(Evidence.of(given), "m0", "m1")
     (lead,) = pair.leads.values()
-    assert (lead.first, lead.sure) == ("m1", True)
+    assert (lead.first, lead.is_certain) == ("m1", True)
     assert "m1 is better than m0" in pair.sentences()[0]
 
 
@@ -53,11 +53,11 @@ def test_a_model_with_one_task_is_not_sure_of_its_rank():
     values = 0.5 + 0.05 * rng.normal(size=(8, 1)) + 0.05 * rng.normal(size=(8, 6))
     values[0] = np.nan
     values[0, 0] = np.nanmax(values[:, 0]) + 0.01  # the best of a task on which all may be lucky
-    found = decide(matrix(values))
+    found = decide_ranking(matrix(values))
     k = found.models.index("m0")
-    assert found.measured[k] == 1
+    assert found.task_counts[k] == 1
     assert found.high[k] > 1
-    assert not found.sure
+    assert not found.is_first_certain
 
 
 def test_gaps_are_ranked_by_model_and_task():
@@ -66,7 +66,7 @@ def test_gaps_are_ranked_by_model_and_task():
     values = ability[:, None] + ease
     values[0, :3] = np.nan
     values[5, 3:] = np.nan
-    found = decide(matrix(values))
+    found = decide_ranking(matrix(values))
     assert found.models == tuple(f"m{k}" for k in range(6))
 
 
@@ -82,7 +82,7 @@ def test_the_interval_of_a_gappy_matrix_holds_the_true_rank():
         given = given.benchmarks()
         if given.shape != (8, 8):
             continue
-        found = decide(given, draws=1000)
+        found = decide_ranking(given, draws=1000)
         z = (truth - truth.mean(axis=0)) / truth.std(axis=0)
         rank = {f"m{m}": 1 + r for r, m in enumerate(np.argsort(-z.mean(axis=1)))}
         inside += sum(found.low[k] <= rank[m] <= found.high[k] for k, m in enumerate(found.models))
@@ -94,17 +94,17 @@ def test_a_model_without_a_common_task_is_shown_apart():
     values = np.full((4, 3), np.nan)
     values[:3, :2] = [[0.8, 0.7], [0.6, 0.5], [0.4, 0.3]]
     values[3, 2] = 0.99
-    board = find_scoreboard(Evidence.of(matrix(values)))
+    board = build_scoreboard(Evidence.of(matrix(values)))
     assert board.first == "m0"
-    assert board.ranking.apart == ("m3",)
+    assert board.ranking.unranked == ("m3",)
     assert "m3" not in [s.model for s in board.standings]
     assert any("m3 shares no task with the others" in s for s in board.certainty())
 
 
 def test_without_standard_errors_nothing_is_claimed():
     evidence = Evidence.of(matrix([[0.612], [0.610], [0.609], [0.400]], np.nan))
-    board = find_scoreboard(evidence)
-    assert not board.ranking.sure
+    board = build_scoreboard(evidence)
+    assert not board.ranking.is_first_certain
     assert (
         board.headline() == "m0 has the best score of 4 models after the same fine-tuning (1 task)."
     )
@@ -116,21 +116,21 @@ def test_without_standard_errors_nothing_is_claimed():
 def test_few_tasks_say_nothing_of_others():
     skill = np.linspace(0.9, 0.2, 8)[:, None]
     for tasks, words in ((3, "It takes 5 tasks"), (6, "other tasks like these")):
-        board = find_scoreboard(Evidence.of(matrix(np.repeat(skill, tasks, axis=1), 0.001)))
-        assert board.ranking.sure
+        board = build_scoreboard(Evidence.of(matrix(np.repeat(skill, tasks, axis=1), 0.001)))
+        assert board.ranking.is_first_certain
         assert words in board.certainty()[0]
 
 
 def test_scores_that_are_all_zero_tie():
-    board = find_scoreboard(Evidence.of(matrix([[0.0], [0.0]], 0.0, n=50)))
-    assert not board.ranking.sure
+    board = build_scoreboard(Evidence.of(matrix([[0.0], [0.0]], 0.0, n=50)))
+    assert not board.ranking.is_first_certain
     assert board.headline().startswith("m0 and m1 tie")
     assert board.ranking.p_first == pytest.approx([0.5, 0.5], abs=0.02)
 
 
 def test_a_share_of_one_is_not_certain():
-    board = find_scoreboard(Evidence.of(matrix([[1.0], [0.9]], [[0.0], [0.0688]], n=20)))
-    assert not board.ranking.sure
+    board = build_scoreboard(Evidence.of(matrix([[1.0], [0.9]], [[0.0], [0.0688]], n=20)))
+    assert not board.ranking.is_first_certain
 
 
 def test_nothing_that_is_shown_is_nan():
@@ -139,7 +139,7 @@ def test_nothing_that_is_shown_is_nan():
     evidence = Evidence.of(
         {"direct": matrix(values - 0.1, protocol="direct"), "train_before_test": matrix(values)}
     )
-    board = find_scoreboard(evidence)
+    board = build_scoreboard(evidence)
     told = answer(make_report(evidence))
     shown = [
         *board.tables()[0].rows,
@@ -157,7 +157,9 @@ def test_nothing_that_is_shown_is_nan():
 def test_equal_models_are_hardly_ever_told_apart(models, tasks):
     rng = np.random.default_rng(models * 10 + tasks)
     truth = np.repeat(rng.uniform(0.3, 0.8, tasks)[None], models, axis=0)
-    claimed = [decide(measured(truth, 400, rng), draws=400).sure for _ in range(150)]
+    claimed = [
+        decide_ranking(measured(truth, 400, rng), draws=400).is_first_certain for _ in range(150)
+    ]
     assert np.mean(claimed) < 0.05 + 2 * math.sqrt(0.05 * 0.95 / 150)
 
 
@@ -167,7 +169,7 @@ def test_of_many_tasks_few_false_differences_are_called_real():
     for _ in range(150):
         values = rng.binomial(500, np.repeat(rng.uniform(0.3, 0.8, 24)[None], 2, axis=0)) / 500
         given = matrix(values, np.sqrt(values * (1 - values) / 499))
-        found.append(any(pair.real for pair in compare_tasks(given, {})))
+        found.append(any(pair.is_significant for pair in compare_tasks(given, {})))
     assert np.mean(found) < 0.05 + 2 * math.sqrt(0.05 * 0.95 / 150)
 
 
@@ -180,11 +182,11 @@ def test_shared_documents_make_the_answer_sharper():
     error = [[float(np.sqrt(v[0] * (1 - v[0]) / 399))] for v in values]
     items = {"t0": {m: dict(enumerate(v.tolist())) for m, v in right.items()}}
     plain, paired = (
-        decide(matrix(values, error, n=400)),
-        decide(matrix(values, error, n=400), items),
+        decide_ranking(matrix(values, error, n=400)),
+        decide_ranking(matrix(values, error, n=400), items),
     )
-    assert plain.better("m0", "m1") < 0.8
-    assert paired.better("m0", "m1") > 0.98
+    assert plain.probability_better("m0", "m1") < 0.8
+    assert paired.probability_better("m0", "m1") > 0.98
 
 
 def test_chances_of_many_candidates_are_those_of_their_truth():
@@ -194,7 +196,7 @@ def test_chances_of_many_candidates_are_those_of_their_truth():
     for _ in range(600):
         truth = 0.044 * rng.normal(size=50)
         seen = truth + 0.06 * rng.normal(size=50)
-        chance = shares(shrunk(seen + 0.06 * rng.normal(size=(500, 50)), rng))
+        chance = first_place_shares(shrink_draws(seen + 0.06 * rng.normal(size=(500, 50)), rng))
         said.append(chance.max())
         right.append(truth[chance.argmax()] == truth.max())
     assert np.mean(said) == pytest.approx(np.mean(right), abs=0.05)
@@ -206,12 +208,12 @@ def test_the_first_screen_names_what_its_intervals_draw():
     values = (
         0.5 + 0.1 * np.repeat(rng.normal(size=(4, 1)), 4, axis=0) + 0.03 * rng.normal(size=(16, 6))
     )
-    found = rank_scores(
+    found = analyze_scores(
         {"direct": matrix(values, protocol="direct")}, Background(families=families)
     )
     agreed = found.agreement["direct"]
     assert agreed.over == "families"
-    (table, *_) = summarise(found)
+    (table, *_) = summarize_rankings(found)
     assert f"({agreed.interval.low:.2f} to {agreed.interval.high:.2f})" in table.rows[0][1]
     assert "over families" in table.note
 
@@ -221,7 +223,7 @@ def test_of_few_models_no_change_of_agreement_is_claimed(models):
     rng = np.random.default_rng(models)
     both = {p: matrix(rng.random((models, 6)), protocol=p) for p in ("direct", "train_before_test")}
     data = make_report(Evidence.of(both))
-    assert data.rankings.changes["direct", "train_before_test"].verdict == 0
+    assert data.rankings.changes["direct", "train_before_test"].direction == 0
     said = " ".join(answer(data).sentences)
     assert "agree more on" not in said
     assert "agree less on" not in said
@@ -243,10 +245,10 @@ def test_a_model_and_its_treated_copy_are_told_as_variants():
     given = ScoreMatrix.build(
         names, [f"t{k}" for k in range(6)], values, stderr=np.full(values.shape, 0.01)
     )
-    board = find_scoreboard(Evidence.of(given))
+    board = build_scoreboard(Evidence.of(given))
     pair = {"org/a", "org/a+exposed"}
     assert board.first in pair
-    assert set(board.ranking.variants) == pair - {board.first}
+    assert set(board.ranking.rival_variants) == pair - {board.first}
     other = next(iter(pair - {board.first})).removeprefix("org/")
     assert (
         f"Its variant {other} (" in board.headline() or f"its variant {other} (" in board.headline()
@@ -259,7 +261,9 @@ def test_a_model_and_its_treated_copy_are_told_as_variants():
     ("tasks", "said"), [(1, "about 1 more task would."), (99, "about 99 more tasks would.")]
 )
 def test_what_more_is_needed_is_named(tasks, said):
-    told = missing_sentence(Missing("a", "b", math.inf, None, tasks, several=True, opposed=True))
+    told = missing_sentence(
+        MissingEvidence("a", "b", math.inf, None, tasks, several=True, opposed=True)
+    )
     assert told.endswith(said)
 
 
@@ -268,6 +272,6 @@ def test_who_ties_on_a_task_leads_on_no_other():
     given = ScoreMatrix.build(
         ["a", "b", "c"], ["t", "u"], values, stderr=np.full(values.shape, 0.05)
     )
-    said = " ".join(find_scoreboard(Evidence.of(given)).certainty())
+    said = " ".join(build_scoreboard(Evidence.of(given)).certainty())
     assert "a and b differ little on these tasks." in said
     assert "lead on different tasks" not in said

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from potentia.analysis.rankings import find_elicitation
+from potentia.analysis.rankings import measure_elicitation
 from potentia.run.select import ways_of
 from potentia.study import Tuning
 from potentia.values.protocol import TRAIN_BEFORE_TEST
@@ -22,8 +22,8 @@ def matrix(values: list[list[float]]) -> ScoreMatrix:
 def test_a_pair_is_turned_where_both_ways_tell_it_apart_and_disagree():
     recipe = matrix([[0.5, 0.5], [0.6, 0.6], [0.7, 0.7]])
     more = matrix([[0.65, 0.51], [0.55, 0.61], [0.75, 0.71]])
-    found = find_elicitation("recipe", {"recipe": recipe, "rank 64": more, "again": recipe})
-    rank, again = found.ways
+    found = measure_elicitation("recipe", {"recipe": recipe, "rank 64": more, "again": recipe})
+    rank, again = found.variants
     assert rank.turned == ("a and b on t",)
     assert rank.pairs == 6
     assert rank.gain == pytest.approx(0.03)
@@ -39,7 +39,7 @@ def test_one_model_says_what_it_reaches_and_not_what_only_a_ranking_can_show():
     recipe, more = (
         matrix(values).select(models=["a"]) for values in ([[0.5, 0.5]] * 3, [[0.6, 0.49]] * 3)
     )
-    found = find_elicitation("recipe", {"recipe": recipe, "rank 64": more})
+    found = measure_elicitation("recipe", {"recipe": recipe, "rank 64": more})
     first, second, last = found.sentences()
     assert (
         first

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import norm
 
 from potentia.analysis.rankings.pair import map_evidence
-from potentia.analysis.stats.significance import mcnemar
+from potentia.analysis.stats.significance import mcnemar_p_value
 from potentia.values.scores import ScoreMatrix
 
 STREAM = np.random.default_rng(0)
@@ -22,7 +22,7 @@ MATRIX = ScoreMatrix.build(
 def test_every_pair_by_the_z_test():
     found = map_evidence(MATRIX)
     assert found is not None
-    wins, losses, ties = found.counts()
+    wins, losses, ties = found.count_outcomes()
     for k, (a, b) in enumerate(itertools.combinations(range(5), 2)):
         difference = MATRIX.values[a] - MATRIX.values[b]
         p = 2 * norm.sf(np.abs(difference) / np.sqrt(2 * 0.03**2))
@@ -54,7 +54,7 @@ def test_stored_items_sharpen_the_test_of_their_task_alone():
     for k, (a, b) in enumerate(itertools.combinations(range(5), 2)):
         expected = plain.p[k].copy()
         if 2 not in (a, b):
-            expected[1] = mcnemar(
+            expected[1] = mcnemar_p_value(
                 int((right[a] & ~right[b]).sum()), int((right[b] & ~right[a]).sum())
             )
         assert sharp.p[k] == pytest.approx(expected)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from potentia.analysis.rankings import find_rankings
-from potentia.analysis.rankings.find import summarise
+from potentia.analysis.rankings.findings import summarize_rankings
 from potentia.analysis.rankings.pair import find_pair
 from potentia.evidence import read
 
@@ -29,7 +29,9 @@ def test_few_models_have_no_interval_over_models(tmp_path, models):
         assert np.isnan([agreement.interval.low, agreement.interval.high]).all()
         assert all(np.isnan(task.low) for task in agreement.per_task)
     assert all(np.isnan(part.low) for c in found.components.values() for part in c.explained)
-    (table,) = summarise(found)  # nor is a figure of so few models shown beside what more would say
+    (table,) = summarize_rankings(
+        found
+    )  # nor is a figure of so few models shown beside what more would say
     assert [row[0] for row in table.rows] == ["pairs of models told apart on a task"]
     assert "brackets" not in table.note
 
@@ -37,7 +39,7 @@ def test_few_models_have_no_interval_over_models(tmp_path, models):
 def test_five_models_have_one(tmp_path):
     found = findings(tmp_path, 5)
     assert all(np.isfinite(a.interval.low) for a in found.agreement.values())
-    assert "brackets" in summarise(found)[0].note
+    assert "brackets" in summarize_rankings(found)[0].note
 
 
 @pytest.mark.parametrize(("models", "flagged"), [(2, False), (4, False), (6, True)])
@@ -57,7 +59,7 @@ def test_nothing_is_said_of_an_error_that_no_score_has(tmp_path):
     (tmp_path / "s.csv").write_text("model,task,score\nA,t,0.6\nB,t,0.5\n")
     found = find_rankings(read(tmp_path / "s.csv"))
     assert "±" not in str(found.scoreboard)
-    assert "nan" not in "".join(map(str, summarise(found)))
+    assert "nan" not in "".join(map(str, summarize_rankings(found)))
 
 
 def test_a_tie_is_told_in_the_order_of_the_table(tmp_path):
@@ -70,5 +72,5 @@ def test_a_tie_is_told_in_the_order_of_the_table(tmp_path):
 def test_without_standard_errors_a_difference_is_neither_real_nor_not(tmp_path):
     (tmp_path / "s.csv").write_text("model,task,score\nA,x,0.612\nB,x,0.610\n")
     found = find_pair(read(tmp_path / "s.csv"), "A", "B")
-    assert found.tasks[0].real is None
+    assert found.tasks[0].is_significant is None
     assert found.tables()[0].rows[0][-2:] == (None, None)

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from potentia.analysis.rankings import Options, rank_scores
+from potentia.analysis.rankings import RankingOptions, analyze_scores
 from potentia.errors import InputError
 from potentia.evidence import read
 from potentia.facts import Background
@@ -16,7 +16,7 @@ from potentia.values.scores import ScoreMatrix
 
 MODELS = [f"m{i}" for i in range(12)]
 TASKS = ["arc_easy", "boolq", "gsm8k", "rte"]
-QUICK = Options(resamples=20)
+QUICK = RankingOptions(resamples=20)
 
 
 def scores(protocol="direct", *, seed=0, corpora=False, stderr=0.02, models=MODELS, tasks=TASKS):
@@ -48,7 +48,7 @@ BACKGROUND = Background(
 
 
 def analyze_rankings(given, background, options):
-    return rank_scores(given, background, options).named()
+    return analyze_scores(given, background, options).named()
 
 
 def test_all_findings_from_two_protocols_with_corpora():
@@ -86,9 +86,9 @@ def test_all_findings_from_two_protocols_with_corpora():
 
 def test_flagged_tasks_can_be_left_out():
     found = analyze_rankings(
-        {"direct": scores()}, BACKGROUND, Options(resamples=20, exclude_flagged=True)
+        {"direct": scores()}, BACKGROUND, RankingOptions(resamples=20, exclude_flagged=True)
     )
-    assert "arc_easy" in found["screening"].flagged
+    assert "arc_easy" in found["screening"].flagged_tasks
     assert "arc_easy" not in found["agreement direct"].tasks
 
 
@@ -121,12 +121,12 @@ def test_half_finished_studies_are_not_refused():
 
 def test_the_tasks_to_align_can_be_named():
     found = analyze_rankings(
-        {"direct": scores()}, BACKGROUND, Options(resamples=20, align=("rte", "boolq"))
+        {"direct": scores()}, BACKGROUND, RankingOptions(resamples=20, align=("rte", "boolq"))
     )
     assert found["alignment direct"].tasks == ("rte", "boolq")
     with pytest.raises(InputError, match="no task 'nope'"):
         analyze_rankings(
-            {"direct": scores()}, BACKGROUND, Options(resamples=20, align=("rte", "nope"))
+            {"direct": scores()}, BACKGROUND, RankingOptions(resamples=20, align=("rte", "nope"))
         )
 
 
@@ -141,7 +141,7 @@ def test_one_rule_ranks_all_protocols(models, method):
         p: scores(p, seed=k, models=MODELS[:models])
         for k, p in enumerate(("direct", "train_before_test"))
     }
-    found = rank_scores(both, BACKGROUND, QUICK)
+    found = analyze_scores(both, BACKGROUND, QUICK)
     assert {r.method for r in found.overall.values()} == {method}
     column = found.aggregate["direct"].methods.index("mean z")
     order = np.argsort(found.aggregate["direct"].ranks[:, column], kind="stable")
@@ -159,7 +159,7 @@ def test_a_brier_score_is_a_task_and_bits_are_a_corpus():
         higher_is_better=False,
         metrics=["brier_score"] * 4 + ["bits_per_byte"] * 2,
     )
-    found = rank_scores({"direct": brier}, BACKGROUND, QUICK)
+    found = analyze_scores({"direct": brier}, BACKGROUND, QUICK)
     assert found.agreement["direct"].tasks == tuple(TASKS)
     assert found.perplexity["direct"].corpora == ("wiki", "stack")
 

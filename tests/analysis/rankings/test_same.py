@@ -51,11 +51,11 @@ def evidence(path: Path, **doubts: dict[str, str]) -> Evidence:
 
 
 def test_doubtful_cells_are_counted_and_the_ranking_that_leans_on_them_is_named(tmp_path: Path):
-    found = find_rankings(evidence(tmp_path / "s.db", a={"t2": "at the bound"})).same[
+    found = find_rankings(evidence(tmp_path / "s.db", a={"t2": "at the bound"})).tuning[
         TRAIN_BEFORE_TEST
     ]
     assert (found.doubtful, found.cells) == (1, 9)
-    (own,) = [one for one in found.given if one.model == "a"]
+    (own,) = [one for one in found.summaries if one.model == "a"]
     assert (own.trainable, own.tokens, own.updates, own.doubts["at the bound"]) == (
         1000,
         9000,
@@ -65,7 +65,7 @@ def test_doubtful_cells_are_counted_and_the_ranking_that_leans_on_them_is_named(
     said = " ".join(found.sentences())
     assert "The tuned layers are not the same in all models: all-linear; q_proj, v_proj." in said
     assert "1 of 9 tuned cells may have more in them: 1 at the bound." in said
-    assert set(found.moved) == {"a", "b"}, (
+    assert set(found.moved_models) == {"a", "b"}, (
         "b leads over all tasks; without a's doubtful cell a does"
     )
     (table,) = found.tables()
@@ -74,8 +74,8 @@ def test_doubtful_cells_are_counted_and_the_ranking_that_leans_on_them_is_named(
 
 
 def test_a_study_whose_searches_ended_inside_says_so(tmp_path: Path):
-    found = find_rankings(evidence(tmp_path / "s.db")).same[TRAIN_BEFORE_TEST]
+    found = find_rankings(evidence(tmp_path / "s.db")).tuning[TRAIN_BEFORE_TEST]
     assert (
         "In all 9 tuned cells the best setting lies inside what was searched." in found.sentences()
     )
-    assert not found.moved
+    assert not found.moved_models

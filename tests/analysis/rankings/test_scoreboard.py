@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from potentia.analysis.rankings import find_rankings, find_scoreboard, summarise
-from potentia.analysis.rankings.decide import decide
-from potentia.analysis.rankings.pair import what_is_missing
+from potentia.analysis.rankings import build_scoreboard, find_rankings, summarize_rankings
+from potentia.analysis.rankings.decide import decide_ranking
+from potentia.analysis.rankings.pair import estimate_missing_evidence
 from potentia.analysis.rankings.scoreboard import _gains
 from potentia.analysis.rankings.sentences import missing_sentence
 from potentia.errors import InputError
@@ -42,7 +42,7 @@ SPREAD = np.linspace(0.8, 0.3, 6)[:, None] - np.linspace(0, 0.1, 4)[None, :]
 
 
 def test_scores_and_gains_are_means_with_their_intervals():
-    board = find_scoreboard(both(SPREAD - 0.2, SPREAD))
+    board = build_scoreboard(both(SPREAD - 0.2, SPREAD))
     top = board.standings[0]
     assert top.model == "org/m0"
     assert [s.value for s in top.scores] == pytest.approx(
@@ -52,7 +52,7 @@ def test_scores_and_gains_are_means_with_their_intervals():
     assert top.scores[1].high - top.scores[1].value == pytest.approx(half, rel=1e-5)
     assert top.gain.value == pytest.approx(0.2)
     assert top.gain.high - top.gain.value == pytest.approx(half * math.sqrt(2), rel=1e-5)
-    assert board.ranking.sure
+    assert board.ranking.is_first_certain
     assert board.headline().startswith(
         "m0 is the best of 6 models after the same fine-tuning"
     )  # no organisation
@@ -70,7 +70,7 @@ def test_scores_and_gains_are_means_with_their_intervals():
 
 def test_the_command_and_the_report_have_the_same_scoreboard():
     evidence = both(SPREAD - 0.2, SPREAD)
-    assert find_rankings(evidence).scoreboard.to_dict() == find_scoreboard(evidence).to_dict()
+    assert find_rankings(evidence).scoreboard.to_dict() == build_scoreboard(evidence).to_dict()
     assert next(iter(find_rankings(evidence).named())) == "scoreboard"
 
 
@@ -94,7 +94,7 @@ def test_a_gain_is_paired_where_items_are_stored():
         "direct": {"t0": {"org/m0": one}},
         "train_before_test": {"t0": {"org/m0": two}},
     }
-    wide, narrow = (find_scoreboard(e).standings[0].gain for e in (plain, stored))
+    wide, narrow = (build_scoreboard(e).standings[0].gain for e in (plain, stored))
     differences = np.array([two[d] - one[d] for d in one])
     assert narrow.value == pytest.approx(wide.value)
     assert narrow.high - narrow.value == pytest.approx(
@@ -104,17 +104,17 @@ def test_a_gain_is_paired_where_items_are_stored():
     stored.__dict__["outcomes"]["direct"]["t0"]["org/m0"] = dict.fromkeys(
         one, 1.0
     )  # f1, say: not the items' mean
-    assert find_scoreboard(stored).standings[0].gain == wide
+    assert build_scoreboard(stored).standings[0].gain == wide
 
 
 def test_only_tasks_that_all_models_have_enter_the_mean_and_it_says_so():
     values = SPREAD.copy()
     values[2, 1] = np.nan
-    board = find_scoreboard(both(SPREAD - 0.1, values))
+    board = build_scoreboard(both(SPREAD - 0.1, values))
     assert board.tasks == ("t0", "t2", "t3")
     assert "Means over the 3 of 4 tasks of one scale that all models have" in board.tables()[0].note
     values[2, :3] = np.nan  # a model with a quarter of the tasks does not take them from the others
-    board = find_scoreboard(both(SPREAD - 0.1, values))
+    board = build_scoreboard(both(SPREAD - 0.1, values))
     assert board.tasks == ("t0", "t1", "t2", "t3")
     (poor,) = [s for s in board.standings if s.model == "org/m2"]
     assert poor.scores[1] is None
@@ -125,7 +125,7 @@ def test_losses_do_not_enter_a_mean_of_scores():
     evidence = Evidence.of(
         matrix(SPREAD, higher_is_better=[True, True, True, False], metrics=["acc"] * 3 + ["brier"])
     )
-    board = find_scoreboard(evidence)
+    board = build_scoreboard(evidence)
     assert board.tasks == ("t0", "t1", "t2")
     assert board.metric == "acc"
     assert len(board.ranking.tasks) == 4
@@ -139,7 +139,7 @@ def test_texts_alone_are_ranked_by_bits():
             )
         }
     )
-    board = find_scoreboard(bits)
+    board = build_scoreboard(bits)
     assert board.first == "org/m0"
     assert board.standings[0].scores[0].value == pytest.approx((2 - SPREAD)[0].mean())
     with pytest.raises(InputError):
@@ -147,7 +147,7 @@ def test_texts_alone_are_ranked_by_bits():
 
 
 def test_one_model_has_scores_and_no_rank():
-    board = find_scoreboard(both(SPREAD[:1] - 0.2, SPREAD[:1]))
+    board = build_scoreboard(both(SPREAD[:1] - 0.2, SPREAD[:1]))
     (table,) = board.tables()
     assert table.columns == ("model", "direct", "train-before-test", "gain")
     assert board.certainty() == []
@@ -155,13 +155,13 @@ def test_one_model_has_scores_and_no_rank():
 
 def test_models_that_tie_are_said_to():
     same = np.tile(SPREAD[:1], (3, 1))
-    board = find_scoreboard(both(same - 0.2, same))
+    board = build_scoreboard(both(same - 0.2, same))
     assert board.headline().startswith("m0, m1 and m2 tie")
-    assert not board.ranking.sure
+    assert not board.ranking.is_first_certain
 
 
 def test_scores_without_errors_have_no_interval():
-    board = find_scoreboard(both(SPREAD - 0.2, SPREAD, stderr=np.nan))
+    board = build_scoreboard(both(SPREAD - 0.2, SPREAD, stderr=np.nan))
     assert board.tables()[0].rows[0] == ("1", "m0", "0.550", "0.750", "+0.200")
     assert board.missing is None
     assert "sure" not in board.headline()
@@ -174,8 +174,8 @@ def test_scores_without_errors_have_no_interval():
 def test_as_many_documents_as_it_says_find_the_difference_four_times_in_five():
     n, p = 600, (0.62, 0.60)
     error = np.sqrt([[v * (1 - v) / n] for v in p])
-    board = find_scoreboard(Evidence.of(matrix([[p[0]], [p[1]]], stderr=error, n=[[n], [n]])))
-    assert not board.ranking.sure
+    board = build_scoreboard(Evidence.of(matrix([[p[0]], [p[1]]], stderr=error, n=[[n], [n]])))
+    assert not board.ranking.is_first_certain
     missing = board.missing
     assert missing.rival == "org/m1"
     assert missing.documents == pytest.approx((missing.times - 1) * n, rel=0.1)
@@ -192,7 +192,7 @@ def test_where_tasks_disagree_documents_alone_would_not_do():
     values = np.array(
         [[0.7, 0.5, 0.7, 0.5, 0.62], [0.5, 0.7, 0.5, 0.7, 0.6], [0.1, 0.1, 0.1, 0.1, 0.1]]
     )
-    board = find_scoreboard(Evidence.of(matrix(values, stderr=0.001)))
+    board = build_scoreboard(Evidence.of(matrix(values, stderr=0.001)))
     assert board.missing.times == math.inf
     assert board.missing.documents is None
     assert "If that is so, more test documents will not separate them" in board.certainty()[-1]
@@ -205,7 +205,9 @@ def test_where_tasks_disagree_documents_alone_would_not_do():
 def test_more_documents_are_asked_for_the_closer_two_models_are():
     def asked(gap):
         given = matrix([[0.5 + gap], [0.5]], stderr=0.05)
-        return what_is_missing(decide(given), given, None, {"t0": 100.0}, "org/m0", "org/m1")
+        return estimate_missing_evidence(
+            decide_ranking(given), given, None, {"t0": 100.0}, "org/m0", "org/m1"
+        )
 
     counts = [asked(gap).documents for gap in (0.1, 0.05, 0.02)]
     assert counts == sorted(counts)
@@ -228,7 +230,7 @@ def test_tables_of_dashes_and_pictures_of_one_number_say_nothing():
 
 def test_the_summary_of_one_task_has_no_dashes():
     found = find_rankings(both(SPREAD[:, :1] - 0.2, SPREAD[:, :1]))
-    cells = [cell for table in summarise(found) for row in table.rows for cell in row]
+    cells = [cell for table in summarize_rankings(found) for row in table.rows for cell in row]
     assert cells
     assert None not in cells
 

@@ -16,14 +16,18 @@ from sklearn.preprocessing import StandardScaler
 from potentia.analysis.rankings.aggregate import (
     aggregate_ranks,
     borda,
-    mean_z,
     negative_mean_rank,
     rank_intervals,
     simultaneous_threshold,
 )
-from potentia.analysis.rankings.components import explained_variance, find_components, fit_compute
+from potentia.analysis.rankings.components import (
+    compute_components,
+    explained_variance,
+    fit_compute,
+)
 from potentia.analysis.rankings.groups import compare_perplexity
-from potentia.analysis.rankings.screening import screen
+from potentia.analysis.rankings.screening import screen_tasks
+from potentia.analysis.stats.standardize import mean_z_scores
 from potentia.errors import InputError
 from potentia.values.scores import ScoreMatrix
 
@@ -50,7 +54,7 @@ def test_components_equal_scikit_learn(data):
     shape = data.draw(st.tuples(st.integers(3, 10), st.integers(2, 6)))
     values = data.draw(arrays(np.float64, shape, elements=st.integers(0, 20).map(lambda k: k / 20)))
     z = StandardScaler().fit_transform(values)
-    found = find_components(matrix(values), resamples=20)
+    found = compute_components(matrix(values), resamples=20)
     if np.allclose(z, 0):
         assert np.isnan(found.explained[0].value)
         return
@@ -80,7 +84,7 @@ def test_weights_equal_repeated_models(seed):
 
 def test_higher_pc1_is_better_also_where_lower_scores_are():
     values = ability()
-    found = find_components(matrix(-values, higher_is_better=False), resamples=20)
+    found = compute_components(matrix(-values, higher_is_better=False), resamples=20)
     assert kendalltau(found.scores[:, 0], values.mean(axis=1)).statistic > 0.8
     assert found.loadings[0].sum() > 0
 
@@ -89,25 +93,25 @@ def test_gaps_are_treated_as_asked():
     values = ability()
     values[0, 0] = np.nan
     gapped = matrix(values)
-    assert len(find_components(gapped, resamples=20).models) == 14
-    assert find_components(gapped, gaps="tasks", resamples=20).tasks == (
+    assert len(compute_components(gapped, resamples=20).models) == 14
+    assert compute_components(gapped, gaps="tasks", resamples=20).tasks == (
         "t1",
         "t2",
         "t3",
         "t4",
         "t5",
     )
-    filled = find_components(gapped, gaps="mean", resamples=20)
+    filled = compute_components(gapped, gaps="mean", resamples=20)
     assert (len(filled.models), len(filled.tasks)) == (15, 6)
     with pytest.raises(InputError, match="gaps"):
-        find_components(gapped, gaps="magic")
+        compute_components(gapped, gaps="magic")
     with pytest.raises(InputError, match="two models"):
-        find_components(matrix([[1.0, np.nan], [0.5, 0.2]]))
+        compute_components(matrix([[1.0, np.nan], [0.5, 0.2]]))
 
 
 def test_compute_fit_finds_the_slope():
     values = np.linspace(-1, 1, 12)[:, None] + np.zeros((12, 3))
-    found = find_components(matrix(values), resamples=20)
+    found = compute_components(matrix(values), resamples=20)
     flops = {f"m{i}": 10.0 ** (20 + 0.25 * i) for i in range(12)}
     fit = fit_compute(found, flops, resamples=50)
     per_model = found.pc1["m1"] - found.pc1["m0"]
@@ -124,7 +128,7 @@ def test_compute_fit_finds_the_slope():
 def test_aggregates_are_what_they_say():
     values = ability()
     z = StandardScaler().fit_transform(values)
-    np.testing.assert_allclose(mean_z(values), z.mean(axis=1))
+    np.testing.assert_allclose(mean_z_scores(values), z.mean(axis=1))
     np.testing.assert_allclose(-negative_mean_rank(values), rankdata(-values, axis=0).mean(axis=1))
     wins = (values[:, None] > values[None]).sum(axis=(1, 2)) / (14 * 6)
     np.testing.assert_allclose(borda(values), wins)
@@ -264,7 +268,7 @@ def test_perplexity_of_a_group_and_of_partly_scored_models():
 
 def screened(direct, tuned, **more):
     errors = np.full(np.shape(direct), 0.01)
-    return screen(
+    return screen_tasks(
         matrix(direct, stderr=errors),
         matrix(tuned, stderr=errors, protocol="train_before_test"),
         **more,
@@ -290,7 +294,7 @@ def test_each_flag_has_its_evidence():
     assert "test split too small" in reasons(found, "t4")
     assert "ceiling" in reasons(found, "t5")
     assert all(f.evidence and f.suggestion for f in found.flags)
-    assert found.flagged == ("t0", "t2", "t3", "t4", "t5")
+    assert found.flagged_tasks == ("t0", "t2", "t3", "t4", "t5")
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -299,7 +303,9 @@ def test_a_task_of_pure_noise_is_flagged(seed):
     values = np.linspace(0.3, 0.8, 20)[:, None] + 0.05 * rng.normal(size=(20, 6))
     values[:, 2] = rng.uniform(0.3, 0.8, 20)
     flags = [
-        f.task for f in screen(matrix(values)).flags if f.reason == "does not rank as the others"
+        f.task
+        for f in screen_tasks(matrix(values)).flags
+        if f.reason == "does not rank as the others"
     ]
     assert flags == ["t2"]
 
@@ -315,7 +321,7 @@ def test_floor_is_chance_or_nothing_right():
 
 
 def test_screening_without_tuned_scores_or_errors():
-    found = screen(matrix(ability()))
+    found = screen_tasks(matrix(ability()))
     assert np.isnan(found.not_improved).all()
     assert np.isnan(found.resolved).all()
     assert found.tables()
@@ -327,5 +333,5 @@ def test_many_tasks_are_screened():
     matrix = ScoreMatrix.build(
         [f"m{k}" for k in range(90)], [f"t{k}" for k in range(95)], values, protocol="direct"
     )
-    assert len(screen(matrix).tables()) > 0
-    assert screen(matrix).to_dict() == screen(matrix).to_dict()
+    assert len(screen_tasks(matrix).tables()) > 0
+    assert screen_tasks(matrix).to_dict() == screen_tasks(matrix).to_dict()

@@ -15,7 +15,7 @@ from scipy import stats
 from potentia.analysis.stats import correlation as module
 from potentia.analysis.stats.correlation import (
     kendall_matrix,
-    kendall_of_tests,
+    kendall_of_significant_differences,
     mean_offdiagonal,
     pearson_matrix,
     spearman_matrix,
@@ -103,7 +103,7 @@ def test_blocks_do_not_change_the_result(monkeypatch):
 
 def every_difference(x, **how):
     """Tau-b of tests that find every difference: the scores' own."""
-    return kendall_of_tests(x, np.where(np.isnan(x), np.nan, 0.0), 0.0, **how)
+    return kendall_of_significant_differences(x, np.where(np.isnan(x), np.nan, 0.0), 0.0, **how)
 
 
 def test_tau_of_tests_that_find_every_difference_is_tau_of_the_scores():
@@ -128,9 +128,9 @@ def test_tau_of_tests_counts_pair_by_pair(monkeypatch):
         known[k] = np.isfinite(z)
         s[k] = np.where(np.abs(z) > 1.5, np.sign(z), 0.0)
     slow = (s.T @ s) / np.sqrt(np.abs(s).T @ known) / np.sqrt(known.T @ np.abs(s))
-    np.testing.assert_allclose(kendall_of_tests(x, error, 1.5), slow, atol=1e-12)
+    np.testing.assert_allclose(kendall_of_significant_differences(x, error, 1.5), slow, atol=1e-12)
     monkeypatch.setattr(module, "_BLOCK", 100)
-    np.testing.assert_allclose(kendall_of_tests(x, error, 1.5), slow, atol=1e-12)
+    np.testing.assert_allclose(kendall_of_significant_differences(x, error, 1.5), slow, atol=1e-12)
 
 
 def test_mean_over_pairs_leaves_the_diagonal_and_gaps_out():
@@ -146,7 +146,7 @@ def test_wrong_shapes_are_refused():
     with pytest.raises(InputError, match="same models"):
         kendall_matrix(np.ones((4, 2)), np.ones((5, 2)))
     with pytest.raises(InputError, match="weights are for 3 models"):
-        kendall_of_tests(np.ones((4, 2)), np.ones((4, 2)), 2.0, weights=[1, 1, 1])
+        kendall_of_significant_differences(np.ones((4, 2)), np.ones((4, 2)), 2.0, weights=[1, 1, 1])
 
 
 @given(data=st.data())
@@ -209,10 +209,10 @@ def test_many_models_are_resampled_to_first_order(monkeypatch: pytest.MonkeyPatc
     for ask in asks:
         monkeypatch.setattr(module, "FIRST_ORDER", 1_000)
         whole = ask()
-        kendall_matrix.forget(), kendall_of_tests.forget()
+        kendall_matrix.forget(), kendall_of_significant_differences.forget()
         monkeypatch.undo()
         first = ask()
-        kendall_matrix.forget(), kendall_of_tests.forget()
+        kendall_matrix.forget(), kendall_of_significant_differences.forget()
         assert first.shape == whole.shape
         assert not np.array_equal(first, whole)
         assert np.abs(first - whole).max() < 0.04

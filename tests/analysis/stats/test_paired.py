@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 from statsmodels.stats.contingency_tables import mcnemar
 
-from potentia.analysis.rankings import Options, rank_scores
-from potentia.analysis.stats.significance import item_tables, mcnemar_of_all, measure_significance
+from potentia.analysis.rankings import RankingOptions, analyze_scores
+from potentia.analysis.stats.significance import (
+    mcnemar_p_values,
+    measure_significance,
+    outcome_tables,
+)
 from potentia.facts import Background
 from potentia.values.scores import ScoreMatrix
 
@@ -29,7 +33,7 @@ def study(models=4, items=300, seed=0):
 def test_all_pairs_equal_statsmodels():
     _, _, right = study(models=6)
     right[5] = right[4]
-    p = mcnemar_of_all(right)
+    p = mcnemar_p_values(right)
     for k, (a, b) in enumerate(zip(*np.triu_indices(6, 1), strict=True)):
         table = [[0, (right[a] & ~right[b]).sum()], [(right[b] & ~right[a]).sum(), 0]]
         assert p[k] == pytest.approx(mcnemar(table, exact=True).pvalue if a != 4 else 1.0)
@@ -53,22 +57,22 @@ def test_only_the_documents_that_all_have():
 
 def test_items_stand_for_scores_only_where_their_mean_is_the_score():
     matrix, outcomes, right = study()
-    np.testing.assert_array_equal(item_tables(matrix, outcomes)["rte"], right)
+    np.testing.assert_array_equal(outcome_tables(matrix, outcomes)["rte"], right)
     other = ScoreMatrix.build(
         matrix.models, matrix.tasks, matrix.values + 0.1, stderr=matrix.stderr
     )
-    assert item_tables(other, outcomes) == {}
+    assert outcome_tables(other, outcomes) == {}
     matrix.values[0] = np.nan
-    partial = item_tables(matrix, {"rte": {m: v for m, v in outcomes["rte"].items() if m != "m0"}})[
-        "rte"
-    ]
+    partial = outcome_tables(
+        matrix, {"rte": {m: v for m, v in outcomes["rte"].items() if m != "m0"}}
+    )["rte"]
     assert np.isnan(partial[0]).all()
     assert np.isfinite(partial[1:]).all()
 
 
 def test_items_reach_the_findings():
     matrix, outcomes, _ = study()
-    found = rank_scores(
-        {"direct": matrix}, Background(), Options(resamples=20), {"direct": outcomes}
+    found = analyze_scores(
+        {"direct": matrix}, Background(), RankingOptions(resamples=20), {"direct": outcomes}
     )
     assert found.significance["direct"].by_items[0] > 0

@@ -14,12 +14,12 @@ from statsmodels.stats.multitest import multipletests
 from potentia.analysis.stats.correlation import kendall_matrix
 from potentia.analysis.stats.significance import (
     benjamini_hochberg,
-    better,
-    count_pairs,
+    count_significant_pairs,
     detectable_difference,
-    mcnemar,
+    mcnemar_p_value,
     pair_p_values,
-    pair_z,
+    pair_z_scores,
+    significant_order,
     tau_b_matrix,
 )
 from potentia.errors import InputError
@@ -42,7 +42,7 @@ def matrix(values, stderr, **more):
 @settings(max_examples=60, deadline=None)
 def test_mcnemar(first_only, second_only):
     table = [[5, first_only], [second_only, 7]]
-    assert mcnemar(first_only, second_only) == pytest.approx(
+    assert mcnemar_p_value(first_only, second_only) == pytest.approx(
         statsmodels_mcnemar(table, exact=True).pvalue, abs=1e-12
     )
 
@@ -65,14 +65,16 @@ def test_benjamini_hochberg_leaves_gaps_out():
 def test_z_test_is_the_two_sample_test():
     found = matrix([[0.6], [0.5]], [[0.03], [0.04]])
     z = 0.1 / 0.05
-    assert pair_z(found)[0, 0] == pytest.approx(z)
+    assert pair_z_scores(found)[0, 0] == pytest.approx(z)
     assert pair_p_values(found)[0, 0] == pytest.approx(2 * stats.norm.sf(z))
-    assert count_pairs(found) == ((1,), (1,))
-    assert count_pairs(found, level=0.99) == ((1,), (0,))
+    assert count_significant_pairs(found) == ((1,), (1,))
+    assert count_significant_pairs(found, level=0.99) == ((1,), (0,))
 
 
 def test_lower_is_better_turns_the_sign():
-    assert pair_z(matrix([[0.6], [0.5]], [[0.01], [0.01]], higher_is_better=False))[0, 0] < -5
+    assert (
+        pair_z_scores(matrix([[0.6], [0.5]], [[0.01], [0.01]], higher_is_better=False))[0, 0] < -5
+    )
 
 
 def test_gaps_and_missing_errors_are_not_compared():
@@ -80,13 +82,13 @@ def test_gaps_and_missing_errors_are_not_compared():
         [[0.6, 0.6], [np.nan, 0.1], [0.2, 0.2]], [[0.01, np.nan], [0.01, 0.01], [0.01, 0.01]]
     )
     np.testing.assert_array_equal(
-        np.isfinite(pair_z(found)), [[False, False], [True, False], [False, True]]
+        np.isfinite(pair_z_scores(found)), [[False, False], [True, False], [False, True]]
     )
-    assert count_pairs(found) == ((1, 1), (1, 1))
+    assert count_significant_pairs(found) == ((1, 1), (1, 1))
 
 
 def test_scores_without_error_differ_where_they_differ():
-    assert count_pairs(matrix([[0.6], [0.5], [0.5]], np.zeros((3, 1)))) == ((3,), (2,))
+    assert count_significant_pairs(matrix([[0.6], [0.5], [0.5]], np.zeros((3, 1)))) == ((3,), (2,))
 
 
 @given(st.data())
@@ -122,7 +124,7 @@ def test_with_tiny_errors_tau_b_is_tau():
 
 def test_partial_order_needs_every_error():
     with pytest.raises(InputError):
-        better(np.array([0.1, 0.2]), np.array([0.1, np.nan]))
+        significant_order(np.array([0.1, 0.2]), np.array([0.1, np.nan]))
 
 
 def test_detectable_difference_has_the_power_it_says():

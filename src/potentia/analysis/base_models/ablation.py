@@ -19,7 +19,7 @@ from itertools import compress, product, repeat
 import numpy as np
 from scipy.stats import rankdata
 
-from potentia.analysis.left_out import left_out, noted, outside
+from potentia.analysis.left_out import describe_left_out, drop_names_in, format_notes
 from potentia.errors import InputError
 from potentia.values.findings import Bars, Chart, Finding, Heatmap, Interval, Table
 from potentia.values.protocol import Protocol, TaskName
@@ -172,7 +172,7 @@ class Ablation(Finding):
             self.methods, self.mean_rank, self.best, self.near, repeat(self.cells), strict=False
         )
         marked = f"**: the best method in this cell; *: within {self.tolerance:g} of it."
-        note = f"Only cells scored by all methods count. Intervals resample models.{noted(self.left_out)}"
+        note = f"Only cells scored by all methods count. Intervals resample models.{format_notes(self.left_out)}"
         return (
             Table(
                 "Every model by every method",
@@ -235,7 +235,7 @@ def compare_methods(
     reasons = {
         "not scored by all methods on any task": list(compress(rows, ~of_rows)),
         "scored by all methods on no model": list(compress(tasks, ~of_tasks)),
-        "methods that share fewer cells": outside(found.methods, names),
+        "methods that share fewer cells": drop_names_in(found.methods, names),
     }
     cube, counted = cube[of_rows][:, :, of_tasks], whole[of_rows][:, None, of_tasks]
     highest = np.fmax.reduce(cube, axis=1, keepdims=True)  # NaN where no method scored the cell
@@ -252,7 +252,7 @@ def compare_methods(
         near=close,
         cells=int(whole.sum()),
         tolerance=tolerance,
-        left_out=left_out(reasons),
+        left_out=describe_left_out(reasons),
     )
 
 

@@ -24,9 +24,9 @@ import numpy as np
 from potentia.analysis.base_models import stability as taus
 from potentia.analysis.base_models.ablation import Ablation, compare_methods
 from potentia.analysis.base_models.stability import Checkpoint, Consistency, Stability, by_series
-from potentia.analysis.left_out import NONE, left_out, noted, outside
-from potentia.analysis.rankings.sentences import plus_minus
-from potentia.analysis.stats.bootstrap import tau_rows
+from potentia.analysis.left_out import NO_ENTRIES, describe_left_out, drop_names_in, format_notes
+from potentia.analysis.stats.bootstrap import kendall_by_row
+from potentia.analysis.wording import format_plus_minus
 from potentia.errors import DataError, InputError
 from potentia.files import csv_rows
 from potentia.values.findings import (
@@ -62,7 +62,7 @@ class Run:
 
     def tau(self, protocol: Protocol) -> float:
         """Kendall's tau between scores and steps: 1 where every later checkpoint scores higher."""
-        return float(tau_rows(self.scores[protocol], self.steps))
+        return float(kendall_by_row(self.scores[protocol], self.steps))
 
     def at(self, protocol: Protocol, step: float) -> float:
         """Return the score of the latest checkpoint up to a step."""
@@ -168,7 +168,9 @@ class Training(Finding):
         first, gain = self.protocols[0], len(self.protocols) > 1
         rows = []
         for run, (k, step) in ((of, place) for of in self.runs for place in enumerate(of.steps)):
-            scores = [plus_minus(run.scores[p][k], Z * run.errors[p][k]) for p in self.protocols]
+            scores = [
+                format_plus_minus(run.scores[p][k], Z * run.errors[p][k]) for p in self.protocols
+            ]
             more = [f"{run.scores[self.main][k] - run.scores[first][k]:+.3f}"] if gain else []
             rows.append((self.names[run.series], f"{step:,.0f}", *scores, *more))
         labels = [p.label for p in self.protocols]
@@ -176,7 +178,9 @@ class Training(Finding):
             (self.names[r.series], len(r.steps), *map(r.tau, self.protocols)) for r in self.runs
         ]
         columns = ("run", self.unit, *labels, *(["gain"] if gain else []))
-        note = f"± is the half-width of the 95 % interval of test noise.{noted(self.left_out)}"
+        note = (
+            f"± is the half-width of the 95 % interval of test noise.{format_notes(self.left_out)}"
+        )
         why = "1: every later checkpoint scores higher; 0: scores jump about."
         title = f"Kendall's τ between scores and {self.unit}"
         return [
@@ -227,13 +231,13 @@ def follow_training(
     runs = [_run(name, of, followed, tasks) for name, of in series.items()]
     runs.sort(key=lambda run: -float(run.scores[main][-1]))
     reasons = {
-        "no checkpoint of a series": outside(scored, checkpoints),
-        f"of a series of fewer than {LEAST} checkpoints": outside(known, models),
-        "tasks that some checkpoint lacks": outside(every, tasks),
-        "protocols that some checkpoint lacks": outside(map(str, matrices), protocols),
+        "no checkpoint of a series": drop_names_in(scored, checkpoints),
+        f"of a series of fewer than {LEAST} checkpoints": drop_names_in(known, models),
+        "tasks that some checkpoint lacks": drop_names_in(every, tasks),
+        "protocols that some checkpoint lacks": drop_names_in(map(str, matrices), protocols),
     }
     whole = set(scored) <= set(models)
-    return Training(unit, tasks, protocols, main, tuple(runs), whole, left_out(reasons))
+    return Training(unit, tasks, protocols, main, tuple(runs), whole, describe_left_out(reasons))
 
 
 def _run(
@@ -383,7 +387,7 @@ def known_pairs(evidence: Evidence) -> dict[str, str]:
 
 
 def pair_models(
-    models: Sequence[str], table: ModelTable, bases: Mapping[str, str] = NONE
+    models: Sequence[str], table: ModelTable, bases: Mapping[str, str] = NO_ENTRIES
 ) -> dict[str, str]:
     """Pair base models with their instruct versions among ``models``: base → instruct.
 

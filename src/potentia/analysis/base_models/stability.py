@@ -24,8 +24,8 @@ from numpy.random import Generator
 
 from potentia.analysis.base_models import ablation
 from potentia.analysis.base_models.ablation import DRAWS, Columns, Improvement, columns
-from potentia.analysis.left_out import left_out, noted, outside
-from potentia.analysis.stats.bootstrap import redraw, tau_interval, tau_rows
+from potentia.analysis.left_out import describe_left_out, drop_names_in, format_notes
+from potentia.analysis.stats.bootstrap import add_score_noise, kendall_by_row, noise_interval
 from potentia.analysis.stats.correlation import nan_mean
 from potentia.errors import InputError
 from potentia.values.findings import Chart, Finding, Interval, Line, Plot, Points, Table
@@ -117,7 +117,7 @@ class Stability(Finding):
         note = (
             f"gap: the smallest distance at which at least {self.power:.0%} of the pairs of checkpoints that far apart "
             "or farther are significantly in the right order (one-sided, 5 %); – where none is. neighbours: the share "
-            f"of adjacent checkpoints so told apart.{noted(self.left_out)}"
+            f"of adjacent checkpoints so told apart.{format_notes(self.left_out)}"
         )
         mean_columns = ("method", "curves", "mean tau", "resolved")
         mean_note = (
@@ -178,16 +178,18 @@ def measure_stability(
     curves.sort(key=lambda c: (c.series, c.task, methods.index(c.method)))
     improvements = _improvements(curves, baseline, rng) if baseline else ()
     taken = {model for curve in curves for model in curve.models}
-    blank = outside(checkpoints, found.models)
+    blank = drop_names_in(checkpoints, found.models)
     reasons = {
         "no score": blank,
-        "of a series of fewer than three scored checkpoints": outside(
+        "of a series of fewer than three scored checkpoints": drop_names_in(
             checkpoints, {*taken, *blank}
         ),
-        "no checkpoint of a series": outside(found.models, checkpoints),
+        "no checkpoint of a series": drop_names_in(found.models, checkpoints),
     }
     shown = tuple(sorted({curve.method for curve in curves}, key=methods.index))
-    return Stability(unit, baseline, shown, tuple(curves), improvements, power, left_out(reasons))
+    return Stability(
+        unit, baseline, shown, tuple(curves), improvements, power, describe_left_out(reasons)
+    )
 
 
 def resolvable_gap(
@@ -223,8 +225,10 @@ def _curve(
     if scored.sum() < 3:
         return None
     steps, values, stderr = np.array(list(members.values()))[scored], values[scored], stderr[scored]
-    tau = tau_interval(
-        float(tau_rows(steps, values)), _tau_draws(steps, values, stderr, rng), bounds=(-1.0, 1.0)
+    tau = noise_interval(
+        float(kendall_by_row(steps, values)),
+        _tau_draws(steps, values, stderr, rng),
+        bounds=(-1.0, 1.0),
     )
     models = tuple(compress(members, scored))
     return Curve(
@@ -242,7 +246,7 @@ def _curve(
 def _tau_draws(steps: Floats, values: Floats, stderr: Floats, rng: np.random.Generator) -> Floats:
     """Return tau of scores drawn again; none where a standard error is unknown."""
     return (
-        tau_rows(steps, redraw(values, stderr, DRAWS, rng))
+        kendall_by_row(steps, add_score_noise(values, stderr, DRAWS, rng))
         if np.isfinite(stderr).all()
         else np.array([])
     )
@@ -264,8 +268,8 @@ def _improvements(
         spread = np.array([])
         if np.isfinite([new[1], old[1]]).all():
             spread = _tau_draws(steps, *new, rng) - _tau_draws(steps, *old, rng)
-        value = float(tau_rows(steps, new[0]) - tau_rows(steps, old[0]))
-        difference = tau_interval(value, spread, bounds=(-2.0, 2.0))
+        value = float(kendall_by_row(steps, new[0]) - kendall_by_row(steps, old[0]))
+        difference = noise_interval(value, spread, bounds=(-2.0, 2.0))
         found.append(Improvement(curve.series, curve.task, curve.method, baseline, difference))
     return tuple(found)
 
@@ -317,7 +321,7 @@ class Consistency(Finding):
         )
         note = (
             "gain: mean score of the instruct versions less that of the base models. Intervals resample the pairs, and "
-            f"the scores where their standard errors are known.{noted(self.left_out)}"
+            f"the scores where their standard errors are known.{format_notes(self.left_out)}"
         )
         return (
             Table(title, columns, rows, note),
@@ -391,11 +395,13 @@ def measure_consistency(
         )
     taken = {model for link in links for pair in link.pairs for model in pair}
     reasons = {
-        "not scored on both sides of the pair": outside(pairs, taken),
-        "in no pair of base and instruct": outside(found.models, {*pairs, *pairs.values()}),
+        "not scored on both sides of the pair": drop_names_in(pairs, taken),
+        "in no pair of base and instruct": drop_names_in(found.models, {*pairs, *pairs.values()}),
     }
     shown = tuple(sorted({link.method for link in links}, key=methods.index))
-    return Consistency(baseline, shown, tuple(links), tuple(improvements), left_out(reasons))
+    return Consistency(
+        baseline, shown, tuple(links), tuple(improvements), describe_left_out(reasons)
+    )
 
 
 def _judge(found: Columns, task: str, method: str, reference: str | None) -> str | None:
@@ -423,12 +429,12 @@ def _link(
     if scored.sum() < 3:
         return None
     drawn = [
-        np.take_along_axis(redraw(side[0], side[1], len(choices), rng), choices, 1)
+        np.take_along_axis(add_score_noise(side[0], side[1], len(choices), rng), choices, 1)
         for side in (base, instruct)
     ]
-    spread = tau_rows(*drawn)
+    spread = kendall_by_row(*drawn)
     first, second = base[0, scored], instruct[0, scored]
-    tau = tau_interval(float(tau_rows(first, second)), spread, bounds=(-1.0, 1.0))
+    tau = noise_interval(float(kendall_by_row(first, second)), spread, bounds=(-1.0, 1.0))
     kept = tuple(compress(pairs.items(), scored))
     return Link(
         task, method, judge, kept, first, second, tau, float(second.mean() - first.mean())
@@ -445,7 +451,7 @@ def _paired_improvements(
     found = []
     for method, (link, spread) in made.items():
         if method != baseline and link.pairs == origin.pairs:
-            difference = tau_interval(
+            difference = noise_interval(
                 link.tau.value - origin.tau.value, spread - usual, bounds=(-2.0, 2.0)
             )
             found.append(Improvement("all pairs", link.task, method, baseline, difference))

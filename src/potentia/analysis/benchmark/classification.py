@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from potentia.analysis.rankings.sentences import listing
+from potentia.analysis.wording import join_names
 from potentia.evidence import Evidence, study_of
 from potentia.values.findings import Bars, Cell, Chart, Finding, Heatmap, Table, short_names
 from potentia.values.scores import Floats, ItemOutcome
@@ -122,9 +122,7 @@ class Classification(Finding):
         floor = self.baselines.get(MAJORITY, {})
         below = [name for name, one in named.items() if _difference(one, floor)[1] < 0]
         if below:
-            less = (
-                f"{listing(below)} score{'s' if len(below) == 1 else ''} less than always answering"
-            )
+            less = f"{join_names(below)} score{'s' if len(below) == 1 else ''} less than always answering"
             most = f"the most frequent label ({floor['acc']:.3f})"
             said.append(f"{less} {most}: the tuning, the labels or the prompt may be wrong.")
         for name, one in named.items():

@@ -18,9 +18,9 @@ from typing import Literal
 import numpy as np
 from scipy.stats import chi2, f, false_discovery_control, t
 
-from potentia.analysis.left_out import inside
-from potentia.analysis.stats.bootstrap import tau_rows
-from potentia.analysis.stats.significance import aligned
+from potentia.analysis.left_out import keep_names_in
+from potentia.analysis.stats.bootstrap import kendall_by_row
+from potentia.analysis.stats.significance import align_outcomes
 from potentia.errors import InputError
 from potentia.evidence import Evidence
 from potentia.facts import known_chance
@@ -228,7 +228,7 @@ def judge(
     matrix = matrix.select(models=rows)
     rng = np.random.default_rng(seed)
     values, errors = matrix.oriented()[:, column], matrix.stderr[:, column]
-    _, shared_documents, answers = aligned(rows, items or {})
+    _, shared_documents, answers = align_outcomes(rows, items or {})
     answers = (
         answers if len(answers) == len(rows) else np.zeros((len(rows), 0))
     )  # of all models, or of none
@@ -363,7 +363,7 @@ def _agreement(
         return Interval(math.nan, math.nan, math.nan), 1.0, ()
     models, draws = len(values), max(100, min(RESAMPLES, 4_000_000 // len(values) ** 2))
     rows = np.concatenate([np.arange(models)[None, :], rng.integers(models, size=(draws, models))])
-    taus = [tau_rows(values[rows], rest[rows, k]) for k in range(rest.shape[1])]
+    taus = [kendall_by_row(values[rows], rest[rows, k]) for k in range(rest.shape[1])]
     counted = np.isfinite(taus).sum(axis=0)
     means = np.divide(
         np.nansum(taus, axis=0), counted, out=np.full(len(rows), np.nan), where=counted > 0
@@ -375,9 +375,9 @@ def _agreement(
     )
     own, common = values[np.isfinite(common)], common[np.isfinite(common)]
     shuffled = rng.permuted(np.tile(own, (draws, 1)), axis=1)
-    with_common = _exceeded(float(tau_rows(own, common)), tau_rows(shuffled, common))
+    with_common = _exceeded(float(kendall_by_row(own, common)), kendall_by_row(shuffled, common))
     shuffled = rng.permuted(np.tile(values, (draws, 1)), axis=1)
-    each = np.stack([tau_rows(shuffled, rest[:, k]) for k in range(rest.shape[1])])
+    each = np.stack([kendall_by_row(shuffled, rest[:, k]) for k in range(rest.shape[1])])
     nearest = _exceeded(float(np.nanmax([tau[0] for tau in taus])), np.nanmax(each, axis=0))
     whole = Interval(float(means[0]), float(low), float(high))
     return whole, min(1.0, 2 * min(with_common, nearest)), tuple(float(tau[0]) for tau in taus)
@@ -471,7 +471,7 @@ def _gain(
     """Return the mean gain by tuning over models drawn anew, and τ of the rankings before and after it."""
     if direct is None:
         return None, math.nan
-    both = inside(matrix.models, direct.models)
+    both = keep_names_in(matrix.models, direct.models)
     after, before = (
         part.select(models=both, tasks=[task]).oriented()[:, 0] for part in (matrix, direct)
     )
@@ -480,4 +480,6 @@ def _gain(
         return None, math.nan
     draws = gains[rng.integers(len(gains), size=(RESAMPLES, len(gains)))].mean(axis=1)
     low, high = np.percentile(draws, [2.5, 97.5])
-    return Interval(float(gains.mean()), float(low), float(high)), float(tau_rows(after, before))
+    return Interval(float(gains.mean()), float(low), float(high)), float(
+        kendall_by_row(after, before)
+    )

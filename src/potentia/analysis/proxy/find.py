@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from potentia.analysis.base_models.find import known_pairs
-from potentia.analysis.left_out import few, left_out, outside
+from potentia.analysis.left_out import describe_left_out, drop_names_in, join_first_names
 from potentia.analysis.proxy import proxies, validation
 from potentia.analysis.proxy.proxies import (
     METRICS,
@@ -110,9 +110,11 @@ def find_proxies(evidence: Evidence, options: Options, truth: Evidence | None = 
     target, protocol = options.target, Protocol(options.protocol)
     whole = evidence.narrowed(protocols=[protocol]).scores[protocol]
     rivals = list(whole.corpora().tasks if options.corpora is None else options.corpora)
-    wanted = [task for task in options.candidates or outside(whole.tasks, rivals) if task != target]
+    wanted = [
+        task for task in options.candidates or drop_names_in(whole.tasks, rivals) if task != target
+    ]
     small = {*options.data_group, *options.seed_group, *options.early}
-    others = whole.select(models=outside(whole.models, small))
+    others = whole.select(models=drop_names_in(whole.models, small))
     couples = _couples(evidence, options)
     reference = others
     if options.on != "same":
@@ -176,17 +178,17 @@ def _unused(
     """Say who takes no part in choosing proxies, and why."""
     reasons: dict[str, list[str]] = {}
     if options.on != "same":
-        reasons["in no pair of base and chat"] = outside(
+        reasons["in no pair of base and chat"] = drop_names_in(
             others.models, {*couples, *couples.values()}
         )
-        reasons["not scored on both sides of the pair"] = outside(couples, reference.models)
+        reasons["not scored on both sides of the pair"] = drop_names_in(couples, reference.models)
     used = reference.select(tasks=[options.target, *wanted])
     for model, row in zip(used.models, np.isnan(used.values), strict=True):
         if row.any():
-            reasons.setdefault(f"no score on {few(list(compress(used.tasks, row)), 2)}", []).append(
-                model
-            )
-    return list(left_out(reasons))
+            reasons.setdefault(
+                f"no score on {join_first_names(list(compress(used.tasks, row)), 2)}", []
+            ).append(model)
+    return list(describe_left_out(reasons))
 
 
 def _couples(evidence: Evidence, options: Options) -> dict[str, str]:

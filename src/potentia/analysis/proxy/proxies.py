@@ -30,7 +30,7 @@ import numpy.typing as npt
 from scipy.stats import f as f_distribution
 from scipy.stats import rankdata
 
-from potentia.analysis.stats.bootstrap import Spread, spread_of
+from potentia.analysis.stats.bootstrap import RepetitionSpread, summarize_repetitions
 from potentia.analysis.stats.correlation import kendall_matrix, pearson_matrix, spearman_matrix
 from potentia.errors import InputError
 from potentia.values.findings import Bars, Chart, Finding, Interval, Table
@@ -380,8 +380,8 @@ class Indices:
     metric: Metric
     n: int
     k: int
-    baseline: Spread  # s
-    sampling: Spread  # r
+    baseline: RepetitionSpread  # s
+    sampling: RepetitionSpread  # r
     leads: (
         float  # share of repetitions in which the metric has both the highest s and the highest r
     )
@@ -484,7 +484,9 @@ def measure_sampling(
         best_r = np.max([r for _, r in runs.values()], axis=0)
         for metric, (s, r) in runs.items():
             leads = float(np.mean((s >= best_s) & (r >= best_r)))
-            found.append(Indices(metric, n, k, spread_of(s), spread_of(r), leads))
+            found.append(
+                Indices(metric, n, k, summarize_repetitions(s), summarize_repetitions(r), leads)
+            )
     return SamplingConsistency(
         target, top, models, tasks - 1, repetitions, tuple(found), _choose(found)
     )

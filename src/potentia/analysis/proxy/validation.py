@@ -17,9 +17,13 @@ from typing import Any
 import numpy as np
 from scipy.stats import rankdata
 
-from potentia.analysis.left_out import NONE
+from potentia.analysis.left_out import NO_ENTRIES
 from potentia.analysis.proxy.proxies import choose_proxies, predict
-from potentia.analysis.stats.bootstrap import Spread, spread_of, tau_rows
+from potentia.analysis.stats.bootstrap import (
+    RepetitionSpread,
+    kendall_by_row,
+    summarize_repetitions,
+)
 from potentia.analysis.stats.correlation import nan_mean
 from potentia.errors import InputError
 from potentia.values.findings import Bars, Chart, Finding, Plot, Points, Table, picked
@@ -96,7 +100,7 @@ def make_forecast(
     early: ScoreMatrix,
     target: str,
     *,
-    truth: Mapping[str, float] = NONE,
+    truth: Mapping[str, float] = NO_ENTRIES,
     corpora: Sequence[str] = (),
 ) -> Forecast:
     """Rank early models by their proxy scores; ``truth`` are the later scores on the target, where known."""
@@ -196,9 +200,9 @@ class Trial:
     """One way to predict, over all splits: Kendall's tau with the truth, and the share of reversed pairs."""
 
     name: str
-    tau: Spread  # over halves
+    tau: RepetitionSpread  # over halves
     reversed_share: float
-    gain: Spread | None  # tau less perplexity's, half by half
+    gain: RepetitionSpread | None  # tau less perplexity's, half by half
     wins: float | None  # share of splits in which its tau is above perplexity's
 
 
@@ -232,7 +236,7 @@ class Validation(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return tau, its gain over perplexity, and the reverse-ordered pairs of each strategy (table 10's layout)."""
-        none = Spread(math.nan, math.nan, math.nan)
+        none = RepetitionSpread(math.nan, math.nan, math.nan)
         rows = [(t.name, t.tau, t.reversed_share, t.gain or none, t.wins) for t in self.trials]
         columns = (
             "predict by",
@@ -288,7 +292,7 @@ def validate(
     *,
     corpora: Sequence[str] = (),
     pairs: Mapping[str, str] | None = None,
-    groups: Mapping[str, str] = NONE,
+    groups: Mapping[str, str] = NO_ENTRIES,
     splits: int = 200,
     seed: int = 0,
     **choice: Any,
@@ -391,7 +395,7 @@ def _predict(weights: Mapping[str, float], scores: ScoreMatrix) -> Floats:
 def _outcome(predicted: Floats, truth: Floats) -> tuple[float, float]:
     """Return tau and the share of reversed pairs; NaN where nothing was predicted."""
     count, pairs = reversed_pairs(predicted, truth)
-    return float(tau_rows(predicted, truth)), count / pairs if pairs else math.nan
+    return float(kendall_by_row(predicted, truth)), count / pairs if pairs else math.nan
 
 
 def _trial(
@@ -402,5 +406,7 @@ def _trial(
     if rival is not None:
         difference = own - np.array(outcomes[rival])[:, 0]
         known = difference[np.isfinite(difference)]
-        gain, wins = spread_of(known), float(np.mean(known > 0)) if len(known) else None
-    return Trial(name, spread_of(own[np.isfinite(own)]), float(nan_mean(wrong)), gain, wins)
+        gain, wins = summarize_repetitions(known), float(np.mean(known > 0)) if len(known) else None
+    return Trial(
+        name, summarize_repetitions(own[np.isfinite(own)]), float(nan_mean(wrong)), gain, wins
+    )

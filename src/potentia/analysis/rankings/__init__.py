@@ -7,19 +7,32 @@ from potentia.analysis.rankings.agreement import (
     compare_agreement,
     measure_agreement,
 )
-from potentia.analysis.rankings.components import GAPS, Components, find_components
-from potentia.analysis.rankings.decide import FEW_MODELS, FEW_TASKS, NAMES, SURE, Ranking, decide
-from potentia.analysis.rankings.find import (
-    Options,
-    Rankings,
-    find_rankings,
-    find_scoreboard,
-    rank_scores,
-    summarise,
+from potentia.analysis.rankings.components import GAPS, Components, compute_components
+from potentia.analysis.rankings.decide import (
+    CLAIM_PROBABILITY,
+    ENOUGH_MODELS,
+    ENOUGH_TASKS,
+    NAMES,
+    Ranking,
+    decide_ranking,
 )
-from potentia.analysis.rankings.groups import Alignment, align
-from potentia.analysis.rankings.pair import EvidenceMap, Pair, TaskPair, find_pair, map_evidence
-from potentia.analysis.rankings.scoreboard import Scoreboard, Standing
-from potentia.analysis.rankings.screening import Screening, screen
+from potentia.analysis.rankings.findings import (
+    RankingOptions,
+    Rankings,
+    analyze_scores,
+    build_scoreboard,
+    find_rankings,
+    summarize_rankings,
+)
+from potentia.analysis.rankings.groups import Alignment, align_rankings
+from potentia.analysis.rankings.pair import (
+    EvidenceMap,
+    ModelComparison,
+    TaskComparison,
+    find_pair,
+    map_evidence,
+)
+from potentia.analysis.rankings.scoreboard import ModelStanding, Scoreboard
+from potentia.analysis.rankings.screening import Screening, screen_tasks
 from potentia.analysis.rankings.sentences import agreement_sentence, resolution_sentence
-from potentia.analysis.rankings.tuning import Elicitation, find_elicitation
+from potentia.analysis.rankings.tuning import Elicitation, measure_elicitation

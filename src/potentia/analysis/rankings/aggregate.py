@@ -21,12 +21,14 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import norm, rankdata
 
-from potentia.analysis.left_out import NONE
-from potentia.analysis.rankings.components import principal, standardise
-from potentia.analysis.rankings.decide import covariance_of
-from potentia.analysis.stats.bootstrap import LEVEL, tau_rows
+from potentia.analysis.left_out import NO_ENTRIES
+from potentia.analysis.rank_chart import order_best_first, plot_ranks
+from potentia.analysis.rankings.components import principal_components
+from potentia.analysis.rankings.decide import noise_covariance
+from potentia.analysis.stats.bootstrap import LEVEL, kendall_by_row
 from potentia.analysis.stats.correlation import kendall_matrix, nan_mean
-from potentia.analysis.stats.first import root
+from potentia.analysis.stats.first_place import covariance_root
+from potentia.analysis.stats.standardize import mean_z_scores, standardize
 from potentia.errors import InputError
 from potentia.values.findings import (
     Chart,
@@ -35,7 +37,6 @@ from potentia.values.findings import (
     Interval,
     Line,
     Plot,
-    Points,
     Table,
     picked,
 )
@@ -60,7 +61,9 @@ class Aggregate(Finding):
 
     def order(self, method: str) -> list[str]:
         """Return the models from best to worst by one method."""
-        return list(picked(self.models, best_first(self.ranks[:, self.methods.index(method)])))
+        return list(
+            picked(self.models, order_best_first(self.ranks[:, self.methods.index(method)]))
+        )
 
     def tables(self) -> Sequence[Table]:
         """Return the ranking by every method, and its sensitivity to each task."""
@@ -89,7 +92,7 @@ class Aggregate(Finding):
 
     def charts(self) -> Sequence[Chart]:
         """Return the ranks by every method."""
-        order = best_first(self.ranks[:, 0])
+        order = order_best_first(self.ranks[:, 0])
         name, title = (
             f"aggregate-methods-{self.protocol}",
             f"Rank by each way of aggregating: {self.protocol.label}",
@@ -144,31 +147,13 @@ def aggregate_ranks(matrix: ScoreMatrix) -> Aggregate:
     )
 
 
-def best_first(rank: Floats) -> npt.NDArray[np.intp]:
-    """Return the places of models from the best to the worst, without those that have no rank."""
-    order = np.argsort(rank, kind="stable")
-    return order[np.isfinite(rank[order])]
-
-
 def first_component(values: Floats) -> Floats:
     """PC1 of the standardised scores; NaN for models with a missing score."""
     result = np.full(len(values), np.nan)
     whole = np.isfinite(values).all(axis=1)
     if whole.sum() > 1:
-        result[whole] = principal(values[whole])[0][:, 0]
+        result[whole] = principal_components(values[whole])[0][:, 0]
     return result
-
-
-def mean_z(values: Floats) -> Floats:
-    """Mean over tasks of the z score among the models that have the task."""
-    if np.isfinite(values).all():
-        return np.asarray(standardise(values).mean(axis=1))
-    z = np.full(values.shape, np.nan)
-    for j in range(values.shape[1]):
-        known = np.isfinite(values[:, j])
-        if known.any():
-            z[known, j] = standardise(values[known, j : j + 1])[:, 0]
-    return nan_mean(z)
 
 
 def borda(values: Floats) -> Floats:
@@ -194,7 +179,7 @@ def _task_ranks(values: Floats) -> Floats:
 
 METHODS: dict[str, Callable[[Floats], Floats]] = {
     "PC1": first_component,
-    "mean z": mean_z,
+    "mean z": mean_z_scores,
     "Borda": borda,
     "mean rank": negative_mean_rank,
 }
@@ -238,36 +223,11 @@ class RankIntervals(Finding):
         caption = "Mean rank over tasks, between the mean best and the mean worst possible rank."
         name, title = f"rank-intervals-{self.protocol}", f"Rank intervals: {self.protocol.label}"
         return [
-            rank_plot(name, title, caption, self.models, *self._means(), group="rank-intervals")
+            plot_ranks(name, title, caption, self.models, *self._means(), group="rank-intervals")
         ]
 
     def _means(self) -> tuple[Floats, Floats, Floats]:
         return nan_mean(self.rank), nan_mean(self.best), nan_mean(self.worst)
-
-
-def rank_plot(
-    name: str,
-    title: str,
-    caption: str,
-    models: Sequence[str],
-    rank: Floats,
-    low: Floats,
-    high: Floats,
-    group: str = "",
-) -> Plot:
-    """Draw ranks with their intervals, best model first."""
-    order = best_first(rank)
-    places = np.arange(1.0, len(order) + 1)
-    points = (Points("rank", places, rank[order], picked(models, order), low[order], high[order]),)
-    return Plot(
-        name,
-        title,
-        caption,
-        points,
-        x_label="model, by rank",
-        y_label="rank (1 is best)",
-        group=group,
-    )
 
 
 def rank_intervals(
@@ -291,7 +251,7 @@ def rank_intervals(
         if not np.isfinite(matrix.stderr[known, column]).all():
             message = f"{task} has scores without standard errors"
             raise InputError(message, hint="leave the task out, or score it with Potentia")
-        noise = covariance_of(matrix, column, items)[np.ix_(known, known)]
+        noise = noise_covariance(matrix, column, items)[np.ix_(known, known)]
         apart = np.sqrt(np.maximum(np.diag(noise)[:, None] + np.diag(noise) - 2 * noise, 0.0))
         threshold = (
             simultaneous_threshold(noise, level, rng)
@@ -321,7 +281,7 @@ def simultaneous_threshold(
     if count < 2:
         return float(norm.ppf(0.5 + level / 2))
     a, b = np.triu_indices(count, 1)
-    half = root(noise)
+    half = covariance_root(noise)
     scale = np.sqrt(np.maximum(noise[a, a] + noise[b, b] - 2 * noise[a, b], 0.0))
     per_unit = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 0).astype(np.float32)
     largest = np.empty(simulations)
@@ -349,7 +309,7 @@ class TaskCurve(Finding):
     seen: Floats  # τ on the models that chose
     any_subset: Floats  # τ of random subsets of that size, on the models left out
 
-    def enough(self, agreement: float) -> int | None:
+    def tasks_needed(self, agreement: float) -> int | None:
         """Return how many tasks reach this agreement; None where no subset does."""
         return next(
             (k + 1 for k, value in enumerate(self.held_out) if value.value >= agreement), None
@@ -361,7 +321,7 @@ class TaskCurve(Finding):
             *((h.value, f"{h.low:.3f}–{h.high:.3f}") for h in self.held_out), strict=True
         )
         parts = self.tasks, self.cost, held, spans, self.seen, self.any_subset
-        reached = {level: self.enough(level) for level in (0.8, 0.9, 0.95)}
+        reached = {level: self.tasks_needed(level) for level in (0.8, 0.9, 0.95)}
         said = ", ".join(f"τ {level:g} takes {k}" for level, k in reached.items() if k is not None)
         columns = (
             "tasks",
@@ -393,18 +353,18 @@ class TaskCurve(Finding):
         return [Plot(name, f"{title}: {self.protocol.label}", caption, *drawn, group="fewer-tasks")]
 
 
-def find_task_curve(
+def measure_task_curve(
     matrix: ScoreMatrix,
     *,
-    costs: Mapping[str, float] = NONE,
-    lineages: Mapping[str, str] = NONE,
+    costs: Mapping[str, float] = NO_ENTRIES,
+    lineages: Mapping[str, str] = NO_ENTRIES,
     splits: int = SPLITS,
     seed: int = 0,
 ) -> TaskCurve:
     """Measure how agreement rises with the tasks of a fixed subset; ``costs`` by task, else all cost the same."""
     whole = matrix.benchmarks().complete()
     values, names = whole.oriented(), whole.models
-    if not enough_for_a_curve(whole):
+    if not has_enough_for_curve(whole):
         few = f"{len(names)} models have all of {len(whole.tasks)} tasks: too few to choose on some and judge on others"
         raise InputError(few, hint=f"at least {LEAST} models and two tasks are needed")
     price = np.array([costs.get(t, np.nan) for t in whole.tasks], dtype=np.float64)
@@ -436,20 +396,20 @@ def find_task_curve(
     return TaskCurve(whole.protocol, picked(whole.tasks, final), cost, held_out, same, chance)
 
 
-def enough_for_a_curve(whole: ScoreMatrix) -> bool:
+def has_enough_for_curve(whole: ScoreMatrix) -> bool:
     """Whether there are models to choose tasks on and others to judge by."""
     return len(whole.models) >= LEAST and len(whole.tasks) > 1
 
 
 def choose_tasks(values: Floats, price: Floats) -> npt.NDArray[np.intp]:
     """Order the tasks: each time the one that raises τ with the whole the most for its cost."""
-    z = standardise(values)
+    z = standardize(values)
     truth, count = z.mean(axis=1), values.shape[1]
     order: list[int] = []
     total, held = np.zeros(len(values)), 0.0
     while len(order) < count:
         left = np.setdiff1d(np.arange(count), order)
-        taus = np.nan_to_num(tau_rows(truth, (total[:, None] + z[:, left]).T))
+        taus = np.nan_to_num(kendall_by_row(truth, (total[:, None] + z[:, left]).T))
         gain = np.maximum(taus - held, 0.0)
         # Where nothing raises τ any more, the least harm.
         worth = gain / price[left] if gain.max() > 0 else taus
@@ -461,4 +421,4 @@ def choose_tasks(values: Floats, price: Floats) -> npt.NDArray[np.intp]:
 
 def _taus(values: Floats, order: npt.NDArray[np.intp]) -> Floats:
     """τ of the first one, two, three … tasks with all of them."""
-    return tau_rows(mean_z(values), np.cumsum(standardise(values)[:, order], axis=1).T)
+    return kendall_by_row(mean_z_scores(values), np.cumsum(standardize(values)[:, order], axis=1).T)

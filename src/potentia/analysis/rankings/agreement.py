@@ -16,25 +16,25 @@ from typing import Unpack
 import numpy as np
 import numpy.typing as npt
 
-from potentia.analysis.left_out import NONE, inside
+from potentia.analysis.left_out import NO_ENTRIES, keep_names_in
 from potentia.analysis.stats.bootstrap import (
     MODELS,
     How,
     Sampling,
-    interval,
-    intervals,
-    item_values,
-    pair_mean,
+    mean_over_pairs,
+    percentile_interval,
+    percentile_intervals,
+    redraw_scores,
 )
-from potentia.analysis.stats.bootstrap import row_draws as draw_rows
+from potentia.analysis.stats.bootstrap import draw_row_counts as draw_rows
 from potentia.analysis.stats.correlation import (
+    CORRELATIONS,
     FIRST_ORDER,
-    METHODS,
     Correlate,
     mean_offdiagonal,
     nan_mean,
 )
-from potentia.analysis.stats.first import FEW_MODELS
+from potentia.analysis.stats.first_place import ENOUGH_MODELS
 from potentia.analysis.stats.significance import tau_b_matrix
 from potentia.errors import InputError
 from potentia.facts import CATEGORIES
@@ -56,7 +56,7 @@ MANY_MODELS_NOISE = (
     200  # draws of noise for more models than FIRST_ORDER: their mean agreement hardly moves
 )
 SIGNIFICANT = "tau_b"
-NAMES = {
+METHOD_NAMES = {
     "kendall": "Kendall's τ",
     "spearman": "Spearman's ρ",
     "pearson": "Pearson's r",
@@ -93,7 +93,7 @@ class Agreement(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return the mean with its intervals, the mean per task, and the category matrix."""
-        what = f"{NAMES[self.method]}, {self.protocol.label}, {self.models} models × {len(self.tasks)} tasks"
+        what = f"{METHOD_NAMES[self.method]}, {self.protocol.label}, {self.models} models × {len(self.tasks)} tasks"
         rows = [(f"over {source}", one) for source, one in self.intervals.items()]
         order = np.argsort([i.value for i in self.per_task], kind="stable")
         each = picked(list(zip(self.tasks, self.per_task, strict=True)), order)
@@ -121,7 +121,7 @@ class Agreement(Finding):
 
     def charts(self) -> Sequence[Chart]:
         """Return the task × task heat map (figures 9, 10, 14, 15) and the categories' (figures 3, 13)."""
-        caption = f"{NAMES[self.method]} of every two tasks, {self.models} models; {mean_in_words(self.mean)}."
+        caption = f"{METHOD_NAMES[self.method]} of every two tasks, {self.models} models; {mean_in_words(self.mean)}."
         low = -1.0 if np.nanmin(self.matrix, initial=0.0) < -0.2 else 0.0
         charts = [
             self._heatmap(
@@ -149,7 +149,7 @@ class Agreement(Finding):
             f"{kind}-{self.protocol}-{self.method}",
             f"{what}{_ties(self.method)}: {self.protocol.label}",
         )
-        cells, unit = (names, names, values, low, 1.0), NAMES[self.method]
+        cells, unit = (names, names, values, low, 1.0), METHOD_NAMES[self.method]
         return Heatmap(name, full, caption, *cells, unit=unit, group=f"{kind}-{self.method}")
 
 
@@ -171,7 +171,7 @@ class AgreementChange(Finding):
     per_task_after: tuple[float, ...]
     per_task_difference: tuple[Interval, ...]  # over ``over``
     over: str = "models"
-    errors: bool = True  # whether every score has a standard error
+    has_errors: bool = True  # whether every score has a standard error
 
     @property
     def interval(self) -> Interval:
@@ -179,20 +179,20 @@ class AgreementChange(Finding):
         return self.difference[self.over]
 
     @property
-    def verdict(self) -> int:
+    def direction(self) -> int:
         """1 where the tasks may be said to agree more, -1 for less, 0 where neither may.
 
         Every interval has to leave zero out: over relatives alone, few models claim too often. Of fewer than five, or
         without standard errors, neither may be said.
         """
-        if self.models < FEW_MODELS or not self.errors:
+        if self.models < ENOUGH_MODELS or not self.has_errors:
             return 0
         every = self.difference.values()
         return int(all(i.low > 0 for i in every)) - int(all(i.high < 0 for i in every))
 
     def tables(self) -> Sequence[Table]:
         """Return the change of the mean, and of each task."""
-        what = f"{NAMES[self.method]}, {self.models} models × {len(self.tasks)} tasks"
+        what = f"{METHOD_NAMES[self.method]}, {self.models} models × {len(self.tasks)} tasks"
         before, after = self.before.label, self.after.label
         rows = [
             (f"over {s}", self.mean_before, self.mean_after, gap)
@@ -222,12 +222,10 @@ class AgreementChange(Finding):
         )
         name = f"agreement-{self.before}-{self.after}-{self.method}"
         title = f"Mean ranking agreement of each task with all others{_ties(self.method)}"
-        caption = (
-            f"{NAMES[self.method]}; {told}; {self.pairs_improved} of {self.pairs} pairs agree more."
-        )
+        caption = f"{METHOD_NAMES[self.method]}; {told}; {self.pairs_improved} of {self.pairs} pairs agree more."
         both = {self.before.label: self.per_task_before, self.after.label: self.per_task_after}
         bars = {label: picked(values, order) for label, values in both.items()}
-        y_label = f"mean {NAMES[self.method]}"
+        y_label = f"mean {METHOD_NAMES[self.method]}"
         return [Bars(name, title, caption, picked(self.tasks, order), bars, y_label=y_label)]
 
 
@@ -245,7 +243,7 @@ def measure_agreement(
     matrix: ScoreMatrix,
     *,
     method: str = "kendall",
-    categories: Mapping[str, str] = NONE,
+    categories: Mapping[str, str] = NO_ENTRIES,
     items: Mapping[str, npt.ArrayLike] | None = None,
     **how: Unpack[How],
 ) -> Agreement:
@@ -257,7 +255,7 @@ def measure_agreement(
     sampling = Sampling(**how)
     level, draws = sampling.level, _resample([matrix], method, items, sampling)[0]
     names = tuple(
-        dict.fromkeys(filter(None, map(categories.get, inside(categories, matrix.tasks))))
+        dict.fromkeys(filter(None, map(categories.get, keep_names_in(categories, matrix.tasks))))
     )
     per_task, drawn = (
         mean_offdiagonal(draws.matrix, axis=True),
@@ -271,7 +269,7 @@ def measure_agreement(
         draws.matrix,
         draws.mean,
         draws.intervals(level),
-        per_task=intervals(per_task, drawn, level=level),
+        per_task=percentile_intervals(per_task, drawn, level=level),
         categories=names,
         by_category=_by_category(draws.matrix, matrix.tasks, categories, names),
         over=draws.over,
@@ -282,7 +280,7 @@ def compare_agreement(
     before: ScoreMatrix, after: ScoreMatrix, *, method: str = "kendall", **how: Unpack[How]
 ) -> AgreementChange:
     """Difference in agreement between two protocols over the models and tasks that both have."""
-    one, two = shared(before, after)
+    one, two = select_shared(before, after)
     sampling = Sampling(**how)
     level, (first, second) = sampling.level, _resample([one, two], method, None, sampling)
     i, j = np.triu_indices(len(one.tasks), 1)
@@ -307,15 +305,20 @@ def compare_agreement(
         pairs=int(both.sum()),
         per_task_before=tuple(task_one.tolist()),
         per_task_after=tuple(task_two.tolist()),
-        per_task_difference=intervals(task_two - task_one, moved, level=level),
+        per_task_difference=percentile_intervals(task_two - task_one, moved, level=level),
         over=first.over,
-        errors=all(bool(np.isfinite(m.stderr[np.isfinite(m.values)]).all()) for m in (one, two)),
+        has_errors=all(
+            bool(np.isfinite(m.stderr[np.isfinite(m.values)]).all()) for m in (one, two)
+        ),
     )
 
 
-def shared(before: ScoreMatrix, after: ScoreMatrix) -> tuple[ScoreMatrix, ScoreMatrix]:
+def select_shared(before: ScoreMatrix, after: ScoreMatrix) -> tuple[ScoreMatrix, ScoreMatrix]:
     """Both matrices on the models and tasks they have in common, in the order of the first."""
-    models, tasks = inside(before.models, set(after.models)), inside(before.tasks, set(after.tasks))
+    models, tasks = (
+        keep_names_in(before.models, set(after.models)),
+        keep_names_in(before.tasks, set(after.tasks)),
+    )
     if not models or not tasks:
         message = f"{before.protocol} and {after.protocol} have no model and task in common"
         raise InputError(
@@ -340,12 +343,15 @@ class _Resamples:
 
     @property
     def mean(self) -> float:
-        return float(pair_mean(self.matrix))
+        return float(mean_over_pairs(self.matrix))
 
     def means(self) -> dict[str, Floats]:
-        found = {self.over: pair_mean(self.by_units), "models": pair_mean(self.by_models)}
-        found["tasks"] = pair_mean(self.matrix, self.task_draws)
-        return found if self.by_noise is None else found | {"noise": pair_mean(self.by_noise)}
+        found = {
+            self.over: mean_over_pairs(self.by_units),
+            "models": mean_over_pairs(self.by_models),
+        }
+        found["tasks"] = mean_over_pairs(self.matrix, self.task_draws)
+        return found if self.by_noise is None else found | {"noise": mean_over_pairs(self.by_noise)}
 
     def intervals(self, level: float, less: _Resamples | None = None) -> dict[str, Interval]:
         """Return the intervals of the mean by source, or of its difference to that of other resamples."""
@@ -354,7 +360,7 @@ class _Resamples:
             theirs = less.means()
             value, mine = value - less.mean, {s: mine[s] - theirs[s] for s in mine if s in theirs}
         return {
-            s: interval(value, draws, level=level, centred=s == "noise")
+            s: percentile_interval(value, draws, level=level, centred=s == "noise")
             for s, draws in mine.items()
         }
 
@@ -366,15 +372,15 @@ def _resample(
     how: Sampling,
 ) -> list[_Resamples]:
     """Correlate and resample matrices of the same shape; models and tasks are drawn alike for all of them."""
-    if method not in NAMES:
-        raise InputError(f"no correlation {method!r}", hint=f"one of: {', '.join(NAMES)}")
+    if method not in METHOD_NAMES:
+        raise InputError(f"no correlation {method!r}", hint=f"one of: {', '.join(METHOD_NAMES)}")
     rng, level = np.random.default_rng(how.seed), how.level
     models, tasks = matrices[0].shape
     model_draws, task_draws = (
         draw_rows(models, how.resamples, rng),
         draw_rows(tasks, how.resamples, rng),
     )
-    over = how.units.over(matrices[0].models)
+    over = how.units.drawn_unit(matrices[0].models)
     unit_draws = model_draws if over == MODELS.name else how.draws(matrices[0].models)
     found = []
     for matrix in matrices:
@@ -385,12 +391,12 @@ def _resample(
                 tau_b_matrix(matrix, level=level, weights=d) for d in (model_draws, unit_draws)
             )
         else:
-            correlate, values = METHODS[method], matrix.oriented()
+            correlate, values = CORRELATIONS[method], matrix.oriented()
             tau = correlate(values)
             if items or np.isfinite(matrix.stderr).any():
                 noise = _with_noise(matrix, items, correlate, tau, how.resamples, rng)
             by_models, by_units = (correlate(values, weights=d) for d in (model_draws, unit_draws))
-        if models < FEW_MODELS:  # drawing so few again says nothing of others
+        if models < ENOUGH_MODELS:  # drawing so few again says nothing of others
             by_models, by_units = np.full_like(by_models, np.nan), np.full_like(by_units, np.nan)
         found.append(_Resamples(tau, by_models, by_units, over, noise, task_draws))
     return found
@@ -420,7 +426,7 @@ def _with_noise(
             np.arange(draws), max(1, draws * part.values.size // NOISE_BLOCK)
         )
     ]
-    noise = np.concatenate([correlate(item_values(part, stored, size, rng)) for size in sizes])
+    noise = np.concatenate([correlate(redraw_scores(part, stored, size, rng)) for size in sizes])
     return np.asarray(tau + (noise - correlate(part.oriented())) * np.sqrt(few / models))
 
 

@@ -19,10 +19,11 @@ from typing import Unpack
 import numpy as np
 from scipy.stats import linregress
 
-from potentia.analysis.left_out import NONE
+from potentia.analysis.left_out import NO_ENTRIES
 from potentia.analysis.stats.bootstrap import How, Sampling
 from potentia.analysis.stats.correlation import kendall_matrix
-from potentia.analysis.stats.first import FEW_MODELS
+from potentia.analysis.stats.first_place import ENOUGH_MODELS
+from potentia.analysis.stats.standardize import standardize
 from potentia.errors import InputError
 from potentia.values.findings import (
     Bars,
@@ -113,7 +114,7 @@ GAP_NOTES = {
 }
 
 
-def find_components(
+def compute_components(
     matrix: ScoreMatrix, *, group: str = ALL, gaps: str = "models", **how: Unpack[How]
 ) -> Components:
     """Principal components of the standardised scores.
@@ -121,7 +122,7 @@ def find_components(
     ``gaps`` says what to do about missing cells: leave out the models that have one ("models"), leave out the tasks
     that have one ("tasks"), or fill in the task's mean ("mean").
     """
-    whole = without_gaps(matrix, gaps)
+    whole = remove_gaps(matrix, gaps)
     if whole.shape[0] < 2:
         few = f"components need two models without missing scores, {group} of {matrix.protocol} has {whole.shape[0]}"
         hint = (
@@ -129,12 +130,12 @@ def find_components(
         )
         raise InputError(few, hint=hint)
     values = whole.oriented()
-    scores, loadings, singular = principal(values)
+    scores, loadings, singular = principal_components(values)
     total = (singular**2).sum()
     ratios = singular**2 / total if total > 0 else np.full_like(singular, np.nan)
     sampling = Sampling(**how)
     spread = explained_variance(values, sampling.draws(whole.models))
-    if len(whole.models) < FEW_MODELS:  # drawing so few again says nothing of others
+    if len(whole.models) < ENOUGH_MODELS:  # drawing so few again says nothing of others
         spread = np.full_like(spread, np.nan)
     return Components(
         protocol=matrix.protocol,
@@ -145,18 +146,18 @@ def find_components(
         explained=tuple(sampling.interval(float(r), spread[:, k]) for k, r in enumerate(ratios)),
         loadings=loadings,
         scores=scores,
-        over=sampling.units.over(whole.models),
+        over=sampling.units.drawn_unit(whole.models),
     )
 
 
-def principal(values: Floats) -> tuple[Floats, Floats, Floats]:
+def principal_components(values: Floats) -> tuple[Floats, Floats, Floats]:
     """Return scores (models, components), loadings (components, tasks) and singular values of standardised scores."""
-    left, singular, loadings = np.linalg.svd(standardise(values), full_matrices=False)
+    left, singular, loadings = np.linalg.svd(standardize(values), full_matrices=False)
     sign = np.where(loadings.sum(axis=1) < 0, -1.0, 1.0)
     return left * singular * sign, loadings * sign[:, None], singular
 
 
-def without_gaps(matrix: ScoreMatrix, gaps: str) -> ScoreMatrix:
+def remove_gaps(matrix: ScoreMatrix, gaps: str) -> ScoreMatrix:
     """Treat missing cells as asked: see ``find_components``."""
     known = np.isfinite(matrix.values)
     if gaps == "models":
@@ -171,20 +172,6 @@ def without_gaps(matrix: ScoreMatrix, gaps: str) -> ScoreMatrix:
     raise InputError(f"no treatment of gaps {gaps!r}", hint=f"one of: {', '.join(GAPS)}")
 
 
-def standardise(values: Floats, weights: Floats | None = None) -> Floats:
-    """Columns with mean 0 and standard deviation 1 (divisor n, as a z score); a constant column becomes zero.
-
-    ``weights`` says how many models each row stands for; of several resamples, (resamples, models), each is done.
-    """
-    w = np.ones(len(values)) if weights is None else weights
-    share = (w / w.sum(axis=-1, keepdims=True))[..., None, :]  # (…, 1, models)
-    centred = values - share @ values
-    spread = np.sqrt(share @ centred**2)
-    scale = np.abs(values).max(axis=0, initial=0.0)
-    varies = spread > 1e-12 * np.where(scale > 0, scale, 1.0)
-    return np.where(varies, centred / np.where(varies, spread, 1.0), 0.0)
-
-
 def explained_variance(values: Floats, weights: Floats) -> Floats:
     """Variance ratios of the components of the standardised values, largest first, for each resample.
 
@@ -192,7 +179,7 @@ def explained_variance(values: Floats, weights: Floats) -> Floats:
     """
     parts = []
     for rows in np.array_split(weights, max(1, -(-len(weights) * values.size // BLOCK))):
-        z = standardise(values, rows) * np.sqrt(rows)[:, :, None]  # (resamples, models, tasks)
+        z = standardize(values, rows) * np.sqrt(rows)[:, :, None]  # (resamples, models, tasks)
         gram = z.transpose(0, 2, 1) @ z if z.shape[2] <= z.shape[1] else z @ z.transpose(0, 2, 1)
         parts.append(np.linalg.eigvalsh(gram)[:, ::-1])
     eigen = np.clip(np.concatenate(parts), 0.0, None)
@@ -261,7 +248,7 @@ def fit_compute(
     found: Components,
     flops: Mapping[str, float],
     *,
-    families: Mapping[str, str] = NONE,
+    families: Mapping[str, str] = NO_ENTRIES,
     **how: Unpack[How],
 ) -> ComputeFit:
     """Fit PC1 on log10 of pretraining compute over the models whose compute is known."""
@@ -288,5 +275,5 @@ def fit_compute(
         intercept=float(fit.intercept),
         r_squared=float(fit.rvalue**2),
         tau=sampling.interval(float(tau[0, 0]), taus[:, 0, 0]),
-        over=sampling.units.over(models),
+        over=sampling.units.drawn_unit(models),
     )

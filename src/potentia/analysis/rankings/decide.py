@@ -16,9 +16,10 @@ The first of many is partly first by luck, so from five models on the draws behi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -27,19 +28,22 @@ from scipy.sparse.csgraph import connected_components
 from scipy.stats import rankdata
 
 from potentia.analysis.stats.bootstrap import LEVEL
-from potentia.analysis.stats.first import (
-    FEW_MODELS,
-    FEW_TASKS,
-    SURE,
-    paired_noise,
-    root,
-    shares,
-    shrunk,
+from potentia.analysis.stats.first_place import (
+    CLAIM_PROBABILITY,
+    ENOUGH_MODELS,
+    ENOUGH_TASKS,
+    covariance_root,
+    first_place_shares,
+    paired_noise_covariance,
+    shrink_draws,
 )
 from potentia.facts import variant_of
 from potentia.values.findings import Finding, Table, picked
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, Outcomes, ScoreMatrix
+
+if TYPE_CHECKING:
+    from potentia.analysis.completion import CellSampler
 
 CLOSE = 0.05  # a model at least so likely to be first is named beside the first
 DRAWS, LEAST_DRAWS, MOST_NUMBERS = 10_000, 400, 2_000_000
@@ -48,9 +52,6 @@ PAIRED_MODELS = 1_000  # from more, the covariance of test noise takes too long
 
 SCORE, MEAN_SCORE, MEAN_Z = "score", "mean score", "mean z"
 NAMES = {SCORE: "score", MEAN_SCORE: "mean score over tasks", MEAN_Z: "mean z score over tasks"}
-Unseen = Callable[
-    [int, np.random.Generator], Iterator[Floats]
-]  # draws of all cells, in chunks of (k, models, tasks)
 
 
 @dataclass(frozen=True)
@@ -66,11 +67,11 @@ class Ranking(Finding):
     low: Floats  # best rank within the interval; NaN without standard errors
     high: Floats
     p_first: Floats  # NaN without standard errors
-    measured: tuple[int, ...]  # tasks of each model
-    general: bool  # whether the draws are of other tasks like these too
-    apart: tuple[str, ...] = ()  # models that share no task with these
+    task_counts: tuple[int, ...]  # tasks of each model
+    generalizes: bool  # whether the draws are of other tasks like these too
+    unranked: tuple[str, ...] = ()  # models that share no task with these
     level: float = LEVEL
-    scale: Floats = field(
+    task_scales: Floats = field(
         default_factory=lambda: np.zeros(0), repr=False
     )  # (tasks,): by which scores are multiplied
     draws: Floats = field(default_factory=lambda: np.zeros((0, 0)), repr=False)  # (draws, models)
@@ -80,75 +81,81 @@ class Ranking(Finding):
         """Why this method."""
         return {
             SCORE: "there is one task",
-            MEAN_SCORE: f"z scores need {FEW_MODELS} models",
+            MEAN_SCORE: f"z scores need {ENOUGH_MODELS} models",
             MEAN_Z: "tasks count alike, whatever their scale",
         }[self.method]
 
     @property
-    def known(self) -> bool:
+    def can_claim(self) -> bool:
         """Whether anything can be claimed: every score has a standard error."""
         return bool(len(self.draws))
 
     @property
     def first(self) -> str:
         """The model that is most likely the best; without standard errors the one with the best score."""
-        return self.models[int(np.argmax(np.round(self.p_first, 2))) if self.known else 0]
+        return self.models[int(np.argmax(np.round(self.p_first, 2))) if self.can_claim else 0]
 
     @property
-    def sure(self) -> bool:
+    def is_first_certain(self) -> bool:
         """Whether the first may be called the best."""
-        return self.known and len(self.models) > 1 and float(self.p_first.max()) >= SURE
+        return (
+            self.can_claim
+            and len(self.models) > 1
+            and float(self.p_first.max()) >= CLAIM_PROBABILITY
+        )
 
     @property
     def rivals(self) -> tuple[str, ...]:
         """The models that may be first too, the likeliest first; none where the first is sure or nothing is known."""
-        if self.sure or not self.known:
+        if self.is_first_certain or not self.can_claim:
             return ()
         first, chance = self.first, dict(zip(self.models, self.p_first.tolist(), strict=True))
         others = sorted((m for m in self.models if m != first), key=lambda m: -chance[m])
         return tuple(m for k, m in enumerate(others) if chance[m] >= CLOSE or k == 0)
 
     @property
-    def variants(self) -> tuple[str, ...]:
+    def rival_variants(self) -> tuple[str, ...]:
         """The rivals that are the first itself in other bits, at another step or treated; none where all models are."""
         base = variant_of(self.first)
         if all(variant_of(m) == base for m in self.models):
             return ()
         return tuple(m for m in self.rivals if variant_of(m) == base)
 
-    def rank(self, model: str) -> float | None:
+    def rank_of(self, model: str) -> float | None:
         """Return a model's rank; None where it has none."""
         return float(self.ranks[self.models.index(model)]) if model in self.models else None
 
-    def better(self, one: str, two: str) -> float:
+    def probability_better(self, one: str, two: str) -> float:
         """Return the probability that one model is better than the other; NaN where nothing is known of it."""
-        if not self.known or one not in self.models or two not in self.models:
+        if not self.can_claim or one not in self.models or two not in self.models:
             return math.nan
         gap = self.draws[:, self.models.index(one)] - self.draws[:, self.models.index(two)]
         return float(np.mean(gap > 0) + 0.5 * np.mean(gap == 0))
 
     def tables(self) -> Sequence[Table]:
         """Return the ranking."""
-        ranks, spans = map("{:g}".format, self.ranks), map(span, self.low, self.high)
-        rows = zip(self.models, ranks, spans, self.p_first, self.measured, self.scores, strict=True)
+        ranks, spans = map("{:g}".format, self.ranks), map(format_rank_span, self.low, self.high)
+        rows = zip(
+            self.models, ranks, spans, self.p_first, self.task_counts, self.scores, strict=True
+        )
         title = f"Overall ranking ({self.protocol.label}, {len(self.models)} models × {len(self.tasks)} tasks)"
         columns = ("model", "rank", f"{self.level:.0%} interval", "P(first)", "tasks", self.method)
         note = f"By the {NAMES[self.method]}: {self.reason}."
-        if self.apart:
-            note += f" Not ranked, for want of a common task: {', '.join(self.apart)}."
+        if self.unranked:
+            note += f" Not ranked, for want of a common task: {', '.join(self.unranked)}."
         return [Table(title, columns, rows, note, digits=2)]
 
 
-def span(low: float, high: float) -> str | None:
+def format_rank_span(low: float, high: float) -> str | None:
     """Write an interval of ranks."""
     return f"{low:.0f}–{high:.0f}" if math.isfinite(low) else None
 
 
-def decide(
+def decide_ranking(
     matrix: ScoreMatrix,
     items: Outcomes | None = None,
     *,
-    unseen: Unseen | None = None,
+    unseen: CellSampler | None = None,
     level: float = LEVEL,
     seed: int = 0,
     draws: int = DRAWS,
@@ -162,12 +169,12 @@ def decide(
         matrix, apart = _joined(matrix)
     models, tasks = matrix.shape
     known = np.isfinite(matrix.values)
-    method = SCORE if tasks == 1 else MEAN_SCORE if models < FEW_MODELS else MEAN_Z
-    general = float(np.median(known.sum(axis=1))) >= FEW_TASKS
+    method = SCORE if tasks == 1 else MEAN_SCORE if models < ENOUGH_MODELS else MEAN_Z
+    general = float(np.median(known.sum(axis=1))) >= ENOUGH_TASKS
     rng = np.random.default_rng(seed)
     count = int(np.clip(MOST_NUMBERS // max(models, 1), LEAST_DRAWS, draws))
     sign = matrix.sign
-    noise = [noise_of(matrix, k, items) for k in range(tasks)]
+    noise = [task_noise(matrix, k, items) for k in range(tasks)]
     whole: Iterator[
         tuple[Floats, int]
     ]  # scores with the missing cells drawn, and for how many draws
@@ -200,8 +207,10 @@ def decide(
         places = rankdata(-drawn, axis=1)
         tail = (1 - level) / 2
         low, high = np.quantile(places, [tail, 1 - tail], axis=0)
-        chance = shares(
-            shrunk(drawn, np.random.default_rng([seed, 1])) if models >= FEW_MODELS else drawn
+        chance = first_place_shares(
+            shrink_draws(drawn, np.random.default_rng([seed, 1]))
+            if models >= ENOUGH_MODELS
+            else drawn
         )
     ranks = rankdata(-np.round(estimate, 12))
     scores, ranks, low, high, chance = (x[order] for x in (estimate, ranks, low, high, chance))
@@ -300,7 +309,7 @@ def _fitted(
         yield np.where(known, seen, fit + spread * rng.standard_normal(fit.shape)), size
 
 
-def noise_of(matrix: ScoreMatrix, column: int, items: Outcomes | None) -> Floats:
+def task_noise(matrix: ScoreMatrix, column: int, items: Outcomes | None) -> Floats:
     """Return the covariance of the test noise of the models on one task: (models, models), or (models,) if diagonal.
 
     Models that answered the same documents have the covariance of their outcomes. One document more of each kind
@@ -313,7 +322,7 @@ def noise_of(matrix: ScoreMatrix, column: int, items: Outcomes | None) -> Floats
         error**2 + np.where(share, 1.0 / np.maximum(np.where(share, n, 1.0), 1.0), 0.0) ** 2
     )
     table = (
-        paired_items(matrix, column, items)
+        paired_outcomes(matrix, column, items)
         if items and len(matrix.models) <= PAIRED_MODELS
         else None
     )
@@ -321,35 +330,35 @@ def noise_of(matrix: ScoreMatrix, column: int, items: Outcomes | None) -> Floats
         return np.asarray(error)
     rows, values = table
     covariance: Floats = np.diag(error**2)
-    covariance[np.ix_(rows, rows)] = paired_noise(error[rows], values)
+    covariance[np.ix_(rows, rows)] = paired_noise_covariance(error[rows], values)
     return covariance
 
 
-def covariance_of(matrix: ScoreMatrix, column: int, items: Outcomes | None) -> Floats:
+def noise_covariance(matrix: ScoreMatrix, column: int, items: Outcomes | None) -> Floats:
     """Return ``noise_of`` as a whole matrix."""
-    noise = noise_of(matrix, column, items)
+    noise = task_noise(matrix, column, items)
     return np.diag(noise**2) if noise.ndim == 1 else noise
 
 
-def paired_items(
+def paired_outcomes(
     matrix: ScoreMatrix, column: int, items: Outcomes | None
 ) -> tuple[npt.NDArray[np.intp], Floats] | None:
     """Return the rows whose score is the mean of stored items, and their (models, documents) on shared documents."""
     stored = (items or {}).get(matrix.tasks[column], {})
     values = matrix.values[:, column]
-    rows = [k for k, m in enumerate(matrix.models) if stands_for(stored.get(m, {}), values[k])]
-    table = on_same_documents([stored[matrix.models[k]] for k in rows])
+    rows = [k for k, m in enumerate(matrix.models) if is_mean_of(stored.get(m, {}), values[k])]
+    table = stack_outcomes([stored[matrix.models[k]] for k in rows])
     return None if table is None else (np.array(rows), table)
 
 
-def stands_for(outcomes: Mapping[int, float], score: float) -> bool:
+def is_mean_of(outcomes: Mapping[int, float], score: float) -> bool:
     """Whether a score is the mean of these outcomes, by document."""
     return len(outcomes) > 1 and math.isclose(
         sum(outcomes.values()) / len(outcomes), score, abs_tol=1e-6
     )
 
 
-def on_same_documents(several: Sequence[Mapping[int, float]]) -> Floats | None:
+def stack_outcomes(several: Sequence[Mapping[int, float]]) -> Floats | None:
     """Return outcomes by document as (rows, documents); None where they are not of the same documents, two at least."""
     if (
         len(several) < 2
@@ -393,5 +402,7 @@ def _draw(
     total = np.zeros((count, whole.shape[1]))
     for k, part in enumerate(noise):
         g = rng.standard_normal((count, whole.shape[1]))
-        total += scale[k] * known[:, k] * (g * part if part.ndim == 1 else g @ root(part).T)
+        total += (
+            scale[k] * known[:, k] * (g * part if part.ndim == 1 else g @ covariance_root(part).T)
+        )
     return np.asarray(mean + total / tasks)

@@ -34,11 +34,11 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import rankdata
 
-from potentia.analysis.left_out import NONE, inside
-from potentia.analysis.rankings.agreement import NAMES
-from potentia.analysis.stats.bootstrap import LEVEL, How, Sampling, pair_mean
-from potentia.analysis.stats.correlation import METHODS, Correlate, kendall_matrix, nan_mean
-from potentia.analysis.stats.significance import better
+from potentia.analysis.left_out import NO_ENTRIES, keep_names_in
+from potentia.analysis.rankings.agreement import METHOD_NAMES
+from potentia.analysis.stats.bootstrap import LEVEL, How, Sampling, mean_over_pairs
+from potentia.analysis.stats.correlation import CORRELATIONS, Correlate, kendall_matrix, nan_mean
+from potentia.analysis.stats.significance import significant_order
 from potentia.errors import InputError
 from potentia.values.findings import (
     Bars,
@@ -114,7 +114,7 @@ def agreement_by_models(
     **how: Unpack[How],
 ) -> GroupAgreement:
     """Agreement within each group of models; groups with fewer than ``at_least`` models are left out."""
-    models = inside(matrices[0].models, *(one.models for one in matrices))
+    models = keep_names_in(matrices[0].models, *(one.models for one in matrices))
     names = order or [
         group for group in dict.fromkeys(map(groups.get, models)) if group is not None
     ]
@@ -132,8 +132,8 @@ def agreement_by_tasks(
     **how: Unpack[How],
 ) -> GroupAgreement:
     """Agreement within each set of tasks, e.g. those with large test splits (appendix B.5)."""
-    tasks = inside(matrices[0].tasks, *(one.tasks for one in matrices))
-    members = {name: inside(tasks, wanted) for name, wanted in groups.items()}
+    tasks = keep_names_in(matrices[0].tasks, *(one.tasks for one in matrices))
+    members = {name: keep_names_in(tasks, wanted) for name, wanted in groups.items()}
     kept = {name: columns for name, columns in members.items() if len(columns) > 1} | {"all": tasks}
     cells = {
         name: [one.select(tasks=columns) for one in matrices] for name, columns in kept.items()
@@ -141,21 +141,21 @@ def agreement_by_tasks(
     return _built(cells, by, Sampling(**how))
 
 
-def size_bins(billions: Mapping[str, float]) -> dict[str, str]:
+def name_size_bins(billions: Mapping[str, float]) -> dict[str, str]:
     """Name the size bin of each model: [0, 1), [1, 2), … billions of parameters (table 6)."""
     return {
         m: f"[{int(size)}, {int(size) + 1})" for m, size in billions.items() if math.isfinite(size)
     }
 
 
-def bin_order(bins: Iterable[str]) -> list[str]:
+def sort_size_bins(bins: Iterable[str]) -> list[str]:
     """Bins from small to large."""
     return sorted(set(bins), key=lambda name: float(name[1:].split(",")[0]))
 
 
-def measure_all(matrices: Sequence[ScoreMatrix], **how: Unpack[How]) -> GroupAgreement:
+def agreement_by_measure(matrices: Sequence[ScoreMatrix], **how: Unpack[How]) -> GroupAgreement:
     """Mean agreement of every matrix by Kendall's, Spearman's and Pearson's correlation."""
-    methods = {NAMES[name]: correlate for name, correlate in METHODS.items()}
+    methods = {METHOD_NAMES[name]: correlate for name, correlate in CORRELATIONS.items()}
     return _built(dict.fromkeys(methods, matrices), "measure", Sampling(**how), methods)
 
 
@@ -177,8 +177,8 @@ def _built(
         means=tuple(
             tuple(_mean(m, how, means[name]) for m in group) for name, group in cells.items()
         ),
-        over=tuple(how.units.over(group[0].models) for group in groups),
-        measure="agreement" if methods else NAMES["kendall"],
+        over=tuple(how.units.drawn_unit(group[0].models) for group in groups),
+        measure="agreement" if methods else METHOD_NAMES["kendall"],
     )
 
 
@@ -188,7 +188,7 @@ def _mean(matrix: ScoreMatrix, how: Sampling, correlate: Correlate) -> Interval:
     if correlate is not kendall_matrix and not np.isfinite(values).all():
         draws = draws[: max(20, how.resamples // 10)]
     return how.interval(
-        float(pair_mean(correlate(values))), pair_mean(correlate(values, weights=draws))
+        float(mean_over_pairs(correlate(values))), mean_over_pairs(correlate(values, weights=draws))
     )
 
 
@@ -260,7 +260,7 @@ def compare_perplexity(
     models that have every corpus and every task.
     """
     asked = scores.models if models is None else models
-    bits = perplexity.select(models=inside(scores.models, perplexity.models, asked))
+    bits = perplexity.select(models=keep_names_in(scores.models, perplexity.models, asked))
     bits = bits.select(models=np.isfinite(bits.values).any(axis=1))
     if not bits.models:
         message = f"no model of the {group} group has both a perplexity and a score"
@@ -289,13 +289,15 @@ def compare_perplexity(
         mean=sampling.interval(
             float(nan_mean(matrix.ravel())), nan_mean(spread.reshape(len(spread), -1))
         ),
-        corpora_mean=sampling.interval(float(pair_mean(between)), pair_mean(between_spread)),
+        corpora_mean=sampling.interval(
+            float(mean_over_pairs(between)), mean_over_pairs(between_spread)
+        ),
         per_corpus=tuple(
             sampling.interval(float(nan_mean(matrix[k])), nan_mean(spread[:, k]))
             for k in range(len(bits.tasks))
         ),
         averages=sampling.interval(float(average), average_spread),
-        over=sampling.units.over(bits.models),
+        over=sampling.units.drawn_unit(bits.models),
     )
 
 
@@ -341,13 +343,13 @@ class Alignment(Finding):
         return [Bump(name, title, caption, self.models, self.tasks, self.ranks, self.groups)]
 
 
-def align(
+def align_rankings(
     matrix: ScoreMatrix,
     first: str,
     second: str,
     *,
     level: float = LEVEL,
-    families: Mapping[str, str] = NONE,
+    families: Mapping[str, str] = NO_ENTRIES,
 ) -> Alignment:
     """Align the rankings of two tasks over the models that both have scores of (algorithm 3)."""
     pair = matrix.select(tasks=[first, second]).complete()
@@ -355,7 +357,7 @@ def align(
         raise InputError(f"{first} and {second} need standard errors to be aligned")
     values = pair.oriented()
     (one, two), (error_one, error_two) = values.T, pair.stderr.T
-    aligned = np.stack(rank_models(one, error_one, two, error_two, level=level), axis=1)
+    aligned = np.stack(align_orders(one, error_one, two, error_two, level=level), axis=1)
     return Alignment(
         protocol=matrix.protocol,
         tasks=(first, second),
@@ -368,14 +370,14 @@ def align(
     )
 
 
-def rank_models(
+def align_orders(
     score1: Floats, stderr1: Floats, score2: Floats, stderr2: Floats, *, level: float = LEVEL
 ) -> tuple[Ints, Ints]:
     """Algorithms 2 and 3: ranks (1 is best) that keep both partial orders and are as alike as greed makes them."""
     plain1, plain2 = rankdata(-score1), rankdata(-score2)
     side1, side2 = (
-        _Side(better(score1, stderr1, level=level)),
-        _Side(better(score2, stderr2, level=level)),
+        _Side(significant_order(score1, stderr1, level=level)),
+        _Side(significant_order(score2, stderr2, level=level)),
     )
     for _ in range(len(score1)):
         m1, m2 = side1.longest_waiting(side2.place), side2.longest_waiting(side1.place)

@@ -18,18 +18,19 @@ import numpy.typing as npt
 from scipy.stats import norm
 from scipy.stats import t as student
 
+from potentia.analysis.completion import predict_missing_cells
 from potentia.analysis.rankings.decide import (
-    SURE,
+    CLAIM_PROBABILITY,
     Ranking,
-    covariance_of,
-    decide,
-    noise_of,
-    paired_items,
+    decide_ranking,
+    noise_covariance,
+    paired_outcomes,
+    task_noise,
 )
 from potentia.analysis.rankings.sentences import pair_sentences
 from potentia.analysis.stats import significance as tests
 from potentia.analysis.stats.bootstrap import LEVEL
-from potentia.analysis.stats.significance import POWER, benjamini_hochberg, items_per_task
+from potentia.analysis.stats.significance import POWER, benjamini_hochberg, estimate_test_sizes
 from potentia.errors import InputError
 from potentia.values.findings import Cell, Finding, Interval, Table, picked, short_names
 from potentia.values.protocol import Protocol
@@ -51,19 +52,19 @@ class Lead:
     tasks: int
     difference: Interval
     chance: float  # that the first is better, as the ranking draws it
-    general: bool  # on other tasks like these too
+    generalizes: bool  # on other tasks like these too
 
     @property
-    def sure(self) -> bool:
+    def is_certain(self) -> bool:
         """Whether the first may be called better."""
-        return self.chance >= SURE
+        return self.chance >= CLAIM_PROBABILITY
 
 
-def lead_of(
+def measure_lead(
     ranking: Ranking, matrix: ScoreMatrix, items: Outcomes | None, one: str, two: str
 ) -> Lead | None:
     """Compare two models; the likelier of them is the first. None where they share no task."""
-    chance = ranking.better(one, two)
+    chance = ranking.probability_better(one, two)
     found = _gap(matrix, items, one, two)
     if found is None:
         return None
@@ -77,7 +78,7 @@ def lead_of(
         len(gap),
         Interval.around(gap.mean(), half, ranking.level),
         chance,
-        ranking.general,
+        ranking.generalizes,
     )
 
 
@@ -94,7 +95,7 @@ def _gap(
     both = up if len(up) else both
     if not len(both):
         return None
-    noise = np.stack([covariance_of(pair, int(k), items) for k in both])  # (tasks, 2, 2)
+    noise = np.stack([noise_covariance(pair, int(k), items) for k in both])  # (tasks, 2, 2)
     there = np.isfinite(pair.stderr[:, both]).all(axis=0)
     variance = np.where(there, noise[:, 0, 0] + noise[:, 1, 1] - 2 * noise[:, 0, 1], np.nan)
     values = pair.oriented()[:, both]
@@ -102,7 +103,7 @@ def _gap(
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingEvidence:
     """What would tell two models apart four times in five; ``documents`` and ``tasks`` are more than there are now."""
 
     first: str
@@ -114,21 +115,25 @@ class Missing:
     opposed: bool  # each leads on a task
 
 
-def what_is_missing(
+def estimate_missing_evidence(
     ranking: Ranking,
     matrix: ScoreMatrix,
     items: Outcomes | None,
     sizes: Mapping[str, float],
     one: str,
     two: str,
-) -> Missing | None:
+) -> MissingEvidence | None:
     """Return how many documents or tasks would separate two models, if they differ as much as they seem to.
 
     The variance of their difference in the ranking has two parts: test noise, which falls with the documents, and the
     rest, which falls with the tasks alone. None where nothing is missing or no error is known.
     """
     found = _gap(matrix, items, one, two)
-    if found is None or not ranking.known or ranking.better(one, two) >= SURE:
+    if (
+        found is None
+        or not ranking.can_claim
+        or ranking.probability_better(one, two) >= CLAIM_PROBABILITY
+    ):
         return None
     gaps, variance, both = found
     tasks = picked(matrix.tasks, both)
@@ -136,11 +141,11 @@ def what_is_missing(
         return None
     several, opposed = len(tasks) > 1, bool(gaps.min() < 0 < gaps.max())
     gap = ranking.draws[:, ranking.models.index(one)] - ranking.draws[:, ranking.models.index(two)]
-    scale = ranking.scale[[ranking.tasks.index(t) for t in tasks]]
+    scale = ranking.task_scales[[ranking.tasks.index(t) for t in tasks]]
     noise = float((scale**2 * variance).sum()) / len(tasks) ** 2
-    total = max(float(np.var(gap)), noise) if ranking.general else noise
+    total = max(float(np.var(gap)), noise) if ranking.generalizes else noise
     choice = total - noise
-    allowed = (float(gap.mean()) / reach(ranking.level)) ** 2
+    allowed = (float(gap.mean()) / detectable_z(ranking.level)) ** 2
     if allowed > choice and 0 < noise <= MOST_DOCUMENTS * (allowed - choice):
         times = noise / (allowed - choice)
         known = [sizes[t] for t in tasks if t in sizes]
@@ -149,20 +154,20 @@ def what_is_missing(
             more = max(1, math.ceil((times - 1) * float(np.median(known))))
             unit = int(10 ** max(0, len(str(more)) - 2))
             more = -(-more // unit) * unit  # two digits, rounded up: nobody knows more
-        return Missing(one, two, times, more, None, several, opposed)
+        return MissingEvidence(one, two, times, more, None, several, opposed)
     wanted = len(tasks) * total / allowed if allowed > 0 else math.inf
-    few = ranking.general and wanted <= MOST_TASKS * len(tasks)
+    few = ranking.generalizes and wanted <= MOST_TASKS * len(tasks)
     more = max(1, math.ceil(wanted) - len(tasks)) if few else None
-    return Missing(one, two, math.inf, None, more, several, opposed)
+    return MissingEvidence(one, two, math.inf, None, more, several, opposed)
 
 
-def reach(level: float = LEVEL) -> float:
+def detectable_z(level: float = LEVEL) -> float:
     """Return the standard errors of a difference that is found with 80 % power."""
     return float(norm.ppf(0.5 + level / 2) + norm.ppf(POWER))
 
 
 @dataclass(frozen=True)
-class TaskPair:
+class TaskComparison:
     """One task under one protocol; ``difference`` is of the first model over the second, and more is better."""
 
     models: tuple[str, str]
@@ -176,12 +181,12 @@ class TaskPair:
     documents: int | None  # that both have answered; None without items
     first_only: tuple[int, ...] = ()  # documents that the first model alone gets right
     second_only: tuple[int, ...] = ()
-    text: bool = False  # a text to predict, in bits; it has no part in a mean of scores
-    real: bool | None = (
+    is_text: bool = False  # a text to predict, in bits; it has no part in a mean of scores
+    is_significant: bool | None = (
         None  # significant among all tasks of the protocol; None without standard errors
     )
 
-    def row(self, items: bool) -> list[Cell]:
+    def table_row(self, items: bool) -> list[Cell]:
         """Return its cells in the table of a pair, with the documents that one model alone gets right."""
         low, high = self.difference.low, self.difference.high
         row: list[Cell] = [
@@ -197,19 +202,21 @@ class TaskPair:
             row += counted if self.documents is not None else [None] * 3
         row.append("< 0.001" if self.p_value < 0.0005 else self.p_value)
         return row + (
-            [None, None] if self.real is None else [self.test, "yes" if self.real else "no"]
+            [None, None]
+            if self.is_significant is None
+            else [self.test, "yes" if self.is_significant else "no"]
         )
 
 
 @dataclass(frozen=True)
-class Pair(Finding):
+class ModelComparison(Finding):
     """Two models on every task and protocol that both have."""
 
     first: str
     second: str
-    tasks: tuple[TaskPair, ...]
+    tasks: tuple[TaskComparison, ...]
     leads: dict[Protocol, Lead]  # who is better over all tasks of a protocol
-    missing: dict[Protocol, Missing]  # what would tell them apart
+    missing: dict[Protocol, MissingEvidence]  # what would tell them apart
     level: float = LEVEL
 
     @property
@@ -223,7 +230,7 @@ class Pair(Finding):
         found = []
         for protocol, lead in self.leads.items():
             pairs = [pair for pair in self.tasks if pair.protocol == protocol]
-            tasks = [pair for pair in pairs if not pair.text] or pairs
+            tasks = [pair for pair in pairs if not pair.is_text] or pairs
             found += pair_sentences(lead, protocol, tasks, self.missing.get(protocol))
         return found
 
@@ -231,7 +238,7 @@ class Pair(Finding):
         """Return a row for each task and protocol."""
         one, two = self.names
         items = any(pair.documents is not None for pair in self.tasks)
-        rows = [pair.row(items) for pair in self.tasks]
+        rows = [pair.table_row(items) for pair in self.tasks]
         alone = (f"{one} alone", f"{two} alone", "documents") if items else ()
         note = "Difference: the first over the second, where more is better."
         if items:
@@ -242,16 +249,14 @@ class Pair(Finding):
         return [Table(f"{one} against {two}", columns, rows, note)]
 
 
-def find_pair(evidence: Evidence, first: str, second: str) -> Pair:
+def find_pair(evidence: Evidence, first: str, second: str) -> ModelComparison:
     """Compare two models, given by name or by a part of it that no other model has."""
-    from potentia.analysis.planning.find import unseen_cells  # planning lies above this room
-
-    one, two = (known_model(evidence, name) for name in (first, second))
+    one, two = (resolve_model_name(evidence, name) for name in (first, second))
     if one == two:
         raise InputError(f"{first} and {second} are the same model", where=evidence.source)
-    pairs: list[TaskPair] = []
+    pairs: list[TaskComparison] = []
     leads: dict[Protocol, Lead] = {}
-    missing: dict[Protocol, Missing] = {}
+    missing: dict[Protocol, MissingEvidence] = {}
     for protocol, matrix in evidence.planned.items():
         if not {one, two} <= set(matrix.models):
             continue
@@ -260,23 +265,27 @@ def find_pair(evidence: Evidence, first: str, second: str) -> Pair:
         if not found:
             continue
         pairs += found
-        ranked = matrix.benchmarks() if any(not pair.text for pair in found) else matrix.corpora()
-        ranking = decide(ranked, outcomes, unseen=unseen_cells(evidence, [ranked]).get(protocol))
-        lead = lead_of(ranking, ranked, outcomes, one, two)
+        ranked = (
+            matrix.benchmarks() if any(not pair.is_text for pair in found) else matrix.corpora()
+        )
+        ranking = decide_ranking(
+            ranked, outcomes, unseen=predict_missing_cells(evidence, [ranked]).get(protocol)
+        )
+        lead = measure_lead(ranking, ranked, outcomes, one, two)
         if lead is not None:
             leads[protocol] = lead
-            more = what_is_missing(
-                ranking, ranked, outcomes, items_per_task(ranked), lead.first, lead.second
+            more = estimate_missing_evidence(
+                ranking, ranked, outcomes, estimate_test_sizes(ranked), lead.first, lead.second
             )
             missing |= {} if more is None else {protocol: more}
     if not pairs:
         raise InputError(f"{one} and {two} share no task", where=evidence.source)
-    return Pair(one, two, tuple(pairs), leads, missing)
+    return ModelComparison(one, two, tuple(pairs), leads, missing)
 
 
 def compare_tasks(
     matrix: ScoreMatrix, outcomes: Outcomes, *, level: float = LEVEL
-) -> list[TaskPair]:
+) -> list[TaskComparison]:
     """Compare the two rows of a matrix on every task that both have; which differences are real is decided together."""
     tasks = set(matrix.benchmarks().tasks)
     every = [
@@ -288,10 +297,10 @@ def compare_tasks(
         return []
     adjusted = benjamini_hochberg(np.array([pair.p_value for pair in found])).tolist()
     real = [None if math.isnan(p) else p <= 1 - level for p in adjusted]
-    return [replace(pair, real=sure) for pair, sure in zip(found, real, strict=True)]
+    return [replace(pair, is_significant=sure) for pair, sure in zip(found, real, strict=True)]
 
 
-def known_model(evidence: Evidence, name: str) -> str:
+def resolve_model_name(evidence: Evidence, name: str) -> str:
     """Return the model that is meant: its name, its last part, or a part that no other model has."""
     models, plain = evidence.models, name.casefold()
     for same in (
@@ -315,7 +324,7 @@ def known_model(evidence: Evidence, name: str) -> str:
 
 def _of_task(
     matrix: ScoreMatrix, k: int, outcomes: Outcomes, level: float, *, text: bool
-) -> TaskPair | None:
+) -> TaskComparison | None:
     """Compare the two rows of a matrix on one task; None where one has no score."""
     one, two = (float(v) for v in matrix.values[:, k])
     if not (math.isfinite(one) and math.isfinite(two)):
@@ -327,10 +336,10 @@ def _of_task(
         error
     ):  # the errors themselves are known from n documents
         error, freedom = (
-            float(np.hypot(*noise_of(matrix, k, None))),
+            float(np.hypot(*task_noise(matrix, k, None))),
             float(matrix.n[:, k].min()) - 1,
         )
-    found = paired_items(matrix, k, outcomes)
+    found = paired_outcomes(matrix, k, outcomes)
     if found is not None:
         x, y = found[1]
         documents, freedom, test = len(x), len(x) - 1, PAIRED
@@ -339,7 +348,7 @@ def _of_task(
         if set(np.unique([x, y])) <= {0.0, 1.0}:
             numbers = np.array(sorted(outcomes[matrix.tasks[k]][matrix.models[0]]))
             only = (tuple(numbers[x > y].tolist()), tuple(numbers[x < y].tolist()))
-            test, p = MCNEMAR, tests.mcnemar(len(only[0]), len(only[1]))
+            test, p = MCNEMAR, tests.mcnemar_p_value(len(only[0]), len(only[1]))
     if test != MCNEMAR and math.isfinite(error):
         p = (
             2.0 * float(student.sf(abs(difference) / error, freedom))
@@ -349,7 +358,7 @@ def _of_task(
     half = float(norm.ppf(0.5 + level / 2)) * error
     span = Interval.around(difference, half, level)
     names = (matrix.models[0], matrix.models[1])
-    return TaskPair(
+    return TaskComparison(
         names,
         matrix.protocol,
         matrix.tasks[k],
@@ -360,7 +369,7 @@ def _of_task(
         test,
         documents,
         *only,
-        text=text,
+        is_text=text,
     )
 
 
@@ -384,7 +393,9 @@ class EvidenceMap:
     mean_p: Floats  # (pairs,)
     level: float = LEVEL
 
-    def counts(self) -> tuple[npt.NDArray[np.int_], npt.NDArray[np.int_], npt.NDArray[np.int_]]:
+    def count_outcomes(
+        self,
+    ) -> tuple[npt.NDArray[np.int_], npt.NDArray[np.int_], npt.NDArray[np.int_]]:
         """Return wins, losses and ties of the first model of every pair, over the tasks that both have."""
         known = np.isfinite(self.p)
         real = known & (self.p < 1 - self.level)
@@ -394,10 +405,13 @@ class EvidenceMap:
         )
         return wins, losses, known.sum(axis=1) - wins - losses
 
-    def rows(self) -> list[tuple[int | float, ...]]:
+    def pair_rows(self) -> list[tuple[int | float, ...]]:
         """Return wins, losses, ties, mean difference, its p and what is detectable of every pair over all tasks."""
         means = zip(self.mean.tolist(), self.mean_p.tolist(), self.detectable.tolist(), strict=True)
-        return [(*map(int, each), *mean) for *each, mean in zip(*self.counts(), means, strict=True)]
+        return [
+            (*map(int, each), *mean)
+            for *each, mean in zip(*self.count_outcomes(), means, strict=True)
+        ]
 
 
 def map_evidence(matrix: ScoreMatrix, outcomes: Outcomes | None = None) -> EvidenceMap | None:
@@ -425,7 +439,7 @@ def map_evidence(matrix: ScoreMatrix, outcomes: Outcomes | None = None) -> Evide
     error = np.sqrt(np.where(both, variance, 0.0).sum(axis=1)) / shared
     with np.errstate(divide="ignore", invalid="ignore"):
         mean_p = np.where(mean == 0, 1.0, 2.0 * norm.sf(np.abs(mean / error)))
-    detectable = np.where(np.isfinite(mean), reach(LEVEL) * error, np.nan)
+    detectable = np.where(np.isfinite(mean), detectable_z(LEVEL) * error, np.nan)
     cells = tested.values, tested.stderr, difference, p, critical
     return EvidenceMap(
         matrix.protocol, tested.models, tested.tasks, tuple(basis), *cells, detectable, mean, mean_p
@@ -434,12 +448,12 @@ def map_evidence(matrix: ScoreMatrix, outcomes: Outcomes | None = None) -> Evide
 
 def _sharpen(p: Floats, models: Sequence[str], outcomes: Mapping[str, Mapping[int, float]]) -> str:
     """Put McNemar's p in the place of the z test's for every pair of models with items; returns the test's name."""
-    there, _, values = tests.aligned(models, outcomes)
+    there, _, values = tests.align_outcomes(models, outcomes)
     if len(there) < 2 or not values.shape[1]:
         return "z test"
     present = [models.index(model) for model in there]
     first, second = np.triu_indices(len(present), 1)
     a, b = np.array(present)[first], np.array(present)[second]
     n = len(models)
-    p[a * (2 * n - a - 1) // 2 + b - a - 1] = tests.mcnemar_of_all(values > 0.5)
+    p[a * (2 * n - a - 1) // 2 + b - a - 1] = tests.mcnemar_p_values(values > 0.5)
     return "McNemar"

@@ -17,11 +17,23 @@ from typing import Any
 import numpy as np
 from scipy.stats import norm
 
-from potentia.analysis.left_out import inside, outside
+from potentia.analysis.left_out import drop_names_in, keep_names_in
 from potentia.analysis.rankings import sentences
-from potentia.analysis.rankings.decide import NAMES, Ranking, on_same_documents, span, stands_for
-from potentia.analysis.rankings.pair import Lead, Missing, lead_of, what_is_missing
-from potentia.analysis.stats.significance import items_per_task
+from potentia.analysis.rankings.decide import (
+    NAMES,
+    Ranking,
+    format_rank_span,
+    is_mean_of,
+    stack_outcomes,
+)
+from potentia.analysis.rankings.pair import (
+    Lead,
+    MissingEvidence,
+    estimate_missing_evidence,
+    measure_lead,
+)
+from potentia.analysis.stats.significance import estimate_test_sizes
+from potentia.analysis.wording import format_percent, format_plus_minus
 from potentia.values.findings import (
     Chart,
     Finding,
@@ -37,7 +49,7 @@ from potentia.values.scores import Floats, Outcomes, ScoreMatrix
 
 
 @dataclass(frozen=True)
-class Standing:
+class ModelStanding:
     """One model: its rank with the interval, its rank by the first protocol, its mean scores, and its gain."""
 
     model: str
@@ -50,7 +62,7 @@ class Standing:
     gain: Interval | None
 
     @property
-    def reach(self) -> tuple[float, float]:
+    def rank_interval(self) -> tuple[float, float]:
         """The interval of the rank, to draw: the rank alone where none is known."""
         return (self.low, self.high) if math.isfinite(self.low) else (self.rank, self.rank)
 
@@ -64,9 +76,9 @@ class Scoreboard(Finding):
     before: Protocol | None  # that the gain is over
     tasks: tuple[str, ...]  # whose mean the scores are
     metric: str
-    standings: tuple[Standing, ...]
+    standings: tuple[ModelStanding, ...]
     lead: Lead | None  # of the first over the rival that is hardest to tell from it
-    missing: Missing | None  # what would tell the two apart
+    missing: MissingEvidence | None  # what would tell the two apart
 
     @property
     def protocol(self) -> Protocol:
@@ -86,18 +98,18 @@ class Scoreboard(Finding):
 
     def headline(self) -> str:
         """Say who is the best, or who is most likely to be."""
-        return sentences.headline(self.ranking)
+        return sentences.headline_sentence(self.ranking)
 
     def certainty(self) -> list[str]:
         """Say how sure the first place is, and what would make it so."""
-        return sentences.certainty(self.ranking, self.lead, self.missing)
+        return sentences.certainty_sentences(self.ranking, self.lead, self.missing)
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field, and the answer in words."""
         found = {f.name: jsonable(getattr(self, f.name)) for f in fields(self)}
         return found | {
             "first": self.first,
-            "sure": self.ranking.sure,
+            "sure": self.ranking.is_first_certain,
             "answer": [self.headline(), *self.certainty()],
         }
 
@@ -105,18 +117,18 @@ class Scoreboard(Finding):
         """Return one row per model, best first."""
         ranked, scored = len(self.standings) > 1, bool(self.tasks)
         ranks = (
-            f"{s.rank:g}" + (f" ({reach})" if (reach := span(s.low, s.high)) else "")
+            f"{s.rank:g}" + (f" ({reach})" if (reach := format_rank_span(s.low, s.high)) else "")
             for s in self.standings
         )
-        chances = (sentences.percent(s.p_first) for s in self.standings)
+        chances = (format_percent(s.p_first) for s in self.standings)
         columns: dict[str, Iterable[str | None]] = {"rank": ranks} if ranked else {}
         columns |= {"model": self.names.values()} | (
-            {"P(first)": chances} if ranked and self.ranking.known else {}
+            {"P(first)": chances} if ranked and self.ranking.can_claim else {}
         )
         for k, protocol in enumerate(self.protocols if scored else ()):
-            columns[protocol.label] = [told(s.scores[k]) for s in self.standings]
+            columns[protocol.label] = [format_score(s.scores[k]) for s in self.standings]
         if scored and any(s.gain is not None for s in self.standings):
-            columns["gain"] = [told(s.gain, sign=True) for s in self.standings]
+            columns["gain"] = [format_score(s.gain, sign=True) for s in self.standings]
         return [
             Table(
                 self._title(), columns, zip(*columns.values(), strict=True), " ".join(self._notes())
@@ -183,20 +195,22 @@ class Scoreboard(Finding):
             ]
         if len(self.standings) > 1:
             how = f"Ranks are by {self.protocol.label}, by the {NAMES[self.ranking.method]}: {self.ranking.reason}."
-            parts.append(f"{how} In brackets: the {level} interval." if self.ranking.known else how)
+            parts.append(
+                f"{how} In brackets: the {level} interval." if self.ranking.can_claim else how
+            )
         return parts
 
 
-def told(score: Interval | None, *, sign: bool = False) -> str | None:
+def format_score(score: Interval | None, *, sign: bool = False) -> str | None:
     """Write a score with the half-width of its interval; nothing where there is none."""
     return (
         None
         if score is None
-        else sentences.plus_minus(score.value, (score.high - score.low) / 2, sign=sign)
+        else format_plus_minus(score.value, (score.high - score.low) / 2, sign=sign)
     )
 
 
-def make_scoreboard(
+def scoreboard_from_rankings(
     given: Sequence[ScoreMatrix],
     overall: Mapping[Protocol, Ranking],
     items: Mapping[Protocol, Outcomes],
@@ -213,10 +227,12 @@ def make_scoreboard(
         stored = items.get(first, {}), items.get(main, {})
         gains = _gains(matrices[first], matrices[main], models, tasks, stored, level)
     missing = _hardest(ranking, matrices[main], items.get(main))
-    second = next(iter(outside(models, [ranking.first])), None)
+    second = next(iter(drop_names_in(models, [ranking.first])), None)
     rival = missing.rival if missing is not None else next(iter(ranking.rivals), second)
     lead = (
-        lead_of(ranking, matrices[main], items.get(main), ranking.first, rival) if rival else None
+        measure_lead(ranking, matrices[main], items.get(main), ranking.first, rival)
+        if rival
+        else None
     )
     metrics = {metric.name for metric in matrices[main].select(tasks=tasks).metrics}
     by_model = ranking.ranks, ranking.low, ranking.high, ranking.p_first
@@ -224,9 +240,9 @@ def make_scoreboard(
     for m, rank, low, high, chance in zip(
         models, *(array.tolist() for array in by_model), strict=True
     ):
-        before = None if earlier is None else earlier.rank(m)
+        before = None if earlier is None else earlier.rank_of(m)
         standings.append(
-            Standing(
+            ModelStanding(
                 m, rank, low, high, chance, before, tuple(by.get(m) for by in means), gains.get(m)
             )
         )
@@ -242,12 +258,14 @@ def make_scoreboard(
     )
 
 
-def _hardest(ranking: Ranking, matrix: ScoreMatrix, items: Outcomes | None) -> Missing | None:
+def _hardest(
+    ranking: Ranking, matrix: ScoreMatrix, items: Outcomes | None
+) -> MissingEvidence | None:
     """Return what separates the first from the rival that is hardest to tell from it, and no variant of it."""
-    sizes = items_per_task(matrix)
-    rivals = outside(ranking.rivals, ranking.variants) or ranking.rivals
+    sizes = estimate_test_sizes(matrix)
+    rivals = drop_names_in(ranking.rivals, ranking.rival_variants) or ranking.rivals
     every = [
-        what_is_missing(ranking, matrix, items, sizes, ranking.first, rival)
+        estimate_missing_evidence(ranking, matrix, items, sizes, ranking.first, rival)
         for rival in rivals[:20]
     ]
     found = [missing for missing in every if missing is not None]
@@ -276,7 +294,7 @@ def _shared(
 def _common(matrices: Sequence[ScoreMatrix], models: Sequence[str]) -> list[str]:
     """Return the tasks of which every model has all scores, but for models that lack more than half of them."""
     metrics = dict(zip(matrices[-1].tasks, matrices[-1].metrics, strict=True))
-    tasks = inside(metrics, *(one.tasks for one in matrices))
+    tasks = keep_names_in(metrics, *(one.tasks for one in matrices))
     tasks = [t for t in tasks if metrics[t].higher_is_better] or tasks
     tasks = [
         t for t in tasks if metrics[t].scale in ("share", None) or metrics[t].guess == "zero"
@@ -310,11 +328,11 @@ def _gains(
     variance = error_one**2 + error_two**2
     for i, j in np.ndindex(variance.shape):
         stored = [part.get(tasks[j], {}).get(models[i], {}) for part in items]
-        both = on_same_documents(stored)
+        both = stack_outcomes(stored)
         if (
             both is not None
-            and stands_for(stored[0], float(one[i, j]))
-            and stands_for(stored[1], float(two[i, j]))
+            and is_mean_of(stored[0], float(one[i, j]))
+            and is_mean_of(stored[1], float(two[i, j]))
         ):
             seeds = [matrix.seed_error(models[i], tasks[j]) for matrix in (before, after)]
             variance[i, j] = float(np.var(both[1] - both[0], ddof=1)) / both.shape[1] + np.dot(

@@ -14,13 +14,13 @@ from dataclasses import astuple, dataclass, replace
 import numpy as np
 from scipy.stats import kendalltau
 
-from potentia.analysis.left_out import NONE
-from potentia.analysis.rankings.aggregate import mean_z
-from potentia.analysis.rankings.agreement import shared
+from potentia.analysis.left_out import NO_ENTRIES
+from potentia.analysis.rankings.agreement import select_shared
 from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.analysis.stats.correlation import nan_mean
-from potentia.analysis.stats.first import FEW_MODELS
-from potentia.analysis.stats.significance import count_pairs
+from potentia.analysis.stats.first_place import ENOUGH_MODELS
+from potentia.analysis.stats.significance import count_significant_pairs
+from potentia.analysis.stats.standardize import mean_z_scores
 from potentia.values.findings import Chart, Finding, Heatmap, Table
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
@@ -43,7 +43,7 @@ SUGGESTIONS = {
 
 
 @dataclass(frozen=True)
-class Flag:
+class TaskFlag:
     """One reason to distrust a task, with the evidence."""
 
     task: str
@@ -58,7 +58,7 @@ class Screening(Finding):
 
     protocol: Protocol
     tasks: tuple[str, ...]
-    flags: tuple[Flag, ...]
+    flags: tuple[TaskFlag, ...]
     train_examples: Floats  # per task; NaN where unknown
     not_improved: Floats  # share of models
     agreement: Floats  # tau with the mean of the other tasks
@@ -67,7 +67,7 @@ class Screening(Finding):
     resolved: Floats  # share of pairs of models that differ significantly
 
     @property
-    def flagged(self) -> tuple[str, ...]:
+    def flagged_tasks(self) -> tuple[str, ...]:
         """Tasks with at least one flag."""
         return tuple(t for t in self.tasks if any(f.task == t for f in self.flags))
 
@@ -88,7 +88,7 @@ class Screening(Finding):
             "flags",
         )
         note = "Not improved: share of models that tuning left no better. τ: with the mean of the other tasks."
-        title = f"Screening: {len(self.flagged)} of {len(self.tasks)} tasks flagged"
+        title = f"Screening: {len(self.flagged_tasks)} of {len(self.tasks)} tasks flagged"
         told = (
             "Leave flagged tasks out with --exclude-flagged."
             if self.flags
@@ -116,12 +116,12 @@ class Screening(Finding):
         ]
 
 
-def screen(
+def screen_tasks(
     direct: ScoreMatrix,
     tuned: ScoreMatrix | None = None,
     *,
-    train_examples: Mapping[str, float] = NONE,
-    chance: Mapping[str, float] = NONE,
+    train_examples: Mapping[str, float] = NO_ENTRIES,
+    chance: Mapping[str, float] = NO_ENTRIES,
     level: float = LEVEL,
 ) -> Screening:
     """Flag the tasks of a study; every check runs only where its evidence exists.
@@ -130,11 +130,11 @@ def screen(
     resolution after it. ``chance`` maps a task to the score of a guess (default 0), for the floor.
     """
     if tuned is not None:
-        direct, tuned = shared(direct, tuned)
+        direct, tuned = select_shared(direct, tuned)
     final = tuned or direct
     train = np.array([float(train_examples.get(t, np.nan)) for t in direct.tasks])
     agreement, unrelated = _with_others(direct.oriented())
-    pairs, apart = (np.array(counts) for counts in count_pairs(final, level=level))
+    pairs, apart = (np.array(counts) for counts in count_significant_pairs(final, level=level))
     resolved = np.divide(apart, pairs, out=np.full(len(direct.tasks), np.nan), where=pairs > 0)
     best = np.fmax.reduce(final.oriented(), axis=0) * final.sign
     found = Screening(
@@ -148,11 +148,11 @@ def screen(
         best,
         resolved,
     )
-    flags: list[Flag] = []
+    flags: list[TaskFlag] = []
     for k, task in enumerate(direct.tasks):
         told = _evidence(found, final, k, chance.get(task, 0.0))
         flags += [
-            Flag(task, why, evidence, SUGGESTIONS[why])
+            TaskFlag(task, why, evidence, SUGGESTIONS[why])
             for why, (bad, evidence) in told.items()
             if bad
         ]
@@ -187,7 +187,7 @@ def _evidence(
             f"{low:.0%} of models are within two standard errors of chance ({floor:.2f})",
         ),
         (
-            of.resolved[k] < RESOLVED and len(values) >= FEW_MODELS,
+            of.resolved[k] < RESOLVED and len(values) >= ENOUGH_MODELS,
             f"{of.resolved[k]:.0%} of model pairs differ significantly, under {RESOLVED:.0%}",
         ),
     )
@@ -199,7 +199,7 @@ def _with_others(values: Floats) -> tuple[Floats, Floats]:
     tasks = values.shape[1]
     tau, p = np.full(tasks, np.nan), np.full(tasks, np.nan)
     for k in range(tasks) if tasks > 1 else ():
-        others = mean_z(np.delete(values, k, axis=1))
+        others = mean_z_scores(np.delete(values, k, axis=1))
         known = np.isfinite(others) & np.isfinite(values[:, k])
         if known.sum() > 1:
             tau[k], chance = kendalltau(values[known, k], others[known], alternative="greater")

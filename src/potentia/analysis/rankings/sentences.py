@@ -1,6 +1,6 @@
-"""Every sentence that this room says, in one place: short, the number first, one idea each.
+"""Every sentence about rankings, in one place: short, the number first, one idea each.
 
-Nothing is claimed here; each sentence puts into words what ``decide`` and the intervals hold.
+Nothing is claimed here; each sentence puts into words what ``decide_ranking`` and the intervals hold.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from potentia.analysis.stats.first import FEW_MODELS, FEW_TASKS
+from potentia.analysis.stats.first_place import ENOUGH_MODELS, ENOUGH_TASKS
+from potentia.analysis.wording import capitalize_first, format_count, format_percent, join_names
 from potentia.values.findings import Interval, short_names
 from potentia.values.protocol import Protocol
 
 if TYPE_CHECKING:
     from potentia.analysis.rankings.agreement import Agreement, AgreementChange
     from potentia.analysis.rankings.decide import Ranking
-    from potentia.analysis.rankings.pair import Lead, Missing, TaskPair
+    from potentia.analysis.rankings.pair import Lead, MissingEvidence, TaskComparison
     from potentia.analysis.stats.significance import Significance
 
-PREPARED = {
+PREPARATIONS = {
     "train_before_test": "after the same fine-tuning",
     "adjust": "after tuning on the same data",
 }
@@ -29,211 +30,244 @@ NO_ERRORS = (
     "The scores have no standard errors, so no difference can be called real. "
     "Score the models with Potentia, or give a column stderr."
 )
+SAME_SCORE = 0.0005  # a smaller difference does not show in three digits
 
 
-def prepared(protocol: Protocol) -> str:
+def describe_preparation(protocol: Protocol) -> str:
     """Say what was done to the models before the test."""
-    return PREPARED.get(protocol.kind, f"with {protocol.label} scores")
+    return PREPARATIONS.get(protocol.kind, f"with {protocol.label} scores")
 
 
-def percent(chance: float) -> str:
-    """Write a probability; nothing is certain."""
-    if chance > 0.995:
-        return "over 99 %"
-    return f"{100 * chance:.0f} %" if chance >= 0.01 else "under 1 %"
-
-
-def plus_minus(value: float, half: float, *, sign: bool = False) -> str | None:
-    """Write a score with the half-width of its interval, where it is known: 0.612 ± 0.021."""
-    if not math.isfinite(value):
-        return None
-    return f"{value:{'+' if sign else ''}.3f}" + (f" ± {half:.3f}" if math.isfinite(half) else "")
-
-
-def count(number: int, noun: str) -> str:
-    """Write a count with its noun: 1 task, 2 tasks."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def listing(names: Sequence[str], most: int = 4) -> str:
-    """Join names as people do: A, B and C; A, B and 7 others."""
-    if len(names) > most:
-        return f"{', '.join(names[: most - 1])} and {len(names) - most + 1} others"
-    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names)
-
-
-def headline(ranking: Ranking) -> str:
+def headline_sentence(ranking: Ranking) -> str:
     """Say who is the best, or who is most likely to be, with the probability."""
     names = dict(zip(ranking.models, short_names(ranking.models), strict=True))
-    how, first = prepared(ranking.protocol), names[ranking.first]
-    models, where = count(len(ranking.models), "model"), count(len(ranking.tasks), "task")
+    first = names[ranking.first]
+    preparation = describe_preparation(ranking.protocol)
+    models = format_count(len(ranking.models), "model")
+    tasks = format_count(len(ranking.tasks), "task")
     if len(ranking.models) < 2:
-        return f"Only {first} has scores to rank {how}."
-    tied = [
-        names[m]
-        for m, r in zip(ranking.models, ranking.ranks.tolist(), strict=True)
-        if r == ranking.ranks[0]
-    ]
-    if not ranking.known:
-        if len(tied) > 1:
-            return f"{listing(tied)} share the best score of {models} {how} ({where})."
-        return f"{first} has the best score of {models} {how} ({where})."
-    chance = dict(zip(ranking.models, ranking.p_first.tolist(), strict=True))
-    if ranking.sure:
-        return f"{first} is the best of {models} {how} ({percent(chance[ranking.first])} sure, {where})."
+        return f"Only {first} has scores to rank {preparation}."
+    best_rank = ranking.ranks[0]
+    ranks = zip(ranking.models, ranking.ranks.tolist(), strict=True)
+    tied = [names[model] for model, rank in ranks if rank == best_rank]
+    if not ranking.can_claim and len(tied) > 1:
+        return f"{join_names(tied)} share the best score of {models} {preparation} ({tasks})."
+    if not ranking.can_claim:
+        return f"{first} has the best score of {models} {preparation} ({tasks})."
+    chances = dict(zip(ranking.models, ranking.p_first.tolist(), strict=True))
+    chance = format_percent(chances[ranking.first])
+    if ranking.is_first_certain:
+        return f"{first} is the best of {models} {preparation} ({chance} sure, {tasks})."
     if len(tied) == len(ranking.models):
-        return f"{listing(tied)} tie {how} ({where})."
-    own = ranking.variants
-    rivals = [
-        f"{'its variant ' if m in own else ''}{names[m]} ({percent(chance[m])})"
-        for m in ranking.rivals
-    ]
-    close = f"{_capital(listing(rivals)) if own else listing(rivals)} {'is' if len(rivals) == 1 else 'are'} close."
-    if own:
-        together = percent(sum(chance[m] for m in (ranking.first, *own)))
-        close += f" One of {listing([first, *(names[m] for m in own)])} is the best ({together})."
-    return f"{first} is most likely the best of {models} {how} ({percent(chance[ranking.first])}, {where}). {close}"
+        return f"{join_names(tied)} tie {preparation} ({tasks})."
+    rivals = _rivals_sentence(ranking, names, chances)
+    return (
+        f"{first} is most likely the best of {models} {preparation} ({chance}, {tasks}). {rivals}"
+    )
 
 
-def certainty(ranking: Ranking, lead: Lead | None, missing: Missing | None) -> list[str]:
+def _rivals_sentence(ranking: Ranking, names: dict[str, str], chances: dict[str, float]) -> str:
+    """Say who may be first too, and with what probability; variants of the first are named as such."""
+    variants = ranking.rival_variants
+    described = []
+    for model in ranking.rivals:
+        kind = "its variant " if model in variants else ""
+        described.append(f"{kind}{names[model]} ({format_percent(chances[model])})")
+    rivals = join_names(described)
+    verb = "is" if len(described) == 1 else "are"
+    if not variants:
+        return f"{rivals} {verb} close."
+    together = format_percent(sum(chances[model] for model in (ranking.first, *variants)))
+    relatives = join_names([names[model] for model in (ranking.first, *variants)])
+    return f"{capitalize_first(rivals)} {verb} close. One of {relatives} is the best ({together})."
+
+
+def certainty_sentences(
+    ranking: Ranking, lead: Lead | None, missing: MissingEvidence | None
+) -> list[str]:
     """Say how far the first place holds, and what would make it surer."""
     if len(ranking.models) < 2:
         return []
-    if not ranking.known:
+    if not ranking.can_claim:
         return [NO_ERRORS]
-    found = []
-    if ranking.general and ranking.sure:
-        found.append("This allows for test noise and for other tasks like these.")
-    elif ranking.sure and len(ranking.tasks) > 1:
-        found.append(
-            f"This holds for these tasks. It takes {FEW_TASKS} tasks or more to speak of others."
-        )
-    found += [] if lead is None else [lead_sentence(lead)]
-    found += [] if missing is None else [missing_sentence(missing)]
-    if ranking.apart:
-        share, have = ("shares", "has") if len(ranking.apart) == 1 else ("share", "have")
-        found.append(
-            f"{listing(short_names(ranking.apart))} {share} no task with the others and {have} no rank."
-        )
-    return found
+    sentences = []
+    if ranking.generalizes and ranking.is_first_certain:
+        sentences.append("This allows for test noise and for other tasks like these.")
+    elif ranking.is_first_certain and len(ranking.tasks) > 1:
+        scope = f"It takes {ENOUGH_TASKS} tasks or more to speak of others."
+        sentences.append(f"This holds for these tasks. {scope}")
+    if lead is not None:
+        sentences.append(lead_sentence(lead))
+    if missing is not None:
+        sentences.append(missing_sentence(missing))
+    if ranking.unranked:
+        sentences.append(_unranked_sentence(ranking.unranked))
+    return sentences
+
+
+def _unranked_sentence(models: Sequence[str]) -> str:
+    """Say which models have no rank for want of a common task."""
+    names = join_names(short_names(models))
+    if len(models) == 1:
+        return f"{names} shares no task with the others and has no rank."
+    return f"{names} share no task with the others and have no rank."
 
 
 def lead_sentence(lead: Lead) -> str:
     """Say by how much two models differ on the tasks that both have."""
-    one, two = short_names([lead.first, lead.second])
-    where = f"these {lead.tasks} tasks" if lead.tasks > 1 else "this task"
-    gap = lead.difference
-    if abs(gap.value) < 0.0005:
-        return (
-            f"On {where} {one} and {two} have the same score{_interval(gap, ' of the difference')}."
-        )
-    by = f"{abs(gap.value):.3f} {'more' if gap.value >= 0 else 'less'} than {two}"
-    return f"On {where} {one} scores {by}{_interval(gap)}."
+    first, second = short_names([lead.first, lead.second])
+    tasks = f"these {lead.tasks} tasks" if lead.tasks > 1 else "this task"
+    difference = lead.difference
+    if abs(difference.value) < SAME_SCORE:
+        interval = _describe_interval(difference, " of the difference")
+        return f"On {tasks} {first} and {second} have the same score{interval}."
+    direction = "more" if difference.value >= 0 else "less"
+    interval = _describe_interval(difference)
+    return f"On {tasks} {first} scores {abs(difference.value):.3f} {direction} than {second}{interval}."
 
 
-def _interval(gap: Interval, of: str = "") -> str:
-    if not math.isfinite(gap.low):
+def _describe_interval(difference: Interval, subject: str = "") -> str:
+    """Write the interval of a difference in its own direction; nothing where it is not known."""
+    if not math.isfinite(difference.low):
         return ""
-    low, high = (gap.low, gap.high) if gap.value >= 0 else (-gap.high, -gap.low)
-    return f" ({100 * gap.level:.0f} % interval{of} {low:.3f} to {high:.3f})"
+    if difference.value >= 0:
+        low, high = difference.low, difference.high
+    else:
+        low, high = -difference.high, -difference.low
+    return f" ({100 * difference.level:.0f} % interval{subject} {low:.3f} to {high:.3f})"
 
 
-def missing_sentence(missing: Missing) -> str:
+def missing_sentence(missing: MissingEvidence) -> str:
     """Say what would separate two models."""
-    one, two = short_names([missing.first, missing.rival])
+    first, rival = short_names([missing.first, missing.rival])
     if math.isfinite(missing.times):
-        if missing.documents:
-            amount = f"{count(missing.documents, 'more test document')}{' a task' if missing.several else ''}"
-        else:
-            amount = f"{missing.times:.2g} times as many test documents"
-        return f"If {one} and {two} differ as much as measured, about {amount} would show it in four studies of five."
-    if missing.several:
-        more = (
-            f"about {count(missing.tasks, 'more task')} would"
-            if missing.tasks
-            else "more tasks may"
+        amount = _documents_in_words(missing)
+        return (
+            f"If {first} and {rival} differ as much as measured, "
+            f"about {amount} would show it in four studies of five."
         )
-        how = "lead on different tasks" if missing.opposed else "differ little on these tasks"
-        return f"{one} and {two} {how}. If that is so, more test documents will not separate them; {more}."
-    return f"{one} and {two} score alike. If that is so, not even 100 times as many test documents would separate them."
+    if missing.several:
+        reason = "lead on different tasks" if missing.opposed else "differ little on these tasks"
+        remedy = "more tasks may"
+        if missing.tasks:
+            remedy = f"about {format_count(missing.tasks, 'more task')} would"
+        return (
+            f"{first} and {rival} {reason}. "
+            f"If that is so, more test documents will not separate them; {remedy}."
+        )
+    return (
+        f"{first} and {rival} score alike. "
+        "If that is so, not even 100 times as many test documents would separate them."
+    )
+
+
+def _documents_in_words(missing: MissingEvidence) -> str:
+    """Say how many more test documents it takes, as a number where it is known, else as a multiple."""
+    if not missing.documents:
+        return f"{missing.times:.2g} times as many test documents"
+    documents = format_count(missing.documents, "more test document")
+    return f"{documents} a task" if missing.several else documents
 
 
 def pair_sentences(
-    lead: Lead, protocol: Protocol, pairs: Sequence[TaskPair], missing: Missing | None
+    lead: Lead,
+    protocol: Protocol,
+    comparisons: Sequence[TaskComparison],
+    missing: MissingEvidence | None,
 ) -> list[str]:
     """Say who is better under one protocol, by how much, and on how many tasks."""
-    one, two = short_names([lead.first, lead.second])
-    how = prepared(protocol)
+    answer = _better_sentence(lead, describe_preparation(protocol), missing)
+    if len(comparisons) < 2 or not math.isfinite(lead.chance):
+        return [answer]
+    return [answer, wins_sentence(comparisons)]
+
+
+def _better_sentence(lead: Lead, preparation: str, missing: MissingEvidence | None) -> str:
+    """Say which of two models is better, how sure that is, and what would make it surer."""
+    first, second = short_names([lead.first, lead.second])
+    difference = lead_sentence(lead)
     if not math.isfinite(lead.chance):
-        first = f"{_capital(how)}: {lead_sentence(lead)} {NO_ERRORS}"
-    elif lead.sure:
-        scope = " on tasks like these" if lead.general else f" on {count(lead.tasks, 'task')}"
-        first = f"{one} is better than {two} {how}{scope} ({percent(lead.chance)} sure). {lead_sentence(lead)}"
-    else:
-        first = (
-            f"{one} may be better than {two} {how}, but that is not sure ({percent(lead.chance)}). "
-        )
-        first += lead_sentence(lead)
-        if missing is not None:
-            first += f" {missing_sentence(missing)}"
-    if len(pairs) < 2 or not math.isfinite(lead.chance):
-        return [first]
-    return [first, wins(pairs)]
+        return f"{capitalize_first(preparation)}: {difference} {NO_ERRORS}"
+    chance = format_percent(lead.chance)
+    if lead.is_certain:
+        scope = f" on {format_count(lead.tasks, 'task')}"
+        if lead.generalizes:
+            scope = " on tasks like these"
+        return f"{first} is better than {second} {preparation}{scope} ({chance} sure). {difference}"
+    answer = (
+        f"{first} may be better than {second} {preparation}, but that is not sure ({chance}). "
+        f"{difference}"
+    )
+    if missing is not None:
+        answer += f" {missing_sentence(missing)}"
+    return answer
 
 
-def wins(pairs: Sequence[TaskPair]) -> str:
+def wins_sentence(comparisons: Sequence[TaskComparison]) -> str:
     """Say on how many tasks the difference is real, corrected for looking at all of them."""
-    one, two = short_names([pairs[0].models[0], pairs[0].models[1]])
-    real = [pair for pair in pairs if pair.real]
-    first = sum(pair.difference.value > 0 for pair in real)
-    if not real:
-        return f"On none of the {len(pairs)} tasks is the difference significant (5 % false discovery rate)."
+    first, second = short_names(list(comparisons[0].models))
+    significant = [comparison for comparison in comparisons if comparison.is_significant]
+    if not significant:
+        return (
+            f"On none of the {len(comparisons)} tasks is the difference significant "
+            "(5 % false discovery rate)."
+        )
+    first_wins = sum(comparison.difference.value > 0 for comparison in significant)
+    second_wins = len(significant) - first_wins
     return (
-        f"{one} is significantly better on {first} of {len(pairs)} tasks, {two} on {len(real) - first} "
-        "(5 % false discovery rate)."
+        f"{first} is significantly better on {first_wins} of {len(comparisons)} tasks, "
+        f"{second} on {second_wins} (5 % false discovery rate)."
     )
 
 
 def agreement_sentence(change: AgreementChange | None, alone: Agreement | None) -> str | None:
-    """Say whether the tasks agree more on the ranking after tuning; alone, how far they agree."""
+    """Say whether the tasks agree more on the ranking after tuning; without a change, how far they agree."""
     if (
         change is not None
         and math.isfinite(change.mean_before)
         and math.isfinite(change.mean_after)
     ):
-        gap = change.interval
-        means = (
-            f"the mean Kendall's τ between tasks is {change.mean_before:.2f} {prepared(change.before)} and "
-            f"{change.mean_after:.2f} {prepared(change.after)}"
-        )
-        if change.models < FEW_MODELS:
-            return f"{_capital(means)}. It takes {FEW_MODELS} models or more to say whether that is a change."
-        if not change.errors:
-            return f"{_capital(means)}."
-        span = f"95 % interval over {change.over} {gap.low:.2f} to {gap.high:.2f}"
-        told = f"{means} (difference {gap.value:+.2f}, {span})"
-        if change.verdict == 0:
-            return f"It is open whether the tasks agree more after tuning: {told}."
-        return f"The tasks agree {'more' if change.verdict > 0 else 'less'} on the ranking after tuning: {told}."
-    if alone is not None and alone.models >= FEW_MODELS and math.isfinite(alone.mean):
-        spread = f" (95 % interval over {alone.over} {alone.interval.low:.2f} to {alone.interval.high:.2f})"
-        return f"The mean Kendall's τ between tasks is {alone.mean:.2f}{spread}; 1 is perfect agreement, 0 is none."
-    return None
-
-
-def resolution_sentence(found: Significance | None) -> str | None:
-    """Say how many pairs of models differ significantly, and what a test can find."""
-    if found is None or not any(found.pairs):
+        return _change_sentence(change)
+    if alone is None or alone.models < ENOUGH_MODELS or not math.isfinite(alone.mean):
         return None
-    share = sum(found.significant) / sum(found.pairs)
-    smallest = float(np.nanmedian(found.detectable))
-    several = len(found.pairs) > 1
-    task, test = ("on a task", "The median task") if several else ("here", "This test")
+    low, high = alone.interval.low, alone.interval.high
+    interval = f"95 % interval over {alone.over} {low:.2f} to {high:.2f}"
     return (
-        f"{100 * share:.0f} % of the model pairs differ significantly {task} (5 % level). "
-        f"{test} finds a true difference of {smallest:.3f} four times in five."
+        f"The mean Kendall's τ between tasks is {alone.mean:.2f} ({interval}); "
+        "1 is perfect agreement, 0 is none."
     )
 
 
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+def _change_sentence(change: AgreementChange) -> str:
+    """Say how far the tasks agree before and after tuning, and whether that is a change."""
+    before = f"{change.mean_before:.2f} {describe_preparation(change.before)}"
+    after = f"{change.mean_after:.2f} {describe_preparation(change.after)}"
+    means = f"the mean Kendall's τ between tasks is {before} and {after}"
+    if change.models < ENOUGH_MODELS:
+        limit = f"It takes {ENOUGH_MODELS} models or more to say whether that is a change."
+        return f"{capitalize_first(means)}. {limit}"
+    if not change.has_errors:
+        return f"{capitalize_first(means)}."
+    difference = change.interval
+    interval = f"95 % interval over {change.over} {difference.low:.2f} to {difference.high:.2f}"
+    measured = f"{means} (difference {difference.value:+.2f}, {interval})"
+    if change.direction == 0:
+        return f"It is open whether the tasks agree more after tuning: {measured}."
+    direction = "more" if change.direction > 0 else "less"
+    return f"The tasks agree {direction} on the ranking after tuning: {measured}."
+
+
+def resolution_sentence(significance: Significance | None) -> str | None:
+    """Say how many pairs of models differ significantly, and what a test can find."""
+    if significance is None or not any(significance.pairs):
+        return None
+    share = sum(significance.significant) / sum(significance.pairs)
+    smallest = float(np.nanmedian(significance.detectable))
+    if len(significance.pairs) > 1:
+        where, test = "on a task", "The median task"
+    else:
+        where, test = "here", "This test"
+    return (
+        f"{100 * share:.0f} % of the model pairs differ significantly {where} (5 % level). "
+        f"{test} finds a true difference of {smallest:.3f} four times in five."
+    )

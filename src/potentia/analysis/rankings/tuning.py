@@ -28,9 +28,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import rankdata
 
-from potentia.analysis.left_out import inside
-from potentia.analysis.rankings.decide import decide
-from potentia.analysis.stats.bootstrap import tau_rows
+from potentia.analysis.left_out import keep_names_in
+from potentia.analysis.rankings.decide import decide_ranking
+from potentia.analysis.stats.bootstrap import kendall_by_row
 from potentia.analysis.stats.correlation import nan_mean
 from potentia.values.findings import Finding, Table
 from potentia.values.protocol import Protocol
@@ -49,7 +49,7 @@ DOUBTS = (
 
 
 @dataclass(frozen=True)
-class Given:
+class TuningSummary:
     """What one model was given: medians over its cells, and its cells by how their search ended."""
 
     model: str
@@ -80,13 +80,17 @@ class Given:
 
 
 @dataclass(frozen=True)
-class SameForAll(Finding):
+class TuningComparison(Finding):
     """The fine-tunings of one protocol side by side."""
 
     protocol: Protocol
-    given: tuple[Given, ...]
-    moved: tuple[str, ...]  # models whose place over all tasks changes without the doubtful cells
-    kept: dict[str, tuple[str, ...]]  # by model: the tasks on which it kept the untuned state
+    summaries: tuple[TuningSummary, ...]
+    moved_models: tuple[
+        str, ...
+    ]  # models whose place over all tasks changes without the doubtful cells
+    untuned_tasks: dict[
+        str, tuple[str, ...]
+    ]  # by model: the tasks on which it kept the untuned state
     tuned_ranks: dict[
         str, float
     ]  # over all tasks, had every cell its best tuned state; empty where all have
@@ -94,22 +98,22 @@ class SameForAll(Finding):
     @property
     def cells(self) -> int:
         """Tuned cells that say how their search ended."""
-        return sum(one.cells for one in self.given)
+        return sum(one.cells for one in self.summaries)
 
     @property
     def doubtful(self) -> int:
         """Cells that may have more in them."""
-        return sum(one.doubtful for one in self.given)
+        return sum(one.doubtful for one in self.summaries)
 
     def sentences(self) -> list[str]:
         """Say what was not the same, what may have more in it, and what leans on that."""
         said = []
-        parts = {one.parts for one in self.given}
+        parts = {one.parts for one in self.summaries}
         if len(parts) > 1:
             shown = "; ".join(sorted(", ".join(names) for names in parts))
             said.append(f"The tuned layers are not the same in all models: {shown}.")
         if self.doubtful:
-            many = {doubt: sum(one.doubts[doubt] for one in self.given) for doubt in DOUBTS}
+            many = {doubt: sum(one.doubts[doubt] for one in self.summaries) for doubt in DOUBTS}
             listed = ", ".join(f"{count} {doubt}" for doubt, count in many.items() if count)
             said.append(
                 f"{self.doubtful} of {self.cells} tuned cells may have more in them: {listed}."
@@ -118,11 +122,11 @@ class SameForAll(Finding):
             said.append(
                 f"In all {self.cells} tuned cells the best setting lies inside what was searched."
             )
-        if self.moved:
+        if self.moved_models:
             said.append(
-                f"Without these cells, the rank over all tasks changes for {', '.join(self.moved)}."
+                f"Without these cells, the rank over all tasks changes for {', '.join(self.moved_models)}."
             )
-        if self.kept:
+        if self.untuned_tasks:
             said.append(
                 "A model that saw a test's form before the study keeps its advantage where it kept the untuned state; "
                 "the last column ranks the models by their best tuned states."
@@ -131,8 +135,12 @@ class SameForAll(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return one row per model."""
-        ranks = {one.model: f"{self.tuned_ranks.get(one.model, math.nan):g}" for one in self.given}
-        rows = [one.row() + ([ranks[one.model]] if self.kept else []) for one in self.given]
+        ranks = {
+            one.model: f"{self.tuned_ranks.get(one.model, math.nan):g}" for one in self.summaries
+        }
+        rows = [
+            one.row() + ([ranks[one.model]] if self.untuned_tasks else []) for one in self.summaries
+        ]
         columns = (
             "model",
             "trained parameters",
@@ -142,7 +150,7 @@ class SameForAll(Finding):
             *DOUBTS,
             "between seeds",
             "test noise",
-            *(["rank if always tuned"] if self.kept else []),
+            *(["rank if always tuned"] if self.untuned_tasks else []),
         )
         note = (
             " ".join(self.sentences())
@@ -151,11 +159,11 @@ class SameForAll(Finding):
         return [Table(f"Was it the same for all? {self.protocol.label}", columns, rows, note)]
 
 
-def find_same(
+def compare_tuning(
     evidence: Evidence, planned: Mapping[Protocol, ScoreMatrix]
-) -> dict[Protocol, SameForAll]:
+) -> dict[Protocol, TuningComparison]:
     """Return what every model was given under each tuned protocol whose cells say it."""
-    found: dict[Protocol, SameForAll] = {}
+    found: dict[Protocol, TuningComparison] = {}
     for protocol, matrix in planned.items():
         stored = (
             evidence.choices(protocol)
@@ -165,13 +173,13 @@ def find_same(
         there = [c for c in stored if c.model in matrix.models and c.task in matrix.tasks]
         cells = [(c.model, c.task, c.selection) for c in there if c.names("search")]
         if cells:
-            models = inside(matrix.models, {model for model, _, _ in cells})
+            models = keep_names_in(matrix.models, {model for model, _, _ in cells})
             given = tuple(
                 _given(model, [cell[1:] for cell in cells if cell[0] == model], matrix)
                 for model in models
             )
             kept, ranks = _always_tuned(matrix, cells)
-            found[protocol] = SameForAll(protocol, given, _moved(matrix, cells), kept, ranks)
+            found[protocol] = TuningComparison(protocol, given, _moved(matrix, cells), kept, ranks)
     return found
 
 
@@ -192,13 +200,13 @@ def _always_tuned(
             values[place] = values[place] if other is None else other
     if not kept:
         return {}, {}
-    ranking = decide(replace(matrix, values=values))
+    ranking = decide_ranking(replace(matrix, values=values))
     return kept, dict(zip(ranking.models, ranking.ranks.tolist(), strict=True))
 
 
 def _given(
     model: str, cells: Sequence[tuple[str, Mapping[str, Any]]], matrix: ScoreMatrix
-) -> Given:
+) -> TuningSummary:
     tasks, chosen = zip(*cells, strict=True)
     noise = matrix.select(models=[model], tasks=tasks).stderr.ravel()
     spread = [one["spread"] for one in chosen if one.get("spread") is not None]
@@ -209,7 +217,7 @@ def _given(
     )
     ends = Counter(one["search"] for one in chosen)
     doubts = {doubt: ends[doubt] for doubt in DOUBTS}
-    return Given(
+    return TuningSummary(
         model,
         cells=len(chosen),
         trainable=trainable,
@@ -258,7 +266,7 @@ SURE = 1.96
 
 
 @dataclass(frozen=True)
-class Way:
+class TuningVariant:
     """One way of tuning beside the recipe."""
 
     name: str
@@ -278,7 +286,7 @@ class Elicitation(Finding):
     tasks: tuple[str, ...]
     scores: Mapping[str, Floats]  # by way: (models, tasks)
     errors: Mapping[str, Floats]  # of these scores
-    ways: tuple[Way, ...]
+    variants: tuple[TuningVariant, ...]
 
     def sentences(self) -> list[str]:
         """Say of every way what it adds and whether it orders models otherwise; of one model, what it reaches."""
@@ -286,7 +294,7 @@ class Elicitation(Finding):
             alone = "One model cannot show whether the ranking changes: name two or more."
             return [*(self._reached(*row) for row in self._differences()), alone]
         said = []
-        for way in self.ways:
+        for way in self.variants:
             told = f"{way.name}: {way.gain:+.3f} ± {SURE * way.gain_error:.3f} over the recipe"
             turned = (
                 f"{len(way.turned)} of {way.pairs} pairs that both tell apart are ordered otherwise"
@@ -298,7 +306,7 @@ class Elicitation(Finding):
     def _differences(self) -> list[tuple[str, str, float, float, float, float]]:
         """Return task, way, both scores of the first model, and the 95 % interval of the difference by test noise."""
         rows = []
-        for (j, task), way in product(enumerate(self.tasks), self.ways):
+        for (j, task), way in product(enumerate(self.tasks), self.variants):
             plain, more = (self.scores[name][0][j] for name in (self.recipe, way.name))
             half = SURE * math.hypot(self.errors[self.recipe][0][j], self.errors[way.name][0][j])
             rows.append((task, way.name, plain, more, more - plain - half, more - plain + half))
@@ -329,10 +337,11 @@ class Elicitation(Finding):
                     note,
                 )
             ]
-        names = [self.recipe, *(way.name for way in self.ways)]
+        names = [self.recipe, *(way.name for way in self.variants)]
         columns = ("way", "gain", "±", "τ with the recipe", "pairs told apart", "ordered otherwise")
         ways = [
-            (w.name, w.gain, SURE * w.gain_error, w.tau, w.pairs, len(w.turned)) for w in self.ways
+            (w.name, w.gain, SURE * w.gain_error, w.tau, w.pairs, len(w.turned))
+            for w in self.variants
         ]
         rows = [
             (model, task, *(self.scores[name][i][j] for name in names))
@@ -342,7 +351,7 @@ class Elicitation(Finding):
         return [summary, Table("Scores", ("model", "task", *names), rows)]
 
 
-def find_elicitation(recipe: str, found: Mapping[str, ScoreMatrix]) -> Elicitation:
+def measure_elicitation(recipe: str, found: Mapping[str, ScoreMatrix]) -> Elicitation:
     """Compare every way's scores with the recipe's; all matrices have the same models and tasks."""
     base = found[recipe]
     ways = tuple(_way(name, base, other) for name, other in found.items() if name != recipe)
@@ -352,7 +361,7 @@ def find_elicitation(recipe: str, found: Mapping[str, ScoreMatrix]) -> Elicitati
     return Elicitation(recipe, base.models, base.tasks, scores, errors, ways)
 
 
-def _way(name: str, base: ScoreMatrix, other: ScoreMatrix) -> Way:
+def _way(name: str, base: ScoreMatrix, other: ScoreMatrix) -> TuningVariant:
     gains = (other.oriented() - base.oriented()).ravel()
     gains = gains[np.isfinite(gains)]
     error = float(gains.std(ddof=1) / np.sqrt(len(gains))) if len(gains) > 1 else math.nan
@@ -365,10 +374,10 @@ def _way(name: str, base: ScoreMatrix, other: ScoreMatrix) -> Way:
     tau = (
         math.nan
         if len(base.models) < 3
-        else float(nan_mean(tau_rows(base.values.T, other.values.T)))
+        else float(nan_mean(kendall_by_row(base.values.T, other.values.T)))
     )
     gain = float(gains.mean()) if len(gains) else math.nan
-    return Way(name, gain, error, tau, int((one * two != 0).sum()), tuple(turned))
+    return TuningVariant(name, gain, error, tau, int((one * two != 0).sum()), tuple(turned))
 
 
 def _order(matrix: ScoreMatrix, first: Places, second: Places) -> Floats:

@@ -2,5 +2,11 @@
 
 from potentia.analysis.stats.bootstrap import LEVEL, RESAMPLES
 from potentia.analysis.stats.correlation import kendall_matrix, pearson_matrix, spearman_matrix
-from potentia.analysis.stats.first import FEW_MODELS, MAYBE, may_win, pack_right, stay_in
+from potentia.analysis.stats.first_place import (
+    ENOUGH_MODELS,
+    SURVIVAL_CHANCE,
+    estimate_win_chances,
+    pack_correct,
+    select_survivors,
+)
 from potentia.analysis.stats.significance import Outcomes, Significance, measure_significance

@@ -28,7 +28,7 @@ RESAMPLES = 1_000
 LEVEL = 0.95
 
 
-def row_draws(rows: int, resamples: int, rng: np.random.Generator) -> Floats:
+def draw_row_counts(rows: int, resamples: int, rng: np.random.Generator) -> Floats:
     """How often each of ``rows`` is drawn in each resample: (resamples, rows), each row summing to ``rows``."""
     if rows == 0:
         return np.zeros((resamples, 0))
@@ -36,24 +36,24 @@ def row_draws(rows: int, resamples: int, rng: np.random.Generator) -> Floats:
 
 
 @dataclass(frozen=True)
-class Units:
+class ResamplingUnits:
     """What is drawn with replacement: models, or their families or lineages, whose models come and go together."""
 
     name: str = "models"
-    of: Mapping[str, str] = field(
+    unit_of_model: Mapping[str, str] = field(
         default_factory=dict
     )  # model → family; a model without one is by itself
 
-    def over(self, models: Sequence[str]) -> str:
+    def drawn_unit(self, models: Sequence[str]) -> str:
         """Return what is drawn of these models: families where there are at least three of them, else models."""
-        labels = {self.of.get(model, model) for model in models}
+        labels = {self.unit_of_model.get(model, model) for model in models}
         return self.name if LEAST_UNITS <= len(labels) < len(models) else MODELS.name
 
 
 class How(TypedDict, total=False):
     """How intervals are made, as every analysis that has some is told: the fields of ``Sampling``."""
 
-    units: Units
+    units: ResamplingUnits
     resamples: int
     level: float
     seed: int
@@ -65,14 +65,14 @@ LEAST_TASKS, COPY = (
     1e-3,
 )  # tasks on which copies can be told; how rarely equal models come so close by chance
 MOST_LOOSE = 300  # models of no family whose pairs are looked at
-MODELS = Units()
+MODELS = ResamplingUnits()
 
 
 @dataclass(frozen=True)
 class Sampling:
     """What is drawn, how often, and the level of the intervals."""
 
-    units: Units = MODELS
+    units: ResamplingUnits = MODELS
     resamples: int = RESAMPLES
     level: float = LEVEL
     seed: int = 0
@@ -80,18 +80,20 @@ class Sampling:
     def draws(self, models: Sequence[str]) -> Floats:
         """How often each model counts in each resample: (resamples, models)."""
         rng = np.random.default_rng(self.seed)
-        if self.units.over(models) == MODELS.name:
-            return row_draws(len(models), self.resamples, rng)
-        labels = [self.units.of.get(model, model) for model in models]
+        if self.units.drawn_unit(models) == MODELS.name:
+            return draw_row_counts(len(models), self.resamples, rng)
+        labels = [self.units.unit_of_model.get(model, model) for model in models]
         place = {label: k for k, label in enumerate(dict.fromkeys(labels))}
-        return row_draws(len(place), self.resamples, rng)[:, [place[label] for label in labels]]
+        return draw_row_counts(len(place), self.resamples, rng)[
+            :, [place[label] for label in labels]
+        ]
 
     def interval(self, value: float, draws: npt.ArrayLike) -> Interval:
         """Percentile interval of draws."""
-        return interval(value, draws, level=self.level)
+        return percentile_interval(value, draws, level=self.level)
 
 
-def with_copies(families: Mapping[str, str], matrix: ScoreMatrix) -> dict[str, str]:
+def join_copies_to_families(families: Mapping[str, str], matrix: ScoreMatrix) -> dict[str, str]:
     """Return the families, with models of no family that score so alike that they must be copies made one.
 
     Two equal models differ by their test noise; copies, also in fewer bits or a few steps later, by far less.
@@ -115,7 +117,7 @@ def with_copies(families: Mapping[str, str], matrix: ScoreMatrix) -> dict[str, s
     return found
 
 
-def item_values(
+def redraw_scores(
     matrix: ScoreMatrix,
     items: Mapping[str, npt.ArrayLike],
     resamples: int,
@@ -126,16 +128,16 @@ def item_values(
     From stored items, where ``items[task]`` is (models, items) of per-item values: all models answer the same drawn
     items, which keeps the differences between models as sharp as they are. Else from the standard errors.
     """
-    values = redraw(matrix.oriented(), matrix.stderr, resamples, rng)
+    values = add_score_noise(matrix.oriented(), matrix.stderr, resamples, rng)
     for column, task in enumerate(matrix.tasks):
         if task in items:
             outcomes = np.asarray(items[task], dtype=np.float64)  # (models, items)
-            draws = row_draws(outcomes.shape[1], resamples, rng) / outcomes.shape[1]
+            draws = draw_row_counts(outcomes.shape[1], resamples, rng) / outcomes.shape[1]
             values[:, :, column] = matrix.sign[column] * (draws @ outcomes.T)
     return values
 
 
-def pair_mean(matrix: Floats, draws: npt.ArrayLike | None = None) -> Floats:
+def mean_over_pairs(matrix: Floats, draws: npt.ArrayLike | None = None) -> Floats:
     """Mean over the pairs of tasks of a (…, T, T) matrix; under ``draws`` (R, T) of tasks, one mean per resample."""
     i, j = np.triu_indices(matrix.shape[-1], 1)
     pairs = matrix[..., i, j]
@@ -150,7 +152,7 @@ def pair_mean(matrix: Floats, draws: npt.ArrayLike | None = None) -> Floats:
     )
 
 
-def interval(
+def percentile_interval(
     value: float, draws: npt.ArrayLike, *, level: float = LEVEL, centred: bool = False
 ) -> Interval:
     """Percentile interval of ``draws``. ``centred`` moves it so that the draws' median falls on the value.
@@ -168,13 +170,17 @@ def interval(
     return Interval(float(value), float(low + shift), float(high + shift), level)
 
 
-def intervals(values: Floats, draws: Floats, *, level: float = LEVEL) -> tuple[Interval, ...]:
+def percentile_intervals(
+    values: Floats, draws: Floats, *, level: float = LEVEL
+) -> tuple[Interval, ...]:
     """One interval per entry of ``values``; ``draws`` is (resamples, entries)."""
-    return tuple(interval(value, draws[:, k], level=level) for k, value in enumerate(values))
+    return tuple(
+        percentile_interval(value, draws[:, k], level=level) for k, value in enumerate(values)
+    )
 
 
 @dataclass(frozen=True)
-class Spread:
+class RepetitionSpread:
     """A mean over repetitions and the range that holds a share of them; what single runs do, no confidence interval."""
 
     value: float
@@ -183,15 +189,15 @@ class Spread:
     share: float = LEVEL
 
 
-def spread_of(values: Floats) -> Spread:
+def summarize_repetitions(values: Floats) -> RepetitionSpread:
     """Return the mean and the middle 95 % of some repetitions; NaN where there is none."""
     if not len(values):
-        return Spread(float("nan"), float("nan"), float("nan"))
+        return RepetitionSpread(float("nan"), float("nan"), float("nan"))
     low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Spread(float(values.mean()), float(low), float(high))
+    return RepetitionSpread(float(values.mean()), float(low), float(high))
 
 
-def tau_rows(first: npt.ArrayLike, second: npt.ArrayLike) -> Floats:
+def kendall_by_row(first: npt.ArrayLike, second: npt.ArrayLike) -> Floats:
     """Kendall's tau-b along the last axis, for any number of leading axes that broadcast (NaN where one is constant).
 
     Equals ``scipy.stats.kendalltau`` on every row, ties included, over the entries that both have. Where
@@ -209,14 +215,14 @@ def tau_rows(first: npt.ArrayLike, second: npt.ArrayLike) -> Floats:
         return np.asarray(np.where(untied > 0, agreement / untied, np.nan))
 
 
-def redraw(values: Floats, stderr: Floats, draws: int, rng: np.random.Generator) -> Floats:
+def add_score_noise(values: Floats, stderr: Floats, draws: int, rng: np.random.Generator) -> Floats:
     """Draw the scores again from a normal law; a score without a standard error stays as it is. (draws, …)."""
     return np.asarray(
         values + np.nan_to_num(stderr, nan=0.0) * rng.standard_normal((draws, *values.shape))
     )
 
 
-def tau_interval(value: float, draws: Floats, *, bounds: tuple[float, float]) -> Interval:
+def noise_interval(value: float, draws: Floats, *, bounds: tuple[float, float]) -> Interval:
     """Span the draws' percentiles, and the same moved to where the draws' mean is the observed value."""
     known = draws[np.isfinite(draws)]
     if not np.isfinite(value) or len(known) < 2:

@@ -49,7 +49,7 @@ LEAST_BYTES, KEPT = (
 )  # smaller answers are made again sooner than they are found; so many are kept
 
 
-def remembered(function: Callable[..., Floats]) -> Callable[..., Floats]:
+def cache_large_results(function: Callable[..., Floats]) -> Callable[..., Floats]:
     """Keep the latest large answers of a pure function of arrays."""
     known: dict[bytes, Floats] = {}
 
@@ -71,7 +71,7 @@ def remembered(function: Callable[..., Floats]) -> Callable[..., Floats]:
     return ask
 
 
-@remembered
+@cache_large_results
 def kendall_matrix(
     values: npt.ArrayLike,
     others: npt.ArrayLike | None = None,
@@ -86,8 +86,8 @@ def kendall_matrix(
     ``scipy.stats.kendalltau`` for each pair of columns on the rows where both are finite; NaN where a column is
     constant or fewer than two models are left.
     """
-    x = three_axes(values)
-    y = x if others is None else three_axes(others)
+    x = with_resample_axis(values)
+    y = x if others is None else with_resample_axis(others)
     if y.shape[:2] != x.shape[:2]:
         raise InputError(
             f"values {x.shape} and others {y.shape} must have the same models and resamples"
@@ -111,8 +111,8 @@ def kendall_matrix(
     return tau[0] if np.ndim(values) == 2 and (weights is None or np.ndim(weights) == 1) else tau
 
 
-@remembered
-def kendall_of_tests(
+@cache_large_results
+def kendall_of_significant_differences(
     values: npt.ArrayLike,
     stderr: npt.ArrayLike,
     threshold: float,
@@ -133,7 +133,7 @@ def kendall_of_tests(
     return tau[0] if weights is None or np.ndim(weights) == 1 else tau
 
 
-def z_of(one: Floats, one_error: Floats, two: Floats, two_error: Floats) -> Floats:
+def z_of_difference(one: Floats, one_error: Floats, two: Floats, two_error: Floats) -> Floats:
     """The z of differences; NaN where a score or its error is missing, and infinite or zero where there is no error."""
     difference, error = one - two, np.sqrt(one_error**2 + two_error**2)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -156,7 +156,9 @@ class _Scores:
         """Signs of the models ``a`` against ``b``, two indices that broadcast; a model against itself ties."""
         x, s = self.x, self.stderr
         return self._of(
-            x[..., a] - x[..., b] if s is None else z_of(x[..., a], s[..., a], x[..., b], s[..., b])
+            x[..., a] - x[..., b]
+            if s is None
+            else z_of_difference(x[..., a], s[..., a], x[..., b], s[..., b])
         )
 
     def rows(self, start: int, stop: int) -> Side:
@@ -169,7 +171,9 @@ class _Scores:
             if s is None:
                 np.subtract(x[..., one], x[..., rest], out=z[..., begin:end])
             else:
-                z[..., begin:end] = z_of(x[..., one], s[..., one], x[..., rest], s[..., rest])
+                z[..., begin:end] = z_of_difference(
+                    x[..., one], s[..., one], x[..., rest], s[..., rest]
+                )
         return self._of(z)
 
     def _of(self, z: npt.NDArray[np.floating]) -> Side:
@@ -278,7 +282,7 @@ def _draws(weights: npt.ArrayLike | None, models: int) -> npt.NDArray[np.floatin
     return draws.astype(np.float32) if np.all(draws == np.rint(draws)) else draws
 
 
-def three_axes(values: npt.ArrayLike) -> Floats:
+def with_resample_axis(values: npt.ArrayLike) -> Floats:
     """Return scores as (resamples, models, tasks), a single matrix as one resample."""
     array = np.asarray(values, dtype=np.float64)
     if array.ndim not in (2, 3):
@@ -312,7 +316,7 @@ def pearson_matrix(
     return _correlate(values, others, weights, ranks=False)
 
 
-METHODS: dict[str, Correlate] = {
+CORRELATIONS: dict[str, Correlate] = {
     "kendall": kendall_matrix,
     "spearman": spearman_matrix,
     "pearson": pearson_matrix,
@@ -343,8 +347,8 @@ def _correlate(
     *,
     ranks: bool,
 ) -> Floats:
-    x = three_axes(values)
-    y = x if others is None else three_axes(others)
+    x = with_resample_axis(values)
+    y = x if others is None else with_resample_axis(others)
     draws = (
         np.ones((1, x.shape[1]))
         if weights is None

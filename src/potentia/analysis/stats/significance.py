@@ -17,7 +17,7 @@ import numpy.typing as npt
 from scipy.stats import binom, false_discovery_control, norm
 
 from potentia.analysis.stats.bootstrap import LEVEL
-from potentia.analysis.stats.correlation import kendall_of_tests, z_of
+from potentia.analysis.stats.correlation import kendall_of_significant_differences, z_of_difference
 from potentia.errors import InputError
 from potentia.values.findings import Bars, Chart, Finding, Table
 from potentia.values.protocol import Protocol
@@ -97,14 +97,14 @@ def measure_significance(
     matrix: ScoreMatrix, outcomes: Outcomes | None = None, *, level: float = LEVEL
 ) -> Significance:
     """Test every pair of models on every task, by standard errors and, where ``outcomes`` are stored, by items."""
-    pairs, significant = count_pairs(matrix, level=level)
+    pairs, significant = count_significant_pairs(matrix, level=level)
     kept, shared = [], []
     for task in matrix.tasks:
         kept.append(
             int((benjamini_hochberg(pair_p_values(matrix.select(tasks=[task]))) <= 1 - level).sum())
         )
-        right = aligned(matrix.models, (outcomes or {}).get(task, {}))[2]
-        p = mcnemar_of_all(right > 0.5) if right.size else np.zeros(0)
+        right = align_outcomes(matrix.models, (outcomes or {}).get(task, {}))[2]
+        p = mcnemar_p_values(right > 0.5) if right.size else np.zeros(0)
         real = benjamini_hochberg(p[:, None]) if len(p) else p
         shared.append(
             (
@@ -121,7 +121,7 @@ def measure_significance(
     )
 
 
-def pair_z(matrix: ScoreMatrix) -> Floats:
+def pair_z_scores(matrix: ScoreMatrix) -> Floats:
     """Return z of every pair of models on every task: (pairs, tasks) in the order of ``np.triu_indices``.
 
     Positive where the first is better. NaN where a score or a standard error is missing; two scores without any error
@@ -129,21 +129,21 @@ def pair_z(matrix: ScoreMatrix) -> Floats:
     """
     a, b = np.triu_indices(matrix.shape[0], 1)
     values = matrix.oriented()
-    return z_of(values[a], matrix.stderr[a], values[b], matrix.stderr[b])
+    return z_of_difference(values[a], matrix.stderr[a], values[b], matrix.stderr[b])
 
 
 def pair_p_values(matrix: ScoreMatrix) -> Floats:
     """Two-sided p values of ``pair_z``."""
-    return np.asarray(2.0 * norm.sf(np.abs(pair_z(matrix))))
+    return np.asarray(2.0 * norm.sf(np.abs(pair_z_scores(matrix))))
 
 
-def count_pairs(
+def count_significant_pairs(
     matrix: ScoreMatrix, *, level: float = LEVEL
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return, per task, how many pairs of models could be compared and how many differ significantly."""
     pairs, apart = [], []
     for task in matrix.tasks:  # one by one: a thousand models are half a million pairs
-        z = np.abs(pair_z(matrix.select(tasks=[task])))
+        z = np.abs(pair_z_scores(matrix.select(tasks=[task])))
         pairs.append(int((~np.isnan(z)).sum()))
         apart.append(int((z > norm.ppf(0.5 + level / 2)).sum()))
     return tuple(pairs), tuple(apart)
@@ -154,10 +154,14 @@ def tau_b_matrix(
 ) -> Floats:
     """Tau-b between all tasks with insignificant differences as ties (appendix C.2), under draws of models."""
     threshold = float(norm.ppf(0.5 + level / 2))
-    return kendall_of_tests(matrix.oriented(), matrix.stderr, threshold, weights=weights)
+    return kendall_of_significant_differences(
+        matrix.oriented(), matrix.stderr, threshold, weights=weights
+    )
 
 
-def better(values: Floats, stderr: Floats, *, level: float = LEVEL) -> npt.NDArray[np.bool_]:
+def significant_order(
+    values: Floats, stderr: Floats, *, level: float = LEVEL
+) -> npt.NDArray[np.bool_]:
     """Return the partial order of one task, ``[a, b]`` true where a significantly beats b (algorithm 1)."""
     if not (np.isfinite(values).all() and np.isfinite(stderr).all()):
         raise InputError("the significant order needs a score and a standard error of every model")
@@ -186,7 +190,7 @@ def detectable_difference(matrix: ScoreMatrix, *, level: float = LEVEL) -> Float
     return np.asarray((norm.ppf(0.5 + level / 2) + norm.ppf(POWER)) * np.sqrt(2.0) * middle)
 
 
-def mcnemar(first_only: int, second_only: int) -> float:
+def mcnemar_p_value(first_only: int, second_only: int) -> float:
     """McNemar's exact two-sided p value from the two counts of items on which only one model is right."""
     apart = first_only + second_only
     return (
@@ -194,7 +198,7 @@ def mcnemar(first_only: int, second_only: int) -> float:
     )
 
 
-def mcnemar_of_all(right: npt.NDArray[np.bool_]) -> Floats:
+def mcnemar_p_values(right: npt.NDArray[np.bool_]) -> Floats:
     """McNemar's exact p value of every pair of rows of (models, items), in the order of ``np.triu_indices``."""
     hits = right.astype(np.float64)
     only = hits @ (1.0 - hits).T  # [a, b]: items that a alone got right
@@ -204,7 +208,7 @@ def mcnemar_of_all(right: npt.NDArray[np.bool_]) -> Floats:
     return np.where(apart > 0, np.minimum(p, 1.0), 1.0)
 
 
-def item_tables(matrix: ScoreMatrix, outcomes: Outcomes) -> dict[str, Floats]:
+def outcome_tables(matrix: ScoreMatrix, outcomes: Outcomes) -> dict[str, Floats]:
     """Return (models, items) for each task whose items can stand for its scores, to draw their noise from.
 
     Every model with a score must have the items, all on the same documents, and their mean must be the score: that
@@ -213,7 +217,7 @@ def item_tables(matrix: ScoreMatrix, outcomes: Outcomes) -> dict[str, Floats]:
     tables = {}
     for column, task in enumerate(matrix.tasks):
         scored = list(compress(matrix.models, np.isfinite(matrix.values[:, column])))
-        models, _, values = aligned(scored, outcomes.get(task, {}))
+        models, _, values = align_outcomes(scored, outcomes.get(task, {}))
         if not scored or models != scored or values.shape[1] == 0:
             continue
         rows = np.isfinite(matrix.values[:, column])
@@ -223,7 +227,7 @@ def item_tables(matrix: ScoreMatrix, outcomes: Outcomes) -> dict[str, Floats]:
     return tables
 
 
-def aligned(
+def align_outcomes(
     models: Sequence[str], outcomes: Mapping[str, Mapping[int, float]]
 ) -> tuple[list[str], list[int], Floats]:
     """Return the models with items, the documents that all of them have, and the values (models, documents)."""
@@ -233,7 +237,7 @@ def aligned(
     return present, documents, values.reshape(len(present), len(documents))
 
 
-def items_per_task(matrix: ScoreMatrix) -> dict[str, float]:
+def estimate_test_sizes(matrix: ScoreMatrix) -> dict[str, float]:
     """Return the number of test items behind each task: as stored, or as the standard errors imply.
 
     Where the number is not stored, an accuracy p with the harness's standard error s comes from p(1 - p)/s² + 1 items;

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from potentia.analysis.left_out import NONE, inside
+from potentia.analysis.left_out import NO_ENTRIES, keep_names_in
 from potentia.analysis.test_task import scaling
 from potentia.analysis.test_task.cohort import Cohort, Pair, Split, against_compute
 from potentia.analysis.test_task.scaling import (
@@ -183,11 +183,11 @@ def compare_copies(
     its copy are of the same family, so clustered errors allow for their likeness.
     """
     compute = dict(zip(cohort.models, cohort.compute, strict=True))
-    plain = inside(cohort.models, control)
+    plain = keep_names_in(cohort.models, control)
     copies = [m for m in cohort.models if m in treated and compute[m] >= floor]
 
     def fit(first: Mapping[str, float], second: Mapping[str, float]) -> HingeFit:
-        left, right = inside(plain, first), inside(copies, second)
+        left, right = keep_names_in(plain, first), keep_names_in(copies, second)
         both = cohort.select(left), cohort.select(right)
         x, y = (
             np.concatenate([one.log_compute for one in both]),
@@ -295,7 +295,7 @@ def weigh_rates(
     pair: Pair | None = None,
     parts: Split | None = None,
     *,
-    chosen: Mapping[str, float] = NONE,
+    chosen: Mapping[str, float] = NO_ENTRIES,
     draws: int = 1999,
     seed: int = 0,
 ) -> RateBudget:

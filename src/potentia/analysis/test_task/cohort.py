@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from potentia.analysis.left_out import few, inside, outside
+from potentia.analysis.left_out import drop_names_in, join_first_names, keep_names_in
 from potentia.errors import InputError
 from potentia.facts import ModelTable
 from potentia.facts import models as known_models
@@ -109,9 +109,11 @@ class Cohort:
     def select(self, models: Sequence[str]) -> Cohort:
         """Return the facts of these models, in the order given."""
         index = {name: i for i, name in enumerate(self.models)}
-        if missing := outside(models, index):
+        if missing := drop_names_in(models, index):
             hint = "add their parameters and training tokens to the facts (--facts models.csv)"
-            raise InputError(f"no pretraining compute known for {few(missing, 5)}", hint=hint)
+            raise InputError(
+                f"no pretraining compute known for {join_first_names(missing, 5)}", hint=hint
+            )
         places = [index[name] for name in models]
         trained = picked(self.trained, places) if self.trained else ()
         columns = {key: picked(values, places) for key, values in self.columns.items()}
@@ -209,13 +211,13 @@ def pair_up(
     chance: Mapping[str, float] | float = 0.0,
 ) -> tuple[Pair, ...]:
     """Join two protocols task by task, keeping the models with both scores and known compute."""
-    shared = inside(tasks or before.tasks, before.tasks, after.tasks)
+    shared = keep_names_in(tasks or before.tasks, before.tasks, after.tasks)
     if not shared:
         hint = f"{before.protocol}: {', '.join(before.tasks[:6])}; {after.protocol}: {', '.join(after.tasks[:6])}"
         raise InputError(
             f"no task was scored both as {before.protocol} and as {after.protocol}", hint=hint
         )
-    models = inside(before.models, cohort.models, after.models)
+    models = keep_names_in(before.models, cohort.models, after.models)
     if not models:
         hint = "add the models' parameters and training tokens to the facts (--facts models.csv)"
         raise InputError("no model has both scores and known compute", hint=hint)
@@ -239,7 +241,10 @@ def best_of(before: ScoreMatrix, after: ScoreMatrix) -> ScoreMatrix:
     Models or tasks that only one matrix has are left out. So is a model without a score after: its score before is
     none of what all models were tuned for.
     """
-    tasks, models = inside(after.tasks, before.tasks), inside(after.models, before.models)
+    tasks, models = (
+        keep_names_in(after.tasks, before.tasks),
+        keep_names_in(after.models, before.models),
+    )
     first, second = (
         before.select(models=models, tasks=tasks),
         after.select(models=models, tasks=tasks),
@@ -258,11 +263,11 @@ def unpaired(
     """Name the models with a score on a task that are in no comparison of the two, by the reason."""
     columns = [matrix.select(tasks=[task]) for matrix in (before, after)]
     first, second = (list(compress(c.models, np.isfinite(c.values[:, 0]))) for c in columns)
-    missing = outside(first, second)
+    missing = drop_names_in(first, second)
     found = {
         f"no score by {after.protocol}": missing,
-        f"no score by {before.protocol}": outside(second, first),
-        "no compute known (parameters and tokens, --facts)": outside(
+        f"no score by {before.protocol}": drop_names_in(second, first),
+        "no compute known (parameters and tokens, --facts)": drop_names_in(
             first, {*missing, *cohort.models}
         ),
     }

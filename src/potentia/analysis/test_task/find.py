@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from potentia.analysis.left_out import left_out
+from potentia.analysis.left_out import describe_left_out
 from potentia.analysis.test_task import adjustment
 from potentia.analysis.test_task.changes import (
     compare_families,
@@ -150,7 +150,7 @@ def _pairs(
         for why, names in unpaired(first, second, cohort, task).items():
             missing.setdefault((why, names), []).append(task)
     for (why, names), where in missing.items():
-        problems += [f"{', '.join(where)}: {line}" for line in left_out({why: names})]
+        problems += [f"{', '.join(where)}: {line}" for line in describe_left_out({why: names})]
     return pairs, problems
 
 

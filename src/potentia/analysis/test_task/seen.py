@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.stats import beta, mannwhitneyu, ttest_ind
 
-from potentia.analysis.left_out import NONE, outside
+from potentia.analysis.left_out import NO_ENTRIES, drop_names_in
 from potentia.errors import InputError
 from potentia.values.findings import Cell, Chart, Finding, Heatmap, Table
 from potentia.values.scores import Floats
@@ -209,7 +209,7 @@ def measure_signs(
     families: Mapping[str, str],
     *,
     clean: Collection[str] = (),
-    exposed: Mapping[str, Collection[str]] = NONE,
+    exposed: Mapping[str, Collection[str]] = NO_ENTRIES,
     least_families: int = CLEAN_FAMILIES,
 ) -> tuple[list[Sign], list[str]]:
     """Measure every model on every task beside models of other families; returns also who is left out, and why.
@@ -245,8 +245,10 @@ def measure_signs(
                 )
         signs += measured
         few = f"fewer than {LEAST_OTHERS} models of other families, not known to have seen it, are beside"
-        reasons = {"probed on other documents or at another rate:": sorted(outside(here, alike))}
-        reasons[few] = outside(alike, [sign.model for sign in measured])
+        reasons = {
+            "probed on other documents or at another rate:": sorted(drop_names_in(here, alike))
+        }
+        reasons[few] = drop_names_in(alike, [sign.model for sign in measured])
         problems += [f"{task}: {why} {', '.join(names)}" for why, names in reasons.items() if names]
     return signs, problems
 
@@ -527,7 +529,7 @@ def find_exposure(evidence: Evidence, *, clean: Sequence[str] = ()) -> Exposure:
     """Look for signs of earlier training on the tasks, by the probes that a study recorded."""
     probes = _probes(evidence)
     models = {model for model, _ in probes}
-    if unknown := outside(sorted(clean), models):
+    if unknown := drop_names_in(sorted(clean), models):
         raise InputError(
             f"no probe of {unknown[0]}", hint=f"there are: {', '.join(sorted(models)[:12])}"
         )
@@ -536,7 +538,7 @@ def find_exposure(evidence: Evidence, *, clean: Sequence[str] = ()) -> Exposure:
     exposed = {model: own.exposure for model in models if (own := evidence.facts.find(model))}
     readings = {place: Reading.of(probe) for place, probe in probes.items()}
     signs, problems = measure_signs(readings, families, clean=clean, exposed=exposed)
-    if missing := outside(
+    if missing := drop_names_in(
         sorted({model for m in evidence.scores.values() for model in m.models}), models
     ):
         problems.append(f"without a probe: {', '.join(missing)}")

@@ -33,19 +33,20 @@ from scipy.special import ndtri
 from scipy.stats import rankdata
 from scipy.stats import t as student
 
-from potentia.analysis.planning.factors import (
+from potentia.analysis.completion.factors import (
     MOST_ROWS,
-    Posterior,
-    Problem,
-    Solved,
-    Weights,
-    learn,
-    predict,
-    solve,
+    CellPosterior,
+    FactorProblem,
+    FactorSolution,
+    FactorWeights,
+    fit_weights,
+    predict_cells,
+    solve_abilities,
 )
-from potentia.analysis.planning.features import Scale, set_up
-from potentia.analysis.rankings.aggregate import mean_z, rank_plot
-from potentia.analysis.stats.bootstrap import interval, tau_rows
+from potentia.analysis.completion.features import LinkScale, build_problem
+from potentia.analysis.rank_chart import plot_ranks
+from potentia.analysis.stats.bootstrap import kendall_by_row, percentile_interval
+from potentia.analysis.stats.standardize import mean_z_scores
 from potentia.errors import InputError
 from potentia.facts import ModelTable
 from potentia.facts import models as known_models
@@ -69,7 +70,7 @@ _LEVELS = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98
 
 
 @dataclass(frozen=True)
-class Calibration:
+class IntervalCalibration:
     """The distance, in standard deviations of the model, within which the truth lies with each of ``_LEVELS``."""
 
     distances: Floats  # (levels,)
@@ -84,14 +85,16 @@ class Calibration:
         return beyond if normal > grid[-1] else float(np.interp(normal, grid, self.distances))
 
 
-def pooled(distances: Floats, rows: Floats) -> Calibration:
+def pool_distances(distances: Floats, rows: Floats) -> IntervalCalibration:
     """Make the calibration from observed distances |truth − mean| / sd of cells and of whole rows' sums.
 
     A ranking hangs on sums. Rows show errors of the abilities, which move all cells of a row, and cells the others,
     so both count alike; how well the scale is known goes by the rows, which are fewer.
     """
     wider = np.sqrt((_mean_square(distances, PSEUDO_CELLS) + _mean_square(rows, PSEUDO_ROWS)) / 2.0)
-    return Calibration(_quantiles(distances), len(distances), float(wider), len(rows) + PSEUDO_ROWS)
+    return IntervalCalibration(
+        _quantiles(distances), len(distances), float(wider), len(rows) + PSEUDO_ROWS
+    )
 
 
 def _mean_square(distances: Floats, pseudo: int) -> float:
@@ -104,7 +107,7 @@ def _quantiles(distances: Floats) -> Floats:
     return np.asarray(found)
 
 
-def for_new_family(distances: Sequence[Floats]) -> Floats:
+def distances_for_new_family(distances: Sequence[Floats]) -> Floats:
     """Return the distances at ``_LEVELS`` for a family not seen yet from those of each known one."""
     known = [np.abs(d) for d in distances if len(d)]
     typical = _typical(PSEUDO // 10)
@@ -131,9 +134,14 @@ def _shares(count: int) -> Floats:
     return (np.arange(count) + 0.5) / count
 
 
-def calibrate(
-    problem: Problem, solved: Solved, study: Rows, *, lineage: Sequence[str], family: Sequence[str]
-) -> Calibration:
+def calibrate_intervals(
+    problem: FactorProblem,
+    solved: FactorSolution,
+    study: Rows,
+    *,
+    lineage: Sequence[str],
+    family: Sequence[str],
+) -> IntervalCalibration:
     """Hide known scores as the study's are hidden and see how far the predictions are off.
 
     Whole rows take the gaps of unfinished ones. Where too few are whole, each row has half of its known cells hidden;
@@ -157,12 +165,12 @@ def calibrate(
         )
         labels = np.arange(len(known)).astype(str)
     if hidden.sum() < (1 if enough else LEAST_CELLS):
-        return pooled(np.zeros(0), np.zeros(0))
+        return pool_distances(np.zeros(0), np.zeros(0))
     if len(rows) > MOST_ROWS:  # enough of them tell
         few = np.sort(rng.permutation(len(rows))[:MOST_ROWS])
         rows, hidden = rows[few], hidden[few]
     if len(known) > MOST_ROWS:
-        problem, labels, rows = problem.take(rows), labels[rows], np.arange(len(rows))
+        problem, labels, rows = problem.select_rows(rows), labels[rows], np.arange(len(rows))
     found = _by_rows(problem, rows, hidden, labels[rows], rng, new=bool(new and enough))
     return (
         found
@@ -203,14 +211,14 @@ def _groups(lineage: Labels, open_rows: Rows, whole: Rows, rng: np.random.Genera
 
 
 def _by_rows(
-    problem: Problem,
+    problem: FactorProblem,
     rows: Rows,
     hide: npt.NDArray[np.bool_],
     labels: Labels,
     rng: np.random.Generator,
     *,
     new: bool,
-) -> Calibration:
+) -> IntervalCalibration:
     """Hide these cells of the rows, a fold of groups at a time, learn everything anew, and predict them."""
     groups, tasks = rng.permutation(np.unique(labels)), np.arange(problem.z.shape[1])
     off: dict[str, list[Floats]] = {}  # by family, or all together
@@ -222,8 +230,8 @@ def _by_rows(
             continue
         hidden = np.zeros_like(problem.known)
         hidden[some] = gone
-        less = problem.hide(hidden)
-        posterior = predict(less, solve(less, learn(less)), some, tasks)
+        less = problem.hide_cells(hidden)
+        posterior = predict_cells(less, solve_abilities(less, fit_weights(less)), some, tasks)
         error = np.where(gone, problem.z[some] - posterior.mean, 0.0)
         distance = error / np.sqrt(np.maximum(posterior.variance, 1e-12))
         for label, row, cells in zip(labels[inside].tolist(), distance, gone, strict=True):
@@ -231,8 +239,10 @@ def _by_rows(
         total, _ = posterior.covariance_with(gone.astype(np.float64))
         sums.append(error.sum(axis=1) / np.sqrt(np.maximum(np.diag(total), 1e-12)))
     families = [np.concatenate(one) for one in off.values()]
-    found = pooled(np.concatenate([np.zeros(0), *families]), np.concatenate(sums))
-    return replace(found, distances=for_new_family(families)) if len(families) > 1 else found
+    found = pool_distances(np.concatenate([np.zeros(0), *families]), np.concatenate(sums))
+    return (
+        replace(found, distances=distances_for_new_family(families)) if len(families) > 1 else found
+    )
 
 
 DRAWS = 1_000
@@ -244,12 +254,12 @@ TIE = 1e-9  # aggregates closer than this are equal but for rounding
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedModel:
     """What a completion learned, to be used again while more cells of the same study come in."""
 
-    weights: Weights
-    scale: Scale
-    calibration: Calibration
+    weights: FactorWeights
+    scale: LinkScale
+    calibration: IntervalCalibration
 
 
 @dataclass(frozen=True)
@@ -275,8 +285,8 @@ class Completion(Finding):
     agreement: Interval  # expected τ of this ranking with the finished study's
     history: int  # rows of history that were used
     checked: int  # known cells that the intervals were calibrated on
-    fitted: Fitted = field(repr=False)
-    posterior: Posterior = field(repr=False)
+    fitted: FittedModel = field(repr=False)
+    posterior: CellPosterior = field(repr=False)
     noise: Floats = field(
         repr=False
     )  # (models,): standard error of the aggregates by the tests that were made
@@ -346,12 +356,12 @@ class Completion(Finding):
         cells = f"What is not measured yet: {p}", unseen, names, self.tasks, width[order]
         return [
             Bars(f"planning-best-{p}", best, known, names, bars, y_label="P(best)"),
-            rank_plot(f"planning-ranks-{p}", ranks, span, *of),
+            plot_ranks(f"planning-ranks-{p}", ranks, span, *of),
             Heatmap(f"planning-cells-{p}", *cells, low=0.0, unit="width"),
         ]
 
 
-def complete(
+def complete_matrix(
     tuned: ScoreMatrix,
     *,
     direct: ScoreMatrix | Sequence[ScoreMatrix] | None = None,
@@ -359,7 +369,7 @@ def complete(
     facts: ModelTable | None = None,
     chances: Mapping[str, float] | None = None,
     draws: int = DRAWS,
-    fitted: Fitted | None = None,
+    fitted: FittedModel | None = None,
     check: bool = True,
 ) -> Completion:
     """Predict the missing cells of ``tuned`` (NaN) and the ranking of its models over all its tasks.
@@ -374,37 +384,37 @@ def complete(
         raise InputError("there is nothing to complete: no models or no tasks")
     before, past = _several(direct), _several(history)
     table = facts if facts is not None else known_models()
-    problem, scale, kinship = set_up(
+    problem, scale, kinship = build_problem(
         tuned, before, past, table, chances, fitted.scale if fitted else None
     )
     rows, tasks = np.arange(len(tuned.models)), np.arange(len(tuned.tasks))
-    weights = fitted.weights if fitted else learn(problem)
-    solved = solve(problem, weights)
+    weights = fitted.weights if fitted else fit_weights(problem)
+    solved = solve_abilities(problem, weights)
     if fitted:
         calibration = fitted.calibration
     elif check:
-        calibration = calibrate(
+        calibration = calibrate_intervals(
             problem, solved, rows, lineage=kinship.lineage, family=kinship.family
         )
     else:
-        calibration = pooled(np.zeros(0), np.zeros(0))
-    posterior = predict(problem, solved, rows, tasks)
+        calibration = pool_distances(np.zeros(0), np.zeros(0))
+    posterior = predict_cells(problem, solved, rows, tasks)
     measured = np.isfinite(tuned.values)
     reach = calibration.distance(LEVEL) * np.sqrt(posterior.variance)
-    middle, one, other = (scale.scores(posterior.mean + k * reach) for k in (0.0, -1.0, 1.0))
+    middle, one, other = (scale.to_scores(posterior.mean + k * reach) for k in (0.0, -1.0, 1.0))
     completed = np.where(measured, tuned.values, middle)
     spread = expected_spread(completed, posterior, scale)
     oriented = completed * tuned.sign
-    aggregate = in_spreads(oriented - oriented.mean(axis=0), spread).mean(
+    aggregate = divide_by_spread(oriented - oriented.mean(axis=0), spread).mean(
         axis=1
-    )  # ``mean_z`` where all is measured
+    )  # ``mean_z_scores`` where all is measured
     rng = np.random.default_rng(0)
     drawn = _draw_aggregates(tuned, posterior, scale, draws, rng)
     freedom = calibration.freedom
     wider = calibration.wider * np.sqrt(freedom / rng.chisquare(freedom, size=(draws, 1)))
     stretch = 1.0 + STRETCH * (1.0 - problem.known.mean()) * rng.standard_normal((draws, 1))
     drawn = aggregate * stretch + wider * (drawn - drawn.mean(axis=0))
-    errors = in_spreads(
+    errors = divide_by_spread(
         np.where(measured, np.nan_to_num(tuned.stderr), 0.0), spread
     )  # drawn cells hold their noise
     noise = np.sqrt((errors**2).sum(axis=1)) / len(tasks)
@@ -413,7 +423,7 @@ def complete(
     ranks = rankdata(-true, axis=1, method="ordinal").astype(int)  # (draws, models)
     shares = np.stack([np.bincount(column - 1, minlength=len(rows)) for column in ranks.T]) / draws
     tail = (1.0 - LEVEL) / 2.0
-    alike = tau_rows(aggregate, drawn[: min(draws, max(20, 2_000_000 // len(rows) ** 2))])
+    alike = kendall_by_row(aggregate, drawn[: min(draws, max(20, 2_000_000 // len(rows) ** 2))])
     alike = np.nan_to_num(
         alike, nan=1.0 if len(rows) == 1 or measured.all() else 0.0
     )  # all tied: no order to agree on
@@ -434,41 +444,45 @@ def complete(
         rank_high=np.quantile(ranks, 1.0 - tail, axis=0, method="higher"),
         p_best=shares[:, 0],
         p_rank=shares,
-        agreement=interval(float(alike.mean()), alike, level=LEVEL),
+        agreement=percentile_interval(float(alike.mean()), alike, level=LEVEL),
         history=sum(len(m.models) for m in past),
         checked=calibration.checked,
-        fitted=Fitted(weights, scale, calibration),
+        fitted=FittedModel(weights, scale, calibration),
         posterior=posterior,
         noise=noise,
         draws=drawn,
     )
 
 
-def expected_spread(completed: Floats, posterior: Posterior, scale: Scale) -> Floats:
+def expected_spread(completed: Floats, posterior: CellPosterior, scale: LinkScale) -> Floats:
     """How far apart the models will be on each task: predictions lie closer together than the scores to come will.
 
     How hard the task is moves all models alike, and them no further apart.
     """
-    rise = steepness(posterior, scale)
+    rise = measure_steepness(posterior, scale)
     unseen = (rise**2 * posterior.variance).mean(axis=0) - rise.mean(axis=0) ** 2 * posterior.common
     return np.asarray(np.sqrt(completed.var(axis=0) + np.maximum(unseen, 0.0)))
 
 
-def steepness(posterior: Posterior, scale: Scale) -> Floats:
+def measure_steepness(posterior: CellPosterior, scale: LinkScale) -> Floats:
     """How much a score moves with its standardised link value, at the prediction."""
     step = 1e-3
-    return np.abs(scale.scores(posterior.mean + step) - scale.scores(posterior.mean - step)) / (
-        2 * step
-    )
+    return np.abs(
+        scale.to_scores(posterior.mean + step) - scale.to_scores(posterior.mean - step)
+    ) / (2 * step)
 
 
-def in_spreads(scores: Floats, spread: Floats) -> Floats:
+def divide_by_spread(scores: Floats, spread: Floats) -> Floats:
     """Divide by how far apart the models are on each task; 0 where they are not."""
     return np.where(spread > 1e-12, scores / np.maximum(spread, 1e-12), 0.0)
 
 
 def _draw_aggregates(
-    tuned: ScoreMatrix, posterior: Posterior, scale: Scale, draws: int, rng: np.random.Generator
+    tuned: ScoreMatrix,
+    posterior: CellPosterior,
+    scale: LinkScale,
+    draws: int,
+    rng: np.random.Generator,
 ) -> Floats:
     """Mean z score of every model in joint draws of the unseen cells: (draws, models).
 
@@ -476,14 +490,14 @@ def _draw_aggregates(
     """
     measured = np.isfinite(tuned.values)
     if measured.all():
-        return np.repeat(mean_z(tuned.oriented())[None], draws, axis=0)
+        return np.repeat(mean_z_scores(tuned.oriented())[None], draws, axis=0)
     result = []
-    for chunk in posterior.draws(draws, rng):
+    for chunk in posterior.draw_cells(draws, rng):
         scores = (
-            np.where(measured, tuned.values, scale.scores(chunk)) * tuned.sign
+            np.where(measured, tuned.values, scale.to_scores(chunk)) * tuned.sign
         )  # (chunk, models, tasks)
         centred = scores - scores.mean(axis=1, keepdims=True)
-        result.append(in_spreads(centred, scores.std(axis=1, keepdims=True)).mean(axis=2))
+        result.append(divide_by_spread(centred, scores.std(axis=1, keepdims=True)).mean(axis=2))
     return np.concatenate(result)
 
 

@@ -27,12 +27,13 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtr, owens_t
 
-from potentia.analysis.planning.complete import Completion, expected_spread, steepness
+from potentia.analysis.completion.complete import Completion, expected_spread, measure_steepness
 from potentia.analysis.rankings.decide import Ranking
-from potentia.analysis.rankings.pair import Missing
-from potentia.analysis.rankings.sentences import headline, missing_sentence, percent, plus_minus
-from potentia.analysis.stats.bootstrap import interval, tau_rows
-from potentia.analysis.stats.first import root
+from potentia.analysis.rankings.pair import MissingEvidence
+from potentia.analysis.rankings.sentences import headline_sentence, missing_sentence
+from potentia.analysis.stats.bootstrap import kendall_by_row, percentile_interval
+from potentia.analysis.stats.first_place import covariance_root
+from potentia.analysis.wording import format_percent, format_plus_minus
 from potentia.errors import InputError
 from potentia.values.findings import Finding, Interval, Table, jsonable
 from potentia.values.scores import Floats
@@ -44,7 +45,7 @@ LUCK = 3.0  # a run is wrong so many times as often as said where it stops at th
 
 
 @dataclass(frozen=True)
-class Costs:
+class CellCosts:
     """What each cell would cost, in one unit of any kind; NaN where a cell cannot be run at all."""
 
     models: tuple[str, ...]
@@ -117,7 +118,7 @@ class NextCells(Finding):
 
 def choose_cells(
     completion: Completion,
-    costs: Costs,
+    costs: CellCosts,
     *,
     budget: float | None = None,
     confidence: float | None = None,
@@ -134,11 +135,11 @@ def choose_cells(
     )
     price = _prices(completion, costs)
     given, room = price.copy(), np.inf if budget is None else float(budget)
-    state = Outlook(completion, top)
+    state = PlanState(completion, top)
     cells: list[tuple[int, int]] = []
     expected: list[float] = []
     now = state.forecast()
-    goal = np.inf if confidence is None else needed(confidence, top)
+    goal = np.inf if confidence is None else stopping_probability(confidence, top)
     # of a top: the expected share of the named that is truly in it, over the draws; for top 1, P(best)
     held = now.value if top is None else float(np.sort(completion.p_top(top))[-top:].mean())
     untested = _untested(completion, top if confidence is not None else None)
@@ -195,7 +196,7 @@ def _check(
         )
 
 
-def needed(confidence: float, top: int | None) -> float:
+def stopping_probability(confidence: float, top: int | None) -> float:
     """Return the probability at which a run may stop that looks after every wave.
 
     Of a model that is right, posterior odds are a test martingale, and the first probability of 1 − a is wrong in at
@@ -220,7 +221,7 @@ def _untested(completion: Completion, top: int | None) -> npt.NDArray[np.int_]:
     return np.where(asked, np.maximum(lacking, 0), 0)
 
 
-def _prices(completion: Completion, costs: Costs) -> Floats:
+def _prices(completion: Completion, costs: CellCosts) -> Floats:
     """Costs in the completion's order, NaN for what is measured already or cannot be run."""
     rows = {m: i for i, m in enumerate(costs.models)}
     columns = {t: j for j, t in enumerate(costs.tasks)}
@@ -241,7 +242,7 @@ VAR = 1.0  # weight of the variance beside that of misorderings
 NEAR = 0.005  # a pair less likely than this to be misordered is settled
 
 
-class Outlook:
+class PlanState:
     """The covariance of aggregates and cells, as cells are taken, and what would then be known of the ranking."""
 
     def __init__(self, completion: Completion, top: int | None) -> None:
@@ -249,7 +250,7 @@ class Outlook:
         self.completion, self.top = completion, top
         self.posterior, self.aggregate = completion.posterior, completion.aggregate
         scale, wider = completion.fitted.scale, completion.fitted.calibration.wider
-        rise = steepness(self.posterior, scale)
+        rise = measure_steepness(self.posterior, scale)
         filled = np.where(completion.measured, completion.values, completion.mean)
         spread = expected_spread(filled, self.posterior, scale)
         weights = np.where(
@@ -338,8 +339,8 @@ class Outlook:
 
         Who is truly in the top, the noise of the tests hides even when all is measured.
         """
-        left = root(self.total)
-        believed = self.aggregate + self.luck[0] @ root(self.start - self.total).T
+        left = covariance_root(self.total)
+        believed = self.aggregate + self.luck[0] @ covariance_root(self.start - self.total).T
         truth = believed + self.luck[1] @ left.T
         count = len(self.aggregate)
         if self.top is not None:
@@ -348,11 +349,11 @@ class Outlook:
                 np.argsort(-x, axis=1, kind="stable")[:, : self.top] for x in (believed, truth)
             )
             measure = (named[:, :, None] == real[:, None, :]).any(axis=2).mean(axis=1)
-            return interval(float(measure.mean()), measure, level=self.completion.level)
+            return percentile_interval(float(measure.mean()), measure, level=self.completion.level)
         few = max(20, min(len(truth), 2_000_000 // count**2))
         tied = 0.0 if left.any() and count > 1 else 1.0
-        measure = np.nan_to_num(tau_rows(believed[:few], truth[:few]), nan=tied)
-        return interval(self.expected(), measure, level=self.completion.level)
+        measure = np.nan_to_num(kendall_by_row(believed[:few], truth[:few]), nan=tied)
+        return percentile_interval(self.expected(), measure, level=self.completion.level)
 
 
 def expected_misorder(gap: Floats, variance: Floats, explained: Floats) -> Floats:
@@ -374,7 +375,7 @@ Z = 1.959964
 
 
 @dataclass(frozen=True)
-class Standing:
+class CandidateStanding:
     """One candidate at the end: scores with standard errors, its chance to be best, where it went out."""
 
     model: str
@@ -384,23 +385,23 @@ class Standing:
     tuned_stderr: float
     validation: float
     p_best: float  # among the finalists; NaN for the others
-    out: int | None = None  # the round it went out in
+    dropped_in_round: int | None = None  # the round it went out in
     problem: str = ""
 
 
 @dataclass(frozen=True)
-class Choice(Finding):
+class ModelChoice(Finding):
     """The answer: the best model for this data, how sure that is, and what it would take to be surer."""
 
     task: str
     metric: str
     ranking: Ranking  # of the finalists
-    missing: Missing | None  # what would separate the first two
-    lost: float  # chance that a model dropped before the end would have been the best
+    missing: MissingEvidence | None  # what would separate the first two
+    p_dropped_best: float  # chance that a model dropped before the end would have been the best
     seconds: float  # spent in all
     more_seconds: float  # what scoring so many documents would take; NaN where unknown
-    train: int  # documents that the finalists were tuned on
-    standings: tuple[Standing, ...]
+    train_documents: int  # documents that the finalists were tuned on
+    standings: tuple[CandidateStanding, ...]
     notes: tuple[str, ...] = ()
 
     @property
@@ -427,16 +428,16 @@ class Choice(Finding):
         if all(s.problem for s in self.standings if s.model != self.best):
             return f"{self.best} is the only one of {len(self.standings)} that could be tuned: nothing was compared."
         alone = len(self.ranking.models) < 2
-        told = [f"{self.best} alone reached the end." if alone else headline(self.ranking)]
+        told = [f"{self.best} alone reached the end." if alone else headline_sentence(self.ranking)]
         if self.missing is not None:
             told.append(missing_sentence(self.missing))
             if math.isfinite(self.more_seconds) and math.isfinite(self.missing.times):
                 told.append(f"That is about {self.more_seconds:.0f} s of scoring.")
-        dropped = sum(s.out is not None for s in self.standings)
+        dropped = sum(s.dropped_in_round is not None for s in self.standings)
         if dropped:
             models = "The model that was" if dropped == 1 else f"The {dropped} models that were"
             told.append(
-                f"{models} dropped early had a chance of {percent(self.lost)} to be the best."
+                f"{models} dropped early had a chance of {format_percent(self.p_dropped_best)} to be the best."
             )
         return " ".join(told)
 
@@ -451,16 +452,21 @@ class Choice(Finding):
                 if s.model in self.ranking.rivals
                 else ""
             )
-            state = f"out in round {s.out}" if s.out is not None else state
+            state = (
+                f"out in round {s.dropped_in_round}" if s.dropped_in_round is not None else state
+            )
             scores = (
-                plus_minus(s.direct, Z * s.direct_stderr),
-                plus_minus(s.tuned, Z * s.tuned_stderr),
+                format_plus_minus(s.direct, Z * s.direct_stderr),
+                format_plus_minus(s.tuned, Z * s.tuned_stderr),
             )
             rows.append((s.model, *scores, s.validation, s.p_best, state))
         note = self.answer() + "".join(f" {note}" for note in self.notes)
         columns = ("model", "direct", "tuned", "validation", "P(best)", "")
         return [
             Table(
-                f"{self.task} ({self.metric}), tuned on {self.train} documents", columns, rows, note
+                f"{self.task} ({self.metric}), tuned on {self.train_documents} documents",
+                columns,
+                rows,
+                note,
             )
         ]

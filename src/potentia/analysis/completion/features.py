@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from potentia.analysis.base_models.stability import named_checkpoints
-from potentia.analysis.planning.factors import Problem
+from potentia.analysis.completion.factors import FactorProblem
 from potentia.errors import InputError
 from potentia.facts import Background, ModelTable, benchmark, chance
 from potentia.values.metric import Metric
@@ -48,7 +48,7 @@ class Kinship:
     lineage: tuple[str, ...]
 
     @classmethod
-    def of(cls, models: Sequence[str], table: ModelTable) -> Kinship:
+    def look_up(cls, models: Sequence[str], table: ModelTable) -> Kinship:
         """Look the models up; the checkpoints of a run (``run@step``) are one family."""
         runs = {model: f"run {place.series}" for model, place in named_checkpoints(models).items()}
         families = {model: facts.family for model in models if (facts := table.find(model))}
@@ -57,7 +57,7 @@ class Kinship:
         return cls(tuple(family), tuple(lineages.get(m, m) for m in models))
 
 
-def describe(
+def describe_models(
     models: Sequence[str],
     kinship: Kinship,
     tasks: Sequence[str],
@@ -69,7 +69,7 @@ def describe(
     Returns its parts by their names, and each task's mean direct score on the link scale, NaN where unknown.
     """
     columns, labels = _direct_columns(models, direct)
-    scores, spread = components(columns, COMPONENTS)
+    scores, spread = fit_components(columns, COMPONENTS)
     inputs = {f"component {k + 1}": (scores[:, k], spread[:, k]) for k in range(scores.shape[1])}
     near = [*list(inputs)[:SMOOTH_COMPONENTS], "size"]
     linear = [*inputs, "size"]
@@ -106,7 +106,7 @@ def _facts(
     return found, months
 
 
-def components(columns: Floats, most: int) -> tuple[Floats, Floats]:
+def fit_components(columns: Floats, most: int) -> tuple[Floats, Floats]:
     """Principal components of standardised columns with gaps, by EM: each row's mean and variance of each component.
 
     Probabilistic PCA (Tipping & Bishop): x = W s + noise, s ~ N(0, 1). A row with gaps has wider scores, a row
@@ -160,7 +160,9 @@ def _direct_columns(
     blocks, labels = [np.zeros((len(models), 0))], []
     for matrix in direct:
         place = {m: i for i, m in enumerate(matrix.models)}
-        links = Links.of(dict(zip(matrix.tasks, matrix.metrics, strict=True)), matrix.values)
+        links = TaskLinks.choose(
+            dict(zip(matrix.tasks, matrix.metrics, strict=True)), matrix.values
+        )
         z = np.vstack([links.forward(matrix.values), np.full((1, len(matrix.tasks)), np.nan)])
         blocks.append(z[[place.get(m, len(matrix.models)) for m in models]])
         labels += list(matrix.tasks)
@@ -224,7 +226,7 @@ TYPICAL_SPREAD = (
 
 
 @dataclass(frozen=True)
-class Links:
+class TaskLinks:
     """One link per task: its kind (``logit``, ``log`` or ``plain``), the score of guessing, and the direction."""
 
     kinds: tuple[str, ...]
@@ -232,12 +234,12 @@ class Links:
     sign: Floats  # (tasks,): −1 where a plain score is better when lower
 
     @classmethod
-    def of(
+    def choose(
         cls,
         metrics: Mapping[str, Metric],
         known: Floats,
         chances: Mapping[str, float] | None = None,
-    ) -> Links:
+    ) -> TaskLinks:
         """Choose each task's link from its direction and from the scores that are known, (models, tasks) with NaN."""
         up, there = (
             np.array([metric.higher_is_better for metric in metrics.values()]),
@@ -318,32 +320,34 @@ PSEUDO_SCORES = 2.0
 
 
 @dataclass(frozen=True)
-class Scale:
+class LinkScale:
     """Centre and spread of every task on the link scale, and the link itself."""
 
-    links: Links
+    links: TaskLinks
     centre: Floats  # (tasks,)
     spread: Floats  # (tasks,)
 
-    def standard(self, values: Floats) -> Floats:
+    def standardize(self, values: Floats) -> Floats:
         """Scores as standardised link values."""
         return np.asarray((self.links.forward(values) - self.centre) / self.spread)
 
-    def scores(self, z: Floats) -> Floats:
+    def to_scores(self, z: Floats) -> Floats:
         """Undo ``standard`` for any leading tasks."""
         count = z.shape[-1]
-        first = Links(self.links.kinds[:count], self.links.chance[:count], self.links.sign[:count])
+        first = TaskLinks(
+            self.links.kinds[:count], self.links.chance[:count], self.links.sign[:count]
+        )
         return first.inverse(z * self.spread[:count] + self.centre[:count])
 
 
-def set_up(
+def build_problem(
     tuned: ScoreMatrix,
     direct: Sequence[ScoreMatrix],
     history: Sequence[ScoreMatrix],
     table: ModelTable,
     chances: Mapping[str, float] | None,
-    scale: Scale | None = None,
-) -> tuple[Problem, Scale, Kinship]:
+    scale: LinkScale | None = None,
+) -> tuple[FactorProblem, LinkScale, Kinship]:
     """Stack study and history and standardise them; a given ``scale`` is kept."""
     metrics = _metrics([tuned, *history])
     tasks = list(metrics)
@@ -351,10 +355,10 @@ def set_up(
     blocks = [matrix.laid_out(matrix.models, tasks) for matrix in (tuned, *history)]
     values, stderr = (np.vstack([block[k] for block in blocks]) for k in (0, 1))
     stderr = np.where(np.isfinite(values), stderr, np.nan)
-    kinship = Kinship.of(models, table)
-    features, level = describe(models, kinship, tasks, direct, table)
+    kinship = Kinship.look_up(models, table)
+    features, level = describe_models(models, kinship, tasks, direct, table)
     if scale is None:
-        links = Links.of(metrics, values, chances)
+        links = TaskLinks.choose(metrics, values, chances)
         scale = _scale(links, links.forward(values), level, features["mean"])
     error = (stderr * scale.links.slope(values)) ** 2
     known = np.isfinite(error)
@@ -364,7 +368,9 @@ def set_up(
     excess = np.where(known, np.maximum(error - usual, 0.0), 0.0) / scale.spread**2
     variance = (LEVEL_SPREAD / scale.spread) ** 2
     return (
-        Problem(z=scale.standard(values), excess=excess, level_variance=variance, **features),
+        FactorProblem(
+            z=scale.standardize(values), excess=excess, level_variance=variance, **features
+        ),
         scale,
         kinship,
     )
@@ -382,7 +388,7 @@ def _metrics(matrices: Sequence[ScoreMatrix]) -> dict[str, Metric]:
     return found
 
 
-def _scale(links: Links, z: Floats, level: Floats, ability: Floats) -> Scale:
+def _scale(links: TaskLinks, z: Floats, level: Floats, ability: Floats) -> LinkScale:
     """Level at the average model and spread over models of each task, by regression on the expected ability.
 
     Known scores may be those of small models alone, whose mean and spread say little about the others; a line with
@@ -414,4 +420,4 @@ def _scale(links: Links, z: Floats, level: Floats, ability: Floats) -> Scale:
         rest = (left + PSEUDO_SCORES * noise) / (len(y) + PSEUDO_SCORES)
         centre[t] = start + size * line[0]
         spread[t] = size * np.sqrt(max(line[1], 0.25 * SLOPE if sure else 0.0) ** 2 + rest)
-    return Scale(links, centre, spread)
+    return LinkScale(links, centre, spread)

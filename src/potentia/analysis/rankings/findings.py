@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from potentia.analysis.left_out import outside
+from potentia.analysis.completion import predict_missing_cells
+from potentia.analysis.left_out import drop_names_in
 from potentia.analysis.rankings import aggregate
 from potentia.analysis.rankings import agreement as agreeing
 from potentia.analysis.rankings import components as pca
@@ -18,14 +19,26 @@ from potentia.analysis.rankings import groups as grouped
 from potentia.analysis.rankings.aggregate import Aggregate, RankIntervals, TaskCurve
 from potentia.analysis.rankings.agreement import SIGNIFICANT, Agreement, AgreementChange
 from potentia.analysis.rankings.components import Components, ComputeFit
-from potentia.analysis.rankings.decide import Ranking, decide
-from potentia.analysis.rankings.groups import Alignment, GroupAgreement, PerplexityAgreement, align
-from potentia.analysis.rankings.scoreboard import Scoreboard, make_scoreboard
-from potentia.analysis.rankings.screening import Screening, screen
-from potentia.analysis.rankings.tuning import SameForAll, find_same
+from potentia.analysis.rankings.decide import Ranking, decide_ranking
+from potentia.analysis.rankings.groups import (
+    Alignment,
+    GroupAgreement,
+    PerplexityAgreement,
+    align_rankings,
+)
+from potentia.analysis.rankings.scoreboard import Scoreboard, scoreboard_from_rankings
+from potentia.analysis.rankings.screening import Screening, screen_tasks
+from potentia.analysis.rankings.tuning import TuningComparison, compare_tuning
 from potentia.analysis.stats import significance
-from potentia.analysis.stats.bootstrap import LEVEL, MODELS, RESAMPLES, How, Units, with_copies
-from potentia.analysis.stats.first import FEW_MODELS
+from potentia.analysis.stats.bootstrap import (
+    LEVEL,
+    MODELS,
+    RESAMPLES,
+    How,
+    ResamplingUnits,
+    join_copies_to_families,
+)
+from potentia.analysis.stats.first_place import ENOUGH_MODELS
 from potentia.analysis.stats.significance import Outcomes, Significance
 from potentia.errors import InputError
 from potentia.facts import Background, known_chance
@@ -43,7 +56,7 @@ MANY_MODELS = 100  # of which the curve of few tasks is made
 
 
 @dataclass(frozen=True)
-class Options:
+class RankingOptions:
     """How to analyse: resamples, confidence level, seed, and what to do about missing cells."""
 
     resamples: int = RESAMPLES
@@ -61,8 +74,8 @@ class Options:
     def how(self, background: Background) -> How:
         """Return how intervals are made: what they draw, with what is known of the models."""
         known = {
-            "families": Units("families", background.families),
-            "lineages": Units("lineages", background.lineages),
+            "families": ResamplingUnits("families", background.families),
+            "lineages": ResamplingUnits("lineages", background.lineages),
         }
         known["models"] = MODELS
         if self.resample not in known:
@@ -79,11 +92,11 @@ Changes = dict[tuple[Protocol, Protocol], AgreementChange]
 
 LABELS = {  # what findings are called where not by their field
     "overall": "ranking",
-    "same": "same for all",
+    "tuning": "same for all",
     "changes": "change",
     "tau_b": "tau-b",
     "tau_b_changes": "tau-b change",
-    "fewer": "fewer tasks",
+    "task_curves": "fewer tasks",
     "groups": "by",
     "family_components": "components",
     "perplexity_by_kind": "perplexity direct, tuned tasks,",
@@ -96,7 +109,7 @@ class Rankings(Findings):
 
     scoreboard: Scoreboard
     overall: dict[Protocol, Ranking]
-    same: dict[Protocol, SameForAll] = field(default_factory=dict)
+    tuning: dict[Protocol, TuningComparison] = field(default_factory=dict)
     screening: Screening
     agreement: dict[Protocol, Agreement] = field(default_factory=dict)
     measures: GroupAgreement | None = None
@@ -105,7 +118,7 @@ class Rankings(Findings):
         default_factory=dict
     )  # insignificant differences as ties
     tau_b_changes: Changes = field(default_factory=dict)
-    fewer: dict[Protocol, TaskCurve] = field(default_factory=dict)
+    task_curves: dict[Protocol, TaskCurve] = field(default_factory=dict)
     groups: dict[str, GroupAgreement] = field(default_factory=dict)  # size, family, kind, test size
     significance: dict[Protocol, Significance] = field(default_factory=dict)
     ranks: dict[Protocol, RankIntervals] = field(default_factory=dict)
@@ -130,19 +143,19 @@ class Rankings(Findings):
         return found
 
 
-def find_rankings(evidence: Evidence, options: Options | None = None) -> Rankings:
+def find_rankings(evidence: Evidence, options: RankingOptions | None = None) -> Rankings:
     """Run every analysis that the evidence allows: what ``potentia analyze rankings`` prints and the report shows."""
-    options = options or Options()
+    options = options or RankingOptions()
     items = evidence.outcomes if options.use_items else None
-    found = rank_scores(evidence.planned, evidence.background, options, items, evidence=evidence)
+    found = analyze_scores(evidence.planned, evidence.background, options, items, evidence=evidence)
     shown = {
         p: evidence.planned[p].select(tasks=ranking.tasks) for p, ranking in found.overall.items()
     }
     with threadpool_limits(1, user_api="blas"):
-        return replace(found, same=find_same(evidence, shown))
+        return replace(found, tuning=compare_tuning(evidence, shown))
 
 
-def find_scoreboard(evidence: Evidence) -> Scoreboard:
+def build_scoreboard(evidence: Evidence) -> Scoreboard:
     """Return the scoreboard alone, as ``find_rankings`` has it; also of one model, and of texts where there is no task.
 
     This is what a run ends with: it needs the overall ranking and none of the rest.
@@ -154,8 +167,8 @@ def find_scoreboard(evidence: Evidence) -> Scoreboard:
         raise InputError("there is no score yet")
     shown = [m for m in matrices if m.shape[0] > 1] or matrices
     with threadpool_limits(1, user_api="blas"):
-        return make_scoreboard(
-            shown, _overall(shown, Options(), evidence.outcomes, evidence), evidence.outcomes
+        return scoreboard_from_rankings(
+            shown, _overall(shown, RankingOptions(), evidence.outcomes, evidence), evidence.outcomes
         )
 
 
@@ -165,10 +178,10 @@ def _texts(matrix: ScoreMatrix) -> ScoreMatrix:
     return texts.select(models=np.isfinite(texts.values).any(axis=1))
 
 
-def rank_scores(
+def analyze_scores(
     scores: Mapping[Protocol, ScoreMatrix],
     background: Background | None = None,
-    options: Options | None = None,
+    options: RankingOptions | None = None,
     items: Mapping[Protocol, Outcomes] | None = None,
     *,
     evidence: Evidence | None = None,
@@ -179,7 +192,7 @@ def rank_scores(
     protocol; where they are there, they give paired tests and the noise of scores. ``evidence`` is where the scores are
     from, if from a study: it says which cells are still to come.
     """
-    options, items = options or Options(), items or {}
+    options, items = options or RankingOptions(), items or {}
     matrices = [scores[p].benchmarks() for p in in_order(scores)]
     matrices = [m for m in matrices if m.shape[0] > 1 and m.shape[1] > 0]
     if not matrices:
@@ -189,7 +202,9 @@ def rank_scores(
     background = background or Background.of(
         dict.fromkeys(m for matrix in matrices for m in matrix.models)
     )
-    background = replace(background, families=with_copies(background.families, matrices[0]))
+    background = replace(
+        background, families=join_copies_to_families(background.families, matrices[0])
+    )
     if max(m.values.size for m in matrices) > MANY_CELLS:
         options = replace(options, resamples=min(options.resamples, MANY_RESAMPLES))
     with threadpool_limits(
@@ -198,14 +213,14 @@ def rank_scores(
         matrices, screening = _screened(matrices, background, options)
         overall = _overall(matrices, options, items, evidence)
         analysis = _Analysis(scores, matrices, background, options, items, options.how(background))
-        board = make_scoreboard(matrices, overall, items)
+        board = scoreboard_from_rankings(matrices, overall, items)
         return Rankings(
             scoreboard=board, overall=overall, screening=screening, **analysis.findings()
         )
 
 
 def _screened(
-    matrices: list[ScoreMatrix], background: Background, options: Options
+    matrices: list[ScoreMatrix], background: Background, options: RankingOptions
 ) -> tuple[list[ScoreMatrix], Screening]:
     """Screen the tasks; leave the flagged ones out where that is asked for."""
     first, tuned = (
@@ -215,11 +230,13 @@ def _screened(
     metrics = zip(first.tasks, first.metrics, strict=True)
     guesses = {task: known_chance(task, metric, background.chance) for task, metric in metrics}
     known = {task: guess for task, guess in guesses.items() if guess is not None}
-    screening = screen(
+    screening = screen_tasks(
         first, tuned, train_examples=background.train_examples, chance=known, level=options.level
     )
     if options.exclude_flagged:
-        matrices = [m.select(tasks=outside(m.tasks, screening.flagged)) for m in matrices]
+        matrices = [
+            m.select(tasks=drop_names_in(m.tasks, screening.flagged_tasks)) for m in matrices
+        ]
         if not all(m.tasks for m in matrices):
             raise InputError(
                 "every task is flagged; nothing is left to rank", hint="drop --exclude-flagged"
@@ -229,17 +246,15 @@ def _screened(
 
 def _overall(
     matrices: Sequence[ScoreMatrix],
-    options: Options,
+    options: RankingOptions,
     items: Mapping[Protocol, Outcomes],
     evidence: Evidence | None,
 ) -> dict[Protocol, Ranking]:
-    from potentia.analysis.planning.find import unseen_cells  # planning lies above this room
-
-    unseen = {} if evidence is None else unseen_cells(evidence, matrices)
+    unseen = {} if evidence is None else predict_missing_cells(evidence, matrices)
     found = {}
     for matrix in matrices:
         p = matrix.protocol
-        found[p] = decide(
+        found[p] = decide_ranking(
             matrix, items.get(p), unseen=unseen.get(p), level=options.level, seed=options.seed
         )
     return found
@@ -252,7 +267,7 @@ class _Analysis:
     scores: Mapping[Protocol, ScoreMatrix]  # with the texts to predict
     matrices: Sequence[ScoreMatrix]
     background: Background
-    options: Options
+    options: RankingOptions
     items: Mapping[Protocol, Outcomes]
     how: How
 
@@ -274,12 +289,12 @@ class _Analysis:
         several = [m for m in matrices if m.protocol in agreement]
         return {
             "agreement": agreement,
-            "measures": grouped.measure_all(several, **self.how) if several else None,
+            "measures": grouped.agreement_by_measure(several, **self.how) if several else None,
             "changes": self.changes(matrices),
             "tau_b": self.agreement(tested, SIGNIFICANT),
             "tau_b_changes": self.changes(tested, SIGNIFICANT),
             "groups": self.groups() if agreement else {},
-            "fewer": self.fewer(),
+            "task_curves": self.fewer(),
             "significance": {
                 p: significance.measure_significance(*one, level=level) for p, one in items.items()
             },
@@ -300,7 +315,7 @@ class _Analysis:
         how: dict[str, Any] = {"method": method, "categories": self.background.categories}
         for matrix in (m for m in matrices if len(m.tasks) > 1):
             stored = {} if method == SIGNIFICANT else self.items.get(matrix.protocol, {})
-            items = significance.item_tables(matrix, stored)
+            items = significance.outcome_tables(matrix, stored)
             found[matrix.protocol] = agreeing.measure_agreement(
                 matrix, items=items, **how, **self.how
             )
@@ -319,9 +334,9 @@ class _Analysis:
     def groups(self) -> dict[str, grouped.GroupAgreement]:
         """Agreement among models of one size, family or kind, and among tasks with large and small tests."""
         known, found = self.background, {}
-        sizes = grouped.size_bins(known.billions)
+        sizes = grouped.name_size_bins(known.billions)
         orders: dict[str, tuple[dict[str, str], list[str] | None]] = {
-            "size in billions": (sizes, grouped.bin_order(sizes.values())),
+            "size in billions": (sizes, grouped.sort_size_bins(sizes.values())),
             "family": (known.families, None),
             "kind": (known.kinds, None),
         }
@@ -329,7 +344,7 @@ class _Analysis:
             one = grouped.agreement_by_models(self.matrices, groups, by=by, order=order, **self.how)
             if len(one.groups) > 2:
                 found[by] = one
-        tests = significance.items_per_task(self.matrices[0])
+        tests = significance.estimate_test_sizes(self.matrices[0])
         sets = {
             f"over {LARGE_TEST:,} items": [t for t, n in tests.items() if n > LARGE_TEST],
             f"up to {LARGE_TEST:,} items": [t for t, n in tests.items() if n <= LARGE_TEST],
@@ -344,13 +359,13 @@ class _Analysis:
         """How few tasks suffice, where enough models have all of them."""
         found, known, rng = {}, self.background.lineages, np.random.default_rng(self.options.seed)
         for whole in filter(
-            aggregate.enough_for_a_curve, (matrix.complete() for matrix in self.matrices)
+            aggregate.has_enough_for_curve, (matrix.complete() for matrix in self.matrices)
         ):
             some = np.sort(
                 rng.permutation(len(whole.models))[:MANY_MODELS]
             )  # of many models, some tell
             part = whole.select(models=some)
-            found[whole.protocol] = aggregate.find_task_curve(
+            found[whole.protocol] = aggregate.measure_task_curve(
                 part, lineages=known, seed=self.options.seed
             )
         return found
@@ -358,9 +373,9 @@ class _Analysis:
     def components(self) -> dict[Protocol, pca.Components]:
         gaps = self.options.gaps
         several = [
-            m for m in self.matrices if len(m.tasks) > 1 and pca.without_gaps(m, gaps).shape[0] > 2
+            m for m in self.matrices if len(m.tasks) > 1 and pca.remove_gaps(m, gaps).shape[0] > 2
         ]
-        return {m.protocol: pca.find_components(m, gaps=gaps, **self.how) for m in several}
+        return {m.protocol: pca.compute_components(m, gaps=gaps, **self.how) for m in several}
 
     def families(
         self, components: Mapping[Protocol, pca.Components]
@@ -377,8 +392,8 @@ class _Analysis:
                 members = matrix.select(
                     models=[m for m in matrix.models if families.get(m) == family]
                 )
-                if pca.without_gaps(members, gaps).shape[0] >= SMALLEST_GROUP:
-                    one = pca.find_components(members, group=family, gaps=gaps, **how)
+                if pca.remove_gaps(members, gaps).shape[0] >= SMALLEST_GROUP:
+                    one = pca.compute_components(members, group=family, gaps=gaps, **how)
                     found.setdefault(matrix.protocol, {})[family] = one
         return found
 
@@ -432,7 +447,9 @@ class _Analysis:
                 matrix.select(tasks=pair)  # says which task there is not
         level, families = self.options.level, self.background.families
         having = [m for m in self.matrices if set(pair) <= set(m.tasks)]
-        return {m.protocol: align(m, *pair, level=level, families=families) for m in having}
+        return {
+            m.protocol: align_rankings(m, *pair, level=level, families=families) for m in having
+        }
 
 
 def _least_alike(
@@ -458,11 +475,11 @@ def _flat(part: Mapping[Any, Any]) -> Iterator[tuple[str, Finding]]:
             yield from ((f"{key} {name}", finding) for name, finding in one.items())
 
 
-def summarise(found: Rankings) -> Sequence[Table]:
+def summarize_rankings(found: Rankings) -> Sequence[Table]:
     """Return how far the tasks agree and tell models apart under each protocol, and which tasks to distrust."""
     tables = [
         *_together(found),
-        *(table for same in found.same.values() for table in same.tables()),
+        *(table for same in found.tuning.values() for table in same.tables()),
     ]
     if found.screening.flags:
         flags = [(flag.task, flag.reason, flag.evidence) for flag in found.screening.flags]
@@ -474,7 +491,7 @@ def _together(found: Rankings) -> list[Table]:
     """Return the table of what the tasks say together; none where there is nothing to say."""
     protocols = list(found.overall)
     some = {
-        p for p, ranking in found.overall.items() if len(ranking.models) >= FEW_MODELS
+        p for p, ranking in found.overall.items() if len(ranking.models) >= ENOUGH_MODELS
     }  # fewer say nothing of it
     means: dict[str, dict[Protocol, tuple[Interval, str]]] = {
         "agreement between tasks (mean Kendall's τ)": {

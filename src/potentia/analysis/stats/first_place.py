@@ -14,20 +14,20 @@ import numpy as np
 
 from potentia.values.scores import Floats
 
-SURE = 0.975  # the probability from which on something is claimed
-FEW_MODELS = 5  # below, scores are compared rather than z scores, and agreement is not spoken of
-FEW_TASKS = 5  # below, nothing is said of other tasks
-MAYBE = 0.05  # a candidate at least so likely to be the best stays in the race
+CLAIM_PROBABILITY = 0.975  # the probability from which on something is claimed
+ENOUGH_MODELS = 5  # below, scores are compared rather than z scores, and agreement is not spoken of
+ENOUGH_TASKS = 5  # below, nothing is said of other tasks
+SURVIVAL_CHANCE = 0.05  # a candidate at least so likely to be the best stays in the race
 DRAWS = 4_000
 
 
-def shares(drawn: Floats) -> Floats:
+def first_place_shares(drawn: Floats) -> Floats:
     """How often each column is the largest; equals share."""
     best = drawn >= drawn.max(axis=1, keepdims=True) - 1e-12
     return np.asarray((best / best.sum(axis=1, keepdims=True)).mean(axis=0))
 
 
-def shrunk(drawn: Floats, rng: np.random.Generator) -> Floats:
+def shrink_draws(drawn: Floats, rng: np.random.Generator) -> Floats:
     """Draw the models together as far as their differences may be noise: a hierarchical model of their true scores.
 
     True scores are normal about a common mean with a standard deviation ω that is not known: half-Cauchy, as wide as
@@ -49,13 +49,13 @@ def shrunk(drawn: Floats, rng: np.random.Generator) -> Floats:
     return np.asarray(share * mean + np.sqrt(share) * (centred - mean))
 
 
-def root(covariance: Floats) -> Floats:
+def covariance_root(covariance: Floats) -> Floats:
     """Return a square root of a covariance that may be singular."""
     values, vectors = np.linalg.eigh(covariance)
     return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)))
 
 
-def paired_noise(error: Floats, values: Floats) -> Floats:
+def paired_noise_covariance(error: Floats, values: Floats) -> Floats:
     """Covariance of the noise of scores with these standard errors that are means of (models, documents)."""
     together = np.cov(values) / values.shape[1]
     apart = np.sqrt(np.maximum(np.diag(together), 1e-300))
@@ -65,7 +65,7 @@ def paired_noise(error: Floats, values: Floats) -> Floats:
     return block
 
 
-def stay_in(
+def select_survivors(
     values: Mapping[str, float],
     stderr: Mapping[str, float],
     right: Mapping[str, str] | None = None,
@@ -77,18 +77,20 @@ def stay_in(
     """Return who stays in the race, best first, and every candidate's chance to be the best; ``looks`` in all."""
     sign = 1.0 if higher_is_better else -1.0
     worth = {n: sign * v if math.isfinite(v) else -math.inf for n, v in values.items()}
-    chance = may_win(values, stderr, right, higher_is_better=higher_is_better, seed=seed)
+    chance = estimate_win_chances(
+        values, stderr, right, higher_is_better=higher_is_better, seed=seed
+    )
     order = sorted(values, key=lambda n: (-worth[n], n))
     half = math.ceil(len(order) / 2)
     staying = [
         n
         for k, n in enumerate(order)
-        if math.isfinite(worth[n]) and (k < half or chance[n] >= MAYBE / looks)
+        if math.isfinite(worth[n]) and (k < half or chance[n] >= SURVIVAL_CHANCE / looks)
     ]
     return staying, chance
 
 
-def may_win(
+def estimate_win_chances(
     values: Mapping[str, float],
     stderr: Mapping[str, float],
     right: Mapping[str, str] | None = None,
@@ -109,20 +111,20 @@ def may_win(
         return dict.fromkeys(names, 1.0 / len(names))
     rng = np.random.default_rng(seed)
     noise = rng.standard_normal((DRAWS, int(known.sum())))
-    paired = unpack_right(
+    paired = unpack_correct(
         [(right or {}).get(n, "") for n, there in zip(names, known, strict=True) if there]
     )
     drawn = x[known] + (
         error[known] * noise
         if paired is None
-        else noise @ root(paired_noise(error[known], paired)).T
+        else noise @ covariance_root(paired_noise_covariance(error[known], paired)).T
     )
     chance = np.zeros(len(names))
-    chance[known] = shares(shrunk(drawn, rng))
+    chance[known] = first_place_shares(shrink_draws(drawn, rng))
     return dict(zip(names, chance.tolist(), strict=True))
 
 
-def pack_right(outcomes: Sequence[float]) -> str:
+def pack_correct(outcomes: Sequence[float]) -> str:
     """Write which documents were got right in a few characters; nothing where an outcome is neither 0 nor 1."""
     if len(outcomes) < 2 or not set(outcomes) <= {0.0, 1.0}:
         return ""
@@ -130,7 +132,7 @@ def pack_right(outcomes: Sequence[float]) -> str:
     return f"{len(outcomes)}:{base64.b85encode(bits).decode()}"
 
 
-def unpack_right(packed: Sequence[str]) -> Floats | None:
+def unpack_correct(packed: Sequence[str]) -> Floats | None:
     """Return (candidates, documents) of several ``pack_right``; None where they are not of as many documents each."""
     sizes = {text.partition(":")[0] for text in packed}
     if len(packed) < 2 or len(sizes) > 1 or "" in sizes:

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from potentia.analysis.left_out import inside
-from potentia.analysis.planning.complete import DRAWS, Completion, complete
-from potentia.analysis.rankings.decide import Unseen
-from potentia.analysis.stats.first import FEW_MODELS
+from potentia.analysis.completion.complete import DRAWS, Completion, complete_matrix
+from potentia.analysis.left_out import keep_names_in
+from potentia.analysis.stats.first_place import ENOUGH_MODELS
 from potentia.errors import InputError
-from potentia.evidence import Evidence, study_of
 from potentia.facts import ModelTable
 from potentia.values.metric import Metric
 from potentia.values.protocol import ADJUST, DIRECT, TRAIN_BEFORE_TEST, Protocol, TaskName
 from potentia.values.scores import Floats, ScoreMatrix
+
+if TYPE_CHECKING:
+    from potentia.evidence import Evidence
 
 MOST_PREDICTED, LEAST_PREDICTED = (
     200,
     20,
 )  # models whose missing cells a ranking predicts; draws it has no use for
 
+CellSampler = Callable[
+    [int, np.random.Generator], Iterator[Floats]
+]  # draws of all cells, in chunks of (k, models, tasks)
+
 
 @dataclass(frozen=True)
-class Grid:
+class StudyGrid:
     """The cells a study is about: its rows, its tasks with their metrics, the tuned protocol."""
 
     models: tuple[str, ...]
@@ -34,7 +40,7 @@ class Grid:
     metrics: tuple[Metric, ...]
     protocol: Protocol
 
-    def laid_out(self, matrix: ScoreMatrix | None) -> ScoreMatrix:
+    def lay_out(self, matrix: ScoreMatrix | None) -> ScoreMatrix:
         """Return the scores of this grid; NaN where there are none."""
         none = np.full((len(self.models), len(self.tasks)), np.nan)
         values, stderr, n = (
@@ -43,16 +49,18 @@ class Grid:
         return ScoreMatrix(self.protocol, self.models, self.tasks, values, stderr, n, self.metrics)
 
 
-def find_grid(evidence: Evidence) -> Grid:
+def build_grid(evidence: Evidence) -> StudyGrid:
     """Return the tuned cells that the studies of the evidence ask for, measured or not.
 
     Rows and tasks are those of the studies, folds of a task joined, texts to predict left out as in every ranking. A
     task of which nothing is known yet, under no protocol, has no metric either and waits; a row of which every tuned
     cell failed is no candidate.
     """
+    from potentia.evidence import study_of  # rankings are also made of scores without a store
+
     studies = list(filter(None, map(study_of, evidence.studies)))
     every = {protocol for study in studies for protocol in study.protocols}
-    protocol = next(iter(inside((TRAIN_BEFORE_TEST, ADJUST), every)), None)
+    protocol = next(iter(keep_names_in((TRAIN_BEFORE_TEST, ADJUST), every)), None)
     if protocol is None:
         raise InputError("there is nothing to predict: no study of these scores tunes models")
     metrics: dict[str, Metric] = {}
@@ -61,7 +69,7 @@ def find_grid(evidence: Evidence) -> Grid:
     asked = dict.fromkeys(
         TaskName(task.name).whole for study in studies for task in study.benchmarks()
     )
-    tasks = tuple(t for t in inside(asked, metrics) if not metrics[t].is_text)
+    tasks = tuple(t for t in keep_names_in(asked, metrics) if not metrics[t].is_text)
     failed = {
         (f.model, TaskName(f.task).whole) for f in evidence.failures() if f.protocol == protocol
     }
@@ -69,19 +77,19 @@ def find_grid(evidence: Evidence) -> Grid:
     models = tuple(m for m in rows if not {(m, t) for t in tasks} <= failed)
     if not models or not tasks:
         raise InputError("there is nothing to predict: no model has a score on any task yet")
-    return Grid(models, tasks, tuple(metrics[t] for t in tasks), Protocol(protocol))
+    return StudyGrid(models, tasks, tuple(metrics[t] for t in tasks), Protocol(protocol))
 
 
 def find_outlook(evidence: Evidence, *, history: Evidence | None = None) -> Completion | None:
     """Complete what the studies of the evidence ask for, as report and board show it; None once all is measured."""
-    grid = find_grid(evidence)
-    if np.isfinite(grid.laid_out(evidence.scores.get(grid.protocol)).values).all():
+    grid = build_grid(evidence)
+    if np.isfinite(grid.lay_out(evidence.scores.get(grid.protocol)).values).all():
         return None
-    return find_completion(grid, evidence, history=history)
+    return complete_grid(grid, evidence, history=history)
 
 
-def find_completion(
-    grid: Grid,
+def complete_grid(
+    grid: StudyGrid,
     evidence: Evidence | None,
     *,
     history: Evidence | None = None,
@@ -94,7 +102,7 @@ def find_completion(
     ``measured`` (True where a cell may be read) hides the others, so that a decision can be made again as it was made.
     """
     sources = [source for source in (evidence, history) if source is not None]
-    tuned = grid.laid_out(evidence.scores.get(grid.protocol) if evidence is not None else None)
+    tuned = grid.lay_out(evidence.scores.get(grid.protocol) if evidence is not None else None)
     if measured is not None:
         tuned = replace(tuned, values=np.where(measured, tuned.values, np.nan))
     chances: dict[str, float] = {}
@@ -104,7 +112,7 @@ def find_completion(
     with threadpool_limits(
         1, user_api="blas"
     ):  # small matrices: threads that wait for each other cost ten times more
-        return complete(
+        return complete_matrix(
             tuned,
             direct=[source.scores[DIRECT] for source in sources if DIRECT in source.scores],
             history=None if past is None else past.benchmarks(),
@@ -114,7 +122,9 @@ def find_completion(
         )
 
 
-def unseen_cells(evidence: Evidence, matrices: Sequence[ScoreMatrix]) -> dict[Protocol, Unseen]:
+def predict_missing_cells(
+    evidence: Evidence, matrices: Sequence[ScoreMatrix]
+) -> dict[Protocol, CellSampler]:
     """Return draws of what an unfinished study has not measured: by its completion, where it can be made.
 
     That takes direct scores of the models and enough of them; else a fit of model + task will do.
@@ -122,12 +132,12 @@ def unseen_cells(evidence: Evidence, matrices: Sequence[ScoreMatrix]) -> dict[Pr
     gappy = [
         m
         for m in matrices
-        if FEW_MODELS <= len(m.models) <= MOST_PREDICTED and not np.isfinite(m.values).all()
+        if ENOUGH_MODELS <= len(m.models) <= MOST_PREDICTED and not np.isfinite(m.values).all()
     ]
     if not gappy or not evidence.studies or DIRECT not in evidence.planned:
         return {}
     try:
-        grid = find_grid(evidence)
+        grid = build_grid(evidence)
     except InputError:
         return {}
     matrix = next((m for m in gappy if m.protocol == grid.protocol), None)
@@ -135,12 +145,12 @@ def unseen_cells(evidence: Evidence, matrices: Sequence[ScoreMatrix]) -> dict[Pr
         set(matrix.models) <= set(grid.models) and set(matrix.tasks) <= set(grid.tasks)
     ):
         return {}
-    done = find_completion(grid, evidence, draws=LEAST_PREDICTED)
+    done = complete_grid(grid, evidence, draws=LEAST_PREDICTED)
     rows = [grid.models.index(m) for m in matrix.models]
     columns = [grid.tasks.index(t) for t in matrix.tasks]
 
     def draw(count: int, rng: np.random.Generator) -> Iterator[Floats]:
-        for chunk in done.posterior.draws(count, rng):
-            yield done.fitted.scale.scores(chunk)[:, rows][:, :, columns]
+        for chunk in done.posterior.draw_cells(count, rng):
+            yield done.fitted.scale.to_scores(chunk)[:, rows][:, :, columns]
 
     return {matrix.protocol: draw}

@@ -50,7 +50,7 @@ JITTER = 1e-6
 
 
 @dataclass(frozen=True)
-class Problem:
+class FactorProblem:
     """Standardised scores with gaps, and what is known of the models."""
 
     z: Floats  # (models, tasks), NaN where unknown
@@ -66,7 +66,7 @@ class Problem:
         """Which scores are there."""
         return np.isfinite(self.z)
 
-    def take(self, rows: npt.NDArray[np.intp]) -> Problem:
+    def select_rows(self, rows: npt.NDArray[np.intp]) -> FactorProblem:
         """Return the problem of these rows alone."""
         square = np.ix_(rows, rows)
         by_row = {name: getattr(self, name)[rows] for name in ("z", "excess", "mean", "own")}
@@ -77,13 +77,13 @@ class Problem:
             grams=np.stack([gram[square] for gram in self.grams]),
         )
 
-    def hide(self, cells: npt.NDArray[np.bool_]) -> Problem:
+    def hide_cells(self, cells: npt.NDArray[np.bool_]) -> FactorProblem:
         """Return the problem with these cells unknown."""
         return replace(self, z=np.where(cells, np.nan, self.z))
 
 
 @dataclass(frozen=True)
-class Weights:
+class FactorWeights:
     """What is learned: loadings λ, rests ψ, the own score's b, the lineage's share ρ, kernel weights w."""
 
     loadings: Floats  # (tasks, factors)
@@ -105,7 +105,7 @@ class Weights:
         return np.concatenate(parts)
 
     @classmethod
-    def unpack(cls, vector: Floats, tasks: int, factors: int) -> Weights:
+    def unpack(cls, vector: Floats, tasks: int, factors: int) -> FactorWeights:
         """Undo ``pack``."""
         a = tasks * factors
         rest = np.clip(vector[a:], -30.0, 30.0)
@@ -119,10 +119,10 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class Solved:
+class FactorSolution:
     """The abilities given the known scores, and what led to them."""
 
-    weights: Weights
+    weights: FactorWeights
     rest: Floats  # (tasks, models, models): R_t
     inverse: Floats  # (tasks, models, models): (R_t + excess)⁻¹ on the known cells, 0 elsewhere
     prior: Floats  # (factors, models, models): inverse kernels
@@ -131,7 +131,7 @@ class Solved:
     evidence: float  # log marginal likelihood
 
 
-def solve(problem: Problem, weights: Weights) -> Solved:
+def solve_abilities(problem: FactorProblem, weights: FactorWeights) -> FactorSolution:
     """Condition the abilities on the known scores."""
     models, tasks = problem.z.shape
     factors = weights.loadings.shape[1]
@@ -168,10 +168,12 @@ def solve(problem: Problem, weights: Weights) -> Solved:
         np.einsum("ti,it->", weighted, y) + problem.mean @ prior[0] @ problem.mean
     )
     evidence += 0.5 * float(right.ravel() @ mean)
-    return Solved(weights, rest, inverse, prior, mean.reshape(factors, models), cov, evidence)
+    return FactorSolution(
+        weights, rest, inverse, prior, mean.reshape(factors, models), cov, evidence
+    )
 
 
-def rest_covariance(problem: Problem, weights: Weights) -> Floats:
+def rest_covariance(problem: FactorProblem, weights: FactorWeights) -> Floats:
     """R_t of every task: (tasks, models, models)."""
     kin = (1.0 - weights.kin) * np.eye(len(problem.z)) + weights.kin * problem.kin
     own = problem.own.T[:, :, None] * problem.own.T[:, None, :]
@@ -183,23 +185,27 @@ def rest_covariance(problem: Problem, weights: Weights) -> Floats:
     return np.asarray(rest * kin + share * own + level + common)
 
 
-def learn(problem: Problem) -> Weights:
+def fit_weights(problem: FactorProblem) -> FactorWeights:
     """Find the weights; of many rows, those with the most known scores speak."""
     rows = np.flatnonzero(problem.known.any(axis=1))
     if len(rows) > MOST_ROWS:
         count = problem.known[rows].sum(axis=1) + np.random.default_rng(0).random(len(rows))
         rows = np.sort(rows[np.argsort(-count)[:MOST_ROWS]])
-    part = problem.take(rows) if len(rows) else problem.take(np.arange(min(len(problem.z), 2)))
+    part = (
+        problem.select_rows(rows)
+        if len(rows)
+        else problem.select_rows(np.arange(min(len(problem.z), 2)))
+    )
     tasks = problem.z.shape[1]
     warm = int(part.known.all(axis=1).sum()) > WHOLE_ROWS
     factors, iterations = (FACTORS, ITERATIONS) if warm else (COLD_FACTORS, COLD_ITERATIONS)
     first = _start(part, min(factors, max(tasks, 1)))
     args, options = (part, first.loadings.shape[1]), {"maxiter": iterations, "maxcor": 20}
     best = minimize(_objective, first.pack(), args, jac=True, method="L-BFGS-B", options=options)
-    return Weights.unpack(best.x, tasks, first.loadings.shape[1])
+    return FactorWeights.unpack(best.x, tasks, first.loadings.shape[1])
 
 
-def _start(problem: Problem, factors: int) -> Weights:
+def _start(problem: FactorProblem, factors: int) -> FactorWeights:
     """Loadings of the principal components where enough rows are whole, else one common ability."""
     tasks = problem.z.shape[1]
     whole = problem.z[problem.known.all(axis=1)]
@@ -212,7 +218,7 @@ def _start(problem: Problem, factors: int) -> Weights:
         loadings = vectors[:, :factors] * np.sqrt(
             np.maximum(values[:factors] - values[factors:].mean(), 0.01)
         )
-    return Weights(
+    return FactorWeights(
         loadings,
         np.full(tasks, REST),
         np.full(tasks, OWN),
@@ -221,12 +227,12 @@ def _start(problem: Problem, factors: int) -> Weights:
     )
 
 
-def _objective(vector: Floats, problem: Problem, factors: int) -> tuple[float, Floats]:
+def _objective(vector: Floats, problem: FactorProblem, factors: int) -> tuple[float, Floats]:
     """Minus the log posterior of the weights, and its gradient."""
     models, tasks = problem.z.shape
-    weights = Weights.unpack(vector, tasks, factors)
+    weights = FactorWeights.unpack(vector, tasks, factors)
     try:
-        solved = solve(problem, weights)
+        solved = solve_abilities(problem, weights)
     except np.linalg.LinAlgError:  # a step too far: the search turns back
         return 1e12, np.zeros_like(vector)
     known, y = problem.known, np.nan_to_num(problem.z)
@@ -270,7 +276,7 @@ def _objective(vector: Floats, problem: Problem, factors: int) -> tuple[float, F
     return -(solved.evidence + belief), -(gradient + slope)
 
 
-def _log_prior(vector: Floats, weights: Weights) -> tuple[float, Floats]:
+def _log_prior(vector: Floats, weights: FactorWeights) -> tuple[float, Floats]:
     """Weak beliefs: one common ability, small rests, kernel parts of a few per cent each."""
     tasks, factors = weights.loadings.shape
     centre, spread = np.zeros(factors), np.full(factors, FURTHER_SPREAD)
@@ -317,7 +323,7 @@ CHUNK = 100  # draws at a time
 
 
 @dataclass(frozen=True)
-class Posterior:
+class CellPosterior:
     """Means, variances and the parts of the covariance of the cells of some rows and tasks, on the standard scale."""
 
     mean: Floats  # (rows, tasks)
@@ -362,7 +368,7 @@ class Posterior:
         result[:, task] += self.rest[task, row]
         return np.asarray(result)
 
-    def draws(self, count: int, rng: np.random.Generator) -> Iterator[Floats]:
+    def draw_cells(self, count: int, rng: np.random.Generator) -> Iterator[Floats]:
         """Joint draws of all cells in chunks of (≤ CHUNK, rows, tasks)."""
         rows, tasks = self.mean.shape
         factors, models = self.abilities.shape
@@ -380,9 +386,12 @@ class Posterior:
             yield chunk
 
 
-def predict(
-    problem: Problem, solved: Solved, rows: npt.NDArray[np.intp], tasks: npt.NDArray[np.intp]
-) -> Posterior:
+def predict_cells(
+    problem: FactorProblem,
+    solved: FactorSolution,
+    rows: npt.NDArray[np.intp],
+    tasks: npt.NDArray[np.intp],
+) -> CellPosterior:
     """Return the distribution of the cells of ``rows`` × ``tasks``; a known cell is what it is."""
     factors, models = solved.mean.shape
     known, y = problem.known, np.nan_to_num(problem.z)
@@ -411,7 +420,7 @@ def predict(
     seen = known[np.ix_(rows, tasks)]
     mean = np.where(seen, y[np.ix_(rows, tasks)], mean)
     variance = np.where(seen, 0.0, np.maximum(variance, 1e-12))
-    return Posterior(mean, variance, common, through, rest, loadings, base, solved.mean, cov)
+    return CellPosterior(mean, variance, common, through, rest, loadings, base, solved.mean, cov)
 
 
 def _root(matrix: Floats) -> Floats:

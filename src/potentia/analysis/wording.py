@@ -1,0 +1,46 @@
+"""Numbers and names as people write them: what the sentences of every analysis are made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+def format_percent(probability: float) -> str:
+    """Write a probability in per cent; nothing is certain, so the ends are "over 99 %" and "under 1 %"."""
+    if probability > 0.995:
+        return "over 99 %"
+    if probability >= 0.01:
+        return f"{100 * probability:.0f} %"
+    return "under 1 %"
+
+
+def format_plus_minus(value: float, half_width: float, *, sign: bool = False) -> str | None:
+    """Write a score with the half-width of its interval where it is known: 0.612 ± 0.021."""
+    if not math.isfinite(value):
+        return None
+    number = f"{value:+.3f}" if sign else f"{value:.3f}"
+    if not math.isfinite(half_width):
+        return number
+    return f"{number} ± {half_width:.3f}"
+
+
+def format_count(number: int, noun: str) -> str:
+    """Write a count with its noun: 1 task, 2 tasks."""
+    plural = "" if number == 1 else "s"
+    return f"{number:,} {noun}{plural}"
+
+
+def join_names(names: Sequence[str], most: int = 4) -> str:
+    """Join names as people do: "A, B and C", or "A, B and 7 others"."""
+    if len(names) > most:
+        listed = names[: most - 1]
+        return f"{', '.join(listed)} and {len(names) - len(listed)} others"
+    if len(names) > 1:
+        return f"{', '.join(names[:-1])} and {names[-1]}"
+    return "".join(names)
+
+
+def capitalize_first(text: str) -> str:
+    """Write the first letter of a sentence large and leave the others as they are."""
+    return text[:1].upper() + text[1:]
