@@ -16,7 +16,7 @@ from architectures.score import compare, limited, orders, questions
 from architectures.tiny import build, config, words
 from potentia.engine import LoadedModel, load
 from potentia.engine.models.admission import check_predictions
-from potentia.engine.proof import scoring_trial as trial
+from potentia.engine.proof.scoring_tolerance import is_close
 from potentia.engine.scoring import Scorer
 from potentia.engine.scoring.network import horizons
 from potentia.engine.training import LaneTrainer, LoraConfig
@@ -296,7 +296,7 @@ def test_the_largest_rounding_of_a_long_text_is_no_fault_of_a_path() -> None:
     slow = [-20.0] * 1400
     fast = [value + 1e-5 for value in slow]
     fast[700] += 4e-3
-    assert trial.close_enough(fast, slow, torch.float32)
-    assert not trial.close_enough(fast[696:704], slow[696:704], torch.float32)
+    assert is_close(fast, slow, torch.float32)
+    assert not is_close(fast[696:704], slow[696:704], torch.float32)
     fast[701] += 0.05  # a window's edge
-    assert not trial.close_enough(fast, slow, torch.float32)
+    assert not is_close(fast, slow, torch.float32)

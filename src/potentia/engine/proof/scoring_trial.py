@@ -28,6 +28,14 @@ from potentia.engine.models.admission import check_predictions
 from potentia.engine.models.device_layout import out_of_memory, with_room
 from potentia.engine.models.float32_copy import twin
 from potentia.engine.operations import choosing, plain_operations
+from potentia.engine.proof.scoring_tolerance import (
+    OWN_ROUNDINGS,
+    PRECISE_DTYPES,
+    SMALL_ROUNDING,
+    UNNOTICED,
+    is_close,
+    root_mean_square,
+)
 from potentia.engine.scoring.generate import Draft
 from potentia.engine.scoring.network import (
     HAND,
@@ -62,19 +70,6 @@ COMPARED = 4  # strands of long rows, and of short ones, each computed by itself
 FEW = 2  # the same where structure is known
 READ = 64  # last tokens of a long text that are compared: what lies before them is in them
 SLOTS = 3  # adapters that requests of a trial are shared out among, beside the bare model
-MULTIPLE, ROUNDED = (
-    3.0,
-    0.02,
-)  # in 16 bits: of the reference's distance from float32, and what is rounding anyway
-NOTHING = 0.002  # root mean square in float32 that a model of 16 bits does not notice
-# Of each token: |difference| <= absolute + relative × |log-probability|, and the mean over tokens, in nats. In 16 bits
-# these count where there is no float32 copy to judge by.
-TOLERANCE = {
-    torch.float64: (1e-6, 1e-8, 1e-7),
-    torch.float32: (1e-3, 1e-4, 2e-4),
-    torch.float16: (0.05, 0.01, 0.02),
-    torch.bfloat16: (0.5, 0.05, 0.1),
-}
 
 Found = list[tuple[Strand, list[float]]]  # what a path says of strands' scored tokens
 Write = Callable[[Network, list[Draft]], list[list[float]]]
@@ -82,7 +77,6 @@ Judged = tuple[str | None, dict[str, Any]]  # what is wrong, or None, and how fa
 Told = dict[str, Found | str]  # by path, or why it is refused
 Tried = Callable[["_Stage"], Told]
 TUNED, BY_HAND = " with adapters", " by hand"
-WHOLE = (torch.float32, torch.float64)
 AGREES, _REFUSED = "agrees", "the model refuses it ({}: {})"
 
 
@@ -287,7 +281,7 @@ class Trials:
         with self._own_stage(owners, few=True) as stage:
             found = trial(stage)
             for path, name in names.items():
-                if self.network.dtype in WHOLE:
+                if self.network.dtype in PRECISE_DTYPES:
                     wrong, facts = _wrong(found[path], stage, copied=False)
                 else:
                     wrong, facts = _wrong_in_few_bits(
@@ -458,7 +452,7 @@ class Trials:
             for place, strand in enumerate(strands)
         ]
         logprobs = write(stage.network, drafts)
-        if stage.network.dtype in WHOLE:  # others may decide a near tie otherwise
+        if stage.network.dtype in PRECISE_DTYPES:  # others may decide a near tie otherwise
             for draft in drafts[-2:]:
                 own = stage.network.own_tokens(draft.prompt, draft.room, draft.owner)
                 if draft.written != own[: len(draft.written)]:
@@ -485,16 +479,16 @@ def _wrong(found: Found | str, stage: _Stage, *, copied: bool) -> Judged:
     if isinstance(found, str):
         return found, {}
     worst, dtype = 0.0, stage.network.dtype
-    exact = dtype in WHOLE
+    exact = dtype in PRECISE_DTYPES
     for strand, ours in found:
         wanted = stage.reference(strand)
         gaps = [a - b for a, b in zip(ours, wanted, strict=True)]
         worst = max(worst, *map(abs, gaps))
-        alike = close_enough(ours, wanted, dtype) and (
-            exact or root_mean_square(gaps) <= 5 * ROUNDED
+        alike = is_close(ours, wanted, dtype) and (
+            exact or root_mean_square(gaps) <= 5 * SMALL_ROUNDING
         )
         if not alike and not _rounded(
-            stage.network, strand, ours, wanted, copied, ROUNDED if exact else math.inf
+            stage.network, strand, ours, wanted, copied, SMALL_ROUNDING if exact else math.inf
         ):
             return (
                 f"log-likelihood {sum(ours):.4f} where the reference path gives {sum(wanted):.4f}",
@@ -526,27 +520,15 @@ def _wrong_in_few_bits(
         {"reference_off_by": float(f"{least:.1e}")} if whole else {}
     )
     if off <= (
-        MULTIPLE * least + ROUNDED
+        OWN_ROUNDINGS * least + SMALL_ROUNDING
         if whole
-        else max(5 * ROUNDED, math.sqrt(2) * MULTIPLE * rounding)
+        else max(5 * SMALL_ROUNDING, math.sqrt(2) * OWN_ROUNDINGS * rounding)
     ):
         return None, facts
     return (
         f"in 16 bits log-probabilities are off by {off:.3f}, where the reference's are by {least:.3f}",
         facts,
     )
-
-
-def close_enough(fast: Sequence[float], slow: Sequence[float], dtype: torch.dtype) -> bool:
-    """Say whether the log-probabilities of some tokens differ by rounding alone."""
-    absolute, relative, mean = TOLERANCE.get(dtype, TOLERANCE[torch.bfloat16])
-    gaps = [abs(one - other) for one, other in zip(fast, slow, strict=True)]
-    largest = max(1.0, math.log2(len(gaps) / 8))  # of many roundings the largest is larger
-    within = all(
-        gap <= largest * (absolute + relative * abs(value))
-        for gap, value in zip(gaps, slow, strict=True)
-    )
-    return within and sum(gaps) <= len(gaps) * mean + relative * sum(map(abs, slow))
 
 
 def _rounded(
@@ -567,13 +549,7 @@ def _rounded(
         root_mean_square([a - b for a, b in zip(said, wanted, strict=True)])
         for said in (ours, again)
     )
-    return off <= min(max(MULTIPLE * own, NOTHING if copied else 0.0), most)
-
-
-def root_mean_square(gaps: Sequence[float]) -> float:
-    """Return the size of differences; infinite where one is not a number."""
-    size = math.sqrt(sum(gap * gap for gap in gaps) / max(1, len(gaps)))
-    return math.inf if math.isnan(size) else size
+    return off <= min(max(OWN_ROUNDINGS * own, UNNOTICED if copied else 0.0), most)
 
 
 def _name(path: str, begin: int, owners: set[int]) -> str:

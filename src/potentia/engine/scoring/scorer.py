@@ -19,6 +19,7 @@ import torch
 from potentia.engine.models.admission import not_a_number_error
 from potentia.engine.models.device_layout import give_back, out_of_memory
 from potentia.engine.models.tokenization import BosPolicy, Ids
+from potentia.engine.proof.request_check import RequestCheck
 from potentia.engine.proof.scoring_trial import Trials
 from potentia.engine.scoring.decoding import Endings
 from potentia.engine.scoring.network import (
@@ -99,6 +100,7 @@ class Scorer:
         self.continuous = continuous
         self._endings: Endings | None = None
         self.trials = Trials(self.network, loaded)
+        self.request_check = RequestCheck(self.network, loaded)
         self.token_budget = token_budget or default_budget(self.network)
         self._truncated = self._windowed = self._fed = self._asked = 0
         self._rows: dict[str, int] = {}
@@ -140,9 +142,14 @@ class Scorer:
             )
             for start, end in pairwise(bounds)
         )
-        return self._score(
+        likelihoods = self._score(
             (self._strands(*portion, owners) for portion in portions), len(requests), progress
         )
+        if not self.reference:
+            logprobs = [likelihood.logprob for likelihood in likelihoods]
+            with self.network.evaluating():
+                self.request_check.check_continuations(requests, logprobs, owners)
+        return likelihoods
 
     def loglikelihood_ids(
         self, pairs: Sequence[tuple[Ids, Ids]], *, owners: Owners = None, progress: Progress = None
@@ -163,7 +170,12 @@ class Scorer:
             self._windowed += len(windows) > 1
             strands += [Strand(index, ids, scored, owner) for ids, scored in windows]
             self._remember(windows[0][0] if windows else [])
-        return self._score([strands], len(requests), progress)
+        likelihoods = self._score([strands], len(requests), progress)
+        if not self.reference:
+            logprobs = [likelihood.logprob for likelihood in likelihoods]
+            with self.network.evaluating():
+                self.request_check.check_documents(requests, logprobs, owners)
+        return likelihoods
 
     def generate(
         self, requests: Sequence[Generation], *, owners: Owners = None, progress: Progress = None
@@ -183,6 +195,7 @@ class Scorer:
             self._endings,
             self.continuous,
         )
+        self.request_check.check_prompts(requests)
         with self.network.evaluating():
             texts = writer.write(requests, owners, progress)
         for message in self.trials.failures():
