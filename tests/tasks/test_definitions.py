@@ -16,7 +16,8 @@ from potentia import files, limited
 from potentia.errors import TaskError
 from potentia.tasks import load
 from potentia.tasks.data import load_splits
-from potentia.tasks.definitions import Named, admitted, read_definition, tasks_folder, user_leaves
+from potentia.tasks.consent import FunctionName, apply_consent
+from potentia.tasks.definitions import read_definition, read_user_task, tasks_folder
 
 BODY = """
 task: own
@@ -173,23 +174,23 @@ def test_no_function_that_a_file_can_name_is_called(tmp_path: Path):
         *[(key, name) for name in sorted(public) for key in ("process_docs", "custom_dataset")],
     ]:
         for leaf in (
-            {**base, key: Named(name, tmp_path)},
+            {**base, key: FunctionName(name, tmp_path)},
             {
                 **base,
                 "filter_list": [
-                    {"name": "x", "filter": [{"function": "custom", key: Named(name, tmp_path)}]}
+                    {"name": "x", "filter": [{"function": "custom", key: FunctionName(name, tmp_path)}]}
                 ],
             },
-            {**base, "fewshot_config": {key: Named(name, tmp_path)}},
+            {**base, "fewshot_config": {key: FunctionName(name, tmp_path)}},
             {
                 **base,
                 "metric_list": [
-                    {"metric": Named(name, tmp_path), "aggregation": Named(name, tmp_path)}
+                    {"metric": FunctionName(name, tmp_path), "aggregation": FunctionName(name, tmp_path)}
                 ],
             },
         ):
             with pytest.raises(TaskError, match="--allow-code"):
-                admitted(leaf, [], "own.yaml")
+                apply_consent(leaf, [], "own.yaml")
             tried += 1
     assert tried > 10_000
 
@@ -197,13 +198,13 @@ def test_no_function_that_a_file_can_name_is_called(tmp_path: Path):
 def test_a_file_keeps_the_functions_of_the_task_that_it_changes(tmp_path: Path):
     stock = tasks_folder() / "hellaswag" / "hellaswag.yaml"
     (tmp_path / "kept.yaml").write_text(f"include: {stock}\ntask: mine\ndescription: 'Finish: '\n")
-    _, (leaf,), _ = user_leaves(tmp_path / "kept.yaml")
+    (leaf,) = read_user_task(tmp_path / "kept.yaml").subtasks
     assert leaf["process_docs"].__module__ == "lm_eval.tasks.hellaswag.utils"
     name = "lm_eval.tasks.hellaswag.utils.process_docs"
     (tmp_path / "named.yaml").write_text(
         f"include: {stock}\ntask: mine\nprocess_docs: !function {name}\n"
     )
-    assert user_leaves(tmp_path / "named.yaml")[1][0]["process_docs"].__name__ == "process_docs"
+    assert read_user_task(tmp_path / "named.yaml").subtasks[0]["process_docs"].__name__ == "process_docs"
     for change in (
         "dataset_path: someone/else",  # a stock function on other data
         "dataset_kwargs: {data_files: x.json}",
@@ -213,7 +214,7 @@ def test_a_file_keeps_the_functions_of_the_task_that_it_changes(tmp_path: Path):
     ):
         (tmp_path / "other.yaml").write_text(f"include: {stock}\ntask: mine\n{change}\n")
         with pytest.raises(TaskError, match="not of the task"):
-            user_leaves(tmp_path / "other.yaml")
+            read_user_task(tmp_path / "other.yaml")
 
 
 BOMBS = (

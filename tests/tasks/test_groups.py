@@ -9,7 +9,7 @@ import pytest
 
 from potentia import tasks
 from potentia.errors import TaskError
-from potentia.tasks import leaf_configs
+from potentia.tasks import read_stock_task
 
 from .conftest import answers, fake_lm
 
@@ -20,7 +20,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import pandas as pd
 
     folder = tmp_path_factory.mktemp("data")
-    for place, config in enumerate(leaf_configs("mmlu_stem")[0]):
+    for place, config in enumerate(read_stock_task("mmlu_stem").subtasks):
         below = folder / "cais--mmlu" / config["dataset_name"]
         below.mkdir(parents=True)
         for split, n in (("test", 5 + place), ("dev", 5)):
@@ -46,7 +46,7 @@ def test_a_group_scores_as_lm_eval_s(data: Path) -> None:
         "mmlu_stem", aggregate_metric_list=[AggMetricConfig(metric="acc", weight_by_size=True)]
     )
     members: dict[str, Any] = {}
-    for config in leaf_configs("mmlu_stem")[0]:
+    for config in read_stock_task("mmlu_stem").subtasks:
         config = {k: v for k, v in config.items() if k != "tag"}
         files = {
             s: str(data / "cais--mmlu" / config["dataset_name"] / f"{s}.parquet")

@@ -16,8 +16,8 @@ from potentia.tasks.definitions import build_index, scan_names, task_index, task
 
 def test_every_kind_of_name_is_found() -> None:
     found = build_index(tasks_folder() / "mmlu" / "default")
-    assert found["mmlu"] == module.Entry("group", "_mmlu.yaml")
-    assert found["mmlu_anatomy"] == module.Entry("task", "mmlu_anatomy.yaml")
+    assert found["mmlu"] == module.HarnessEntry("group", "_mmlu.yaml")
+    assert found["mmlu_anatomy"] == module.HarnessEntry("task", "mmlu_anatomy.yaml")
     assert "mmlu_anatomy" in found["mmlu_stem_tasks"].members
     assert build_index(tasks_folder() / "squadv2")["squadv2"].kind == "class"
 
@@ -29,7 +29,7 @@ def test_the_index_is_kept_and_trusted_only_for_its_version(
 
     def small(folder: Path) -> dict[str, module.Entry]:
         built.append(folder)
-        return {"arc_easy": module.Entry("task", "arc/arc_easy.yaml")}
+        return {"arc_easy": module.HarnessEntry("task", "arc/arc_easy.yaml")}
 
     monkeypatch.setenv("POTENTIA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(module, "build_index", small)
@@ -65,7 +65,7 @@ def test_names_found_in_the_text_are_lm_evals() -> None:
     classes = {name for name in found if all_names[name].kind != "task"}
     assert all(all_names[name].kind == "class" for name in classes)  # what a file includes says so
     with pytest.raises(TaskError, match="Python class"):
-        tasks.leaf_configs(min(classes))
+        tasks.read_stock_task(min(classes))
     assert {"arc_easy", "boolq", "gsm8k", "hellaswag", "winogrande"} <= set(found)
     assert not {"mmlu", "squadv2"} & set(found)
 
@@ -78,9 +78,9 @@ def test_a_study_of_plain_tasks_reads_no_index(
     for known in (task_index, module._plain_tasks):
         known.cache_clear()
     try:
-        assert tasks.leaf_configs("arc_easy")[0][0]["dataset_path"] == "allenai/ai2_arc"
+        assert tasks.read_stock_task("arc_easy").subtasks[0]["dataset_path"] == "allenai/ai2_arc"
         with pytest.raises(TypeError):  # a group has to be looked up
-            tasks.leaf_configs("mmlu")
+            tasks.read_stock_task("mmlu")
     finally:
         monkeypatch.undo()
         for known in (task_index, module._plain_tasks):

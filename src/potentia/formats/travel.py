@@ -39,12 +39,11 @@ _BOUNDS: dict[Scale | None, tuple[Any, Any]] = {
 @cache
 def hub_dataset(task: str) -> str | None:
     """Return the dataset on the Hub that a task of lm-eval is made of; None where there is none, or several."""
-    from potentia.tasks import leaf_configs
+    from potentia.tasks import read_stock_task
 
     try:
-        found = {
-            str(config.get("dataset_path") or "") for config in leaf_configs(TaskName(task).base)[0]
-        }
+        definitions = read_stock_task(TaskName(task).base, as_data=True)
+        found = {str(subtask.get("dataset_path") or "") for subtask in definitions.subtasks}
     except (PotentiaError, KeyError):
         return None
     name = found.pop() if len(found) == 1 else ""

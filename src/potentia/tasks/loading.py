@@ -31,7 +31,13 @@ from potentia.tasks.data import (
     from_records,
     load_splits,
 )
-from potentia.tasks.definitions import find_entry, leaf_configs, task_index, user_leaves
+from potentia.tasks.definitions import (
+    TaskDefinitions,
+    find_entry,
+    read_stock_task,
+    read_user_task,
+    task_index,
+)
 from potentia.tasks.harness import SPLIT_KEYS
 from potentia.tasks.leaf import Leaf
 from potentia.tasks.task import Division, Split, Task
@@ -147,27 +153,30 @@ def _read(
         sources = [({**mine.config, LIMITED: bool(own.prompt)}, mine.data)]
     else:
         if path is not None:
-            label, configs, weights = user_leaves(path)
+            definitions = read_user_task(path)
         else:
-            label, (configs, weights) = base, _stock_leaves(base)
-            metric = known.metric if (known := benchmark(base)) else None
-        sources = [(config, load_splits(config, data_dir)) for config in configs]
+            definitions = _read_stock_task(base)
+            known = benchmark(base)
+            metric = known.metric if known else None
+        label = definitions.name
+        weights = definitions.weighted_by_size
+        sources = [(config, load_splits(config, data_dir)) for config in definitions.subtasks]
     leaves = [_formed(config, data, form, answer_tokens) for config, data in sources]
     metric = metric or next(iter(weights), None)
     return leaves, weights, f"{label}:{form}" if form else label, metric, mine
 
 
-def _stock_leaves(name: str) -> tuple[list[kinds.Config], dict[str, bool]]:
+def _read_stock_task(name: str) -> TaskDefinitions:
     if find_entry(name) is None:
         near = difflib.get_close_matches(name, task_index(), n=3, cutoff=0.6)
         hint = (
             f"did you mean {', '.join(near)}?" if near else "potentia tasks --all lists every name"
         )
         raise TaskError(f"no task {name!r} in the harness, and no such file", hint=hint)
-    configs, weights = leaf_configs(name)
-    if not configs:
+    definitions = read_stock_task(name)
+    if not definitions.subtasks:
         raise TaskError(f"the group {name} has no tasks")
-    return configs, weights
+    return definitions
 
 
 def _drop_duplicates(task: Task) -> None:
