@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from potentia.errors import DataError, InputError
+from potentia.errors import DataError, InputError, PotentiaError, first_line
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
-def plain_file(path: Path, largest: int, error: type[InputError] = InputError) -> Path:
+def plain_file(path: Path, largest: int, error: type[PotentiaError] = InputError) -> Path:
     """Return a path of a plain file of at most so many bytes; reading a pipe or a device may never end."""
     if path.exists() and not path.is_file():
         raise error("this is no plain file", where=str(path))
@@ -55,6 +59,42 @@ def read_text(
             f"about {values:,} values, more than {most:,}", where=str(path), hint="divide the file"
         )
     return text
+
+
+def read_json(path: Path, largest: int, error: type[PotentiaError] = InputError) -> Any:
+    """Return what a JSON file of bounded size holds; one that is nested without end is refused.
+
+    Raises ``ValueError`` where it is no JSON and ``OSError`` where it cannot be read.
+    """
+    text = plain_file(path, largest, error).read_text(encoding="utf-8")
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise error("the JSON is nested too deeply", where=str(path)) from None
+
+
+def read_json_object(
+    path: Path, largest: int, error: type[PotentiaError] = InputError
+) -> dict[str, Any]:
+    """Return the object that a JSON file from anyone holds; whatever is wrong with it is told as ``error``."""
+    try:
+        content = read_json(path, largest, error)
+    except OSError as problem:
+        raise error(f"cannot be read: {problem.strerror or problem}", where=str(path)) from problem
+    except ValueError as problem:
+        if isinstance(problem, PotentiaError):
+            raise
+        raise error(f"this is no JSON: {first_line(problem)}", where=str(path)) from None
+    if not isinstance(content, dict):
+        raise error("the JSON holds no object", where=str(path))
+    return content
+
+
+def describe_invalid(error: ValidationError) -> str:
+    """Return the first thing that is wrong with a foreign file, with the keys that lead there."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    keys = ".".join(str(key) for key in first["loc"])
+    return f"{keys[:100]}: {first['msg']}"[:300]
 
 
 def write_file(path: Path, *parts: bytes | str, synced: bool = False) -> None:
@@ -245,6 +285,22 @@ def csv_rows(
         raise DataError(
             f"this is no CSV: {error}", where=f"{where}, line {reader.line_num}"
         ) from None
+
+
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet would compute
+_ESCAPED_STARTS = tuple("'" + start for start in FORMULA_STARTS)
+
+
+def escape_formula(value: Any) -> Any:
+    """Return a value for a table that spreadsheets open: a text that one would compute gets an apostrophe."""
+    if isinstance(value, str) and value.startswith(FORMULA_STARTS):
+        return f"'{value}"
+    return value
+
+
+def unescape_formula(text: str) -> str:
+    """Return a field of a table without the apostrophe that ``escape_formula`` puts before a formula."""
+    return text[1:] if text.startswith(_ESCAPED_STARTS) else text
 
 
 # What the user has allowed files by name is kept in the environment: worker processes know it, and no file that someone

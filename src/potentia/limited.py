@@ -150,6 +150,11 @@ def substitute(pattern: str, text: str) -> str:
     return str(_asked("sub", pattern, text))
 
 
+def match_names(pattern: str, names: list[str]) -> list[bool]:
+    """Return for each name whether a pattern matches it, in any of the ways in which PEFT matches modules."""
+    return [bool(matched) for matched in _asked("names", pattern, names)]
+
+
 def read_parquet(path: str) -> Any:
     """Read a Parquet file as an Arrow table; one that unpacks to far more than its size is refused."""
     import pyarrow as pa
@@ -190,6 +195,7 @@ def _serve() -> None:
         "chat": partial(_render, chat=True),
         "findall": re.findall,
         "sub": lambda pattern, text: re.sub(pattern, "", text),
+        "names": _match_names,
         "parquet": _parquet,
     }
     pipe: Any = Connection(int(sys.argv[1]))
@@ -219,6 +225,18 @@ def _serve() -> None:
         used = time.process_time() - before
         signal.setitimer(signal.ITIMER_PROF, 0)
         pipe.send_bytes(struct.pack(HEAD, good, used) + answer)
+
+
+def _match_names(pattern: str, names: list[str]) -> list[bool]:
+    forms = [
+        re.compile(form) for form in (pattern, rf".*\.({pattern})$", rf".*\.{pattern}\.(\d+)\.")
+    ]
+    matched = []
+    for name in names:
+        full, *others = forms
+        hits = [full.fullmatch(name), *(form.match(name) for form in others)]
+        matched.append(any(hits))
+    return matched
 
 
 @lru_cache(maxsize=500)

@@ -14,7 +14,10 @@ from potentia.tasks.consent import check_stock_consent, executing_calls, read_ch
 from potentia.tasks.definitions import read_stock_task, read_user_task, tasks_folder
 
 SOLUTION = "<Solution>\\n__import__('os').system('touch MARK')+0=0\\nx\\ny\\n</Solution>"
-FILTERS = f"""[{{name: x, filter: [{{function: map, mapping_dict: {{}}, default_value: "{SOLUTION}"}}, {{function: take_first}}]}}]"""
+FILTERS = (
+    "[{name: x, filter: [{function: map, mapping_dict: {}, default_value: "
+    f'"{SOLUTION}"}}, {{function: take_first}}]}}]'
+)
 COUNTDOWN = "longproc/countdown_0.5k.yaml"
 GRADED = "score/math/non_greedy_robustness_math_algebra.yaml"  # its grader evaluates, and nothing says so
 
@@ -91,9 +94,7 @@ def test_no_file_switches_consent_off(tmp_path: Path, kind: str):
 
 def test_what_one_file_of_a_chain_calls_unsafe_stays_unsafe(tmp_path: Path):
     (tmp_path / "below.yaml").write_text("unsafe_code: true\noutput_type: generate_until\n")
-    error = refused(
-        tmp_path / "own.yaml", "include: below.yaml\ntask: mine\nunsafe_code: false\n"
-    )
+    error = refused(tmp_path / "own.yaml", "include: below.yaml\ntask: mine\nunsafe_code: false\n")
     assert "unsafe_code" in error.message
 
 

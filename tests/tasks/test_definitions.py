@@ -15,8 +15,8 @@ import pytest
 from potentia import files, limited
 from potentia.errors import TaskError
 from potentia.tasks import load
-from potentia.tasks.data import load_splits
 from potentia.tasks.consent import FunctionName, apply_consent
+from potentia.tasks.data import load_splits
 from potentia.tasks.definitions import read_definition, read_user_task, tasks_folder
 
 BODY = """
@@ -178,14 +178,20 @@ def test_no_function_that_a_file_can_name_is_called(tmp_path: Path):
             {
                 **base,
                 "filter_list": [
-                    {"name": "x", "filter": [{"function": "custom", key: FunctionName(name, tmp_path)}]}
+                    {
+                        "name": "x",
+                        "filter": [{"function": "custom", key: FunctionName(name, tmp_path)}],
+                    }
                 ],
             },
             {**base, "fewshot_config": {key: FunctionName(name, tmp_path)}},
             {
                 **base,
                 "metric_list": [
-                    {"metric": FunctionName(name, tmp_path), "aggregation": FunctionName(name, tmp_path)}
+                    {
+                        "metric": FunctionName(name, tmp_path),
+                        "aggregation": FunctionName(name, tmp_path),
+                    }
                 ],
             },
         ):
@@ -204,7 +210,10 @@ def test_a_file_keeps_the_functions_of_the_task_that_it_changes(tmp_path: Path):
     (tmp_path / "named.yaml").write_text(
         f"include: {stock}\ntask: mine\nprocess_docs: !function {name}\n"
     )
-    assert read_user_task(tmp_path / "named.yaml").subtasks[0]["process_docs"].__name__ == "process_docs"
+    assert (
+        read_user_task(tmp_path / "named.yaml").subtasks[0]["process_docs"].__name__
+        == "process_docs"
+    )
     for change in (
         "dataset_path: someone/else",  # a stock function on other data
         "dataset_kwargs: {data_files: x.json}",

@@ -94,8 +94,15 @@ YES = flag("--yes", "Do not ask.")
 HISTORY = many("Stores or score files of other models, to predict unmeasured cells with.")
 RESAMPLES = option("Bootstrap resamples; else 1,000.", int | None, None, min=20)
 DRAWS = option("Bootstrap resamples, 0 for none; else 1,999.", int | None, None, min=0)
-ALLOW_CODE = flag("--allow-code", "Let your own task files run code (!function, fetched metrics).")
+ALLOW_CODE = flag(
+    "--allow-code",
+    "Let your own task files run code (!function, fetched metrics), and tasks run what models write.",
+)
 BASE = option("Where the base model is now, if not where it was.")
+UNCHECKED_BASE = flag(
+    "--unchecked-base",
+    "Take the base for the right one although the adapter does not name its content.",
+)
 
 READ = {
     "study": many("Studies of the store, by name or key, or all; else the one opened last."),

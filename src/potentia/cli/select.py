@@ -131,6 +131,7 @@ ADAPTER = argument("A folder that select or adapters export wrote.", "ADAPTER", 
     file=argument("Rows to predict: csv, jsonl, json or parquet.", "FILE", Path),
     output=output("A .csv, .json or .jsonl file to write.", Path("predictions.csv")),
     base=shared.BASE,
+    unchecked_base=shared.UNCHECKED_BASE,
     device=shared.STUDY["device"],
     drop_bad_rows=shared.STUDY["drop_bad_rows"],
 )
@@ -150,6 +151,7 @@ def predict(asked: Any) -> None:
             asked.adapter,
             asked.file,
             base=asked.base,
+            unchecked_base=asked.unchecked_base,
             device=asked.device or "auto",
             drop_bad_rows=bool(asked.drop_bad_rows),
             progress=lambda amount: bar.update(work, advance=amount),
@@ -233,7 +235,14 @@ def export(asked: Any) -> None:
     answer(asked.as_json, found, told, "To use it:", *(f"  {line}" for line in written.lines))
 
 
-@command(adapters, "merge", adapter=ADAPTER, output=FOLDER, base=shared.BASE)
+@command(
+    adapters,
+    "merge",
+    adapter=ADAPTER,
+    output=FOLDER,
+    base=shared.BASE,
+    unchecked_base=shared.UNCHECKED_BASE,
+)
 def merge(asked: Any) -> None:
     """Merge an adapter into its base: a whole model that any tool loads.
 
@@ -241,7 +250,9 @@ def merge(asked: Any) -> None:
       potentia adapters merge my-adapter -o my-model
     """
     with errors.status("merging …"):
-        folder = potentia.integrations.merge(asked.adapter, asked.output, base=asked.base)
+        folder = potentia.integrations.merge(
+            asked.adapter, asked.output, base=asked.base, unchecked_base=asked.unchecked_base
+        )
     answer(asked.as_json, {"folder": str(folder)}, f"{folder}: the whole model, with its tokenizer")
 
 

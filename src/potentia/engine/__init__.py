@@ -3,6 +3,7 @@
 This room itself imports no torch until a model is loaded, so that a plan can name models by their content.
 """
 
+from potentia.engine.models.foreign_files import check_adapter_config, check_model_folder
 from potentia.engine.models.identity import (
     VERDICTS,
     fingerprints,

@@ -18,12 +18,10 @@ from typing import Any
 
 from potentia import limited
 from potentia.errors import DataError, first_line
-from potentia.files import LARGEST_DATA, read_text
+from potentia.files import LARGEST_DATA, read_text, unescape_formula
 from potentia.values.protocol import Protocol
 
 DELIMITERS = (",", ";", "\t", "|")
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet would compute
-_SHIELDED = tuple("'" + mark for mark in FORMULA)
 MOST_ROWS = 10_000_000
 MOST_COLUMNS = 10_000
 
@@ -80,7 +78,7 @@ def _delimited(path: Path, text: str, delimiter: str) -> RawTable:
             rows.append(
                 (
                     place,
-                    tuple(field[1:] if field.startswith(_SHIELDED) else field for field in fields),
+                    tuple(map(unescape_formula, fields)),
                 )
             )
     except csv.Error as error:

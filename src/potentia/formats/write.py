@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from potentia.errors import InputError, StoreError
-from potentia.files import write_file
+from potentia.files import escape_formula, write_file
 from potentia.formats.entries import tidy_row
 from potentia.formats.layout import FIELDS, TRAVELS
-from potentia.formats.table import FORMULA, safe_name
+from potentia.formats.table import safe_name
 from potentia.formats.travel import Items, write_every_eval_ever, write_hub
 from potentia.values.findings import Table, slug, written
 from potentia.values.metric import Metric
@@ -263,8 +263,7 @@ def _written(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(value)
-    text = str(value)
-    return f"'{text}" if text.startswith(FORMULA) else text  # a spreadsheet takes it for text
+    return str(escape_formula(str(value)))  # a spreadsheet takes it for text
 
 
 def _parquet(matrices: Matrices, target: Path) -> list[Path]:

@@ -6,7 +6,6 @@ all that another process or machine needs to compute the row, and can be pickled
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -16,11 +15,16 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from potentia import limited
-from potentia.engine import fingerprints, may_have_template, planned_dtype, quantised_fingerprint
+from potentia.engine import (
+    check_adapter_config,
+    check_model_folder,
+    fingerprints,
+    may_have_template,
+    planned_dtype,
+    quantised_fingerprint,
+)
 from potentia.errors import INTERRUPTS, InputError, PotentiaError, first_line
 from potentia.facts import Kind, decide_kind, models
-from potentia.files import LARGEST, plain_file
 from potentia.run.progress import find_store
 from potentia.study import (
     Adjust,
@@ -447,10 +451,6 @@ QUANTISED = {
     "torchao": ("torchao",),
     "aqlm": ("aqlm",),
 }
-MOST_LAYERS = 10_000  # of a model, and modules that an adapter names
-WIDEST = (
-    2**22
-)  # of a width, a vocabulary, a number of heads, a rank: several times what any model has
 
 
 def check_model_source(model: ModelSpec) -> None:
@@ -477,12 +477,10 @@ def check_model_source(model: ModelSpec) -> None:
         return
     if not (path / "config.json").is_file():
         return
-    config = _json(path / "config.json", name)
-    _check_sizes(config, name, str(path / "config.json"))
+    config = check_model_folder(path, name)
     _check_quantised(config.get("quantization_config"), name, model.quantise)
     for adapter in model.adapters:
-        place = Path(adapter).expanduser() / "adapter_config.json"
-        _check_adapter(_json(place, name), name, str(place))
+        check_adapter_config(Path(adapter).expanduser(), name)
     if not model.trust_remote_code and not any(
         next(path.glob(kind), None) for kind in TOKENIZER_FILES
     ):
@@ -490,57 +488,6 @@ def check_model_source(model: ModelSpec) -> None:
             "save it into the folder: AutoTokenizer.from_pretrained(BASE).save_pretrained(FOLDER)"
         )
         raise InputError(f"{name}: {source} has no tokenizer", hint=hint)
-
-
-def _json(file: Path, name: str) -> dict[str, Any]:
-    """Read a config; of one that cannot be read the loading says so."""
-    try:
-        said = json.loads(plain_file(file, LARGEST).read_text(encoding="utf-8"))
-    except RecursionError:
-        raise InputError(f"{name}: its {file.name} is nested too deeply", where=str(file)) from None
-    except (OSError, ValueError):
-        return {}
-    return said if isinstance(said, dict) else {}
-
-
-def _check_sizes(config: Mapping[str, Any], name: str, where: str) -> None:
-    """Refuse a config that nothing could be built of: transformers would try for hours."""
-    for key, value in config.items():
-        wide = key.endswith(("_size", "heads")) or key in ("n_embd", "d_model", "n_inner")
-        most = MOST_LAYERS if "layers" in key else WIDEST if wide else None
-        if most is not None and isinstance(value, int) and value > most:
-            raise InputError(f"{name}: {key} is {value:,}, more than {most:,}", where=where)
-
-
-def _check_adapter(said: Mapping[str, Any], name: str, where: str) -> None:
-    """Refuse an adapter whose lists have no end, or whose patterns take for ever on the name of a module."""
-    lists = [said.get(key) for key in ("target_modules", "layers_to_transform", "rank_pattern")]
-    if any(isinstance(some, (list, dict)) and len(some) > MOST_LAYERS for some in lists):
-        raise InputError(
-            f"{name}: its adapter lists more than {MOST_LAYERS:,} modules", where=where
-        )
-    if isinstance(rank := said.get("r"), int) and rank > WIDEST:
-        raise InputError(
-            f"{name}: the rank of its adapter is {rank:,}, more than {WIDEST:,}", where=where
-        )
-    patterns = [
-        p for key in ("target_modules", "exclude_modules") if isinstance(p := said.get(key), str)
-    ]
-    patterns += [
-        p
-        for key in ("rank_pattern", "alpha_pattern")
-        if isinstance(d := said.get(key), dict)
-        for p in d
-    ]
-    for pattern in patterns[:100]:
-        try:
-            limited.find_all(
-                str(pattern), "base_model.model.model.layers.10.self_attn.q_proj.weight_0"
-            )
-        except limited.LimitError as error:
-            raise InputError(
-                f"{name}: the pattern {str(pattern)[:80]!r} of its adapter: {error}"
-            ) from None
 
 
 def _check_quantised(said: Any, name: str, quantise: str | None) -> None:

@@ -2,7 +2,7 @@
 
 from potentia.study import Caps
 from potentia.tasks.checks import Overlap, overlap
-from potentia.tasks.data import OwnData, Record, file_records, from_records, quiet
+from potentia.tasks.data import LIMITED, OwnData, Record, file_records, from_records, quiet
 from potentia.tasks.definitions import read_stock_task, task_index
 from potentia.tasks.forms.open_answers import verified
 from potentia.tasks.grading import best

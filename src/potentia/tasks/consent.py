@@ -115,7 +115,7 @@ def _read_chain(path: Path, above: tuple[Path, ...]) -> tuple[Definition, ...]:
     if path in above:
         raise TaskError("it includes itself", where=str(path))
     loader = make_loader(path.parent)
-    definition = yaml.load(path.read_bytes(), Loader=loader)  # noqa: S506  (a safe loader)
+    definition = yaml.load(path.read_bytes(), Loader=loader)
     if not isinstance(definition, dict):
         raise TaskError("a task definition holds keys and values", where=str(path))
     included: list[Definition] = []
@@ -184,7 +184,9 @@ def executing_calls(module: Path) -> tuple[str, ...]:
 def _executing_name(call: ast.Call) -> str | None:
     """Return the name of a call that executes a text, or None."""
     function = call.func
-    if any(isinstance(value, ast.Constant) and value.value in _EXECUTING_METRICS for value in call.args):
+    if any(
+        isinstance(value, ast.Constant) and value.value in _EXECUTING_METRICS for value in call.args
+    ):
         return str(next(value.value for value in call.args if isinstance(value, ast.Constant)))
     if isinstance(function, ast.Name):
         return function.id if function.id in _EXECUTING_NAMES else None
@@ -349,9 +351,7 @@ def _refuse_fetched_metrics(definition: Mapping[str, Any]) -> None:
             )
 
 
-def _keep_stock_functions(
-    definition: Mapping[str, Any], stock: Sequence[Definition]
-) -> Definition:
+def _keep_stock_functions(definition: Mapping[str, Any], stock: Sequence[Definition]) -> Definition:
     """Return a definition whose functions are all those of one stock task, fed by that task alone."""
     functions = list(walk_functions(definition))
     if not functions:
@@ -451,7 +451,9 @@ def replace_functions(value: Any, give: Callable[[Keys, Any], Any], path: Keys =
     if is_function(value):
         return give(path, value)
     if isinstance(value, Mapping):
-        return {key: replace_functions(inner, give, (*path, str(key))) for key, inner in value.items()}
+        return {
+            key: replace_functions(inner, give, (*path, str(key))) for key, inner in value.items()
+        }
     if isinstance(value, (list, tuple)):
         return [replace_functions(inner, give, path) for inner in value]
     return value

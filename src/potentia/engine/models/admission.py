@@ -13,14 +13,13 @@ differ between tokens and between texts, and a tokenizer must know some words.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potentia.errors import ModelError
-from potentia.files import MISSING_WEIGHTS, allowed
+from potentia.files import MISSING_WEIGHTS, allowed, read_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,6 +50,7 @@ NOTICEABLE_HALF = 0.05
 HARMLESS = re.compile(
     r"(^|\.)(inv_freq|rope_freqs(\.weight)?|position_ids|(attn|attention)\.(masked_)?bias)$"
 )
+LARGEST_FACTS = 64 * 2**20  # bytes: a tokenizer config may list every added token
 NAMED = 3  # tensors shown of each kind
 
 
@@ -255,70 +255,10 @@ def not_a_number_error(where: str) -> ModelError:
     )
 
 
-NOTE = "potentia.json"  # what an adapter of ours says of itself: its base's fingerprint, data, recipe, scores
-WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
-
-
-def check_adapter(folder: Path, base: str, source: str) -> None:
-    """Refuse a folder that holds no adapter, or one that says it was made for another base.
-
-    ``base`` is the fingerprint of the model at ``source``. An adapter of ours names its base's content; another one
-    names its base's place, which counts where both are names of the hub.
-    """
-    if not (folder / "adapter_config.json").is_file() or not any(
-        (folder / name).is_file() for name in WEIGHTS
-    ):
-        hint = "an adapter folder holds adapter_config.json and adapter_model.safetensors, as PEFT writes them"
-        raise ModelError(f"no adapter in {folder}", hint=hint)
-    note = read_json_object(folder / NOTE).get("base")
-    note = note if isinstance(note, dict) else {}
-    made_for, named = note.get("fingerprint"), note.get("source", "another model")
-    if made_for is None:
-        named = read_json_object(folder / "adapter_config.json").get("base_model_name_or_path")
-        same = (
-            not (_hub_name(named) and _hub_name(source))
-            or str(named).casefold() == source.casefold()
-        )
-    else:
-        same = made_for == base
-    if not same:
-        raise _other_base(folder, f"was made for {named}, not for {source}")
-
-
-def merge_adapter(model: Any, folder: Path) -> Any:
-    """Put the adapter into the model's weights; what does not fit is refused."""
-    from peft import PeftConfig, get_peft_model, set_peft_model_state_dict
-    from peft.utils import load_peft_weights
-
-    config = PeftConfig.from_pretrained(str(folder))
-    config.inference_mode = False  # the weights are asked for below; merging freezes nothing
-    try:
-        adapted = get_peft_model(model, config)
-        told: Any = set_peft_model_state_dict(adapted, load_peft_weights(str(folder), device="cpu"))
-    except (ValueError, KeyError, RuntimeError) as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise _other_base(folder, f"does not fit the model: {first}") from error
-    left = [key for key in told.missing_keys if ".lora_" in key or ".modules_to_save." in key]
-    if told.unexpected_keys or left:
-        raise _other_base(
-            folder, f"does not fit the model: {(told.unexpected_keys or left)[0]} has no match"
-        )
-    return adapted.merge_and_unload()
-
-
-def _other_base(folder: Path, what: str) -> ModelError:
-    return ModelError(f"the adapter in {folder} {what}", hint="give the base that it was made for")
-
-
-def _hub_name(name: Any) -> bool:
-    named = isinstance(name, str) and name.count("/") == 1 and not name.startswith((".", "/", "~"))
-    return named and not Path(name).exists()
-
-
 def read_json_object(file: Path) -> dict[str, Any]:
     """Return what a JSON file says, nothing where it is no file of facts."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json(file, LARGEST_FACTS)
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

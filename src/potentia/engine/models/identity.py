@@ -27,9 +27,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from potentia.engine.models.admission import WEIGHTS, check_adapter, read_json_object
+from potentia.engine.models.admission import read_json_object
+from potentia.engine.models.foreign_files import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    check_base,
+    read_adapter,
+    refuse_pickles,
+)
 from potentia.errors import ModelError
-from potentia.files import PICKLE, allowed, write_file
+from potentia.files import write_file
 
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")
 SETTING_FILES = (  # generation_config names the tokens that end a text, and penalties
@@ -56,8 +63,6 @@ SETTING_FILES = (  # generation_config names the tokens that end a text, and pen
     "chat_template*",
     "additional_chat_templates/*",
 )
-PLAIN = (".safetensors", ".gguf")  # weights that are data alone
-PICKLE_HINT = "take its safetensors or GGUF version; or, of a source you trust, --allow-pickle"
 CODE_FILES = ("*.py",)  # where the config says that the model brings its own
 REMEMBER_ABOVE = 8 * 2**20  # smaller files are hashed faster than they are looked up
 SETTLED = 2 * 10**9  # nanoseconds since the last change, beyond the step of any file system's clock
@@ -80,10 +85,9 @@ def fingerprint(
         *before, last = adapters
         folder = Path(last).expanduser()
         base = fingerprint(source, revision=revision, gguf_file=gguf_file, adapters=before)
-        check_adapter(folder, base, source)
-        weights = [folder / name for name in WEIGHTS if (folder / name).is_file()]
-        refuse_pickles(weights[:1])
-        return _join([base, *map(_digest, [folder / "adapter_config.json", *weights])])
+        check_base(read_adapter(folder), base, source)
+        weights = [folder / name for name in ADAPTER_WEIGHTS if (folder / name).is_file()]
+        return _join([base, *map(_digest, [folder / ADAPTER_CONFIG, *weights])])
     path = Path(source).expanduser()
     if path.is_file():
         path, gguf_file = path.parent, path.name
@@ -182,15 +186,6 @@ def _folder_parts(folder: Path, gguf_file: str | None) -> list[str]:
         for file, digest in zip(settings, digests[len(weights) :], strict=True)
     ]
     return digests[: len(weights)] + named + _adapted_base(folder)
-
-
-def refuse_pickles(files: Sequence[Path]) -> None:
-    """Refuse weights that run code when they are read, unless they were allowed."""
-    pickled = next((file for file in files if file.suffix not in PLAIN), None)
-    if pickled is not None and not allowed(PICKLE):
-        raise ModelError(
-            f"{pickled.name} in {pickled.parent} is a pickle, which can run code", hint=PICKLE_HINT
-        )
 
 
 def _adapted_base(folder: Path) -> list[str]:

@@ -15,8 +15,12 @@ from potentia.engine.models.admission import (
     check_loaded_weights,
     check_predictions,
     loading_error,
-    merge_adapter,
     refuse_encoder_decoder,
+)
+from potentia.engine.models.foreign_files import (
+    check_model_folder,
+    merge_adapter,
+    names_its_base,
 )
 from potentia.engine.models.identity import (
     Verdicts,
@@ -31,6 +35,8 @@ from potentia.files import PICKLE, allowed
 
 if TYPE_CHECKING:
     import torch
+
+log = logging.getLogger(__name__)
 
 DEFAULT_MAX_LENGTH = 2048
 SPREAD = "spread"  # the device that means: over all of them
@@ -143,6 +149,8 @@ def load(
         name_or_path = str(path)
     if name_or_path.endswith(".gguf"):
         name_or_path, gguf_file = str(path.parent), path.name
+    if path.is_dir() and gguf_file is None:
+        check_model_folder(path)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if revision is not None:
         options["revision"] = revision
@@ -200,6 +208,15 @@ def load(
     loaded = LoadedModel.of(model, tokenizer, fingerprint=content)
     loaded.checked["predictions"] = "agrees"
     loaded.record["load"] = report
+    unchecked = [adapter for adapter in adapters if not names_its_base(Path(adapter).expanduser())]
+    if unchecked:
+        loaded.record["load"] |= {"unchecked_adapters": [Path(name).name for name in unchecked]}
+        log.warning(
+            "the adapter %s does not say by a fingerprint which model it was made for: that %s is its base "
+            "is taken on trust",
+            unchecked[0],
+            name_or_path,
+        )
     return loaded
 
 

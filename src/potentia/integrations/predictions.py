@@ -1,0 +1,306 @@
+"""Predictions: the rows of a file asked with an exported adapter as the test asked them; and the merged model.
+
+An adapter that ``potentia select`` or ``potentia adapters export`` wrote carries a note: its base, the prompt, the
+labels and the columns (see ``adapter_note``).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from potentia.errors import InputError
+from potentia.files import escape_formula, whole_folder, write_file
+from potentia.integrations.adapter_note import (
+    AdapterNote,
+    make_definition,
+    read_asked_task,
+    read_note,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from potentia.engine import LoadedModel
+    from potentia.tasks import Leaf, Record
+
+Progress = Callable[[int], None]
+Rows = str | Path | Sequence[str | Mapping[str, Any]]
+"""What to predict: a file, texts, or records."""
+
+_ANSWER_FIELDS = ("label", "answer", "completion")  # that a file to predict may lack
+_BASE_HINT = "if it was made for this model, say so: --unchecked-base"
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The answer of each row in its order: a label (or a written text) and, for choices, the probability of each."""
+
+    rows: tuple[Mapping[str, Any], ...]  # the user's rows
+    predicted: tuple[str | None, ...]  # None where a row could not be used
+    probabilities: tuple[Mapping[str, float], ...]
+    gold: tuple[str | None, ...]  # where the file has labels
+    tested: float | None  # what the test gave, by `metric`
+    metric: str
+
+    @property
+    def accuracy(self) -> float:
+        """The share of right answers among rows with a known label; NaN where there is none."""
+        pairs = zip(self.predicted, self.gold, strict=True)
+        matches = [answer == gold for answer, gold in pairs if None not in (answer, gold)]
+        return sum(matches) / len(matches) if matches else math.nan
+
+    def frame(self) -> pd.DataFrame:
+        """Return the rows with ``predicted``, ``probability`` and, for labels, a column ``p(label)`` each."""
+        import pandas as pd
+
+        return pd.DataFrame(self.records())
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the same as plain records."""
+        records = []
+        for row, answer, shares in zip(self.rows, self.predicted, self.probabilities, strict=True):
+            record = {**row, "predicted": answer, "probability": max(shares.values(), default=None)}
+            record |= {f"p({label})": share for label, share in shares.items()}
+            records.append(record)
+        return records
+
+    def write(self, path: Path) -> None:
+        """Write them as CSV, JSON or JSON lines, by the file's name."""
+        if path.suffix == ".csv":
+            write_file(path, self._csv().encode())
+        elif path.suffix in (".json", ".jsonl"):
+            lines = [json.dumps(record, ensure_ascii=False) for record in self.records()]
+            if path.suffix == ".jsonl":
+                text = "\n".join(lines)
+            else:
+                text = "[\n" + ",\n".join(lines) + "\n]"
+            write_file(path, (text + "\n").encode())
+        else:
+            raise InputError(
+                f"cannot write {path.suffix or path.name!r}",
+                hint="name a .csv, .json or .jsonl file",
+            )
+
+    def _csv(self) -> str:
+        """Return the rows as CSV in which a spreadsheet computes nothing, headers included."""
+        import pandas as pd
+
+        records = []
+        for record in self.records():
+            records.append({escape_formula(name): escape_formula(v) for name, v in record.items()})
+        return str(pd.DataFrame(records).to_csv(index=False))
+
+
+def predict(
+    adapter: str | Path,
+    data: Rows,
+    *,
+    base: str | None = None,
+    device: str = "auto",
+    dtype: str | None = None,
+    drop_bad_rows: bool = False,
+    unchecked_base: bool = False,
+    progress: Progress | None = None,
+) -> Predictions:
+    """Predict the rows of a file (or texts, or records) with an adapter that Potentia tuned on your own data.
+
+    ``base`` is where its base model is now, if not where it was. ``dtype`` is that of the test where absent. An
+    adapter that does not name its base's content is refused unless ``unchecked_base`` vouches for the base.
+    """
+    from potentia.tasks import Leaf, bad_rows, from_records, unanswered
+
+    folder = Path(adapter)
+    note = read_note(folder)
+    task = read_asked_task(note, str(adapter))
+    definition = make_definition(note, task)
+    bad: list[Any] = []
+    rows, records = _read_rows(data, task.columns or {}, bad)
+    documents = unanswered(definition, records, bad)
+    if bad and not drop_bad_rows:
+        raise bad_rows(bad, len(records))
+    usable = [document for document in documents if document is not None]
+    if not usable:
+        where = None if isinstance(data, (list, tuple)) else str(data)
+        raise InputError("there is no row to predict", where=where)
+    subtask = Leaf(definition, {"test": from_records(usable, where=definition["task"])})
+    loaded = load_adapted(
+        folder, note, base=base, device=device, dtype=dtype, unchecked_base=unchecked_base
+    )
+    try:
+        answers = iter(_ask_documents(subtask, usable, loaded, note, progress))
+    finally:
+        loaded.close()
+    predicted: list[str | None] = []
+    probabilities: list[dict[str, float]] = []
+    for document in documents:
+        answer = _Answer(None, {}) if document is None else next(answers)
+        predicted.append(answer.text)
+        probabilities.append(answer.probabilities)
+    return Predictions(
+        rows=tuple(map(dict, rows)),
+        predicted=tuple(predicted),
+        probabilities=tuple(probabilities),
+        gold=tuple(_find_gold(definition, record) for record in records),
+        tested=note.score,
+        metric=str(note.metric),
+    )
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What the model answers to one document, and how likely it finds each label."""
+
+    text: str | None
+    probabilities: dict[str, float]
+
+
+def _ask_documents(
+    subtask: Leaf,
+    documents: Sequence[dict[str, Any]],
+    loaded: LoadedModel,
+    note: AdapterNote,
+    progress: Progress | None,
+) -> Iterator[_Answer]:
+    """Ask the model: the label (or text) of each document, chosen as the test chooses."""
+    from potentia.engine import chat_template
+    from potentia.engine.scoring import Scorer
+    from potentia.tasks import best
+
+    chat = chat_template(loaded.tokenizer) if note.is_asked_in_chat else None
+    requests = [subtask.requests(document, shots=0, chat=chat) for document in documents]
+    all_requests: list[Any] = []
+    for document_requests in requests:
+        all_requests += document_requests
+    if subtask.kind == "generation":
+        texts = Scorer(loaded).generate(all_requests, progress=progress)
+        return iter([_Answer(str(text).strip(), {}) for text in texts])
+    scored = iter(Scorer(loaded).loglikelihood(all_requests, progress=progress))
+    labels = list(subtask.config.get("labels") or {})
+    answers = []
+    for document, document_requests in zip(documents, requests, strict=True):
+        choices = labels or subtask.choices(document)
+        logprobs = [next(scored).logprob for _ in document_requests]
+        highest = max(logprobs)
+        weights = [math.exp(logprob - highest) for logprob in logprobs]
+        total = sum(weights)
+        shares = {choice: weight / total for choice, weight in zip(choices, weights, strict=True)}
+        chosen = best(str(note.metric), choices, [(logprob, False) for logprob in logprobs])
+        answers.append(_Answer(choices[chosen], shares))
+    return iter(answers)
+
+
+def _find_gold(definition: Mapping[str, Any], record: Record) -> str | None:
+    """Return the right answer of a row, where it has one."""
+    if definition["output_type"] == "generate_until":
+        completion = record.get("completion")
+        return str(completion).strip() if completion not in (None, "") else None
+    label = str(record.get("label", "")).strip()
+    return label if label in (definition.get("labels") or ()) else None
+
+
+def _read_rows(
+    data: Rows, columns: Mapping[str, Any], bad: list[Any]
+) -> tuple[list[Record], list[Record]]:
+    """Return the user's rows, and the same with the fields of the task; answers may be absent."""
+    from potentia.tasks import Record, file_records, map_columns
+
+    if isinstance(data, (str, Path)):
+        path = Path(data).expanduser()
+        if not path.is_file():
+            raise InputError(
+                f"there is no file {data}", hint="give a csv, jsonl, json or parquet file"
+            )
+        rows = file_records(path, bad)
+    else:
+        text_column = columns.get("text", "text")
+        rows = []
+        for number, row in enumerate(data, start=1):
+            fields: dict[str, Any] = {text_column: row} if isinstance(row, str) else {**row}
+            rows.append(Record(f"row {number}", fields))
+    present: set[str] = set()
+    for record in rows:
+        present |= set(record)
+    needed = {}
+    for field, column in columns.items():
+        is_present = isinstance(column, str) and column in present
+        if field not in _ANSWER_FIELDS or is_present:
+            needed[field] = column
+    return rows, map_columns(rows, needed)
+
+
+def load_adapted(
+    folder: Path,
+    note: AdapterNote,
+    *,
+    base: str | None,
+    device: str = "auto",
+    dtype: str | None = None,
+    quantise: bool = True,
+    unchecked_base: bool = False,
+) -> LoadedModel:
+    """Load the base of an exported adapter with the adapter merged into it."""
+    from potentia.engine import load
+
+    model = note.model
+    has_adapter = (folder / "adapter_config.json").is_file()
+    if has_adapter and note.base_fingerprint is None and not unchecked_base:
+        raise InputError(
+            "the adapter does not say by a fingerprint which model it was made for, and another of "
+            f"the same shape would predict as well as {base or model.source}",
+            where=str(folder),
+            hint=_BASE_HINT,
+        )
+    bits = model.quantise if quantise else None
+    loaded = load(
+        base or model.source,
+        device=device,
+        dtype=dtype or model.dtype or "auto",
+        revision=None if base else model.revision,
+        gguf_file=None if base else model.gguf_file,
+        adapters=(*model.before, *([str(folder)] if has_adapter else [])),
+        quantise=bits,
+    )
+    is_other = model.fingerprint not in (None, loaded.fingerprint)
+    if not has_adapter and is_other and bits == model.quantise and not unchecked_base:
+        loaded.close()
+        raise InputError(
+            f"validation kept {model.source} untuned, and {base or model.source} is another model",
+            where=str(folder),
+            hint=_BASE_HINT,
+        )
+    return loaded
+
+
+def merge(
+    adapter: str | Path,
+    output: str | Path,
+    *,
+    base: str | None = None,
+    dtype: str | None = None,
+    unchecked_base: bool = False,
+) -> Path:
+    """Write the base with the adapter merged into it: a model like any other, with its tokenizer."""
+    folder = Path(adapter)
+    output = Path(output)
+    with whole_folder(output) as draft:
+        note = read_note(folder)
+        loaded = load_adapted(
+            folder,
+            note,
+            base=base,
+            device="cpu",
+            dtype=dtype,
+            quantise=False,  # few bits cannot be merged into
+            unchecked_base=unchecked_base,
+        )
+        try:
+            loaded.model.save_pretrained(draft)
+            loaded.tokenizer.save_pretrained(draft)
+        finally:
+            loaded.close()
+    return output
