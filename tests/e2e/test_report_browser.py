@@ -98,13 +98,18 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def until(page, expression: str, seconds: float = 30) -> None:
-    """Wait for an expression to be true; the page's own policy forbids what Playwright's waiting would evaluate."""
+    """Wait for an expression to be true; the page's own policy forbids what Playwright's waiting would evaluate.
+
+    The board loads itself anew once its findings are ready: a document that is still being read has no elements yet.
+    """
     from playwright.sync_api import Error
+
+    whole = f"document.readyState !== 'loading' && ({expression})"
 
     def holds() -> bool:
         try:
-            return bool(page.evaluate(expression))
-        except Error as error:  # the board loads itself anew once its findings are ready
+            return bool(page.evaluate(whole))
+        except Error as error:  # the document went away meanwhile
             if "navigation" not in str(error):
                 raise
             return False
@@ -548,7 +553,7 @@ def test_the_board_during_a_real_run(page, tmp_path: Path):
     tiny.save_questions(tmp_path / "colours.jsonl", n=300)
     store = tmp_path / "live.db"
     Store.open(store).close()
-    tuning = {"epochs": 5, "learning_rates": [1e-3, 3e-3]}
+    tuning = {"epochs": 30, "learning_rates": [1e-3, 3e-3]}  # long enough to watch
     study = make_study(
         {
             "models": [str(tmp_path / "m0")],

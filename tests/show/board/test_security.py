@@ -85,7 +85,26 @@ def test_a_browser_is_asked_for_the_token(locked: TestClient):
     assert "default-src 'none'" in answer.headers["content-security-policy"]
 
 
-@pytest.mark.parametrize("host", ["evil.example", "192.168.0.3:8765", "127.0.0.1.evil.example", ""])
+OTHER_HOSTS = [
+    "evil.example",
+    "192.168.0.3:8765",
+    "127.0.0.1.evil.example",
+    "",
+    "[::1].evil.com",
+    "[::1]evil.com:80",
+    "[::1]:80.evil.com",
+    "[::1%evil.com]",
+    "[[::1]]",
+    "::1",
+    "127.0.0.1:80:80",
+    "127.0.0.1:evil.com",
+    "evil.com@127.0.0.1",
+    "localhost.",
+    "[localhost]",
+]
+
+
+@pytest.mark.parametrize("host", OTHER_HOSTS)
 def test_another_name_for_loopback_is_refused(board: TestClient, host: str):
     assert board.get("/api/studies", headers={"host": host}).status_code == 403
 

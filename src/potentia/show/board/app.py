@@ -317,6 +317,8 @@ def serve(
     """Serve the board of a store on a bound socket until interrupted."""
     import uvicorn
 
+    from potentia.show.board.request_timeout import TimedRequestProtocol
+
     app = create_app(store_url, token, history=history)
 
     class Server(uvicorn.Server):
@@ -328,6 +330,7 @@ def serve(
 
     config = uvicorn.Config(
         app,
+        http=TimedRequestProtocol,
         log_level="warning",
         access_log=False,
         server_header=False,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import re
 from urllib.parse import parse_qs, urlencode
 
 from starlette.datastructures import MutableHeaders
@@ -20,6 +21,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from potentia.show.page import render
 
 COOKIE = "potentia"
+# A name or an address, of version 6 in brackets, and the port: nothing before, between or after them.
+_HOST_HEADER = re.compile(r"(?P<host>\[[0-9a-f:.]+\]|[^\[\]:@/\s]+)(?::[0-9]{1,5})?")
 LONGEST_FORM = 4_096
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "  # places and shades of the drawings
@@ -64,7 +67,7 @@ class Guard:
         request = Request(scope, receive)
         refusal: Response | None = None
         if self.token is None:
-            if not is_loopback(_host(request.headers.get("host", ""))):
+            if not is_loopback(parse_host(request.headers.get("host", ""))):
                 refusal = JSONResponse(
                     {"detail": "this board answers on a loopback address only"}, 403
                 )
@@ -118,19 +121,18 @@ def is_loopback(host: str) -> bool:
     """Say whether only this machine can reach the address; a name that could be pointed anywhere is none."""
     if host == "localhost":
         return True
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 
 
-def _host(header: str) -> str:
-    name = header.strip().lower()
-    return (
-        name[: name.index("]") + 1]
-        if name.startswith("[") and "]" in name
-        else name.partition(":")[0]
-    )
+def parse_host(header: str) -> str:
+    """Return the host of a Host header without its port; empty where the header is not exactly that."""
+    parts = _HOST_HEADER.fullmatch(header.strip().lower())
+    return parts["host"] if parts else ""
 
 
 async def _body(request: Request) -> str:
