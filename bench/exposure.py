@@ -46,6 +46,7 @@ from potentia.study import Caps, Probe
 from potentia.tasks import Task
 from potentia.values.findings import written
 from potentia.values.requests import Example
+from potentia.values.selection import ProbeResult
 
 WAYS = {
     "same": "the documents that the probe reads, among others of the task, three times",
@@ -231,7 +232,7 @@ def probe_model(given: argparse.Namespace, name: str) -> None:
                     "task": task,
                     "copy": way,
                     "seen": seen,
-                    "probe": record,
+                    "probe": record.to_dict(),
                 }
                 out.write(json.dumps(line) + "\n")
             out.flush()
@@ -298,7 +299,10 @@ def _seen(world: World, name: str, way: str, task: str) -> str:
 
 def judge(lines: Sequence[Mapping[str, Any]], source: str, least_families: int) -> list[Planted]:
     """Measure every state of every model beside the originals: declared clean where they are, and of unknown past."""
-    readings = {(one["model"], one["task"], one["copy"]): Reading.of(one["probe"]) for one in lines}
+    readings = {
+        (one["model"], one["task"], one["copy"]): Reading.of(ProbeResult.from_dict(one["probe"]))
+        for one in lines
+    }
     families = {one["model"]: one["family"] for one in lines}
     known: dict[str, set[str]] = {}
     for one in lines:

@@ -157,7 +157,7 @@ def show(place: Path, models: list[str]) -> list[str]:
                 )
                 line += f"{told:>24}"
             print(line)
-    styles = sorted({style for cell in cells.values() for style in cell.manifest["styles"]})
+    styles = sorted({style for cell in cells.values() for style in cell.provenance.styles})
     print(f"prompts: {', '.join(styles)}; {len(cells)} cells, {len(missing)} missing")
     return missing
 

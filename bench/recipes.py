@@ -36,6 +36,7 @@ from potentia.analysis.stats import kendall_matrix
 from potentia.run import run_study
 from potentia.store import Store
 from potentia.study import make_study
+from potentia.values.selection import SearchEnd
 
 BOUNDS = [
     1e-5,
@@ -88,7 +89,7 @@ class Outcome:
     def mean(self, name: str) -> float:
         """The mean over cells of a number or of how many there are."""
         found = [cell[name] for cell in self.cells]
-        return float(np.mean([len(one) if isinstance(one, list) else one for one in found]))
+        return float(np.mean([len(one) if isinstance(one, tuple) else one for one in found]))
 
     @property
     def tau(self) -> float:
@@ -252,7 +253,7 @@ def _run(
     with Store.open(study.store, readonly=True) as store:
         cells = [
             {"model": c.model, "task": c.task, "test": c.score.value}
-            | {name: c.selection[name] for name in TOLD}
+            | {name: getattr(c.selection, name) for name in TOLD}
             for c in store.cells(protocol="train_before_test")
         ]
     return Outcome(setting, cells, seconds, result.interrupted)
@@ -381,7 +382,7 @@ def _table(outcomes: Sequence[Outcome]) -> str:
                 f"{np.mean([o.tau for o in own]):.2f}",
                 *(
                     f"{np.mean([o.share(v) for o in own]):.0%}"
-                    for v in ("at the bound", "still rising", "kept untuned")
+                    for v in (SearchEnd.AT_BOUND, SearchEnd.STILL_RISING, SearchEnd.UNTUNED)
                 ),
                 f"{np.mean([o.mean('updates') for o in own]):.0f}",
                 f"{np.mean([o.mean('rates_tried') for o in own]):.1f}",

@@ -52,7 +52,9 @@ def make_store(where: Path, models: int, tasks: int, *, lanes: int = 3) -> None:
     from potentia.store import CellRecord, EpochRecord, LaneRecord, Store
     from potentia.store import schema as s
     from potentia.values.metric import Metric
+    from potentia.values.provenance import Provenance
     from potentia.values.scores import Score
+    from potentia.values.selection import Selection
 
     stream = np.random.default_rng(0)
     ability, ease = stream.normal(size=models), stream.normal(size=tasks)
@@ -66,7 +68,7 @@ def make_store(where: Path, models: int, tasks: int, *, lanes: int = 3) -> None:
         "tasks": [f"task_{j:03d}" for j in range(tasks)],
         "protocols": ["direct", "train_before_test"],
     }
-    manifest = {
+    content = {
         "versions": {
             "torch": "2.11.0",
             "transformers": "5.22.0",
@@ -77,6 +79,7 @@ def make_store(where: Path, models: int, tasks: int, *, lanes: int = 3) -> None:
         "task": {"fingerprint": "e" * 64, "splits": {}, "metric": "acc"},
         "seed": 0,
     }
+    provenance = Provenance.from_dict(content)
     with Store.open(where) as store:
         store.study("scale", STUDY, spec)
         for protocol, noise in (("direct", 1.0), ("train_before_test", 0.3)):
@@ -92,7 +95,7 @@ def make_store(where: Path, models: int, tasks: int, *, lanes: int = 3) -> None:
                     score = Score(
                         value, float(np.sqrt(value * (1 - value) / 1000)), 1000, Metric.of("acc")
                     )
-                    about = {"learning_rate": 2e-5, "epoch": 3, "style": "plain"}
+                    about = Selection(learning_rate=2e-5, epoch=3, style="plain")
                     cells.append(
                         CellRecord(
                             key,
@@ -102,7 +105,7 @@ def make_store(where: Path, models: int, tasks: int, *, lanes: int = 3) -> None:
                             protocol,
                             {"acc": score},
                             "acc",
-                            manifest,
+                            provenance,
                             seconds=1.5,
                             selection=about,
                         )
@@ -267,7 +270,7 @@ def orchestration(cells: int, folder: Path) -> bool:
     from potentia.study import make_study
 
     spent = {"scoring": 0.0}
-    score = row.evaluate_untuned
+    score = row.direct
 
     def timed_direct(*given: object, **named: object) -> object:
         began = time.process_time()
@@ -276,7 +279,7 @@ def orchestration(cells: int, folder: Path) -> bool:
         finally:
             spent["scoring"] += time.process_time() - began
 
-    row.evaluate_untuned = timed_direct  # type: ignore[assignment]
+    row.direct = timed_direct  # type: ignore[assignment]
     tiny.save_model(folder / "m", seed=0, width=16)
     for k in range(cells):
         tiny.save_questions(folder / f"q{k}.jsonl", n=12, seed=k)

@@ -20,14 +20,16 @@ from pathlib import Path
 
 from potentia.store import CellRecord, Store
 from potentia.values.metric import Metric
+from potentia.values.provenance import Provenance
 from potentia.values.scores import Score
+from potentia.values.selection import Selection
 
 MODELS, TASKS, BATCH = 1000, 100, 2000
 
 
 def make_cells() -> list[CellRecord]:
-    """Cells as a study makes them: two metrics, a manifest of about a kilobyte."""
-    manifest = {
+    """Cells as a study makes them: two metrics, a provenance of about a kilobyte."""
+    content = {
         "versions": {
             "torch": "2.13.0",
             "transformers": "5.22.0",
@@ -38,6 +40,7 @@ def make_cells() -> list[CellRecord]:
         "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
         "prompts": [list(range(40)) for _ in range(3)],
     }
+    provenance = Provenance.from_dict(content)
     return [
         CellRecord(
             key=hashlib.sha256(str(i).encode()).hexdigest(),
@@ -50,8 +53,8 @@ def make_cells() -> list[CellRecord]:
                 "acc_norm": Score(0.5, 0.01, 1000, Metric.of("acc_norm")),
             },
             metric="acc",
-            manifest=manifest,
-            selection={"learning_rate": 2e-5, "epoch": 3},
+            provenance=provenance,
+            selection=Selection(learning_rate=2e-5, epoch=3),
             seconds=1.5,
         )
         for i in range(MODELS * TASKS)
@@ -79,9 +82,9 @@ def pandas_flat(where: Path, cells: Sequence[CellRecord]) -> tuple[float, float]
     """Return the same for ``DataFrame.to_sql`` and ``read_sql`` with a pivot."""
     import pandas as pd
 
-    columns = ["key", "model", "task", "value", "stderr", "manifest"]
+    columns = ["key", "model", "task", "value", "stderr", "provenance"]
     rows = [
-        (c.key, c.model, c.task, c.score.value, c.score.stderr, json.dumps(dict(c.manifest)))
+        (c.key, c.model, c.task, c.score.value, c.score.stderr, json.dumps(c.provenance.to_dict()))
         for c in cells
     ]
     with sqlite3.connect(where) as connection:

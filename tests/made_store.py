@@ -9,7 +9,9 @@ import numpy as np
 
 from potentia.store import CellRecord, EpochRecord, LaneRecord, Store
 from potentia.values.metric import Metric
+from potentia.values.provenance import Provenance
 from potentia.values.scores import ItemOutcome, Score
+from potentia.values.selection import Selection
 
 EVIL = "<img src=x onerror=alert(1)>"
 DOCUMENT = "</script><script>alert(2)</script> which is it?"
@@ -86,7 +88,7 @@ def _commit(store: Store, model: str, task: str, protocol: str, items: list[Item
         name: {"used": N, "available": N, "origin": "file"}
         for name in ("train", "validation", "test")
     }
-    manifest = {
+    provenance = {
         "versions": {"python": "3.11", "potentia": "0.1.0"},
         "seed": 0,
         "model": {"source": model, "fingerprint": "f" * 32, "dtype": "float32", "device": "cpu"},
@@ -97,7 +99,9 @@ def _commit(store: Store, model: str, task: str, protocol: str, items: list[Item
             else {}
         ),
     }
-    selection = {"tuned": True, "learning_rate": 1e-5, "epoch": 2} if tuned else {"form": "plain"}
+    selection = (
+        Selection(tuned=True, learning_rate=1e-5, epoch=2) if tuned else Selection(style="plain")
+    )
     store.commit_cell(
         CellRecord(
             key=key,
@@ -107,7 +111,7 @@ def _commit(store: Store, model: str, task: str, protocol: str, items: list[Item
             protocol=protocol,
             scores={"acc": score},
             metric="acc",
-            manifest=manifest,
+            provenance=Provenance.from_dict(provenance),
             seconds=1.5,
             selection=selection,
             direct_value=value - 0.1 if tuned else None,

@@ -24,6 +24,7 @@ from potentia.show import make_report
 from potentia.store import CellRecord, Store
 from potentia.study import make_study
 from potentia.values.metric import Metric, Origin, recipe_fingerprint
+from potentia.values.provenance import Provenance
 from potentia.values.scores import ItemOutcome, Score, ScoreMatrix
 
 MODELS = [f"m{k}" for k in range(12)]
@@ -73,14 +74,14 @@ def fill(
                 for protocol in protocols:
                     right = stream.random(N) < skill + (0.1 if protocol != "direct" else 0)
                     value = float(right.mean())
-                    manifest: dict[str, Any] = {
+                    content: dict[str, Any] = {
                         "task": {"fingerprint": f"{task} {data}"},
                         "versions": {"python": "3"},
                     }
                     if protocol != "direct":
-                        manifest["adjust"] = {"tuning": recipe}
+                        content["adjust"] = {"tuning": recipe}
                     origin = Origin(
-                        f"{task} {data}", recipe_fingerprint({"adjust": manifest.get("adjust")}), 0
+                        f"{task} {data}", recipe_fingerprint({"adjust": content.get("adjust")}), 0
                     )
                     store.commit_cell(
                         CellRecord(
@@ -104,7 +105,7 @@ def fill(
                                 ),
                             },
                             metric="acc",
-                            manifest=manifest,
+                            provenance=Provenance.from_dict(content),
                         ),
                         items=[ItemOutcome(d, float(r), "a", "a", {}) for d, r in enumerate(right)],
                     )

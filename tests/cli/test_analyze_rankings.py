@@ -163,7 +163,6 @@ def test_items_of_a_store_give_paired_tests(potentia, tmp_path):
                     protocol="direct",
                     scores={"acc": score},
                     metric="acc",
-                    manifest={},
                 )
                 store.commit_cell(cell, items=items)
     done = potentia("analyze", "rankings", tmp_path / "potentia.db", "--json", "--resamples", 20)

@@ -46,7 +46,7 @@ def test_deleting_leaves_what_another_study_uses(potentia, store):
         )
         assert opened.failures() == []
         with opened._reading() as connection:
-            for table in (s.scores, s.manifests, s.study_cells):
+            for table in (s.scores, s.provenances, s.study_cells):
                 left = connection.execute(
                     sa.select(sa.func.count(table.c.cell.distinct()))
                 ).scalar_one()

@@ -196,7 +196,7 @@ def test_an_import_knows_where_it_came_from(tmp_path: Path) -> None:
         done = import_scores(store, {"train_before_test": small()}, source="results/scores.csv")
         assert (done.study, done.new, done.known) == ("scores.csv", 5, 0)
         cell = store.cells(model="d")[0]
-        assert cell.manifest == {"imported_from": "results/scores.csv"}
+        assert cell.provenance.to_dict() == {"imported_from": "results/scores.csv"}
         assert store.items(cell.key) == []
 
 

@@ -103,8 +103,8 @@ def test_an_exported_adapter_gives_the_validation_score_again_with_plain_peft(
     task = tasks.load(done.tasks[0].source)
     (made,) = evaluate(Scorer(loaded), [Ask(task, "validation")])
     cell = cell_of(done.store, "base", "train_before_test")
-    assert made.main.value == cell.selection["validation"]
-    assert cell.selection["epoch"] >= 1
+    assert made.main.value == cell.selection.validation
+    assert cell.selection.epoch >= 1
     card = (folder / "README.md").read_text()
     assert "PeftModel.from_pretrained" in card
     assert f"{cell.score.value:.4f}" in card
@@ -156,10 +156,10 @@ def test_a_base_and_its_adapter_are_a_model_like_any_other(
     assert run_study(made).failed == 0
     tuned = cell_of(made.store, "tuned", "direct")
     assert tuned.score.value == cell_of(done.store, "base", "train_before_test").score.value
-    assert tuned.manifest["model"]["adapter"] == str(folder)
+    assert tuned.provenance.model.adapter == str(folder)
     assert (
-        tuned.manifest["model"]["fingerprint"]
-        != cell_of(made.store, "base", "direct").manifest["model"]["fingerprint"]
+        tuned.provenance.model.fingerprint
+        != cell_of(made.store, "base", "direct").provenance.model.fingerprint
     )
     assert tuned.score.value != cell_of(made.store, "base", "direct").score.value
 
@@ -233,8 +233,8 @@ def test_copies_are_shown_the_training_data_and_nothing_else_changes(
     facts = read(made.store).facts.find("base+exposed")
     assert facts is not None
     assert facts.exposure == ("colours",)
-    manifest = cell_of(made.store, "base+exposed", "direct").manifest["model"]
-    assert (manifest["copy_of"], manifest["shown"]) == ("base", ["colours"])
+    model = cell_of(made.store, "base+exposed", "direct").provenance.model
+    assert (model.copy_of, model.shown) == ("base", ("colours",))
 
 
 def test_a_copy_is_made_once_and_a_resumed_row_has_the_same_weights(

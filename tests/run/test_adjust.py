@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import tiny
-from potentia.run import count_work, plan_study, run_study
+from potentia.run import plan_study, run_study, work_of
 from potentia.store import Store
 from potentia.study import Study, make_study
 
@@ -52,7 +52,7 @@ def finished(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Study:
 def test_tuning_on_auxiliary_data_teaches_the_benchmark(finished: Study):
     with Store.open(finished.store) as store:
         cell = store.cells(protocol="adjust", task="colours")[0]
-        assert cell.selection["tuned"]
+        assert cell.selection.tuned
         assert cell.gain == pytest.approx(cell.score.value - cell.direct_value)
         assert cell.gain > 0
         on_the_way = store.matrix("adjust@10")
@@ -67,8 +67,8 @@ def test_every_benchmark_has_its_own_curve_of_the_tuning(finished: Study):
             assert sorted(lane.learning_rate for lane in lanes) == [3e-3, 1e-2]
             assert all([point.epoch for point in lane.epochs] == [0, 1, 2, 3, 4] for lane in lanes)
             chosen = [lane for lane in lanes if lane.selected]
-            if cell.selection["tuned"]:
-                assert [lane.epochs[-1].value for lane in chosen] == [cell.selection["validation"]]
+            if cell.selection.tuned:
+                assert [lane.epochs[-1].value for lane in chosen] == [cell.selection.validation]
             else:
                 assert chosen == []
 
@@ -89,7 +89,7 @@ def test_the_data_count_by_content_not_by_place(finished: Study, world: Path, tm
 
 
 def test_the_plan_counts_the_tuning_once(world: Path, tmp_path: Path):
-    cost = count_work(plan_study(study(world, tmp_path / "s.db")))
+    cost = work_of(plan_study(study(world, tmp_path / "s.db")))
     assert sum(cell.lanes for cell in cost) == 2
     assert sum(cell.train_tokens for cell in cost) > 0
 
@@ -105,8 +105,8 @@ def test_selection_tuned_never_keeps_the_untuned_model(world: Path, tmp_path: Pa
         assert run_study(made).failed == 0
         with Store.open(made.store) as store:
             kept[choice] = {c.task: c for c in store.cells(study=choice, protocol="adjust")}
-    assert not kept["validation"]["notes"].selection["tuned"]
-    assert all(cell.selection["tuned"] for cell in kept["tuned"].values())
+    assert not kept["validation"]["notes"].selection.tuned
+    assert all(cell.selection.tuned for cell in kept["tuned"].values())
     assert kept["tuned"]["notes"].score.value > kept["validation"]["notes"].score.value, (
         "more bits per byte"
     )

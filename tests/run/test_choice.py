@@ -8,19 +8,19 @@ from dataclasses import replace
 import pytest
 
 from potentia.run.choice import (
-    MORE,
     Candidate,
     LanePlan,
+    find_search_end,
     leaders,
     leading_end,
+    most_doubtful_end,
     next_rate,
     next_rung,
     past_its_best,
     select,
-    verdict,
-    worst_of,
 )
 from potentia.values.metric import Metric
+from potentia.values.selection import SearchEnd
 
 GRID = (3e-4, 1e-3, 3e-3)
 BOUNDS = (1e-5, 1e-2)
@@ -38,12 +38,18 @@ def test_what_cannot_be_better_may_not_have_more_in_it():
     """ "1.0000 (may have more in it: at the bound)" was said of a perfect validation."""
     best, worse, none = state(1e-2, 1.0), state(1e-2, 0.98), replace(state(1e-2, 0.0), up=False)
     share, errors, free = Metric.of("acc"), Metric.of("error_rate"), Metric.of("elo")
-    assert worst_of(["at the bound", "inside"], [best, best], share) == "perfect"
-    assert worst_of(["at the bound", "inside"], [best, worse], share) == "at the bound"
-    assert worst_of(["kept untuned"], [none], errors) == "perfect"
-    assert worst_of(["inside"], [best], share) == "inside"
-    assert worst_of(["still rising"], [best], free) == "still rising"
-    assert "perfect" not in MORE
+    assert (
+        most_doubtful_end([SearchEnd.AT_BOUND, SearchEnd.INSIDE], [best, best], share)
+        == SearchEnd.PERFECT
+    )
+    assert (
+        most_doubtful_end([SearchEnd.AT_BOUND, SearchEnd.INSIDE], [best, worse], share)
+        == SearchEnd.AT_BOUND
+    )
+    assert most_doubtful_end([SearchEnd.UNTUNED], [none], errors) == SearchEnd.PERFECT
+    assert most_doubtful_end([SearchEnd.INSIDE], [best], share) == SearchEnd.INSIDE
+    assert most_doubtful_end([SearchEnd.STILL_RISING], [best], free) == SearchEnd.STILL_RISING
+    assert not SearchEnd.PERFECT.may_have_more
 
 
 def test_rungs_are_1_3_10():
@@ -97,11 +103,11 @@ def test_ties_go_to_the_untuned_model_then_inside_then_to_the_earlier_epoch():
 @pytest.mark.parametrize(
     ("found", "curve", "said"),
     [
-        (peaks(0.3, 0.5, 0.4), (0.2, 0.5, 0.5), "inside"),
-        (peaks(0.3, 0.5, 0.505), (0.2, 0.5, 0.505), "flat"),
-        (peaks(0.3, 0.5, 0.6), (0.2, 0.5, 0.6), "at the bound"),
-        (peaks(0.3, 0.5, 0.4), (0.2, 0.3, 0.5), "still rising"),
-        (peaks(0.5, rates=(1e-3,)), (0.2, 0.5, 0.5), "one rate"),
+        (peaks(0.3, 0.5, 0.4), (0.2, 0.5, 0.5), SearchEnd.INSIDE),
+        (peaks(0.3, 0.5, 0.505), (0.2, 0.5, 0.505), SearchEnd.FLAT),
+        (peaks(0.3, 0.5, 0.6), (0.2, 0.5, 0.6), SearchEnd.AT_BOUND),
+        (peaks(0.3, 0.5, 0.4), (0.2, 0.3, 0.5), SearchEnd.STILL_RISING),
+        (peaks(0.5, rates=(1e-3,)), (0.2, 0.5, 0.5), SearchEnd.ONE_RATE),
     ],
 )
 def test_a_cell_says_where_its_best_lies(found, curve, said):
@@ -111,9 +117,9 @@ def test_a_cell_says_where_its_best_lies(found, curve, said):
         *(state(rate, v, 1 + k) for k, v in enumerate(curve[1:])),
     ]
     chosen = max(looks, key=lambda c: (c.value, -c.epoch))
-    assert verdict(chosen, found, looks) == said
-    assert verdict(looks[0], found, looks) == "kept untuned"
-    assert (leading_end(found) is not None) == (said == "at the bound")
+    assert find_search_end(chosen, found, looks) == said
+    assert find_search_end(looks[0], found, looks) == SearchEnd.UNTUNED
+    assert (leading_end(found) is not None) == (said == SearchEnd.AT_BOUND)
 
 
 def test_a_lane_is_past_its_best_after_three_clearly_worse_looks():

@@ -33,9 +33,9 @@ def test_a_cut_prompt_is_told_in_its_own_cell_alone(tmp_path: Path) -> None:
         cells = {cell.protocol: cell for cell in store.cells()}
     ((place, models),) = told.items()
     assert place == ("few_shot:5", "colours")
-    cut, asked = models["base"]
+    cut, asked = models["base"].cut, models["base"].requests
     assert cut == asked == 3 * cells["direct"].score.n, "every option of every document"
-    assert "cut_prompts" not in cells["direct"].selection
+    assert cells["direct"].selection.cut_prompts is None
     (note,) = read(study.store, study="cut").notes
     assert (
         note

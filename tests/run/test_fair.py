@@ -12,6 +12,7 @@ from potentia import zoo
 from potentia.run import run_study
 from potentia.store import CellRecord, LaneRecord, Store
 from potentia.study import Study, make_study
+from potentia.values.selection import SearchEnd
 
 TWINS = {
     "smollm3": {"no_rope_layer_interval": 10**6},
@@ -101,21 +102,15 @@ def check_twins(folders: dict[str, Path], tasks: dict[str, Path], store: Path) -
             assert max(scores.values()) - min(scores.values()) < 1e-5, scores
         tuned = [cells[f"{name} {task} train_before_test"].selection for name in folders]
         assert (
-            len(
-                {
-                    (one["trainable"], one["updates"], one["tokens"], one["learning_rate"])
-                    for one in tuned
-                }
-            )
-            == 1
+            len({(one.trainable, one.updates, one.tokens, one.learning_rate) for one in tuned}) == 1
         )
-        assert {tuple(one["target_modules"]) for one in tuned} == {("all-linear",)}
+        assert {one.target_modules for one in tuned} == {("all-linear",)}
         training = [
-            cells[f"{name} {task} train_before_test"].manifest["training"] for name in folders
+            cells[f"{name} {task} train_before_test"].provenance.training for name in folders
         ]
         for one in training:  # and which layers that meant
-            assert one["layers"]["model.layers.*.self_attn.q_proj"] > 1
-            assert len(one["layers"]) == 7
+            assert one.details["layers"]["model.layers.*.self_attn.q_proj"] > 1
+            assert len(one.details["layers"]) == 7
     losses: dict[tuple[str, float], list[list[float]]] = {}
     for lane in lanes:
         losses.setdefault((lane.task, lane.learning_rate), []).append(
@@ -204,20 +199,17 @@ def test_the_grid_goes_on_where_its_end_wins_and_the_cell_says_so(world: Path, t
     }
     for task, one in told.items():
         tried = sorted(lane.learning_rate for lane in lanes if lane.task == task)
-        assert one["rates_tried"] == tried == [3e-4, 1e-3, 3e-3, 1e-2], (
+        assert list(one.rates_tried) == tried == [3e-4, 1e-3, 3e-3, 1e-2], (
             "two rungs beyond what was begun with"
         )
-        assert one["may_have_more"] == (
-            one["search"] in ("kept untuned", "at the bound", "still rising")
-        )
-    assert told["notes"]["search"] == "at the bound", (
+    assert told["notes"].search is SearchEnd.AT_BOUND, (
         "nothing beyond 1e-2 is tried, though it leads"
     )
-    assert told["colours"]["learning_rate"] == 3e-3
-    assert told["colours"]["search"] in ("inside", "perfect"), (
+    assert told["colours"].learning_rate == 3e-3
+    assert told["colours"].search in (SearchEnd.INSIDE, SearchEnd.PERFECT), (
         "no mistake is left: that it still rose is no doubt"
     )
-    assert told["colours"]["updates"] == 3 * -(-90 // 8)
+    assert told["colours"].updates == 3 * -(-90 // 8)
 
 
 def test_a_search_that_was_stopped_goes_on_to_the_same_numbers(

@@ -38,7 +38,7 @@ def study(world: Path, store: str = "store.db", **models: str) -> Study:
 
 
 def key(world: Path, **models: str) -> str:
-    (cell,) = plan_study(study(world, "none.db", **models)).iterate_cells()
+    (cell,) = plan_study(study(world, "none.db", **models)).cells()
     return cell.key
 
 
@@ -48,9 +48,9 @@ def test_a_base_model_with_a_template_is_asked_plainly(world: Path) -> None:
     with Store.open(str(world / "store.db")) as store:
         found = {
             c.model: (
-                c.manifest["model"]["kind"],
-                c.manifest["model"]["kind_by"],
-                c.manifest["styles"],
+                c.provenance.model.kind,
+                c.provenance.model.kind_by,
+                list(c.provenance.styles),
             )
             for c in store.cells()
         }

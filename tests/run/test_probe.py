@@ -50,17 +50,21 @@ def test_both_losses_of_every_document_before_any_update_and_their_sums_after_ea
     )
     probe = made["base", "colours"]
     for kind in ("text", "answer"):
-        assert [len(probe[split][kind]) for split in ("train", "validation", "test")] == [
+        assert [
+            len(probe.before[split].nats[kind]) for split in ("train", "validation", "test")
+        ] == [
             24,
             12,
             12,
         ]
         falls = [
-            sum(probe["train"][kind][:12]),
-            *(probe[f"epoch_{k}"]["train"][kind] for k in (1, 2)),
+            sum(probe.before["train"].nats[kind][:12]),
+            *(sums["train"][kind] for sums in probe.after_epochs),
         ]
         assert falls[0] > falls[1] > falls[2]
-        assert probe["epoch_2"]["validation"][kind] < sum(probe["validation"][kind][:12])
+        assert probe.after_epochs[1]["validation"][kind] < sum(
+            probe.before["validation"].nats[kind][:12]
+        )
 
     task = tasks.load(str(world / "colours.jsonl"))
     documents = task.documents("test")
@@ -75,9 +79,11 @@ def test_both_losses_of_every_document_before_any_update_and_their_sums_after_ea
         losses = torch.nn.functional.cross_entropy(
             loaded.model(ids).logits[0, :-1], ids[0, 1:], reduction="none"
         )
-    assert probe["test"]["text"][0] == pytest.approx(losses.sum().item(), abs=2e-3)
-    assert probe["test"]["answer"][0] == pytest.approx(losses[prompt - 1 :].sum().item(), abs=2e-3)
-    sizes = {kind: values[0] for kind, values in probe["test"]["bytes"].items()}
+    assert probe.before["test"].nats["text"][0] == pytest.approx(losses.sum().item(), abs=2e-3)
+    assert probe.before["test"].nats["answer"][0] == pytest.approx(
+        losses[prompt - 1 :].sum().item(), abs=2e-3
+    )
+    sizes = {kind: values[0] for kind, values in probe.before["test"].bytes.items()}
     answer = len(example.continuation.encode())
     assert sizes == {"text": len(example.context.encode()) + answer, "answer": answer}
 

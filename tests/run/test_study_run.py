@@ -7,7 +7,7 @@ import pytest
 
 import tiny
 from potentia.errors import InputError
-from potentia.run import plan_study, read_store_status, run_study
+from potentia.run import plan_study, run_study, store_status
 from potentia.store import Store
 from potentia.study import Study, make_study
 
@@ -55,14 +55,14 @@ def test_tuning_teaches_and_the_curve_is_kept(finished: Study):
         assert (tuned.values[:, 1] < direct.values[:, 1]).all(), "fewer bits per byte after tuning"
         cell = store.cells(protocol="train_before_test", task="colours", model="base")[0]
         assert cell.gain == pytest.approx(cell.score.value - cell.direct_value)
-        assert cell.selection["tuned"]
+        assert cell.selection.tuned
         lanes = store.lanes(cell=cell.key)
         assert len(lanes) == 2
         assert all([p.epoch for p in lane.epochs] == [0, 1, 2, 3] for lane in lanes)
         chosen = [lane for lane in lanes if lane.selected]
-        assert [lane.learning_rate for lane in chosen] == [cell.selection["learning_rate"]]
+        assert [lane.learning_rate for lane in chosen] == [cell.selection.learning_rate]
         best = max(p.value for lane in lanes for p in lane.epochs)
-        assert cell.selection["validation"] == best
+        assert cell.selection.validation == best
 
 
 def test_the_store_keeps_where_a_row_spent_its_time(finished: Study):
@@ -81,20 +81,20 @@ def test_the_store_keeps_where_a_row_spent_its_time(finished: Study):
 def test_a_chat_model_is_asked_both_ways_and_says_which(finished: Study):
     with Store.open(finished.store) as store:
         cell = store.cells(protocol="direct", task="colours", model="chat")[0]
-        assert set(cell.selection["validation"]) == {"plain", "chat"}
-        assert cell.manifest["styles"] == ["plain", "chat"]
+        assert set(cell.selection.validation_by_style) == {"plain", "chat"}
+        assert cell.provenance.styles == ("plain", "chat")
         tuned = store.cells(protocol="train_before_test", task="colours", model="chat")[0]
         assert len(store.lanes(cell=tuned.key)) == 4
 
 
-def test_the_manifest_tells_how_the_score_came_about(finished: Study):
+def test_the_provenance_tells_how_the_score_came_about(finished: Study):
     with Store.open(finished.store) as store:
-        manifest = store.cells(protocol="train_before_test")[0].manifest
-    assert manifest["versions"]["torch"]
-    assert manifest["model"]["fingerprint"]
-    assert manifest["task"]["splits"]
-    assert manifest["tuning"]["rank"] == 8
-    assert len(manifest["scorer"]["prompt_samples"]) >= 1
+        provenance = store.cells(protocol="train_before_test")[0].provenance
+    assert provenance.versions["torch"]
+    assert provenance.model.fingerprint
+    assert provenance.task.splits.train.used
+    assert provenance.tuning["rank"] == 8
+    assert len(provenance.scorer.prompt_samples) >= 1
 
 
 def test_items_are_kept(finished: Study):
@@ -118,7 +118,7 @@ def test_another_study_takes_over_what_it_shares(finished: Study):
     assert (result.computed, result.reused) == (2, 8)  # few-shot is for questions, not for texts
     with Store.open(finished.store) as store:
         assert len(store.cells(study="wider")) == 10
-    (counted,) = read_store_status(finished.store, "wider")["studies"]
+    (counted,) = store_status(finished.store, "wider")["studies"]
     assert (counted["asked"], counted["done"]) == (10, 10), "a study that is done looks done"
 
 
@@ -248,15 +248,13 @@ def test_seeds_and_race(world: Path, tmp_path: Path):
     run_study(made.model_copy(update={"models": made.models[:1], "tasks": made.tasks[:1]}))
     with Store.open(made.store) as store:
         (cell,) = store.cells(protocol="train_before_test")
-        assert len(cell.selection["seeds"]) == 2
-        assert cell.score.seeds == tuple(s["value"] for s in cell.selection["seeds"])
-        assert cell.score.value == pytest.approx(
-            sum(s["value"] for s in cell.selection["seeds"]) / 2
-        )
+        assert len(cell.selection.seeds) == 2
+        assert cell.score.seeds == tuple(s.value for s in cell.selection.seeds)
+        assert cell.score.value == pytest.approx(sum(s.value for s in cell.selection.seeds) / 2)
         slow = [lane for lane in store.lanes(cell=cell.key) if lane.learning_rate == 1e-8]
         assert all(lane.status == "dropped" for lane in slow)
         assert (
-            cell.selection["epochs_saved_by_race"]
+            cell.selection.epochs_saved_by_race
             == sum(4 - (len(lane.epochs) - 1) for lane in slow)
             > 0
         )

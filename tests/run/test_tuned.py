@@ -163,7 +163,7 @@ def test_seeds_choose_and_test_for_themselves(
     )
     for name in ("colours", "notes"):
         cell = cells[f"{name} {protocol}"]
-        values = [seed["value"] for seed in cell.selection["seeds"]]
+        values = [seed.value for seed in cell.selection.seeds]
         assert len(values) == 2
         assert cell.score.value == pytest.approx(sum(values) / 2)
         assert cell.direct_value == bare[f"{name} direct"].score.value
@@ -173,9 +173,9 @@ def test_seeds_choose_and_test_for_themselves(
         )
         assert cell.score.stderr >= abs(values[0] - values[1]) / 2, "the seeds' part is in it"
         if method == "lora":
-            assert cell.manifest["training"]["form"] == cell.score.origin.path
-            assert cell.manifest["training"]["targets"]
-            assert cell.manifest["engine"]["load"]
+            assert cell.provenance.training.form == cell.score.origin.path
+            assert cell.provenance.training.targets
+            assert cell.provenance.engine.load
         mine = [lane for lane in lanes if lane.task == name]
         assert sorted((lane.learning_rate, lane.seed) for lane in mine) == [
             (1e-8, 0),
@@ -183,11 +183,11 @@ def test_seeds_choose_and_test_for_themselves(
             (1e-2, 0),
             (1e-2, 1),
         ]
-        for seed, chosen in enumerate(cell.selection["seeds"]):
+        for seed, chosen in enumerate(cell.selection.seeds):
             (best,) = [lane for lane in mine if lane.seed == seed and lane.selected]
-            assert best.learning_rate == chosen["learning_rate"]
+            assert best.learning_rate == chosen.learning_rate
     best = cells[f"colours {protocol}"].selection
-    assert [seed["learning_rate"] for seed in best["seeds"]] == [1e-2, 1e-2], "what learns wins"
+    assert [seed.learning_rate for seed in best.seeds] == [1e-2, 1e-2], "what learns wins"
 
 
 @BOTH
@@ -200,8 +200,8 @@ def test_the_race_drops_what_is_behind(world: Path, tmp_path: Path, protocol: st
     assert status == {1e-2: "done", 1e-8: "dropped"}
     cell = cells[f"colours {protocol}"]
     slow = next(lane for lane in lanes if lane.learning_rate == 1e-8)
-    assert cell.selection["epochs_saved_by_race"] == 4 - (len(slow.epochs) - 1) > 0
-    assert cell.selection["learning_rate"] == 1e-2
+    assert cell.selection.epochs_saved_by_race == 4 - (len(slow.epochs) - 1) > 0
+    assert cell.selection.learning_rate == 1e-2
 
 
 @BOTH
@@ -212,7 +212,7 @@ def test_the_papers_rule_reports_the_direct_score_where_tuning_does_not_help(
     tuning = TUNING | {"method": method, "learning_rates": [1e-9], "epochs": 1}
     cells, _ = ran(study(world, tmp_path / "s.db", protocol, tuning=tuning, selection="paper"))
     cell = cells[f"colours {protocol}"]
-    assert (cell.selection["kept_direct"], cell.selection["tuned"], cell.gain) == (True, False, 0)
+    assert (cell.selection.kept_direct, cell.selection.tuned, cell.gain) == (True, False, 0)
 
 
 def test_epochs_know_their_tokens_and_time(world: Path, tmp_path: Path):
@@ -251,11 +251,11 @@ def test_scores_on_the_way_are_the_chosen_rates(world: Path, tmp_path: Path, met
         study(world, tmp_path / "s.db", "adjust", tuning=tuning, adjust=adjust, selection="tuned")
     )
     for name in ("colours", "notes"):
-        rate = cells[f"{name} adjust"].selection["learning_rate"]
+        rate = cells[f"{name} adjust"].selection.learning_rate
         for protocol in ("adjust@10", "adjust@20", "adjust"):
             assert cells[f"{name} {protocol}"].score == alone[rate][f"{name} {protocol}"].score
-            assert cells[f"{name} {protocol}"].selection["learning_rate"] == rate
-    assert cells["colours adjust"].selection["learning_rate"] == 1e-2, "not the first rate"
+            assert cells[f"{name} {protocol}"].selection.learning_rate == rate
+    assert cells["colours adjust"].selection.learning_rate == 1e-2, "not the first rate"
 
 
 @pytest.mark.parametrize(("method", "rates"), [("lora", [3e-3]), ("full", [1e-3, 3e-3])])
@@ -399,5 +399,5 @@ def test_one_diverging_rate_costs_the_others_nothing(world: Path, tmp_path: Path
     tuning = TUNING | {"method": method, "learning_rates": [3e-3, 1e30], "clip": 1e30}
     cells, lanes = ran(study(world, tmp_path / "s.db", "adjust", tuning=tuning))
     assert len(cells) == 2
-    assert cells["colours adjust"].selection["failed_lanes"]
+    assert cells["colours adjust"].selection.failed_lanes
     assert {lane.status for lane in lanes if lane.learning_rate == 1e30} == {"failed"}

@@ -5,11 +5,12 @@ from __future__ import annotations
 from potentia.show.how import ABSENT, _computed, _study
 from potentia.store import CellRecord, StudyRecord
 from potentia.values.metric import Metric
+from potentia.values.provenance import Provenance
 from potentia.values.scores import Score
 
 
 def cell(model: str, task: str, *, weights: str = "all in place", **training: object) -> CellRecord:
-    manifest = {
+    provenance = {
         "engine": {
             "load": {"weights": weights},
             "scoring": {"tree": {"off_by": 9e-6}, "rows": {"off_by": 2e-7}},
@@ -24,7 +25,14 @@ def cell(model: str, task: str, *, weights: str = "all in place", **training: ob
     }
     scores = {"acc": Score(0.5, 0.01, 100, Metric.of("acc"))}
     return CellRecord(
-        f"{model} {task}", "s", model, task, "train_before_test", scores, "acc", manifest
+        f"{model} {task}",
+        "s",
+        model,
+        task,
+        "train_before_test",
+        scores,
+        "acc",
+        Provenance.from_dict(provenance),
     )
 
 
@@ -61,7 +69,11 @@ def test_cells_of_another_source_say_nothing():
     plain = cell("a", "t")
     assert (
         _computed(
-            [CellRecord("k", "s", "a", "t", "direct", plain.scores, "acc", {"imported_from": "x"})]
+            [
+                CellRecord(
+                    "k", "s", "a", "t", "direct", plain.scores, "acc", Provenance(imported_from="x")
+                )
+            ]
         ).rows
         == ()
     )

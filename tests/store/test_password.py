@@ -186,7 +186,7 @@ def test_the_password_is_written_nowhere(
         key = client.get("/api/studies").json()[-1]["key"]
         for page in ("", "/how", "/scores", "/cells"):
             answer = client.get(f"/studies/{key}{page}")
-            assert answer.status_code == 200
+            assert answer.status_code == 200, (page, answer.text[-600:])
             said.append(answer.text)
         said.append(client.get(f"/api/studies/{key}/cells").text)
     with psycopg.connect(f"{plain}/{name}") as connection:

@@ -18,7 +18,9 @@ from potentia.errors import DataError, InputError, StoreError
 from potentia.store import CellRecord, EpochRecord, LaneRecord, Store, schema
 from potentia.store.database import _configure, speaking
 from potentia.values.metric import Metric
+from potentia.values.provenance import Provenance
 from potentia.values.scores import ItemOutcome, Score
+from potentia.values.selection import Selection, TestedState
 
 MakeCell = Callable[..., CellRecord]
 ITEMS = [
@@ -35,8 +37,10 @@ ITEMS = [
 
 def test_a_cell_comes_back_as_it_went_in(store: Store, make_cell: MakeCell) -> None:
     cell = make_cell(
-        manifest={"versions": {"torch": "2.13"}, "prompts": [[1, 2, 3]], "text": "\x00 ünï"},
-        selection={"learning_rate": 2e-5, "epoch": 3},
+        provenance=Provenance(
+            versions={"torch": "2.13"}, details={"prompts": [[1, 2, 3]], "text": "\x00 ünï"}
+        ),
+        selection=Selection(learning_rate=2e-5, epoch=3),
         seconds=12.5,
         direct_value=0.25,
         gain=0.25,
@@ -201,11 +205,10 @@ def test_a_cell_is_told_with_its_commit_and_once(store: Store, make_cell: MakeCe
 
 
 def test_choices_are_the_selections_of_the_cells(store: Store, make_cell: MakeCell) -> None:
-    chosen = {
-        "tuned": False,
-        "form": "chat",
-        "best_tuned": {"value": 0.4},
-    }  # a store of 0.1 says form for style
+    best = TestedState(
+        learning_rate=1e-3, style="plain", seed=0, validation=0.5, value=0.4, stderr=0.01
+    )
+    chosen = Selection(tuned=False, style="chat", best_tuned=best)
     store.commit_cells(
         [make_cell("k1", protocol="train_before_test", selection=chosen), make_cell("k2")]
     )

@@ -146,7 +146,7 @@ def test_one_cell_is_discarded_and_computed_again(study: Study):
     refused = CliRunner().invoke(app, asked)  # no terminal to ask
     assert "m0 × colours × direct" in refused.stdout
     assert "this would discard 1 cells" in str(refused.exception)
-    assert all(cell.finished for cell in plan_study(study).iterate_cells())
+    assert all(cell.done for cell in plan_study(study).cells())
     assert CliRunner().invoke(app, [*asked, "--yes"]).exit_code == 0
     assert not items_of_all(study, "direct")
     assert run_study(study).computed == 1
@@ -167,8 +167,9 @@ def test_a_store_in_use_is_not_repaired(study: Study):
 
 def test_a_record_that_commands_cannot_read_is_found(study: Study):
     damages = (
-        "UPDATE manifests SET manifest = substr(manifest, 1, 20)",
-        "UPDATE manifests SET selection = 'x'",
+        "UPDATE provenances SET provenance = substr(provenance, 1, 20)",
+        "UPDATE provenances SET selection = 'x'",
+        'UPDATE provenances SET selection = \'{"epoch": "x"}\'',
         "UPDATE studies SET spec = '{'",
         "UPDATE events SET payload = '['",
         "UPDATE cells SET metric = 'other'",

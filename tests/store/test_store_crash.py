@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import signal
 import sqlite3
@@ -20,6 +19,7 @@ BATCH = 25
 WRITER = f"""
 import sys
 from potentia.values.metric import Metric
+from potentia.values.provenance import Provenance
 from potentia.values.scores import ItemOutcome, Score
 from potentia.store import CellRecord, Store
 
@@ -28,7 +28,8 @@ store = Store.open(where)
 store.study("crash", "s", {{}})
 def cell(i):
     score = {{"acc": Score(i / {CELLS}, 0.01, 3, Metric.of("acc")), "f1": Score(0.5, 0.01, 3, Metric.of("f1"))}}
-    return CellRecord(f"{{name}}-{{i:05d}}", "s", name, f"t{{i}}", "direct", score, "acc", manifest={{"i": i}})
+    provenance = Provenance(details={{"i": i}})
+    return CellRecord(f"{{name}}-{{i:05d}}", "s", name, f"t{{i}}", "direct", score, "acc", provenance)
 for start in range(0, {CELLS}, {BATCH}):
     store.commit_cells([cell(i) for i in range(start + 1, start + {BATCH})])
     store.commit_cell(cell(start), items=[ItemOutcome(j, 1.0, "a", "a", {{"i": start}}) for j in range(3)])
@@ -45,7 +46,7 @@ def check(where: Path) -> int:
         assert len(cells) == store.count()
         for cell in cells:
             i = int(cell.key.rpartition("-")[2])
-            assert json.dumps(cell.manifest) == json.dumps({"i": i})
+            assert cell.provenance.details == {"i": i}
             assert cell.score.value == i / CELLS
             assert set(cell.scores) == {"acc", "f1"}
             if i % BATCH == 0:

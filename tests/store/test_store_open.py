@@ -15,6 +15,7 @@ import pytest
 from potentia.errors import NoStoreError, StoreError
 from potentia.store import CellRecord, Store
 from potentia.store.database import locate
+from potentia.values.provenance import Provenance
 from potentia.values.scores import ItemOutcome
 
 MakeCell = Callable[..., CellRecord]
@@ -159,11 +160,15 @@ def test_a_full_disk_keeps_what_was_committed(tmp_path: Path, make_cell: MakeCel
             pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
             connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + 2}")
         with pytest.raises(StoreError, match=r"full.*\n.*free some space"):
-            store.commit_cell(make_cell("k2", manifest={"text": "x" * 100_000}))
+            store.commit_cell(
+                make_cell("k2", provenance=Provenance(details={"text": "x" * 100_000}))
+            )
         assert not store.has("k2")
     with Store.open(path) as store:
         assert store.count() == 1
-        assert store.commit_cell(make_cell("k2", manifest={"text": "x" * 100_000}))
+        assert store.commit_cell(
+            make_cell("k2", provenance=Provenance(details={"text": "x" * 100_000}))
+        )
 
 
 LIMITED = """
@@ -240,7 +245,7 @@ def test_a_damaged_record_is_told(tmp_path: Path):
 
     where = make_store(tmp_path / "made.db")
     with sqlite3.connect(where) as raw:
-        raw.execute("UPDATE manifests SET manifest = substr(manifest, 1, 40)")
+        raw.execute("UPDATE provenances SET provenance = substr(provenance, 1, 40)")
     with Store.open(where, readonly=True) as store, pytest.raises(StoreError, match="damaged"):
         store.cells()
 

@@ -28,7 +28,7 @@ from potentia.errors import (
     first_line,
     without_password,
 )
-from potentia.processes import let_threads_sleep
+from potentia.processes import wait_asleep
 
 # What `--help` shows, in the order of use.
 PANELS = {
@@ -151,7 +151,7 @@ def _root(
 
 def run() -> None:
     """Run the command line and exit with Potentia's codes."""
-    let_threads_sleep()
+    wait_asleep()
     os.environ.setdefault(
         "TQDM_DISABLE", "1"
     )  # commands show their own progress; bars of libraries would tear it

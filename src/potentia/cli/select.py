@@ -26,6 +26,7 @@ from potentia.cli.output import (
 )
 from potentia.errors import InputError, StudyError
 from potentia.values.findings import Table
+from potentia.values.selection import NO_SELECTION
 
 OF_STUDY = (
     "drop_bad_rows",
@@ -67,7 +68,7 @@ def select(asked: Any) -> None:
         raise StudyError(
             "a share of what is not known", hint="say the budget as a time: --budget 30min"
         )
-    seconds = None if asked.budget is None else potentia.run.parse_budget(asked.budget, 0.0)
+    seconds = None if asked.budget is None else potentia.run.read_budget(asked.budget, 0.0)
     fixed = {
         "name": "select",
         "protocols": ["direct", "train_before_test"],
@@ -292,9 +293,9 @@ def _facts(cell: potentia.store.CellRecord) -> dict[str, Any]:
         "model": cell.model,
         "task": cell.task,
         "protocol": cell.protocol,
-        "learning_rate": f"{chosen['learning_rate']:g}" if chosen.get("learning_rate") else None,
-        "epoch": chosen.get("epoch"),
-        "validation": chosen.get("validation"),
+        "learning_rate": f"{chosen.learning_rate:g}" if chosen.learning_rate else None,
+        "epoch": chosen.epoch,
+        "validation": chosen.validation,
         "test": cell.score.value,
     }
 
@@ -304,11 +305,11 @@ def _why_none(asked: Any) -> str:
     cells = [
         cell
         for cell in opened(asked.store, notes=False, **some(asked, shared.CELLS)).cells()
-        if cell.selection
+        if cell.selection != NO_SELECTION
     ]
     if not cells:
         return "no tuned cell of these"
     last = cells[-1]
-    if not last.selection.get("tuned", True):
+    if last.selection.is_untuned:
         return f"validation kept the untuned model for {last.model} on {last.task}: there is no adapter"
     return f"the adapter of {last.model} on {last.task} was not kept (keep_adapters, full tuning, or it was dropped)"

@@ -19,7 +19,9 @@ from potentia.formats import Reading
 from potentia.store import CellRecord, ChoiceRecord, FailureRecord, LaneRecord, Store, StudyRecord
 from potentia.study import EXPOSED, ModelSpec, Study
 from potentia.values.protocol import Protocol, TaskName, in_order, main_protocol
+from potentia.values.provenance import Provenance
 from potentia.values.scores import ItemOutcome, Outcomes, ScoreMatrix
+from potentia.values.selection import ProbeResult
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -126,7 +128,7 @@ class Evidence:
             if metric.chance is not None
         ]
         for store, studies in self._opened():
-            told += _tasks_of(store.manifests_by_task(study=studies))
+            told += _tasks_of(store.provenances_by_task(study=studies))
         told += [
             Benchmark(task.name, category=task.category or "", chance=task.chance)
             for study in filter(None, map(study_of, self.studies))
@@ -217,9 +219,9 @@ class Evidence:
             lambda store, key: store.choices(study=key, protocol=protocol), lambda cell: cell.key
         )
 
-    def probes(self) -> dict[tuple[str, str], dict[str, Any]]:
+    def probes(self) -> dict[tuple[str, str], ProbeResult]:
         """Return what the probes of the studies recorded, by model and task."""
-        found: dict[tuple[str, str], dict[str, Any]] = {}
+        found: dict[tuple[str, str], ProbeResult] = {}
         for store, studies in self._opened():
             found |= store.probes(study=studies)
         return found
@@ -347,19 +349,16 @@ def study_facts(study: Study) -> ModelTable:
     return facts_of((), study.rows(), own)
 
 
-def _tasks_of(manifests: Mapping[str, Mapping[str, Any]]) -> Iterator[Benchmark]:
+def _tasks_of(provenances: Mapping[str, Provenance]) -> Iterator[Benchmark]:
     """Give what the studies tell of their tasks: the size of the train split before carving, the score of a guess."""
-    for task, manifest in manifests.items():
-        told = manifest.get("task") or {}
-        splits = told.get("splits") or {}
-        train, validation = splits.get("train") or {}, splits.get("validation") or {}
-        size = train.get("available")
-        if size is not None and validation.get("origin", "validation") not in (
-            "validation",
-            "none",
-        ):
-            size += validation.get("available", 0)  # carved out of train
-        yield Benchmark(TaskName(task).whole, train_size=size, chance=told.get("chance"))
+    for task, provenance in provenances.items():
+        splits = provenance.task.splits
+        train_size = splits.train.available
+        is_carved = splits.validation.origin not in (None, "validation", "none")
+        if train_size is not None and is_carved:
+            train_size += splits.validation.available or 0  # carved out of train
+        chance = provenance.task.chance
+        yield Benchmark(TaskName(task).whole, train_size=train_size, chance=chance)
 
 
 def _told(row: ModelSpec, known: ModelFacts | None) -> ModelFacts:

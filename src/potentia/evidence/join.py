@@ -80,11 +80,7 @@ def recipe_of(
 ) -> dict[str, Any]:
     """Return how the cells of a task were tuned."""
     cells = store.cells(study=studies, task=task, protocol=protocol, limit=1)
-    return (
-        {name: cells[0].manifest.get(name) for name in ("tuning", "selection", "adjust")}
-        if cells
-        else {}
-    )
+    return cells[0].provenance.recipe if cells else {}
 
 
 def _settings(one: Mapping[str, Any], two: Mapping[str, Any]) -> tuple[Difference, ...]:

@@ -228,7 +228,8 @@ def _of_store(store: Store, where: str, wanted: tuple[str, ...], metric: str | N
     scores, without = _by_metric(store, protocols, keys, metric)
     scores = {protocol: unfolded(matrix, notes) for protocol, matrix in scores.items()}
     for (protocol, task), models in store.cut_prompts(study=keys).items():
-        cut, asked = (sum(numbers) for numbers in zip(*models.values(), strict=True))
+        cut = sum(prompts.cut for prompts in models.values())
+        asked = sum(prompts.requests for prompts in models.values())
         shown = ", ".join(list(models)[:3]) + (
             f" and {len(models) - 3} more" if len(models) > 3 else ""
         )

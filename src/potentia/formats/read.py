@@ -23,6 +23,7 @@ from potentia.formats.table import RawTable
 from potentia.formats.travel import every_eval_ever_entries, is_every_eval_ever
 from potentia.store import CellRecord, Store
 from potentia.values.protocol import Protocol
+from potentia.values.provenance import Provenance
 from potentia.values.scores import Outcomes, ScoreMatrix
 
 if TYPE_CHECKING:
@@ -290,10 +291,11 @@ def import_scores(
                 astuple(score.metric),
             )
             key = f"import-{_digest([study, protocol, model, task, told, score.seeds, astuple(score.origin)[:4]])}"
-            metric, manifest = score.metric.name or "score", {"imported_from": source}
+            metric = score.metric.name or "score"
+            provenance = Provenance(imported_from=source)
             cells.append(
                 CellRecord(
-                    key, record.key, model, task, protocol, {metric: score}, metric, manifest
+                    key, record.key, model, task, protocol, {metric: score}, metric, provenance
                 )
             )
     new = sum(

@@ -6,7 +6,7 @@ import json
 import math
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from potentia.errors import InputError
 from potentia.files import whole_folder
 from potentia.integrations.adapter_note import NOTE
+from potentia.values.provenance import TaskProvenance
 
 if TYPE_CHECKING:
     from potentia.store import CellRecord, Store
@@ -46,20 +47,20 @@ def export_adapter(
     all of it is written; with ``replace`` it takes the place of an earlier one.
     """
     stored = store.adapter(cell.key)
-    if stored is None and cell.selection.get("tuned", True):
+    if stored is None and not cell.selection.is_untuned:
         raise InputError(f"no adapter of {cell.model} on {cell.task} is kept", where=store.where)
-    model = cell.manifest.get("model") or {}
-    base = str(model.get("source") or cell.model)
-    before = [str(model["adapter"])] if model.get("adapter") else []
-    if model.get("copy_of"):  # an exposed copy: what it was exposed to comes first
-        before.append(str(store.adapter(f"treated-{model.get('fingerprint')}")))
+    model = cell.provenance.model
+    base = model.source or cell.model
+    before = [model.adapter] if model.adapter else []
+    if model.copy_of:  # an exposed copy: what it was exposed to comes first
+        before.append(str(store.adapter(f"treated-{model.fingerprint}")))
     quantisation = None
-    if model.get("quantise"):
-        quantisation = Quantisation(str(model["quantise"]), str(model.get("dtype")))
+    if model.quantise:
+        quantisation = Quantisation(model.quantise, str(model.dtype))
     lines = loading_lines(
         base,
         str(folder) if stored is not None else None,
-        gguf=model.get("gguf_file"),
+        gguf=model.gguf_file,
         before=before,
         quantisation=quantisation,
     )
@@ -73,9 +74,9 @@ def export_adapter(
         note["cell"] = cell.key
         note["task"] = cell.task
         note["protocol"] = cell.protocol
-        note["selection"] = dict(cell.selection)
-        note["model"] = {**model, "source": base, "before": before}
-        note["asked"] = dict(cell.manifest.get("task") or {})
+        note["selection"] = cell.selection.to_dict()
+        note["model"] = {**model.to_dict(), "source": base, "before": before}
+        note["asked"] = cell.provenance.task.to_dict()
         note["metric"] = cell.metric
         note["score"] = cell.score.value
         note["stderr"] = cell.score.stderr
@@ -116,18 +117,15 @@ def adapter_card(cell: CellRecord, base: str, lines: tuple[str, ...], folder: st
     """Return the card of an adapter: its base, what it was tuned on and how, what it scores, how to ask it."""
     from huggingface_hub import ModelCard
 
-    tuning = cell.manifest.get("tuning") or (cell.manifest.get("adjust") or {}).get("tuning") or {}
-    task = cell.manifest.get("task") or {}
-    splits = task.get("splits") or {}
-    documents_used = {}
-    for split in ("train", "validation", "test"):
-        documents_used[split] = (splits.get(split) or {}).get("used")
+    settings = cell.provenance.tuning_settings
+    task = cell.provenance.task
+    seed = task.splits.seed
     name = f"{cell.model.rpartition('/')[2]}-{cell.task}"
     other_scores = {}
     for metric in ("macro_f1", "balanced_accuracy"):
         if metric in cell.scores:
             other_scores[metric] = cell.scores[metric].value
-    for baseline, scores in (task.get("baselines") or {}).items():
+    for baseline, scores in task.baselines.items():
         other_scores[baseline] = scores.get("acc", math.nan)
     template = _templates().get_template("card.md")
     body = template.render(
@@ -136,17 +134,17 @@ def adapter_card(cell: CellRecord, base: str, lines: tuple[str, ...], folder: st
         cell=cell,
         score=cell.score,
         chosen=cell.selection,
-        used=documents_used,
+        used=task.splits.used_by_split(),
         beside=other_scores,
         lines=lines,
-        tuned=cell.selection.get("tuned", True),
-        origin=(splits.get("test") or {}).get("origin", "unknown"),
-        seed=splits.get("seed", "unknown"),
+        tuned=not cell.selection.is_untuned,
+        origin=task.splits.test.origin or "unknown",
+        seed="unknown" if seed is None else seed,
         asking=asking_lines(task),
-        config=task.get("config") or {},
-        labels=task.get("labels") or {},
+        config=task.config,
+        labels=task.labels,
         folder=shlex.quote(folder),
-        recipe={key: value for key, value in tuning.items() if value is not None},
+        recipe={key: value for key, value in settings.items() if value is not None},
     )
     return str(ModelCard(f"---\n{_render_card_head(cell, base, name)}\n---\n{body}"))
 
@@ -177,11 +175,10 @@ def _render_card_head(cell: CellRecord, base: str, name: str) -> str:
     ).to_yaml()
 
 
-def asking_lines(task: Mapping[str, Any]) -> tuple[str, ...]:
+def asking_lines(task: TaskProvenance) -> tuple[str, ...]:
     """Return Python that classifies a text with the loaded model and no Potentia; none for other kinds of tasks."""
-    labels = task.get("labels")
-    config = task.get("config") or {}
-    prompt = str(config.get("doc_to_text", ""))
+    labels = task.labels
+    prompt = str(task.config.get("doc_to_text", ""))
     fields = [name for name in ("text", "text_pair") if "{{" + name + "}}" in prompt]
     if not labels or not fields or prompt.count("{{") != len(fields):
         return ()
@@ -189,7 +186,7 @@ def asking_lines(task: Mapping[str, Any]) -> tuple[str, ...]:
         prompt = prompt.replace("{{" + name + "}}", f"<{name}>")
     return _render_lines(
         "asking.py.txt",
-        labels=json.dumps(labels, ensure_ascii=False),
+        labels=json.dumps(dict(labels), ensure_ascii=False),
         fields=fields,
         prompt=prompt,
     )

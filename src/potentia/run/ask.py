@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 from potentia.values.requests import Continuation, Document, Generation, Likelihood
 from potentia.values.scores import ItemOutcome, Score
+from potentia.values.selection import Selection
 
 if TYPE_CHECKING:
     from potentia.engine.scoring import Scorer
@@ -206,7 +207,7 @@ REMEMBERED, SMALL = 6, 1000  # renderings of a task, and the documents of one
 _rendered: WeakKeyDictionary[Task, dict[tuple[Any, ...], list[Any]]] = WeakKeyDictionary()
 
 
-def render_once(task: Task, how: tuple[Any, ...], render: Callable[[], list[Any]]) -> list[Any]:
+def remembered(task: Task, how: tuple[Any, ...], render: Callable[[], list[Any]]) -> list[Any]:
     """Render a split once for all lanes, epochs and models that are asked alike; a large one every time."""
     known = _rendered.setdefault(task, {})
     if how in known:
@@ -222,7 +223,7 @@ def render_once(task: Task, how: tuple[Any, ...], render: Callable[[], list[Any]
 def _prompts(ask: Ask, chat: ChatTemplate | None) -> list[Prompt]:
     documents = ask.task.documents(ask.split)
     render = partial(ask.task.prompts, documents, shots=ask.shots, chat=chat, seed=ask.seed)
-    return render_once(ask.task, (ask.split, ask.shots, ask.seed, chat), render)
+    return remembered(ask.task, (ask.split, ask.shots, ask.seed, chat), render)
 
 
 def _answer(kind: type, value: Any) -> Any:
@@ -233,7 +234,7 @@ def _answer(kind: type, value: Any) -> Any:
     return value.logprob if kind is Document else value
 
 
-def evaluate_untuned(
+def direct(
     scorer: Scorer,
     task: Task,
     *,
@@ -242,7 +243,7 @@ def evaluate_untuned(
     shots: int = 0,
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
-) -> tuple[Evaluation, dict[str, Any]]:
+) -> tuple[Evaluation, Selection]:
     """Evaluate the untuned model on the task's test split, after choosing the style on validation; and say how.
 
     An instruct model is asked with and without its chat template on the validation split, and the better style is used
@@ -264,4 +265,5 @@ def evaluate_untuned(
     (test,) = evaluate(
         scorer, [Ask(task, "test", style, shots, seed)], chat=chat, progress=progress
     )
-    return test, {"style": style, "validation": seen}
+    by_style = {str(one): value for one, value in seen.items()}
+    return test, Selection(style=style, validation_by_style=by_style)

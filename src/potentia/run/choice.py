@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 from potentia.errors import TuningError
 from potentia.files import write_file
 from potentia.run.ask import Evaluation, Style, evaluate
 from potentia.study import content_key
 from potentia.timing import spending
+from potentia.values.selection import SearchEnd, SeedChoice, Selection, TestedState
 
 if TYPE_CHECKING:
     from potentia.run.fine_tuning import FineTuning
@@ -25,13 +26,6 @@ if TYPE_CHECKING:
 
 LEAD = 0.5  # standard errors of validation by which an end must lead to be followed further
 PATIENCE = 3  # looks in a row, each more than a standard error below its best, after which a lane is past it
-
-# Where a cell's best lies, the most doubtful first: the first three may have more in them.
-Verdict = Literal[
-    "kept untuned", "at the bound", "still rising", "one rate", "flat", "inside", "perfect"
-]
-VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-MORE = VERDICTS[:3]
 
 
 @dataclass(frozen=True)
@@ -159,27 +153,31 @@ def next_rung(rate: float, *, up: bool) -> float:
     return next(rung for rung in reversed(rungs) if 1.5 * rung < rate)
 
 
-def verdict(chosen: Candidate, peaks: Peaks, curve: Sequence[Candidate]) -> Verdict:
+def find_search_end(chosen: Candidate, peaks: Peaks, curve: Sequence[Candidate]) -> SearchEnd:
     """Say where the chosen state lies in what was searched; ``curve`` is its lane's, from the untuned model on."""
     if not chosen.tuned:
-        return "kept untuned"
+        return SearchEnd.UNTUNED
     if leading_end(peaks) is not None:
-        return "at the bound"
+        return SearchEnd.AT_BOUND
     before = [c for c in curve if c.epoch < chosen.epoch]
     if before and chosen.epoch == curve[-1].epoch and not math.isnan(chosen.value):
         last = max(before, key=lambda c: c.epoch)
         if chosen.worth - last.worth > LEAD * chosen.error:
-            return "still rising"
+            return SearchEnd.STILL_RISING
     if len(peaks) < 2:
-        return "one rate"
-    return "flat" if chosen.learning_rate in (min(peaks), max(peaks)) else "inside"
+        return SearchEnd.ONE_RATE
+    if chosen.learning_rate in (min(peaks), max(peaks)):
+        return SearchEnd.FLAT
+    return SearchEnd.INSIDE
 
 
-def worst_of(found: Sequence[Verdict], chosen: Sequence[Candidate], metric: Metric) -> Verdict:
-    """Return the most doubtful over seeds; validation that cannot be better leaves no doubt."""
-    worst = min(found, key=VERDICTS.index)
+def most_doubtful_end(
+    ends: Sequence[SearchEnd], chosen: Sequence[Candidate], metric: Metric
+) -> SearchEnd:
+    """Return the most doubtful end over seeds; validation that cannot be better leaves no doubt."""
+    worst = min(ends, key=list(SearchEnd).index)
     perfect = metric.scale == "share" and all(best.value == float(best.up) for best in chosen)
-    return "perfect" if perfect and worst in MORE else worst
+    return SearchEnd.PERFECT if perfect and worst.may_have_more else worst
 
 
 def past_its_best(curve: Sequence[Candidate]) -> bool:
@@ -256,17 +254,19 @@ class Ending:
             and not self._gains(test, direct)
         )
         dropped = [result for result in self.results if result.status == "dropped"]
-        selection = _told(chosen, tests) | {
-            "tuned": chosen[0].tuned and not kept_direct,
-            "kept_direct": kept_direct,
-            "epochs_saved_by_race": sum(
+        selection = replace(
+            selection_of(chosen, tests),
+            tuned=chosen[0].tuned and not kept_direct,
+            kept_direct=kept_direct,
+            epochs_saved_by_race=sum(
                 tuning.epochs(lanes[one.key]) - len(one.epochs) for one in dropped
             ),
-            "target_modules": list(self.results[0].targets),
-            "failed_lanes": failures,
-            **self._search(chosen, best_tuned, kept_direct),
-            **self._also_tested(dict(zip(chosen, tests, strict=True)), best_tuned, kept_direct),
-        }
+            target_modules=tuple(self.results[0].targets),
+            failed_lanes=tuple(failures),
+        )
+        selection = self._describe_search(selection, chosen, best_tuned)
+        evaluations = dict(zip(chosen, tests, strict=True))
+        selection = self._test_others(selection, evaluations, best_tuned)
         if not kept_direct:
             tuning.keep(name, chosen[0])
         final = direct if kept_direct and direct is not None else test
@@ -290,54 +290,67 @@ class Ending:
         gain = test.main.value - direct.main.value
         return gain > 0 if self.task.higher_is_better else gain < 0
 
-    def _search(
-        self, chosen: Sequence[Candidate], best_tuned: Sequence[Candidate], kept_direct: bool
-    ) -> dict[str, Any]:
-        """Say what was searched, and where the best lies in it: over seeds, the most doubtful."""
+    def _describe_search(
+        self, selection: Selection, chosen: Sequence[Candidate], best_tuned: Sequence[Candidate]
+    ) -> Selection:
+        """Add what was searched, and where the best lies in it: over seeds, the most doubtful."""
         tuning, name = self.tuning, self.name
 
         def peaks(best: Candidate) -> Peaks:
             return tuning.peaks(name, best.lane.rivals) if best.lane is not None else {}
 
-        found: list[Verdict] = ["kept untuned"] if kept_direct else []
+        ends = [SearchEnd.UNTUNED] if selection.kept_direct else []
         for best in chosen:
             curve = tuning.curves[best.lane.key, name] if best.lane is not None else ()
-            found.append(verdict(best, peaks(best), curve))
+            ends.append(find_search_end(best, peaks(best), curve))
         judge = tuning.judge(name)
-        worst = worst_of(found, chosen, judge.metric_of(judge.metric))
         assert best_tuned[0].lane is not None
         made = tuning.results[best_tuned[0].lane.key]
-        return {
-            "search": worst,
-            "may_have_more": worst in MORE,
-            "rates_tried": sorted({rate for best in best_tuned for rate in peaks(best)}),
-            "updates": made.step,
-            "tokens": sum(epoch.tokens for epoch in made.epochs),
-            "trainable": int(
+        rates = {rate for best in best_tuned for rate in peaks(best)}
+        return replace(
+            selection,
+            search=most_doubtful_end(ends, chosen, judge.metric_of(judge.metric)),
+            rates_tried=tuple(sorted(rates)),
+            updates=made.step,
+            tokens=sum(epoch.tokens for epoch in made.epochs),
+            trainable=int(
                 getattr(tuning.trainer, "trainable", tuning.loaded.parameters)
             ),  # full: all
-        }
+        )
 
-    def _also_tested(
-        self, made: Mapping[Candidate, Evaluation], best_tuned: Sequence[Candidate], direct: bool
-    ) -> dict[str, Any]:
+    def _test_others(
+        self,
+        selection: Selection,
+        made: Mapping[Candidate, Evaluation],
+        best_tuned: Sequence[Candidate],
+    ) -> Selection:
         """Test what `selection: tuned` would give, where an untuned model stands, and every rate where it is asked."""
-        found: dict[str, Any] = {}
-        if direct or not all(best.tuned for best in made):
-            told = [self._at_end(best, made) for best in best_tuned]
-            means = {key: sum(one[key] for one in told) / len(told) for key in ("value", "stderr")}
-            found["best_tuned"] = told[0] | means
+        if selection.kept_direct or not all(best.tuned for best in made):
+            states = [self._at_end(best, made) for best in best_tuned]
+            best = replace(
+                states[0],
+                value=sum(state.value for state in states) / len(states),
+                stderr=sum(state.stderr for state in states) / len(states),
+            )
+            selection = replace(selection, best_tuned=best)
         if self.tuning.every_rate:
-            found["rates"] = [self._at_end(one, made) for one in self.tuning.states(self.name)]
-        return found
+            rates = tuple(self._at_end(one, made) for one in self.tuning.states(self.name))
+            selection = replace(selection, rates=rates)
+        return selection
 
-    def _at_end(self, state: Candidate, made: Mapping[Candidate, Evaluation]) -> dict[str, Any]:
+    def _at_end(self, state: Candidate, made: Mapping[Candidate, Evaluation]) -> TestedState:
         """Return a state's test score beside what validation said of it (appendix B.3: what a larger search gives)."""
         assert state.lane is not None
         test = made[state] if state in made else self._test(state)
-        told = {"learning_rate": state.learning_rate, "style": state.style, "seed": state.lane.seed}
-        told |= {"validation": state.value, "value": test.main.value, "stderr": test.main.stderr}
-        return told | {"chosen": state in made}
+        return TestedState(
+            learning_rate=state.lane.learning_rate,
+            style=state.style,
+            seed=state.lane.seed,
+            validation=state.value,
+            value=test.main.value,
+            stderr=test.main.stderr,
+            chosen=state in made,
+        )
 
     def _test(self, state: Candidate, *, selected: bool = False) -> Evaluation:
         """Score a state on the test split."""
@@ -364,8 +377,8 @@ class Ending:
                     for c in chosen
                     if c.lane is not None
                 ]
-                selection = _told(chosen, tests) | {"step": step}
-                del selection["epoch"]  # the end of the tuning, where the lane was chosen
+                # no epoch: that is the end of the tuning, where the lane was chosen
+                selection = replace(selection_of(chosen, tests), step=step, epoch=None)
                 self.tuning.commit(self.name, step, Evaluation.mean(tests), selection)
 
 
@@ -389,8 +402,8 @@ def score_on_the_way(tuning: FineTuning, lane: LanePlan, step: int) -> None:
         if len(tuning.lanes) > 1 or tuning.tuning.rate_bounds is not None:
             write_file(path, made.to_json(), synced=True)
         else:
-            told = {"step": step, "style": lane.style, "learning_rate": lane.learning_rate}
-            tuning.commit(name, step, made, told)
+            selection = Selection(step=step, style=lane.style, learning_rate=lane.learning_rate)
+            tuning.commit(name, step, made, selection)
 
 
 def _waiting(tuning: FineTuning, lane: LanePlan, step: int, task: str) -> Path:
@@ -410,25 +423,25 @@ def _on_the_way(tuning: FineTuning, lane: LanePlan, step: int, task: str) -> Eva
         ) from None
 
 
-def _told(chosen: Sequence[Candidate], tests: Sequence[Evaluation]) -> dict[str, Any]:
+def selection_of(chosen: Sequence[Candidate], tests: Sequence[Evaluation]) -> Selection:
     """Return what was chosen, seed by seed."""
-    first, parts = chosen[0], ("learning_rate", "epoch", "style")
     seeds = [
-        {
-            "value": test.main.value,
-            **{part: getattr(c, part) for part in parts},
-            "validation": c.value,
-        }
-        for test, c in zip(tests, chosen, strict=True)
+        SeedChoice(
+            value=test.main.value,
+            learning_rate=state.learning_rate,
+            epoch=state.epoch,
+            style=state.style,
+            validation=state.value,
+        )
+        for test, state in zip(tests, chosen, strict=True)
     ]
-    told = {
-        "style": first.style,
-        "learning_rate": first.learning_rate,
-        "epoch": first.epoch,
-        "validation": first.value,
-    }
-    return told | {
-        "validation_stderr": first.stderr,
-        "validation_right": first.right,
-        "seeds": seeds,
-    }
+    first = chosen[0]
+    return Selection(
+        style=first.style,
+        learning_rate=first.learning_rate,
+        epoch=first.epoch,
+        validation=first.value,
+        validation_stderr=first.stderr,
+        validation_right=first.right,
+        seeds=tuple(seeds),
+    )

@@ -12,7 +12,7 @@ import platform
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -22,23 +22,26 @@ from typing import TYPE_CHECKING, Any
 from potentia.engine import LoadedModel, chat_template, going_first, load, verdicts_of_run
 from potentia.errors import INTERRUPTS, DamagedItemsError, ModelError, PotentiaError, StoreError
 from potentia.facts import Kind
-from potentia.run.ask import Evaluation, Style, evaluate_untuned
+from potentia.run.ask import Evaluation, Style, direct
 from potentia.run.fine_tuning import tune_row
-from potentia.run.machine import is_gpu_shared
-from potentia.run.plan import (
-    CellPlan,
-    LoadedTasks,
-    Row,
-    adopt_finished_cells,
-    decide_model_kind,
-    decide_scoring_kind,
-    mark_finished_cells,
-)
-from potentia.run.progress import RowProgress, Stopped
+from potentia.run.machine import in_use
+from potentia.run.plan import CellPlan, LoadedTasks, RowPlan, kind_of, seen, settled_kind, take_over
+from potentia.run.progress import Board, Stopped
 from potentia.study import SCORING_VERSION, adjust_tuning, cell_key, renamed
-from potentia.timing import TimeTally, spending
+from potentia.timing import Tally, spending
 from potentia.values.metric import Origin, recipe_fingerprint
+from potentia.values.plain import to_plain
 from potentia.values.protocol import ADJUST, DIRECT, TRAIN_BEFORE_TEST, Protocol
+from potentia.values.provenance import (
+    EngineProvenance,
+    ModelProvenance,
+    Provenance,
+    ScorerProvenance,
+    SplitsProvenance,
+    TaskProvenance,
+    TrainingProvenance,
+)
+from potentia.values.selection import CutPrompts, ProbeResult, Selection
 
 if TYPE_CHECKING:
     from potentia.engine.scoring import Scorer
@@ -80,13 +83,13 @@ class RowOutcome:
 class RowRun:
     """Everything that the cells of one row share while it runs."""
 
-    plan: Row
+    plan: RowPlan
     tasks: LoadedTasks
     store: Store
     stop: Callable[[], bool]
     device: str
     shelf: ModelCache | None = None  # where the model waits for the next wave
-    board: RowProgress = field(init=False)
+    board: Board = field(init=False)
     study: Study = field(init=False)
     loaded: LoadedModel = field(init=False)
     scorer: Scorer = field(init=False)
@@ -95,16 +98,16 @@ class RowRun:
     styles: tuple[Style, ...] = field(init=False, default=("plain",))
     outcome: RowOutcome = field(init=False, default_factory=RowOutcome)
     unknown: dict[str, float] = field(init=False, default_factory=dict)  # shares of tokens, by task
-    tally: TimeTally = field(init=False, default_factory=TimeTally)
+    tally: Tally = field(init=False, default_factory=Tally)
 
     def __post_init__(self) -> None:
-        self.board = RowProgress(self.plan, self.store)
+        self.board = Board(self.plan, self.store)
         self.study = self.plan.study
 
     def run(self) -> RowOutcome:
         """Compute every cell of the row that the store does not have by now, and tell where the time went."""
         shared = self.plan.memory < 1.0
-        with self.tally.running(), going_first(self.device) if shared else nullcontext():
+        with self.tally.kept(), going_first(self.device) if shared else nullcontext():
             outcome = self._run()
         if self.outcome.done or self.plan.lane_part is not None:
             self.board.event("row", seconds=self.tally.total, tally=self.tally.seconds)
@@ -114,11 +117,11 @@ class RowRun:
         if self.plan.problem:
             return self.give_up(self.plan.problem)
         pending = len(self.plan.pending)
-        (self.plan,) = mark_finished_cells([self.plan], self.store)
+        (self.plan,) = seen([self.plan], self.store)
         self.outcome.found = pending - len(self.plan.pending) if self.plan.lane_part is None else 0
         if self.outcome.found:
-            adopt_finished_cells(self.plan, self.store)
-            done = [(cell.task, cell.protocol) for cell in self.plan.cells if cell.finished]
+            take_over(self.plan, self.store)
+            done = [(cell.task, cell.protocol) for cell in self.plan.cells if cell.done]
             self.board.event("found", cells=self.outcome.found, done=done)
         if not self.plan.pending:
             return self.outcome
@@ -167,14 +170,14 @@ class RowRun:
             self.loaded = load_treated(self)
         else:
             self.loaded = self.load_model()
-        if self.loaded.fingerprint != self.plan.model_fingerprint:
+        if self.loaded.fingerprint != self.plan.weights:
             self.loaded.close()
             raise ModelError(
                 "its files changed since the study was planned", hint="run the same command again"
             )
         self.scorer = Scorer(self.loaded, token_budget=self.study.token_budget)
         template = chat_template(self.loaded.tokenizer)
-        kind = decide_model_kind(self.study, model, template=template is not None)
+        kind = kind_of(self.study, model, template=template is not None)
         assert kind is not None
         self.kind = kind
         asked = self.study.chat == "always" and model.kind != "base"
@@ -214,7 +217,7 @@ class RowRun:
 
     def _direct(self, cells: list[CellPlan]) -> None:
         (cell,) = cells
-        task = self.tasks.by_name[cell.task]
+        task = self.tasks.benchmarks[cell.task]
         looks = len(self.styles) if len(self.styles) > 1 else 0
         total = len(task.documents("test")) + looks * len(task.documents("validation"))
         self.board.phase(f"{cell.protocol} {cell.task}", total=total)
@@ -224,7 +227,7 @@ class RowRun:
 
     def _ask_untuned(
         self, task: str, protocol: Protocol, progress: Callable[[int], None] | None = None
-    ) -> tuple[Evaluation, dict[str, Any]]:
+    ) -> tuple[Evaluation, Selection]:
         how: dict[str, Any] = {
             "styles": self.styles,
             "chat": self.chat,
@@ -232,9 +235,9 @@ class RowRun:
             "progress": progress,
         }
         with spending("test"):
-            return evaluate_untuned(
+            return direct(
                 self.scorer,
-                self.tasks.by_name[task],
+                self.tasks.benchmarks[task],
                 shots=self.study.shots_for(task, protocol),
                 **how,
             )
@@ -247,9 +250,9 @@ class RowRun:
         test: Evaluation,
         *,
         seconds: float,
-        selection: dict[str, Any],
+        selection: Selection,
         direct_value: float | None = None,
-        probe: Mapping[str, Any] | None = None,
+        probe: ProbeResult | None = None,
     ) -> None:
         """Commit one cell with its items, and say so on the board."""
         from potentia.store import CellRecord
@@ -261,23 +264,24 @@ class RowRun:
                 f"every choice got the same log-probability in {test.tied:,} of {test.compared:,} examples",
                 hint="the result would say which choice comes first: look at the model's weights and tokenizer",
             )
-        manifest = self.manifest(cell, selection)
-        unknown_share = manifest["task"].get("unknown_tokens", 0.0)
+        provenance = self.describe_provenance(cell, selection)
+        unknown_share = provenance.task.unknown_tokens
         if unknown_share >= UNKNOWN_SHARE:
-            selection = {**selection, "unknown_tokens": unknown_share}
+            selection = replace(selection, unknown_tokens=unknown_share)
         if test.cut:
-            selection = {**selection, "cut_prompts": [test.cut, test.requests]}
-        recipe = {name: manifest.get(name) for name in ("tuning", "selection", "adjust")}
+            selection = replace(selection, cut_prompts=CutPrompts(test.cut, test.requests))
+        recipe = provenance.recipe
         if (
             recipe["adjust"] and self.tasks.auxiliary is not None
         ):  # what is in the file, wherever it lies
             recipe["adjust"] = {**recipe["adjust"], "data": self.tasks.auxiliary.fingerprint}
+        training = provenance.training
         origin = Origin(
-            data=manifest["task"]["fingerprint"],
+            data=provenance.task.fingerprint,
             recipe=recipe_fingerprint(recipe),
-            shots=manifest["shots"],
+            shots=provenance.shots,
             model=self.loaded.fingerprint,
-            path=str(form) if (form := (manifest.get("training") or {}).get("form")) else None,
+            path=training.form if training is not None else None,
         )
         record = CellRecord(
             key=cell.key,
@@ -287,7 +291,7 @@ class RowRun:
             protocol=cell.protocol,
             scores={name: replace(score, origin=origin) for name, score in test.scores.items()},
             metric=test.metric,
-            manifest=manifest,
+            provenance=provenance,
             seconds=seconds,
             selection=selection,
             direct_value=direct_value,
@@ -301,8 +305,8 @@ class RowRun:
             "value": test.main.value,
             "stderr": test.main.stderr,
         }
-        if selection.get("may_have_more"):
-            said["may_have_more"] = selection["search"]
+        if selection.search is not None and selection.search.may_have_more:
+            said["may_have_more"] = selection.search.label
         with spending("save"):
             told = True  # in the transaction of the commit, also where that went through and its answer got lost
             if not self.store.commit_cell(
@@ -324,59 +328,86 @@ class RowRun:
         self.outcome.done += 1
         self.board.event("cell", told=told, **said)
 
-    def manifest(self, cell: CellPlan, selection: dict[str, Any]) -> dict[str, Any]:
-        """Say how a cell's score came about, in enough detail to explain or repeat it."""
-        task, model, loaded = self.tasks.by_name[cell.task], self.plan.model, self.loaded
-        spec = self.study.benchmark(cell.task)
-        chance = {"chance": spec.chance} if spec is not None and spec.chance is not None else {}
-        copy = (
-            {"copy_of": model.copy_of, "shown": list(self.tasks.exposure)} if model.copy_of else {}
+    def describe_provenance(self, cell: CellPlan, selection: Selection) -> Provenance:
+        """Return how a cell's score was made, in enough detail to explain or repeat it."""
+        provenance = Provenance(
+            scoring_version=SCORING_VERSION,
+            versions=versions(),
+            model=self._model_provenance(),
+            task=self._task_provenance(cell.task),
+            shots=self.study.shots_for(cell.task, cell.protocol),
+            seed=self.study.seed,
+            styles=self.styles,
+            scorer=ScorerProvenance.from_dict(to_plain(self.scorer.notes)),
+            gpu_sharing="MPS" if self.loaded.device.type == "cuda" and in_use() else None,
+            engine=self._engine_provenance(),
         )
-        made: dict[str, Any] = {
-            "scoring_version": SCORING_VERSION,
-            "versions": versions(),
-            "model": {
-                "source": model.source,
-                "revision": model.revision,
-                **{name: value for name in LOADED_WITH if (value := getattr(model, name))},
-                **copy,
-                "fingerprint": loaded.fingerprint,
-                "dtype": str(loaded.dtype).removeprefix("torch."),
-                "device": str(loaded.device),
-                "kind": self.kind.value,
-                "kind_by": self.kind.by,
-            },
-            "task": {
-                "fingerprint": self.plan.task_fingerprints[cell.task],
-                "splits": task.plan.to_dict(),
-                "metric": task.metric,
-                **(task.described() | self._unknown(task) | chance),
-            },
-            "shots": self.study.shots_for(cell.task, cell.protocol),
-            "seed": self.study.seed,
-            "styles": list(self.styles),
-            "scorer": dict(self.scorer.notes),
-            **({"gpu_sharing": "MPS"} if loaded.device.type == "cuda" and is_gpu_shared() else {}),
-            "engine": {part: facts for part, facts in loaded.record.items() if part != "training"},
-        }
         if cell.protocol.tuned:
-            made["training"] = {
-                "targets": selection.get("target_modules"),
-                **loaded.record.get("training", {}),
+            training = {
+                "targets": selection.target_modules,
+                **self.loaded.record.get("training", {}),
             }
+            provenance = replace(
+                provenance, training=TrainingProvenance.from_dict(to_plain(training))
+            )
         if cell.protocol.kind == "train_before_test":
-            made |= {
-                "tuning": self.study.tuning.model_dump(mode="json"),
-                "selection": self.study.selection,
-            }
+            provenance = replace(
+                provenance,
+                tuning=self.study.tuning.model_dump(mode="json"),
+                selection=self.study.selection,
+            )
         if cell.protocol.kind == "adjust" and self.study.adjust is not None:
-            tuning = adjust_tuning(self.study, model, loaded.parameters)
-            made["adjust"] = self.study.adjust.model_dump(mode="json")
-            made["adjusted_with"] = tuning.model_dump(mode="json")
-        return made
+            tuning = adjust_tuning(self.study, self.plan.model, self.loaded.parameters)
+            provenance = replace(
+                provenance,
+                adjust=self.study.adjust.model_dump(mode="json"),
+                adjusted_with=tuning.model_dump(mode="json"),
+            )
+        return provenance
 
-    def _unknown(self, task: Task) -> dict[str, float]:
-        """Tell the share of a task's tokens that the tokenizer does not know, where there are any."""
+    def _model_provenance(self) -> ModelProvenance:
+        model, loaded = self.plan.model, self.loaded
+        return ModelProvenance(
+            source=model.source,
+            revision=model.revision,
+            gguf_file=model.gguf_file,
+            adapter=model.adapter,
+            quantise=model.quantise,
+            trust_remote_code=model.trust_remote_code,
+            copy_of=model.copy_of,
+            shown=tuple(self.tasks.shown) if model.copy_of else (),
+            fingerprint=loaded.fingerprint,
+            dtype=str(loaded.dtype).removeprefix("torch."),
+            device=str(loaded.device),
+            kind=self.kind.value,
+            kind_by=self.kind.by,
+        )
+
+    def _task_provenance(self, name: str) -> TaskProvenance:
+        task = self.tasks.benchmarks[name]
+        description = {
+            "fingerprint": self.plan.prints[name],
+            "metric": task.metric,
+            **task.described(),
+        }
+        provenance = TaskProvenance.from_dict(to_plain(description))
+        spec = self.study.benchmark(name)
+        chance = provenance.chance
+        if spec is not None and spec.chance is not None:
+            chance = spec.chance
+        return replace(
+            provenance,
+            splits=SplitsProvenance.from_dict(task.plan.to_dict()),
+            unknown_tokens=self._unknown_token_share(task),
+            chance=chance,
+        )
+
+    def _engine_provenance(self) -> EngineProvenance:
+        parts = {part: facts for part, facts in self.loaded.record.items() if part != "training"}
+        return EngineProvenance.from_dict(to_plain(parts))
+
+    def _unknown_token_share(self, task: Task) -> float:
+        """Return the share of a task's tokens that the tokenizer does not know."""
         if task.name not in self.unknown:
             tokenizer, docs = self.loaded.tokenizer, task.documents("test")[:LOOKED_AT]
             mark = getattr(tokenizer, "unk_token_id", None)
@@ -390,7 +421,7 @@ class RowRun:
                 sum(map(len, found)), 1
             )
         share = self.unknown[task.name]
-        return {"unknown_tokens": share} if share else {}
+        return share
 
     def direct_evaluation(self, task: str, ready: Callable[[], None]) -> Evaluation | None:
         """Return the direct test evaluation of a task: the committed cell's, or computed here where there is none.
@@ -403,13 +434,13 @@ class RowRun:
         key = next(planned, None)
         if not key:
             kind, shots = (
-                decide_scoring_kind(self.study, self.plan.model),
+                settled_kind(self.study, self.plan.model),
                 self.study.shots_for(task, DIRECT),
             )
             key = cell_key(
                 self.study,
-                self.plan.model_fingerprint,
-                self.plan.task_fingerprints[task],
+                self.plan.weights,
+                self.plan.prints[task],
                 DIRECT,
                 kind=kind,
                 shots=shots,
@@ -497,7 +528,6 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
 
 
-LOADED_WITH = ("gguf_file", "adapter", "quantise", "trust_remote_code")  # said where they are
 UNKNOWN_SHARE = 0.05  # of the tokens of a task, from which it is told
 LOOKED_AT = 100  # documents whose tokens are looked at
 PARTS = (

@@ -21,10 +21,10 @@ from potentia.analysis.planning import CandidateStanding, ModelChoice
 from potentia.analysis.rankings import Elicitation, build_scoreboard, measure_elicitation
 from potentia.analysis.stats import select_survivors
 from potentia.errors import InputError, PotentiaError
-from potentia.run.execute import choose_worker_count, run_study
-from potentia.run.local import ModelSession
+from potentia.run.execute import default_workers, run_study
+from potentia.run.local import Stay
 from potentia.run.plan import load_tasks, plan_study
-from potentia.run.progress import open_store
+from potentia.run.progress import opened
 from potentia.study import Study, Tuning
 from potentia.values.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol
 
@@ -54,7 +54,7 @@ class Race:
     note: Callable[[str], Any] = lambda _: None  # what is to be known of the data
     workers: int = 0  # at once; 0 fits them to the GPUs
     last: str = ""  # key of the final round's study
-    stay: ModelSession | None = None
+    stay: Stay | None = None
     problems: dict[str, str] = field(init=False, default_factory=dict)  # by model
     out: dict[str, Out] = field(init=False, default_factory=dict)
     notes: list[str] = field(init=False, default_factory=list)
@@ -64,7 +64,7 @@ class Race:
         """Run the rounds and return the answer; the data is read once, and a model stays loaded if memory allows."""
         from potentia.tasks import reading_once
 
-        with reading_once(), ModelSession() as self.stay:
+        with reading_once(), Stay() as self.stay:
             return self._run()
 
     def _run(self) -> ModelChoice:
@@ -73,7 +73,7 @@ class Race:
             raise InputError(
                 "a selection is on one task", hint="give one --data; several tasks are a study"
             )
-        task = next(iter(load_tasks(self.study).by_name.values()))
+        task = next(iter(load_tasks(self.study).benchmarks.values()))
         for note in task.notes:
             self.note(note)
         if not task.documents("train") or not task.documents("validation"):
@@ -84,7 +84,7 @@ class Race:
         self.tell(f"direct scores of {len(names)} models")
         direct = self._round(names, "direct", "scored", protocols=(DIRECT,))
         racing = [name for name in names if name not in self.problems]
-        sizes = choose_round_sizes(len(racing), len(task.documents("train")))
+        sizes = rounds(len(racing), len(task.documents("train")))
         for number in range(1, len(sizes)):
             start, size = time.monotonic(), sizes[number - 1]
             now = f"round {number} of {len(sizes)}: {len(racing)} models on {size} documents"
@@ -118,7 +118,7 @@ class Race:
         """Return who may win by validation, the likeliest first; all are noted as out until they go on."""
         told = {m: _validated(cell, len(task.documents("validation"))) for m, cell in seen.items()}
         values, errors = ({m: one[k] for m, one in told.items()} for k in (0, 1))
-        right = {m: str(cell.selection.get("validation_right", "")) for m, cell in seen.items()}
+        right = {m: cell.selection.validation_right for m, cell in seen.items()}
         how = {
             "higher_is_better": task.higher_is_better,
             "looks": rounds - 1,
@@ -159,14 +159,14 @@ class Race:
             }
         )
         plan = plan_study(study)
-        result = run_study(plan, workers=self.workers or choose_worker_count(plan), stay=self.stay)
+        result = run_study(plan, workers=self.workers or default_workers(plan), stay=self.stay)
         if result.interrupted:
             raise KeyboardInterrupt
         for model, reason in ((model, reason) for reason in result.reasons for model in models):
             if reason.startswith((f"{model} × ", f"{model}, ")):
                 self.problems[model] = reason.removeprefix(model).partition(": ")[2]
         self.last = result.study
-        with open_store(study.store, readonly=True) as store:
+        with opened(study.store, readonly=True) as store:
             found = {cell.model: cell for cell in store.cells(study=result.study)}
         if not found:
             who = "finalist" if name == "final" else "candidate"
@@ -198,7 +198,7 @@ class Race:
         if len(chance) == 1:
             chance = dict.fromkeys(chance, 1.0)
         validation = {m: out.validation for m, out in self.out.items()}
-        validation |= {m: _number(cell.selection.get("validation")) for m, cell in final.items()}
+        validation |= {m: _number(cell.selection.validation) for m, cell in final.items()}
 
         def standing(model: str) -> CandidateStanding:
             return CandidateStanding(
@@ -231,7 +231,7 @@ class Race:
         )
 
 
-def choose_round_sizes(candidates: int, documents: int) -> list[int]:
+def rounds(candidates: int, documents: int) -> list[int]:
     """Training documents of each round: all at once for two candidates, a quarter first for a few, a ninth for many."""
     if candidates <= 2 or documents <= LEAST:
         return [documents]
@@ -244,8 +244,8 @@ def _scored(cell: CellRecord | None) -> tuple[float, float]:
     return (math.nan, math.nan) if cell is None else (cell.score.value, cell.score.stderr)
 
 
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, (int, float)) else math.nan
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def _validated(cell: CellRecord, documents: int) -> tuple[float, float]:
@@ -253,7 +253,8 @@ def _validated(cell: CellRecord, documents: int) -> tuple[float, float]:
 
     Without one that of a share, which is an upper bound for other metrics of the unit interval.
     """
-    value, error = (_number(cell.selection.get(key)) for key in ("validation", "validation_stderr"))
+    value = _number(cell.selection.validation)
+    error = _number(cell.selection.validation_stderr)
     p = min(max(value, 0.0), 1.0) if math.isfinite(value) else 0.5
     return value, error if error > 0 else math.sqrt((p * (1 - p) + 1.0 / documents) / documents)
 
@@ -263,7 +264,7 @@ def _validated(cell: CellRecord, documents: int) -> tuple[float, float]:
 RECIPE = "recipe"
 
 
-def list_elicitation_recipes(tuning: Tuning, rank: int) -> dict[str, Tuning]:
+def ways_of(tuning: Tuning, rank: int) -> dict[str, Tuning]:
     """Return the recipe, the same with a higher rank (its output scaled alike), and the same with all weights."""
     said = {
         name: value
@@ -275,7 +276,7 @@ def list_elicitation_recipes(tuning: Tuning, rank: int) -> dict[str, Tuning]:
     return {RECIPE: tuning, f"rank {rank}": higher, "all weights": Tuning(method="full", **said)}
 
 
-def run_elicitation(
+def elicit(
     study: Study,
     *,
     models: Sequence[str] = (),
@@ -296,7 +297,7 @@ def run_elicitation(
                 f"{unknown[0]} is not part of the study", hint=f"it has: {', '.join(there)}"
             )
     found = {}
-    for name, tuning in list_elicitation_recipes(study.tuning, rank).items():
+    for name, tuning in ways_of(study.tuning, rank).items():
         small = study.model_copy(
             update={
                 "name": f"{study.name}, {name}",
@@ -315,7 +316,7 @@ def run_elicitation(
                 result.reasons[0] if result.reasons else "stopped",
                 hint="run the same command again",
             )
-        with open_store(study.store, readonly=True) as store:
+        with opened(study.store, readonly=True) as store:
             matrix = store.matrix(TRAIN_BEFORE_TEST, study=small.name)
         found[name] = matrix.select(
             models=[m.name for m in small.models], tasks=[t.name for t in small.tasks]

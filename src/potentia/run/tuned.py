@@ -29,10 +29,11 @@ import numpy as np
 from potentia.engine import LoadedModel
 from potentia.errors import PotentiaError, TuningError
 from potentia.files import write_file
-from potentia.run.ask import SplitName, render_once
-from potentia.run.progress import Stopped, remove_lanes_folder
+from potentia.run.ask import SplitName, remembered
+from potentia.run.progress import Stopped, remove_lanes
 from potentia.study import Tuning, content_key
 from potentia.timing import spending
+from potentia.values.selection import ProbeResult, SplitLosses
 
 if TYPE_CHECKING:
     from potentia.engine.scoring import Scorer
@@ -63,7 +64,7 @@ def learned(
     texts = [
         e
         for task, f in zip(data, made, strict=True)
-        for e in render_once(task, ("train", every, chat), f)
+        for e in remembered(task, ("train", every, chat), f)
     ]
     end = loaded.tokenizer.eos_token_id
     if end is not None:
@@ -144,19 +145,19 @@ def on_threads(threads: int) -> Iterator[None]:
 
 def load_treated(row: RowRun) -> LoadedModel:
     """Load a treated copy; it is made first where the store has none."""
-    name = f"treated-{row.plan.model_fingerprint}"
+    name = f"treated-{row.plan.weights}"
     folder = row.store.adapter(name)
     if folder is None:
         with spending("treat"):
             folder = _make(row, name)
-    remove_lanes_folder(row.store.lanes_folder / name)
+    remove_lanes(row.store.lanes_folder / name)
     treat = row.study.treat
     assert treat is not None
     if treat.recipe(row.study.tuning).method == "full":
         loaded = row.load_model(source=str(folder))
     else:
         loaded = row.load_model(more=str(folder))
-    loaded.fingerprint = row.plan.model_fingerprint
+    loaded.fingerprint = row.plan.weights
     return loaded
 
 
@@ -164,13 +165,13 @@ def _make(row: RowRun, name: str) -> Path:
     """Tune the original on the data shown, and keep the result."""
     from potentia.engine.training import FullLanes, LaneSpec, LaneTrainer
 
-    study, shown = row.study, row.tasks.exposure
+    study, shown = row.study, row.tasks.shown
     assert study.treat is not None
     tuning = study.treat.recipe(study.tuning)
     documents = sum(len(task.documents("train")) for task in shown.values())
     plan = schedule(tuning, tuning.learning_rates[0], documents)
     note = {
-        "base": {"fingerprint": row.plan.original_fingerprint, "source": row.plan.model.source},
+        "base": {"fingerprint": row.plan.original, "source": row.plan.model.source},
         "shown": list(shown),
     }
     workspace = row.store.lanes_folder / name
@@ -257,10 +258,10 @@ def cost(probe: Probe, tuning: Tuning, task: Task, seeds: int = 1) -> float:
 
 def probe_row(
     row: RowRun, names: Sequence[str], folder: Path, trainer: LaneTrainer | None
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, ProbeResult]:
     """Probe the tasks of a row that are to be, all at once; a resumed row finds what was made in its folder."""
     study, board = row.study, row.board
-    every = {name: row.tasks.by_name[name] for name in names}
+    every = {name: row.tasks.benchmarks[name] for name in names}
     tasks = {
         n: task for n, task in every.items() if wanted(study.probe, study.tuning, task, study.seeds)
     }
@@ -278,8 +279,9 @@ def probe_row(
         folder / f"probe-{content_key(tasks=list(tasks), probe=study.probe, version=VERSION)}.json"
     )
     try:
-        return dict(json.loads(note.read_text("utf-8")))
-    except (OSError, ValueError):
+        results_by_task = json.loads(note.read_text("utf-8")).items()
+        return {name: ProbeResult.from_dict(result) for name, result in results_by_task}
+    except (OSError, ValueError, AttributeError):
         pass
     with spending("probe"):
         try:
@@ -288,7 +290,7 @@ def probe_row(
         except PotentiaError as error:  # the cells of the row can do without
             board.event("probe", reason=error.message)
             return {}
-    write_file(note, json.dumps(made))
+    write_file(note, json.dumps({name: result.to_dict() for name, result in made.items()}))
     return made
 
 
@@ -318,17 +320,12 @@ class Probing:
             if task.documents(split)
         ]
         self.texts = {(name, split): self._texts(self.tasks[name], split) for name, split in places}
-        self.records: dict[str, dict[str, Any]] = {
-            name: {
-                "version": VERSION,
-                "learning_rate": self.settings.learning_rate,
-                "learned": self.settings.learned,
-                "data": content_key(task=task.fingerprint, documents=self.settings.documents),
-            }
-            for name, task in self.tasks.items()
+        self.losses_before: dict[str, dict[str, SplitLosses]] = {name: {} for name in self.tasks}
+        self.sums_after: dict[str, dict[int, dict[str, dict[str, float]]]] = {
+            name: {} for name in self.tasks
         }
 
-    def _texts(self, task: Task, split: SplitName) -> tuple[Rows, dict[str, list[int]]]:
+    def _texts(self, task: Task, split: SplitName) -> tuple[Rows, dict[str, tuple[int, ...]]]:
         """Return the split's documents for the probe, a fixed choice, as tokens; and the bytes of texts and answers."""
         from potentia.engine.training import encode_examples
 
@@ -346,11 +343,11 @@ class Probing:
             for one, answer in zip(examples, answers, strict=True)
         ]
         return [(ids.tolist(), max(prompt, 1)) for ids, prompt in cut], {
-            "text": wholes,
-            "answer": answers,
+            "text": tuple(wholes),
+            "answer": tuple(answers),
         }
 
-    def run(self, trainer: LaneTrainer | None = None) -> dict[str, dict[str, Any]]:
+    def run(self, trainer: LaneTrainer | None = None) -> dict[str, ProbeResult]:
         """Score, train, score again; a trainer whose lanes were checked before need not check them anew."""
         from potentia.engine.training import LaneTrainer
 
@@ -359,7 +356,7 @@ class Probing:
         with LaneTrainer(self.loaded, token_budget=self.token_budget) as own:
             return self._run(own)
 
-    def _run(self, trainer: LaneTrainer) -> dict[str, dict[str, Any]]:
+    def _run(self, trainer: LaneTrainer) -> dict[str, ProbeResult]:
         from potentia.engine.scoring import Scorer
 
         scorer = Scorer(self.loaded, token_budget=self.token_budget, router=trainer.router)
@@ -368,8 +365,8 @@ class Probing:
         for (name, split), losses in zip(
             self.texts, self._losses(scorer, rows, self.progress), strict=True
         ):
-            self.records[name][split] = losses | {"bytes": self.texts[name, split][1]}
-        specs = [self._lane(name) for name in self.records]
+            self.losses_before[name][split] = SplitLosses(losses, self.texts[name, split][1])
+        specs = [self._lane(name) for name in self.tasks]
         self.phase("probing", total=sum(spec.total_steps for spec in specs), unit="steps")
         workspace, trainer.workspace = (
             trainer.workspace,
@@ -386,11 +383,23 @@ class Probing:
             trainer.workspace = workspace
         if any(result.status == "interrupted" for result in results.values()):
             raise Stopped
-        done = {name: result for name, result in results.items() if result.status == "done"}
         return {
-            name: self.records[name] | {"target_modules": list(result.targets)}
-            for name, result in done.items()
+            name: self._result(name, result.targets)
+            for name, result in results.items()
+            if result.status == "done"
         }
+
+    def _result(self, name: str, targets: Sequence[str]) -> ProbeResult:
+        sums_by_epoch = self.sums_after[name]
+        return ProbeResult(
+            version=VERSION,
+            learning_rate=self.settings.learning_rate,
+            learned=self.settings.learned,
+            data=content_key(task=self.tasks[name].fingerprint, documents=self.settings.documents),
+            before=self.losses_before[name],
+            after_epochs=tuple(sums_by_epoch[epoch] for epoch in sorted(sums_by_epoch)),
+            target_modules=tuple(targets),
+        )
 
     def _lane(self, name: str) -> LaneSpec:
         from potentia.engine.training import LaneSpec, LoraConfig, Schedule, TokenisedExamples
@@ -418,7 +427,7 @@ class Probing:
         texts: Sequence[Rows],
         progress: Callable[[int], None],
         owners: Sequence[int] = (),
-    ) -> list[dict[str, list[float]]]:
+    ) -> list[dict[str, tuple[float, ...]]]:
         """Return the nats of every document: of all but its first token, and of its answer, from the same pass."""
         pairs, routed = [], []
         for rows, owner in zip(texts, owners or [-1] * len(texts), strict=True):
@@ -428,7 +437,9 @@ class Probing:
         told = scorer.loglikelihood_ids(pairs, owners=routed if owners else None, progress=progress)
         nats = iter([round(-one.logprob, 3) for one in told])
         both = [[(next(nats), next(nats)) for _ in rows] for rows in texts]
-        return [{"text": [x for x, _ in one], "answer": [x for _, x in one]} for one in both]
+        return [
+            {"text": tuple(x for x, _ in one), "answer": tuple(x for _, x in one)} for one in both
+        ]
 
     def _after(self, ended: list[LaneEpoch], trainer: LaneTrainer, scorer: Scorer) -> None:
         """Take the losses of what was learned from and of what was not, after an epoch."""
@@ -441,4 +452,4 @@ class Probing:
         heard = self._losses(scorer, rows, lambda _: self.progress(0), slots)
         for (name, split), losses in zip(places, heard, strict=True):
             sums = {kind: round(sum(nats), 3) for kind, nats in losses.items()}
-            self.records[name].setdefault(f"epoch_{epochs[name]}", {})[split] = sums
+            self.sums_after[name].setdefault(epochs[name], {})[split] = sums

@@ -8,9 +8,10 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from potentia.store import CellRecord, StudyRecord
-from potentia.timing import format_duration
+from potentia.timing import clock
 from potentia.values.findings import Cell, Table
 from potentia.values.protocol import Protocol
+from potentia.values.provenance import EngineProvenance, ScorerProvenance, TrainingProvenance
 
 if TYPE_CHECKING:
     from potentia.show.source import ReportData
@@ -23,17 +24,17 @@ BY_HAND = "hand-written layers"  # as the scorer notes it
 
 
 def how_context(data: ReportData) -> dict[str, Any]:
-    """Return what the section shows, gathered from the studies and the manifests of their cells."""
-    measured = [cell for cell in data.cells if cell.manifest.get("versions")]
+    """Return what the section shows, gathered from the studies and the provenance of their cells."""
+    measured = [cell for cell in data.cells if cell.provenance.was_measured]
     made = {"made": data.made, "version": version("potentia"), "source": data.evidence.source}
     tables = (_computed(measured), _costs(data.cells), _tasks(measured), _models(measured))
     return made | {
         "studies": [_study(record) for record in data.evidence.studies],
-        "versions": _distinct(cell.manifest["versions"] for cell in measured),
-        "recipes": _distinct(
-            cell.manifest["tuning"] for cell in measured if cell.manifest.get("tuning")
+        "versions": _distinct(cell.provenance.versions for cell in measured),
+        "recipes": _distinct(filter(None, (cell.provenance.tuning for cell in measured))),
+        "seeds": sorted(
+            {cell.provenance.seed for cell in measured if cell.provenance.seed is not None}
         ),
-        "seeds": sorted({cell.manifest["seed"] for cell in measured if "seed" in cell.manifest}),
         "shown": [table for table in tables if table.rows],
     }
 
@@ -55,7 +56,7 @@ def _study(record: StudyRecord) -> dict[str, Any]:
 
 def _computed(cells: Iterable[CellRecord]) -> Table:
     """Return how each model's cells were trained and scored; slower paths and odd weights come first."""
-    found = Counter(_path(cell) for cell in cells if "engine" in cell.manifest)
+    found = Counter(_path(cell) for cell in cells if cell.provenance.engine is not None)
     odd = {row for row in found if row[-1] or row[-2] != IN_PLACE}
     rows = sorted(found, key=lambda row: (row not in odd, str(row[0])))
     cells_odd = sum(found[row] for row in odd)
@@ -87,35 +88,30 @@ def _computed(cells: Iterable[CellRecord]) -> Table:
 
 
 def _path(cell: CellRecord) -> tuple[Cell, ...]:
-    training, scorer = cell.manifest.get("training") or {}, cell.manifest.get("scorer") or {}
-    reasons = [
-        f"{form}: {why}" for form, why in (training.get("not_taken") or {}).items() if why != ABSENT
-    ]
-    slower = "; ".join([*reasons, *map(str, scorer.get("fallbacks") or ())]) or None
-    distance = training.get("distance_in_few_bits") or training.get("distance") or {}
-    targets = ", ".join(map(str, training.get("targets") or ())) or None
+    training = cell.provenance.training or TrainingProvenance()
+    scorer = cell.provenance.scorer
+    reasons = [f"{form}: {why}" for form, why in training.not_taken.items() if why != ABSENT]
+    slower = "; ".join([*reasons, *scorer.fallbacks]) or None
     trained = (
-        training.get("form"),
-        _size(distance.get("lane")),
-        _size(training.get("update")),
-        targets,
+        training.form,
+        _size(training.gradient_error),
+        _size(training.update),
+        ", ".join(training.targets) or None,
     )
-    scored = _scored(cell.manifest["engine"], scorer)
+    scored = _scored(cell.provenance.engine or EngineProvenance(), scorer)
     return (cell.model, Protocol(cell.protocol).label, *trained, *scored, slower)
 
 
-def _scored(engine: Mapping[str, Any], scorer: Mapping[str, Any]) -> tuple[Cell, Cell, str]:
-    trials = [
-        trial for trial in (engine.get("scoring") or {}).values() if isinstance(trial, Mapping)
-    ]
-    worst = max((float(trial.get("off_by") or 0.0) for trial in trials), default=None)
-    load = engine.get("load") or {}
-    paths = sorted(scorer.get("rows_by_path") or ()) + [BY_HAND] * (scorer.get("layers") == BY_HAND)
-    return ", ".join(paths) or None, _size(worst), str(load.get("weights") or IN_PLACE)
+def _scored(engine: EngineProvenance, scorer: ScorerProvenance) -> tuple[Cell, Cell, str]:
+    paths = sorted(scorer.rows_by_path)
+    if scorer.layers == BY_HAND:
+        paths.append(BY_HAND)
+    scoring_error = _size(engine.largest_scoring_error)
+    return ", ".join(paths) or None, scoring_error, engine.weights or IN_PLACE
 
 
-def _size(value: Any) -> str | None:
-    return f"{float(value):.0e}" if isinstance(value, (int, float)) else None
+def _size(value: float | None) -> str | None:
+    return None if value is None else f"{value:.0e}"
 
 
 def _costs(cells: Iterable[CellRecord]) -> Table:
@@ -124,24 +120,17 @@ def _costs(cells: Iterable[CellRecord]) -> Table:
         seconds.setdefault(Protocol(cell.protocol), []).append(cell.seconds)
     if not any(map(sum, seconds.values())):
         return Table("Cost", (), ())
-    rows = [(p.label, len(took), format_duration(sum(took))) for p, took in sorted(seconds.items())]
-    rows.append(
-        (
-            "in all",
-            sum(map(len, seconds.values())),
-            format_duration(sum(map(sum, seconds.values()))),
-        )
-    )
+    rows = [(p.label, len(took), clock(sum(took))) for p, took in sorted(seconds.items())]
+    rows.append(("in all", sum(map(len, seconds.values())), clock(sum(map(sum, seconds.values())))))
     return Table("Cost", ("protocol", "cells", "time"), tuple(rows))
 
 
 def _tasks(cells: Iterable[CellRecord]) -> Table:
     found = set()
     for cell in cells:
-        task = cell.manifest.get("task") or {}
-        splits = task.get("splits") or {}
-        used = [(splits.get(name) or {}).get("used") for name in ("train", "validation", "test")]
-        found.add((cell.task, cell.metric, *used, str(task.get("fingerprint", ""))[:16]))
+        task = cell.provenance.task
+        used = task.splits.used_by_split().values()
+        found.add((cell.task, cell.metric, *used, task.fingerprint[:16]))
     columns = ("task", "metric", "train", "validation", "test", "fingerprint")
     return Table("Data", columns, tuple(sorted(found, key=str)))
 
@@ -149,16 +138,16 @@ def _tasks(cells: Iterable[CellRecord]) -> Table:
 def _models(cells: Iterable[CellRecord]) -> Table:
     found = set()
     for cell in cells:
-        model = cell.manifest.get("model") or {}
-        bits = ", ".join(str(model[name]) for name in ("dtype", "quantise") if model.get(name))
-        where = (model.get("source") or None, model.get("revision") or None)
+        model = cell.provenance.model
+        precision = ", ".join(filter(None, (model.dtype, model.quantise)))
         found.add(
             (
                 cell.model,
-                *where,
-                bits,
-                model.get("device") or None,
-                str(model.get("fingerprint") or "")[:16],
+                model.source or None,
+                model.revision or None,
+                precision,
+                model.device or None,
+                model.fingerprint[:16],
             )
         )
     columns = ("model", "from", "revision", "precision", "device", "fingerprint")

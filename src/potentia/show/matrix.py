@@ -22,13 +22,13 @@ from potentia.store import CellRecord, LaneRecord
 from potentia.values.findings import short_names
 from potentia.values.protocol import Protocol, in_order
 from potentia.values.scores import ItemOutcome
+from potentia.values.selection import Selection
 
 if TYPE_CHECKING:
     from potentia.show.answer import Answer
     from potentia.show.source import ItemSample, ReportData
 
 Place = tuple[str, str]  # model, task
-SPLITS = ("train", "validation", "test")
 IN_LANES = (
     "seeds",
     "failed_lanes",
@@ -165,8 +165,8 @@ def completed_view(data: ReportData, told: Answer, done: Completion, live: str) 
 
 
 def has_details(data: ReportData) -> bool:
-    """Say whether some cell has more to show than its score: lanes, items, or a manifest."""
-    return bool(data.items) or any(cell.manifest.get("task") for cell in data.cells)
+    """Say whether some cell has more to show than its score: lanes, items, or how it was made."""
+    return bool(data.items) or any(cell.provenance.task.fingerprint for cell in data.cells)
 
 
 def cells_context(data: ReportData, told: Answer) -> dict[str, Any]:
@@ -279,10 +279,11 @@ def cell_payload(
     lanes: Iterable[LaneRecord],
     items: ItemSample | None = None,
     *,
-    manifest: bool = False,
+    with_provenance: bool = False,
 ) -> dict[str, Any]:
     """Return one cell as plain values for the page or the API: score, what validation chose, lanes, items."""
-    score, splits = cell.score, (cell.manifest.get("task") or {}).get("splits") or {}
+    score = cell.score
+    documents_by_split = cell.provenance.task.splits.used_by_split()
     made: dict[str, Any] = {
         **_fields(cell, "key", "model", "task", "protocol", "metric", "created"),
         "value": _known(score.value),
@@ -293,22 +294,29 @@ def cell_payload(
         "seconds": round(cell.seconds, 2),
         "direct": _known(cell.direct_value),
         "gain": _known(cell.gain),
-        "selection": {
-            k: v
-            for k, v in cell.selection.items()
-            if k not in IN_LANES and v not in (None, [], {}, 0)
-        },
-        "splits": {
-            name: int(used)
-            for name in SPLITS
-            if (used := (splits.get(name) or {}).get("used")) is not None
-        },
+        "selection": selection_payload(cell.selection),
+        "splits": {name: used for name, used in documents_by_split.items() if used is not None},
         "lanes": [lane_payload(lane) for lane in lanes],
         "items": [item_payload(item) for item in items.shown] if items else [],
         "total": items.total if items else 0,
         "right": items.right if items else None,
     }
-    return made | ({"manifest": cell.manifest} if manifest else {})
+    if with_provenance:
+        made["provenance"] = cell.provenance.to_dict()
+    return made
+
+
+def selection_payload(selection: Selection) -> dict[str, Any]:
+    """Return what validation chose as plain values for the page; what the lanes say is left out."""
+    payload = selection.to_dict()
+    if selection.search is not None:
+        payload["search"] = selection.search.label
+        payload["may_have_more"] = selection.may_have_more
+    return {
+        name: value
+        for name, value in payload.items()
+        if name not in IN_LANES and value not in (None, [], {}, 0)
+    }
 
 
 def lane_payload(lane: LaneRecord) -> dict[str, Any]:

@@ -22,7 +22,9 @@ from potentia.store.records import (
     looks_whole,
 )
 from potentia.values.metric import Metric, Origin
+from potentia.values.provenance import Provenance
 from potentia.values.scores import ItemOutcome, Score, ScoreMatrix
+from potentia.values.selection import CutPrompts, ProbeResult
 
 METRIC = (
     "metric",
@@ -41,7 +43,9 @@ ORIGIN = (
 )  # columns of a cell, in the order of Origin
 CELL = [column.name for column in columns(s.cells, CellRecord)]
 Studies = str | Sequence[str] | None  # one or several studies, by key or name
-_SELECTION = sa.type_coerce(s.manifests.c.selection, sa.Text).label("selection")  # as it is stored
+_SELECTION = sa.type_coerce(s.provenances.c.selection, sa.Text).label(
+    "selection"
+)  # as it is stored
 _SCORE = (
     *(s.scores.c[name] for name in ("value", "stderr", "n", *METRIC)),
     sa.type_coerce(s.scores.c.seeds, sa.Text).label("seeds"),
@@ -120,9 +124,11 @@ class Reading(Leases):
             if limit is not None:
                 wanted = [s.cells.c.id.in_(connection.execute(page).scalars().all())]
             body = sa.select(
-                s.cells.c.id, *(s.cells.c[name] for name in CELL), *columns(s.manifests, CellRecord)
+                s.cells.c.id,
+                *(s.cells.c[name] for name in CELL),
+                *columns(s.provenances, CellRecord),
             )
-            body = body.join_from(s.cells, s.manifests).where(*wanted).order_by(s.cells.c.id)
+            body = body.join_from(s.cells, s.provenances).where(*wanted).order_by(s.cells.c.id)
             rows = [dict(row) for row in connection.execute(body).mappings()]
             parts = (
                 sa.select(s.scores.c.cell, s.scores.c.name, *_SCORE)
@@ -139,40 +145,40 @@ class Reading(Leases):
         return next(iter(self.cells(key=cell_key)), None)
 
     def choices(self, *, study: Studies = None, protocol: str | None = None) -> list[ChoiceRecord]:
-        """Return what validation chose for every committed cell, without scores and manifests, in the same order."""
+        """Return what validation chose for every committed cell, without scores and provenances, in the same order."""
         c = s.cells.c
         query = sa.select(c.key, c.model, c.task, c.protocol, c.metric, _SELECTION)
-        rows = self._each(query.join_from(s.cells, s.manifests), study=study, protocol=protocol)
+        rows = self._each(query.join_from(s.cells, s.provenances), study=study, protocol=protocol)
         return [ChoiceRecord(*row) for row in rows]
 
-    def cut_prompts(
-        self, *, study: Studies = None
-    ) -> dict[tuple[str, str], dict[str, tuple[int, int]]]:
+    def cut_prompts(self, *, study: Studies = None) -> dict[tuple[str, str], dict[str, CutPrompts]]:
         """Return, by protocol and task, the models whose prompts were cut: how many, of how many requests."""
         c = s.cells.c
-        query = sa.select(c.protocol, c.task, c.model, s.manifests.c.selection).join_from(
-            s.cells, s.manifests
+        query = sa.select(c.protocol, c.task, c.model, s.provenances.c.selection).join_from(
+            s.cells, s.provenances
         )
         query = query.where(_SELECTION.contains('"cut_prompts"'))
-        found: dict[tuple[str, str], dict[str, tuple[int, int]]] = {}
+        found: dict[tuple[str, str], dict[str, CutPrompts]] = {}
         for protocol, task, model, selection in self._each(query, study=study):
-            cut, asked = selection["cut_prompts"]
-            found.setdefault((protocol, task), {})[model] = cut, asked
+            by_model = found.setdefault((protocol, task), {})
+            by_model[model] = selection.cut_prompts
         return found
 
     def unknown_tokens(self, *, study: Studies = None) -> dict[tuple[str, str], float]:
         """Return, by task and model, a high share of tokens that the model's tokenizer does not know."""
         c = s.cells.c
-        query = sa.select(c.task, c.model, s.manifests.c.selection).join_from(s.cells, s.manifests)
+        query = sa.select(c.task, c.model, s.provenances.c.selection).join_from(
+            s.cells, s.provenances
+        )
         query = query.where(_SELECTION.contains('"unknown_tokens"'))
         shares: dict[tuple[str, str], float] = {}
         for task, model, selection in self._each(query, study=study):
-            shares[task, model] = float(selection["unknown_tokens"])
+            shares[task, model] = selection.unknown_tokens
         return shares
 
     def probes(
         self, *, study: Studies = None, key: str | None = None
-    ) -> dict[tuple[str, str], dict[str, Any]]:
+    ) -> dict[tuple[str, str], ProbeResult]:
         """Return what the probe of every model and task recorded, the newest of several; none where none was made."""
         query = sa.select(s.cells.c.model, s.cells.c.task, s.probes.c.probe).join_from(
             s.cells, s.probes
@@ -235,8 +241,8 @@ class Reading(Leases):
             )
             return sorted(connection.execute(query).scalars().all())
 
-    def manifests_by_task(self, *, study: Studies = None) -> dict[str, dict[str, Any]]:
-        """Return the manifest of the first cell of every task: how its documents were divided is the same in all."""
+    def provenances_by_task(self, *, study: Studies = None) -> dict[str, Provenance]:
+        """Return the provenance of the first cell of every task: how its documents were divided is the same in all."""
         c = s.cells.c
         with self._reading() as connection:
             first = (
@@ -245,8 +251,8 @@ class Reading(Leases):
                 .group_by(c.task)
             )
             query = (
-                sa.select(c.task, s.manifests.c.manifest)
-                .join_from(s.cells, s.manifests)
+                sa.select(c.task, s.provenances.c.provenance)
+                .join_from(s.cells, s.provenances)
                 .where(c.id.in_(first))
             )
             return dict(connection.execute(query).all())

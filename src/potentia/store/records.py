@@ -17,13 +17,19 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from potentia.errors import DamagedItemsError, StoreError, first_line
+from potentia.errors import DamagedItemsError, DataError, StoreError, first_line
 from potentia.files import write_file
+from potentia.values.plain import PlainRecord
+from potentia.values.provenance import NO_PROVENANCE, Provenance
 from potentia.values.scores import ItemOutcome, Score
+from potentia.values.selection import NO_SELECTION, ProbeResult, Selection
+
+DAMAGED_HINT = "restore it from a copy, or run again into a new store"
+Record = TypeVar("Record", bound=PlainRecord)
 
 
 def now() -> str:
@@ -78,8 +84,7 @@ def loads(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, TypeError, RecursionError) as error:
-        hint = "restore it from a copy, or run again into a new store"
-        raise StoreError("a record of this store is damaged", hint=hint) from error
+        raise StoreError("a record of this store is damaged", hint=DAMAGED_HINT) from error
 
 
 class Json(sa.TypeDecorator[Any]):
@@ -99,6 +104,35 @@ class Json(sa.TypeDecorator[Any]):
         return None if value is None else loads(value)
 
 
+class PlainColumn(sa.TypeDecorator[Any]):
+    """A record of ``values`` as text: it writes itself, and is read back with its types."""
+
+    impl = sa.Text
+    cache_ok = True
+
+    def __init__(self, record_type: type[PlainRecord]) -> None:
+        super().__init__()
+        self.record_type = record_type
+
+    def process_bind_param(self, value: Any, _: Any) -> str | None:
+        """Write it."""
+        return None if value is None else dumps(value.to_dict())
+
+    def process_result_value(self, value: str | None, _: Any) -> Any:
+        """Read it."""
+        return None if value is None else read_record(self.record_type, value)
+
+
+def read_record(record_type: type[Record], text: str) -> Record:
+    """Read a record of ``values`` from the text that a store holds."""
+    try:
+        return record_type.from_dict(loads(text))
+    except DataError as error:
+        raise StoreError(
+            f"a record of this store is damaged: {error.message}", hint=DAMAGED_HINT
+        ) from error
+
+
 @dataclass(frozen=True)
 class StudyRecord:
     """A study as first opened. ``key`` is its content key; a changed study of the same name is another record."""
@@ -113,11 +147,9 @@ class StudyRecord:
 class CellRecord:
     """One model × task × protocol, finished. ``study`` is the key (or name) of the study that computed it.
 
-    ``scores`` maps a metric's name to its score and ``metric`` names the main one. ``manifest``
-    says how the score came about (versions, model, task, shots, seed, scorer, tuning, training; what does not apply is
-    absent), ``selection`` what validation chose (learning rate, epoch, style).
-    ``direct_value`` and ``gain`` are there when the model was tuned. ``probe`` is what ``Store.probes``
-    gives back: how much was left to learn of the task.
+    ``scores`` maps a metric's name to its score and ``metric`` names the main one. ``provenance`` says how the score
+    was made, ``selection`` what validation chose. ``direct_value`` and ``gain`` are there when the model was tuned.
+    ``probe`` says how much was left to learn of the task; ``Store.probes`` gives it back.
     """
 
     key: str
@@ -127,13 +159,13 @@ class CellRecord:
     protocol: str
     scores: Mapping[str, Score]
     metric: str
-    manifest: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Provenance = NO_PROVENANCE
     created: str = field(default_factory=now)
     seconds: float = 0.0
-    selection: Mapping[str, Any] = field(default_factory=dict)
+    selection: Selection = NO_SELECTION
     direct_value: float | None = None
     gain: float | None = None
-    probe: Mapping[str, Any] | None = None
+    probe: ProbeResult | None = None
 
     @property
     def score(self) -> Score:
@@ -157,9 +189,9 @@ class ChoiceRecord:
         return f'"{field}"' in self.text
 
     @property
-    def selection(self) -> Mapping[str, Any]:
+    def selection(self) -> Selection:
         """The selection of the cell, as ``CellRecord`` has it."""
-        return loads(self.text)  # type: ignore[no-any-return]
+        return read_record(Selection, self.text)
 
 
 @dataclass(frozen=True)

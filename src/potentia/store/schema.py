@@ -1,6 +1,7 @@
 """The tables, the same on SQLite and PostgreSQL. A store whose tables are of another version is refused.
 
-A table of records has a column for every field. Manifests have their own table, so that reading a matrix touches none.
+A table of records has a column for every field. Provenances have their own table, so that reading a matrix touches
+none.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from potentia.store.records import (
     Json,
     LaneRecord,
     LeaseRecord,
+    PlainColumn,
     StudyRecord,
 )
+from potentia.values.provenance import Provenance
+from potentia.values.selection import ProbeResult, Selection
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 metadata = sa.MetaData()
 
 
@@ -117,10 +121,15 @@ scores = _table(
     sqlite_with_rowid=False,
 )
 
-manifests = _table("manifests", _cell(), *_some(Json, "manifest", "selection"))
+provenances = _table(
+    "provenances",
+    _cell(),
+    Column("provenance", PlainColumn(Provenance), nullable=False),
+    Column("selection", PlainColumn(Selection), nullable=False),
+)
 
 # What a short fine-tuning before the row's own said of the model and the task (see run/tuned.py).
-probes = _table("probes", _cell(), *_some(Json, "probe"))
+probes = _table("probes", _cell(), Column("probe", PlainColumn(ProbeResult), nullable=False))
 
 # A cell belongs to every study that asked for it: content keys let a study reuse what another has computed.
 study_cells = _table("study_cells", _study(primary_key=True), _cell(), sqlite_with_rowid=False)

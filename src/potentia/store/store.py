@@ -145,7 +145,7 @@ class Store(Reading):
         items: Sequence[ItemOutcome] | None = None,
         event: Mapping[str, Any] | None = None,
     ) -> bool:
-        """Commit one cell with scores, manifest and items, and an ``event`` of the kind "cell", wholly or not at all.
+        """Commit one cell with scores, provenance and items, and an ``event`` of the kind "cell", wholly or not at all.
 
         Returns False when the key was committed before: the first writer wins, the cell is only added to the study, and
         nothing is said of it. A cell whose items are missing or cut short is replaced, in this one transaction.
@@ -263,13 +263,14 @@ class Store(Reading):
 
     @staticmethod
     def _describe(connection: sa.Connection, new: Sequence[tuple[int, CellRecord]]) -> None:
-        """Write what belongs to new cells: scores, manifests, probes."""
+        """Write what belongs to new cells: scores, provenance, probes."""
         scores = [row for number, cell in new for row in _score_rows(number, cell)]
         bodies = [
-            {"cell": n, "manifest": cell.manifest, "selection": cell.selection} for n, cell in new
+            {"cell": n, "provenance": cell.provenance, "selection": cell.selection}
+            for n, cell in new
         ]
         probes = [{"cell": n, "probe": cell.probe} for n, cell in new if cell.probe is not None]
-        for table, parts in ((s.scores, scores), (s.manifests, bodies), (s.probes, probes)):
+        for table, parts in ((s.scores, scores), (s.provenances, bodies), (s.probes, probes)):
             if parts:
                 connection.execute(table.insert(), parts)
 

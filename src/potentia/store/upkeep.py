@@ -43,12 +43,12 @@ def check_store(store: Store) -> list[Problem]:
             s.cells.c,
             sa.and_(s.scores.c.cell == s.cells.c.id, s.scores.c.name == s.cells.c.metric),
         )
-        whole = sa.and_(s.scores.c.cell.is_not(None), s.manifests.c.cell.is_not(None)).label(
+        whole = sa.and_(s.scores.c.cell.is_not(None), s.provenances.c.cell.is_not(None)).label(
             "whole"
         )
         query = sa.select(c.key, c.model, c.task, c.protocol, c.item_count, whole)
         query = query.outerjoin_from(s.cells, s.scores, main).outerjoin(
-            s.manifests, s.manifests.c.cell == c.id
+            s.provenances, s.provenances.c.cell == c.id
         )
         rows = connection.execute(query.order_by(c.id)).all()
     found += [problem for row in rows for problem in _of_cell(store, row)]
@@ -81,7 +81,7 @@ def _inconsistent(connection: sa.Connection) -> list[str]:
 def _of_cell(store: Store, row: Any) -> Iterator[Problem]:
     place = f"{row.model} × {row.task} × {row.protocol}"
     if not row.whole:
-        yield Problem("cell", f"{place}: its score or manifest is missing", row.key)
+        yield Problem("cell", f"{place}: its score or provenance is missing", row.key)
     elif row.item_count is not None:
         try:
             count = len(store.items(row.key))
@@ -119,7 +119,7 @@ def _unreadable(store: Store) -> Iterator[str]:
 def repair_store(store: Store, problems: list[Problem]) -> None:
     """Remove what belongs to no cell, and mark cells whose items are damaged: the next run replaces them.
 
-    Their scores stay until then. A cell without a score or manifest has nothing to keep. Lanes stay: a run can go on
+    Their scores stay until then. A cell without a score or provenance has nothing to keep. Lanes stay: a run can go on
     from them. A store that is in use is not repaired.
     """
     busy = store.leases()

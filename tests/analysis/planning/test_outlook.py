@@ -17,6 +17,7 @@ from potentia.show import make_report, report_page
 from potentia.store import CellRecord, Store
 from potentia.study import make_study
 from potentia.values.metric import Metric
+from potentia.values.provenance import Provenance, TaskProvenance
 from potentia.values.scores import Score
 
 BOTH = ("direct", "train_before_test")
@@ -44,7 +45,7 @@ def keep(
             text = task.startswith("text")
             metric = "bits_per_byte" if text else "acc"
             score = Score(value, 0.02, 60, Metric.of(metric))
-            manifest = {"task": {"fingerprint": task}}
+            provenance = Provenance(task=TaskProvenance(fingerprint=task))
             store.commit_cell(
                 CellRecord(
                     key=f"{name}-{model}-{task}-{protocol}".replace("#", "-").replace("/", "-"),
@@ -54,7 +55,7 @@ def keep(
                     protocol=protocol,
                     scores={metric: score},
                     metric=metric,
-                    manifest=manifest,
+                    provenance=provenance,
                     seconds=1.0,
                 )
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from potentia.analysis.rankings import find_rankings
 from potentia.evidence import Evidence, read
@@ -11,30 +10,29 @@ from potentia.store import CellRecord, Store
 from potentia.values.metric import Metric
 from potentia.values.protocol import TRAIN_BEFORE_TEST
 from potentia.values.scores import Score
+from potentia.values.selection import SearchEnd, Selection
 
 SCORES = {"a": (0.9, 0.8, 0.5), "b": (0.8, 0.7, 0.9), "c": (0.5, 0.4, 0.3)}
 
 
-def evidence(path: Path, **doubts: dict[str, str]) -> Evidence:
+def evidence(path: Path, **doubts: dict[str, SearchEnd]) -> Evidence:
     """Three models on three tasks; ``doubts`` are how the search of some cells ended."""
     with Store.open(str(path)) as store:
         store.study("s", "key", {})
         for model, values in SCORES.items():
             for k, value in enumerate(values):
                 task = f"t{k}"
-                search = doubts.get(model, {}).get(task, "inside")
-                selection: dict[str, Any] = {
-                    "tuned": True,
-                    "learning_rate": 1e-3,
-                    "search": search,
-                    "may_have_more": search != "inside",
-                    "rates_tried": [3e-4, 1e-3, 3e-3],
-                    "updates": 200,
-                    "tokens": 9000,
-                    "trainable": 1000,
-                    "target_modules": ["q_proj", "v_proj"] if model == "c" else ["all-linear"],
-                    "spread": None,
-                }
+                search = doubts.get(model, {}).get(task, SearchEnd.INSIDE)
+                selection = Selection(
+                    tuned=True,
+                    learning_rate=1e-3,
+                    search=search,
+                    rates_tried=(3e-4, 1e-3, 3e-3),
+                    updates=200,
+                    tokens=9000,
+                    trainable=1000,
+                    target_modules=("q_proj", "v_proj") if model == "c" else ("all-linear",),
+                )
                 score = Score(value, 0.02, 400, Metric.of("acc"))
                 record = CellRecord(
                     f"{model}{task}",
@@ -51,12 +49,12 @@ def evidence(path: Path, **doubts: dict[str, str]) -> Evidence:
 
 
 def test_doubtful_cells_are_counted_and_the_ranking_that_leans_on_them_is_named(tmp_path: Path):
-    found = find_rankings(evidence(tmp_path / "s.db", a={"t2": "at the bound"})).tuning[
+    found = find_rankings(evidence(tmp_path / "s.db", a={"t2": SearchEnd.AT_BOUND})).tuning[
         TRAIN_BEFORE_TEST
     ]
     assert (found.doubtful, found.cells) == (1, 9)
     (own,) = [one for one in found.summaries if one.model == "a"]
-    assert (own.trainable, own.tokens, own.updates, own.doubts["at the bound"]) == (
+    assert (own.trainable, own.tokens, own.updates, own.doubts[SearchEnd.AT_BOUND]) == (
         1000,
         9000,
         200,

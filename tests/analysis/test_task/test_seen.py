@@ -18,6 +18,7 @@ from potentia.analysis.test_task.seen import (
     upper_bound,
     ways_table,
 )
+from potentia.values.selection import ProbeResult, SplitLosses
 
 FAMILIES = {name: name for name in ("a", "b", "c", "d", "e", "f")}
 
@@ -29,26 +30,30 @@ def probe(
     of_answer: float | None = None,
     knows: str = "",
     data: str = "docs",
-) -> dict:
+    learning_rate: float = 5e-4,
+) -> ProbeResult:
     """A probe of 64 documents of 40 bytes; documents have a difficulty of their own, models a level and some noise."""
     rng, noise = np.random.default_rng(0), np.random.default_rng(model)
-    found: dict = {"version": 2, "data": data, "learning_rate": 5e-4, "learned": 32, "epoch_2": {}}
+    before, sums = {}, {}
     answer = 5 * (left if of_answer is None else of_answer)
     falls = {"text": 7 * left + answer, "answer": answer}
     for split in ("train", "validation", "test"):
         nats = 30 + 5 * rng.normal(size=64) + model + noise.normal(size=64) - 3 * (split == knows)
-        found[split] = {
-            "text": list(nats),
-            "answer": list(nats / 5),
-            "bytes": {"text": [40] * 64, "answer": [8] * 64},
-        }
+        losses = {"text": tuple(nats), "answer": tuple(nats / 5)}
+        before[split] = SplitLosses(losses, {"text": (40,) * 64, "answer": (8,) * 64})
         if split != "test":
-            after = {loss: sum(found[split][loss][:32]) - 32 * fall for loss, fall in falls.items()}
-            found["epoch_2"][split] = after
-    return found
+            sums[split] = {loss: sum(losses[loss][:32]) - 32 * fall for loss, fall in falls.items()}
+    return ProbeResult(
+        version=2,
+        learning_rate=learning_rate,
+        learned=32,
+        data=data,
+        before=before,
+        after_epochs=(sums,),
+    )
 
 
-def signs(probes: dict[str, dict], **how) -> tuple[dict[str, Sign], list[str]]:
+def signs(probes: dict[str, ProbeResult], **how) -> tuple[dict[str, Sign], list[str]]:
     readings = {(model, "sst2"): Reading.of(one) for model, one in probes.items()}
     found, problems = measure_signs(readings, FAMILIES, **how)
     return {sign.model: sign for sign in found}, problems
@@ -89,7 +94,7 @@ def test_falls_too_small_to_tell_from_none_count_alike():
 
 
 def test_probes_at_a_rate_without_copies_are_not_judged():
-    probes = {name: probe(k) | {"learning_rate": 1e-3} for k, name in enumerate("abcde")}
+    probes = {name: probe(k, learning_rate=1e-3) for k, name in enumerate("abcde")}
     found, _ = signs(probes, clean="abcde")
     assert calibrated(found["a"]).clean == 0
     assert not calibrated(found["a"]).speaks

@@ -135,7 +135,7 @@ def test_a_cell_with_lanes_and_items(board: TestClient):
     cell = board.get(f"/api/cells/{key}").json()
     assert cell["model"] == EVIL
     assert cell["lanes"][0]["selected"]
-    assert cell["manifest"]["versions"]["potentia"]
+    assert cell["provenance"]["versions"]["potentia"]
     page = board.get(f"/studies/{STUDY}/cells/{key}")
     assert page.status_code == 200
     assert EVIL not in page.text

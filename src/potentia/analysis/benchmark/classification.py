@@ -10,13 +10,14 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from potentia.analysis.wording import join_names
 from potentia.evidence import Evidence, study_of
 from potentia.values.findings import Bars, Cell, Chart, Finding, Heatmap, Table, short_names
+from potentia.values.provenance import TaskProvenance
 from potentia.values.scores import Floats, ItemOutcome
 
 if TYPE_CHECKING:
@@ -186,7 +187,7 @@ def _classified(
 ) -> Classification | None:
     """Return one test on labelled texts, the best model first; None where its cells have no labels."""
     ranked = [cell for cell in cells if cell.protocol == evidence.main]
-    labels = next(filter(None, (_task(cell).get("labels") for cell in ranked)), None)
+    labels = next(filter(None, (_task(cell).labels for cell in ranked)), None)
     ranked = [cell for cell in ranked if set(METRICS) <= set(cell.scores)]
     if not labels or not ranked:
         return None
@@ -204,7 +205,7 @@ def _classified(
         protocol=str(evidence.main),
         labels=tuple(labels),
         models=tuple(_labelled(cell, direct, answers[cell.model]) for cell in ranked),
-        baselines=_task(first).get("baselines") or {},
+        baselines=_task(first).baselines,
         confusion=np.array(
             [[counts[gold, given] for given in labels] for gold in labels], dtype=np.float64
         ),
@@ -214,15 +215,15 @@ def _classified(
 
 def _labelled(cell: CellRecord, direct: Mapping[str, float], answers: Answers) -> Labelled:
     accuracy, macro_f1, balanced = (cell.scores[name].value for name in METRICS)
-    unknown = float(_task(cell).get("unknown_tokens") or 0.0)
+    unknown = _task(cell).unknown_tokens
     error, before = cell.scores["acc"].stderr, direct.get(cell.model, math.nan)
     return Labelled(
         cell.model, (accuracy, macro_f1, balanced), error, before, _constant(answers), unknown
     )
 
 
-def _task(cell: CellRecord) -> Mapping[str, Any]:
-    return cell.manifest.get("task") or {}
+def _task(cell: CellRecord) -> TaskProvenance:
+    return cell.provenance.task
 
 
 def _answers(items: Sequence[ItemOutcome], words: Mapping[str, str]) -> Answers:

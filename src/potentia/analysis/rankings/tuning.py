@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -35,17 +35,14 @@ from potentia.analysis.stats.correlation import nan_mean
 from potentia.values.findings import Finding, Table
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
+from potentia.values.selection import SearchEnd, Selection
 
 if TYPE_CHECKING:
     from potentia.evidence import Evidence
 
-Chosen = Sequence[tuple[str, str, Mapping[str, Any]]]  # models, tasks, and what was chosen on each
+Chosen = Sequence[tuple[str, str, Selection]]  # models, tasks, and what was chosen on each
 Places = npt.NDArray[np.intp]
-DOUBTS = (
-    "at the bound",
-    "still rising",
-    "kept untuned",
-)  # as cells record them: these may have more in them
+SHOWN_ENDS = (SearchEnd.AT_BOUND, SearchEnd.STILL_RISING, SearchEnd.UNTUNED)  # in this order
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,7 @@ class TuningSummary:
     tokens: float
     updates: float
     rates: tuple[float, ...]  # the learning rates that were chosen
-    doubts: Mapping[str, int]
+    doubts: Mapping[SearchEnd, int]
     seed_spread: float  # the median standard deviation between seeds; NaN for one seed
     noise: float  # the median standard error of a test
 
@@ -73,7 +70,7 @@ class TuningSummary:
         amounts = [f"{amount:,.0f}" for amount in (self.trainable, self.tokens, self.updates)]
         doubts = [
             f"{self.doubts[doubt]} of {self.cells}" if self.doubts[doubt] else "–"
-            for doubt in DOUBTS
+            for doubt in SHOWN_ENDS
         ]
         noise = [None if np.isnan(x) else f"{x:.3f}" for x in (self.seed_spread, self.noise)]
         return [self.model, *amounts, _spread(self.rates), *doubts, *noise]
@@ -113,8 +110,8 @@ class TuningComparison(Finding):
             shown = "; ".join(sorted(", ".join(names) for names in parts))
             said.append(f"The tuned layers are not the same in all models: {shown}.")
         if self.doubtful:
-            many = {doubt: sum(one.doubts[doubt] for one in self.summaries) for doubt in DOUBTS}
-            listed = ", ".join(f"{count} {doubt}" for doubt, count in many.items() if count)
+            many = {doubt: sum(one.doubts[doubt] for one in self.summaries) for doubt in SHOWN_ENDS}
+            listed = ", ".join(f"{count} {doubt.label}" for doubt, count in many.items() if count)
             said.append(
                 f"{self.doubtful} of {self.cells} tuned cells may have more in them: {listed}."
             )
@@ -147,7 +144,7 @@ class TuningComparison(Finding):
             "tokens",
             "updates",
             "rate",
-            *DOUBTS,
+            *(doubt.label for doubt in SHOWN_ENDS),
             "between seeds",
             "test noise",
             *(["rank if always tuned"] if self.untuned_tasks else []),
@@ -193,11 +190,11 @@ def _always_tuned(
     values = matrix.values.copy()
     kept: dict[str, tuple[str, ...]] = {}
     for model, task, selection in cells:
-        if not selection.get("tuned", True):
+        if selection.is_untuned:
             kept[model] = (*kept.get(model, ()), task)
-            other = (selection.get("best_tuned") or {}).get("value")
-            place = matrix.models.index(model), matrix.tasks.index(task)
-            values[place] = values[place] if other is None else other
+            if selection.best_tuned is not None:
+                place = matrix.models.index(model), matrix.tasks.index(task)
+                values[place] = selection.best_tuned.value
     if not kept:
         return {}, {}
     ranking = decide_ranking(replace(matrix, values=values))
@@ -205,28 +202,25 @@ def _always_tuned(
 
 
 def _given(
-    model: str, cells: Sequence[tuple[str, Mapping[str, Any]]], matrix: ScoreMatrix
+    model: str, cells: Sequence[tuple[str, Selection]], matrix: ScoreMatrix
 ) -> TuningSummary:
     tasks, chosen = zip(*cells, strict=True)
     noise = matrix.select(models=[model], tasks=tasks).stderr.ravel()
-    spread = [one["spread"] for one in chosen if one.get("spread") is not None]
-    parts = dict.fromkeys(name for one in chosen for name in one.get("target_modules") or ())
-    rates = sorted(one["learning_rate"] for one in chosen if one.get("learning_rate"))
-    trainable, tokens, updates = (
-        _median([one[name] for one in chosen]) for name in ("trainable", "tokens", "updates")
-    )
-    ends = Counter(one["search"] for one in chosen)
-    doubts = {doubt: ends[doubt] for doubt in DOUBTS}
+    spreads = [one.seed_spread for one in chosen if one.seed_spread is not None]
+    parts = dict.fromkeys(name for one in chosen for name in one.target_modules)
+    rates = sorted(one.learning_rate for one in chosen if one.learning_rate)
+    ends = Counter(one.search for one in chosen)
+    doubts = {end: ends[end] for end in SHOWN_ENDS}
     return TuningSummary(
         model,
         cells=len(chosen),
-        trainable=trainable,
+        trainable=_median([one.trainable for one in chosen]),
         parts=tuple(parts),
-        tokens=tokens,
-        updates=updates,
+        tokens=_median([one.tokens for one in chosen]),
+        updates=_median([one.updates for one in chosen]),
         rates=tuple(rates),
         doubts=doubts,
-        seed_spread=_median(spread),
+        seed_spread=_median(spreads),
         noise=_median(noise),
     )
 
@@ -239,7 +233,7 @@ def _moved(matrix: ScoreMatrix, cells: Chosen) -> tuple[str, ...]:
     z = np.where(np.isfinite(z), z, np.nan)
     sure = z.copy()
     for model, task, selection in cells:
-        if selection.get("may_have_more"):
+        if selection.may_have_more:
             sure[matrix.models.index(model), matrix.tasks.index(task)] = np.nan
     whole, left = (rankdata(-nan_mean(one), method="min", nan_policy="omit") for one in (z, sure))
     return tuple(

@@ -277,9 +277,9 @@ def stored_rates(evidence: Evidence, protocol: Protocol) -> dict[str, Rates]:
     """Return the scores of every learning rate by task, where a study stored them; several seeds are averaged."""
     found: dict[str, dict[str, dict[float, list[float]]]] = {}
     for cell in evidence.choices(protocol) if evidence.stores else ():
-        for one in (cell.selection.get("rates") or ()) if cell.names("rates") else ():
+        for state in cell.selection.rates if cell.names("rates") else ():
             by = found.setdefault(cell.task, {}).setdefault(cell.model, {})
-            by.setdefault(float(one["learning_rate"]), []).append(float(one["value"]))
+            by.setdefault(state.learning_rate, []).append(state.value)
     return {
         task: {
             model: {rate: float(np.mean(v)) for rate, v in by.items()}

@@ -30,7 +30,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.stats import beta, mannwhitneyu, ttest_ind
@@ -39,6 +39,7 @@ from potentia.analysis.left_out import NO_ENTRIES, drop_names_in
 from potentia.errors import InputError
 from potentia.values.findings import Cell, Chart, Finding, Heatmap, Table
 from potentia.values.scores import Floats
+from potentia.values.selection import ProbeResult
 
 if TYPE_CHECKING:
     from potentia.evidence import Evidence
@@ -73,26 +74,26 @@ class Reading:
     rate: float
 
     @classmethod
-    def of(cls, probe: Mapping[str, Any]) -> Reading:
+    def of(cls, probe: ProbeResult) -> Reading:
         """Read what ``Store.probes`` gives."""
-        falls, documents, learned = {}, {}, probe["learned"]
-        for split in (split for split in ("train", "validation", "test") if split in probe):
-            here = probe[split]
+        falls, documents, learned = {}, {}, probe.learned
+        sums_by_split = probe.after_epochs[-1]
+        for split, losses in probe.before.items():
             for loss in LOSSES:
-                documents[loss, split] = np.array(here[loss]) / np.maximum(here["bytes"][loss], 1)
-            if split not in probe["epoch_2"]:
+                sizes = np.maximum(losses.bytes[loss], 1)
+                documents[loss, split] = np.array(losses.nats[loss]) / sizes
+            if split not in sums_by_split:
                 continue
-            nats = {
-                loss: sum(here[loss][:learned]) - probe["epoch_2"][split][loss] for loss in LOSSES
-            }
-            size = {loss: sum(here["bytes"][loss][:learned]) for loss in LOSSES}
+            after = sums_by_split[split]
+            nats = {loss: sum(losses.nats[loss][:learned]) - after[loss] for loss in LOSSES}
+            size = {loss: sum(losses.bytes[loss][:learned]) for loss in LOSSES}
             falls["text", split] = nats["text"] / max(size["text"], 1)
             if 0 < size["answer"] < size["text"]:
                 prompt = (nats["text"] - nats["answer"]) / (size["text"] - size["answer"])
                 answer = nats["answer"] / size["answer"]
                 falls["answer", split] = max(answer, LEAST_FALL) / max(prompt, LEAST_FALL)
-        rate = float(probe["learning_rate"])
-        return cls(falls, documents, f"{probe['version']} {probe['data']} {rate:g}", rate)
+        rate = probe.learning_rate
+        return cls(falls, documents, f"{probe.version} {probe.data} {rate:g}", rate)
 
 
 @dataclass(frozen=True)
@@ -556,17 +557,15 @@ def find_exposure(evidence: Evidence, *, clean: Sequence[str] = ()) -> Exposure:
     return Exposure(found, tuple(problems))
 
 
-def _probes(evidence: Evidence) -> dict[tuple[str, str], Any]:
-    """Return the probes of models and tasks that have scores; older ones hold the text's loss alone."""
+def _probes(evidence: Evidence) -> dict[tuple[str, str], ProbeResult]:
+    """Return the probes of models and tasks that have scores."""
     scored = {
         (model, task) for m in evidence.scores.values() for model in m.models for task in m.tasks
     }
-    every = {place: probe for place, probe in evidence.probes().items() if place in scored}
-    found = {place: probe for place, probe in every.items() if "learned" in probe}
+    found = {place: probe for place, probe in evidence.probes().items() if place in scored}
     if not found:
-        older = " that hold the answer's loss: they were made by an older version" if every else ""
         hint = (
             "put `probe: true` into the study and run it anew: cells that are done are not probed"
         )
-        raise InputError(f"no probes in {evidence.source}{older}", hint=hint)
+        raise InputError(f"no probes in {evidence.source}", hint=hint)
     return found

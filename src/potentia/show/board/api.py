@@ -170,7 +170,7 @@ def make_api(desk: Desk) -> APIRouter:
     def cell(key: Name) -> dict[str, Any]:
         """Return one cell: scores, what validation chose, lanes with curves, and how it was made."""
         record = desk.cell(key)
-        return cell_payload(record, desk.store.lanes(cell=key), manifest=True)
+        return cell_payload(record, desk.store.lanes(cell=key), with_provenance=True)
 
     @api.get("/cells/{key}/items")
     def items(
