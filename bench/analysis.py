@@ -78,10 +78,12 @@ def alignment() -> bool:
 def reproduction(scores: Path) -> bool:
     """The whole reproduction of the paper, 1,000 resamples everywhere: under 20 s."""
     from potentia.evidence import read
-    from potentia.papers.train_before_test import reproduce
+    from potentia.papers.train_before_test.reproduction import reproduce_train_before_test
 
     return report(
-        "reproduce train-before-test", best_of(lambda: reproduce(read(scores).scores), 1), 20.0
+        "reproduce train-before-test",
+        best_of(lambda: reproduce_train_before_test(read(scores).scores), 1),
+        20.0,
     )
 
 

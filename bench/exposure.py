@@ -31,7 +31,8 @@ from rich.progress import track
 from torch import nn
 
 from potentia import engine, tasks, zoo
-from potentia.analysis.test_task.seen import (
+from potentia.engine.training import LaneSpec, LaneTrainer, LoraConfig, Schedule, encode_examples
+from potentia.papers.task_training.exposure import (
     PLANTED,
     Measures,
     Planted,
@@ -40,7 +41,6 @@ from potentia.analysis.test_task.seen import (
     planted,
     ways_table,
 )
-from potentia.engine.training import LaneSpec, LaneTrainer, LoraConfig, Schedule, encode_examples
 from potentia.run.tuned import ALPHA, LOSS, RANK, Probing
 from potentia.study import Caps, Probe
 from potentia.tasks import Task

@@ -14,12 +14,11 @@ from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
 from potentia.analysis.rankings import find_rankings
-from potentia.analysis.test_task import Options as TestTaskOptions
-from potentia.analysis.test_task import find_test_task
 from potentia.errors import InputError
 from potentia.evidence import Evidence, read
 from potentia.evidence.join import unfolded
 from potentia.formats import write_scores
+from potentia.papers import TestTaskOptions, find_test_task
 from potentia.show import make_report
 from potentia.store import CellRecord, Store
 from potentia.study import make_study

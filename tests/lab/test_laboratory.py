@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from potentia import tasks, zoo
-from potentia.analysis.test_task.cohort import Cohort
 from potentia.cli.app import app
 from potentia.facts import models as known_models
 from potentia.lab.laboratory import AUXILIARY_DOCUMENTS, BENCHMARKS, Laboratory, lay_out
+from potentia.papers.task_training.cohort import Cohort
 from potentia.run import run_study
 from potentia.run.plan import check_source, load_tasks
 from potentia.store import Store

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from potentia.analysis.base_models.find import pair_models
-from potentia.analysis.base_models.stability import measure_consistency
+from potentia.analysis.checkpoints import pair_models
 from potentia.facts import models
+from potentia.papers.base_models.consistency import measure_consistency
 from score_files import read_scores
 
 

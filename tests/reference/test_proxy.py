@@ -6,21 +6,21 @@ import numpy as np
 import pytest
 from scipy.optimize import nnls
 
-from potentia.analysis.proxy.proxies import (
+from potentia.papers import reproduce_proxy
+from potentia.papers.printed import read_printed_numbers
+from potentia.papers.proxy_tasks.proxies import (
     PAPER_CONFIGURATIONS,
     choose_proxies,
     measure_robustness,
     measure_sampling,
     predict,
 )
-from potentia.analysis.proxy.validation import validate
-from potentia.papers import reproduce_proxy
-from potentia.papers.train_before_test import printed as tables_of
+from potentia.papers.proxy_tasks.validation import validate
 from potentia.values.scores import ScoreMatrix
 from score_files import read_scores
 
-PAPER = tables_of(
-    "proxy"
+PAPER = read_printed_numbers(
+    "proxy_tasks"
 )  # seed variance, data variance and R in table 5; A-t1, NA-t1, A-t2 … in tables 6 and 8
 TASKS, TABLE_4, TABLE_5, PROXY_ROW = (
     PAPER[name] for name in ("TASKS", "TABLE_4", "TABLE_5", "PROXY_ROW")

@@ -9,11 +9,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from potentia.analysis.test_task.cohort import Cohort
 from potentia.errors import InputError
 from potentia.facts import read_facts
 from potentia.formats import StagedScores
-from potentia.papers.test_task import Evaluations, TaskTrainingPaper, reproduce_task_training
+from potentia.papers.task_training.cohort import Cohort
+from potentia.papers.task_training.reproduction import (
+    Evaluations,
+    TaskTrainingPaper,
+    reproduce_task_training,
+)
 
 pytestmark = pytest.mark.shared
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from potentia.papers.train_before_test import reproduce
+from potentia.papers.train_before_test.reproduction import reproduce_train_before_test
 from score_files import read_scores
 
 # Table 5: zero-shot direct evaluation, train-before-test.
@@ -62,7 +62,7 @@ def scores(shared_data):
 
 @pytest.fixture(scope="module")
 def reproduction(scores):
-    return reproduce(scores, resamples=50)
+    return reproduce_train_before_test(scores, resamples=50)
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +177,7 @@ def test_pc1_follows_compute(found):
 
 def test_the_published_benchmarks_are_sound(scores):
     from potentia.analysis.rankings.screening import screen_tasks
-    from potentia.papers.train_before_test import _tasks
+    from potentia.papers.train_before_test.reproduction import _tasks
 
     screening = screen_tasks(_tasks(scores["direct"]), _tasks(scores["train_before_test"]))
     assert {f.reason for f in screening.flags} <= {"ceiling"}

@@ -370,7 +370,8 @@ def test_training_on_the_test_task_has_its_section(shared_data: Path, tmp_path: 
     write_scores(scores, tmp_path / "scores.csv")
     data = make_report(open_evidence(tmp_path / "scores.csv"))
     assert data.main == "adjust"
-    assert data.test_task.tasks["gsm8k"]["adjustment"].before.effect.value > 0
+    found = data.named()["gsm8k-adjustment"]
+    assert found.before.effect.value > 0
     page = report_page(data)
     assert "Training on the test task" in page
     assert "gsm8k before adjustment: θ = " in page

@@ -28,6 +28,7 @@ from potentia.errors import (
     first_line,
     without_password,
 )
+from potentia.extensions import ExtensionKind, load_extensions
 from potentia.processes import wait_asleep
 
 # What `--help` shows, in the order of use.
@@ -317,3 +318,5 @@ def is_source(value: str, *, last: bool = True) -> bool:
 # The command groups register themselves on import; each is light until its command runs.
 for _module in ("analyses", "known", "run", "scores", "select", "setup", "stores"):
     import_module(f"potentia.cli.{_module}")
+for _name, _function in load_extensions(ExtensionKind.COMMAND).items():
+    app.command(_name)(_function)

@@ -7,13 +7,16 @@ asks for. A command is a function of what was asked, under ``@command`` with its
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import typer
+
+from potentia.analysis.registration import OPTION, OptionDescription
+from potentia.papers import StabilityOptions, TestTaskOptions
 
 
 class Option(NamedTuple):
@@ -165,17 +168,44 @@ ADAPTIVE = {
     "top": option("What matters is who is among the first so many.", int | None, None, min=1),
     "history": HISTORY,
 }
-TEST_TASK = {
-    "before": option("Protocol or stage before adjustment."),
-    "after": option("Protocol or stage after adjustment."),
-    "since": option("Models trained in this month or later are the newer ones; else 2023-11."),
-    "column": option("Divide by this column of the facts instead of by date …"),
-    "value": option("… where it has this value."),
-    "exposed": flag(
-        "--exposed", "Divide each task by who saw its form: the facts' column exposure.", None
-    ),
-}
-BASELINE = option("Compare every method with this one, such as direct or instruct.")
+
+
+def options_of_class(options_class: type) -> dict[str, Option]:
+    """Return the options that the fields of a dataclass declare by ``command_option``, by the field's name."""
+    types = get_type_hints(options_class)
+    declared = {}
+    for field in fields(options_class):
+        description = field.metadata.get(OPTION)
+        if description is not None:
+            declared[field.name] = _option_of_field(field, types[field.name], description)
+    return declared
+
+
+def _option_of_field(field: Field[Any], kind: Any, description: OptionDescription) -> Option:
+    """Describe one field to typer; None stands for an option that was not given."""
+    limits = {"min": description.minimum, "max": description.maximum}
+    given_limits = {name: limit for name, limit in limits.items() if limit is not None}
+    alternatives = [part for part in get_args(kind) or (kind,) if part is not type(None)]
+    default = None
+    if get_origin(kind) is tuple:
+        alternatives = [kind]
+    for alternative in alternatives:
+        if get_origin(alternative) is tuple:
+            kind = list[get_args(alternative)[0]] | None  # type: ignore[misc]
+            return option(description.help, kind, None, *description.flags, **given_limits)
+    (value_kind,) = [part for part in alternatives if get_origin(part) is not Mapping][:1]
+    if field.default is MISSING:
+        return option(description.help, value_kind, ..., *description.flags, **given_limits)
+    if description.shows_default:
+        default = field.default
+    if default is None or value_kind is bool:
+        value_kind = value_kind | None
+    return option(description.help, value_kind, default, *description.flags, **given_limits)
+
+
+BASELINE = options_of_class(StabilityOptions)["baseline"]
+_TEST_TASK_NAMES = ("before", "after", "since", "column", "value", "exposed")
+TEST_TASK = {name: options_of_class(TestTaskOptions)[name] for name in _TEST_TASK_NAMES}
 
 
 def filled(kind: type, asked: Any, **more: Any) -> Any:

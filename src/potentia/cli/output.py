@@ -164,10 +164,10 @@ def print_told(tables: Iterable[Table], sentences: Iterable[str], headline: str 
         console.print(sentence, markup=False)
 
 
-def training_of(evidence: potentia.Evidence) -> potentia.analysis.base_models.Training | None:
+def training_of(evidence: potentia.Evidence) -> potentia.analysis.checkpoints.Training | None:
     """Return the pretraining runs of a study that is of checkpoints alone."""
     try:
-        found = potentia.analysis.base_models.find_training(evidence)
+        found = potentia.analysis.checkpoints.find_training(evidence)
     except InputError:
         return None
     return found if found.whole else None

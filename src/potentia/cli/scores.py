@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import potentia
+from potentia.analysis.registration import PaperReproduction, ReproductionRequest
 from potentia.cli import options as shared
 from potentia.cli import output as out
 from potentia.cli.app import app, is_source
 from potentia.cli.options import argument, command, filled, flag, option, output, path, some
 from potentia.errors import InputError, without_password
+from potentia.extensions import ExtensionKind, list_extensions, load_extension
 from potentia.values.findings import Table
 from potentia.values.protocol import Protocol
 
@@ -159,15 +161,15 @@ def report(asked: Any) -> None:
         evidence = out.opened(*asked.sources, notes=False, **some(asked, shared.READ))
         divided = any(some(asked, shared.TEST_TASK).values())
         wanted = potentia.show.ReportOptions(
-            test_task=filled(potentia.analysis.test_task.Options, asked) if divided else None,
-            proxies=filled(potentia.analysis.proxy.Options, asked, protocol=evidence.main)
+            test_task=filled(potentia.papers.TestTaskOptions, asked) if divided else None,
+            proxies=filled(potentia.papers.ProxyOptions, asked, protocol=evidence.main)
             if asked.target
             else None,
             baseline=asked.baseline,
             history=out.history(asked),
         )
         data = potentia.show.make_report(evidence, items=asked.items, options=wanted)
-        if asked.baseline and not (data.stability or data.consistency):
+        if asked.baseline and not {"stability", "consistency"} & data.registered.keys():
             hint = "they are compared over checkpoints, or over base models and their instruct versions"
             raise InputError(
                 f"no methods to compare with {asked.baseline}", where=evidence.source, hint=hint
@@ -180,14 +182,6 @@ def report(asked: Any) -> None:
     written = {"report": str(place), "bytes": size, "figures": [str(p) for p in drawn]}
     written |= {"findings": list(data.named()), "problem": data.problem}
     out.answer(asked.as_json, written, f"{place} ({size / 1e6:.1f} MB)")
-
-
-FILES = {
-    "train-before-test": ["SCORES"],
-    "test-task": ["SCORES", "MODELS"],
-    "proxy": [],
-    "bose": [],
-}
 
 
 @command(
@@ -218,41 +212,24 @@ def reproduce(asked: Any) -> None:
 
       potentia reproduce bose
     """
-    if asked.paper not in FILES:
-        raise InputError(f"no paper {asked.paper!r}", hint=f"one of: {', '.join(FILES)}")
-    names = FILES[asked.paper]
-    if len(asked.files) != len(names):
-        count = ("no files", "one file", "two files")[len(names)]
-        hint = " ".join(["potentia reproduce", asked.paper, *names])
+    papers = list_extensions(ExtensionKind.REPRODUCTION)
+    if asked.paper not in papers:
+        raise InputError(f"no paper {asked.paper!r}", hint=f"one of: {', '.join(papers)}")
+    paper: PaperReproduction = load_extension(ExtensionKind.REPRODUCTION, asked.paper)
+    if len(asked.files) != len(paper.files):
+        count = ("no files", "one file", "two files")[len(paper.files)]
+        hint = " ".join(["potentia reproduce", asked.paper, *paper.files])
         raise InputError(f"{asked.paper} takes {count}", hint=hint)
     out.check_formats(asked)
-    found = _reproduced(asked)
+    request = ReproductionRequest(
+        files=tuple(asked.files), evaluations=asked.evaluations, resamples=asked.resamples
+    )
+    finding = paper.reproduce(request)
     if asked.as_json and asked.paper == "train-before-test":
-        out.print_json(found)
+        out.print_json(finding)
     else:
-        out.print_findings({asked.paper: found}, as_json=asked.as_json)
-    out.draw_figures([found], asked.figures, asked)
-
-
-def _reproduced(asked: Any) -> potentia.Finding:
-    if asked.paper == "proxy":
-        return potentia.papers.reproduce_proxy()
-    if asked.paper == "bose":
-        return potentia.papers.reproduce_bose()
-    if asked.paper == "train-before-test":
-        return potentia.papers.reproduce_train_before_test(
-            potentia.evidence.read(asked.files[0]).scores, resamples=asked.resamples or 1000
-        )
-    scores, facts = map(Path, asked.files)
-    tree = (
-        potentia.papers.Evaluations.read(asked.evaluations)
-        if asked.evaluations is not None
-        else None
-    )
-    cohort = potentia.analysis.test_task.Cohort.known(table=potentia.facts.read_facts(facts))
-    return potentia.papers.reproduce_task_training(
-        potentia.formats.StagedScores(scores), cohort, tree, draws=asked.resamples or 1999
-    )
+        out.print_findings({asked.paper: finding}, as_json=asked.as_json)
+    out.draw_figures([finding], asked.figures, asked)
 
 
 @command(

@@ -1,6 +1,7 @@
-"""The sections of a report: each a function from ``ReportData`` to a ``Section``, listed once in ``SECTIONS``.
+"""The sections of a report: each a function from ``ReportData`` to a ``Section``, built in or registered.
 
-To add one, write such a function and put it into the list; report, board and navigation then have it. What a section
+To add one from anywhere, register a ``ReportSection`` (``potentia.extensions``); one that needs more than findings is a
+function here, named in ``BUILT_IN_SECTIONS``. Report, board and navigation then have it. What a section
 says in every report is in ``templates/leads.html`` under its id, or in a template of its own. The report is one file:
 style, scripts and data inside, nothing fetched, nothing but our own scripts allowed.
 """
@@ -19,8 +20,10 @@ import numpy as np
 
 from potentia.analysis.benchmark import benchmark_table
 from potentia.analysis.rankings import ENOUGH_MODELS, build_scoreboard
+from potentia.analysis.registration import ReportSection
 from potentia.errors import InputError
 from potentia.evidence import read
+from potentia.extensions import ExtensionKind, load_extensions
 from potentia.files import write_file
 from potentia.show.answer import answer, answer_context
 from potentia.show.how import how_context
@@ -106,7 +109,7 @@ def report_page(data: ReportData) -> str:
 def build_sections(data: ReportData, parts: Parts | None = None) -> list[tuple[str, str, str]]:
     """Return id, title and HTML of every section that the data has something for; ``parts`` takes their data."""
     parts = parts or Parts()
-    found = (section for make in SECTIONS if (section := make(data)) is not None)
+    found = (section for make in list_sections() if (section := make(data)) is not None)
     return [(section.id, section.title, section.html(parts)) for section in found]
 
 
@@ -374,16 +377,6 @@ def _show(
     return section
 
 
-def exposure_section(data: ReportData) -> Section | None:
-    """Signs that a model saw a test before."""
-    if (found := data.exposure) is None:
-        return None
-    section = of_findings(
-        "exposure", "Exposure", _said([found]), [found], heading="Signs of exposure"
-    )
-    return section and replace(section, problems=found.left_out)
-
-
 def cells_section(data: ReportData) -> Section | None:
     """One cell at a time: curves, prompts, items."""
     if not has_details(data):
@@ -398,49 +391,58 @@ def how_section(data: ReportData) -> Section:
     return Section("how", "How", template="how.html", context={"how": how_context(data)})
 
 
-SECTIONS: tuple[
-    Callable[[ReportData], Section | None], ...
-] = (  # in reading order; the ids are addresses of the board
-    apart_section,
-    answer_section,
-    reading_section,
-    scores_section,
-    _show(
+def registered_section(id: str, declared: ReportSection) -> SectionMaker:
+    """Make a section of what a paper of ours or another package registers."""
+
+    def section(data: ReportData) -> Section | None:
+        content = data.registered.get(id)
+        if content is None:
+            return None
+        made = of_findings(
+            id, declared.title, content.lead, content.shown, heading=declared.heading
+        )
+        return made and replace(made, problems=(*made.problems, *content.problems))
+
+    return section
+
+
+SectionMaker = Callable[[ReportData], Section | None]
+BUILT_IN_SECTIONS: dict[
+    str, SectionMaker
+] = {  # in reading order; the ids are addresses of the board
+    "apart": apart_section,
+    "answer": answer_section,
+    "reading": reading_section,
+    "scores": scores_section,
+    "classes": _show(
         "classes",
         "Classes",
         lambda data: data.labelled,
         heading="Labelled texts, class by class",
         said=True,
     ),
-    predicted_section,
-    ranks_section,
-    tuning_section,
-    agreement_section,
-    evidence_section,
-    structure_section,
-    benchmarks_section,
-    _show("perplexity", "Perplexity", _perplexity, few=True),
-    _show(
-        "test-task", "Test task", lambda data: [data.test_task], heading="Training on the test task"
-    ),
-    exposure_section,
-    # The answer begins with runs.
-    _show(
-        "stability",
-        "Stability",
-        lambda data: [None if data.runs else data.training, data.stability],
-    ),
-    _show(
-        "consistency",
-        "Consistency",
-        lambda data: [data.consistency and data.consistency.consistency],
-    ),
-    _show(
-        "ablation",
-        "Methods",
-        lambda data: [data.consistency and data.consistency.ablation, data.ablation],
-    ),
-    _show("proxies", "Proxies", lambda data: [data.proxies], heading="Proxy tasks"),
-    cells_section,
-    how_section,
-)
+    "predicted": predicted_section,
+    "ranks": ranks_section,
+    "tuning": tuning_section,
+    "agreement": agreement_section,
+    "evidence": evidence_section,
+    "structure": structure_section,
+    "benchmarks": benchmarks_section,
+    "perplexity": _show("perplexity", "Perplexity", _perplexity, few=True),
+    "cells": cells_section,
+    "how": how_section,
+}
+LAST_OF_FINDINGS = "cells"  # registered sections that follow none in particular stand before it
+
+
+def list_sections() -> list[SectionMaker]:
+    """Return all sections in reading order: the built-in ones, and those registered at the places they ask for."""
+    order = list(BUILT_IN_SECTIONS)
+    makers = dict(BUILT_IN_SECTIONS)
+    for id, declared in load_extensions(ExtensionKind.SECTION).items():
+        makers[id] = registered_section(id, declared)
+        if declared.after in order:
+            order.insert(order.index(declared.after) + 1, id)
+        else:
+            order.insert(order.index(LAST_OF_FINDINGS), id)
+    return [makers[id] for id in order]

@@ -6,27 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from potentia.analysis.base_models import (
-    Ablation,
-    ConsistencyFindings,
-    Stability,
-    Training,
-    find_ablation,
-    find_consistency,
-    find_stability,
-    find_training,
-)
 from potentia.analysis.benchmark import (
     BenchmarkVerdict,
     Classification,
     find_benchmarks,
     find_classification,
 )
+from potentia.analysis.checkpoints import Training, find_training
 from potentia.analysis.completion import Completion, find_outlook
-from potentia.analysis.proxy import Options as ProxyOptions
-from potentia.analysis.proxy import Proxies, find_proxies
 from potentia.analysis.rankings import (
     ENOUGH_MODELS,
     Rankings,
@@ -34,13 +23,14 @@ from potentia.analysis.rankings import (
     build_scoreboard,
     find_rankings,
 )
-from potentia.analysis.test_task import Exposure, TestTask, find_exposure, find_test_task
-from potentia.analysis.test_task import Options as TestTaskOptions
+from potentia.analysis.registration import ReportSection, SectionContent, SectionRequest
 from potentia.errors import InputError, PotentiaError
 from potentia.evidence import Evidence
+from potentia.extensions import ExtensionKind, load_extensions
+from potentia.papers import ProxyOptions, TestTaskOptions
 from potentia.store import CellRecord, FailureRecord
 from potentia.values.findings import Finding
-from potentia.values.protocol import Protocol, TaskName
+from potentia.values.protocol import Protocol
 from potentia.values.scores import ItemOutcome
 
 ITEMS = 40  # of each cell, half of them wrong, where the whole stays under ITEM_BUDGET
@@ -71,6 +61,14 @@ class ReportOptions:
     history: Evidence | None = (
         None  # other models' scores, to predict cells that are not measured yet
     )
+    sections: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # options of other registered sections, by id
+
+    def options_by_section(self) -> dict[str, Any]:
+        """Return the options of registered sections by the section's id."""
+        by_section = {"test-task": self.test_task, "proxies": self.proxies, **self.sections}
+        return {id: options for id, options in by_section.items() if options is not None}
 
 
 @dataclass(frozen=True)
@@ -83,16 +81,9 @@ class ReportData:
     board: Scoreboard | None = None  # also of one model, which has no rankings
     problem: str = ""  # why there is no ranking
     benchmarks: tuple[BenchmarkVerdict, ...] = ()
-    test_task: TestTask | None = None
-    exposure: Exposure | None = None  # where the study recorded probes
+    registered: Mapping[str, SectionContent] = field(default_factory=dict)  # by the section's id
     labelled: tuple[Classification, ...] = ()  # tests on labelled texts of one's own
     training: Training | None = None  # of checkpoints: the runs that they are of
-    stability: Stability | None = None
-    consistency: ConsistencyFindings | None = None
-    ablation: Ablation | None = (
-        None  # of prompt forms, where no pairs of base and instruct models are known
-    )
-    proxies: Proxies | None = None
     completion: Completion | None = (
         None  # of a study with cells not measured yet: predictions, never scores
     )
@@ -127,18 +118,13 @@ class ReportData:
 
     def named(self) -> dict[str, Finding]:
         """Return every finding under the name that the command line and the board's API give it."""
-        several = (self.rankings, self.test_task, self.consistency, self.proxies)
-        found = {
-            name: f for part in several if part is not None for name, f in part.named().items()
-        }
-        single = {
-            "signs": self.exposure,
-            "training": self.training,
-            "stability": self.stability,
-            "ablation": self.ablation,
-            "completion": self.completion,
-        }
+        found: dict[str, Finding] = {}
+        if self.rankings is not None:
+            found |= self.rankings.named()
+        for content in self.registered.values():
+            found |= content.named
         found |= {f"classification-{one.task}": one for one in self.labelled}
+        single = {"training": self.training, "completion": self.completion}
         return found | {name: f for name, f in single.items() if f is not None}
 
 
@@ -165,10 +151,6 @@ def make_report(
     board = rankings.scoreboard if rankings is not None else None
     if ends is not None or rankings is None:  # of checkpoints the runs, each at its end
         board = _or_none(build_scoreboard, ends or evidence, but=PotentiaError)
-    consistency = _or_none(find_consistency, evidence, options.baseline)
-    forms = any(
-        TaskName(task).form for matrix in evidence.planned.values() for task in matrix.tasks
-    )
     cells = tuple(evidence.cells())
     share = items if items is not None else min(ITEMS, ITEM_BUDGET // max(1, len(cells)))
     return ReportData(
@@ -178,14 +160,9 @@ def make_report(
         board=board,
         problem=problem,
         benchmarks=find_benchmarks(evidence),
-        test_task=_test_task(evidence, options.test_task),
-        exposure=_or_none(find_exposure, evidence),
+        registered=_find_registered(evidence, options),
         labelled=tuple(find_classification(evidence)),
         training=training,
-        stability=_or_none(find_stability, evidence, options.baseline),
-        consistency=consistency,
-        ablation=_or_none(find_ablation, evidence) if consistency is None and forms else None,
-        proxies=find_proxies(evidence, options.proxies) if options.proxies is not None else None,
         completion=None
         if ends is not None
         else _or_none(partial(find_outlook, history=options.history), evidence),
@@ -196,31 +173,26 @@ def make_report(
     )
 
 
+def _find_registered(evidence: Evidence, options: ReportOptions) -> dict[str, SectionContent]:
+    """Return what the registered sections have to show of the evidence, by the section's id."""
+    request = SectionRequest(evidence, options.baseline, options.options_by_section())
+    sections: dict[str, ReportSection] = load_extensions(ExtensionKind.SECTION)
+    contents = {}
+    for id, section in sections.items():
+        content = section.find(request)
+        if content is not None:
+            contents[id] = content
+    return contents
+
+
 def _or_none(
-    find: Callable[..., Found],
-    evidence: Evidence,
-    baseline: str | None = None,
-    but: type[PotentiaError] = InputError,
+    find: Callable[[Evidence], Found], evidence: Evidence, but: type[PotentiaError] = InputError
 ) -> Found | None:
-    """Return a finding; None where the evidence is not enough for it. A ``baseline`` that is given must be there."""
+    """Return a finding; None where the evidence is not enough for it."""
     try:
-        found = find(evidence)
+        return find(evidence)
     except but:
         return None
-    return found if baseline is None else find(evidence, baseline=baseline)
-
-
-def _test_task(evidence: Evidence, options: TestTaskOptions | None) -> TestTask | None:
-    """Look for training on the test task where it is asked for, and where models were adjusted or treated."""
-    if options is not None:
-        return find_test_task(evidence, options)
-    if not evidence.copies and not any(protocol.kind == "adjust" for protocol in evidence.planned):
-        return None
-    try:
-        return find_test_task(evidence)
-    except PotentiaError as error:
-        first, last = next(iter(evidence.planned)), next(reversed(evidence.planned))
-        return TestTask(first, last, problems=(error.message,))
 
 
 def _samples(

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from potentia.analysis.base_models.stability import named_checkpoints
+from potentia.analysis.checkpoints.lineage import named_checkpoints
 from potentia.analysis.completion.factors import FactorProblem
 from potentia.errors import InputError
 from potentia.facts import Background, ModelTable, benchmark, chance

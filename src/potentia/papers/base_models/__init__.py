@@ -1,0 +1,1 @@
+"""BOSE: stability over checkpoints, consistency with instruct versions, ablation of methods."""

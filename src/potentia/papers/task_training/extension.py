@@ -1,0 +1,147 @@
+"""Training on the test task as an extension: its commands, report sections and printed numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from potentia.analysis.registration import (
+    AnalysisCommand,
+    AnalysisOutput,
+    PaperReproduction,
+    ReportSection,
+    ReproductionRequest,
+    SectionContent,
+    SectionRequest,
+)
+from potentia.errors import InputError, PotentiaError
+from potentia.papers.task_training.options import ExposureOptions, TestTaskOptions
+from potentia.values.findings import Finding
+from potentia.values.protocol import ADJUST
+
+if TYPE_CHECKING:
+    from potentia.evidence import Evidence
+    from potentia.papers.task_training.analysis import TestTask
+
+
+def analyze_test_task(evidence: Evidence, options: TestTaskOptions) -> AnalysisOutput:
+    """Ask what a group of models has more at equal compute, before and after all were tuned on the same task data.
+
+    Examples:
+      potentia analyze test-task potentia.db --before direct --after adjust --since 2023-11
+
+      potentia analyze test-task scores.csv --facts models.csv --column language --value en+cn --json
+
+      potentia analyze test-task potentia.db --metric brier_score --figures figures
+
+      potentia analyze test-task lab/potentia.db --facts lab/facts.csv --exposed --chance 0.25
+    """
+    from potentia.papers.task_training.analysis import find_test_task
+
+    result = find_test_task(evidence, options)
+    findings = result.named()
+    is_divided = any("adjustment" in by_name for by_name in result.tasks.values())
+    asks_for_division = bool(options.since or options.column)
+    if not findings or (asks_for_division and not is_divided):
+        raise InputError(
+            "; ".join(result.problems),
+            where=evidence.source,
+            hint="give what is missing with --facts, --task-facts, --chance, --since or --column",
+        )
+    return AnalysisOutput(findings, remarks=result.problems)
+
+
+def analyze_exposure(evidence: Evidence, options: ExposureOptions) -> AnalysisOutput:
+    """Say where a model has less left to learn of a task than models of other families: it may have seen such text.
+
+    Evidence, not proof; and a high value is no evidence of innocence. The study must have run with `probe: true`.
+
+    Examples:
+      potentia analyze exposure potentia.db
+
+      potentia analyze exposure potentia.db --clean SmolLM2-135M gemma-3-270m stories15M TinyLlama-1.1B
+    """
+    from potentia.papers.task_training.exposure import find_exposure
+
+    exposure = find_exposure(evidence, clean=options.clean)
+    return AnalysisOutput({"signs": exposure}, remarks=(*exposure.left_out, *exposure.sentences()))
+
+
+TEST_TASK_ANALYSIS = AnalysisCommand(analyze_test_task, TestTaskOptions)
+EXPOSURE_ANALYSIS = AnalysisCommand(analyze_exposure, ExposureOptions, needs_store=True)
+
+
+# --- report sections -------------------------------------------------------------------------------------------------
+
+
+def find_test_task_content(request: SectionRequest) -> SectionContent | None:
+    """Look for training on the test task where it is asked for, and where models were adjusted or exposed."""
+    result = _find_test_task(request.evidence, request.options.get("test-task"))
+    if result is None:
+        return None
+    return SectionContent(shown=[result], named=result.named())
+
+
+def _find_test_task(evidence: Evidence, options: TestTaskOptions | None) -> TestTask | None:
+    from potentia.papers.task_training.analysis import TestTask, find_test_task
+
+    if options is not None:
+        return find_test_task(evidence, options)
+    is_adjusted = any(protocol.kind == ADJUST for protocol in evidence.planned)
+    if not evidence.copies and not is_adjusted:
+        return None
+    try:
+        return find_test_task(evidence)
+    except PotentiaError as error:
+        protocols = list(evidence.planned)
+        return TestTask(protocols[0], protocols[-1], problems=(error.message,))
+
+
+def find_exposure_content(request: SectionRequest) -> SectionContent | None:
+    """Look for signs that a model saw a test before, where the study recorded probes."""
+    from potentia.papers.task_training.exposure import find_exposure
+
+    try:
+        exposure = find_exposure(request.evidence)
+    except InputError:
+        return None
+    return SectionContent(
+        shown=[exposure],
+        named={"signs": exposure},
+        lead=" ".join(exposure.sentences()),
+        problems=exposure.left_out,
+    )
+
+
+TEST_TASK_SECTION = ReportSection(
+    "Test task",
+    find_test_task_content,
+    heading="Training on the test task",
+    after="perplexity",
+)
+EXPOSURE_SECTION = ReportSection(
+    "Exposure", find_exposure_content, heading="Signs of exposure", after="test-task"
+)
+
+
+# --- published numbers -----------------------------------------------------------------------------------------------
+
+
+def reproduce_paper(request: ReproductionRequest) -> Finding:
+    """Print the paper's numbers beside those of its published scores."""
+    from potentia.facts import read_facts
+    from potentia.formats import StagedScores
+    from potentia.papers.task_training.cohort import Cohort
+    from potentia.papers.task_training.reproduction import Evaluations, reproduce_task_training
+
+    scores_path, facts_path = map(Path, request.files)
+    evaluations = None
+    if request.evaluations is not None:
+        evaluations = Evaluations.read(request.evaluations)
+    cohort = Cohort.known(table=read_facts(facts_path))
+    scores = StagedScores(scores_path)
+    draws = request.resamples or 1999
+    return reproduce_task_training(scores, cohort, evaluations, draws=draws)
+
+
+TEST_TASK_REPRODUCTION = PaperReproduction(reproduce_paper, files=("SCORES", "MODELS"))

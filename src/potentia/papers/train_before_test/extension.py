@@ -1,0 +1,18 @@
+"""Train-before-test as an extension: the printed numbers; its analyses are the tool's own rankings."""
+
+from __future__ import annotations
+
+from potentia.analysis.registration import PaperReproduction, ReproductionRequest
+from potentia.values.findings import Finding
+
+
+def reproduce_paper(request: ReproductionRequest) -> Finding:
+    """Print every number of the paper beside the same from the scores."""
+    from potentia.evidence import read
+    from potentia.papers.train_before_test.reproduction import reproduce_train_before_test
+
+    scores = read(request.files[0]).scores
+    return reproduce_train_before_test(scores, resamples=request.resamples or 1000)
+
+
+TRAIN_BEFORE_TEST_REPRODUCTION = PaperReproduction(reproduce_paper, files=("SCORES",))

@@ -1,0 +1,97 @@
+"""Exposure over several tasks: a planted θ is found, its absence too, and the test over assignments is exact."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from potentia.errors import InputError
+from potentia.papers.task_training.cohort import Cohort, Pair
+from potentia.papers.task_training.copies import measure_exposure
+
+FAMILIES = ("a", "b", "c", "d")
+SEEN = {"one": "b", "two": "c", "three": "d", "four": "b"}
+
+
+def pairs(theta: float, left: float, seed: int = 0) -> list[Pair]:
+    """Four families of four models; each task's form was seen by one family, which is worth ``theta`` before."""
+    noise = np.random.default_rng(seed)
+    cohort = Cohort.build(
+        {
+            "model": f"{family}{size}",
+            "family": family,
+            "compute": 10 ** (13 + 0.2 * size + 0.03 * place),
+            "exposure": ";".join(task for task, who in SEEN.items() if who == family),
+        }
+        for place, family in enumerate(FAMILIES)
+        for size in range(4)
+    )
+    made = []
+    for task, family in SEEN.items():
+        group = np.array([f == family for f in cohort.family], dtype=float)
+        rise = 0.25 + 0.3 * (cohort.log_compute - 13)
+        before, after = (
+            rise + effect * group + noise.normal(0, 0.03, 16) for effect in (theta, left)
+        )
+        made.append(Pair(task, cohort, before, after, chance=0.25))
+    return made
+
+
+def test_a_planted_effect_is_found_and_its_absence_too():
+    found = measure_exposure(pairs(0.4, 0.0), draws=199)
+    assert found.exact
+    assert found.assignments == 4**4
+    assert found.before.fit.theta.value == pytest.approx(0.4, abs=0.03)
+    assert found.before.assigned_p == 1 / 256, "no other assignment reaches it"
+    assert abs(found.after.fit.theta.value) < 0.04
+    assert found.after.assigned_p > 0.05
+    assert found.before.within.value == pytest.approx(0.4, abs=0.03)
+    assert found.before.within_p <= 2 / 256
+    assert abs(found.after.within.value) < 0.04
+    assert [len(table.rows) for table in found.tables()] == [2, 2]
+
+
+def test_within_models_a_family_that_is_better_everywhere_has_no_advantage():
+    """Family d is better at every task; at equal compute that looks like exposure to its own, within models not."""
+    made = [
+        Pair(
+            pair.task,
+            pair.cohort,
+            pair.before + 0.3 * np.array([f == "d" for f in pair.cohort.family]),
+            pair.after,
+            chance=0.25,
+        )
+        for pair in pairs(0.0, 0.0)
+        if pair.task in ("two", "three")
+    ]
+    found = measure_exposure(made, draws=0).before
+    assert found.fit.theta.value > 0.08
+    assert abs(found.within.value) < 0.03
+    direct = [np.mean(p.before[[f == SEEN[p.task] for f in p.cohort.family]]) for p in made]
+    assert direct[1] > direct[0] + 0.2
+
+
+def test_under_no_effect_small_p_values_are_rare():
+    small = sum(
+        measure_exposure(pairs(0.0, 0.0, seed), draws=0).before.assigned_p <= 0.1
+        for seed in range(30)
+    )
+    assert small <= 8  # about three are expected; more than eight happen once in a thousand
+
+
+def test_exposure_within_families_is_assigned_by_model():
+    (first, *_) = pairs(0.4, 0.0)
+    cohort = first.cohort
+    mixed = Cohort.build(
+        {"model": m, "family": f, "compute": c, "exposure": "one" if m.endswith(("1", "3")) else ""}
+        for m, f, c in zip(cohort.models, cohort.family, cohort.compute, strict=True)
+    )
+    found = measure_exposure([Pair("one", mixed, first.before, first.after, chance=0.25)], draws=0)
+    assert not found.exact  # 12,870 ways to choose eight of sixteen models
+    assert len(found.tables()) == 1
+
+
+def test_a_task_that_nobody_saw_cannot_be_split():
+    (first, *_) = pairs(0.4, 0.0)
+    with pytest.raises(InputError, match="exposure to zero"):
+        measure_exposure([Pair("zero", first.cohort, first.before, first.after)])

@@ -1,0 +1,190 @@
+"""Signs of exposure: what is left to learn, beside models of other families; and whose documents are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from potentia.papers.task_training.exposure import (
+    Exposure,
+    Measures,
+    Planted,
+    Reading,
+    Sign,
+    area_under,
+    calibrated,
+    judged,
+    measure_signs,
+    upper_bound,
+    ways_table,
+)
+from potentia.values.selection import ProbeResult, SplitLosses
+
+FAMILIES = {name: name for name in ("a", "b", "c", "d", "e", "f")}
+
+
+def probe(
+    model: int,
+    *,
+    left: float = 1.0,
+    of_answer: float | None = None,
+    knows: str = "",
+    data: str = "docs",
+    learning_rate: float = 5e-4,
+) -> ProbeResult:
+    """A probe of 64 documents of 40 bytes; documents have a difficulty of their own, models a level and some noise."""
+    rng, noise = np.random.default_rng(0), np.random.default_rng(model)
+    before, sums = {}, {}
+    answer = 5 * (left if of_answer is None else of_answer)
+    falls = {"text": 7 * left + answer, "answer": answer}
+    for split in ("train", "validation", "test"):
+        nats = 30 + 5 * rng.normal(size=64) + model + noise.normal(size=64) - 3 * (split == knows)
+        losses = {"text": tuple(nats), "answer": tuple(nats / 5)}
+        before[split] = SplitLosses(losses, {"text": (40,) * 64, "answer": (8,) * 64})
+        if split != "test":
+            sums[split] = {loss: sum(losses[loss][:32]) - 32 * fall for loss, fall in falls.items()}
+    return ProbeResult(
+        version=2,
+        learning_rate=learning_rate,
+        learned=32,
+        data=data,
+        before=before,
+        after_epochs=(sums,),
+    )
+
+
+def signs(probes: dict[str, ProbeResult], **how) -> tuple[dict[str, Sign], list[str]]:
+    readings = {(model, "sst2"): Reading.of(one) for model, one in probes.items()}
+    found, problems = measure_signs(readings, FAMILIES, **how)
+    return {sign.model: sign for sign in found}, problems
+
+
+def test_an_exposed_model_has_less_left_than_a_declared_clean_panel():
+    probes = {name: probe(k) for k, name in enumerate("abcde")} | {"f": probe(5, left=0.2)}
+    found, _ = signs(probes, clean="abcde")
+    assert found["f"].measures.left("text") == pytest.approx(0.2)
+    assert found["f"].measures.answer_validation == pytest.approx(1.0), (
+        "of answers as much as of prompts"
+    )
+    assert found["f"].reference == "declared clean"
+    assert found["f"].panel == 5
+    assert found["a"].measures.left("text") == pytest.approx(1.0)
+
+
+def test_training_on_answers_alone_is_found_by_the_loss_of_answers():
+    probes = {name: probe(k) for k, name in enumerate("abcde")} | {
+        "f": probe(5, left=1.5, of_answer=0.06)
+    }
+    found, _ = signs(probes, clean="abcde")
+    assert found["f"].measures.left("text") == pytest.approx((7 * 1.5 + 0.3) / 12)
+    assert found["f"].measures.left("answer") == pytest.approx(0.06 / 1.5)
+    shown, clean = calibrated(found["f"]), calibrated(found["a"])
+    assert shown.speaks
+    assert shown.loss == "answer"
+    assert "learned 4% as much of answers, beside what it learned of prompts" in shown.sentence()
+    assert not clean.speaks
+
+
+def test_falls_too_small_to_tell_from_none_count_alike():
+    probes = {name: probe(k, of_answer=0.01) for k, name in enumerate("abcde")} | {
+        "f": probe(5, of_answer=0.02)
+    }
+    found, _ = signs(probes, clean="abcde")
+    assert found["f"].measures.answer == pytest.approx(1.0)
+
+
+def test_probes_at_a_rate_without_copies_are_not_judged():
+    probes = {name: probe(k, learning_rate=1e-3) for k, name in enumerate("abcde")}
+    found, _ = signs(probes, clean="abcde")
+    assert calibrated(found["a"]).clean == 0
+    assert not calibrated(found["a"]).speaks
+
+
+def test_without_four_clean_families_the_upper_quartile_stands_in_and_half_exposed_do_not_hide():
+    probes = {name: probe(k, left=0.1 if name in "def" else 1.0) for k, name in enumerate("abcdef")}
+    found, _ = signs(probes, clean="abc")
+    assert found["f"].reference == "unknown"
+    assert found["f"].measures.left("text") < 0.2
+    assert "whose past is unknown" in found["f"].sentence()
+
+
+def test_these_very_documents_are_told_from_others_like_them():
+    probes = {name: probe(k) for k, name in enumerate("abcd")}
+    probes |= {"e": probe(4, left=0.1, knows="train"), "f": probe(5, left=0.1, knows="test")}
+    found, _ = signs(probes, clean="abcd")
+    e, f = found["e"].measures, found["f"].measures
+    assert e.train_documents > 5 > abs(e.test_documents)
+    assert f.test_documents > 5 > abs(f.train_documents)
+    assert "these very training documents" in found["e"].sentence()
+    assert "no sign of these very documents" in found["a"].sentence()
+
+
+def test_who_is_left_out_is_said():
+    probes = {name: probe(k) for k, name in enumerate("abcde")} | {"f": probe(5, data="others")}
+    found, problems = signs(probes)
+    assert "f" not in found
+    assert problems == ["sst2: probed on other documents or at another rate: f"]
+    alone, problems = signs({"a": probe(0), "b": probe(1)})
+    assert not alone
+    assert problems == [
+        "sst2: fewer than 3 models of other families, not known to have seen it, are beside a, b"
+    ]
+
+
+def rows(count: int, overlap: float) -> list[Planted]:
+    rng = np.random.default_rng(0)
+    found = []
+    for k in range(count):
+        for way, level in (("", 1.0), ("same", overlap)):
+            text, answer = level * np.exp(0.2 * rng.normal(size=2))
+            measures = Measures(text, text, answer, answer, 0.0, 0.0)
+            found.append(
+                Planted("made", f"m{k}", f"family {k % 4}", "t", way, "unknown", 5e-4, measures)
+            )
+    return found
+
+
+def test_it_speaks_where_calibration_allows_and_only_there():
+    apart = judged(rows(40, 0.1))
+    assert all(sign.speaks == bool(row.way) for row, sign in apart)
+    assert {sign.clean for _, sign in apart} == {30}, "the family in question has no say"
+    mixed = judged(rows(40, 0.9))
+    assert sum(sign.speaks for row, sign in mixed if not row.way) <= 3, (
+        "one in twenty of forty, and its noise"
+    )
+    made = ways_table(rows(40, 0.1), "unknown")
+    assert [row[:3] for row in made.rows] == [("none (false alarms)", 40, 0), ("same", 40, 40)]
+    assert made.rows[1][4] == 1.0
+
+
+@pytest.mark.parametrize("rate", [5e-4, pytest.param(2e-3, marks=pytest.mark.long)])
+def test_the_calibration_that_is_shipped_finds_exposure_in_form_and_names_what_escapes(rate):
+    from potentia.papers.task_training.exposure import IN_FORM, planted
+
+    alike = [row for row in planted() if row.rate == rate]
+    in_form = {row.way for row in alike if row.way.removesuffix(" answers") in IN_FORM}
+    assert {"same", "same answers"} <= in_form
+    for reference in ("declared clean", "unknown"):
+        found = {row[0]: row for row in ways_table(alike, reference).rows}
+        clean = found["none (false alarms)"]
+        assert clean[2] <= 0.055 * clean[1]
+        assert min(found[way][4] for way in in_form) >= 0.9
+        assert found["form answers"][2] < found["form answers"][1] / 2, (
+            "another prompt form escapes"
+        )
+
+
+def test_bounds_and_areas():
+    assert upper_bound(0, 60) == pytest.approx(0.0596, abs=1e-4)
+    assert upper_bound(3, 3) == 1.0
+    assert area_under(np.array([1.0, 2.0]), np.array([3.0, 1.5])) == pytest.approx(0.75)
+
+
+def test_the_finding_shows_every_cell_and_never_accuses():
+    probes = {name: probe(k) for k, name in enumerate("abcde")} | {"f": probe(5, left=0.1)}
+    found, problems = signs(probes, clean="abcde")
+    finding = Exposure(tuple(found.values()), tuple(problems))
+    (chart,) = finding.charts()
+    assert chart.values.shape == (6, 1)
+    assert "no evidence of innocence" in finding.tables()[0].note
+    assert "contaminated" not in str([table.note for table in finding.tables()])
