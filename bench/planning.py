@@ -378,7 +378,7 @@ def headline(run: Simulated) -> float:
     done = run.finish(whole, history=None, check=False, draws=20)
     ranking = decide_ranking(
         whole,
-        unseen=lambda count, rng: map(
+        cell_sampler=lambda count, rng: map(
             done.fitted.scale.to_scores, done.posterior.draw_cells(count, rng)
         ),
         draws=1_000,

@@ -14,7 +14,7 @@ import numpy as np
 
 from potentia.analysis.completion import Completion
 from potentia.analysis.rankings import (
-    NAMES,
+    AGGREGATE_LABELS,
     ModelStanding,
     Scoreboard,
     agreement_sentence,
@@ -113,7 +113,9 @@ def _first(data: ReportData) -> Tile | None:
     if ranking is None or not ranking.can_claim or data.runs is not None:
         return None
     return _tile(
-        chance(float(ranking.p_first.max())), "P(first)", f"by the {NAMES[ranking.method]}"
+        chance(float(ranking.p_first.max())),
+        "P(first)",
+        f"by the {ranking.method.label}",
     )
 
 
@@ -153,7 +155,7 @@ def answer_context(data: ReportData) -> dict[str, Any]:
         "ladder": None if board is None else _ladder(board),
         "method": ""
         if board is None
-        else NAMES[told.method]
+        else AGGREGATE_LABELS[told.method]
         if len(board.ranking.tasks) > 1
         else "score",
         "names": () if board is None else tuple(board.names.values()),

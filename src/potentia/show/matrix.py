@@ -17,7 +17,7 @@ from urllib.parse import quote, urlencode
 import numpy as np
 
 from potentia.analysis.completion import Completion
-from potentia.analysis.rankings import NAMES
+from potentia.analysis.rankings import AGGREGATE_LABELS
 from potentia.store import CellRecord, LaneRecord
 from potentia.values.findings import short_names
 from potentia.values.protocol import Protocol, in_order
@@ -251,7 +251,7 @@ def _known_of(data: ReportData, told: Answer, live: str) -> dict[str, Any]:
         "ranks": {}
         if data.runs is not None
         else {s.model: (s.rank, *s.rank_interval) for s in told.standings},
-        "method": NAMES.get(told.method, told.method),
+        "method": AGGREGATE_LABELS.get(told.method, told.method),
         "up": {task: metric.higher_is_better for task, metric in measured.items()},
         "facts": {
             m: {"family": known.families.get(m, ""), "kind": known.kinds.get(m, "")} for m in models

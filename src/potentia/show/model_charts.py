@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from potentia.analysis.rankings import NAMES, EvidenceMap, Ranking, align_rankings, map_evidence
+from potentia.analysis.rankings import (
+    EvidenceMap,
+    Ranking,
+    align_rankings,
+    map_evidence,
+)
 from potentia.values.findings import Bump, Heatmap
 from potentia.values.protocol import Protocol
 from potentia.values.scores import ScoreMatrix
@@ -66,7 +71,7 @@ def _overall(before: Ranking | None, after: Ranking | None, note: str) -> list[B
     chart = Bump(
         name="bump-all-tasks",
         title=f"{before.protocol.label} → {after.protocol.label}: all tasks",
-        caption=f"Ranks over all tasks, as in the answer: by the {NAMES[after.method]}, since {after.reason}.{note}",
+        caption=f"Ranks over all tasks, as in the answer: by the {after.method.label}, since {after.reason}.{note}",
         models=tuple(models),
         columns=(before.protocol.label, after.protocol.label),
         ranks=np.array([[before.rank_of(m), after.rank_of(m)] for m in models], dtype=np.float64),

@@ -9,10 +9,10 @@ from potentia.analysis.rankings.agreement import (
 )
 from potentia.analysis.rankings.components import GAPS, Components, compute_components
 from potentia.analysis.rankings.decide import (
+    AGGREGATE_LABELS,
     CLAIM_PROBABILITY,
     ENOUGH_MODELS,
     ENOUGH_TASKS,
-    NAMES,
     Ranking,
     decide_ranking,
 )

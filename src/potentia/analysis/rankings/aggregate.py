@@ -24,7 +24,7 @@ from scipy.stats import norm, rankdata
 from potentia.analysis.left_out import NO_ENTRIES
 from potentia.analysis.rank_chart import order_best_first, plot_ranks
 from potentia.analysis.rankings.components import principal_components
-from potentia.analysis.rankings.decide import noise_covariance
+from potentia.analysis.rankings.noise import task_noise
 from potentia.analysis.stats.bootstrap import LEVEL, kendall_by_row
 from potentia.analysis.stats.correlation import kendall_matrix, nan_mean
 from potentia.analysis.stats.first_place import covariance_root
@@ -251,7 +251,7 @@ def rank_intervals(
         if not np.isfinite(matrix.stderr[known, column]).all():
             message = f"{task} has scores without standard errors"
             raise InputError(message, hint="leave the task out, or score it with Potentia")
-        noise = noise_covariance(matrix, column, items)[np.ix_(known, known)]
+        noise = task_noise(matrix, column, items).full_covariance()[np.ix_(known, known)]
         apart = np.sqrt(np.maximum(np.diag(noise)[:, None] + np.diag(noise) - 2 * noise, 0.0))
         threshold = (
             simultaneous_threshold(noise, level, rng)

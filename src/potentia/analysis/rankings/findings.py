@@ -255,7 +255,7 @@ def _overall(
     for matrix in matrices:
         p = matrix.protocol
         found[p] = decide_ranking(
-            matrix, items.get(p), unseen=unseen.get(p), level=options.level, seed=options.seed
+            matrix, items.get(p), cell_sampler=unseen.get(p), level=options.level, seed=options.seed
         )
     return found
 

@@ -23,10 +23,8 @@ from potentia.analysis.rankings.decide import (
     CLAIM_PROBABILITY,
     Ranking,
     decide_ranking,
-    noise_covariance,
-    paired_outcomes,
-    task_noise,
 )
+from potentia.analysis.rankings.noise import paired_outcomes, task_noise
 from potentia.analysis.rankings.sentences import pair_sentences
 from potentia.analysis.stats import significance as tests
 from potentia.analysis.stats.bootstrap import LEVEL
@@ -95,7 +93,9 @@ def _gap(
     both = up if len(up) else both
     if not len(both):
         return None
-    noise = np.stack([noise_covariance(pair, int(k), items) for k in both])  # (tasks, 2, 2)
+    noise = np.stack(
+        [task_noise(pair, int(k), items).full_covariance() for k in both]
+    )  # (tasks, 2, 2)
     there = np.isfinite(pair.stderr[:, both]).all(axis=0)
     variance = np.where(there, noise[:, 0, 0] + noise[:, 1, 1] - 2 * noise[:, 0, 1], np.nan)
     values = pair.oriented()[:, both]
@@ -269,7 +269,7 @@ def find_pair(evidence: Evidence, first: str, second: str) -> ModelComparison:
             matrix.benchmarks() if any(not pair.is_text for pair in found) else matrix.corpora()
         )
         ranking = decide_ranking(
-            ranked, outcomes, unseen=predict_missing_cells(evidence, [ranked]).get(protocol)
+            ranked, outcomes, cell_sampler=predict_missing_cells(evidence, [ranked]).get(protocol)
         )
         lead = measure_lead(ranking, ranked, outcomes, one, two)
         if lead is not None:
@@ -336,12 +336,12 @@ def _of_task(
         error
     ):  # the errors themselves are known from n documents
         error, freedom = (
-            float(np.hypot(*task_noise(matrix, k, None))),
+            float(np.hypot(*task_noise(matrix, k, None).errors)),
             float(matrix.n[:, k].min()) - 1,
         )
     found = paired_outcomes(matrix, k, outcomes)
     if found is not None:
-        x, y = found[1]
+        x, y = found.outcomes
         documents, freedom, test = len(x), len(x) - 1, PAIRED
         seeds = [matrix.seed_error(model, matrix.tasks[k]) for model in matrix.models]
         error = math.hypot(float(np.std(x - y, ddof=1)) / math.sqrt(len(x)), *seeds)

@@ -20,12 +20,10 @@ from scipy.stats import norm
 from potentia.analysis.left_out import drop_names_in, keep_names_in
 from potentia.analysis.rankings import sentences
 from potentia.analysis.rankings.decide import (
-    NAMES,
     Ranking,
     format_rank_span,
-    is_mean_of,
-    stack_outcomes,
 )
+from potentia.analysis.rankings.noise import is_mean_of, stack_outcomes
 from potentia.analysis.rankings.pair import (
     Lead,
     MissingEvidence,
@@ -194,7 +192,7 @@ class Scoreboard(Finding):
                 f"Means over the {len(self.tasks)}{part} {tasks} that {who}{'; ' if known else '.'}{errors}"
             ]
         if len(self.standings) > 1:
-            how = f"Ranks are by {self.protocol.label}, by the {NAMES[self.ranking.method]}: {self.ranking.reason}."
+            how = f"Ranks are by {self.protocol.label}, by the {self.ranking.method.label}: {self.ranking.reason}."
             parts.append(
                 f"{how} In brackets: the {level} interval." if self.ranking.can_claim else how
             )

@@ -1,0 +1,116 @@
+"""The noise of a test: how far the scores of one task would move with other documents of the same kind.
+
+Models that answered the same documents fail together on the hard ones, so their scores move together and differ more
+surely than their standard errors say. Where the outcomes of all documents are stored, the noise therefore has the
+covariance of the outcomes; elsewhere each model has a standard error of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from potentia.analysis.stats.first_place import covariance_root, paired_noise_covariance
+from potentia.values.scores import Floats, Outcomes, ScoreMatrix
+
+PAIRED_MODELS = 1_000  # from more, the covariance of test noise takes too long
+
+
+@dataclass(frozen=True)
+class TaskNoise:
+    """The test noise of all models on one task."""
+
+    errors: Floats  # (models,)
+    covariance: Floats | None = (
+        None  # (models, models); None where the noise of models is independent
+    )
+
+    @property
+    def total_variance(self) -> float:
+        """The sum of the variances of all models."""
+        if self.covariance is None:
+            return float((self.errors**2).sum())
+        return float(np.trace(self.covariance))
+
+    def full_covariance(self) -> Floats:
+        """Return the covariance as a matrix, also where it is diagonal."""
+        if self.covariance is None:
+            return np.diag(self.errors**2)
+        return self.covariance
+
+    def scale_draws(self, standard_normals: Floats) -> Floats:
+        """Turn standard normal draws (draws, models) into draws of this noise."""
+        if self.covariance is None:
+            return standard_normals * self.errors
+        return standard_normals @ covariance_root(self.covariance).T
+
+
+def task_noise(matrix: ScoreMatrix, column: int, items: Outcomes | None) -> TaskNoise:
+    """Return the test noise of the models on one task, paired where models answered the same documents.
+
+    One document more of each kind counts: a model that was never wrong on few documents may yet be.
+    """
+    errors = np.nan_to_num(matrix.stderr[:, column])
+    documents = matrix.n[:, column]
+    is_share = np.isfinite(documents) & (np.abs(np.nan_to_num(matrix.values[:, column])) <= 1.0)
+    counted = np.maximum(np.where(is_share, documents, 1.0), 1.0)
+    one_document = np.where(is_share, 1.0 / counted, 0.0)
+    errors = np.sqrt(errors**2 + one_document**2)
+    if not items or len(matrix.models) > PAIRED_MODELS:
+        return TaskNoise(errors)
+    paired = paired_outcomes(matrix, column, items)
+    if paired is None:
+        return TaskNoise(errors)
+    covariance: Floats = np.diag(errors**2)
+    block = np.ix_(paired.rows, paired.rows)
+    covariance[block] = paired_noise_covariance(errors[paired.rows], paired.outcomes)
+    return TaskNoise(errors, covariance)
+
+
+@dataclass(frozen=True)
+class PairedOutcomes:
+    """The outcomes of models that answered the same documents of one task."""
+
+    rows: npt.NDArray[np.intp]  # of these models in the matrix
+    outcomes: Floats  # (models, documents)
+
+
+def paired_outcomes(
+    matrix: ScoreMatrix, column: int, items: Outcomes | None
+) -> PairedOutcomes | None:
+    """Return the stored outcomes of the models whose score is their mean; None where documents differ."""
+    outcomes_by_model = (items or {}).get(matrix.tasks[column], {})
+    scores = matrix.values[:, column]
+    rows = []
+    for row, model in enumerate(matrix.models):
+        if is_mean_of(outcomes_by_model.get(model, {}), scores[row]):
+            rows.append(row)
+    stacked = stack_outcomes([outcomes_by_model[matrix.models[row]] for row in rows])
+    if stacked is None:
+        return None
+    return PairedOutcomes(np.array(rows), stacked)
+
+
+def is_mean_of(outcomes: Mapping[int, float], score: float) -> bool:
+    """Whether a score is the mean of these outcomes, by document."""
+    if len(outcomes) < 2:
+        return False
+    mean = sum(outcomes.values()) / len(outcomes)
+    return math.isclose(mean, score, abs_tol=1e-6)
+
+
+def stack_outcomes(outcomes_of_models: Sequence[Mapping[int, float]]) -> Floats | None:
+    """Return outcomes by document as (models, documents); None where not two models share two documents or more."""
+    if len(outcomes_of_models) < 2:
+        return None
+    documents = sorted(outcomes_of_models[0])
+    if len(documents) < 2:
+        return None
+    if any(outcomes.keys() != outcomes_of_models[0].keys() for outcomes in outcomes_of_models):
+        return None
+    rows = [[outcomes[document] for document in documents] for outcomes in outcomes_of_models]
+    return np.array(rows)
