@@ -18,7 +18,14 @@ SAMPLE = (
     "tail: temperature of 1.02",
     "routing: requests to other adapters",
     "cache: positions stand still",
-    "DoRA: gains of the step before",
+    "slots: beyond the third never move",
+    "routing: slot modulo four, packed",
+    "passes: the last left out",
+    "passes: the first counts twice, packed",
+    "slots: a new lane inherits moments",
+    "rate: twice, in the update's table",
+    "loss: the end of text is not learned",
+    "resume: moments not saved",
 )
 
 
@@ -50,5 +57,15 @@ def test_a_break_is_noticed(name: str) -> None:
 def test_nothing_is_noticed_where_nothing_is_broken() -> None:
     from contextlib import nullcontext
 
-    for by in ("hand", "long", "shared", "dora", "score", "adapters", "write", "seats"):
+    for by in (
+        "hand",
+        "long",
+        "shared",
+        "first",
+        "first packed",
+        "score",
+        "adapters",
+        "write",
+        "seats",
+    ):
         assert not sabotage.noticed(sabotage.Break("nothing", by, nullcontext), torch.float32), by

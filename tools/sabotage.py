@@ -19,7 +19,9 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
@@ -36,6 +38,7 @@ from potentia.engine.layers.row_layout import Picked
 from potentia.engine.models.float32_copy import Twin, twin
 from potentia.engine.models.split_model import SplitModel
 from potentia.engine.operations import Gain, dropout, plain
+from potentia.engine.proof import rehearsal
 from potentia.engine.proof import training_check as check
 from potentia.engine.scoring import Scorer, network
 from potentia.engine.scoring.continuous import Slots
@@ -45,10 +48,15 @@ from potentia.engine.training import (
     LoraConfig,
     Schedule,
     TokenisedExamples,
+    lane_run,
     passes,
     steps,
 )
+from potentia.engine.training import schedule as schedule_module
 from potentia.engine.training.adapters import AdapterBank
+from potentia.engine.training.lane_run import LaneRun
+from potentia.engine.training.schedule import Lane
+from potentia.engine.training.steps import LaneStates, StaticSteps
 from potentia.errors import PotentiaError
 from potentia.values.requests import Generation
 
@@ -57,7 +65,7 @@ WORTH = 3.0  # times the model's own rounding
 
 @dataclass(frozen=True)
 class Break:
-    """One break: its name, what notices it (a form, again, dora, score, adapters, write, seats), and how it is made."""
+    """One break: its name, what notices it (a form, a first step, scores, texts), and how it is made."""
 
     name: str
     by: str
@@ -178,27 +186,6 @@ def _attend_back_scaled(place: int) -> Callable[..., Any]:
     return change
 
 
-def _measured_once(own: Any, bank: Any) -> None:
-    if not bank.gains:
-        own(bank)
-
-
-def _gains_of_another(own: Any, bank: Any) -> None:
-    own(bank)
-    bank.gains = {
-        index: tuple(part.roll(1, 0) for part in both) for index, both in bank.gains.items()
-    }
-
-
-def _lengths_slower(own: Any, adapter: Any, ctx: Any, slope: Tensor) -> Any:
-    bank, site = ctx.held[:2]
-    lengths = bank.magnitudes(bank.grads, site)
-    before = lengths.clone()
-    out = own(adapter, ctx, slope)
-    lengths.copy_((before + lengths) / 2)
-    return out
-
-
 def _thin_owners(own: Any, x: Tensor, y: Tensor, group: Any, route: Any) -> Any:
     return own(x, y, group, replace(route, owners=route.owners.roll(1)))
 
@@ -307,15 +294,16 @@ def _settings(change: Callable[[list[float]], list[float]]) -> Callable[[], Any]
     def broken(*args: Any) -> list[float]:
         return change(own(*args))
 
-    @contextmanager
-    def made() -> Iterator[None]:
-        with (
-            patch.object(steps, "settings_row", broken),
-            patch.object(check, "settings_row", broken),
-        ):
-            yield
+    return lambda: _everywhere("settings_row", broken, steps, check, rehearsal, lane_run)
 
-    return made
+
+@contextmanager
+def _everywhere(name: str, broken: Any, *modules: Any) -> Iterator[None]:
+    """Patch a function in every module that imports it by its name."""
+    with ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(patch.object(module, name, broken))
+        yield
 
 
 def _set(place: int, value: Callable[[list[float]], float]) -> Callable[[list[float]], list[float]]:
@@ -385,8 +373,278 @@ def _chosen_second(own: Any, self: Any, hidden: Tensor, record: bool) -> Any:
     return own(self, hidden * 0.9 + hidden.roll(1, 0) * 0.1, record)
 
 
+# ---- breaks that only a real step has: many slots, several passes, a used slot, the run's own learning rates ---------
+
+
+def _late_slots_idle(own: Any, *args: Any) -> None:
+    """Update the first three slots only, and clear the gradients of all."""
+    settings = args[6].clone()
+    settings[3:, 9] = 0.0
+    own(*args[:6], settings, *args[7:])
+
+
+def _slots_modulo_four(own: Any, rows: Sequence[Any], *args: Any) -> Any:
+    return own([replace(row, slot=row.slot % 4) for row in rows], *args)
+
+
+def _stretches_modulo_four(own: Any, rows: Sequence[Any]) -> Any:
+    row = own(rows)
+    return replace(row, owners=row.owners % 4)
+
+
+def _last_pass_lost(own: Any, rows: Sequence[Any], *args: Any) -> Any:
+    made = own(rows, *args)
+    return made[:-1] if len(made) > 1 else made
+
+
+def _first_pass_twice(own: Any, rows: Sequence[Any], *args: Any) -> Any:
+    made = own(rows, *args)
+    return [made[0], *made] if len(made) > 1 else made
+
+
+def _packed_last_lost(own: Any, self: Any, rows: Sequence[Any], plan: Any) -> None:
+    made = self.divide_rows(rows, plan)
+    own(self, [row for chosen in (made[:-1] or made) for row in chosen], plan)
+
+
+def _packed_first_twice(own: Any, self: Any, rows: Sequence[Any], plan: Any) -> None:
+    own(self, rows, plan)
+    made = self.divide_rows(rows, plan)
+    if len(made) > 1:
+        own(self, made[0], plan)
+
+
+def _seventh_row_lost(
+    own: Any,
+    bank: Any,
+    site: Any,
+    owners: Tensor,
+    kept: Tensor,
+    h: Tensor,
+    dy: Tensor,
+    dh: Tensor,
+) -> None:
+    if owners.shape[0] > 6:
+        dy, dh = dy.clone(), dh.clone()
+        dy[-1], dh[-1] = 0, 0
+    own(bank, site, owners, kept, h, dy, dh)
+
+
+def _packed_seventh_lost(own: Any, rows: Sequence[Any]) -> Any:
+    lost = [*rows[:-1], replace(rows[-1], weight=0.0)] if len(rows) > 6 else rows
+    return own(lost)
+
+
+def _gradients_kept(own: Any, *args: Any) -> None:
+    before = args[3].clone()
+    own(*args)
+    args[3].copy_(before)
+
+
+def _moments_inherited(_: Any, self: Any, slot: int) -> None:
+    self.loss_sums[slot], self.unsound[slot] = 0, False
+
+
+def _adapter_inherited(own: Any, self: Any, lane: Any, slot: int) -> None:
+    before = self.bank.weights[slot].clone()
+    own(self, lane, slot)
+    if bool(before.any()):
+        self.bank.weights[slot].copy_(before)
+
+
+def _beta2(own: Any, schedule: Schedule, *args: Any) -> Any:
+    return own(replace(schedule, betas=(schedule.betas[0], 0.95)), *args)
+
+
+def _rank_and_one(_: Any, self: LoraConfig, rank: float, alpha: float) -> float:
+    return alpha / (rank + 1)
+
+
+def _table(change: Callable[[Any], None]) -> Callable[..., Any]:
+    def broken(own: Any, self: Any, lanes: Sequence[Any]) -> Any:
+        table = own(self, lanes)
+        change(table)
+        return table
+
+    return broken
+
+
+def _twice_the_rate(table: Any) -> None:
+    table[:, (0, 5)] *= 2
+
+
+def _rate_of_first_lane(table: Any) -> None:
+    table[:, :9] = table[0, :9]
+
+
+def _step_too_late(own: Any, schedule: Schedule, step: int, total: int) -> Any:
+    return own(schedule, step + 1, total)
+
+
+def _end_unlearned(own: Any, self: LaneSpec, *args: Any) -> Any:
+    ids, first = own(self, *args)
+    return ids[:-1] if len(ids) - first > 1 else ids, first
+
+
+def _prompt_learned(own: Any, self: LaneSpec, *args: Any) -> Any:
+    ids, _ = own(self, *args)
+    return ids, 1
+
+
+def _answer_begins_late(own: Any, self: LaneSpec, *args: Any) -> Any:
+    ids, first = own(self, *args)
+    return ids, min(first + 1, len(ids) - 1)
+
+
+def _first_example_twice(own: Any, seed: int, epoch: int, examples: int) -> Any:
+    order = own(seed, epoch, examples).copy()
+    order[1] = order[0]
+    return order
+
+
+def _batch_short(own: Any, self: LaneSpec, *args: Any) -> Any:
+    return own(self, *args)[:-1]
+
+
+def _moments_not_saved(own: Any, self: Any) -> Any:
+    return {name: part for name, part in own(self).items() if name not in ("first", "second")}
+
+
+def _slots_swapped(own: Any, self: Any, tensors: Any, facts: Any) -> None:
+    slots = facts["slots"]
+    own(self, tensors, {**facts, "slots": [*slots[1:], *slots[:1]]})
+
+
+def _epoch_forgotten(own: Any, self: Any, record: Any) -> None:
+    own(self, record)
+    self.step = max(0, self.step - self.spec.steps_per_epoch)
+
+
+def first_step_breaks() -> list[Break]:
+    """Return the breaks that the rehearsal of a run's first step is for."""
+    first, packed, resumed = "first", "first packed", "resumed"
+    lost, twice = "passes: the last left out", "passes: the first counts twice"
+    return [
+        Break(
+            "slots: beyond the third never move", first, changed(plain, "update_", _late_slots_idle)
+        ),
+        Break(
+            "routing: slot modulo four",
+            first,
+            changed(passes, "assemble", _slots_modulo_four),
+        ),
+        Break(
+            "routing: slot modulo four, packed",
+            packed,
+            changed(steps, "lay", _stretches_modulo_four),
+        ),
+        Break(lost, first, changed(passes, "divided", _last_pass_lost)),
+        Break(
+            f"{lost}, told too",
+            first,
+            lambda: _everywhere("cut", lambda *args: _last_pass_lost(_CUT, *args), passes),
+        ),
+        Break(f"{lost}, packed", packed, changed(StaticSteps, "gradients", _packed_last_lost)),
+        Break(
+            f"{lost}, packed, told too",
+            packed,
+            changed(steps, "cut_end_to_end", _last_pass_lost),
+        ),
+        Break(twice, first, changed(passes, "divided", _first_pass_twice)),
+        Break(f"{twice}, packed", packed, changed(StaticSteps, "gradients", _packed_first_twice)),
+        Break(
+            "gradient: the seventh row of a pass lost",
+            first,
+            changed(lane_layers, "_add_gradients", _seventh_row_lost),
+        ),
+        Break(
+            "gradient: the seventh row of a pass lost, packed",
+            packed,
+            changed(steps, "lay", _packed_seventh_lost),
+        ),
+        Break("gradient: not cleared", first, changed(plain, "update_", _gradients_kept)),
+        Break(
+            "slots: a new lane inherits moments",
+            first,
+            changed(LaneStates, "reset", _moments_inherited),
+        ),
+        Break(
+            "slots: a new lane inherits an adapter",
+            first,
+            changed(LaneRun, "put_into_slot", _adapter_inherited),
+        ),
+        Break(
+            "optimizer: β2 of 0.95",
+            first,
+            lambda: _everywhere(
+                "settings_row",
+                lambda *args: _beta2(_SETTINGS, *args),
+                steps,
+                check,
+                rehearsal,
+                lane_run,
+            ),
+        ),
+        Break(
+            "scale: α/(r + 1), everywhere", first, changed(LoraConfig, "scale_at", _rank_and_one)
+        ),
+        Break(
+            "rate: twice, in the schedule",
+            first,
+            changed(Schedule, "factor", _scaled(0, 2.0)),
+        ),
+        Break(
+            "rate: twice, in the update's table",
+            first,
+            changed(LaneRun, "update_table", _table(_twice_the_rate)),
+        ),
+        Break(
+            "rate: the first lane's for all",
+            first,
+            changed(LaneRun, "update_table", _table(_rate_of_first_lane)),
+        ),
+        Break(
+            "rate: of the step after",
+            first,
+            lambda: _everywhere(
+                "settings_row", lambda *args: _step_too_late(_SETTINGS, *args), lane_run
+            ),
+        ),
+        Break(
+            "loss: the end of text is not learned", first, changed(LaneSpec, "text", _end_unlearned)
+        ),
+        Break("loss: the prompt is learned", first, changed(LaneSpec, "text", _prompt_learned)),
+        Break(
+            "loss: the answer's first token is not learned",
+            first,
+            changed(LaneSpec, "text", _answer_begins_late),
+        ),
+        Break(
+            "order: an example twice in an epoch",
+            first,
+            changed(schedule_module, "data_order", _first_example_twice),
+        ),
+        Break("order: batches one short", first, changed(LaneSpec, "rows", _batch_short)),
+        Break("resume: moments not saved", resumed, changed(LaneRun, "_state", _moments_not_saved)),
+        Break(
+            "resume: lanes in each other's slots",
+            resumed,
+            changed(LaneRun, "_take_up", _slots_swapped),
+        ),
+        Break("resume: an epoch again", resumed, changed(Lane, "recall", _epoch_forgotten)),
+    ]
+
+
+_CUT, _SETTINGS = passes.cut, steps.settings_row
+
+
 def breaks() -> list[Break]:
     """Return every break."""
+    return [*check_breaks(), *first_step_breaks()]
+
+
+def check_breaks() -> list[Break]:
+    """Return the breaks that the checks of a few rows and requests are for."""
     hand, long, shared = "hand", "long", "shared"
     return [
         Break("norm: gain 2 % too large", hand, changed(plain, "norm", _scaled(0, 1.02))),
@@ -595,21 +853,6 @@ def breaks() -> list[Break]:
             "recomputing: 2 % too large", "again", changed(passes, "checkpoint", _scaled(0, 1.02))
         ),
         Break(
-            "DoRA: gains of the step before",
-            "dora",
-            changed(AdapterBank, "measure", _measured_once),
-        ),
-        Break(
-            "DoRA: gains of another lane",
-            "dora",
-            changed(AdapterBank, "measure", _gains_of_another),
-        ),
-        Break(
-            "DoRA: lengths learn half as fast",
-            "dora",
-            changed(lane_layers.Dora, "backward", _lengths_slower),
-        ),
-        Break(
             "tail: read one place early", "score", changed(network.Network, "_read", _read_early)
         ),
         Break(
@@ -658,16 +901,21 @@ def _wider(window: int | None) -> int | None:
 def lanes(model: str, by: str, count: int = 3, p: float = 0.1) -> list[LaneSpec]:
     """Make lanes of rows of several lengths."""
     targets = None if model == "gpt2" else ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj")
-    lora = LoraConfig(
-        r=4, alpha=8, dropout=p, targets=targets, kind="dora" if by == "dora" else "lora"
-    )
+    lora = LoraConfig(r=4, alpha=8, dropout=p, targets=targets)
     specs = []
     for number in range(count):
+        rate = 1e-3 * (1 + number)
         stream = np.random.default_rng(number)
         lengths = stream.integers(6, 60, 12)
         ids = [stream.integers(8, 380, length).tolist() for length in lengths]
         prompts = [int(stream.integers(1, length)) for length in lengths]
-        schedule = Schedule(epochs=1, batch=4, clip=0.05, loss="completion")
+        schedule = Schedule(
+            epochs=1 if by in FORM else 2,
+            batch=4,
+            learning_rate=rate,
+            clip=0.05,
+            loss="completion",
+        )
         specs.append(
             LaneSpec(f"l{number}", TokenisedExamples.of(ids, prompts), schedule, lora, number)
         )
@@ -688,7 +936,7 @@ def build(name: str, dtype: torch.dtype) -> Any:
     return model.requires_grad_(False)
 
 
-FORM = {"hand": passes.HAND, "long": passes.LONG, "shared": passes.SHARED, "dora": passes.SHARED}
+FORM = {"hand": passes.HAND, "long": passes.LONG, "shared": passes.SHARED}
 FORM["again"] = passes.HAND  # with activations computed again
 
 
@@ -707,6 +955,8 @@ def trusted(by: str, name: str, dtype: torch.dtype) -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
+            if by in FIRST_STEP:
+                return _trains(model, by, name)
             return _check(model, by, name) == FORM[by] if by in FORM else _trusted(by, model)
         except PotentiaError:
             return False
@@ -721,6 +971,36 @@ def _check(model: Any, by: str, name: str) -> str:
         return check.check_lanes(model, specs[0].lora, specs, static=by == "hand").form
     with patch.object(check.Blocks, "of", lambda _: None):
         return check.check_lanes(model, specs[0].lora, specs, static=True).form
+
+
+FIRST_STEP = {"first": passes.SHARED, "first packed": passes.HAND, "resumed": passes.SHARED}
+LANES, BUDGET = (
+    6,
+    400,
+)  # so that a step has more than three slots and several passes of more than six rows
+
+
+def _trains(model: Any, by: str, name: str) -> bool:
+    """Say whether a run of lanes trains in the form that it should, from its first step or from a snapshot."""
+    specs = lanes(name, by, LANES)
+    with TemporaryDirectory() as folder:
+        stops = [True] if by == "resumed" else []
+        for stop_early in [*stops, False]:
+            ended: list[Any] = []
+            asks_to_stop = partial(_has_ended, ended, early=stop_early)
+            with LaneTrainer(
+                model,
+                static=by == "first packed",
+                token_budget=BUDGET,
+                workspace=Path(folder) if by == "resumed" else None,
+            ) as trainer:
+                trainer.train(specs, on_epoch=ended.extend, stop=asks_to_stop)
+                form = trainer.record["training"]["form"]
+    return bool(form == FIRST_STEP[by])
+
+
+def _has_ended(epochs: Sequence[Any], *, early: bool) -> bool:
+    return early and bool(epochs)
 
 
 def _trusted(by: str, model: Any) -> bool:
@@ -758,21 +1038,20 @@ def moved(broken: Break, dtype: torch.dtype) -> float | None:
         return None
     model, specs = build(broken.model, dtype), lanes(broken.model, broken.by)
     with twin(model) as judge:
-        exact = check._Trial(judge, specs[0].lora, specs, 96, False)
-        rows, truth = exact.rows()
+        settings = check.CheckSettings(specs[0].lora, specs, 96)
+        exact = check.TrainingCheck(judge, settings)
+        rows, truth = exact.rows_and_reference()
         exact.bank.close()
-    own = check._Trial(
-        Twin(model, 1, 1, copied=False), specs[0].lora, specs, 96, broken.by == "again"
+    own = check.TrainingCheck(
+        Twin(model, 1, 1, copied=False), replace(settings, recompute=broken.by == "again")
     )
     try:
-        rounding = check.distance_of(
-            own.bank, check.own_gradients(model, own.bank, rows), truth
-        ).lane
+        rounding = own.distance(check.reference_gradients(model, own.bank, rows), truth).lane
         own.blocks = check.Blocks.of(model) if broken.by in ("hand", "again") else None
         with broken.made():
             update = check.update_distance(own.bank, truth[1], specs[0].schedule)
             own.bank.refresh()
-            gap = check.distance_of(own.bank, own.gradients(FORM[broken.by], rows), truth).lane
+            gap = own.distance(own.gradients(FORM[broken.by], rows), truth).lane
         return max(gap, update) / rounding
     finally:
         own.bank.close()

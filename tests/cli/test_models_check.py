@@ -27,7 +27,6 @@ def test_a_sound_model_is_right_in_both_dtypes(folder: str) -> None:
         ("float32", "lora"),
         ("bfloat16", "lora"),
         ("float32", "rslora"),
-        ("float32", "dora"),
     ):
         options = ["--dtype", dtype, "--adapter", adapter, "--device", "cpu", "--json"]
         done = CliRunner().invoke(app, ["models", "check", folder, *options])

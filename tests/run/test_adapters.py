@@ -76,20 +76,6 @@ def cell_of(store: str, model: str, protocol: str) -> Any:
     return next(c for c in read(store).cells() if (c.model, c.protocol) == (model, protocol))
 
 
-def test_a_study_of_dora_exports_what_peft_reads(world: Path, tmp_path: Path) -> None:
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
-    made = study(world, tmp_path / "dora.db", tuning=TUNING | {"method": "dora", "epochs": 1})
-    assert run_study(made).failed == 0
-    folder = exported(made, tmp_path / "out")
-    assert json.loads((folder / "adapter_config.json").read_text())["use_dora"]
-    read = PeftModel.from_pretrained(
-        AutoModelForCausalLM.from_pretrained(made.models[0].path), str(folder)
-    )
-    assert any("lora_magnitude_vector" in name for name, _ in read.named_parameters())
-
-
 def test_an_exported_adapter_gives_the_validation_score_again_with_plain_peft(
     done: Study, tmp_path: Path
 ) -> None:

@@ -39,8 +39,8 @@ def test_the_page_is_up_to_date():
         "| `epochs` | whole number > 0 | `5` | passes over the training documents |",
         "| `learning_rates` | list of numbers > 0 | `[0.0003, 0.001, 0.003]` | the grid; validation chooses from it |",
         "| `dropout` | number ≥ 0, < 1 | `0` | dropout on the adapters' input |",
-        "| `method` | `lora` or `rslora` or `dora` or `full` | `lora` |"
-        " train adapters (LoRA, rsLoRA or DoRA), or all weights |",
+        "| `method` | `lora` or `rslora` or `full` | `lora` |"
+        " train adapters (LoRA or rsLoRA), or all weights |",
     ],
 )
 def test_a_line_says_what_a_key_takes(line: str):

@@ -43,7 +43,7 @@ in 16 bits a lane's gradient may be 1.5 times as far from float32's as the model
 that is not right is not taken. From fast to slow: hand-written layers; long rows of the model's own layers; shared
 passes of them; one lane a pass; one row a pass, which is the judge itself. What was taken, how far it was off and why
 others were not is in the manifest of every cell (`training`, `engine`), and a fall-back is told with its cost. Updates
-that are not AdamW's are refused. rsLoRA and DoRA go through the same, and so does full tuning, with all its gradients.
+that are not AdamW's are refused. rsLoRA goes through the same, and so does full tuning, with all its gradients.
 Weights that are missing, unexpected or of another shape are refused by name.
 
 The full check is made once a run and structure (config, modules, sizes, dtype, device, versions). A treated copy, a
@@ -61,9 +61,9 @@ It prints what was compared, how far off it is, what would be right, and the for
 where something is wrong. In 16 bits the yardstick is PEFT's own distance from float32, at most one and a half times.
 A layer that no adapter of yours should touch is left out with `--targets`.
 
-`make sabotage` breaks the engine in 58 ways, one at a time (parts, routing, scales, losses, gradients, the optimizer,
-masks, windows, positions, the tail, tokens, caches, DoRA), and prints whether the check notices: all do, in float32 and
-in bfloat16, where 13 of them move an adapter by less than three times its own rounding.
+`make sabotage` breaks the engine in 93 ways, one at a time (parts, routing, scales, losses, gradients, the optimizer,
+masks, windows, positions, the tail, tokens, caches, the first step of a run, resuming), and prints whether a check
+notices: all do, in float32 and in bfloat16, where 13 of them move an adapter by less than three times its rounding.
 """
 
 

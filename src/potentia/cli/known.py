@@ -104,7 +104,7 @@ def _billions(number: float | None) -> str | None:
     device=STUDY["device"],
     dtype=STUDY["dtype"],
     targets=many("Layers to adapt, by the ends of their names; else PEFT's default."),
-    adapter=option("lora, rslora or dora.", str, "lora"),
+    adapter=option("lora or rslora.", str, "lora"),
     trust_remote_code=flag("--trust-remote-code", "Run the code that the model brings."),
 )
 def check(asked: Any) -> None:

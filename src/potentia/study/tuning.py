@@ -54,8 +54,8 @@ class Tuning(Strict):
         description="the values of all that is not said here: `fair` gives every architecture the same and searches"
         " its learning rate; `paper` is appendix A.2 of the train-before-test paper",
     )
-    method: Literal["lora", "rslora", "dora", "full"] = Field(
-        "lora", description="train adapters (LoRA, rsLoRA or DoRA), or all weights"
+    method: Literal["lora", "rslora", "full"] = Field(
+        "lora", description="train adapters (LoRA or rsLoRA), or all weights"
     )
     rank: Positive = Field(8, description="rank of the adapters")
     alpha: float = Field(

@@ -319,6 +319,25 @@ def test_updates() -> None:
         close(ours, theirs)
 
 
+def test_an_update_of_70_million_numbers_is_a_grid_that_cuda_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Found before: blocks of the width lay in the grid's second dimension, which has 65,535 at most."""
+    grids = []
+    monkeypatch.setattr(
+        kernels.elementwise, "launch", lambda _kernel, grid, *_, **__: grids.append(grid)
+    )
+    lanes, width = 24, 70_000_000
+    rows = torch.empty(lanes + 1, width, device="meta")
+    moments = torch.empty(lanes, width, device="meta")
+    settings, norms = torch.empty(lanes, 11, device="meta"), torch.empty(lanes, device="meta")
+    kernels.update_(rows, moments, moments, rows, rows, rows[0], settings, norms)
+    ((first, second),) = grids
+    assert first * kernels.elementwise.BLOCK >= width
+    assert first < 2**31
+    assert second == lanes <= 65_535
+
+
 def test_the_compiler_takes_every_kernel(tmp_path: Path) -> None:
     """For a GPU that need not be there: what the interpreter runs, the compiler may still refuse."""
     script = Path(__file__).parents[2] / "compiled_kernels.py"

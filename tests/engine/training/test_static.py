@@ -18,7 +18,7 @@ from potentia.engine.layers.packed_pass import Blocks
 from potentia.engine.layers.row_layout import STRETCH, Bucket, StaticInputs, lay
 from potentia.engine.models import split_model as split_module
 from potentia.engine.models.split_model import SplitModel
-from potentia.engine.proof.training_check import ABSENT, Verdict, check_lanes
+from potentia.engine.proof.training_check import ABSENT, TrainingVerdict, check_lanes
 from potentia.engine.training import lanes as lanes_module
 from potentia.engine.training.adapters import AdapterBank
 from potentia.engine.training.lanes import LaneTrainer
@@ -119,7 +119,7 @@ def test_the_form_of_a_model_is_found_by_trying(kind: str, targets: tuple[str, .
     assert verdict.form == FORMS[kind], verdict.facts
     if kind == "neox":  # the hand-written layer has no such parts, and is not tried
         assert Blocks.of(model) is None
-        assert verdict.facts["not_taken"][HAND] == ABSENT
+        assert verdict.facts["not_taken"][HAND] == ABSENT.reason
     assert all("forward" not in module.__dict__ for module in model.modules())
 
 
@@ -339,7 +339,7 @@ def test_running_out_of_memory_leaves_static_adapters_the_same(
 
     monkeypatch.setattr(static_module.StaticPass, "__call__", refuse)
     monkeypatch.setattr(
-        lanes_module, "check_lanes", lambda *_, **__: Verdict(HAND)
+        lanes_module, "check_lanes", lambda *_, **__: TrainingVerdict(HAND)
     )  # it is not what is tested
     with LaneTrainer(tiny("llama"), static=True) as trainer:
         trainer.train(specs)

@@ -1,6 +1,6 @@
 """The layers that lanes train: a linear layer, and a module of stacked parameters, each with an adapter per row.
 
-What an adapter adds is its kind's affair (:class:`Adapter`: LoRA, rsLoRA, DoRA): its numbers, forward, backward and
+What an adapter adds is its kind's affair (:class:`Adapter`: LoRA, rsLoRA): its numbers, forward, backward and
 PEFT's names of its parts. Low-rank kinds compute y = x W + b + s · dropout(x) A_k B_k, where k is the slot of the row;
 the base product runs once on all rows, the adapters as batched products. A layer that is more than ``nn.Linear``
 (quantised, scaled) keeps its own forward, and the adapters' share is added. Stacked parameters have no such form: their
@@ -147,87 +147,7 @@ class Adapter:
         return _share_back(ctx, slope, ctx.base)
 
 
-class Dora(Adapter):
-    """DoRA: y = b + g · (x W + s · x A B), where g = m / ‖W + s · A B‖ for each output, and the norm has no gradient.
-
-    With dropout the base's own product keeps all of x, as in PEFT. Layers must be plain ones, and passes padded ones.
-    """
-
-    def size(self, fan_in: int, fan_out: int, rank: int) -> int:
-        """Count A, B and m."""
-        return (fan_in + fan_out) * rank + fan_out
-
-    def start(self, bank: AdapterBank, row: Tensor, site: Site, stream: torch.Generator) -> None:
-        """Let m be the norms of W, so that nothing changes at first."""
-        super().start(bank, row, site, stream)
-        bank.magnitudes(row, site).copy_(bank.lengths[site.index])
-
-    def parts(self, bank: AdapterBank, row: Tensor, site: Site) -> dict[str, Tensor]:
-        """View m as well."""
-        return {
-            **super().parts(bank, row, site),
-            "lora_magnitude_vector": bank.magnitudes(row, site)[0],
-        }
-
-    def forward(
-        self,
-        ctx: Any,
-        x: Tensor,
-        bank: AdapterBank,
-        site: Site,
-        weight: Tensor | None,
-        bias: Tensor | None,
-    ) -> Tensor:
-        """Compute base and adapters, and scale their sum."""
-        assert weight is not None
-        assert bank.routing.owners is not None
-        owners = bank.routing.owners[:1] if bank.routing.single else bank.routing.owners
-        rows, tokens = (
-            (1, x.numel() // x.shape[-1])
-            if bank.routing.single
-            else grouped(x, bank.routing, site.name)
-        )
-        parts = x.reshape(rows, tokens, x.shape[-1])
-        dropout = _dropout(bank, site, rows, tokens, x)
-        kept = parts if dropout is None else dropout(parts)
-        a, b = (beside(part.index_select(0, owners), x) for part in bank.views(bank.work, site))
-        gains, norms = (
-            beside(part.index_select(0, owners).unsqueeze(1), x) for part in bank.gains[site.index]
-        )
-        base = kept @ weight
-        h = torch.bmm(kept, a)
-        sums = torch.baddbmm(base, h, b)  # (R, T, o)
-        y = sums * gains.to(sums.dtype)
-        if dropout is not None:
-            y += parts @ weight - base
-        ctx.save_for_backward(parts, h, sums)
-        ctx.held = bank, site, owners, dropout, x.shape, weight, gains, norms
-        return (y if bias is None else y + bias).reshape(*x.shape[:-1], site.fan_out)
-
-    def backward(self, ctx: Any, slope: Tensor) -> Tensor | None:
-        """Go back through the scaled sum."""
-        parts, h, sums = ctx.saved_tensors
-        bank, site, owners, dropout, shape, weight, gains, norms = ctx.held
-        dy = slope.to(parts.dtype).reshape(sums.shape)
-        into = bank.magnitudes(bank.grads, site)
-        into.index_add_(
-            0, owners, beside(((dy.float() * sums.float()).sum(1) / norms.squeeze(1)), into)
-        )
-        dz = dy * gains.to(dy.dtype)
-        a, b = (beside(part.index_select(0, owners), dy) for part in bank.views(bank.work, site))
-        dh = torch.bmm(dz, b.transpose(1, 2))
-        _add_gradients(bank, site, owners, parts if dropout is None else dropout(parts), h, dz, dh)
-        if not ctx.needs_input_grad[0]:
-            return None
-        through = torch.bmm(dh, a.transpose(1, 2))
-        if dropout is None:
-            through += dz @ weight.t()
-            return through.view(shape)
-        dx: Tensor = dropout((dz - dy) @ weight.t() + through, add=dy @ weight.t())
-        return dx.view(shape)
-
-
-ADAPTERS: dict[str, Adapter] = {"lora": Adapter(), "rslora": Adapter(), "dora": Dora()}
+ADAPTERS: dict[str, Adapter] = {"lora": Adapter(), "rslora": Adapter()}
 
 
 def _share(ctx: Any, x: Tensor, bank: AdapterBank, site: Site, *, into: Tensor) -> None:

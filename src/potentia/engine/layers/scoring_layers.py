@@ -90,9 +90,7 @@ class HandWritten:
     @property
     def usable(self) -> bool:
         """Whether nobody has put a forward or a hook of theirs into the layers since."""
-        bank = installed_on(self.model)
-        plain = bank is None or bank.lora.kind != "dora"
-        return plain and not any(block.altered for block in self.blocks.blocks)
+        return not any(block.altered for block in self.blocks.blocks)
 
     def angles(self, given: tuple[Tensor, Tensor], rows: int) -> tuple[Tensor, Tensor]:
         """Return cos and sin of every token (N, head), once a pass: layers of one kind are given the same."""

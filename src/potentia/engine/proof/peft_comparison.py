@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from potentia.engine.models.float32_copy import twin
 from potentia.engine.models.split_model import asking
-from potentia.engine.proof.reference import own_loss
+from potentia.engine.proof.reference import reference_loss
 from potentia.engine.scoring import Scorer
 from potentia.engine.training.adapters import AdapterBank
 from potentia.engine.training.lanes import LaneTrainer
@@ -285,7 +285,7 @@ def train_by_peft(wrapped: Any, spec: LaneSpec, start: State) -> State:
             with torch.autocast(
                 device.type, dtype=few, enabled=few in (torch.float16, torch.bfloat16)
             ):
-                loss = own_loss(wrapped, row, device)
+                loss = reference_loss(wrapped, row, device)
             torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(parameters, schedule.clip if schedule.clip > 0 else math.inf)
         for group in optimizer.param_groups:

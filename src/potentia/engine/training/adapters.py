@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,12 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from potentia.engine.layers.lane_layers import ADAPTERS, LaneForward, StackedForward, plain_weight
-from potentia.engine.models.device_layout import beside
+from potentia.engine.layers.lane_layers import ADAPTERS, LaneForward, StackedForward
 from potentia.engine.models.split_model import asking, computing
 from potentia.engine.training.schedule import LoraConfig
 from potentia.engine.training.targets import Stacked, Targets, find_targets
-from potentia.errors import TuningError
 
 
 @dataclass(frozen=True)
@@ -108,54 +106,8 @@ class AdapterBank:
             forward = self._forwards.setdefault(entry.module, StackedForward(self, entry.module))
             forward.sites.append((site, entry.parameter))
             self.stacked_at[site.index] = names[entry.module], entry.parameter
-        self._bases: list[Tensor] = []
-        self.gains: dict[
-            int, tuple[Tensor, Tensor]
-        ] = {}  # DoRA's, by site: m over the norms, and these (slots + 1, o)
-        if lora.kind == "dora":
-            self._measure(found.layers)
         self._put_on()
         _INSTALLED[id(model)] = self
-
-    def _measure(self, layers: list[tuple[str, nn.Module]]) -> None:
-        """Keep what DoRA needs of the base: weights (d, o), and the lengths of their columns."""
-        for name, module in layers:
-            weight = plain_weight(module)
-            if weight is None:
-                raise TuningError(
-                    f"layer {name} is more than linear, and takes no DoRA", hint="use method: lora"
-                )
-            self._bases.append(weight)
-        self.lengths = [torch.linalg.vector_norm(weight.float(), dim=0) for weight in self._bases]
-        for site, length in zip(self.sites, self.lengths, strict=True):
-            self.magnitudes(self.weights, site)[-1].copy_(length)  # of the bare model
-        self.measure()
-
-    @torch.no_grad()
-    def measure(self) -> None:
-        """Bring DoRA's gains of all slots up to date: ‖W + s AB‖² = ‖W‖² + 2 s W·AB + s² ‖AB‖² in each column."""
-        scale = self.lora.scale
-        for site, base in zip(self.sites, self._bases, strict=False):  # no bases, but for DoRA
-            length = self.lengths[site.index]
-            a, b = (
-                beside(part, base) for part in self.views(self.weights, site)
-            )  # (K + 1, d, r), (K + 1, r, o)
-            across = torch.matmul(a.transpose(1, 2).to(base.dtype), base).float()  # (K + 1, r, o)
-            squares = torch.bmm(torch.bmm(a.transpose(1, 2), a), b)
-            norms = (
-                (length.square() + (b * (2 * scale * across + scale**2 * squares)).sum(1))
-                .clamp(min=0)
-                .sqrt()
-            )
-            self.gains[site.index] = (
-                beside(self.magnitudes(self.weights, site), norms) / norms,
-                norms,
-            )
-
-    def magnitudes(self, flat: Tensor, site: Site) -> Tensor:
-        """View DoRA's m (K + 1, o) of one layer inside a flat (K + 1, P) matrix."""
-        begin = site.offset + (site.fan_in + site.fan_out) * site.rank
-        return flat[:, begin : begin + site.fan_out]
 
     def _put_on(self) -> None:
         self._wearing.enter_context(computing(self._forwards))
@@ -185,33 +137,30 @@ class AdapterBank:
         """Take the adapters off: the model computes, and asks for gradients, as it did before."""
         self._take_off()
         self._frozen.close()
-        self._forwards, self._bases = {}, []
+        self._forwards = {}
 
-    def refresh(self) -> None:
-        """Bring the copy that passes multiply with up to date: in the base's dtype, A already scaled by α/r."""
-        for row, into in zip(
-            self.weights, self.work, strict=True
-        ):  # one at a time: all of them are a gigabyte
-            into.copy_(row * self.factors)
-        self.measure()
+    def refresh(self, slots: Iterable[int] | None = None) -> None:
+        """Bring the copies that passes multiply with up to date: in the base's dtype, A already scaled by α/r."""
+        rows = range(self.slots + 1) if slots is None else slots
+        for slot in rows:  # one at a time: all of them are a gigabyte
+            self.work[slot].copy_(self.weights[slot] * self.factors)
 
     @torch.no_grad()
     def randomise(self, slots: int | None = None) -> None:
         """Give slots an adapter of their own that changes what the model computes: trials are made with these."""
         stream = torch.Generator().manual_seed(0)
         for slot in range(self.slots if slots is None else slots):
-            row = self.fresh(slot)
-            for site in self.sites:
-                _, b = self.views(row[None], site)
-                b.copy_(
-                    torch.randn(b.shape, generator=stream)
-                    * (TRIED / (site.scale * max(1, site.rank) ** 0.5))
-                )
-                if self.lora.kind == "dora":
-                    m = self.magnitudes(row[None], site)
-                    m.mul_(1 + TRIED * torch.randn(m.shape, generator=stream))
-            self.weights[slot].copy_(row)
+            self.weights[slot].copy_(self.made_up_row(slot, stream))
         self.refresh()
+
+    def made_up_row(self, seed: int, stream: torch.Generator) -> Tensor:
+        """Draw an adapter's flat row that changes what the model computes: a fresh one has a B of zeros."""
+        row = self.fresh(seed)
+        for site in self.sites:
+            _, b = self.views(row[None], site)
+            size = TRIED / (site.scale * max(1, site.rank) ** 0.5)
+            b.copy_(torch.randn(b.shape, generator=stream) * size)
+        return row
 
     @contextmanager
     def without_dropout(self) -> Iterator[None]:
@@ -307,6 +256,13 @@ class AdapterBank:
             yield
         finally:
             routing.owners = routing.keys = routing.gathered = None
+
+
+def lane_state_bytes(model: nn.Module, lora: LoraConfig) -> int:
+    """Return the bytes of one lane's state: weights, gradients and two moments in float32, and the copy passes use."""
+    width = sum(site.size for site in _sites(find_targets(model, lora), lora))
+    dtype = next(p for p in model.parameters() if p.is_floating_point()).dtype
+    return width * (4 * torch.float32.itemsize + dtype.itemsize)
 
 
 def _sites(found: Targets, lora: LoraConfig) -> list[Site]:

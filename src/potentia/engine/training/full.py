@@ -22,8 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from potentia.engine.models.split_model import SplitModel, asking
-from potentia.engine.proof.reference import Gradients, own_loss
-from potentia.engine.proof.training_check import DRAWS, WHOLE_BITS, Distance, Verdict, trial_rows
+from potentia.engine.proof.reference import Gradients, reference_loss
+from potentia.engine.proof.tolerance import DRAWS, WHOLE_BITS, Distance
+from potentia.engine.proof.training_check import TrainingVerdict, trial_rows
 from potentia.engine.training.checkpoint_file import Snapshots
 from potentia.engine.training.passes import (
     SHARED,
@@ -143,7 +144,7 @@ def passes_of(
 
 def check_full(
     model: nn.Module, spec: LaneSpec, limit: int | None, forms: Sequence[str]
-) -> Verdict:
+) -> TrainingVerdict:
     """Find the first form of full tuning whose loss and gradients of all weights are those of each row alone."""
     began = time.monotonic()
     split, plan, told = SplitModel(model), PassPlan(1, 1 << 40, 1 << 40), ""
@@ -163,7 +164,7 @@ def check_full(
                     "distance": distance.as_dict(),
                     "seconds": round(time.monotonic() - began, 3),
                 }
-                return Verdict(form, recomputes=recomputes, facts=facts)
+                return TrainingVerdict(form, recomputes=recomputes, facts=facts)
             told = str(distance)
         log.warning("%s: full tuning is not run as %s: %s", type(model).__name__, form, told)
     raise TuningError(
@@ -181,7 +182,7 @@ def _own(model: nn.Module, rows: Sequence[Lesson]) -> Iterator[Tensor]:
     """Run each row alone through the model's own code, forward and backward; yields its loss."""
     device = next(model.parameters()).device
     for row in rows:
-        loss = own_loss(model, row, device)
+        loss = reference_loss(model, row, device)
         torch.autograd.backward(loss)
         yield loss.detach()
 

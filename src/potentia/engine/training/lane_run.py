@@ -17,17 +17,26 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from potentia.engine.layers.packed_pass import Blocks
 from potentia.engine.models.device_layout import find_blocks
 from potentia.engine.models.quantization import count_parameters
-from potentia.engine.training.adapters import AdapterBank
+from potentia.engine.proof.rehearsal import RehearsalFailedError, rehearse_first_step
+from potentia.engine.training.adapters import AdapterBank, lane_state_bytes
 from potentia.engine.training.checkpoint_file import Shelf, Snapshots
-from potentia.engine.training.passes import HAND, LARGER, PassPlan
-from potentia.engine.training.schedule import Lane, LaneEpoch, LoraConfig, StepInfo
-from potentia.engine.training.steps import COLUMNS, LaneStates, StaticSteps, settings_row, steps_in
+from potentia.engine.training.passes import HAND, LANE, LARGER, LEAST_TOKENS, PassPlan
+from potentia.engine.training.schedule import Lane, LaneEpoch, Lesson, LoraConfig, StepInfo
+from potentia.engine.training.steps import (
+    COLUMNS,
+    LaneStates,
+    StaticSteps,
+    Steps,
+    settings_row,
+    steps_in,
+)
 from potentia.engine.training.trainer import Watch
+from potentia.timing import spending
 
 if TYPE_CHECKING:
     from potentia.engine.training.lanes import LaneTrainer
@@ -70,17 +79,7 @@ class LaneRun:
         self.bank: AdapterBank = self.trainer.bank(self.lora, plan.slots)
         self.states = LaneStates(plan.slots, self.bank.width, self.bank.device)
         self.bank.grads.zero_()
-        self.steps = steps_in(
-            self.trainer.verdict(self.lora).form, self.trainer.split, self.bank, self.states
-        )
-        if isinstance(
-            self.steps, StaticSteps
-        ):  # lanes that start together; those that wait have shorter company
-            together = [
-                lane.spec.step_tokens(self.trainer.limit)
-                for lane in list(self.lanes.values())[: plan.slots]
-            ]
-            self.steps.most_tokens = int(max(map(sum, zip_longest(*together, fillvalue=0))))
+        self.steps = self._make_steps(plan, None)
         layers = Counter(
             re.sub(r"\b\d+\b", "*", site.name) for site in self.bank.sites
         )  # blocks differ in a number
@@ -91,13 +90,63 @@ class LaneRun:
         if found:
             self._take_up(*found)
             self.watch.on_recall([epoch for lane in self.lanes.values() for epoch in lane.epochs])
+        rehearsed = False
         while self._fill() and not self.watch.stop():
+            if not rehearsed:
+                self._rehearse()
+                rehearsed = True
             self._one_step()
         self._snapshot(now=True)
         self.steps.release()
         self.trainer.occupy({})
         for lane in self.lanes.values():
             lane.targets = self.bank.targets
+
+    def _make_steps(self, plan: PassPlan, blocks: Blocks | None) -> Steps:
+        """Make the steps in the form that the check found; ``blocks`` are fused layers that are made already."""
+        form = self.trainer.verdict(self.lora).form
+        steps = steps_in(form, self.trainer.split, self.bank, self.states, blocks)
+        if isinstance(steps, StaticSteps):
+            # lanes that start together; those that wait have shorter company
+            together = [
+                lane.spec.step_tokens(self.trainer.limit)
+                for lane in list(self.lanes.values())[: plan.slots]
+            ]
+            steps.most_tokens = int(max(map(sum, zip_longest(*together, fillvalue=0))))
+        return steps
+
+    def _rehearse(self) -> None:
+        """Compare the first step with the reference, and go on as if that had not been; what differs is an error."""
+        form = self.trainer.verdict(self.lora).form
+        plan = self.pass_plan
+        with spending("check"):
+            result = rehearse_first_step(self, self._active(), without_dropout=form == LANE)
+        self.trainer.record["training"]["rehearsal"] = result.facts
+        self.steps.release()
+        if result.refusal is not None:
+            for lane in self._active():
+                lane.status, lane.slot = "waiting", None
+            self.trainer.occupy({})
+            raise RehearsalFailedError(result.refusal)
+        self.trainer.plan = plan
+        blocks = self.steps.static.blocks if isinstance(self.steps, StaticSteps) else None
+        self.steps = self._make_steps(plan, blocks)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that is tuned."""
+        return self.trainer.model
+
+    @property
+    def token_limit(self) -> int:
+        """The longest text that the model reads."""
+        return self.trainer.limit
+
+    @property
+    def pass_plan(self) -> PassPlan:
+        """How steps are packed into passes now."""
+        assert self.trainer.plan is not None
+        return self.trainer.plan
 
     def _first_plan(self) -> PassPlan:
         tokens = [
@@ -111,7 +160,14 @@ class LaneRun:
             blocks = find_blocks(self.trainer.model)
             known["parameters"] = sum(map(count_parameters, blocks))
             known["kept"] = Blocks(blocks, joined=False).kept_bytes
+        known["lane_bytes"] = lane_state_bytes(self.trainer.model, self.lora)
         plan = self.trainer.pack(len(tokens), sum(tokens) / len(tokens), **known)
+        if (
+            plan.checkpointing and not self.trainer.recomputes
+        ):  # adapters take the room of activations
+            if self.trainer.recompute is None and self.trainer.may_recompute:
+                return plan
+            plan = replace(plan, token_budget=min(plan.token_budget, LEAST_TOKENS))
         return replace(plan, checkpointing=self.trainer.recomputes)
 
     # ---- slots ----------------------------------------------------------------------------------------------------
@@ -126,14 +182,18 @@ class LaneRun:
         free = sorted(set(range(self.bank.slots)) - {lane.slot for lane in active})
         waiting = [lane for lane in self.lanes.values() if lane.status == "waiting"]
         for slot, lane in zip(free, waiting, strict=False):
-            lane.slot, lane.status, lane.began = slot, "training", time.monotonic()
-            self.bank.weights[slot].copy_(self.bank.fresh(lane.spec.seed))
-            self.states.reset(slot)
+            self.put_into_slot(lane, slot)
             active.append(lane)
         if free and waiting:
             self.bank.refresh()
         self.trainer.occupy({lane.spec.key: lane.slot for lane in active if lane.slot is not None})
         return self._active()
+
+    def put_into_slot(self, lane: Lane, slot: int) -> None:
+        """Begin a lane in a slot: a fresh adapter, and nothing of the lane that had the slot before."""
+        lane.slot, lane.status, lane.began = slot, "training", time.monotonic()
+        self.bank.weights[slot].copy_(self.bank.fresh(lane.spec.seed))
+        self.states.reset(slot)
 
     def _end(self, lane: Lane, status: str, reason: str | None = None) -> None:
         lane.status, lane.reason, lane.slot = status, reason, None
@@ -142,9 +202,9 @@ class LaneRun:
 
     def _one_step(self) -> None:
         active = self._active()
-        rows = [row for lane in active for row in lane.batch(self.trainer.limit)]
-        self.trainer.in_passes(rows, partial(self.steps.gradients, rows), self.steps.clear, LARGER)
-        self.steps.update(self._settings(active))
+        rows = self.next_rows(active)
+        self.compute_gradients(rows)
+        self.steps.update(self.update_table(active))
         for lane in active:
             lane.step += 1
         self.step += 1
@@ -160,7 +220,20 @@ class LaneRun:
         if due:
             self._end_epochs(due)
 
-    def _settings(self, active: Sequence[Lane]) -> npt.NDArray[np.float32]:
+    def saved_adapter(self, lane: Lane) -> Tensor | None:
+        """Return the adapter that was saved at the end of a lane's last epoch."""
+        tensors = self.shelf.get(lane.key, lane.epochs[-1].epoch)
+        return None if tensors is None else tensors["adapter"]
+
+    def next_rows(self, lanes: Sequence[Lane]) -> list[Lesson]:
+        """Return the rows of the next step of lanes, slot by slot."""
+        return [row for lane in lanes for row in lane.batch(self.trainer.limit)]
+
+    def compute_gradients(self, rows: Sequence[Lesson]) -> None:
+        """Add the gradients of a step, in smaller passes where memory runs out."""
+        self.trainer.in_passes(rows, partial(self.steps.gradients, rows), self.steps.clear, LARGER)
+
+    def update_table(self, active: Sequence[Lane]) -> npt.NDArray[np.float32]:
         """Return the table of an update: the settings of lanes that take a step, by slot."""
         table = np.zeros((self.bank.slots, COLUMNS), np.float32)
         for lane in active:

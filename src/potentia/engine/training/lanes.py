@@ -24,11 +24,13 @@ from torch import Tensor
 
 from potentia.engine.models.device_layout import is_spread
 from potentia.engine.models.identity import Verdicts
-from potentia.engine.proof.training_check import NO_MEMORY, Verdict, check_lanes, recheck
-from potentia.engine.training.adapters import AdapterBank
+from potentia.engine.proof.refusal import Refusal
+from potentia.engine.proof.rehearsal import RehearsalFailedError
+from potentia.engine.proof.training_check import FORMS, TrainingVerdict, check_lanes, recheck
+from potentia.engine.training.adapters import AdapterBank, lane_state_bytes
 from potentia.engine.training.lane_run import LaneRun
 from potentia.engine.training.schedule import Lane, LaneSpec, LoraConfig
-from potentia.engine.training.trainer import Trainer, Watch
+from potentia.engine.training.trainer import Trainer, Watch, _nothing
 from potentia.errors import TuningError
 from potentia.timing import spending
 
@@ -58,7 +60,9 @@ class LaneTrainer(Trainer):
         self.static = static if static is not None else on_gpu
         self.recompute = recompute
         self.run_under_way: LaneRun | None = None
-        self._verdicts: dict[tuple[LoraConfig, bool, bool], Verdict] = getattr(loaded, "lanes", {})
+        self._verdicts: dict[tuple[LoraConfig, bool, bool], TrainingVerdict] = getattr(
+            loaded, "lanes", {}
+        )
         self._bank: AdapterBank | None = None
         self._runs: dict[str, LaneRun] = {}  # by the lanes that they trained
         self._resident: dict[str, int] = {}  # lane → the slot that holds its adapter
@@ -82,10 +86,49 @@ class LaneTrainer(Trainer):
         for lane in lanes.values():
             groups.setdefault(lane.spec.lora, []).append(lane)
         for lora, group in groups.items():
-            self._check(lora, [lane.spec for lane in group])
-            run = self.run_under_way = LaneRun(self, lora, group, watch)
-            self._runs |= dict.fromkeys(run.lanes, run)
+            specs = [lane.spec for lane in group]
+            self.pack(1, 1.0, lane_bytes=lane_state_bytes(self.model, lora))  # no room is an error
+            self._check(lora, specs)
+            while not self._run_group(lora, group, watch):
+                # the run that was refused has told of the epochs that it found
+                watch = replace(watch, on_recall=_nothing)
+
+    def _run_group(self, lora: LoraConfig, group: Sequence[Lane], watch: Watch) -> bool:
+        """Train lanes of one shape; return False where the rehearsal refuses the form, and a slower one is next."""
+        run = self.run_under_way = LaneRun(self, lora, group, watch)
+        self._runs |= dict.fromkeys(run.lanes, run)
+        try:
             run.go()
+        except RehearsalFailedError as failure:
+            self._take_slower_form(lora, [lane.spec for lane in group], failure.refusal)
+            return False
+        return True
+
+    def _take_slower_form(
+        self, lora: LoraConfig, specs: Sequence[LaneSpec], refusal: Refusal
+    ) -> None:
+        """Check the forms that are slower than the one that the rehearsal refused; none is an error."""
+        refused = self.verdict(lora)
+        if refused.form == FORMS[-1]:
+            raise TuningError(
+                f"{type(self.model).__name__} cannot be tuned here: {refusal.reason}",
+                hint="potentia models check MODEL shows the distances",
+            )
+        self._take_off()
+        with spending("check"):
+            verdict = check_lanes(
+                self.model,
+                lora,
+                specs,
+                static=self.static,
+                limit=self.limit,
+                recompute=self.recomputes,
+                refused={refused.form: refusal},
+            )
+        verdict.longest = refused.longest
+        self._verdicts[self._way(lora)] = verdict
+        self.may_recompute = verdict.recomputes
+        self.record["training"] = verdict.as_dict()
 
     @property
     def trainable(self) -> int:
@@ -103,20 +146,20 @@ class LaneTrainer(Trainer):
         self.may_recompute = known.recomputes
         self.record["training"] = known.as_dict()
 
-    def _found(self, lora: LoraConfig, specs: Sequence[LaneSpec]) -> Verdict:
+    def _found(self, lora: LoraConfig, specs: Sequence[LaneSpec]) -> TrainingVerdict:
         """Check in full, or on a few rows where models built alike were; whoever runs beside is told."""
         how: dict[str, Any] = {"limit": self.limit, "recompute": self.recomputes}
         alike = self._alike(lora)
         found = self._shared.get(*alike)
         if found is not None:
-            before = Verdict(
+            before = TrainingVerdict(
                 found["form"], recomputes=found["recomputes"], facts=found.get("facts", {})
             )
             verdict = recheck(self.model, lora, specs, before, **how)
             if verdict is not None:
                 return verdict
         verdict = check_lanes(self.model, lora, specs, static=self.static, **how)
-        if NO_MEMORY not in verdict.facts.get("not_taken", {}).values():
+        if not verdict.lacked_memory:
             self._shared.put(asdict(verdict), *alike)
         return verdict
 
@@ -125,7 +168,7 @@ class LaneTrainer(Trainer):
         how = f"{self.static} {self.recomputes} {self.limit}"
         return self._structure(), "lanes", lora.kind, str(lora.targets), how
 
-    def verdict(self, lora: LoraConfig) -> Verdict:
+    def verdict(self, lora: LoraConfig) -> TrainingVerdict:
         """Return what the check found for a shape of adapters."""
         return self._verdicts[self._way(lora)]
 

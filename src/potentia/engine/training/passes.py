@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from potentia.engine.models.device_layout import find_blocks, pinned
 from potentia.engine.models.split_model import SplitModel, computing
 from potentia.engine.operations.dropout import token_keys
-from potentia.engine.proof.reference import own_gradients
+from potentia.engine.proof.reference import reference_gradients
 from potentia.engine.training.adapters import AdapterBank
 from potentia.engine.training.schedule import Lesson
 from potentia.errors import TuningError
@@ -41,38 +41,73 @@ class PassPlan:
         return None
 
 
+@dataclass(frozen=True)
+class Workload:
+    """What a plan is made for: how many lanes, their tokens in a step, and the sizes of the model and its adapters."""
+
+    lanes: int
+    tokens_per_step: float
+    parameters: int
+    token_bytes: int = 0  # of the activations that a token keeps until its gradient comes
+    lane_bytes: int = 0  # of a lane's state: weights, gradients, two moments, a working copy
+
+    def most_lanes_within(self, memory: int) -> int:
+        """Return how many lanes' states fit beside the activations; not even one is an error.
+
+        The bank has a row more than lanes, for the bare model.
+        """
+        if self.lane_bytes == 0:
+            return self.lanes
+        fitting = int(STATE_SHARE * memory // self.lane_bytes) - 1
+        if fitting < 1:
+            needed, free = (size / 2**30 for size in (2 * self.lane_bytes, STATE_SHARE * memory))
+            raise TuningError(
+                f"a fine-tuning needs {needed:.1f} GiB for its adapter (weights, gradients, two moments), "
+                f"and {free:.1f} GiB are free for it",
+                hint="lower the adapter's rank, name fewer layers with `targets`, or tune on a device with more memory",
+            )
+        return min(self.lanes, fitting)
+
+
+STATE_SHARE = 0.7  # of the memory beside the weights that lanes' states may take
+LEAST_TOKENS = 2048  # activations are recomputed where fewer tokens would fit
+
+
 def make_plan(
-    *,
-    lanes: int,
-    tokens_per_step: float,
-    parameters: int,
-    memory: int | None = None,
-    token_bytes: int = 0,
-    token_budget: int | None = None,
+    workload: Workload, *, memory: int | None = None, token_budget: int | None = None
 ) -> PassPlan:
     """Choose the packing from sizes alone, so that the same run is packed the same way every time.
 
     A pass saturates an accelerator when its arithmetic (4 operations per parameter and token: forward, and the input
     gradient) outlasts its kernel launches, some tens of milliseconds: about 4e12 / parameters tokens, and never fewer
     than 4,096. Two and a half times as many may share a pass (two passes of half a step's rows are slower), where
-    ``memory`` (the accelerator's, less the weights; None for a processor) holds their activations; activations are
-    recomputed where fewer than 2,048 tokens would fit. A processor has caches instead: some thousands of tokens.
+    ``memory`` (the accelerator's, less the weights; None for a processor) holds the states of lanes and, beside them,
+    the activations; these are recomputed where fewer than 2,048 tokens would fit. A processor has caches instead: some
+    thousands of tokens.
     """
-    recompute = False
-    if memory is not None:
-        saturating = int(min(65536, max(4096, 4e12 / max(1, parameters))))
-        fitting = int(0.6 * memory / max(1, token_bytes))
-        recompute = fitting < 2048
-        most = 5 * saturating // 2
-        budget = most if recompute else min(most, fitting)
-        # what launching a pass costs, in tokens' worth of arithmetic: measured on an H200 as about 7,800 for a model
-        # of 410M parameters and 1,400 for one of 8B; a power law between and beyond
-        price = round(0.8 * saturating * min(1.0, 4e12 / saturating / parameters) ** 0.4)
-    else:
-        budget, price = 8192, 256
-    budget = token_budget or budget
-    in_flight = max(1, round(4 * budget / max(1.0, tokens_per_step)))
-    return PassPlan(min(lanes, in_flight), budget, price, recompute)
+    if memory is None:
+        budget = token_budget or 8192
+        return PassPlan(_lanes_in_flight(workload, budget), budget, pass_price=256)
+    parameters = max(1, workload.parameters)
+    saturating = int(min(65536, max(4096, 4e12 / parameters)))
+    most = 5 * saturating // 2
+    # what launching a pass costs, in tokens' worth of arithmetic: measured on an H200 as about 7,800 for a model
+    # of 410M parameters and 1,400 for one of 8B; a power law between and beyond
+    price = round(0.8 * saturating * min(1.0, 4e12 / saturating / workload.parameters) ** 0.4)
+    most_lanes = workload.most_lanes_within(memory)
+    slots = min(most_lanes, _lanes_in_flight(workload, token_budget or most))
+    room = memory - (slots + 1) * workload.lane_bytes
+    fitting = int(0.6 * room / max(1, workload.token_bytes))
+    recompute = fitting < LEAST_TOKENS
+    budget = token_budget or (most if recompute else min(most, fitting))
+    slots = min(most_lanes, _lanes_in_flight(workload, budget))
+    return PassPlan(slots, budget, price, recompute)
+
+
+def _lanes_in_flight(workload: Workload, budget: int) -> int:
+    """Return how many lanes share passes: those of four passes."""
+    in_flight = max(1, round(4 * budget / max(1.0, workload.tokens_per_step)))
+    return min(workload.lanes, in_flight)
 
 
 def token_bytes(config: Any, item: int) -> int:
@@ -204,7 +239,7 @@ def run_step(
     """
     if form == ROW:
         with recomputing(split.model, plan.checkpointing):
-            losses, found = own_gradients(split.model, bank, rows)
+            losses, found = reference_gradients(split.model, bank, rows)
         bank.grads += found
         return losses
     losses = torch.zeros(bank.slots + 1, device=bank.device)

@@ -124,18 +124,18 @@ class LoraConfig:
 
     ``targets`` are endings of module names, as in PEFT; ``None`` means PEFT's default for the architecture, and
     every linear layer but the head where PEFT names none. ``"all-linear"`` as the only target asks for the latter.
-    Of the kinds, ``rslora`` scales by α/√r for α/r, and ``dora`` learns the length of every column of W + AB too.
+    Of the kinds, ``rslora`` scales by α/√r for α/r.
     """
 
     r: int = 8
     alpha: float = 32
     dropout: float = 0.1
     targets: tuple[str, ...] | None = None
-    kind: Literal["lora", "rslora", "dora"] = "lora"
+    kind: Literal["lora", "rslora"] = "lora"
 
     def __post_init__(self) -> None:
-        if self.kind not in ("lora", "rslora", "dora"):
-            raise InputError(f"unknown adapter {self.kind!r}", hint="use lora, rslora or dora")
+        if self.kind not in ("lora", "rslora"):
+            raise InputError(f"unknown adapter {self.kind!r}", hint="use lora or rslora")
         if self.r < 1:
             raise InputError(f"LoRA rank must be at least 1, not {self.r}")
         if not 0 <= self.dropout < 1:

@@ -31,6 +31,7 @@ from potentia.engine.training.passes import (
     SHARED,
     PassPlan,
     cut_end_to_end,
+    divided,
     run_step,
     send,
     to_device,
@@ -98,7 +99,6 @@ def apply_update(bank: AdapterBank, states: LaneStates, losses: Tensor, table: T
     operations(bank.device).update_(
         bank.weights, states.first, states.second, bank.grads, bank.work, bank.factors, table, norms
     )
-    bank.measure()
 
 
 class PlainSteps:
@@ -111,6 +111,10 @@ class PlainSteps:
         self.losses = torch.zeros(
             bank.slots + 1, device=bank.device
         )  # of the step under way, by slot
+
+    def divide_rows(self, rows: Sequence[Lesson], plan: PassPlan) -> list[list[Lesson]]:
+        """Return the rows of every pass of a step."""
+        return [chosen for chosen, _ in divided(rows, plan, self.form)]
 
     def gradients(self, rows: Sequence[Lesson], plan: PassPlan) -> None:
         """Add the gradients of one step of every lane into the bank. Rows come slot by slot."""
@@ -176,9 +180,13 @@ class StaticSteps:
         self._table = torch.zeros(self.bank.slots, COLUMNS, device=self.device)
         self._updating = _Piece()
 
+    def divide_rows(self, rows: Sequence[Lesson], plan: PassPlan) -> list[list[Lesson]]:
+        """Return the rows of every pass of a step."""
+        return cut_end_to_end(rows, plan)
+
     def gradients(self, rows: Sequence[Lesson], plan: PassPlan) -> None:
         """Add the gradients of one step of every lane into the bank, and its losses into the pass's."""
-        for chosen in cut_end_to_end(rows, plan):
+        for chosen in self.divide_rows(rows, plan):
             row = lay(chosen)
             tokens = len(row.ids)
             worth = (

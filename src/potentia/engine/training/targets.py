@@ -69,10 +69,10 @@ def find_targets(model: nn.Module, lora: LoraConfig) -> Targets:
             f"no layer of {type(model).__name__} is named {', '.join(names)}",
             hint="name the layers with `targets`, or use targets: [all-linear]",
         )
-    if stacked and (lora.dropout > 0 or lora.kind == "dora"):
-        how = "by LoRA only" if lora.kind == "dora" else "without dropout only"
+    if stacked and lora.dropout > 0:
         raise TuningError(
-            f"{type(model).__name__} keeps its experts as stacked parameters, which PEFT adapts {how}",
+            f"{type(model).__name__} keeps its experts as stacked parameters, "
+            "which PEFT adapts without dropout only",
             hint="set the adapter's dropout to 0, or name other layers with `targets`, such as [q_proj, v_proj]",
         )
     config.target_modules = [name for name, _ in layers]
@@ -108,7 +108,6 @@ def _by_peft(model: nn.Module, lora: LoraConfig, chosen: str | list[str]) -> Any
         lora_alpha=lora.alpha,  # type: ignore[arg-type]  # PEFT says int and takes any number
         lora_dropout=lora.dropout,
         use_rslora=lora.kind == "rslora",
-        use_dora=lora.kind == "dora",
         target_modules=chosen,
         task_type="CAUSAL_LM",
         base_model_name_or_path=getattr(model.config, "_name_or_path", None) or None,

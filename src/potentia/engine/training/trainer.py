@@ -19,7 +19,7 @@ from potentia.engine.models.device_layout import (
 from potentia.engine.models.loading import context_length
 from potentia.engine.models.quantization import count_parameters
 from potentia.engine.models.split_model import SplitModel
-from potentia.engine.training.passes import PassPlan, make_plan, token_bytes, too_long
+from potentia.engine.training.passes import PassPlan, Workload, make_plan, token_bytes, too_long
 from potentia.engine.training.schedule import Lane, LaneEpoch, LaneSpec, Lesson, StepInfo
 from potentia.errors import InputError
 
@@ -111,21 +111,24 @@ class Trainer:
         more: int = 0,
         parameters: int = 0,
         kept: int = 0,
+        lane_bytes: int = 0,
     ) -> PassPlan:
         """Choose passes that fit beside the weights and ``more`` bytes for each of these.
 
-        ``parameters`` are those that every token meets, and ``kept`` the bytes that its activations take, where known.
+        ``parameters`` are those that every token meets, and ``kept`` the bytes that its activations take, where known;
+        ``lane_bytes`` those of a lane's adapter and its optimizer.
         """
         config = getattr(self.model.config, "text_config", None) or self.model.config
         kept = kept or token_bytes(config, next(self.model.parameters()).element_size())
-        return make_plan(
+        workload = Workload(
             lanes=lanes,
             tokens_per_step=tokens_per_step,
             parameters=parameters or count_parameters(self.model),
-            memory=room_for_passes(self.model, more=more),
             token_bytes=2 * kept if more else kept,
-            token_budget=self.token_budget,
+            lane_bytes=lane_bytes,
         )
+        memory = room_for_passes(self.model, more=more)
+        return make_plan(workload, memory=memory, token_budget=self.token_budget)
 
     def in_passes(
         self,

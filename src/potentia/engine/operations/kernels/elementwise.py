@@ -360,8 +360,8 @@ def _update(
     columns,
     BLOCK: tl.constexpr,
 ):
-    lane = tl.program_id(0)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    lane = tl.program_id(1)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < width
     spot = lane.to(tl.int64) * width + at
     norm = tl.load(norms_ptr + lane)
@@ -400,7 +400,7 @@ def update_(
     rows, width = first.shape
     launch(
         _update,
-        (rows, triton.cdiv(width, BLOCK)),
+        (triton.cdiv(width, BLOCK), rows),  # CUDA allows 65,535 blocks in the second dimension
         weights,
         first,
         second,

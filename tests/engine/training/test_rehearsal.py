@@ -1,0 +1,183 @@
+"""The rehearsal of the first step: it notices what a few rows do not show, and leaves no trace."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lane_models import examples, tiny
+from potentia.engine.layers import lane_layers
+from potentia.engine.proof import rehearsal
+from potentia.engine.proof.reference import peft_scale, reference_learning_rate
+from potentia.engine.proof.rehearsal import RehearsalResult, find_batch_fault
+from potentia.engine.training import (
+    LaneSpec,
+    LaneTrainer,
+    LoraConfig,
+    Schedule,
+    TokenisedExamples,
+    lane_run,
+)
+from potentia.engine.training.passes import HAND, LANE, LONG, ROW, SHARED
+from potentia.errors import TuningError
+
+
+def specs(count: int = 6, dropout: float = 0.1, **settings: Any) -> list[LaneSpec]:
+    lora = LoraConfig(r=4, alpha=8, dropout=dropout, targets=("q_proj", "v_proj", "down_proj"))
+    return [
+        LaneSpec(
+            f"l{number}",
+            examples(10, seed=number, high=40),
+            Schedule(**{"epochs": 2, "batch": 4, "learning_rate": 1e-3 * (1 + number)} | settings),
+            lora,
+            number,
+        )
+        for number in range(count)
+    ]
+
+
+def train(lanes: list[LaneSpec], **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    with LaneTrainer(tiny("llama"), token_budget=300, **options) as trainer:
+        trainer.train(lanes)
+        adapters = {lane.key: trainer.adapter_state(lane.key) for lane in lanes}
+        return adapters, trainer.record["training"]
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_training_goes_on_as_if_nothing_had_been(
+    static: bool, dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lanes = specs(dropout=dropout)
+    rehearsed, facts = train(lanes, static=static)
+    assert facts["form"] == (HAND if static else SHARED)
+    assert facts["rehearsal"]["lanes"] == 6
+    assert facts["rehearsal"]["passes"] > 1
+    assert 5 in facts["rehearsal"]["slots"]
+    monkeypatch.setattr(lane_run, "rehearse_first_step", lambda *_, **__: RehearsalResult())
+    plain, facts = train(lanes, static=static)
+    assert "passes" not in facts["rehearsal"]
+    for key, state in plain.items():
+        for name, value in state.items():
+            assert torch.equal(value, rehearsed[key][name]), name
+
+
+def test_a_resumed_run_is_rehearsed_and_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    lanes = specs()
+    whole, _ = train(lanes)
+    with LaneTrainer(tiny("llama"), token_budget=300, workspace=tmp_path) as trainer:
+        ended: list[Any] = []
+        trainer.train(lanes, on_epoch=ended.extend, stop=lambda: bool(ended))
+    resumed, facts = train(lanes, workspace=tmp_path)
+    assert facts["rehearsal"]["lanes"] == 6
+    assert facts["rehearsal"]["update"] < 1e-5
+    for key, state in whole.items():
+        for name, value in state.items():
+            assert torch.equal(value, resumed[key][name]), name
+
+
+def test_a_form_that_fails_the_rehearsal_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the check of six rows does not see, a real step does: the next slower form is taken, and said."""
+    own = lane_layers._add_gradients
+
+    def lose_seventh(bank: Any, site: Any, owners: torch.Tensor, *parts: torch.Tensor) -> None:
+        kept, h, dy, dh = parts
+        if owners.shape[0] > 6:
+            dy, dh = dy.clone(), dh.clone()
+            dy[-1], dh[-1] = 0, 0
+        own(bank, site, owners, kept, h, dy, dh)
+
+    monkeypatch.setattr(lane_layers, "_add_gradients", lose_seventh)
+    recalled: list[Any] = []
+    with LaneTrainer(tiny("llama"), token_budget=300) as trainer:
+        results = trainer.train(specs(dropout=0.0), on_recall=recalled.append)
+        record = trainer.record["training"]
+    assert record["form"] == LANE
+    assert "the first step of all lanes: losses off" in record["not_taken"][SHARED]
+    assert {result.status for result in results.values()} == {"done"}
+    assert not recalled
+
+
+def test_wrong_updates_end_the_run_before_its_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = lane_run.LaneRun.update_table
+
+    def doubled(self: Any, lanes: Any) -> Any:
+        table = own(self, lanes)
+        table[:, 5] *= 2
+        return table
+
+    monkeypatch.setattr(lane_run.LaneRun, "update_table", doubled)
+    steps: list[Any] = []
+    with (
+        LaneTrainer(tiny("llama"), static=True) as trainer,
+        pytest.raises(TuningError, match="first two updates are off"),
+    ):
+        trainer.train(specs(), on_step=steps.append)
+    assert not steps
+
+
+def test_without_memory_for_the_reference_the_run_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory (simulated)")
+
+    monkeypatch.setattr(rehearsal, "reference_gradients", refuse)
+    _, facts = train(specs())
+    assert facts["rehearsal"]["skipped"] == "no memory"
+    assert "no memory to rehearse" in caplog.text
+
+
+@pytest.mark.parametrize("decay", ["linear", "cosine", "constant"])
+@pytest.mark.parametrize(("warmup", "floor"), [(0, 0.0), (5, 0.0), (5, 0.1)])
+def test_learning_rates_are_those_of_transformers(decay: Any, warmup: int, floor: float) -> None:
+    schedule = Schedule(learning_rate=3e-4, decay=decay, warmup_steps=warmup, floor=floor)
+    rate = reference_learning_rate(schedule, 40)
+    for step in range(40):
+        ours = schedule.learning_rate * schedule.factor(step, 40)
+        assert ours == pytest.approx(rate(step), rel=1e-9, abs=1e-15)
+
+
+def test_scales_are_those_of_peft() -> None:
+    for rank, alpha in ((8, 32), (4, 8.5), (64, 16)):
+        for kind in ("lora", "rslora"):
+            lora = LoraConfig(r=rank, alpha=alpha, kind=kind)  # type: ignore[arg-type]
+            assert lora.scale == peft_scale(rank, alpha, kind == "rslora")
+
+
+def test_defaults_are_those_of_the_trainer_of_transformers() -> None:
+    from transformers import TrainingArguments
+
+    theirs = TrainingArguments(output_dir="unused")
+    ours = Schedule()
+    assert ours.betas == (theirs.adam_beta1, theirs.adam_beta2)
+    assert (ours.eps, ours.clip) == (theirs.adam_epsilon, theirs.max_grad_norm)
+
+
+@pytest.mark.parametrize("loss", ["text", "completion"])
+@pytest.mark.parametrize("start_id", [None, 1])
+def test_rows_of_long_texts_are_those_that_the_cut_leaves(loss: Any, start_id: int | None) -> None:
+    texts = [[1, *range(5, 5 + length)] for length in (3, 8, 20, 30)]
+    data = TokenisedExamples.of(texts, [1, 4, 6, 28], start_id)
+    spec = LaneSpec("l", data, Schedule(epochs=1, batch=2, max_tokens=12, loss=loss))
+    for step in range(spec.total_steps):
+        rows = spec.rows(step, 10)
+        assert find_batch_fault(spec, step, rows, 10) is None
+        late = replace(rows[0], first_target=rows[0].first_target + 1)
+        assert "targets" in str(find_batch_fault(spec, step, [late, *rows[1:]], 10))
+        short = replace(rows[0], ids=rows[0].ids[:-1])
+        assert "text" in str(find_batch_fault(spec, step, [short, *rows[1:]], 10))
+
+
+def test_slower_forms_follow_in_order() -> None:
+    from potentia.engine.proof.refusal import Refusal
+    from potentia.engine.proof.training_check import _forms_to_try
+
+    refused = Refusal("wrong")
+    assert _forms_to_try({}, static=True) == (HAND, LONG, SHARED, LANE, ROW)
+    assert _forms_to_try({HAND: refused}, static=True) == (LONG, SHARED, LANE, ROW)
+    assert _forms_to_try({SHARED: refused}, static=False) == (LANE, ROW)
