@@ -58,7 +58,7 @@ class ThinGroup:
             ]
             for site, column in sites
         ]
-        self.table = torch.tensor(rows, dtype=torch.int32, device=device)  # (S, 5)
+        self.table = torch.tensor(rows, dtype=torch.int64, device=device)  # (S, 5)
         self.align = math.gcd(
             16, *(number for row in rows for number in row[:4])
         )  # of all places and widths

@@ -96,7 +96,7 @@ def _forward(
         # every token sees itself: one whose scores are all −∞ is not sound, and must not look so
         out = tl.where((most > -1e29)[:, None], out / total[:, None], float("nan"))
         _keep(out_ptr + head * oh, out, m, stop, on, d, HEAD)
-        tl.store(lse_ptr + head * tokens + m, most + tl.log2(total), mask=m < stop)
+        tl.store(lse_ptr + head.to(tl.int64) * tokens + m, most + tl.log2(total), mask=m < stop)
 
 
 @triton.jit
@@ -143,9 +143,9 @@ def _back_queries(
         q = _tile(q_ptr + head * qh, m, stop, qn, d, HEAD)
         dout = _tile(dout_ptr + head * gh, m, stop, gn, d, HEAD)
         out = _tile(out_ptr + head * oh, m, stop, on, d, HEAD)
-        lse = tl.load(lse_ptr + head * tokens + m, mask=m < stop, other=0.0)
+        lse = tl.load(lse_ptr + head.to(tl.int64) * tokens + m, mask=m < stop, other=0.0)
         delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), axis=1)
-        tl.store(delta_ptr + head * tokens + m, delta, mask=m < stop)
+        tl.store(delta_ptr + head.to(tl.int64) * tokens + m, delta, mask=m < stop)
         dq = tl.zeros((BLOCK, WIDE), tl.float32)
         for at in range(tl.min(begin, axis=0), tl.minimum(start + BLOCK, stop), BLOCK):
             n = at + tl.arange(0, BLOCK)
@@ -216,8 +216,10 @@ def _back_keys(
                 begin = tl.maximum(tl.load(first_ptr + m, mask=m < stop, other=stop), m - window)
                 q = _tile(q_ptr + head * qh, m, stop, qn, d, HEAD)
                 dout = _tile(dout_ptr + head * gh, m, stop, gn, d, HEAD)
-                lse = tl.load(lse_ptr + head * tokens + m, mask=m < stop, other=0.0)
-                delta = tl.load(delta_ptr + head * tokens + m, mask=m < stop, other=0.0)
+                lse = tl.load(lse_ptr + head.to(tl.int64) * tokens + m, mask=m < stop, other=0.0)
+                delta = tl.load(
+                    delta_ptr + head.to(tl.int64) * tokens + m, mask=m < stop, other=0.0
+                )
                 s = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale  # (keys, queries)
                 sees = (n[:, None] <= m[None, :]) & (n[:, None] >= begin[None, :])
                 p = tl.where(sees, tl.exp2(s - lse[None, :]), 0.0)

@@ -38,9 +38,15 @@ def _keys(keys_ptr, table_ptr, site, t, stop):
 
 
 @triton.jit
-def _entry(table_ptr, site, number, ALIGN: tl.constexpr):
-    """Of a site: where its A and its B lie (0, 1), its first column (2), its columns (3)."""
-    return tl.multiple_of(tl.load(table_ptr + site * 5 + number), ALIGN)
+def _entry(table_ptr, site, number: tl.constexpr, ALIGN: tl.constexpr):
+    """Of a site: where its A and its B lie (0, 1), its first column (2), its columns (3).
+
+    Adapters of large models have more than 2^31 numbers; columns are few, and 32 bits are faster.
+    """
+    entry = tl.load(table_ptr + site * 5 + number)
+    if number >= 2:
+        entry = entry.to(tl.int32)
+    return tl.multiple_of(entry, ALIGN)
 
 
 @triton.jit
@@ -54,7 +60,8 @@ def _factor(ptr, at, wide, R: tl.constexpr, RANK: tl.constexpr):
 def _inner(h_ptr, t, stop, R: tl.constexpr, RANK: tl.constexpr):
     """Inner values of tokens (T, RANK)."""
     r = tl.arange(0, RANK)[None, :]
-    return tl.load(h_ptr + t[:, None] * R + r, mask=(t < stop)[:, None] & (r < R), other=0.0)
+    lines = h_ptr + t[:, None].to(tl.int64) * R
+    return tl.load(lines + r, mask=(t < stop)[:, None] & (r < R), other=0.0)
 
 
 @triton.jit
@@ -73,6 +80,7 @@ def _inward(
     threshold,
     factor,
     BACK: tl.constexpr,
+    SITES: tl.constexpr,
     ALIGN: tl.constexpr,
     R: tl.constexpr,
     RANK: tl.constexpr,
@@ -84,10 +92,10 @@ def _inward(
     PRECISION: tl.constexpr,
 ):
     """Inner values of a tile at a site, x A; or, going back, their gradient dy Bᵀ by the site's own columns."""
-    site = tl.program_id(
-        0
-    )  # the quickest to change: sites that share an input find it in the cache
-    start, stop = place(tiles_ptr, tl.program_id(1), BLOCK, TILE)
+    # one dimension: the others have 65,535 programs at most; the site is the quickest to change, so that sites that
+    # share an input find it in the cache
+    site = tl.program_id(0) % SITES
+    start, stop = place(tiles_ptr, tl.program_id(0) // SITES, BLOCK, TILE)
     if start < stop:
         t = start + tl.arange(0, BLOCK)
         mine = work_ptr + tl.load(owners_ptr + start // STRETCH).to(tl.int64) * row
@@ -110,7 +118,7 @@ def _inward(
                 x, tl.trans(_factor(matrix, at, wide, R, RANK)), h, input_precision=PRECISION
             )
         r = tl.arange(0, RANK)[None, :]
-        spot = h_ptr + (site * tokens + t[:, None]) * R + r
+        spot = h_ptr + (site.to(tl.int64) * tokens + t[:, None]) * R + r
         tl.store(spot, h.to(h_ptr.dtype.element_ty), mask=(t < stop)[:, None] & (r < R))
 
 
@@ -156,7 +164,7 @@ def _outward(
         y = tl.load(spot, mask=there, other=0.0).to(tl.float32)
         for number in tl.static_range(SITES if BACK else 1):
             site = number if BACK else tl.program_id(2)
-            h = _inner(h_ptr + site * tokens * R, t, stop, R, RANK)
+            h = _inner(h_ptr + tl.cast(site, tl.int64) * tokens * R, t, stop, R, RANK)
             matrix = _factor(
                 mine + _entry(table_ptr, site, 0 if BACK else 1, ALIGN), at, wide, R, RANK
             )
@@ -243,7 +251,7 @@ def _sums(
     span = spans_ptr + tl.program_id(2) * 3  # the longest first: what is left for the end is short
     slot, begin, end = tl.load(span), tl.load(span + 1), tl.load(span + 2)
     mine = grads_ptr + slot.to(tl.int64) * row
-    inner = site * tokens * R
+    inner = site.to(tl.int64) * tokens * R
     if begin < end:
         if piece < pieces:
             a = mine + _entry(table_ptr, site, 0, ALIGN)
@@ -360,7 +368,8 @@ def thin_back(dy: Tensor, dx: Tensor | None, group, route) -> Tensor:
 def _in(x: Tensor, group, route, width: int, *, back: bool) -> Tensor:
     h = x.new_empty(len(group.sites), x.shape[0], route.bank.lora.r)
     programs, given, options = _tiled(x, h, group, route, width, 64, dropping=not back)
-    launch(_inward, (len(group.sites), programs), *given, BACK=back, num_stages=3, **options)
+    sites = len(group.sites)
+    launch(_inward, (sites * programs,), *given, BACK=back, SITES=sites, num_stages=3, **options)
     return h
 
 
