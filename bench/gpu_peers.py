@@ -30,13 +30,13 @@ ROWS, ROW_LANES = 6, 12  # of `sharing`: what a study of small models puts on on
 
 def peers(bench: Bench) -> None:
     """Measure both shapes, without and with the multi-process service."""
-    from potentia.run.machine import Sharing
+    from potentia.run.machine import GpuSharing
 
     cuda = bench.device == "cuda"
     shapes = ["tiny"] if bench.tiny else ["135m", "410m"]
     counts = [1, 2] if bench.tiny else [14, 20] if bench.quick else [1, 4, 8, 14, 20]
     for shared in (False, True):
-        service = Sharing()
+        service = GpuSharing()
         if shared and cuda:
             service.start(counts[-1])
         if shared and not service.on:
@@ -126,12 +126,12 @@ def sweep_unsloth(bench: Bench, shapes: list[str], counts: list[int], service: b
 
 def sharing(bench: Bench) -> None:
     """Let six of our own rows train at once on the GPU: in turns, and under the service that a run starts."""
-    from potentia.run.machine import Sharing
+    from potentia.run.machine import GpuSharing
 
     spell = 2.0 if bench.tiny else 8.0
     rates = {}
     for wanted in (False, True):
-        service = Sharing()
+        service = GpuSharing()
         if wanted and bench.device == "cuda":
             service.start(ROWS)
             if not service.on:
@@ -207,10 +207,10 @@ def _serve_rows(pipe: Any, number: int, shapes: list[str], device: str) -> None:
 
 def treated(bench: Bench) -> None:
     """Train one lane on four tasks mixed, as a treated copy is made: alone, then beside rows of lanes."""
-    from potentia.run.machine import Sharing
+    from potentia.run.machine import GpuSharing
 
     for beside in (0, 1) if bench.tiny else (0, 4):
-        service = Sharing()
+        service = GpuSharing()
         if beside and bench.device == "cuda":
             service.start(beside + 1)
         pipes, processes = _start(bench, [bench.shape("135m")], 1 + beside, _serve_treated)

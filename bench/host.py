@@ -74,7 +74,7 @@ def checks(tell: Told, loaded: Any, requests: list[Any], device: str) -> None:
     import lanes
     from potentia.engine.scoring import Scorer
     from potentia.engine.training import LaneTrainer, LoraConfig
-    from potentia.timing import Tally
+    from potentia.timing import TimeTally
 
     passes = 0
     own = nn.Module.__call__
@@ -88,8 +88,8 @@ def checks(tell: Told, loaded: Any, requests: list[Any], device: str) -> None:
 
     def timed(name: str, work: Callable[[], Any]) -> Any:
         nonlocal passes
-        passes, tally = 0, Tally()
-        with tally.kept():
+        passes, tally = 0, TimeTally()
+        with tally.running():
             found = work()
             lanes.wait(torch.device(device))
         kinds = {kind: round(spent, 2) for kind, spent in tally.seconds.items()}

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from potentia.facts import benchmarks, models
-from potentia.run.row_parts import Chain, makespan
+from potentia.run.row_parts import Chain, simulate_makespan
 from potentia.study import Caps, Tuning
 
 # Parameters, and ms per lane and step of 8 × 64 tokens: in a pass of very many lanes, and alone.
@@ -148,7 +148,7 @@ def schedule(chains: Sequence[Sequence[Part]], gpus: int, at_once: int) -> float
     for chain in chains:
         *first, last = (part.seconds(at_once) for part in chain)
         timed.append((first, last))
-    return makespan(timed, gpus)
+    return simulate_makespan(timed, gpus)
 
 
 def main() -> None:

@@ -27,12 +27,12 @@ def main() -> None:
     given = parser.parse_args()
     if given.role is not None:
         return load() if given.role == "load" else short()
-    from potentia.run.machine import Sharing
+    from potentia.run.machine import GpuSharing
 
     itself = [sys.executable, __file__, "--role"]
     print("alone", flush=True)
     subprocess.run([*itself, "short"], check=True)
-    service = Sharing()
+    service = GpuSharing()
     service.start(LOADS + 1)
     print(
         f"beside {LOADS} that train ({'under' if service.on else 'without'} the service)",

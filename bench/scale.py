@@ -270,7 +270,7 @@ def orchestration(cells: int, folder: Path) -> bool:
     from potentia.study import make_study
 
     spent = {"scoring": 0.0}
-    score = row.direct
+    score = row.evaluate_untuned
 
     def timed_direct(*given: object, **named: object) -> object:
         began = time.process_time()
@@ -279,7 +279,7 @@ def orchestration(cells: int, folder: Path) -> bool:
         finally:
             spent["scoring"] += time.process_time() - began
 
-    row.direct = timed_direct  # type: ignore[assignment]
+    row.evaluate_untuned = timed_direct  # type: ignore[assignment]
     tiny.save_model(folder / "m", seed=0, width=16)
     for k in range(cells):
         tiny.save_questions(folder / f"q{k}.jsonl", n=12, seed=k)

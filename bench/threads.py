@@ -26,8 +26,8 @@ import sys, time
 from pathlib import Path
 if sys.argv[2] == "spinning":
     import torch
-from potentia.processes import wait_asleep
-wait_asleep()
+from potentia.processes import let_threads_sleep
+let_threads_sleep()
 import torch
 torch.set_num_threads(1 if sys.argv[2] == "one thread" else torch.get_num_threads())
 from potentia.lab.demo import demo_study

@@ -15,10 +15,10 @@ PROGRAM = """
 import multiprocessing, os, signal, sys, time
 
 def work(orphaned_first):
-    from potentia.processes import leave_with_parent
+    from potentia.processes import exit_with_parent
     while orphaned_first and os.getppid() == multiprocessing.parent_process().pid:
         time.sleep(0.01)
-    leave_with_parent()
+    exit_with_parent()
     time.sleep(60)
 
 if __name__ == "__main__":

@@ -5,13 +5,13 @@ import time
 
 import pytest
 
-from potentia.timing import Tally, spending, told
+from potentia.timing import TimeTally, format_shares, spending
 
 
 def test_each_second_counts_once_for_the_innermost_kind():
-    tally = Tally()
+    tally = TimeTally()
     began = time.perf_counter()
-    with tally.kept():
+    with tally.running():
         with spending("train"):
             time.sleep(0.02)
             with spending("validate"), spending("tokenise"):
@@ -28,10 +28,10 @@ def test_each_second_counts_once_for_the_innermost_kind():
 
 
 def test_nothing_is_counted_without_a_tally_or_in_another_thread():
-    tally = Tally()
+    tally = TimeTally()
     with spending("train"):
         pass
-    with tally.kept():
+    with tally.running():
         thread = threading.Thread(target=lambda: spending("train").__enter__())
         thread.start()
         thread.join()
@@ -40,7 +40,7 @@ def test_nothing_is_counted_without_a_tally_or_in_another_thread():
 
 def test_shares_are_told_largest_first():
     assert (
-        told({"load": 1.0, "train": 60.0, "test": 38.9, "save": 0.1})
+        format_shares({"load": 1.0, "train": 60.0, "test": 38.9, "save": 0.1})
         == "train 60%, test 39%, load 1%"
     )
 
@@ -51,8 +51,8 @@ def test_compiling_kernels_is_no_cost_of_the_check_that_comes_upon_them_first():
 
     from potentia.engine.operations import ready
 
-    tally = Tally()
-    with tally.kept(), spending("check"):
+    tally = TimeTally()
+    with tally.running(), spending("check"):
         ready(SimpleNamespace(readying=lambda _: nullcontext()), "a kind", lambda: time.sleep(0.03))
     assert tally.seconds["compile"] >= 0.03
     assert tally.seconds["check"] < 0.02

@@ -102,10 +102,10 @@ def _bar(plan: StudyPlan) -> Iterator[None]:
     """Show the cells that end as a bar: a widget in a notebook, text elsewhere."""
     from tqdm.auto import tqdm
 
-    from potentia.run import Count
+    from potentia.run import CellCount
     from potentia.store import Store
 
-    count = Count(plan)
+    count = CellCount(plan)
     with (
         Store.open(plan.study.store) as store,
         tqdm(total=len(count.asked), unit="cell", desc=plan.study.name, disable=False) as bar,

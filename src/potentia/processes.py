@@ -18,7 +18,7 @@ ASLEEP = {
 }  # GNU's runtime, and Intel's and LLVM's
 
 
-def leave_with_parent() -> None:
+def exit_with_parent() -> None:
     """End this process soon after its parent is gone, killed perhaps, and cannot say so any more.
 
     A process that Python started knows its parent by number: it may be gone before this one has come so far.
@@ -34,7 +34,7 @@ def leave_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def wait_asleep() -> None:
+def let_threads_sleep() -> None:
     """Let threads sleep while they wait, unless the environment says otherwise.
 
     The runtimes read this when they are loaded: it must be said before torch or numpy is imported.

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 REST = "other"
-_under_way: ContextVar[Tally | None] = ContextVar("tally", default=None)
+_under_way: ContextVar[TimeTally | None] = ContextVar("tally", default=None)
 
 
-class Tally:
+class TimeTally:
     """The seconds of one row."""
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Tally:
         self._since = 0.0
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
+    def running(self) -> Iterator[None]:
         """Count what is done inside the block."""
         self._since = time.perf_counter()
         token = _under_way.set(self)
@@ -36,7 +36,7 @@ class Tally:
             _under_way.reset(token)
 
     @contextmanager
-    def of(self, kind: str) -> Iterator[None]:
+    def spending(self, kind: str) -> Iterator[None]:
         """Count for ``kind`` inside the block."""
         self._count()
         self._kinds.append(kind)
@@ -64,11 +64,11 @@ def spending(kind: str) -> Iterator[None]:
     if tally is None:
         yield
     else:
-        with tally.of(kind):
+        with tally.spending(kind):
             yield
 
 
-def told(seconds: Mapping[str, float]) -> str:
+def format_shares(seconds: Mapping[str, float]) -> str:
     """Say which kinds of work took what share, the largest first; what is under a hundredth is left out."""
     total = sum(seconds.values()) or 1.0
     kinds = sorted(seconds.items(), key=lambda entry: -entry[1])
@@ -77,7 +77,7 @@ def told(seconds: Mapping[str, float]) -> str:
     )
 
 
-def clock(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Write a duration as people do: 42 s, 3:05 min, 2:10 h."""
     whole = round(seconds)
     if whole < 60:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from made_store import make_store
 from potentia.cli.stores import running
-from potentia.run import store_status
+from potentia.run import read_store_status
 from potentia.store import Store
 
 POTENTIA = str(Path(sys.executable).with_name("potentia"))
@@ -31,7 +31,7 @@ def test_a_store_is_followed_until_interrupted(tmp_path: Path):
     try:
         first = json.loads(process.stdout.readline())
         assert (first["failed"], first["running"]) == (
-            store_status(str(where))["studies"][0]["failed"],
+            read_store_status(str(where))["studies"][0]["failed"],
             0,
         )
         with Store.open(where) as store:
@@ -45,6 +45,6 @@ def test_a_store_is_followed_until_interrupted(tmp_path: Path):
     finally:
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == 0
-    assert running(store_status(str(where))).rows[0][1:4] == ("a [/model]", "direct x", "2/5")
+    assert running(read_store_status(str(where))).rows[0][1:4] == ("a [/model]", "direct x", "2/5")
     shown = subprocess.run([POTENTIA, "status", str(where)], capture_output=True, text=True)
     assert "a [/model]" in shown.stdout

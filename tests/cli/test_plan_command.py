@@ -18,15 +18,15 @@ from potentia.errors import InputError, StudyError
 from potentia.evidence import read
 from potentia.run import (
     AdaptiveRun,
-    costs_of,
     estimate_cost,
-    grid_of,
+    make_grid,
+    make_proposed_study,
+    parse_budget,
     plan_study,
-    proposed_study,
-    read_budget,
+    price_grid,
     run_study,
 )
-from potentia.run.cost import CellWork, Pace, pace_of, price
+from potentia.run.cost import CellWork, Pace, measure_pace, price_work
 from potentia.show import answer, make_report
 from potentia.show.board.app import create_app
 from potentia.store import Store
@@ -92,18 +92,18 @@ def test_texts_and_folds_are_chosen_as_the_ranking_counts_them(world, tmp_path):
     text = {"name": "text", "file": str(world / "text.txt")}
     made = study(world, tmp_path / "new.db", tasks=[{**own[0], "folds": 2}, own[1], text])
     plan = plan_study(made)
-    grid, cost = grid_of(plan), estimate_cost(plan, calibrate=False)
+    grid, cost = make_grid(plan), estimate_cost(plan, calibrate=False)
     assert grid.tasks == TASKS
-    costs = costs_of(grid, cost)
+    costs = price_grid(grid, cost)
     tuned = [c for c in cost.cells if c.protocol == "train_before_test" and c.model == "m0"]
     assert costs.values[0].tolist() == [
         sum(c.flops for c in tuned if c.task.startswith("colours#")),
         sum(c.flops for c in tuned if c.task == "others"),
     ]
-    chosen = proposed_study(made, [("m1", "colours")], name="chosen")
+    chosen = make_proposed_study(made, [("m1", "colours")], name="chosen")
     assert [(w.model, w.tasks) for w in chosen.only] == [("m1", ("colours#1/2", "colours#2/2"))]
     with pytest.raises(InputError, match="no task"):
-        grid_of(plan_study(study(world, tmp_path / "new.db", tasks=[text])))
+        make_grid(plan_study(study(world, tmp_path / "new.db", tasks=[text])))
 
 
 def test_times_come_from_the_rows_in_the_store(world, whole, tmp_path):
@@ -157,26 +157,26 @@ def test_paces_lie_between_the_measured_ones(world, tmp_path):
         study(world, tmp_path / "new.db", models=[spec.model_dump(exclude_defaults=True)])
     )
     slow, fast = Pace(4e6, 2.0, {"colours": 4e-3}, 8e-3), Pace(0.25e6, 1.0, {"colours": 1e-3}, 2e-3)
-    cost = price(plan, [slow, fast], "test", "cpu")
+    cost = price_work(plan, [slow, fast], "test", "cpu")
     direct = next(c for c in cost.cells if c.task == "colours" and c.protocol == "direct")
     assert direct.seconds == pytest.approx(direct.score_tokens * 2e-3)  # half-way on log scales
-    beyond = price(plan, [fast], "test", "cpu")
+    beyond = price_work(plan, [fast], "test", "cpu")
     assert beyond.loads["m0"] == pytest.approx(4.0)  # four times the size
     work = CellWork("m0", "colours", direct.protocol, True, 0, 0.0, 100.0, 0.0)
-    assert pace_of(1e6, [(work, 2.0)]).score == {"colours": 0.02}
+    assert measure_pace(1e6, [(work, 2.0)]).score == {"colours": 0.02}
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"), [("90s", 90), ("30min", 1800), ("2gpu-hours", 7200), ("10%", 5.0)]
 )
 def test_budgets_are_read_as_people_say_them(text, seconds):
-    assert read_budget(text, 50.0) == pytest.approx(seconds)
+    assert parse_budget(text, 50.0) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("text", ["", "ten", "5 parsecs", "-3h", "0min"])
 def test_other_budgets_are_refused(text):
     with pytest.raises(InputError):
-        read_budget(text, 50.0)
+        parse_budget(text, 50.0)
 
 
 def test_a_budget_makes_a_study_of_the_chosen_cells(world, potentia, tmp_path):
@@ -210,7 +210,7 @@ def test_only_names_cells_of_the_study(world, tmp_path):
             study(world, tmp_path / "new.db", only=wrong)
 
 
-class Killed(BaseException):
+class Killed(SystemExit):
     """As by kill -9: nothing below may catch it."""
 
 
@@ -350,11 +350,11 @@ def peft_outcomes(adapted: object, base: str, data: Path) -> dict[int, float]:
     from potentia import tasks
     from potentia.engine import LoadedModel
     from potentia.engine.scoring import Scorer
-    from potentia.run.ask import direct
+    from potentia.run.ask import evaluate_untuned
 
     merged = adapted.merge_and_unload()  # type: ignore[attr-defined]
     loaded = LoadedModel.of(merged, AutoTokenizer.from_pretrained(base))
-    test, _ = direct(Scorer(loaded), tasks.load(str(data)))
+    test, _ = evaluate_untuned(Scorer(loaded), tasks.load(str(data)))
     return {item.doc_id: item.value for item in test.outcomes}
 
 

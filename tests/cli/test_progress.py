@@ -17,10 +17,10 @@ import torch
 from rich.console import Console
 
 from potentia.cli.view import View, watch
-from potentia.run import PACED, plan_study, run_study, seconds_left, store_status
-from potentia.run.local import work_row
+from potentia.run import PACED, estimate_seconds_left, plan_study, read_store_status, run_study
+from potentia.run.local import compute_assignment
 from potentia.run.progress import Stopped
-from potentia.run.row import Board
+from potentia.run.row import RowProgress
 from potentia.store import EventRecord, Store
 from potentia.study import make_study
 from tiny import save_model, save_questions
@@ -90,8 +90,8 @@ def test_more_events_than_cells_never_go_below_nothing_left(folder, tmp_path):
         store.study("progress", plan.key, {})
         view = View(plan, store)
         for cell in [
-            *plan.cells(),
-            *plan.cells(),
+            *plan.iterate_cells(),
+            *plan.iterate_cells(),
         ]:  # as two runs would say, or one that was asked twice
             names = {"row": plan.rows[0].model.name, "task": cell.task, "protocol": cell.protocol}
             store.event(plan.key, "cell", {**names, "value": 0.5, "stderr": 0.1})
@@ -99,7 +99,7 @@ def test_more_events_than_cells_never_go_below_nothing_left(folder, tmp_path):
         assert len(lines) == 2, "each cell once"
         assert "0.5000 ± 0.1960" in lines[0], "± is the half of a 95 % interval"
         assert (view.ended, view.total, view.left) == (2, 2, 0.0)
-        name, board = plan.rows[0].model.name, Board(plan.rows[0], store, every=0.0)
+        name, board = plan.rows[0].model.name, RowProgress(plan.rows[0], store, every=0.0)
         board.phase("direct x", total=10)
         board.reach(12)
         assert store.get_progress(plan.key)[name]["left"] == 0.0
@@ -113,7 +113,7 @@ def test_a_clock_elsewhere_that_is_late_hides_no_time_left(folder, tmp_path):
     with Store.open(plan.study.store) as store:
         store.study("progress", plan.key, {})
         view = View(plan, store)
-    cell = next(iter(plan.cells()))
+    cell = next(iter(plan.iterate_cells()))
     facts = {"row": plan.rows[0].model.name, "task": cell.task, "protocol": cell.protocol}
     assert view.count.hear(EventRecord(1, plan.key, "cell", facts, "2000-01-01T00:00:00+00:00"))
     assert view.left is not None
@@ -121,14 +121,16 @@ def test_a_clock_elsewhere_that_is_late_hides_no_time_left(folder, tmp_path):
 
 def test_time_left_is_told_at_the_pace_of_the_last_cells():
     now = time.time()
-    assert seconds_left(now - 60, [], 5) is None
-    assert seconds_left(now - 60, [now - 70, now - 30, now], 5) == pytest.approx(150, rel=0.01)
+    assert estimate_seconds_left(now - 60, [], 5) is None
+    assert estimate_seconds_left(now - 60, [now - 70, now - 30, now], 5) == pytest.approx(
+        150, rel=0.01
+    )
     quick, slow = (
         [now - 1000 + k / 100 for k in range(400)],
         [now - 10 * k for k in range(PACED + 1)],
     )
-    assert seconds_left(now - 1000, quick + slow, 3) == pytest.approx(30, rel=0.01)
-    assert seconds_left(now - 60, [now], -1) == 0.0
+    assert estimate_seconds_left(now - 1000, quick + slow, 3) == pytest.approx(30, rel=0.01)
+    assert estimate_seconds_left(now - 60, [now], -1) == 0.0
 
 
 def test_without_a_terminal_a_line_comes_though_no_cell_ends(folder, tmp_path):
@@ -138,7 +140,7 @@ def test_without_a_terminal_a_line_comes_though_no_cell_ends(folder, tmp_path):
         store.study("progress", plan.key, {})
         name = plan.rows[0].model.name
         with watch(plan, Console(file=spoken), quiet=0.1):
-            Board(plan.rows[0], store).phase("direct x.jsonl", total=40)
+            RowProgress(plan.rows[0], store).phase("direct x.jsonl", total=40)
             time.sleep(0.5)
     lines = spoken.getvalue().splitlines()
     assert len(lines) >= 2
@@ -151,8 +153,8 @@ def test_after_a_stop_nothing_runs(folder, tmp_path):
     with Store.open(plan.study.store) as store:
         store.study("progress", plan.key, plan.study.model_dump(mode="json"))
     with pytest.raises(Stopped):
-        work_row(plan.rows[0], lambda: True, tasks=plan.tasks)
-    (state,) = store_status(plan.study.store)["studies"]
+        compute_assignment(plan.rows[0], lambda: True, tasks=plan.tasks)
+    (state,) = read_store_status(plan.study.store)["studies"]
     assert state["running"] == 0
     assert [row["phase"] for row in state["rows"].values()] == ["stopped"]
 

@@ -135,7 +135,7 @@ def test_an_interrupt_that_a_library_wrapped_is_one(potentia, monkeypatch: pytes
         except KeyboardInterrupt as error:
             raise RuntimeError("Error calling __set_name__ on 'Field'") from error
 
-    monkeypatch.setattr("potentia.run.store_status", wrapped)
+    monkeypatch.setattr("potentia.run.read_store_status", wrapped)
     kept = signal.getsignal(signal.SIGINT)
     try:
         done = potentia("status", "s.db")
@@ -153,7 +153,7 @@ def test_a_library_that_panics_is_told_in_a_sentence(potentia, monkeypatch: pyte
     def panic(*_: object, **__: object) -> None:
         raise PanicException("regex search error")
 
-    monkeypatch.setattr("potentia.run.store_status", panic)
+    monkeypatch.setattr("potentia.run.read_store_status", panic)
     done = potentia("status", "s.db")
     assert done.returncode == 1
     assert done.stderr == "error: a library broke down: regex search error\n"

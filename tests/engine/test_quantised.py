@@ -186,7 +186,9 @@ def test_a_study_runs_on_few_bits_under_keys_of_its_own_and_says_so(
     from potentia.show.how import _models
 
     asked = {how: study(world, tmp_path / "s.db", how, name=str(how)) for how in (None, *WAYS)}
-    keys = {how: {cell.key for cell in plan_study(one).cells()} for how, one in asked.items()}
+    keys = {
+        how: {cell.key for cell in plan_study(one).iterate_cells()} for how, one in asked.items()
+    }
     assert len(set.union(*keys.values())) == sum(map(len, keys.values()))
     assert run_study(asked["4bit"]).computed == 2
     assert run_study(asked["4bit"]).reused == 2

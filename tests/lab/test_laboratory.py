@@ -14,7 +14,7 @@ from potentia.facts import models as known_models
 from potentia.lab.laboratory import AUXILIARY_DOCUMENTS, BENCHMARKS, Laboratory, lay_out
 from potentia.papers.task_training.cohort import Cohort
 from potentia.run import run_study
-from potentia.run.plan import check_source, load_tasks
+from potentia.run.plan import check_model_source, load_tasks
 from potentia.store import Store
 from potentia.study import read_study
 
@@ -30,9 +30,9 @@ def test_every_study_file_can_be_read_and_names_what_is_there(laboratory: Labora
         assert study.name == name
         assert path.read_text().startswith(f"# potentia run {path}\n")
         for row in study.rows():
-            check_source(row)
+            check_model_source(row)
     loaded = load_tasks(read_study(laboratory.studies["checkpoints-direct"]))
-    assert loaded.benchmarks["ask:blank_ppl"].metric == "acc_token"
+    assert loaded.by_name["ask:blank_ppl"].metric == "acc_token"
 
 
 def test_checkpoint_series_end_with_the_finished_model(laboratory: Laboratory):

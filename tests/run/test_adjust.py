@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import tiny
-from potentia.run import plan_study, run_study, work_of
+from potentia.run import count_work, plan_study, run_study
 from potentia.store import Store
 from potentia.study import Study, make_study
 
@@ -89,7 +89,7 @@ def test_the_data_count_by_content_not_by_place(finished: Study, world: Path, tm
 
 
 def test_the_plan_counts_the_tuning_once(world: Path, tmp_path: Path):
-    cost = work_of(plan_study(study(world, tmp_path / "s.db")))
+    cost = count_work(plan_study(study(world, tmp_path / "s.db")))
     assert sum(cell.lanes for cell in cost) == 2
     assert sum(cell.train_tokens for cell in cost) > 0
 

@@ -254,7 +254,7 @@ def test_an_answer_is_as_long_as_the_study_says(tmp_path: Path):
         {"name": n, "file": str(tmp_path / "own.jsonl")} | more
         for n, more in (("a", {}), ("b", {"answer_tokens": 90}))
     ]
-    loaded = load_tasks(make_study(body | {"tasks": tasks})).benchmarks
+    loaded = load_tasks(make_study(body | {"tasks": tasks})).by_name
     assert [
         t.prompts(t.documents("test")[:1])[0].requests[0].max_tokens for t in loaded.values()
     ] == [700, 90]

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 import tiny
 from potentia.cli.app import app
 from potentia.errors import InputError
-from potentia.run import Crew, expected_workers, plan_study, run_study
-from potentia.run.local import tasks_of
+from potentia.run import WorkerProcesses, estimate_worker_count, plan_study, run_study
+from potentia.run.local import load_tasks_once
 from potentia.study import Study, make_study
 
 
@@ -48,7 +48,7 @@ def gone(pid: int) -> bool:
 
 
 def test_early_workers_serve_the_run_and_those_not_needed_leave(study: Study) -> None:
-    with Crew(3, study) as crew:
+    with WorkerProcesses(3, study) as crew:
         early = {process.pid for _, process in crew._early}
         result = run_study(plan_study(study), workers=2, crew=crew)
         assert not crew._early
@@ -62,15 +62,15 @@ def test_early_workers_serve_the_run_and_those_not_needed_leave(study: Study) ->
 
 def test_tasks_that_a_worker_loaded_early_are_those_of_its_rows(study: Study) -> None:
     row = pickle.loads(pickle.dumps(plan_study(study).rows[0]))
-    assert tasks_of(study) is tasks_of(row.study)
+    assert load_tasks_once(study) is load_tasks_once(row.study)
 
 
 def test_a_worker_that_died_before_it_was_needed_is_replaced(study: Study) -> None:
-    with Crew(2, study) as crew:
+    with WorkerProcesses(2, study) as crew:
         (_, dead), (_, other) = crew._early
         dead.kill()
         dead.join()
-        hired = [crew.hire(number, 2, False)[1] for number in (0, 1)]
+        hired = [crew.start_worker(number, 2, False)[1] for number in (0, 1)]
         assert dead not in hired
         assert other in hired
         assert all(process.is_alive() for process in hired)
@@ -79,7 +79,7 @@ def test_a_worker_that_died_before_it_was_needed_is_replaced(study: Study) -> No
 def test_a_study_that_is_refused_leaves_no_process(study: Study, tmp_path: Path) -> None:
     (tmp_path / "colours.jsonl").unlink()
     began = time.monotonic()
-    with pytest.raises(InputError), Crew(2, study) as crew:  # noqa: PT012
+    with pytest.raises(InputError), WorkerProcesses(2, study) as crew:  # noqa: PT012
         early = [process.pid for _, process in crew._early]
         plan_study(study)
     assert time.monotonic() - began < 20
@@ -90,20 +90,20 @@ def test_an_interrupt_while_workers_start_leaves_none(
     study: Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They ignore who asks them to end: the program waited for them without end."""
-    begun, early = Crew._start, []
+    begun, early = WorkerProcesses._start, []
 
-    def start(self: Crew) -> None:
+    def start(self: WorkerProcesses) -> None:
         early.append(begun(self)[1].pid)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Crew, "_start", start)
-    with pytest.raises(KeyboardInterrupt), Crew(2, study):
+    monkeypatch.setattr(WorkerProcesses, "_start", start)
+    with pytest.raises(KeyboardInterrupt), WorkerProcesses(2, study):
         raise AssertionError
     assert len(early) == 1
     assert all(map(gone, early))
-    crew = Crew()
+    crew = WorkerProcesses()
     with pytest.raises(KeyboardInterrupt):
-        crew.hire(0, 1, False)
+        crew.start_worker(0, 1, False)
     crew.close()
     assert all(map(gone, early))
 
@@ -113,8 +113,8 @@ def test_a_worker_that_cannot_warm_up_is_silent_and_serves(
 ) -> None:
     """Who plans the study meets the same error and says it once; each worker printed a trace of its own."""
     monkeypatch.setenv("SAID_LATER", "all the same")
-    with Crew(1, "no study") as crew:  # type: ignore[arg-type]
-        pipe, _ = crew.hire(0, 1, False)
+    with WorkerProcesses(1, "no study") as crew:  # type: ignore[arg-type]
+        pipe, _ = crew.start_worker(0, 1, False)
         pipe.send(Asks())
         assert pipe.recv().message == "RuntimeError: heard all the same"
     assert capfd.readouterr().err == ""
@@ -123,16 +123,16 @@ def test_a_worker_that_cannot_warm_up_is_silent_and_serves(
 def test_a_worker_that_dies_idle_costs_its_row_alone(
     study: Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hired, own = [], Crew.hire
+    hired, own = [], WorkerProcesses.start_worker
 
-    def hire(self: Crew, *how: object) -> object:
+    def hire(self: WorkerProcesses, *how: object) -> object:
         hired.append(own(self, *how))
         if len(hired) == 1:
             hired[0][1].kill()
             hired[0][1].join()
         return hired[-1]
 
-    monkeypatch.setattr(Crew, "hire", hire)
+    monkeypatch.setattr(WorkerProcesses, "start_worker", hire)
     result = run_study(plan_study(study), workers=2)
     assert (result.computed, result.failed) == (1, 1)
     assert "the worker of this row died (SIGKILL)" in result.reasons[0]
@@ -152,9 +152,9 @@ def test_workers_hear_of_what_the_run_sets_after_they_began(
     study: Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NVIDIA's service starts after them, and says of itself in the environment."""
-    with Crew(1, study) as crew:
+    with WorkerProcesses(1, study) as crew:
         monkeypatch.setenv("SAID_LATER", "in time")
-        pipe, process = crew.hire(0, 1, False)
+        pipe, process = crew.start_worker(0, 1, False)
         pipe.send(Asks())
         assert pipe.recv().message == "RuntimeError: heard in time"
         pipe.close()
@@ -164,11 +164,11 @@ def test_workers_hear_of_what_the_run_sets_after_they_began(
 
 EARLY = """
 import os, signal, sys, time
-from potentia.run import Crew
+from potentia.run import WorkerProcesses
 from potentia.study import read_study
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, lambda *_: None)
-    with Crew(2, read_study(sys.argv[1])) as crew:
+    with WorkerProcesses(2, read_study(sys.argv[1])) as crew:
         asked = getattr(signal, sys.argv[2])
         for _ in range(40):
             os.kill(os.getpid() if asked == signal.SIGKILL else 0, asked)  # 0: the whole group, as a terminal does
@@ -203,7 +203,7 @@ def test_early_workers_are_for_several_rows_at_once_and_cores_that_are_free(
 ) -> None:
     """On two cores they gained half a second of a study, and a study that was done took twice as long to say so."""
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
-    assert [expected_workers(study, asked) for asked in (None, 1, 2, 8)] == wanted
+    assert [estimate_worker_count(study, asked) for asked in (None, 1, 2, 8)] == wanted
 
 
 def test_the_command_starts_workers_before_it_reads_tasks(
@@ -215,9 +215,11 @@ def test_the_command_starts_workers_before_it_reads_tasks(
         seen.append("tasks")
         raise InputError("no tasks today")
 
-    begun, seen = Crew._start, []
+    begun, seen = WorkerProcesses._start, []
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    monkeypatch.setattr(Crew, "_start", lambda self: seen.append("worker") or begun(self))
+    monkeypatch.setattr(
+        WorkerProcesses, "_start", lambda self: seen.append("worker") or begun(self)
+    )
     monkeypatch.setattr(plan, "load_tasks", refused)
     models = [part for seed in (0, 1) for part in ("--models", f"{tmp_path}/m{seed}")]
     flags = ["--protocols", "direct", "--device", "cpu", "--store", study.store, "--workers", "2"]

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import tiny
-from potentia.run import default_workers, plan_study
-from potentia.run.local import part_of
+from potentia.run import choose_worker_count, plan_study
+from potentia.run.local import choose_memory_share
 from potentia.study import make_study
 
 GIB = 2**30
@@ -74,13 +74,13 @@ def on_gpus(monkeypatch, count: int, memory: float, cores: int) -> None:
 def test_small_models_share_a_gpu(plan, monkeypatch, sizes, gpus, memory, cores, workers) -> None:
     made = plan(sizes)
     on_gpus(monkeypatch, gpus, memory, cores)
-    assert default_workers(made) == workers
+    assert choose_worker_count(made) == workers
 
 
 def test_one_row_at_a_time_on_a_cpu(plan, monkeypatch) -> None:
     made = plan([1e8] * 4, device="cpu")
     on_gpus(monkeypatch, 1, 139, 16)
-    assert default_workers(made) == 1
+    assert choose_worker_count(made) == 1
 
 
 def test_rows_on_one_gpu_have_memory_by_need(plan) -> None:
@@ -89,17 +89,17 @@ def test_rows_on_one_gpu_have_memory_by_need(plan) -> None:
     busy = []
     while len(busy) < 6:
         row = waiting.pop(0)
-        busy.append(replace(row, memory=part_of(row, busy, waiting, 6)))
+        busy.append(replace(row, memory=choose_memory_share(row, busy, waiting, 6)))
     assert min(busy[0].memory, busy[2].memory) > 1 / 6 > busy[4].memory > 0.05
     assert sum(row.memory for row in busy) == pytest.approx(0.97)
     busy = busy[
         1:4
     ]  # a large one and two small ones have ended: the small ones that are left share what these had
     row = waiting.pop(0)
-    part = part_of(row, busy, waiting, 6)
+    part = choose_memory_share(row, busy, waiting, 6)
     assert part == pytest.approx((0.97 - sum(row.memory for row in busy)) / 3)
     busy.append(replace(row, memory=part))
     while waiting:
         row = waiting.pop(0)
-        busy.append(replace(row, memory=part_of(row, busy, waiting, 6)))
+        busy.append(replace(row, memory=choose_memory_share(row, busy, waiting, 6)))
     assert sum(row.memory for row in busy) == pytest.approx(0.97)

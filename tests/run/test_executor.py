@@ -13,15 +13,15 @@ from potentia.run import run_study
 from potentia.study import make_study
 
 HERE = """
-from potentia.run.local import Turns, answer_row
+from potentia.run.local import AssignmentQueue, answer_assignment
 
 seen = []
 
 def run_elsewhere(rows, tasks, *, stop, divide):
-    turns = Turns(divide(1, "cpu"), tasks)
+    turns = AssignmentQueue(divide(1, "cpu"), tasks)
     while (row := turns.take()) is not None:
         seen.append(row.label)
-        turns.end(row, answer_row(row, stop, tasks=tasks))
+        turns.end(row, answer_assignment(row, stop, tasks=tasks))
     return turns.ended
 """
 

@@ -11,7 +11,7 @@ import tiny
 from potentia.engine.models.identity import fingerprint, quantised_fingerprint
 from potentia.errors import InputError
 from potentia.run import plan, plan_study
-from potentia.run.cost import weight_bytes
+from potentia.run.cost import estimate_weight_bytes
 from potentia.study import make_study
 
 
@@ -41,12 +41,17 @@ def test_bits_name_another_model_and_no_bits_the_one_it_was(
     }
     rows = {how: plan.rows[0] for how, plan in plans.items()}
     whole = fingerprint(str(world / "base"))
-    assert rows[""].weights == rows[""].original == rows["4bit"].original == whole
-    assert len({row.weights for row in rows.values()}) == 3
+    assert (
+        rows[""].model_fingerprint
+        == rows[""].original_fingerprint
+        == rows["4bit"].original_fingerprint
+        == whole
+    )
+    assert len({row.model_fingerprint for row in rows.values()}) == 3
     assert quantised_fingerprint(whole, None) == whole
-    assert len({cell.key for plan in plans.values() for cell in plan.cells()}) == 6
+    assert len({cell.key for plan in plans.values() for cell in plan.iterate_cells()}) == 6
     assert len({plan.key for plan in plans.values()}) == 3
-    small, middle, large = (weight_bytes(rows[how]) for how in ("4bit", "8bit", ""))
+    small, middle, large = (estimate_weight_bytes(rows[how]) for how in ("4bit", "8bit", ""))
     assert small < middle < large
 
 

@@ -38,7 +38,7 @@ def study(world: Path, store: str = "store.db", **models: str) -> Study:
 
 
 def key(world: Path, **models: str) -> str:
-    (cell,) = plan_study(study(world, "none.db", **models)).cells()
+    (cell,) = plan_study(study(world, "none.db", **models)).iterate_cells()
     return cell.key
 
 

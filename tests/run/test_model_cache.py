@@ -9,7 +9,7 @@ import pytest
 import tiny
 from potentia.engine import load
 from potentia.run import machine, plan_study
-from potentia.run.plan import RowPlan
+from potentia.run.plan import Row
 from potentia.study import make_study
 
 
@@ -21,7 +21,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def row(world: Path, **tuning: object) -> RowPlan:
+def row(world: Path, **tuning: object) -> Row:
     body = {
         "models": [{"name": "m0", "path": str(world / "m0")}],
         "tasks": [{"name": "colours", "file": str(world / "colours.jsonl")}],

@@ -32,18 +32,18 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_service_that_computes_nothing_is_ended_and_rows_take_turns(daemon, monkeypatch):
     monkeypatch.setattr(machine, "TRIAL", "import sys; sys.exit('no device')")
-    sharing = machine.Sharing()
+    sharing = machine.GpuSharing()
     sharing.start(6)
     assert not sharing.on
     assert sharing.why_not == "no device"
-    assert not machine.in_use()
+    assert not machine.is_gpu_shared()
     assert "quit" in (daemon / "told").read_text()
     assert not Path((daemon / "began").read_text().strip()).exists()
 
 
 def test_a_trial_that_went_past_the_service_is_not_believed(daemon, monkeypatch):
     monkeypatch.setattr(machine, "TRIAL", "pass")  # computes, but the daemon knows of no client
-    sharing = machine.Sharing()
+    sharing = machine.GpuSharing()
     sharing.start(6)
     assert not sharing.on
     assert "did not go through it" in sharing.why_not
@@ -52,7 +52,7 @@ def test_a_trial_that_went_past_the_service_is_not_believed(daemon, monkeypatch)
 @pytest.mark.parametrize("said", ["0", "off"])
 def test_it_can_be_turned_off(daemon, monkeypatch, said):
     monkeypatch.setenv(machine.OFF, said)
-    sharing = machine.Sharing()
+    sharing = machine.GpuSharing()
     sharing.start(6)
     assert not sharing.on
     assert machine.OFF in sharing.why_not
@@ -60,7 +60,10 @@ def test_it_can_be_turned_off(daemon, monkeypatch, said):
 
 
 def test_it_ends_with_a_run_that_is_killed(daemon):
-    program = "import os, signal; from potentia.run.machine import Sharing; Sharing().begin(); os.kill(os.getpid(), 9)"
+    program = (
+        "import os, signal; "
+        "from potentia.run.machine import GpuSharing; GpuSharing().begin(); os.kill(os.getpid(), 9)"
+    )
     subprocess.run([sys.executable, "-c", program], check=False)
     told, end = daemon / "told", time.monotonic() + 20
     while not told.exists() and time.monotonic() < end:

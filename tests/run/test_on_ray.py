@@ -12,8 +12,8 @@ import pytest
 
 import tiny
 from potentia.errors import InputError
-from potentia.run import RowPlan, plan_study, run_study
-from potentia.run.on_ray import check_shared, needs, weight_bytes
+from potentia.run import Row, plan_study, run_study
+from potentia.run.on_ray import check_shared, estimate_weight_bytes, needs
 from potentia.store import Store
 from potentia.study import Study, make_study
 
@@ -62,15 +62,15 @@ def test_a_cluster_gives_the_scores_of_one_process(cluster, tmp_path: Path):
 @pytest.mark.slow
 def test_a_row_whose_task_is_lost_again_and_again_fails_alone(cluster, tmp_path: Path, monkeypatch):
     def dies(
-        row: RowPlan, flag: object, share: float
+        row: Row, flag: object, share: float
     ):  # inside the test, so that Ray sends its code along
         import os
 
-        from potentia.run.local import work_row
+        from potentia.run.local import compute_assignment
 
         if row.model.name == "m0":
             os._exit(1)
-        return work_row(row, lambda: False)
+        return compute_assignment(row, lambda: False)
 
     monkeypatch.setattr("potentia.run.on_ray._row", dies)
     made = study(tmp_path, "lost.db").model_copy(update={"protocols": ("direct",)})
@@ -83,7 +83,7 @@ def test_a_row_whose_task_is_lost_again_and_again_fails_alone(cluster, tmp_path:
 def test_needs_follow_from_the_weights(tmp_path: Path):
     made = study(tmp_path, "needs.db").model_copy(update={"device": "cuda"})
     row = plan_study(made).rows[0]
-    assert weight_bytes(row) == (tmp_path / "m0" / "model.safetensors").stat().st_size
+    assert estimate_weight_bytes(row) == (tmp_path / "m0" / "model.safetensors").stat().st_size
     small = needs(row, 80 * 2**30)
     assert small["num_gpus"] == 0.05, "many small models share a GPU"
     assert needs(row, 2**30)["num_gpus"] == 1.0
@@ -91,7 +91,7 @@ def test_needs_follow_from_the_weights(tmp_path: Path):
     unknown = replace(
         row, model=row.model.model_copy(update={"path": "nobody/knows", "parameters": None})
     )
-    assert weight_bytes(unknown) is None
+    assert estimate_weight_bytes(unknown) is None
     assert needs(unknown, 80 * 2**30)["num_gpus"] == 1.0
 
 

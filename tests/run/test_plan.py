@@ -45,12 +45,12 @@ def files(folder: Path) -> dict[str, int]:
 
 def test_a_plan_leaves_nothing_behind(world: Path, tmp_path: Path):
     made = study(world, tmp_path / "deep" / "s.db")
-    assert [cell.done for cell in plan_study(made).cells()] == [False, False]
+    assert [cell.finished for cell in plan_study(made).iterate_cells()] == [False, False]
     assert not any(tmp_path.iterdir())
     run_study(made)
     before = files(tmp_path)
     other = study(world, made.store, name="other")
-    assert [cell.done for cell in plan_study(other).cells()] == [True, True]
+    assert [cell.finished for cell in plan_study(other).iterate_cells()] == [True, True]
     assert files(tmp_path) == before
     with Store.open(made.store, readonly=True) as store:
         assert [record.name for record in store.studies()] == ["planned"], (
@@ -59,7 +59,7 @@ def test_a_plan_leaves_nothing_behind(world: Path, tmp_path: Path):
 
 
 def test_planning_tells_how_far_it_is(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("potentia.run.plan.TOLD_SECONDS", 0.0)
+    monkeypatch.setattr("potentia.run.plan.REPORT_SECONDS", 0.0)
     said: list[str] = []
     plan_study(study(world, tmp_path / "s.db"), tell=said.append)
     assert said == ["reading models: 1 of 2", "reading models: 2 of 2"]
@@ -94,7 +94,7 @@ def test_models_are_hashed_side_by_side_while_tasks_are_read(
     monkeypatch.setattr(identity, "fingerprint", lambda *a, **k: (both.wait(), hashed(*a, **k))[1])
     monkeypatch.setattr(plan, "load_tasks", lambda made: (both.wait(), read(made))[1])
     rows = plan_study(study(world, tmp_path / "s.db")).rows
-    assert len({row.weights for row in rows}) == 2
+    assert len({row.model_fingerprint for row in rows}) == 2
     assert not any(row.problem for row in rows)
 
 
@@ -120,7 +120,7 @@ def test_a_row_is_computed_from_its_plan_alone(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """A worker gets the row's plan by pickle: it neither plans nor hashes the tasks again."""
-    from potentia.run.local import work_row
+    from potentia.run.local import compute_assignment
 
     plan = plan_study(study(world, tmp_path / "s.db"))
     row = pickle.loads(pickle.dumps(plan.rows[0]))
@@ -130,7 +130,7 @@ def test_a_row_is_computed_from_its_plan_alone(
         store.study("planned", plan.key, {})
     monkeypatch.setattr("potentia.run.plan.fingerprints", None)
     monkeypatch.setattr(Task, "fingerprint", property(lambda self: 1 / 0))
-    assert work_row(row, lambda: False).done == 1
+    assert compute_assignment(row, lambda: False).done == 1
     with Store.open(tmp_path / "s.db") as store:
         assert store.has(plan.rows[0].cells[0].key)
 
@@ -183,7 +183,10 @@ def test_a_gpu_and_a_cpu_name_their_cells_apart(world: Path, tmp_path: Path):
     """``dtype: auto`` is another dtype on each, so another score."""
 
     def keys(**changes: object) -> list[str]:
-        return [cell.key for cell in plan_study(study(world, tmp_path / "s.db", **changes)).cells()]
+        return [
+            cell.key
+            for cell in plan_study(study(world, tmp_path / "s.db", **changes)).iterate_cells()
+        ]
 
     here, there = keys(device="cpu"), keys(device="cuda")
     assert not set(here) & set(there)
@@ -203,4 +206,4 @@ def test_copies_are_shown_a_folder_that_has_its_own_splits(world: Path, tmp_path
         plan = plan_study(
             study(world, tmp_path / "s.db", treat={"data": [str(data)], "who": "copies"})
         )
-        assert plan.tasks.shown[str(data)].documents("train")
+        assert plan.tasks.exposure[str(data)].documents("train")

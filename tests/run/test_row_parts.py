@@ -13,7 +13,7 @@ import tiny
 from potentia.evidence import read
 from potentia.run import execute, local, machine, plan_study, row_parts, run_study
 from potentia.run.plan import StudyPlan
-from potentia.run.progress import lanes_name
+from potentia.run.progress import name_lanes_folder
 from potentia.run.row import RowOutcome
 from potentia.store import Store
 from potentia.study import make_study
@@ -58,7 +58,7 @@ def study(world: Path, store: Path, **changes: Any) -> Any:
 def divided(plan: StudyPlan, workers: int, **options: Any) -> list[Any]:
     rows = [row for row in plan.rows if row.pending]
     with Store.open(plan.study.store) as store:
-        return row_parts.in_parts(plan, rows, store, workers, device="cpu", **options)
+        return row_parts.divide_rows(plan, rows, store, workers, device="cpu", **options)
 
 
 def tasks_of(row: Any) -> set[str]:
@@ -105,8 +105,8 @@ def test_the_longest_row_is_first_and_only_what_is_long_enough_is_divided(
     plan = under_way(plan_study(study(world, tmp_path / "s.db", models=models)), 1)
     rows = list(plan.rows)
     with Store.open(plan.study.store) as store:
-        alone = row_parts.in_parts(plan, rows, store, 1, device="cuda")
-        cut = row_parts.in_parts(plan, rows, store, 4, device="cuda")
+        alone = row_parts.divide_rows(plan, rows, store, 1, device="cuda")
+        cut = row_parts.divide_rows(plan, rows, store, 4, device="cuda")
     assert [row.label for row in alone] == ["two", "one"]
     assert [row.model.name for row in cut] == ["two"] * 4 + ["one"]
 
@@ -170,8 +170,8 @@ def test_a_part_that_was_begun_is_found_by_a_run_with_other_workers(
         return any((tmp_path / "s.db.lanes").glob("*/*/*"))
 
     with pytest.raises(execute.Stopped):
-        local.work_row(first, stop, tasks=plan.tasks)
-    begun = tmp_path / "s.db.lanes" / lanes_name(first, "train_before_test")
+        local.compute_assignment(first, stop, tasks=plan.tasks)
+    begun = tmp_path / "s.db.lanes" / name_lanes_folder(first, "train_before_test")
     assert begun.is_dir()
     again = under_way(plan_study(asked), 1)
     for workers, least in ((1, float("inf")), (1, 0), (4, 0)):
@@ -189,7 +189,7 @@ def test_lanes_of_a_part_whose_run_was_killed_at_its_end_are_swept(
 ) -> None:
     store = world / "whole.db"
     part = divided(under_way(plan_study(study(world, tmp_path / "none.db")), 1), 2, least=0)[0]
-    left = world / "whole.db.lanes" / lanes_name(part, "train_before_test")
+    left = world / "whole.db.lanes" / name_lanes_folder(part, "train_before_test")
     left.mkdir(parents=True)
     run_study(study(world, store))
     assert not left.parent.exists()
@@ -205,8 +205,10 @@ def test_two_runs_share_the_parts_of_one_row(world: Path, tmp_path: Path) -> Non
         lease = local._claim(first, store)
         assert store.mine(lease)
         other = replace(second, run="other")
-        assert local.work_row(other, lambda: False, tasks=plan.tasks).done == len(second.cells)
-        assert local.work_row(
+        assert local.compute_assignment(other, lambda: False, tasks=plan.tasks).done == len(
+            second.cells
+        )
+        assert local.compute_assignment(
             plan.rows[0], lambda: False, tasks=plan.tasks
         ).held  # a run that has it whole waits
         store.let_go(lease)
@@ -225,9 +227,9 @@ def test_two_runs_share_the_parts_of_one_row(world: Path, tmp_path: Path) -> Non
     ],
 )
 def test_a_worker_has_a_gpu_or_shares_one(number: int, gpus: int, place: str) -> None:
-    assert machine.place_of("auto", number, gpus) == place
-    assert machine.place_of("cpu", number, gpus) == "cpu"
-    assert machine.place_of("cuda:5", number, gpus) == "cuda:5"
+    assert machine.choose_device("auto", number, gpus) == place
+    assert machine.choose_device("cpu", number, gpus) == "cpu"
+    assert machine.choose_device("cuda:5", number, gpus) == "cuda:5"
 
 
 def test_a_model_larger_than_a_gpu_asks_for_several_and_has_them_alone(
@@ -237,10 +239,10 @@ def test_a_model_larger_than_a_gpu_asks_for_several_and_has_them_alone(
 
     from potentia.run import on_ray
 
-    monkeypatch.setattr(local, "weight_bytes", lambda row: 100 << 30)
-    monkeypatch.setattr(on_ray, "weight_bytes", lambda row: 100 << 30)
+    monkeypatch.setattr(local, "estimate_weight_bytes", lambda row: 100 << 30)
+    monkeypatch.setattr(on_ray, "estimate_weight_bytes", lambda row: 100 << 30)
     plan = plan_study(study(world, tmp_path / "s.db", device="cuda"))
-    assert local.too_large(plan.rows) == []  # no GPU here
+    assert local.find_oversized_rows(plan.rows) == []  # no GPU here
     assert on_ray.needs(plan.rows[0], 80 << 30)["num_gpus"] == 2.0
     assert on_ray.needs(plan.rows[0], 160 << 30)["num_gpus"] <= 1.0
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -251,7 +253,7 @@ def test_a_model_larger_than_a_gpu_asks_for_several_and_has_them_alone(
             "get_device_properties",
             lambda k, s=size: type("P", (), {"total_memory": s}),
         )
-        assert local.too_large(plan.rows) == large
+        assert local.find_oversized_rows(plan.rows) == large
 
 
 # --- the lanes of a task in parts ------------------------------------------------------------------------------------
@@ -265,7 +267,7 @@ SEARCH = {
 }
 
 
-class Killed(BaseException):
+class Killed(SystemExit):
     """As SIGKILL: nobody catches it."""
 
 
@@ -377,7 +379,7 @@ def test_who_chooses_waits_for_the_lanes_also_of_another_run(world: Path, tmp_pa
     plan = under_way(plan_study(asked), 1)
     execute._register(plan)
     parts = divided(plan, 3, least=0)
-    queue = local.Turns(parts)
+    queue = local.AssignmentQueue(parts)
     first, second, third = (queue.take() for _ in range(3))
     assert (first, second, third) == tuple(parts[:3])
     assert queue.take([first, third]) is None
@@ -390,12 +392,12 @@ def test_who_chooses_waits_for_the_lanes_also_of_another_run(world: Path, tmp_pa
         assert store.mine(other)
         store.let_go(other)
         for row in (first, parts[-1], plan.rows[0]):
-            assert local.work_row(row, lambda: False, tasks=plan.tasks).held
+            assert local.compute_assignment(row, lambda: False, tasks=plan.tasks).held
         store.let_go(lease)
         whole = local._claim(plan.rows[0], store)
-        assert local.work_row(second, lambda: False, tasks=plan.tasks).held, (
+        assert local.compute_assignment(second, lambda: False, tasks=plan.tasks).held, (
             "who has the cell has its lanes"
         )
         store.let_go(whole)
-    lost = local.give_up_row(first, plan.tasks, "its worker died")
+    lost = local.give_up_assignment(first, plan.tasks, "its worker died")
     assert (lost.failed, lost.reasons) == (0, {}), "who chooses trains them"

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from potentia.run.execute import stoppable
+from potentia.run.execute import stop_on_signals
 
 
 class Careless:
@@ -21,7 +21,7 @@ class Careless:
 
 
 def let_a_careless_one_go() -> None:
-    with stoppable() as stop:
+    with stop_on_signals() as stop:
         assert not stop()
         os.kill(os.getpid(), signal.SIGINT)
         assert stop()
@@ -39,7 +39,7 @@ def test_the_second_interrupt_is_not_lost_where_python_drops_it(capfd):
 
 def test_schedulers_only_ask():
     before = signal.getsignal(signal.SIGTERM)
-    with stoppable() as stop:
+    with stop_on_signals() as stop:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop()

@@ -7,7 +7,7 @@ import pytest
 
 import tiny
 from potentia.errors import InputError
-from potentia.run import plan_study, run_study, store_status
+from potentia.run import plan_study, read_store_status, run_study
 from potentia.store import Store
 from potentia.study import Study, make_study
 
@@ -118,7 +118,7 @@ def test_another_study_takes_over_what_it_shares(finished: Study):
     assert (result.computed, result.reused) == (2, 8)  # few-shot is for questions, not for texts
     with Store.open(finished.store) as store:
         assert len(store.cells(study="wider")) == 10
-    (counted,) = store_status(finished.store, "wider")["studies"]
+    (counted,) = read_store_status(finished.store, "wider")["studies"]
     assert (counted["asked"], counted["done"]) == (10, 10), "a study that is done looks done"
 
 

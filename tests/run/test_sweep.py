@@ -13,7 +13,7 @@ from potentia.store.records import items_path
 from potentia.study import Study, make_study
 
 
-class Killed(BaseException):
+class Killed(SystemExit):
     """As SIGKILL: nobody catches it."""
 
 
@@ -42,7 +42,7 @@ def test_a_row_killed_after_its_last_cell_leaves_no_lanes_behind(
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr("potentia.run.fine_tuning.remove_lanes", die)
+        patched.setattr("potentia.run.fine_tuning.remove_lanes_folder", die)
         with pytest.raises(Killed):
             run_study(made)
     assert any(lanes.rglob("*.sealed")), "it died before it could tidy up"

@@ -146,7 +146,7 @@ def test_one_cell_is_discarded_and_computed_again(study: Study):
     refused = CliRunner().invoke(app, asked)  # no terminal to ask
     assert "m0 × colours × direct" in refused.stdout
     assert "this would discard 1 cells" in str(refused.exception)
-    assert all(cell.done for cell in plan_study(study).cells())
+    assert all(cell.finished for cell in plan_study(study).iterate_cells())
     assert CliRunner().invoke(app, [*asked, "--yes"]).exit_code == 0
     assert not items_of_all(study, "direct")
     assert run_study(study).computed == 1

@@ -13,7 +13,7 @@ from potentia import tasks
 from potentia.analysis.completion import build_grid, complete_grid
 from potentia.errors import StudyError, TaskError
 from potentia.evidence import read
-from potentia.run import plan_study, run_study, store_status
+from potentia.run import plan_study, read_store_status, run_study
 from potentia.study import make_study
 
 ROWS = [
@@ -113,7 +113,7 @@ def test_a_run_says_when_a_test_is_small(tmp_path: Path) -> None:
 
     def notes(**entry: object) -> tuple[str, ...]:
         raw = {"models": [str(tmp_path / "m")], "tasks": [{"name": "t", "file": file, **entry}]}
-        return plan_study(make_study(raw | {"store": str(tmp_path / "s.db")})).notes()
+        return plan_study(make_study(raw | {"store": str(tmp_path / "s.db")})).collect_notes()
 
     (said,) = notes()
     assert "t is tested on 30 documents" in said
@@ -155,7 +155,7 @@ def test_folds_of_a_study_become_one_task_with_all_documents(tmp_path: Path) -> 
     )
     assert [task.name for task in study.benchmarks()] == ["q#1/3", "q#2/3", "q#3/3"]
     assert run_study(study).failed == 0
-    (status,) = store_status(study.store)["studies"]
+    (status,) = read_store_status(study.store)["studies"]
     assert status["asked"] == status["done"] == 12
     evidence = read(study.store)
     assert evidence.background.chance["q"] == pytest.approx(1 / 3), (
@@ -189,7 +189,7 @@ def test_a_study_says_all_of_it(tmp_path: Path) -> None:
             "store": str(tmp_path / "s.db"),
         }
     )
-    loaded = plan_study(study).tasks.benchmarks["q"]
+    loaded = plan_study(study).tasks.by_name["q"]
     assert [len(loaded.documents(s)) for s in ("train", "validation", "test")] == [20, 10, 10]
     for wrong, why in (
         ({"name": "q", "file": "x.jsonl", "dataset": "o/d"}, "not both"),

@@ -282,7 +282,7 @@ def tasks(stream: Random, folder: Path) -> Act:
 def store(stream: Random, folder: Path) -> Act:
     """Open a damaged store, and read from it what commands read."""
     from potentia.evidence import read
-    from potentia.run import store_status
+    from potentia.run import read_store_status
     from potentia.store import Store
 
     made = _made_store(folder.parent)
@@ -295,7 +295,7 @@ def store(stream: Random, folder: Path) -> Act:
         _write(folder / "made.db.items" / within, mutate.data(stream, chosen.read_bytes()))
 
     def act() -> None:
-        store_status(str(copy))
+        read_store_status(str(copy))
         with Store.open(copy, readonly=True) as opened:
             for cell in opened.cells(limit=3):
                 opened.lanes(cell=cell.key)

@@ -290,7 +290,7 @@ def _in_train(evidence: potentia.Evidence, name: str, data_dir: Path | None) -> 
         try:
             (task,) = potentia.run.load_tasks(
                 study.model_copy(update={"tasks": (spec,), "data_dir": folder})
-            ).benchmarks.values()
+            ).by_name.values()
         except PotentiaError:
             return None
         return potentia.tasks.overlap(task).test_exact

@@ -29,7 +29,7 @@ from potentia.errors import (
     without_password,
 )
 from potentia.extensions import ExtensionKind, load_extensions
-from potentia.processes import wait_asleep
+from potentia.processes import let_threads_sleep
 
 # What `--help` shows, in the order of use.
 PANELS = {
@@ -152,7 +152,7 @@ def _root(
 
 def run() -> None:
     """Run the command line and exit with Potentia's codes."""
-    wait_asleep()
+    let_threads_sleep()
     os.environ.setdefault(
         "TQDM_DISABLE", "1"
     )  # commands show their own progress; bars of libraries would tear it

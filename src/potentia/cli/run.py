@@ -73,13 +73,13 @@ def run(asked: Any) -> None:
     early = (
         0
         if adaptive or asked.executor != "local"
-        else potentia.run.expected_workers(made, asked.workers)
+        else potentia.run.estimate_worker_count(made, asked.workers)
     )
-    with potentia.run.Crew(early, made) as crew:
+    with potentia.run.WorkerProcesses(early, made) as crew:
         with out.status("reading tasks and models") as tell:
             plan = potentia.run.plan_study(made, tell=tell)
         out.say(*_notes(plan), to=out.errors)
-        workers = asked.workers or potentia.run.default_workers(plan)
+        workers = asked.workers or potentia.run.choose_worker_count(plan)
         if adaptive:
             result = _run_adaptive(plan, asked, workers, watch)
         else:
@@ -153,7 +153,7 @@ def _notes(plan: potentia.run.StudyPlan) -> list[str]:
         told.append(
             f"The items of {len(plan.damaged)} cells are missing or damaged; the cells are computed anew."
         )
-    return [*told, *plan.notes()]
+    return [*told, *plan.collect_notes()]
 
 
 def _scores_of(
@@ -253,7 +253,7 @@ def plan(asked: Any) -> None:
       potentia plan study.yaml --budget 2gpu-hours --history earlier.db -o first.yaml
     """
     if asked.budget is not None:
-        potentia.run.read_budget(
+        potentia.run.parse_budget(
             asked.budget, 1.0
         )  # what cannot be read is said before anything is timed
     made = _asked_study(asked)
@@ -295,7 +295,7 @@ def _tell_cost(
     )
     most = len(columns) - (not problems)
     by_row = tuple(_row_cost(row, cost)[:most] for row in planned.rows)
-    by_task = tuple(_task_cost(name, cost) for name in planned.tasks.benchmarks)
+    by_task = tuple(_task_cost(name, cost) for name in planned.tasks.by_name)
     told = {
         "study": planned.study.name,
         "device": cost.device,
@@ -315,8 +315,8 @@ def _choose(
 ) -> tuple[Any, Any]:
     """Choose the cells that are worth their cost, with what is expected of the whole study."""
     completion = potentia.run.complete_study(planned, history=out.history(asked))
-    costs = potentia.run.costs_of(potentia.run.grid_of(planned), cost)
-    room = potentia.run.within(asked.budget, costs, "leave --calibrate on, or say 10%")
+    costs = potentia.run.price_grid(potentia.run.make_grid(planned), cost)
+    room = potentia.run.convert_budget(asked.budget, costs, "leave --calibrate on, or say 10%")
     return potentia.analysis.planning.choose_cells(
         completion, costs, budget=room, confidence=asked.confidence, top=asked.top
     ), completion
@@ -328,8 +328,10 @@ def _write(planned: Any, cells: Any, output: Path, as_json: bool) -> None:
         raise InputError(
             "the file is there already", where=str(output), hint="give a new name with --output"
         )
-    study = potentia.run.proposed_study(planned.study, cells, name=f"{planned.study.name}-chosen")
-    text = potentia.run.study_text(study, f"potentia run {shlex.quote(str(output))}")
+    study = potentia.run.make_proposed_study(
+        planned.study, cells, name=f"{planned.study.name}-chosen"
+    )
+    text = potentia.run.render_study(study, f"potentia run {shlex.quote(str(output))}")
     bare = without_password(text).replace(
         ":***@", "@"
     )  # PostgreSQL takes it from PGPASSWORD or ~/.pgpass
@@ -350,7 +352,7 @@ AMOUNTS = ("lanes", "train_tokens", "score_tokens", "flops", "seconds")
 
 def _sums(cells: Iterable[Any]) -> dict[str, Any]:
     """Add up what the cells that are not done will take."""
-    left = [cell for cell in cells if not cell.done]
+    left = [cell for cell in cells if not cell.finished]
     return {
         "cells_to_do": len(left),
         **{part: sum(getattr(cell, part) for cell in left) for part in AMOUNTS},
@@ -363,7 +365,7 @@ def _row_cost(row: Any, cost: potentia.run.StudyCost) -> tuple[Cell, ...]:
     left = _sums(own)
     todo = left["cells_to_do"]
     tokens = [short(left[part]) for part in ("train_tokens", "score_tokens", "flops")]
-    time = potentia.run.tell_time(left["seconds"] + (cost.loads[name] if todo else 0.0))
+    time = potentia.run.format_time(left["seconds"] + (cost.loads[name] if todo else 0.0))
     weights = short(cost.weights[name], "B")
     return (
         name,
@@ -385,17 +387,17 @@ def _task_cost(name: str, cost: potentia.run.StudyCost) -> tuple[Cell, ...]:
         name,
         own["cells_to_do"],
         short(own["train_tokens"]),
-        potentia.run.tell_time(own["seconds"]),
+        potentia.run.format_time(own["seconds"]),
         f"{share:.0%}",
     )
 
 
 def _cost_note(cost: potentia.run.StudyCost, total: dict[str, Any]) -> str:
-    time = f"{potentia.run.tell_time(total['seconds'])} on {cost.device}"
+    time = f"{potentia.run.format_time(total['seconds'])} on {cost.device}"
     if not math.isnan(total["hours"]):
         time += f" = {total['hours']:.3g} {'GPU-hours' if cost.device == 'cuda' else 'hours of this machine'}"
     if cost.start >= 1 and cost.pending:
-        time += f", {potentia.run.tell_time(cost.start)} of it before the first cell"
+        time += f", {potentia.run.format_time(cost.start)} of it before the first cell"
     source = f"from {cost.source}" if cost.source else "times are not known: leave --calibrate on"
     return (
         f"To do: {total['cells_to_do']:,} cells ({total['cells_done']:,} in the store), {total['lanes']:,} lanes, "
@@ -436,7 +438,7 @@ def elicitation(asked: Any) -> None:
     folder = str(asked.data_dir) if asked.data_dir else None
     made = potentia.study.read_study(asked.study, {"store": asked.store, "data_dir": folder})
     with out.errors.status("tuning in three ways …"):
-        found = potentia.run.elicit(
+        found = potentia.run.run_elicitation(
             made,
             models=asked.models or (),
             tasks=asked.tasks or (),

@@ -68,7 +68,7 @@ def select(asked: Any) -> None:
         raise StudyError(
             "a share of what is not known", hint="say the budget as a time: --budget 30min"
         )
-    seconds = None if asked.budget is None else potentia.run.read_budget(asked.budget, 0.0)
+    seconds = None if asked.budget is None else potentia.run.parse_budget(asked.budget, 0.0)
     fixed = {
         "name": "select",
         "protocols": ["direct", "train_before_test"],

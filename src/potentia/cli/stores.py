@@ -28,7 +28,7 @@ from potentia.cli.options import (
 )
 from potentia.cli.output import agree, answer, console, dicts, history, say
 from potentia.errors import InputError, MissingExtraError, without_password
-from potentia.timing import clock
+from potentia.timing import format_duration
 from potentia.values.findings import Table
 from potentia.values.protocol import TaskName
 
@@ -56,12 +56,14 @@ def status(asked: Any) -> None:
 
     Example: potentia status potentia.db --watch
     """
-    state = potentia.run.store_status(asked.store, asked.study)
+    state = potentia.run.read_store_status(asked.store, asked.study)
     if asked.study is not None and not state["studies"]:
         hint = f"potentia status {shlex.quote(asked.store)} shows them all"
         raise InputError(f"no study {asked.study!r}", where=asked.store, hint=hint)
     if asked.watch:
-        _follow(partial(potentia.run.store_status, asked.store, asked.study), as_json=asked.as_json)
+        _follow(
+            partial(potentia.run.read_store_status, asked.store, asked.study), as_json=asked.as_json
+        )
     else:
         answer(asked.as_json, state, *_tables(state))
 
@@ -94,9 +96,9 @@ def running(state: dict[str, Any]) -> Table:
             row, lease = one["rows"].get(name, {}), leases.get(name)
             if lease is not None or potentia.run.is_running(row):
                 who = f"process {lease['pid']} on {lease['host']}" if lease else ""
-                since = clock(max(0.0, time.time() - lease["since"])) if lease else ""
+                since = format_duration(max(0.0, time.time() - lease["since"])) if lease else ""
                 far = f"{row.get('done') or 0}/{row['total']}" if row.get("total") else ""
-                left = clock(row["left"]) if row.get("left") is not None else ""
+                left = format_duration(row["left"]) if row.get("left") is not None else ""
                 rows.append(
                     (
                         one["name"],
@@ -244,7 +246,7 @@ def delete(asked: Any) -> None:
         record = potentia.store.find_study(opened, asked.study)
         rows = sum(
             found["running"]
-            for found in potentia.run.store_status(asked.store, record.key)["studies"]
+            for found in potentia.run.read_store_status(asked.store, record.key)["studies"]
         )
         if rows:
             raise InputError(

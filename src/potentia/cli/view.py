@@ -14,10 +14,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from potentia.errors import StoreError
-from potentia.run import Count, StudyPlan, seconds_left
+from potentia.run import CellCount, StudyPlan, estimate_seconds_left
 from potentia.store import LeaseRecord, Store
-from potentia.timing import clock, repeatedly
-from potentia.timing import told as shares
+from potentia.timing import format_duration, repeatedly
+from potentia.timing import format_shares as shares
 
 SHOWN = 18  # rows of the live table; the rest are counted
 QUIET_SECONDS = 30.0  # after which a plain line says how far the study is
@@ -38,7 +38,7 @@ class View:
         self.before = self.total - sum(
             len(row.pending) for row in plan.rows
         )  # done when this run began
-        self.count = Count(plan)
+        self.count = CellCount(plan)
         self.tallies: list[str] = []  # where the time of each finished row went
         self.told: set[tuple[str, str]] = set()
         self.others: set[str] = set()  # leases of other runs that were told of
@@ -52,7 +52,7 @@ class View:
     @property
     def left(self) -> float | None:
         """Seconds to go, at the pace of this run; None before its first cell."""
-        return seconds_left(self.began, self.count.ends, self.total - self.ended)
+        return estimate_seconds_left(self.began, self.count.ends, self.total - self.ended)
 
     def news(self) -> list[str]:
         """Return one line for each cell that ended since the last call; a model that fails is told once a reason."""
@@ -62,7 +62,7 @@ class View:
             if event.kind == "row":
                 facts = event.payload
                 self.tallies.append(
-                    f"{facts['row']}: {clock(facts['seconds'])}, {shares(facts['tally'])}"
+                    f"{facts['row']}: {format_duration(facts['seconds'])}, {shares(facts['tally'])}"
                 )
                 lines.append(self.tallies[-1])
             elif self.count.hear(event) and event.kind in ("cell", "failure"):
@@ -94,11 +94,14 @@ class View:
 
     def state(self) -> str:
         """Say in one line how far the study is."""
-        parts = [f"{self.ended}/{self.total} cells", f"{clock(time.time() - self.began)} spent"]
+        parts = [
+            f"{self.ended}/{self.total} cells",
+            f"{format_duration(time.time() - self.began)} spent",
+        ]
         if self.count.failed:
             parts.insert(1, f"{len(self.count.failed)} failed")
         if (left := self.left) is not None:
-            parts.append(f"about {clock(left)} left")
+            parts.append(f"about {format_duration(left)} left")
         for name, row in [(n, row) for n, row in self._rows().items() if "ended" not in row][:4]:
             share = (
                 f" {min(row['done'], row['total']):,} of {row['total']:,}"
@@ -136,8 +139,8 @@ class View:
             ProgressBar(total=max(self.total, 1), completed=self.ended, width=30),
             f"{self.ended}/{self.total} cells",
             f"[red]{len(self.count.failed)} failed[/red]" if self.count.failed else "",
-            f"{clock(time.time() - self.began)} spent",
-            f"about {clock(left)} left" if left is not None else "",
+            f"{format_duration(time.time() - self.began)} spent",
+            f"about {format_duration(left)} left" if left is not None else "",
         )
         table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
         for name in ("model", "now", "", "rate", "left", "validation so far"):
@@ -161,7 +164,7 @@ class View:
             f"{state['tokens_per_second']:,.0f} tokens/s"
             if state.get("tokens_per_second")
             else (f"{rate:,.0f} {unit}/s" if rate else ""),
-            clock(state["left"]) if state.get("left") is not None else "",
+            format_duration(state["left"]) if state.get("left") is not None else "",
             escape(f"by {other}" if other else str(state.get("validation", ""))),
         )
 

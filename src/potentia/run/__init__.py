@@ -8,38 +8,52 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from potentia.run.calibration import estimate_cost
-from potentia.run.cost import StudyCost, parameters_of, price, read_budget, tell_time, work_of
-from potentia.run.execute import RunResult, default_workers, run_study
-from potentia.run.machine import Crew, expected_workers
-from potentia.run.plan import CellPlan, RowPlan, StudyPlan, load_tasks, plan_study
-from potentia.run.progress import PACED, Count, asked_cells, is_running, seconds_left, store_status
+from potentia.run.cost import (
+    StudyCost,
+    count_work,
+    find_parameters,
+    format_time,
+    parse_budget,
+    price_work,
+)
+from potentia.run.execute import RunResult, choose_worker_count, run_study
+from potentia.run.machine import WorkerProcesses, estimate_worker_count
+from potentia.run.plan import CellPlan, Row, StudyPlan, load_tasks, plan_study
+from potentia.run.progress import (
+    PACED,
+    CellCount,
+    count_planned_cells,
+    estimate_seconds_left,
+    is_running,
+    read_store_status,
+)
 
 if TYPE_CHECKING:
     from potentia.run.adaptive import (
         AdaptiveRun,
         complete_study,
-        costs_of,
-        grid_of,
-        proposed_study,
-        study_text,
-        within,
+        convert_budget,
+        make_grid,
+        make_proposed_study,
+        price_grid,
+        render_study,
     )
-    from potentia.run.select import Race, elicit
+    from potentia.run.select import Race, run_elicitation
 
 _LATER = {
     **dict.fromkeys(
         (
             "AdaptiveRun",
             "complete_study",
-            "costs_of",
-            "grid_of",
-            "proposed_study",
-            "study_text",
-            "within",
+            "price_grid",
+            "make_grid",
+            "make_proposed_study",
+            "render_study",
+            "convert_budget",
         ),
         "adaptive",
     ),
-    **dict.fromkeys(("Race", "elicit"), "select"),
+    **dict.fromkeys(("Race", "run_elicitation"), "select"),
 }
 
 

@@ -21,11 +21,11 @@ from potentia.analysis.completion import Completion, StudyGrid, complete_grid
 from potentia.analysis.planning import CellCosts, NextCells, choose_cells
 from potentia.errors import InputError
 from potentia.run.calibration import estimate_cost
-from potentia.run.cost import StudyCost, read_budget
+from potentia.run.cost import StudyCost, parse_budget
 from potentia.run.execute import RunResult, run_study
-from potentia.run.local import Stay
-from potentia.run.plan import CellPlan, StudyPlan, seen
-from potentia.run.progress import events_of, find_store, opened
+from potentia.run.local import ModelSession
+from potentia.run.plan import CellPlan, StudyPlan, mark_finished_cells
+from potentia.run.progress import find_store, open_store, read_events
 from potentia.study import Study, Wanted
 from potentia.values.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol, TaskName
 
@@ -38,7 +38,7 @@ SHARED_LOAD = (
 )
 
 
-def grid_of(plan: StudyPlan) -> StudyGrid:
+def make_grid(plan: StudyPlan) -> StudyGrid:
     """Return the tuned cells that a study is ranked by: folds of a task joined, texts to predict left out."""
     protocol = next((p for p in (TRAIN_BEFORE_TEST, ADJUST) if p in plan.study.protocols), None)
     if protocol is None:
@@ -48,7 +48,7 @@ def grid_of(plan: StudyPlan) -> StudyGrid:
         )
     tasks = {
         TaskName(name).whole: task
-        for name, task in plan.tasks.benchmarks.items()
+        for name, task in plan.tasks.by_name.items()
         if task.kind != "corpus"
     }
     if not tasks:
@@ -64,7 +64,7 @@ def grid_of(plan: StudyPlan) -> StudyGrid:
     )
 
 
-def costs_of(grid: StudyGrid, cost: StudyCost) -> CellCosts:
+def price_grid(grid: StudyGrid, cost: StudyCost) -> CellCosts:
     """Return the price of every tuned cell: seconds where they are known, else FLOPs."""
     timed = all(np.isfinite(cell.seconds) for cell in cost.cells)
     values = np.full((len(grid.models), len(grid.tasks)), np.nan)
@@ -84,9 +84,9 @@ def costs_of(grid: StudyGrid, cost: StudyCost) -> CellCosts:
     return CellCosts(grid.models, grid.tasks, values, "seconds" if timed else "FLOPs")
 
 
-def within(budget: str | None, costs: CellCosts, hint: str) -> float | None:
+def convert_budget(budget: str | None, costs: CellCosts, hint: str) -> float | None:
     """Return a budget in the unit of the costs; None where there is none."""
-    room = None if budget is None else read_budget(budget, float(np.nansum(costs.values)))
+    room = None if budget is None else parse_budget(budget, float(np.nansum(costs.values)))
     if budget is not None and costs.unit != "seconds" and not budget.rstrip().endswith("%"):
         raise InputError("no times are known, so a budget in time says nothing", hint=hint)
     return room
@@ -105,7 +105,7 @@ def _known_so_far(plan: StudyPlan) -> Evidence | None:
     return read(plan.study.store, study=plan.key) if done else None
 
 
-def proposed_study(study: Study, cells: Sequence[tuple[str, str]], *, name: str) -> Study:
+def make_proposed_study(study: Study, cells: Sequence[tuple[str, str]], *, name: str) -> Study:
     """Return the study that tunes these cells alone (and those that ``only`` names already)."""
     wanted: dict[str, list[str]] = {w.model: list(w.tasks) for w in study.only or ()}
     folds = {
@@ -119,7 +119,7 @@ def proposed_study(study: Study, cells: Sequence[tuple[str, str]], *, name: str)
     return study.model_copy(update={"only": only, "name": name})
 
 
-def study_text(study: Study, first_line: str) -> str:
+def render_study(study: Study, first_line: str) -> str:
     """Return a study as the text of a file."""
     import yaml
 
@@ -143,7 +143,7 @@ def complete_study(
     how: dict[str, Any] = {"history": history, "facts": study_facts(plan.study)}
     if measured is not None:
         how["measured"] = measured.astype(np.float64)
-    return complete_grid(grid_of(plan), _known_so_far(plan), **how)
+    return complete_grid(make_grid(plan), _known_so_far(plan), **how)
 
 
 WAVE = 8  # cells, or two of every row where there are many rows
@@ -166,7 +166,7 @@ class AdaptiveRun:
     keep: bool = True  # models and workers from wave to wave
     grid: StudyGrid = field(init=False)
     results: list[RunResult] = field(init=False, default_factory=list)
-    stay: Stay = field(init=False, default_factory=Stay)
+    stay: ModelSession = field(init=False, default_factory=ModelSession)
 
     def __post_init__(self) -> None:
         if self.budget is None and self.confidence is None:
@@ -174,8 +174,8 @@ class AdaptiveRun:
                 "an adaptive run needs an end", hint="give --budget 30min, or --confidence 0.9"
             )
         if self.budget is not None:
-            read_budget(self.budget, 1.0)  # what cannot be read is said before anything is timed
-        self.grid = grid_of(self.plan)
+            parse_budget(self.budget, 1.0)  # what cannot be read is said before anything is timed
+        self.grid = make_grid(self.plan)
         self.wave = self.wave or max(WAVE, 2 * len(self.grid.models))
 
     def run(self) -> tuple[RunResult, Completion, NextCells | None]:
@@ -188,10 +188,10 @@ class AdaptiveRun:
         journal = self._journal()
         # The price of a cell is what was thought on the first day; without times the whole study counts as 100 %.
         costs = self._price(journal)
-        room = within(self.budget, costs, "say a share: --budget 25%")
+        room = convert_budget(self.budget, costs, "say a share: --budget 25%")
         self._run_part(first)
         if not journal:
-            with opened(self.plan.study.store) as store:
+            with open_store(self.plan.study.store) as store:
                 values = [[None if v != v else float(v) for v in row] for row in costs.values]
                 names = {
                     "models": list(costs.models),
@@ -211,7 +211,7 @@ class AdaptiveRun:
             if not chosen.cells or chosen.settled:
                 return self._sum(), done, chosen
             self.tell(f"wave {len(self._journal())}: {len(chosen.cells)} cells")
-            with opened(self.plan.study.store) as store:
+            with open_store(self.plan.study.store) as store:
                 chances = {
                     model: round(float(p), 4)
                     for model, p in zip(done.models, done.p_best, strict=True)
@@ -242,7 +242,7 @@ class AdaptiveRun:
             for row in self.plan.rows
             if any(not cell.protocol.tuned for cell in row.cells)
         }
-        with opened(self.plan.study.store, readonly=True) as store:
+        with open_store(self.plan.study.store, readonly=True) as store:
             return asked - set(store.linked(self.plan.key).values())
 
     def _count(
@@ -271,11 +271,11 @@ class AdaptiveRun:
             )
         self.tell("estimating the cost")
         timed = self.budget is not None and not self.budget.strip().endswith("%")
-        return costs_of(self.grid, estimate_cost(self.plan, calibrate=timed))
+        return price_grid(self.grid, estimate_cost(self.plan, calibrate=timed))
 
     def _measured(self, store: Store) -> list[list[bool]]:
         """Which tuned cells were there before the first wave."""
-        rows = {row.model.name: row for row in seen(self.plan.rows, store)}
+        rows = {row.model.name: row for row in mark_finished_cells(self.plan.rows, store)}
 
         def there(model: str, task: str) -> bool:
             folds = [
@@ -283,7 +283,7 @@ class AdaptiveRun:
                 for c in rows[model].cells
                 if TaskName(c.task).whole == task and c.protocol == self.grid.protocol
             ]
-            return bool(folds) and all(c.done for c in folds)
+            return bool(folds) and all(c.finished for c in folds)
 
         return [[there(m, t) for t in self.grid.tasks] for m in self.grid.models]
 
@@ -295,7 +295,7 @@ class AdaptiveRun:
         with store:
             events = [
                 event
-                for event in events_of(store, self.plan.key)
+                for event in read_events(store, self.plan.key)
                 if event.kind in ("adaptive", "wave")
             ]
         prices = [event for event in events if event.kind == "adaptive"]
@@ -313,9 +313,12 @@ class AdaptiveRun:
         return replace(plan, rows=tuple(rows))
 
     def _run_cells(self, cells: Cells) -> None:
-        with opened(self.plan.study.store, readonly=True) as store:
+        with open_store(self.plan.study.store, readonly=True) as store:
             plan = replace(
-                self.plan, rows=tuple(seen(self.plan.rows, store)), outdated=(), damaged=()
+                self.plan,
+                rows=tuple(mark_finished_cells(self.plan.rows, store)),
+                outdated=(),
+                damaged=(),
             )
         tuned, wanted = self.grid.protocol, set(cells)
         plan = self._only(

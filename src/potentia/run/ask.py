@@ -207,7 +207,7 @@ REMEMBERED, SMALL = 6, 1000  # renderings of a task, and the documents of one
 _rendered: WeakKeyDictionary[Task, dict[tuple[Any, ...], list[Any]]] = WeakKeyDictionary()
 
 
-def remembered(task: Task, how: tuple[Any, ...], render: Callable[[], list[Any]]) -> list[Any]:
+def render_once(task: Task, how: tuple[Any, ...], render: Callable[[], list[Any]]) -> list[Any]:
     """Render a split once for all lanes, epochs and models that are asked alike; a large one every time."""
     known = _rendered.setdefault(task, {})
     if how in known:
@@ -223,7 +223,7 @@ def remembered(task: Task, how: tuple[Any, ...], render: Callable[[], list[Any]]
 def _prompts(ask: Ask, chat: ChatTemplate | None) -> list[Prompt]:
     documents = ask.task.documents(ask.split)
     render = partial(ask.task.prompts, documents, shots=ask.shots, chat=chat, seed=ask.seed)
-    return remembered(ask.task, (ask.split, ask.shots, ask.seed, chat), render)
+    return render_once(ask.task, (ask.split, ask.shots, ask.seed, chat), render)
 
 
 def _answer(kind: type, value: Any) -> Any:
@@ -234,7 +234,7 @@ def _answer(kind: type, value: Any) -> Any:
     return value.logprob if kind is Document else value
 
 
-def direct(
+def evaluate_untuned(
     scorer: Scorer,
     task: Task,
     *,

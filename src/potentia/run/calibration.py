@@ -24,15 +24,15 @@ from potentia.run.cost import (
     CellWork,
     Pace,
     StudyCost,
-    paces_of_store,
-    parameters_of,
-    price,
-    work_of,
+    count_work,
+    find_parameters,
+    price_work,
+    read_paces,
 )
 from potentia.run.execute import run_study
-from potentia.run.local import Stay
-from potentia.run.plan import RowPlan, StudyPlan, plan_study
-from potentia.run.progress import find_store, opened
+from potentia.run.local import ModelSession
+from potentia.run.plan import Row, StudyPlan, plan_study
+from potentia.run.progress import find_store, open_store
 from potentia.study import Caps, Study, Tuning
 from potentia.values.protocol import DIRECT
 
@@ -51,14 +51,14 @@ def estimate_cost(
     paces: list[Pace] = []
     if store is not None:
         with store:
-            paces = paces_of_store(plan, store, device)
+            paces = read_paces(plan, store, device)
     if any(pace.train is not None for pace in paces) or (paces and not calibrate):
-        return price(plan, paces, f"{len(paces)} measured rows in the store", device)
+        return price_work(plan, paces, f"{len(paces)} measured rows in the store", device)
     left = [row for row in plan.rows if row.pending and not row.problem]
     if not calibrate or not left:
-        return price(plan, paces, "", device)
+        return price_work(plan, paces, "", device)
     measured, start = measure_paces(plan, left, device, tell)
-    return price(
+    return price_work(
         plan,
         [*paces, *measured],
         f"a calibration on {len(measured)} of its models",
@@ -68,15 +68,15 @@ def estimate_cost(
 
 
 def measure_paces(
-    plan: StudyPlan, left: Sequence[RowPlan], device: str, tell: Callable[[str], Any]
+    plan: StudyPlan, left: Sequence[Row], device: str, tell: Callable[[str], Any]
 ) -> tuple[list[Pace], float]:
     """Run the study in small on a few of its models; return their paces, and what a new process takes to begin."""
-    rows = sorted(left, key=lambda row: np.nan_to_num(parameters_of(row.model), nan=np.inf))
+    rows = sorted(left, key=lambda row: np.nan_to_num(find_parameters(row.model), nan=np.inf))
     picked = [rows[k] for k in sorted({0, len(rows) // 2, len(rows) - 1})]
-    whole = max(len(task.documents("train")) for task in plan.tasks.benchmarks.values())
+    whole = max(len(task.documents("train")) for task in plan.tasks.by_name.values())
     paces: list[Pace] = []
     growth = GROWTH.get(device, GROWTH["cpu"])
-    with tempfile.TemporaryDirectory(prefix="potentia-pace-") as folder, Stay() as stay:
+    with tempfile.TemporaryDirectory(prefix="potentia-pace-") as folder, ModelSession() as stay:
         for row in picked:
             tell(f"calibrating on {row.model.name}")
 
@@ -90,7 +90,7 @@ def measure_paces(
             few = timed(FIRST) if cold.whole < PATIENCE or device != "cpu" else cold
             more = timed(FIRST * growth)
             longer = timed(FIRST * growth, LONGER) if device != "cpu" and more.trained else None
-            pace = _slope(parameters_of(row.model), cold, few, more, longer)
+            pace = _slope(find_parameters(row.model), cold, few, more, longer)
             if pace is not None:
                 paces.append(pace)
     if len(paces) < 2:
@@ -140,8 +140,8 @@ def _short(tuning: Tuning, epochs: int = 1) -> Tuning:
 
 def _in_proportion(plan: StudyPlan, name: str, documents: int) -> Caps:
     """Return caps of a task that keep its share of the largest one's training documents, validation and test alike."""
-    task = plan.tasks.benchmarks[name]
-    largest = max(len(other.documents("train")) for other in plan.tasks.benchmarks.values())
+    task = plan.tasks.by_name[name]
+    largest = max(len(other.documents("train")) for other in plan.tasks.by_name.values())
     have = {split: len(task.documents(split)) for split in ("train", "validation", "test")}
     least = max(
         LEAST, 1 + max(plan.study.shots_for(name, protocol) for protocol in plan.study.protocols)
@@ -179,17 +179,17 @@ class Timed:
         }
 
 
-def _timed_run(small: Study, stay: Stay) -> Timed:
+def _timed_run(small: Study, stay: ModelSession) -> Timed:
     plan = plan_study(small)
     began = time.monotonic()
     result = run_study(plan, stay=stay)
     whole = time.monotonic() - began
-    with opened(small.store, readonly=True) as store:
+    with open_store(small.store, readonly=True) as store:
         seconds = {(c.task, str(c.protocol)): c.seconds for c in store.cells()}
         rows = [event.payload for event in store.events(result.study) if event.kind == "row"]
     cells = [
         (work, seconds[work.task, str(work.protocol)])
-        for work in work_of(plan)
+        for work in count_work(plan)
         if (work.task, str(work.protocol)) in seconds
     ]
     return Timed(cells, dict(rows[-1]["tally"]) if rows else {}, whole)

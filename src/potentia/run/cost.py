@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from potentia.errors import InputError
-from potentia.run.progress import events_of
+from potentia.run.progress import read_events
 from potentia.study import adjust_tuning
 from potentia.values.protocol import TRAIN_BEFORE_TEST, Protocol
 
 if TYPE_CHECKING:
-    from potentia.run.plan import CellPlan, RowPlan, StudyPlan
+    from potentia.run.plan import CellPlan, Row, StudyPlan
     from potentia.store import CellRecord, Store
     from potentia.study import ModelSpec
     from potentia.tasks import Task
@@ -52,7 +52,7 @@ class CellWork:
     model: str
     task: str
     protocol: Protocol
-    done: bool
+    finished: bool
     lanes: float  # as many as are expected: a search may ask for more learning rates
     train_tokens: float  # over all epochs of all lanes
     score_tokens: float  # test, and validation after every epoch of every lane
@@ -91,7 +91,7 @@ class StudyCost:
     @property
     def pending(self) -> tuple[CellWork, ...]:
         """The cells still to compute."""
-        return tuple(cell for cell in self.cells if not cell.done)
+        return tuple(cell for cell in self.cells if not cell.finished)
 
     @property
     def seconds(self) -> float:
@@ -105,7 +105,7 @@ class StudyCost:
         )
 
 
-def work_of(plan: StudyPlan) -> list[CellWork]:
+def count_work(plan: StudyPlan) -> list[CellWork]:
     """Count lanes, tokens and FLOPs of every cell."""
     study = plan.study
     tuning, data = study.tuning, plan.tasks.auxiliary
@@ -113,10 +113,10 @@ def work_of(plan: StudyPlan) -> list[CellWork]:
 
     @cache
     def tokens(name: str, split: Any) -> float:
-        return count_tokens(plan.tasks.benchmarks[name], split)
+        return count_tokens(plan.tasks.by_name[name], split)
 
     for row in plan.rows:
-        size = parameters_of(row.model)
+        size = find_parameters(row.model)
         adjusted = [
             cell
             for cell in row.cells
@@ -125,7 +125,7 @@ def work_of(plan: StudyPlan) -> list[CellWork]:
         for cell in row.cells:
             score, train, lanes = tokens(cell.task, "test"), 0.0, 0.0
             if cell.protocol == TRAIN_BEFORE_TEST:
-                documents = len(plan.tasks.benchmarks[cell.task].documents("train"))
+                documents = len(plan.tasks.by_name[cell.task].documents("train"))
                 epochs, repeats = tuning.rounds(documents)
                 lanes = tuning.expected_lanes * study.seeds
                 train = tokens(cell.task, "train") * epochs * repeats * lanes
@@ -140,26 +140,33 @@ def work_of(plan: StudyPlan) -> list[CellWork]:
             flops = size * (4 * train + 2 * score)
             found.append(
                 CellWork(
-                    row.model.name, cell.task, cell.protocol, cell.done, lanes, train, score, flops
+                    row.model.name,
+                    cell.task,
+                    cell.protocol,
+                    cell.finished,
+                    lanes,
+                    train,
+                    score,
+                    flops,
                 )
             )
     return found
 
 
-def price(
+def price_work(
     plan: StudyPlan, paces: Sequence[Pace], source: str, device: str, *, start: float = 0.0
 ) -> StudyCost:
     """Put seconds on the work of a study."""
-    work, shown = work_of(plan), tokens_shown(plan)
+    work, shown = count_work(plan), count_exposure_tokens(plan)
     width = BYTES.get(plan.study.dtype, 4 if device == "cpu" else 2)
     tuned = Counter(
         cell.model for cell in work if cell.protocol.tuned and cell.protocol.step is None
     )
-    trained = [len(task.documents("train")) for task in plan.tasks.benchmarks.values()]
+    trained = [len(task.documents("train")) for task in plan.tasks.by_name.values()]
     looks = max(plan.study.tuning.rounds(documents)[0] for documents in trained)
     at, loads, weights = {}, {}, {}
     for model in (row.model for row in plan.rows):
-        size = parameters_of(model)
+        size = find_parameters(model)
         pace = at[model.name] = _pace_at(paces, size)
         made = (
             shown * (pace.train or 0.0) if model.copy_of is not None else 0.0
@@ -188,39 +195,39 @@ def _seconds(cell: CellWork, pace: Pace, looks: float) -> float:
     )
 
 
-def tokens_shown(plan: StudyPlan) -> float:
+def count_exposure_tokens(plan: StudyPlan) -> float:
     """Return the tokens that a treated copy learns from before it is scored."""
     if plan.study.treat is None:
         return 0.0
-    shown = plan.tasks.shown.values()
+    shown = plan.tasks.exposure.values()
     epochs, repeats = plan.study.treat.recipe(plan.study.tuning).rounds(
         sum(len(t.documents("train")) for t in shown)
     )
     return epochs * repeats * sum(count_tokens(task, "train") for task in shown)
 
 
-def paces_of_store(plan: StudyPlan, store: Store, device: str) -> list[Pace]:
+def read_paces(plan: StudyPlan, store: Store, device: str) -> list[Pace]:
     """Return the paces of the rows whose cells the store has, of the same kind of device."""
-    work = {(w.model, w.task, w.protocol): w for w in work_of(plan)}
+    work = {(w.model, w.task, w.protocol): w for w in count_work(plan)}
     loads = _loads(plan, store)
     paces = []
     for row in plan.rows:
         records = [
             (work[row.model.name, cell.task, cell.protocol], record)
             for cell in row.cells
-            if cell.done and (record := _timed(store, cell, device)) is not None
+            if cell.finished and (record := _timed(store, cell, device)) is not None
         ]
         timed = [(w, r.seconds) for w, r in records]
         load = (
             loads.get(row.model.name) if row.model.copy_of is None else None
         )  # a copy is also made
-        pace = pace_of(parameters_of(row.model), timed, load=load)
+        pace = measure_pace(find_parameters(row.model), timed, load=load)
         if pace is not None and np.isfinite(pace.parameters):
             paces.append(pace)
     return paces
 
 
-def pace_of(
+def measure_pace(
     parameters: float, timed: Iterable[tuple[CellWork, float]], *, load: float | None = None
 ) -> Pace | None:
     """Make a pace of the cells of one row and the seconds they took.
@@ -260,17 +267,17 @@ def count_tokens(task: Task, split: Any) -> float:
     return len(documents) * length / CHARACTERS_PER_TOKEN
 
 
-def room_of(model: ModelSpec) -> float:
+def estimate_gpu_bytes(model: ModelSpec) -> float:
     """Return the bytes of a GPU that a row needs: weights, passes of lanes, caches; NaN where its size is unknown.
 
     Passes need most: small models hold longer ones, and one whose passes find no room runs them kernel by kernel.
     """
-    size = parameters_of(model)
+    size = find_parameters(model)
     tokens = min(PASS_TOKENS, max(10_000, 1e13 / size))
     return LEAST_ROOM + ROOM_PER_PARAMETER * size + ROOM_PER_TOKEN * math.sqrt(size) * tokens
 
 
-def parameters_of(model: ModelSpec) -> float:
+def find_parameters(model: ModelSpec) -> float:
     """Parameters of a model: as the study says, as is known, or by the size of its weight files; NaN where unknown."""
     from potentia.facts import models
 
@@ -290,7 +297,7 @@ def _file_bytes(model: ModelSpec) -> int:
     )
 
 
-def weight_bytes(row: RowPlan) -> int | None:
+def estimate_weight_bytes(row: Row) -> int | None:
     """Return the size of a model's weights in memory, by its files or its facts; None where nothing is known."""
     wide = 4 if row.study.dtype in ("float32", "auto") else 2
     file, inside = Path(row.model.source).expanduser(), _file_bytes(row.model)
@@ -356,7 +363,7 @@ def _timed(store: Store, cell: CellPlan, device: str) -> CellRecord | None:
 
 def _loads(plan: StudyPlan, store: Store) -> dict[str, float]:
     """Return the seconds that the rows of this study took to load when they ran last."""
-    rows = [event.payload for event in events_of(store, plan.key) if event.kind == "row"]
+    rows = [event.payload for event in read_events(store, plan.key) if event.kind == "row"]
     return {
         str(row["row"]): float(row["tally"]["load"])
         for row in rows
@@ -380,7 +387,7 @@ UNITS = {
 }
 
 
-def read_budget(text: str, whole: float) -> float:
+def parse_budget(text: str, whole: float) -> float:
     """Read a budget in seconds of the device: ``90s``, ``30min``, ``1.5h``, ``2gpu-hours``, or ``10%`` of all."""
     found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z-]+|%)\s*", text)
     if found is None or (found[2] != "%" and found[2].lower() not in UNITS) or float(found[1]) <= 0:
@@ -393,7 +400,7 @@ def read_budget(text: str, whole: float) -> float:
     return float(found[1]) * UNITS[found[2].lower()]
 
 
-def tell_time(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     """Say a time as a person would: 40 s, 12 min, 3.5 h."""
     if not np.isfinite(seconds):
         return "?"

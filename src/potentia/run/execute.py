@@ -24,13 +24,26 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from potentia.engine import pick_device
 from potentia.errors import InputError, StoreError
-from potentia.run.cost import room_of
-from potentia.run.local import Stay, Stop, run_rows
-from potentia.run.machine import CORES_PER_ROW, MOST_PER_GPU, POLITE, Crew
-from potentia.run.plan import LoadedTasks, RowPlan, StudyPlan, plan_study, seen, take_over
-from potentia.run.progress import RunLog, Stopped, lanes_name, opened, remove_lanes
+from potentia.run.cost import estimate_gpu_bytes
+from potentia.run.local import ModelSession, Stop, run_rows
+from potentia.run.machine import CORES_PER_ROW, MOST_PER_GPU, POLITE, WorkerProcesses
+from potentia.run.plan import (
+    LoadedTasks,
+    Row,
+    StudyPlan,
+    adopt_finished_cells,
+    mark_finished_cells,
+    plan_study,
+)
+from potentia.run.progress import (
+    RunLog,
+    Stopped,
+    name_lanes_folder,
+    open_store,
+    remove_lanes_folder,
+)
 from potentia.run.row import RowOutcome, versions
-from potentia.run.row_parts import LEAST_SECONDS, every_part, in_parts, train_sizes
+from potentia.run.row_parts import LEAST_SECONDS, count_train_documents, divide_rows, iterate_parts
 from potentia.values.protocol import ADJUST, TRAIN_BEFORE_TEST
 
 if TYPE_CHECKING:
@@ -39,19 +52,19 @@ if TYPE_CHECKING:
 
 
 class Elsewhere(Protocol):
-    """An executor, ``run_elsewhere`` of ``run/on_NAME.py``: hand each row to ``answer_row`` on another machine.
+    """An executor, ``run_elsewhere`` of ``run/on_NAME.py``: hand each row to ``answer_assignment`` on another machine.
 
-    ``divide`` gives the rows in parts, for so many workers of a kind of device. ``Turns`` says whose turn it is and
-    hears the answers; a row that is lost goes to ``give_up_row``.
+    ``divide`` gives rows in parts, for so many workers of a kind of device. ``AssignmentQueue`` says who is next and
+    hears the answers; a row that is lost goes to ``give_up_assignment``.
     """
 
     def __call__(
         self,
-        rows: Sequence[RowPlan],
+        rows: Sequence[Row],
         tasks: LoadedTasks,
         *,
         stop: Stop,
-        divide: Callable[[int, str], Sequence[RowPlan]],
+        divide: Callable[[int, str], Sequence[Row]],
     ) -> dict[str, RowOutcome]:
         """Return how each row ended, by the model's name."""
 
@@ -81,8 +94,8 @@ def run_study(
     threads: int = 0,
     watch: Callable[[StudyPlan], Any] | None = None,
     split: bool | None = None,
-    stay: Stay | None = None,
-    crew: Crew | None = None,
+    stay: ModelSession | None = None,
+    crew: WorkerProcesses | None = None,
 ) -> RunResult:
     """Run what is not done yet of a study, or of a plan just made of it.
 
@@ -112,7 +125,7 @@ def run_study(
     }
     log.write("begin", **facts, rows={row.model.name: len(row.pending) for row in todo})
     outcomes: dict[str, RowOutcome] | None = {}
-    with stoppable() as stop, watch(plan) if watch and todo else nullcontext():
+    with stop_on_signals() as stop, watch(plan) if watch and todo else nullcontext():
         try:
             outcomes = (
                 _execute(plan, todo, workers, executor, stop, split, stay, crew) if todo else {}
@@ -155,7 +168,7 @@ def _result(plan: StudyPlan, outcomes: Mapping[str, RowOutcome] | None) -> RunRe
         for name, row in rows.items()
         for why, cells in row.reasons.items()
     ]
-    before = sum(cell.done for cell in plan.cells())
+    before = sum(cell.finished for cell in plan.iterate_cells())
     return RunResult(plan.key, before + found, done, failed, outcomes is None, reasons)
 
 
@@ -187,7 +200,7 @@ def check_device(study: Study) -> None:
 
 def _register(plan: StudyPlan) -> RunLog:
     """Make the study known to its store, made where there is none, with the cells that are done; give the run's log."""
-    with opened(plan.study.store, create=True) as store:
+    with open_store(plan.study.store, create=True) as store:
         spec = plan.study.model_dump(mode="json")
         if "://" in plan.study.store:
             spec["store"] = store.where  # without its password
@@ -195,11 +208,11 @@ def _register(plan: StudyPlan) -> RunLog:
         if plan.outdated:
             store.release(plan.key, plan.outdated)
         for row in plan.rows:
-            take_over(row, store)
+            adopt_finished_cells(row, store)
         return RunLog(store, plan.run)
 
 
-def default_workers(plan: StudyPlan) -> int:
+def choose_worker_count(plan: StudyPlan) -> int:
     """Return how many rows run at once: one on a CPU, which uses all threads; on GPUs as many as fit.
 
     A small model leaves a GPU idle most of the time, so several share one, as many as have room for what they need
@@ -213,7 +226,7 @@ def default_workers(plan: StudyPlan) -> int:
     if not torch.cuda.is_available():
         return 1
     gpus = torch.cuda.device_count() if plan.study.device in ("auto", "cuda") else 1
-    needs = [room_of(row.model) for row in left]
+    needs = [estimate_gpu_bytes(row.model) for row in left]
     if math.isnan(sum(needs)):  # a model of unknown size may need all of it
         return gpus
     whole = torch.cuda.get_device_properties(0).total_memory
@@ -224,35 +237,37 @@ def default_workers(plan: StudyPlan) -> int:
 
 def _settle(plan: StudyPlan, finished: int) -> None:
     """Tidy up, and make sure that what this run has finished is in the store."""
-    with opened(plan.study.store) as store:
-        found = sum(cell.done for row in seen(plan.rows, store) for cell in row.cells)
+    with open_store(plan.study.store) as store:
+        found = sum(
+            cell.finished for row in mark_finished_cells(plan.rows, store) for cell in row.cells
+        )
         if found < finished:
             raise StoreError(
                 f"{finished - found} finished cells are not in the store any more",
                 where=store.where,
                 hint="was it removed or put back while the study ran? The same command computes them anew",
             )
-        sweep(plan, store)
+        remove_finished_lanes(plan, store)
 
 
 def _execute(
     plan: StudyPlan,
-    rows: list[RowPlan],
+    rows: list[Row],
     workers: int,
     executor: str,
     stop: Callable[[], bool],
     split: bool | None,
-    stay: Stay | None,
-    crew: Crew | None,
+    stay: ModelSession | None,
+    crew: WorkerProcesses | None,
 ) -> dict[str, RowOutcome]:
-    def divide(workers: int, device: str) -> list[RowPlan]:
+    def divide(workers: int, device: str) -> list[Row]:
         wanted = device != "cpu" if split is None else split
         least = LEAST_SECONDS if split is None else 0.0
-        with opened(plan.study.store) as store:
+        with open_store(plan.study.store) as store:
             begun = store.lanes_folder.is_dir() and any(store.lanes_folder.iterdir())
             if not (wanted or begun):
                 return rows
-            return in_parts(
+            return divide_rows(
                 plan, rows, store, workers, device=device, least=least if wanted else math.inf
             )
 
@@ -265,32 +280,32 @@ def _execute(
     return elsewhere(rows, plan.tasks, stop=stop, divide=divide)
 
 
-def sweep(plan: StudyPlan, store: Store) -> None:
+def remove_finished_lanes(plan: StudyPlan, store: Store) -> None:
     """Remove the lanes of every row of the study that is done, and half-written files of its cells."""
     store.sweep()
     folder = store.lanes_folder
     if not folder.is_dir():
         return
-    rows = seen([row for row in plan.rows if not row.problem], store)
+    rows = mark_finished_cells([row for row in plan.rows if not row.problem], store)
     for row in rows:
         _remove_done(folder, row)
-    sizes = train_sizes(plan) if folder.is_dir() and any(folder.iterdir()) else {}
+    sizes = count_train_documents(plan) if folder.is_dir() and any(folder.iterdir()) else {}
     for row in rows if sizes else ():  # a run may have been killed that had them in parts
-        for part in every_part(row, sizes):
+        for part in iterate_parts(row, sizes):
             _remove_done(folder, part)
     with contextlib.suppress(OSError):  # others have lanes there
         folder.rmdir()
 
 
-def _remove_done(folder: Path, row: RowPlan) -> None:
+def _remove_done(folder: Path, row: Row) -> None:
     for kind in (TRAIN_BEFORE_TEST, ADJUST):
         own = [cell for cell in row.cells if cell.protocol.kind == kind]
-        if own and all(cell.done for cell in own):
-            remove_lanes(folder / lanes_name(row, kind))
+        if own and all(cell.finished for cell in own):
+            remove_lanes_folder(folder / name_lanes_folder(row, kind))
 
 
 @contextmanager
-def stoppable() -> Iterator[Callable[[], bool]]:
+def stop_on_signals() -> Iterator[Callable[[], bool]]:
     """Turn Ctrl-C, SIGTERM and SIGHUP into a polite stop, and a second Ctrl-C into the usual interrupt.
 
     Schedulers send SIGTERM to all processes of a job, some more than once, and SIGHUP with it: these only ask. An

@@ -36,7 +36,7 @@ from potentia.run.choice import (
     validated,
 )
 from potentia.run.plan import CellPlan
-from potentia.run.progress import Stopped, lanes_name, remove_lanes
+from potentia.run.progress import Stopped, name_lanes_folder, remove_lanes_folder
 from potentia.run.tuned import Begun, adapter, learned, on_threads, probe_row, schedule
 from potentia.study import adjust_tuning, content_key
 from potentia.timing import spending
@@ -75,7 +75,7 @@ class FineTuning:
         self.every_rate = (
             adjust is not None and adjust.every_rate
         )  # test every lane at its end, whatever is chosen
-        self.workspace = row.store.lanes_folder / lanes_name(row.plan, kind)
+        self.workspace = row.store.lanes_folder / name_lanes_folder(row.plan, kind)
         # what is found on the way
         self.benchmarks: dict[str, Task] = {}
         self.untuned: dict[tuple[str, Style], Candidate] = {}
@@ -99,7 +99,7 @@ class FineTuning:
 
     def run(self, pending: Sequence[str]) -> None:
         """Make every tuning, on the tasks and threads that it was begun with; then its folder is not needed."""
-        tasks, every = self.row.tasks.benchmarks, list(self.every)
+        tasks, every = self.row.tasks.by_name, list(self.every)
         waved = self.kind == TRAIN_BEFORE_TEST and self.tuning.method != "full"
         plan = self.row.plan
         begun = Begun(list(pending if waved else every), plan.threads, plan.lane_parts).at(
@@ -116,7 +116,7 @@ class FineTuning:
             for names in [[name] for name in pending] if alone else [list(self.benchmarks)]:
                 self._tune(names, [name for name in pending if name in names])
         if plan.lane_part is None:
-            remove_lanes(self.workspace)
+            remove_lanes_folder(self.workspace)
 
     @property
     def together(self) -> bool:
@@ -336,7 +336,9 @@ class FineTuning:
         if save is None or chosen.lane is None or not self.study.keep_adapters:
             return
         plan = self.row.plan  # an adapter tuned on few bits goes on the whole model too
-        print_of = plan.weights if plan.model.copy_of is not None else plan.original
+        print_of = (
+            plan.model_fingerprint if plan.model.copy_of is not None else plan.original_fingerprint
+        )
         few = {"quantise": plan.model.quantise} if plan.model.quantise else {}
         base = {"fingerprint": print_of, "source": plan.model.source, **few}
         write = partial(save, chosen.lane.key, epoch=chosen.epoch)
@@ -528,7 +530,7 @@ class FineTuning:
 
 def tune_row(row: RowRun, kind: Protocol, cells: Sequence[CellPlan]) -> None:
     """Compute the cells of one tuned protocol; each is committed as soon as it is tested."""
-    tuned, tasks = FineTuning(row, kind, cells), row.tasks.benchmarks
+    tuned, tasks = FineTuning(row, kind, cells), row.tasks.by_name
     pending = list(dict.fromkeys(cell.task for cell in cells))
     for name in pending if kind == TRAIN_BEFORE_TEST else ():
         if not (tasks[name].documents("train") and tasks[name].documents("validation")):

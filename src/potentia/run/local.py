@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any
 
 from potentia.engine import VERDICTS
 from potentia.errors import INTERRUPTS, PotentiaError, StoreError
-from potentia.run.cost import room_of, weight_bytes
-from potentia.run.machine import Crew, ModelCache, Sharing, gpus
-from potentia.run.plan import LoadedTasks, RowPlan, load_tasks, seen
-from potentia.run.progress import RunLog, Stopped, opened
+from potentia.run.cost import estimate_gpu_bytes, estimate_weight_bytes
+from potentia.run.machine import GpuSharing, ModelCache, WorkerProcesses, count_gpus
+from potentia.run.plan import LoadedTasks, Row, load_tasks, mark_finished_cells
+from potentia.run.progress import RunLog, Stopped, open_store
 from potentia.run.row import RowOutcome, RowRun
 from potentia.timing import repeatedly
 from potentia.values.protocol import TRAIN_BEFORE_TEST
@@ -49,24 +49,24 @@ LEAVE_SECONDS = 60.0  # that workers get to save once they are told to stop
 AGAIN_SECONDS = 1.0  # after which a row that another process has is asked for again
 
 
-class Turns:
+class AssignmentQueue:
     """Rows in order, and how they ended; one that another process has comes back at the end, after the others."""
 
-    def __init__(self, rows: Iterable[RowPlan], tasks: LoadedTasks | None = None) -> None:
+    def __init__(self, rows: Iterable[Row], tasks: LoadedTasks | None = None) -> None:
         self.ended: dict[str, RowOutcome] = {}  # by model
         self._tasks = tasks
         self._ready = deque(rows)
-        self._held: deque[tuple[float, RowPlan]] = deque()
+        self._held: deque[tuple[float, Row]] = deque()
 
     def __len__(self) -> int:
         return len(self._ready) + len(self._held)
 
     @property
-    def waiting(self) -> list[RowPlan]:
+    def waiting(self) -> list[Row]:
         """The rows that are still to come."""
         return [*self._ready, *(row for _, row in self._held)]
 
-    def take(self, busy: Collection[RowPlan] = (), own: Collection[str] = ()) -> RowPlan | None:
+    def take(self, busy: Collection[Row] = (), own: Collection[str] = ()) -> Row | None:
         """Return the next row to try, of these models first; None while all wait for others, or for what is busy."""
         free = self._free(busy)
         if not free and self._held and self._held[0][0] <= time.monotonic():
@@ -77,7 +77,7 @@ class Turns:
             self._ready.remove(row)
         return row
 
-    def _free(self, busy: Collection[RowPlan]) -> list[RowPlan]:
+    def _free(self, busy: Collection[Row]) -> list[Row]:
         """Return the rows that choose from no lanes that are still to be trained."""
         open_rows = (*self.waiting, *busy)
         lanes = {(row.model.name, row.cells[0]) for row in open_rows if row.lane_part is not None}
@@ -88,12 +88,12 @@ class Turns:
             or lanes.isdisjoint((row.model.name, cell) for cell in row.cells)
         ]
 
-    def end(self, row: RowPlan, answer: Answer) -> None:
+    def end(self, row: Row, answer: Answer) -> None:
         """Note how a row ended, or a part of it; one that another process has waits, what went wrong is given up."""
         if isinstance(answer, StoreError):
             raise answer
         if isinstance(answer, PotentiaError):
-            answer = give_up_row(row, self._tasks, answer.message)
+            answer = give_up_assignment(row, self._tasks, answer.message)
         if answer is not None and answer.held:
             self._held.append((time.monotonic() + AGAIN_SECONDS, row))
         elif answer is not None:
@@ -107,7 +107,7 @@ class Turns:
 
 
 @contextmanager
-def kept(store: Store, lease: LeaseRecord) -> Iterator[Stop]:
+def keep_lease(store: Store, lease: LeaseRecord) -> Iterator[Stop]:
     """Say that a row's process is alive while the row runs; gives whether the lease was taken away."""
     from potentia.store import BEAT_SECONDS
 
@@ -129,14 +129,14 @@ def kept(store: Store, lease: LeaseRecord) -> Iterator[Stop]:
             store.let_go(lease)
 
 
-class Stay:
+class ModelSession:
     """What stays from one run to the next of the same tasks: models in this process, or workers with theirs."""
 
     def __init__(self) -> None:
         self.shelf = ModelCache()
         self._pool: _Pool | None = None
 
-    def __enter__(self) -> Stay:
+    def __enter__(self) -> ModelSession:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -147,39 +147,45 @@ class Stay:
     def pool(self, workers: int, tasks: LoadedTasks) -> _Pool:
         """Return the workers, who are there from the first time they are asked for."""
         if self._pool is None:
-            self._pool = _Pool(workers, tasks, Crew(), stays=True)
+            self._pool = _Pool(workers, tasks, WorkerProcesses(), stays=True)
         return self._pool
 
 
 def run_rows(
-    rows: Sequence[RowPlan],
+    rows: Sequence[Row],
     tasks: LoadedTasks,
     *,
     workers: int,
     stop: Stop,
-    stay: Stay | None = None,
-    crew: Crew | None = None,
+    stay: ModelSession | None = None,
+    crew: WorkerProcesses | None = None,
 ) -> dict[str, RowOutcome]:
     """Run these rows of a study, whose tasks are loaded here, and return how each ended."""
     ended = dict[str, RowOutcome]()
     if workers > 1:
-        large = too_large(rows)
+        large = find_oversized_rows(rows)
         small = [row for row in rows if row not in large]
         if small:
             few = min(workers, len(small))
-            pool = _Pool(few, tasks, crew or Crew()) if stay is None else stay.pool(workers, tasks)
+            pool = (
+                _Pool(few, tasks, crew or WorkerProcesses())
+                if stay is None
+                else stay.pool(workers, tasks)
+            )
             ended = pool.run(small, stop)
         rows = large  # these have all GPUs to themselves, one after the other
     if crew is not None:
-        crew.dismiss()
-    turns = Turns(rows)
+        crew.end_waiting_workers()
+    turns = AssignmentQueue(rows)
     turns.ended = ended
     while turns:
         row = turns.take()
         if row is not None:
             turns.end(
                 row,
-                work_row(row, stop, tasks=tasks, shelf=stay.shelf if stay is not None else None),
+                compute_assignment(
+                    row, stop, tasks=tasks, shelf=stay.shelf if stay is not None else None
+                ),
             )
         elif stop():
             raise Stopped
@@ -188,10 +194,12 @@ def run_rows(
     return turns.ended
 
 
-def too_large(rows: Sequence[RowPlan]) -> list[RowPlan]:
+def find_oversized_rows(rows: Sequence[Row]) -> list[Row]:
     """Return the rows whose models do not fit one of this machine's GPUs."""
     sizes = {
-        row.label: weight_bytes(row) or 0 for row in rows if row.study.device in ("auto", "cuda")
+        row.label: estimate_weight_bytes(row) or 0
+        for row in rows
+        if row.study.device in ("auto", "cuda")
     }
     if max(sizes.values(), default=0) < LEAST_GPU:
         return []  # and no GPU has to be asked
@@ -205,22 +213,22 @@ def too_large(rows: Sequence[RowPlan]) -> list[RowPlan]:
     return [row for row in rows if sizes.get(row.label, 0) > FULL * whole]
 
 
-def part_of(
-    row: RowPlan, beside: Sequence[RowPlan], waiting: Sequence[RowPlan], each: int
+def choose_memory_share(
+    row: Row, beside: Sequence[Row], waiting: Sequence[Row], each: int
 ) -> float:
     """Return a row's part of a GPU's memory: by need, of what the rows there leave it and those that may still come.
 
     So that rows that run last, and are small, have all that the large ones have left.
     """
-    own, *needs = (room_of(other.model) for other in (row, *waiting))
+    own, *needs = (estimate_gpu_bytes(other.model) for other in (row, *waiting))
     if math.isnan(own + sum(needs)):
         own, needs = 1.0, [1.0] * len(needs)
     coming = sorted(needs, reverse=True)[: max(0, each - 1 - len(beside))]
     return (BESIDE - sum(other.memory for other in beside)) * own / (own + sum(coming))
 
 
-def work_row(
-    row: RowPlan,
+def compute_assignment(
+    row: Row,
     stop: Stop,
     *,
     tasks: LoadedTasks | None = None,
@@ -232,7 +240,7 @@ def work_row(
 
     if row.threads:
         torch.set_num_threads(row.threads)
-    with opened(row.study.store) as store:
+    with open_store(row.study.store) as store:
         store.stop = stop
         lease = _claim(row, store)
         log = RunLog(store, row.run)
@@ -240,9 +248,9 @@ def work_row(
             log.write("held", row=row.label, by=lease.told)
             return RowOutcome(held=lease.told)
         log.write("lease", row=row.label, cells=len(row.pending))
-        with kept(store, lease) as lost:
+        with keep_lease(store, lease) as lost:
             how = (
-                tasks or tasks_of(row.study),
+                tasks or load_tasks_once(row.study),
                 store,
                 lambda: stop() or lost(),
                 device or row.study.device,
@@ -258,10 +266,10 @@ def work_row(
                 raise
 
 
-def answer_row(row: RowPlan, stop: Stop, **how: Any) -> Answer:
+def answer_assignment(row: Row, stop: Stop, **how: Any) -> Answer:
     """Run one row; what went wrong is an answer too, and the other rows go on. None where it was stopped."""
     try:
-        return work_row(row, stop, **how)
+        return compute_assignment(row, stop, **how)
     except Stopped:
         return None
     except PotentiaError as error:
@@ -272,20 +280,20 @@ def answer_row(row: RowPlan, stop: Stop, **how: Any) -> Answer:
         return PotentiaError(f"{type(error).__name__}: {error}")
 
 
-def give_up_row(row: RowPlan, tasks: LoadedTasks | None, reason: str) -> RowOutcome:
+def give_up_assignment(row: Row, tasks: LoadedTasks | None, reason: str) -> RowOutcome:
     """Record that a row was lost with the process that ran it; unless another has taken it up."""
-    with opened(row.study.store) as store:
+    with open_store(row.study.store) as store:
         lease = _claim(row, store)
         if not store.mine(lease):
             return RowOutcome(held=lease.told)
-        with kept(store, lease):
-            (left,) = seen([row], store)
+        with keep_lease(store, lease):
+            (left,) = mark_finished_cells([row], store)
             return RowRun(
-                left, tasks or tasks_of(row.study), store, lambda: False, row.study.device
+                left, tasks or load_tasks_once(row.study), store, lambda: False, row.study.device
             ).give_up(reason)
 
 
-def _claim(row: RowPlan, store: Store) -> LeaseRecord:
+def _claim(row: Row, store: Store) -> LeaseRecord:
     """Claim the cells of a row, those that can be divided lane by lane."""
     lanes = [f"/{k}" for k in range(row.study.grid_lanes)]
     mine = lanes if row.lane_part is None else lanes[row.lane_part :: row.lane_parts]
@@ -298,7 +306,7 @@ def _claim(row: RowPlan, store: Store) -> LeaseRecord:
     return store.claim(row.study_key, row.label, keys, run=row.run)
 
 
-def tasks_of(study: Study) -> LoadedTasks:
+def load_tasks_once(study: Study) -> LoadedTasks:
     """Load the tasks of a study once for all rows that this process is handed."""
     return _tasks(
         study.model_copy(update={"models": (), "only": None, "dtype": "auto"})
@@ -312,14 +320,14 @@ class _Pool:
     """Worker processes, each with a pipe: a row's plan goes in, its outcome comes back."""
 
     def __init__(
-        self, workers: int, tasks: LoadedTasks, crew: Crew, *, stays: bool = False
+        self, workers: int, tasks: LoadedTasks, crew: WorkerProcesses, *, stays: bool = False
     ) -> None:
         self.workers, self.tasks, self.crew, self.halt = workers, tasks, crew, crew.halt
         self.pipes: dict[Connection, SpawnProcess] = {}
         self.numbers: dict[Connection, int] = {}
-        self.busy: dict[Connection, RowPlan] = {}
+        self.busy: dict[Connection, Row] = {}
         self.stays = stays  # from one run to the next
-        self.sharing = Sharing()
+        self.sharing = GpuSharing()
         self.gpus, self.each = 0, 1  # rows on each GPU
         self.verdicts = tempfile.TemporaryDirectory(prefix="potentia-", ignore_cleanup_errors=True)
         os.environ[VERDICTS] = (
@@ -329,13 +337,13 @@ class _Pool:
             Connection, set[str]
         ] = {}  # the rows that a worker has had: it may have their models
 
-    def run(self, rows: Sequence[RowPlan], stop: Stop) -> dict[str, RowOutcome]:
+    def run(self, rows: Sequence[Row], stop: Stop) -> dict[str, RowOutcome]:
         try:
             self._share_gpus(rows)
-            turns = Turns(rows, self.tasks)
+            turns = AssignmentQueue(rows, self.tasks)
             for number in sorted({*range(self.workers)} - {*self.numbers.values()}):
                 self._start(number)
-            self.crew.dismiss()
+            self.crew.end_waiting_workers()
             while turns or self.busy:
                 if stop():
                     self.halt.value = True
@@ -360,15 +368,15 @@ class _Pool:
             raise Stopped
         return turns.ended
 
-    def _share_gpus(self, rows: Sequence[RowPlan]) -> None:
+    def _share_gpus(self, rows: Sequence[Row]) -> None:
         """Let workers that share a GPU compute side by side, where that works; the run's log says whether."""
         device = rows[0].study.device if rows else "cpu"
-        there = 0 if device in ("cpu", "spread") else gpus()
+        there = 0 if device in ("cpu", "spread") else count_gpus()
         self.gpus = there if device in ("auto", "cuda") else min(there, 1)
         self.each = -(-self.workers // self.gpus) if there else 1
         if self.each > 1 and not self.pipes:
             self.sharing.start(self.each)
-            with opened(rows[0].study.store) as store:
+            with open_store(rows[0].study.store) as store:
                 facts = {
                     "rows_per_gpu": self.each,
                     "mps": self.sharing.on,
@@ -389,11 +397,11 @@ class _Pool:
             self.sharing.end()
 
     def _start(self, number: int) -> None:
-        pipe, process = self.crew.hire(number, self.workers, self.stays)
+        pipe, process = self.crew.start_worker(number, self.workers, self.stays)
         self.pipes[pipe] = process
         self.numbers[pipe] = number
 
-    def _hand_over(self, pipe: Connection, turns: Turns) -> None:
+    def _hand_over(self, pipe: Connection, turns: AssignmentQueue) -> None:
         row = turns.take(self.busy.values(), self.had.setdefault(pipe, set()))
         if row is not None:
             if self.each > 1:
@@ -401,7 +409,9 @@ class _Pool:
                 beside = [
                     other for at, other in self.busy.items() if self.numbers[at] % self.gpus == here
                 ]
-                row = replace(row, memory=part_of(row, beside, turns.waiting, self.each))
+                row = replace(
+                    row, memory=choose_memory_share(row, beside, turns.waiting, self.each)
+                )
             self.had[pipe].add(row.model.name)
             self.busy[pipe] = row
             with suppress(
@@ -409,7 +419,7 @@ class _Pool:
             ):  # one that died idle is found out when its answer is read
                 pipe.send(row)
 
-    def _receive(self, pipe: Connection, turns: Turns) -> None:
+    def _receive(self, pipe: Connection, turns: AssignmentQueue) -> None:
         row = self.busy.pop(pipe)
         try:
             answer: Answer = pipe.recv()
@@ -417,7 +427,7 @@ class _Pool:
             process, number = self.pipes.pop(pipe), self.numbers.pop(pipe)
             process.join()
             self.sharing.leave()
-            answer = give_up_row(row, self.tasks, _death(process.exitcode))
+            answer = give_up_assignment(row, self.tasks, _death(process.exitcode))
             if turns:
                 self._start(number)  # on the GPU of the one that died
         turns.end(row, answer)

@@ -6,7 +6,7 @@ alone: its pipes lie in a temporary folder that only this run's workers know. It
 its own computes right under it, and where ``POTENTIA_MPS`` is not 0. Numbers are the same: the kernels are.
 
 Processes begin anew, so that nothing of the run is in them by accident, and that takes seconds: libraries, then a
-study's tasks. Those of a :class:`Crew` are there before it is known what for, while a study is planned.
+study's tasks. Those of a :class:`WorkerProcesses` are there before it is known what for, while a study is planned.
 
 Models stay loaded between the waves of an adaptive run, so that a row is loaded, and its passes proven, once. A model
 on a GPU waits in the memory of the machine: what is free on the GPU decides how many lanes share a pass, and with that
@@ -35,10 +35,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potentia.engine import LoadedModel
-from potentia.processes import leave_with_parent
+from potentia.processes import exit_with_parent
 
 if TYPE_CHECKING:
-    from potentia.run.plan import RowPlan
+    from potentia.run.plan import Row
     from potentia.study import Study
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ sys.exit(0 if set(back) == {7} else "the GPU gave other numbers back")
 """
 
 
-class Sharing:
+class GpuSharing:
     """The service of one run; ``why_not`` says why there is none."""
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class Sharing:
         self.folder = self._keeper = None
 
 
-def in_use() -> bool:
+def is_gpu_shared() -> bool:
     """Say whether this process computes under the service, a run's own or another."""
     return PIPES in os.environ
 
@@ -146,7 +146,7 @@ def in_use() -> bool:
 def _obstacle() -> str:
     if os.environ.get(OFF, "").lower() in ("0", "no", "false", "off"):
         return f"{OFF} says so"
-    if in_use():
+    if is_gpu_shared():
         return "a service of somebody else's is used"
     return "" if shutil.which(CONTROL) else f"there is no {CONTROL}"
 
@@ -191,7 +191,7 @@ Post = tuple[
 ]  # a worker's number, of how many, whether models stay, the environment
 
 
-class Crew:
+class WorkerProcesses:
     """Worker processes, each with a pipe: rows' plans go in, their outcomes come back.
 
     It knows all that it started: they ignore who asks them to end, so one that nobody knew would never be gone.
@@ -206,7 +206,7 @@ class Crew:
         self._early: list[tuple[Connection, SpawnProcess]] = []
         self._wanted = count, study
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> WorkerProcesses:
         count, study = self._wanted
         try:
             for _ in range(count):
@@ -224,12 +224,14 @@ class Crew:
         """End everyone who is still here."""
         _end(self._all)
 
-    def dismiss(self) -> None:
+    def end_waiting_workers(self) -> None:
         """Let those go who were not needed; they have nothing to lose."""
         _end([process for _, process in self._early])
         self._early = []
 
-    def hire(self, number: int, workers: int, stays: bool) -> tuple[Connection, SpawnProcess]:
+    def start_worker(
+        self, number: int, workers: int, stays: bool
+    ) -> tuple[Connection, SpawnProcess]:
         """Return the pipe of a worker who waits for rows, and its process."""
         self._early = [one for one in self._early if one[1].is_alive()]
         pipe, process = self._early.pop() if self._early else self._start()
@@ -252,7 +254,7 @@ class Crew:
         return ours, process
 
 
-def expected_workers(study: Study, asked: int | None = None) -> int:
+def estimate_worker_count(study: Study, asked: int | None = None) -> int:
     """Return how many workers to start before it is known what rows need: those that GPUs allow, a core for each.
 
     Planning keeps a core: sharing it took longer than workers gained, and a study that is done needs none.
@@ -285,14 +287,14 @@ def _deafly(start: Callable[[], Any]) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def gpus() -> int:
+def count_gpus() -> int:
     """Return how many GPUs there are."""
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def place_of(device: str, number: int, gpus: int) -> str:
+def choose_device(device: str, number: int, gpus: int) -> str:
     """Return the device of a worker: one each, or as many workers as there are on each."""
     return f"cuda:{number % gpus}" if gpus and device in ("auto", "cuda") else device
 
@@ -301,7 +303,7 @@ def _worker(pipe: Connection, halt: Halt) -> None:
     for asked in POLITE:
         signal.signal(asked, signal.SIG_IGN)  # the parent decides, through `halt`
     signal.pthread_sigmask(signal.SIG_UNBLOCK, POLITE)
-    leave_with_parent()
+    exit_with_parent()
     os.environ |= BY_DRIVER
     with contextlib.suppress(EOFError, ConnectionError):  # the parent is gone, or needs nobody
         told: Study | Post = pipe.recv()
@@ -318,10 +320,10 @@ def _warm_up(study: Study) -> None:
 
     from potentia.engine.scoring import Scorer  # noqa: F401
     from potentia.engine.training import LaneTrainer  # noqa: F401
-    from potentia.run.local import tasks_of
+    from potentia.run.local import load_tasks_once
 
     with contextlib.suppress(BaseException):
-        tasks_of(study)
+        load_tasks_once(study)
 
 
 def _serve(
@@ -340,21 +342,21 @@ def _serve(
     os.environ.setdefault("RAYON_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
     import torch
 
-    from potentia.run.local import answer_row
+    from potentia.run.local import answer_assignment
     from potentia.tasks import reading_once
 
-    there, shelf = gpus(), ModelCache(among=workers) if stays else None
+    there, shelf = count_gpus(), ModelCache(among=workers) if stays else None
     with (
         reading_once() if stays else contextlib.nullcontext()
     ):  # rounds of a selection differ in their caps alone
         while True:
-            row: RowPlan = pipe.recv()
-            device = place_of(row.study.device, number, there)
+            row: Row = pipe.recv()
+            device = choose_device(row.study.device, number, there)
             if device.startswith("cuda"):
                 torch.cuda.set_per_process_memory_fraction(
                     row.memory, int(device.partition(":")[2] or 0)
                 )
-            pipe.send(answer_row(row, lambda: bool(halt.value), device=device, shelf=shelf))
+            pipe.send(answer_assignment(row, lambda: bool(halt.value), device=device, shelf=shelf))
 
 
 SHARE = 0.5  # of the memory that is free now, over all processes that keep models
@@ -370,14 +372,14 @@ class ModelCache:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def take(self, row: RowPlan, device: str) -> LoadedModel | None:
+    def take(self, row: Row, device: str) -> LoadedModel | None:
         """Return the row's model where it was kept, on its device again."""
         loaded = self._kept.pop(_place(row, device), None)
         if loaded is not None and loaded.device.type != "cpu":
             loaded.model.to(loaded.device)
         return loaded
 
-    def put(self, row: RowPlan, device: str, loaded: LoadedModel) -> None:
+    def put(self, row: Row, device: str, loaded: LoadedModel) -> None:
         """Keep a model for its next wave, or let it go."""
         if not self._may_stay(row, loaded):
             loaded.close()
@@ -394,7 +396,7 @@ class ModelCache:
         while self._kept:
             self._kept.popitem()[1].close()
 
-    def _may_stay(self, row: RowPlan, loaded: LoadedModel) -> bool:
+    def _may_stay(self, row: Row, loaded: LoadedModel) -> bool:
         study = row.study
         tunings = [study.tuning, *([study.adjust.tuning] if study.adjust else [])]
         whole = any(tuning is not None and tuning.method == "full" for tuning in tunings)
@@ -411,8 +413,8 @@ class ModelCache:
         return bool(_free() * SHARE / self._among > sum(weight.nbytes for weight in weights))
 
 
-def _place(row: RowPlan, device: str) -> tuple[str, ...]:
-    return row.model.name, row.weights, row.study.dtype, device
+def _place(row: Row, device: str) -> tuple[str, ...]:
+    return row.model.name, row.model_fingerprint, row.study.dtype, device
 
 
 def _free() -> float:

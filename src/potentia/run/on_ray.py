@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from potentia.errors import InputError, StoreError
-from potentia.run.cost import weight_bytes
-from potentia.run.local import Answer, Turns, answer_row, give_up_row
-from potentia.run.plan import LoadedTasks, RowPlan
-from potentia.run.progress import Stopped, opened
+from potentia.run.cost import estimate_weight_bytes
+from potentia.run.local import Answer, AssignmentQueue, answer_assignment, give_up_assignment
+from potentia.run.plan import LoadedTasks, Row
+from potentia.run.progress import Stopped, open_store
 from potentia.run.row import RowOutcome
 from potentia.timing import repeatedly
 
@@ -36,12 +36,12 @@ STEP = 0.05  # shares of a GPU are whole multiples of this
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
-def needs(row: RowPlan, gpu_bytes: int | None) -> dict[str, Any]:
+def needs(row: Row, gpu_bytes: int | None) -> dict[str, Any]:
     """Say in Ray's words what a row needs by the size of its weights; models that fit beside others share a GPU.
 
     A row keeps to its share. One whose size is not known has a GPU to itself, one that does not fit a GPU several.
     """
-    weights = weight_bytes(row)
+    weights = estimate_weight_bytes(row)
     memory = int(ROOM * (weights or 0)) + ROOM_BYTES
     if gpu_bytes is None or row.study.device == "cpu":
         return {"num_cpus": max(1, row.threads), "memory": memory}
@@ -52,11 +52,11 @@ def needs(row: RowPlan, gpu_bytes: int | None) -> dict[str, Any]:
 
 
 def run_elsewhere(
-    rows: Sequence[RowPlan],
+    rows: Sequence[Row],
     tasks: LoadedTasks,
     *,
     stop: Callable[[], bool],
-    divide: Callable[[int, str], Sequence[RowPlan]],
+    divide: Callable[[int, str], Sequence[Row]],
 ) -> dict[str, RowOutcome]:
     """Run each row as a Ray task; one that stays lost costs its row alone.
 
@@ -75,7 +75,7 @@ def run_elsewhere(
     gpu_bytes = _gpu_bytes(ray)
     rows = divide(*_workers(ray, rows[0], gpu_bytes))
     flag = ray.remote(num_cpus=0)(_Flag).remote()
-    turns, pending = Turns(rows, tasks), dict[Any, RowPlan]()
+    turns, pending = AssignmentQueue(rows, tasks), dict[Any, Row]()
     try:
         while turns or pending:
             while (row := turns.take(pending.values())) is not None:
@@ -96,7 +96,7 @@ def run_elsewhere(
     return turns.ended
 
 
-def _workers(ray: Any, row: RowPlan, gpu_bytes: int | None) -> tuple[int, str]:
+def _workers(ray: Any, row: Row, gpu_bytes: int | None) -> tuple[int, str]:
     """Return how many rows the cluster runs at once, and on what."""
     has = ray.cluster_resources()
     if gpu_bytes is None or row.study.device == "cpu":
@@ -114,12 +114,12 @@ def _within(ray: Any, options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _outcome(ray: Any, reference: Any, row: RowPlan, tasks: LoadedTasks) -> Answer:
+def _outcome(ray: Any, reference: Any, row: Row, tasks: LoadedTasks) -> Answer:
     """Return how a task ended; what Ray could not bring to an end is given up with Ray's reason."""
     try:
         answer: Answer = ray.get(reference)
     except ray.exceptions.RayError as error:
-        return give_up_row(row, tasks, f"its Ray task was lost: {cause(error)}")
+        return give_up_assignment(row, tasks, f"its Ray task was lost: {cause(error)}")
     return answer
 
 
@@ -132,7 +132,7 @@ def cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(told)[:400] or 'no reason given'}"
 
 
-def _leave(ray: Any, flag: Any, pending: dict[Any, RowPlan]) -> None:
+def _leave(ray: Any, flag: Any, pending: dict[Any, Row]) -> None:
     """Tell the rows to stop, and give them time to save."""
     ray.get(flag.set.remote())
     if pending:
@@ -141,7 +141,7 @@ def _leave(ray: Any, flag: Any, pending: dict[Any, RowPlan]) -> None:
         ray.cancel(reference, force=False)
 
 
-def check_shared(ray: Any, row: RowPlan) -> None:
+def check_shared(ray: Any, row: Row) -> None:
     """Refuse a store that not every machine of the cluster reaches, and a folder of items that not all of them see."""
     from potentia.store import locate
 
@@ -153,7 +153,7 @@ def check_shared(ray: Any, row: RowPlan) -> None:
             "a SQLite file cannot be shared between machines",
             hint="give a PostgreSQL store: --store postgresql+psycopg://user@host/potentia?items=/shared/folder",
         )
-    with opened(row.study.store) as store:
+    with open_store(row.study.store) as store:
         folder = store.items_folder
     folder.mkdir(parents=True, exist_ok=True)
     mark = folder / f".seen-{uuid.uuid4().hex}"
@@ -206,7 +206,7 @@ class _Flag:
         return self.up
 
 
-def _row(row: RowPlan, flag: Any, share: float) -> Answer:
+def _row(row: Row, flag: Any, share: float) -> Answer:
     """Run a row on a machine of the cluster, which asks the flag now and then."""
     import ray
 
@@ -222,4 +222,4 @@ def _row(row: RowPlan, flag: Any, share: float) -> Answer:
                 heard.set()
 
     with repeatedly(ask, 1.0):
-        return answer_row(row, heard.is_set)
+        return answer_assignment(row, heard.is_set)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from potentia.store import Store
     from potentia.tasks import Task
 
-TOLD_SECONDS = 1.0  # between two words of planning
+REPORT_SECONDS = 1.0  # between two words of planning
 SMALL_TEST = 100  # documents; with fewer, few differences between models can be told
 
 
@@ -61,21 +61,23 @@ class CellPlan:
     task: str
     protocol: Protocol
     key: str
-    done: bool = False
+    finished: bool = False
     copy_of: str | None = None
 
 
 @dataclass(frozen=True)
-class RowPlan:
+class Row:
     """All cells of one model. A model that cannot be read has a problem and no keys."""
 
     study: Study  # with its dtype settled and without models: a row knows its own, and travels
     study_key: str
     model: ModelSpec
     cells: tuple[CellPlan, ...]
-    weights: str  # fingerprint of the model: its files, or what a treated copy is made of
-    original: str  # fingerprint of the files that are loaded first, before they are quantised
-    prints: Mapping[str, str]  # fingerprints of the tasks
+    model_fingerprint: str  # fingerprint of the model: its files, or what a treated copy is made of
+    original_fingerprint: (
+        str  # fingerprint of the files that are loaded first, before they are quantised
+    )
+    task_fingerprints: Mapping[str, str]  # fingerprints of the tasks
     problem: str | None = None
     threads: int = 0  # on a CPU; 0 while it is not planned to run
     memory: float = 1.0  # of its GPU's, where others run beside it
@@ -107,15 +109,15 @@ class RowPlan:
     @property
     def pending(self) -> tuple[CellPlan, ...]:
         """The cells still to compute."""
-        return tuple(cell for cell in self.cells if not cell.done)
+        return tuple(cell for cell in self.cells if not cell.finished)
 
 
 class LoadedTasks(NamedTuple):
     """The benchmarks of a study by name, the auxiliary data of adjust, and what treated copies are shown."""
 
-    benchmarks: Mapping[str, Task]
+    by_name: Mapping[str, Task]
     auxiliary: Task | None
-    shown: Mapping[str, Task]
+    exposure: Mapping[str, Task]
 
 
 @dataclass(frozen=True)
@@ -128,23 +130,23 @@ class StudyPlan:
 
     study: Study
     key: str
-    rows: tuple[RowPlan, ...]
+    rows: tuple[Row, ...]
     tasks: LoadedTasks
     outdated: tuple[str, ...] = ()
     damaged: tuple[str, ...] = ()
     run: str = ""
 
-    def cells(self) -> Iterator[CellPlan]:
+    def iterate_cells(self) -> Iterator[CellPlan]:
         """Go through the cells of all rows."""
         return (cell for row in self.rows for cell in row.cells)
 
-    def notes(self) -> tuple[str, ...]:
+    def collect_notes(self) -> tuple[str, ...]:
         """Say what was inferred of own data or left out, and which tests are too small to tell models apart."""
         said = [
-            f"{name}: {note}" for name, task in self.tasks.benchmarks.items() for note in task.notes
+            f"{name}: {note}" for name, task in self.tasks.by_name.items() for note in task.notes
         ]
         for spec in self.study.benchmarks():
-            test = self.tasks.benchmarks[spec.name].plan.test
+            test = self.tasks.by_name[spec.name].plan.test
             divided = (
                 spec.ratios is None
                 and spec.folds is None
@@ -255,7 +257,9 @@ def _load_auxiliary(study: Study, adjust: Adjust) -> Task:
     )
 
 
-def kind_of(study: Study, model: ModelSpec, *, template: bool | None = None) -> Kind | None:
+def decide_model_kind(
+    study: Study, model: ModelSpec, *, template: bool | None = None
+) -> Kind | None:
     """Decide whether a model is a base or an instruct model; None where its tokenizer has to tell."""
     table = models(study.facts)
     return decide_kind(
@@ -267,9 +271,9 @@ def kind_of(study: Study, model: ModelSpec, *, template: bool | None = None) -> 
     )
 
 
-def settled_kind(study: Study, model: ModelSpec) -> Kind | None:
+def decide_scoring_kind(study: Study, model: ModelSpec) -> Kind | None:
     """Decide the kind where it matters for the score: a model without a chat template is asked plainly anyway."""
-    return kind_of(study, model) if may_have_template(model.source) else None
+    return decide_model_kind(study, model) if may_have_template(model.source) else None
 
 
 # --- planning --------------------------------------------------------------------------------------------------------
@@ -281,7 +285,7 @@ def plan_study(study: Study, *, tell: Callable[[str], Any] = lambda _: None) -> 
 
     models = study.rows()
     for model in models:
-        check_source(model)
+        check_model_source(model)
     named = [
         (model.source, model.revision, model.gguf_file, tuple(model.adapters)) for model in models
     ]
@@ -295,16 +299,16 @@ def plan_study(study: Study, *, tell: Callable[[str], Any] = lambda _: None) -> 
     rows, told = [], time.monotonic()
     for model, name in zip(models, named, strict=True):
         rows.append(_plan_row(study, bare, key, tasks, model, prints[name]))
-        if time.monotonic() - told > TOLD_SECONDS:
+        if time.monotonic() - told > REPORT_SECONDS:
             told = time.monotonic()
             tell(f"reading models: {len(rows):,} of {len(models):,}")
     store = find_store(study.store)
     if store is None:
         return StudyPlan(study, key, tuple(rows), tasks)
     with store:
-        rows = seen(rows, store)
+        rows = mark_finished_cells(rows, store)
         damaged = store.damaged([cell.key for row in rows for cell in row.pending])
-        if damaged and not any(cell.done for row in rows for cell in row.cells):
+        if damaged and not any(cell.finished for row in rows for cell in row.cells):
             store.check_items(damaged)
         wanted = {cell.key for row in rows for cell in row.cells}
         readable = {row.model.name for row in rows if not row.problem}
@@ -321,29 +325,29 @@ def _plan_row(
     tasks: LoadedTasks,
     model: ModelSpec,
     print_of: Future[str],
-) -> RowPlan:
+) -> Row:
     """Plan one row; a model that cannot be read becomes a row with a problem, not an error."""
     original = weights = ""
     problem = None
     try:
         original = print_of.result()
         weights = quantised_fingerprint(original, model.quantise)
-        weights = weights if model.copy_of is None else _treated(study, weights, tasks.shown)
+        weights = weights if model.copy_of is None else _treated(study, weights, tasks.exposure)
     except INTERRUPTS:
         raise
     except (PotentiaError, OSError) as error:
         problem = str(error)
     except BaseException as error:  # whatever a library makes of its files, the other rows go on
         problem = f"{type(error).__name__}: {first_line(error)}"
-    prints = {name: task.fingerprint for name, task in tasks.benchmarks.items()}
+    prints = {name: task.fingerprint for name, task in tasks.by_name.items()}
     steps = sorted(set(study.adjust.at_steps)) if study.adjust else []
     same = {
-        "kind": settled_kind(study, model),
+        "kind": decide_scoring_kind(study, model),
         "rates": own_rates(study, model),
         "auxiliary": tasks.auxiliary.fingerprint if tasks.auxiliary else None,
     }
     cells = []
-    for protocol, (name, task) in product(map(Protocol, study.protocols), tasks.benchmarks.items()):
+    for protocol, (name, task) in product(map(Protocol, study.protocols), tasks.by_name.items()):
         examples_of_text = protocol.kind == "few_shot" and task.kind == "corpus"  # there are none
         if examples_of_text or not whole.asks(model.name, name, protocol):
             continue
@@ -353,7 +357,7 @@ def _plan_row(
         for step in steps if protocol == ADJUST else ():
             cells.append(CellPlan(name, protocol.at(step), own and step_key(own, step)))
         cells.append(CellPlan(name, protocol, own))
-    return RowPlan(study, key, model, tuple(cells), weights, original, prints, problem)
+    return Row(study, key, model, tuple(cells), weights, original, prints, problem)
 
 
 def _treated(study: Study, original: str, shown: Mapping[str, Task]) -> str:
@@ -365,7 +369,7 @@ def _treated(study: Study, original: str, shown: Mapping[str, Task]) -> str:
     )
 
 
-def seen(rows: Sequence[RowPlan], store: Store) -> list[RowPlan]:
+def mark_finished_cells(rows: Sequence[Row], store: Store) -> list[Row]:
     """Return the rows with what the store has by now, under these names or others; damaged cells are to be made."""
     known = store.names([cell.key for row in rows for cell in row.pending])
     for key in store.damaged(list(known)):
@@ -375,27 +379,27 @@ def seen(rows: Sequence[RowPlan], store: Store) -> list[RowPlan]:
     ]
 
 
-def _seen(cell: CellPlan, row: RowPlan, found: Mapping[str, tuple[str, str]]) -> CellPlan:
+def _seen(cell: CellPlan, row: Row, found: Mapping[str, tuple[str, str]]) -> CellPlan:
     names = (row.model.name, cell.task)
-    if cell.done or found.get(cell.key, names) == names:
-        return replace(cell, done=cell.done or cell.key in found)
+    if cell.finished or found.get(cell.key, names) == names:
+        return replace(cell, finished=cell.finished or cell.key in found)
     own, step = renamed(cell.key, *names), cell.protocol.step
     if step is not None:  # named after the cell at the end
         end = next(
             other for other in row.cells if (other.task, other.protocol) == (cell.task, ADJUST)
         )
         own = step_key(renamed(end.copy_of or end.key, *names), step)
-    return replace(cell, key=own, done=True, copy_of=cell.key)
+    return replace(cell, key=own, finished=True, copy_of=cell.key)
 
 
-def take_over(row: RowPlan, store: Store) -> None:
+def adopt_finished_cells(row: Row, store: Store) -> None:
     """Give the study the cells of this row that the store has, as copies where they are there under other names."""
     for cell in row.cells:
         if cell.copy_of is not None:
             store.copy_cell(
                 cell.copy_of, cell.key, study=row.study_key, model=row.model.name, task=cell.task
             )
-    store.adopt(row.study_key, [cell.key for cell in row.cells if cell.done])
+    store.adopt(row.study_key, [cell.key for cell in row.cells if cell.finished])
 
 
 def _check_adjust(study: Study, tasks: LoadedTasks) -> None:
@@ -403,7 +407,7 @@ def _check_adjust(study: Study, tasks: LoadedTasks) -> None:
     auxiliary = tasks.auxiliary
     if auxiliary is None or study.adjust is None:
         return
-    blind = [name for name, task in tasks.benchmarks.items() if not task.documents("validation")]
+    blind = [name for name, task in tasks.by_name.items() if not task.documents("validation")]
     several = any(len(adjust_tuning(study, row).learning_rates) > 1 for row in study.rows())
     if blind and several and not auxiliary.documents("validation"):
         hint = "name one learning rate, or keep some of the auxiliary data to choose by: `adjust: {hold_out: 500}`"
@@ -449,7 +453,7 @@ QUANTISED = {
 }
 
 
-def check_source(model: ModelSpec) -> None:
+def check_model_source(model: ModelSpec) -> None:
     """Refuse a model that is plainly a path but not there, lacks its tokenizer, or needs a package that is missing.
 
     Each would fail every cell of its row. A hub name is left to the hub, a folder without a config to the loading.

@@ -20,7 +20,7 @@ from potentia.study import content_key
 from potentia.values.protocol import ADJUST, Protocol
 
 if TYPE_CHECKING:
-    from potentia.run.plan import RowPlan, StudyPlan
+    from potentia.run.plan import Row, StudyPlan
     from potentia.store import EventRecord, Store, StudyRecord
 
 
@@ -35,7 +35,7 @@ class Stopped(Exception):  # noqa: N818 - the user asked for it
     """The run was asked to stop; its state is in the workspace."""
 
 
-def opened(where: str, *, readonly: bool = False, create: bool = False) -> Store:
+def open_store(where: str, *, readonly: bool = False, create: bool = False) -> Store:
     """Open the store of a run, which is waited for while it is away; without ``create`` it is there already."""
     from potentia.store import Store
 
@@ -79,7 +79,7 @@ def _patient(where: str, store: Store) -> Store:
     return store
 
 
-def events_of(store: Store, study: str) -> Iterator[EventRecord]:
+def read_events(store: Store, study: str) -> Iterator[EventRecord]:
     """Go through all that a study has told so far, page by page; nothing where the store does not know it."""
     last = 0
     known = any(record.key == study for record in store.studies())
@@ -113,13 +113,13 @@ class RunLog:
                 file.write(text.encode("utf-8", "replace"))
 
 
-def lanes_name(row: RowPlan, kind: Protocol) -> str:
+def name_lanes_folder(row: Row, kind: Protocol) -> str:
     """Name the folder of a row's lanes by the cells that they are for, whether these are done or not."""
     cells = [cell.copy_of or cell.key for cell in row.cells if cell.protocol == kind]
     return content_key(cells=sorted(cells))
 
 
-def remove_lanes(folder: Path) -> None:
+def remove_lanes_folder(folder: Path) -> None:
     """Remove a folder of lanes, and the one it lies in where it was the last."""
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):
@@ -130,14 +130,14 @@ OF_TRAINING = ("lanes_active", "lanes_waiting", "tokens_per_second")  # true whi
 BRIEF = 0.2  # seconds: phases that follow one another faster than anyone reads are not all written
 
 
-class Board:
+class RowProgress:
     """What a running row tells the world: its latest state and a log of events, through the store.
 
     Every executor, the terminal view and the live board read the same records, so a row reports the same way whether it
     runs in this process, in a worker or on another machine.
     """
 
-    def __init__(self, plan: RowPlan, store: Store, *, every: float = 1.0) -> None:
+    def __init__(self, plan: Row, store: Store, *, every: float = 1.0) -> None:
         self._store, self._study, self._every = store, plan.study_key, every
         self._log = RunLog(store, plan.run)
         self._row, self._label = plan.model.name, plan.label  # parts of a row have a state each
@@ -199,7 +199,7 @@ class Board:
             self._store.put_progress(self._study, self._label, dict(self._state))
 
 
-class Count:
+class CellCount:
     """The cells that a run has to do, and which of them have ended so far by the study's log."""
 
     def __init__(self, plan: StudyPlan) -> None:
@@ -240,7 +240,7 @@ class Count:
 PACED = 40  # of the cells that ended, the last so many tell the pace
 
 
-def seconds_left(began: float, ends: Iterable[float], todo: int) -> float | None:
+def estimate_seconds_left(began: float, ends: Iterable[float], todo: int) -> float | None:
     """Estimate how long so many cells take, by the moments at which others ended since; None where none did."""
     last = sorted(end for end in ends if end >= began)[-PACED - 1 :]
     since = last.pop(0) if len(last) > PACED else began
@@ -253,7 +253,7 @@ LEASE = ("row", "host", "pid", "since", "run")  # what is told of one
 ALIVE_SECONDS = 60.0  # a running row writes its state about once a second
 
 
-def store_status(where: str, study: str | None = None) -> dict[str, Any]:
+def read_store_status(where: str, study: str | None = None) -> dict[str, Any]:
     """Return studies with their counts, the failed cells with reasons, and the rows that run now."""
     from potentia.evidence import study_of
     from potentia.store import Store
@@ -276,7 +276,7 @@ def store_status(where: str, study: str | None = None) -> dict[str, Any]:
                     "created": record.created,
                     "models": len(study_file.rows()) if study_file else None,
                     "tasks": len(study_file.tasks) if study_file else None,
-                    "asked": asked_cells(store, record),
+                    "asked": count_planned_cells(store, record),
                     "done": store.count(study=record.key),
                     "failed": sum(f["study"] == record.key for f in failures),
                     "running": len(running),
@@ -292,7 +292,7 @@ def is_running(state: dict[str, Any]) -> bool:
     return "ended" not in state and abs(time.time() - float(state.get("at", 0))) < ALIVE_SECONDS
 
 
-def asked_cells(store: Store, record: StudyRecord) -> int | None:
+def count_planned_cells(store: Store, record: StudyRecord) -> int | None:
     """Return how many cells the study asks for; None for imported scores.
 
     An adjustment that is scored on the way has a cell for each such step. Texts to predict have no few-shot cells;

@@ -22,13 +22,21 @@ from typing import TYPE_CHECKING, Any
 from potentia.engine import LoadedModel, chat_template, going_first, load, verdicts_of_run
 from potentia.errors import INTERRUPTS, DamagedItemsError, ModelError, PotentiaError, StoreError
 from potentia.facts import Kind
-from potentia.run.ask import Evaluation, Style, direct
+from potentia.run.ask import Evaluation, Style, evaluate_untuned
 from potentia.run.fine_tuning import tune_row
-from potentia.run.machine import in_use
-from potentia.run.plan import CellPlan, LoadedTasks, RowPlan, kind_of, seen, settled_kind, take_over
-from potentia.run.progress import Board, Stopped
+from potentia.run.machine import is_gpu_shared
+from potentia.run.plan import (
+    CellPlan,
+    LoadedTasks,
+    Row,
+    adopt_finished_cells,
+    decide_model_kind,
+    decide_scoring_kind,
+    mark_finished_cells,
+)
+from potentia.run.progress import RowProgress, Stopped
 from potentia.study import SCORING_VERSION, adjust_tuning, cell_key, renamed
-from potentia.timing import Tally, spending
+from potentia.timing import TimeTally, spending
 from potentia.values.metric import Origin, recipe_fingerprint
 from potentia.values.plain import to_plain
 from potentia.values.protocol import ADJUST, DIRECT, TRAIN_BEFORE_TEST, Protocol
@@ -83,13 +91,13 @@ class RowOutcome:
 class RowRun:
     """Everything that the cells of one row share while it runs."""
 
-    plan: RowPlan
+    plan: Row
     tasks: LoadedTasks
     store: Store
     stop: Callable[[], bool]
     device: str
     shelf: ModelCache | None = None  # where the model waits for the next wave
-    board: Board = field(init=False)
+    board: RowProgress = field(init=False)
     study: Study = field(init=False)
     loaded: LoadedModel = field(init=False)
     scorer: Scorer = field(init=False)
@@ -98,16 +106,16 @@ class RowRun:
     styles: tuple[Style, ...] = field(init=False, default=("plain",))
     outcome: RowOutcome = field(init=False, default_factory=RowOutcome)
     unknown: dict[str, float] = field(init=False, default_factory=dict)  # shares of tokens, by task
-    tally: Tally = field(init=False, default_factory=Tally)
+    tally: TimeTally = field(init=False, default_factory=TimeTally)
 
     def __post_init__(self) -> None:
-        self.board = Board(self.plan, self.store)
+        self.board = RowProgress(self.plan, self.store)
         self.study = self.plan.study
 
     def run(self) -> RowOutcome:
         """Compute every cell of the row that the store does not have by now, and tell where the time went."""
         shared = self.plan.memory < 1.0
-        with self.tally.kept(), going_first(self.device) if shared else nullcontext():
+        with self.tally.running(), going_first(self.device) if shared else nullcontext():
             outcome = self._run()
         if self.outcome.done or self.plan.lane_part is not None:
             self.board.event("row", seconds=self.tally.total, tally=self.tally.seconds)
@@ -117,11 +125,11 @@ class RowRun:
         if self.plan.problem:
             return self.give_up(self.plan.problem)
         pending = len(self.plan.pending)
-        (self.plan,) = seen([self.plan], self.store)
+        (self.plan,) = mark_finished_cells([self.plan], self.store)
         self.outcome.found = pending - len(self.plan.pending) if self.plan.lane_part is None else 0
         if self.outcome.found:
-            take_over(self.plan, self.store)
-            done = [(cell.task, cell.protocol) for cell in self.plan.cells if cell.done]
+            adopt_finished_cells(self.plan, self.store)
+            done = [(cell.task, cell.protocol) for cell in self.plan.cells if cell.finished]
             self.board.event("found", cells=self.outcome.found, done=done)
         if not self.plan.pending:
             return self.outcome
@@ -170,14 +178,14 @@ class RowRun:
             self.loaded = load_treated(self)
         else:
             self.loaded = self.load_model()
-        if self.loaded.fingerprint != self.plan.weights:
+        if self.loaded.fingerprint != self.plan.model_fingerprint:
             self.loaded.close()
             raise ModelError(
                 "its files changed since the study was planned", hint="run the same command again"
             )
         self.scorer = Scorer(self.loaded, token_budget=self.study.token_budget)
         template = chat_template(self.loaded.tokenizer)
-        kind = kind_of(self.study, model, template=template is not None)
+        kind = decide_model_kind(self.study, model, template=template is not None)
         assert kind is not None
         self.kind = kind
         asked = self.study.chat == "always" and model.kind != "base"
@@ -217,7 +225,7 @@ class RowRun:
 
     def _direct(self, cells: list[CellPlan]) -> None:
         (cell,) = cells
-        task = self.tasks.benchmarks[cell.task]
+        task = self.tasks.by_name[cell.task]
         looks = len(self.styles) if len(self.styles) > 1 else 0
         total = len(task.documents("test")) + looks * len(task.documents("validation"))
         self.board.phase(f"{cell.protocol} {cell.task}", total=total)
@@ -235,9 +243,9 @@ class RowRun:
             "progress": progress,
         }
         with spending("test"):
-            return direct(
+            return evaluate_untuned(
                 self.scorer,
-                self.tasks.benchmarks[task],
+                self.tasks.by_name[task],
                 shots=self.study.shots_for(task, protocol),
                 **how,
             )
@@ -339,7 +347,7 @@ class RowRun:
             seed=self.study.seed,
             styles=self.styles,
             scorer=ScorerProvenance.from_dict(to_plain(self.scorer.notes)),
-            gpu_sharing="MPS" if self.loaded.device.type == "cuda" and in_use() else None,
+            gpu_sharing="MPS" if self.loaded.device.type == "cuda" and is_gpu_shared() else None,
             engine=self._engine_provenance(),
         )
         if cell.protocol.tuned:
@@ -375,7 +383,7 @@ class RowRun:
             quantise=model.quantise,
             trust_remote_code=model.trust_remote_code,
             copy_of=model.copy_of,
-            shown=tuple(self.tasks.shown) if model.copy_of else (),
+            shown=tuple(self.tasks.exposure) if model.copy_of else (),
             fingerprint=loaded.fingerprint,
             dtype=str(loaded.dtype).removeprefix("torch."),
             device=str(loaded.device),
@@ -384,9 +392,9 @@ class RowRun:
         )
 
     def _task_provenance(self, name: str) -> TaskProvenance:
-        task = self.tasks.benchmarks[name]
+        task = self.tasks.by_name[name]
         description = {
-            "fingerprint": self.plan.prints[name],
+            "fingerprint": self.plan.task_fingerprints[name],
             "metric": task.metric,
             **task.described(),
         }
@@ -434,13 +442,13 @@ class RowRun:
         key = next(planned, None)
         if not key:
             kind, shots = (
-                settled_kind(self.study, self.plan.model),
+                decide_scoring_kind(self.study, self.plan.model),
                 self.study.shots_for(task, DIRECT),
             )
             key = cell_key(
                 self.study,
-                self.plan.weights,
-                self.plan.prints[task],
+                self.plan.model_fingerprint,
+                self.plan.task_fingerprints[task],
                 DIRECT,
                 kind=kind,
                 shots=shots,

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from potentia.run.cost import parameters_of, tokens_shown, work_of
-from potentia.run.plan import CellPlan, RowPlan, StudyPlan
-from potentia.run.progress import lanes_name
+from potentia.run.cost import count_exposure_tokens, count_work, find_parameters
+from potentia.run.plan import CellPlan, Row, StudyPlan
+from potentia.run.progress import name_lanes_folder
 from potentia.run.tuned import Begun
 from potentia.values.protocol import TRAIN_BEFORE_TEST
 
@@ -67,15 +67,15 @@ class Leaf(NamedTuple):
     lane_parts: int = 1
 
 
-def in_parts(
+def divide_rows(
     plan: StudyPlan,
-    rows: Sequence[RowPlan],
+    rows: Sequence[Row],
     store: Store,
     workers: int,
     *,
     device: str,
     least: float = LEAST_SECONDS,
-) -> list[RowPlan]:
+) -> list[Row]:
     """Return the rows, longest first, those in parts that keep workers busy; as they are where nothing is gained.
 
     A part takes ``least`` seconds or more; with 0 loading is not counted either, and with infinity nothing is divided.
@@ -83,7 +83,7 @@ def in_parts(
     """
     asked = least < math.inf
     prices = _prices(plan, rows, device) if asked else {row.model.name: {} for row in rows}
-    sizes = train_sizes(plan)
+    sizes = count_train_documents(plan)
     trees = [
         _Tree(
             row,
@@ -121,22 +121,22 @@ def _best_cut(trees: Sequence[_Tree], workers: int, least: float) -> list[list[L
     return best
 
 
-def train_sizes(plan: StudyPlan) -> dict[str, int]:
+def count_train_documents(plan: StudyPlan) -> dict[str, int]:
     """Return the training documents of every task, by which rows are halved."""
-    return {name: len(task.documents("train")) for name, task in plan.tasks.benchmarks.items()}
+    return {name: len(task.documents("train")) for name, task in plan.tasks.by_name.items()}
 
 
-def every_part(row: RowPlan, sizes: Mapping[str, int]) -> Iterator[RowPlan]:
+def iterate_parts(row: Row, sizes: Mapping[str, int]) -> Iterator[Row]:
     """Go through all parts that a row can be divided into, itself first."""
     yield row
     tree = _Tree(row, sizes)
     for tasks in tree.below(tree.tasks) if tree.tasks else ():
-        yield part_of(row, tasks)
+        yield make_part(row, tasks)
 
 
-def part_of(
-    row: RowPlan, tasks: Tasks, *, rest: bool = False, number: tuple[int, int] | None = None
-) -> RowPlan:
+def make_part(
+    row: Row, tasks: Tasks, *, rest: bool = False, number: tuple[int, int] | None = None
+) -> Row:
     """Return the cells of some tasks of a row; with ``rest``, also those that no part divides."""
     cells = tuple(c for c in row.cells if (rest if _together(c) else c.task in tasks))
     return replace(row, cells=cells, part=number)
@@ -151,7 +151,7 @@ class _Tree:
 
     def __init__(
         self,
-        row: RowPlan,
+        row: Row,
         sizes: Mapping[str, int],
         prices: Mapping[str, Price] | None = None,
         store: Store | None = None,
@@ -183,11 +183,13 @@ class _Tree:
         largest = price.lanes * math.ceil(lanes / leaf.lane_parts) / lanes
         return [self.load + max(largest, price.least)] * leaf.lane_parts, whole - price.lanes
 
-    def parts(self, leaves: Sequence[Leaf], lanes: bool) -> Iterator[tuple[float, RowPlan]]:
+    def parts(self, leaves: Sequence[Leaf], lanes: bool) -> Iterator[tuple[float, Row]]:
         """Go through the row in parts, each with the seconds until what it belongs to is done."""
         for k, leaf in enumerate(leaves):
             number = (k + 1, len(leaves)) if len(leaves) > 1 else None
-            part = part_of(self.row, leaf.tasks, rest=k == 0, number=number) if number else self.row
+            part = (
+                make_part(self.row, leaf.tasks, rest=k == 0, number=number) if number else self.row
+            )
             first, last = self.chain(leaf)
             tuned = tuple(cell for cell in part.cells if cell.protocol == TRAIN_BEFORE_TEST)
             for lane_part in range(leaf.lane_parts if first and lanes else 0):
@@ -237,25 +239,27 @@ class _Tree:
         """Return how an earlier run, or another, has begun with just these tasks."""
         if self.store is None:
             return None
-        folder = self.store.lanes_folder / lanes_name(part_of(self.row, tasks), TRAIN_BEFORE_TEST)
+        folder = self.store.lanes_folder / name_lanes_folder(
+            make_part(self.row, tasks), TRAIN_BEFORE_TEST
+        )
         return Begun.read(folder) or (Begun(list(tasks), 0, 1) if folder.is_dir() else None)
 
 
-def _prices(plan: StudyPlan, rows: Sequence[RowPlan], device: str) -> dict[str, dict[str, Price]]:
+def _prices(plan: StudyPlan, rows: Sequence[Row], device: str) -> dict[str, dict[str, Price]]:
     """Estimate the seconds of what is left, by row and task."""
     on_cpu, tuning = device == "cpu", plan.study.tuning
     rate = FLOPS["cpu"] * max(1, rows[0].threads) if on_cpu else FLOPS["cuda"]
     grid = len(tuning.learning_rates) / tuning.expected_lanes
     found: dict[str, dict[str, Price]] = {row.model.name: {} for row in rows}
     sizes = {row.model.name: _size(row) for row in rows}
-    for work in work_of(plan):
-        if work.done or work.model not in found:
+    for work in count_work(plan):
+        if work.finished or work.model not in found:
             continue
         seconds = sizes[work.model] * (4 * work.train_tokens + 2 * work.score_tokens) / rate
         price = found[work.model].get(work.task, Price(0.0))
         price = price._replace(whole=price.whole + seconds)
         if work.protocol == TRAIN_BEFORE_TEST:
-            updates = tuning.updates(len(plan.tasks.benchmarks[work.task].documents("train")))
+            updates = tuning.updates(len(plan.tasks.by_name[work.task].documents("train")))
             price = price._replace(
                 lanes=grid * seconds, least=0.0 if on_cpu else STEP_SECONDS * updates
             )
@@ -263,24 +267,24 @@ def _prices(plan: StudyPlan, rows: Sequence[RowPlan], device: str) -> dict[str, 
     for row in rows:
         if row.model.copy_of is not None:  # it is made first
             found[row.model.name][MAKING] = Price(
-                4 * sizes[row.model.name] * tokens_shown(plan) / rate
+                4 * sizes[row.model.name] * count_exposure_tokens(plan) / rate
             )
     return found
 
 
-def _size(row: RowPlan) -> float:
-    size = parameters_of(row.model)
+def _size(row: Row) -> float:
+    size = find_parameters(row.model)
     return size if np.isfinite(size) else 1e9
 
 
 def _span_of(trees: Sequence[_Tree], cut: Sequence[Sequence[Leaf]], workers: int) -> float:
-    return makespan(
+    return simulate_makespan(
         [tree.chain(leaf) for tree, leaves in zip(trees, cut, strict=True) for leaf in leaves],
         workers,
     )
 
 
-def makespan(chains: Sequence[Chain], workers: int) -> float:
+def simulate_makespan(chains: Sequence[Chain], workers: int) -> float:
     """Return how long all parts take, handed out longest first; the last of a chain as soon as it need not wait."""
     free = [0.0] * max(workers, 1)  # when each worker is
     waiting = sorted(

@@ -21,10 +21,10 @@ from potentia.analysis.planning import CandidateStanding, ModelChoice
 from potentia.analysis.rankings import Elicitation, build_scoreboard, measure_elicitation
 from potentia.analysis.stats import select_survivors
 from potentia.errors import InputError, PotentiaError
-from potentia.run.execute import default_workers, run_study
-from potentia.run.local import Stay
+from potentia.run.execute import choose_worker_count, run_study
+from potentia.run.local import ModelSession
 from potentia.run.plan import load_tasks, plan_study
-from potentia.run.progress import opened
+from potentia.run.progress import open_store
 from potentia.study import Study, Tuning
 from potentia.values.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol
 
@@ -54,7 +54,7 @@ class Race:
     note: Callable[[str], Any] = lambda _: None  # what is to be known of the data
     workers: int = 0  # at once; 0 fits them to the GPUs
     last: str = ""  # key of the final round's study
-    stay: Stay | None = None
+    stay: ModelSession | None = None
     problems: dict[str, str] = field(init=False, default_factory=dict)  # by model
     out: dict[str, Out] = field(init=False, default_factory=dict)
     notes: list[str] = field(init=False, default_factory=list)
@@ -64,7 +64,7 @@ class Race:
         """Run the rounds and return the answer; the data is read once, and a model stays loaded if memory allows."""
         from potentia.tasks import reading_once
 
-        with reading_once(), Stay() as self.stay:
+        with reading_once(), ModelSession() as self.stay:
             return self._run()
 
     def _run(self) -> ModelChoice:
@@ -73,7 +73,7 @@ class Race:
             raise InputError(
                 "a selection is on one task", hint="give one --data; several tasks are a study"
             )
-        task = next(iter(load_tasks(self.study).benchmarks.values()))
+        task = next(iter(load_tasks(self.study).by_name.values()))
         for note in task.notes:
             self.note(note)
         if not task.documents("train") or not task.documents("validation"):
@@ -84,7 +84,7 @@ class Race:
         self.tell(f"direct scores of {len(names)} models")
         direct = self._round(names, "direct", "scored", protocols=(DIRECT,))
         racing = [name for name in names if name not in self.problems]
-        sizes = rounds(len(racing), len(task.documents("train")))
+        sizes = choose_round_sizes(len(racing), len(task.documents("train")))
         for number in range(1, len(sizes)):
             start, size = time.monotonic(), sizes[number - 1]
             now = f"round {number} of {len(sizes)}: {len(racing)} models on {size} documents"
@@ -159,14 +159,14 @@ class Race:
             }
         )
         plan = plan_study(study)
-        result = run_study(plan, workers=self.workers or default_workers(plan), stay=self.stay)
+        result = run_study(plan, workers=self.workers or choose_worker_count(plan), stay=self.stay)
         if result.interrupted:
             raise KeyboardInterrupt
         for model, reason in ((model, reason) for reason in result.reasons for model in models):
             if reason.startswith((f"{model} × ", f"{model}, ")):
                 self.problems[model] = reason.removeprefix(model).partition(": ")[2]
         self.last = result.study
-        with opened(study.store, readonly=True) as store:
+        with open_store(study.store, readonly=True) as store:
             found = {cell.model: cell for cell in store.cells(study=result.study)}
         if not found:
             who = "finalist" if name == "final" else "candidate"
@@ -231,7 +231,7 @@ class Race:
         )
 
 
-def rounds(candidates: int, documents: int) -> list[int]:
+def choose_round_sizes(candidates: int, documents: int) -> list[int]:
     """Training documents of each round: all at once for two candidates, a quarter first for a few, a ninth for many."""
     if candidates <= 2 or documents <= LEAST:
         return [documents]
@@ -264,7 +264,7 @@ def _validated(cell: CellRecord, documents: int) -> tuple[float, float]:
 RECIPE = "recipe"
 
 
-def ways_of(tuning: Tuning, rank: int) -> dict[str, Tuning]:
+def list_elicitation_recipes(tuning: Tuning, rank: int) -> dict[str, Tuning]:
     """Return the recipe, the same with a higher rank (its output scaled alike), and the same with all weights."""
     said = {
         name: value
@@ -276,7 +276,7 @@ def ways_of(tuning: Tuning, rank: int) -> dict[str, Tuning]:
     return {RECIPE: tuning, f"rank {rank}": higher, "all weights": Tuning(method="full", **said)}
 
 
-def elicit(
+def run_elicitation(
     study: Study,
     *,
     models: Sequence[str] = (),
@@ -297,7 +297,7 @@ def elicit(
                 f"{unknown[0]} is not part of the study", hint=f"it has: {', '.join(there)}"
             )
     found = {}
-    for name, tuning in ways_of(study.tuning, rank).items():
+    for name, tuning in list_elicitation_recipes(study.tuning, rank).items():
         small = study.model_copy(
             update={
                 "name": f"{study.name}, {name}",
@@ -316,7 +316,7 @@ def elicit(
                 result.reasons[0] if result.reasons else "stopped",
                 hint="run the same command again",
             )
-        with opened(study.store, readonly=True) as store:
+        with open_store(study.store, readonly=True) as store:
             matrix = store.matrix(TRAIN_BEFORE_TEST, study=small.name)
         found[name] = matrix.select(
             models=[m.name for m in small.models], tasks=[t.name for t in small.tasks]

@@ -29,8 +29,8 @@ import numpy as np
 from potentia.engine import LoadedModel
 from potentia.errors import PotentiaError, TuningError
 from potentia.files import write_file
-from potentia.run.ask import SplitName, remembered
-from potentia.run.progress import Stopped, remove_lanes
+from potentia.run.ask import SplitName, render_once
+from potentia.run.progress import Stopped, remove_lanes_folder
 from potentia.study import Tuning, content_key
 from potentia.timing import spending
 from potentia.values.selection import ProbeResult, SplitLosses
@@ -64,7 +64,7 @@ def learned(
     texts = [
         e
         for task, f in zip(data, made, strict=True)
-        for e in remembered(task, ("train", every, chat), f)
+        for e in render_once(task, ("train", every, chat), f)
     ]
     end = loaded.tokenizer.eos_token_id
     if end is not None:
@@ -145,19 +145,19 @@ def on_threads(threads: int) -> Iterator[None]:
 
 def load_treated(row: RowRun) -> LoadedModel:
     """Load a treated copy; it is made first where the store has none."""
-    name = f"treated-{row.plan.weights}"
+    name = f"treated-{row.plan.model_fingerprint}"
     folder = row.store.adapter(name)
     if folder is None:
         with spending("treat"):
             folder = _make(row, name)
-    remove_lanes(row.store.lanes_folder / name)
+    remove_lanes_folder(row.store.lanes_folder / name)
     treat = row.study.treat
     assert treat is not None
     if treat.recipe(row.study.tuning).method == "full":
         loaded = row.load_model(source=str(folder))
     else:
         loaded = row.load_model(more=str(folder))
-    loaded.fingerprint = row.plan.weights
+    loaded.fingerprint = row.plan.model_fingerprint
     return loaded
 
 
@@ -165,13 +165,13 @@ def _make(row: RowRun, name: str) -> Path:
     """Tune the original on the data shown, and keep the result."""
     from potentia.engine.training import FullLanes, LaneSpec, LaneTrainer
 
-    study, shown = row.study, row.tasks.shown
+    study, shown = row.study, row.tasks.exposure
     assert study.treat is not None
     tuning = study.treat.recipe(study.tuning)
     documents = sum(len(task.documents("train")) for task in shown.values())
     plan = schedule(tuning, tuning.learning_rates[0], documents)
     note = {
-        "base": {"fingerprint": row.plan.original, "source": row.plan.model.source},
+        "base": {"fingerprint": row.plan.original_fingerprint, "source": row.plan.model.source},
         "shown": list(shown),
     }
     workspace = row.store.lanes_folder / name
@@ -261,7 +261,7 @@ def probe_row(
 ) -> dict[str, ProbeResult]:
     """Probe the tasks of a row that are to be, all at once; a resumed row finds what was made in its folder."""
     study, board = row.study, row.board
-    every = {name: row.tasks.benchmarks[name] for name in names}
+    every = {name: row.tasks.by_name[name] for name in names}
     tasks = {
         n: task for n, task in every.items() if wanted(study.probe, study.tuning, task, study.seeds)
     }

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from potentia.store import CellRecord, StudyRecord
-from potentia.timing import clock
+from potentia.timing import format_duration
 from potentia.values.findings import Cell, Table
 from potentia.values.protocol import Protocol
 from potentia.values.provenance import EngineProvenance, ScorerProvenance, TrainingProvenance
@@ -120,8 +120,14 @@ def _costs(cells: Iterable[CellRecord]) -> Table:
         seconds.setdefault(Protocol(cell.protocol), []).append(cell.seconds)
     if not any(map(sum, seconds.values())):
         return Table("Cost", (), ())
-    rows = [(p.label, len(took), clock(sum(took))) for p, took in sorted(seconds.items())]
-    rows.append(("in all", sum(map(len, seconds.values())), clock(sum(map(sum, seconds.values())))))
+    rows = [(p.label, len(took), format_duration(sum(took))) for p, took in sorted(seconds.items())]
+    rows.append(
+        (
+            "in all",
+            sum(map(len, seconds.values())),
+            format_duration(sum(map(sum, seconds.values()))),
+        )
+    )
     return Table("Cost", ("protocol", "cells", "time"), tuple(rows))
 
 

@@ -26,7 +26,7 @@ from potentia.errors import InputError
 from potentia.files import write_file
 from potentia.show.charts import draw_chart
 from potentia.show.svg import LINE, Sheet, wrapped
-from potentia.timing import clock
+from potentia.timing import format_duration
 from potentia.values.findings import (
     Cell,
     Chart,
@@ -233,7 +233,7 @@ def environment() -> Any:
         lstrip_blocks=True,
     )
     made.filters.update(
-        clock=clock, embed=embed, setting=setting, whole=whole, named=named, prose=prose
+        clock=format_duration, embed=embed, setting=setting, whole=whole, named=named, prose=prose
     )
     made.filters.update(protocol=lambda name: Protocol(name).label, table=html_table)
     made.filters.update(sentences=lambda text: re.split(r"(?<=[\w)]\.) ", text, maxsplit=1))

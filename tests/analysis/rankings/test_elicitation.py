@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from potentia.analysis.rankings import measure_elicitation
-from potentia.run.select import ways_of
+from potentia.run.select import list_elicitation_recipes
 from potentia.study import Tuning
 from potentia.values.protocol import TRAIN_BEFORE_TEST
 from potentia.values.scores import ScoreMatrix
@@ -54,7 +54,7 @@ def test_one_model_says_what_it_reaches_and_not_what_only_a_ranking_can_show():
 
 def test_the_ways_differ_in_capacity_alone():
     fair = Tuning(epochs=2, least_updates=90)
-    recipe, higher, whole = ways_of(fair, 64).values()
+    recipe, higher, whole = list_elicitation_recipes(fair, 64).values()
     assert recipe == fair
     assert (higher.rank, higher.alpha / higher.rank) == (64, fair.alpha / fair.rank)
     assert higher.model_copy(update={"rank": fair.rank, "alpha": fair.alpha}) == fair

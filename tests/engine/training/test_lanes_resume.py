@@ -83,7 +83,7 @@ def test_killed_at_random_steps_and_resumed_is_bitwise_the_same(
     monkeypatch.setattr(lane_run, "SNAPSHOT_SECONDS", 0.0)
     _, whole = undisturbed()
 
-    class Killed(BaseException):
+    class Killed(SystemExit):
         pass
 
     def killing_after(steps: int):

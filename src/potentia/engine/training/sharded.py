@@ -24,7 +24,7 @@ from potentia.engine.training.full import FullStep, adamw, clipped_norm, update
 from potentia.engine.training.passes import ROW, assemble, own_losses
 from potentia.engine.training.schedule import LaneSpec, Lesson
 from potentia.errors import TuningError
-from potentia.processes import leave_with_parent
+from potentia.processes import exit_with_parent
 
 if TYPE_CHECKING:
     from potentia.engine.training.full_lanes import FullLanes
@@ -116,7 +116,7 @@ class Shards:
 
 def _shard(pipe: Connection, place: tuple[int, int, str], facts: Any) -> None:
     """Serve one shard until the pipe is closed."""
-    leave_with_parent()
+    exit_with_parent()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:
         shard = _Shard(place, facts)

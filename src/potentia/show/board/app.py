@@ -32,7 +32,7 @@ from potentia.show.board.security import Guard, is_loopback
 from potentia.show.board.snapshot import Snapshot, Snapshots, make_snapshot
 from potentia.show.page import SCRIPTS, STYLES, asset, environment
 from potentia.store import Store
-from potentia.timing import clock
+from potentia.timing import format_duration
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -221,7 +221,7 @@ def _templates() -> Any:
     made = base.overlay(
         loader=ChoiceLoader([PackageLoader("potentia.show.board", "templates"), base.loader])
     )
-    made.filters.update(age=lambda when: f"{clock(max(0.0, time.time() - when))} ago")
+    made.filters.update(age=lambda when: f"{format_duration(max(0.0, time.time() - when))} ago")
     made.globals.update(asset_url=lambda name: _asset(name)[2], scripts=SCRIPTS, styles=STYLES)
     return made
 

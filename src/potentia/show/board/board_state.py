@@ -17,7 +17,7 @@ from starlette.concurrency import run_in_threadpool
 
 from potentia.errors import StoreError
 from potentia.evidence import find_study
-from potentia.run import PACED, asked_cells, is_running, seconds_left
+from potentia.run import PACED, count_planned_cells, estimate_seconds_left, is_running
 from potentia.show import lane_payload
 from potentia.store import CellRecord, Store, StudyRecord
 from potentia.values.findings import jsonable
@@ -178,7 +178,7 @@ class Watch:
         key = self.record.key
         done = self.store.count(study=key)
         if done != self._asked[0]:
-            self._asked = done, asked_cells(self.store, self.record)
+            self._asked = done, count_planned_cells(self.store, self.record)
         return {
             "key": key,
             "name": self.record.name,
@@ -227,7 +227,7 @@ class Watch:
             "study": key,
             "running": len(running),
             "rows_total": len(rows),
-            "left": seconds_left(began, self._ends, todo),
+            "left": estimate_seconds_left(began, self._ends, todo),
             "rows": rows[:MOST_ROWS],
             "lanes": {name: self._lanes(progress[name].get("model", name)) for name in running[:8]},
             "events": list(self._events)[::-1],

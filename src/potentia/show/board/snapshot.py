@@ -20,7 +20,7 @@ from typing import Any
 
 from potentia.errors import PotentiaError, StoreError
 from potentia.evidence import read
-from potentia.processes import leave_with_parent
+from potentia.processes import exit_with_parent
 from potentia.show import ReportOptions, answer, build_sections, make_report
 from potentia.show.page import Parts
 from potentia.values.findings import jsonable
@@ -83,7 +83,7 @@ def make_snapshot(
 def _settle() -> None:
     os.nice(10)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server stops its worker itself
-    leave_with_parent()
+    exit_with_parent()
 
 
 class Snapshots:
