@@ -33,7 +33,8 @@ import numpy as np
 from as_they_go import write_lines
 from potentia.analysis.rankings import compare_agreement, decide_ranking, sentences
 from potentia.analysis.rankings.decide import ENOUGH_TASKS
-from potentia.analysis.rankings.pair import compare_tasks, measure_lead
+from potentia.analysis.rankings.lead import measure_lead
+from potentia.analysis.rankings.pair import compare_tasks
 from potentia.analysis.stats.bootstrap import ResamplingUnits
 from potentia.values.scores import ScoreMatrix
 

@@ -10,7 +10,8 @@ import pytest
 from potentia.analysis.rankings import analyze_scores, build_scoreboard, find_pair
 from potentia.analysis.rankings.decide import decide_ranking
 from potentia.analysis.rankings.findings import summarize_rankings
-from potentia.analysis.rankings.pair import MissingEvidence, compare_tasks
+from potentia.analysis.rankings.lead import MissingEvidence
+from potentia.analysis.rankings.pair import compare_tasks
 from potentia.analysis.rankings.sentences import missing_sentence
 from potentia.analysis.stats.first_place import first_place_shares, shrink_draws
 from potentia.evidence import Evidence
@@ -262,7 +263,7 @@ def test_a_model_and_its_treated_copy_are_told_as_variants():
 )
 def test_what_more_is_needed_is_named(tasks, said):
     told = missing_sentence(
-        MissingEvidence("a", "b", math.inf, None, tasks, several=True, opposed=True)
+        MissingEvidence("a", "b", math.inf, None, tasks, has_several_tasks=True, is_split=True)
     )
     assert told.endswith(said)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from potentia.analysis.rankings.pair import map_evidence
+from potentia.analysis.rankings.evidence_map import map_evidence
 from potentia.analysis.stats.significance import mcnemar_p_value
 from potentia.values.scores import ScoreMatrix
 

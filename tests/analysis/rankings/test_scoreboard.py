@@ -10,7 +10,7 @@ from scipy.stats import norm
 
 from potentia.analysis.rankings import build_scoreboard, find_rankings, summarize_rankings
 from potentia.analysis.rankings.decide import decide_ranking
-from potentia.analysis.rankings.pair import estimate_missing_evidence
+from potentia.analysis.rankings.lead import estimate_missing_evidence
 from potentia.analysis.rankings.scoreboard import _gains
 from potentia.analysis.rankings.sentences import missing_sentence
 from potentia.errors import InputError

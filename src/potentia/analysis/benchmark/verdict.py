@@ -228,12 +228,13 @@ def judge(
     matrix = matrix.select(models=rows)
     rng = np.random.default_rng(seed)
     values, errors = matrix.oriented()[:, column], matrix.stderr[:, column]
-    _, shared_documents, answers = align_outcomes(rows, items or {})
+    aligned = align_outcomes(rows, items or {})
+    answers = aligned.values
     answers = (
         answers if len(answers) == len(rows) else np.zeros((len(rows), 0))
     )  # of all models, or of none
     fine = np.flatnonzero(np.isfinite(answers).all(axis=0))
-    documents, answers = picked(shared_documents, fine), answers[:, fine]
+    documents, answers = picked(aligned.documents, fine), answers[:, fine]
     by_items = answers.shape[1] >= 2
     rest = matrix.select(tasks=others).oriented()
     agreement, agreement_p, taus = _agreement(values, rest, rng)

@@ -29,7 +29,7 @@ from scipy.special import ndtr, owens_t
 
 from potentia.analysis.completion.complete import Completion, expected_spread, measure_steepness
 from potentia.analysis.rankings.decide import Ranking
-from potentia.analysis.rankings.pair import MissingEvidence
+from potentia.analysis.rankings.lead import MissingEvidence
 from potentia.analysis.rankings.sentences import headline_sentence, missing_sentence
 from potentia.analysis.stats.bootstrap import kendall_by_row, percentile_interval
 from potentia.analysis.stats.first_place import covariance_root

@@ -16,6 +16,7 @@ from potentia.analysis.rankings.decide import (
     Ranking,
     decide_ranking,
 )
+from potentia.analysis.rankings.evidence_map import EvidenceMap, map_evidence
 from potentia.analysis.rankings.findings import (
     RankingOptions,
     Rankings,
@@ -25,13 +26,7 @@ from potentia.analysis.rankings.findings import (
     summarize_rankings,
 )
 from potentia.analysis.rankings.groups import Alignment, align_rankings
-from potentia.analysis.rankings.pair import (
-    EvidenceMap,
-    ModelComparison,
-    TaskComparison,
-    find_pair,
-    map_evidence,
-)
+from potentia.analysis.rankings.pair import ModelComparison, TaskComparison, find_pair
 from potentia.analysis.rankings.scoreboard import ModelStanding, Scoreboard
 from potentia.analysis.rankings.screening import Screening, screen_tasks
 from potentia.analysis.rankings.sentences import agreement_sentence, resolution_sentence

@@ -23,13 +23,13 @@ from potentia.analysis.rankings.decide import (
     Ranking,
     format_rank_span,
 )
-from potentia.analysis.rankings.noise import is_mean_of, stack_outcomes
-from potentia.analysis.rankings.pair import (
+from potentia.analysis.rankings.lead import (
     Lead,
     MissingEvidence,
     estimate_missing_evidence,
     measure_lead,
 )
+from potentia.analysis.rankings.noise import is_mean_of, stack_outcomes
 from potentia.analysis.stats.significance import estimate_test_sizes
 from potentia.analysis.wording import format_percent, format_plus_minus
 from potentia.values.findings import (

@@ -19,7 +19,8 @@ from potentia.values.protocol import Protocol
 if TYPE_CHECKING:
     from potentia.analysis.rankings.agreement import Agreement, AgreementChange
     from potentia.analysis.rankings.decide import Ranking
-    from potentia.analysis.rankings.pair import Lead, MissingEvidence, TaskComparison
+    from potentia.analysis.rankings.lead import Lead, MissingEvidence
+    from potentia.analysis.rankings.pair import TaskComparison
     from potentia.analysis.stats.significance import Significance
 
 PREPARATIONS = {
@@ -146,8 +147,8 @@ def missing_sentence(missing: MissingEvidence) -> str:
             f"If {first} and {rival} differ as much as measured, "
             f"about {amount} would show it in four studies of five."
         )
-    if missing.several:
-        reason = "lead on different tasks" if missing.opposed else "differ little on these tasks"
+    if missing.has_several_tasks:
+        reason = "lead on different tasks" if missing.is_split else "differ little on these tasks"
         remedy = "more tasks may"
         if missing.tasks:
             remedy = f"about {format_count(missing.tasks, 'more task')} would"
@@ -166,7 +167,7 @@ def _documents_in_words(missing: MissingEvidence) -> str:
     if not missing.documents:
         return f"{missing.times:.2g} times as many test documents"
     documents = format_count(missing.documents, "more test document")
-    return f"{documents} a task" if missing.several else documents
+    return f"{documents} a task" if missing.has_several_tasks else documents
 
 
 def pair_sentences(

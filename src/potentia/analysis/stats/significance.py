@@ -17,7 +17,10 @@ import numpy.typing as npt
 from scipy.stats import binom, false_discovery_control, norm
 
 from potentia.analysis.stats.bootstrap import LEVEL
-from potentia.analysis.stats.correlation import kendall_of_significant_differences, z_of_difference
+from potentia.analysis.stats.correlation import (
+    kendall_of_significant_differences,
+    z_of_difference,
+)
 from potentia.errors import InputError
 from potentia.values.findings import Bars, Chart, Finding, Table
 from potentia.values.protocol import Protocol
@@ -44,9 +47,8 @@ class Significance(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return the resolved pairs per task."""
-        stored = any(self.items)
-        columns = ["task", "pairs", "significant", "share", "after BH", "detectable"]
-        cells = [
+        names = ["task", "pairs", "significant", "share", "after BH", "detectable"]
+        columns: list[Sequence[str | float | None]] = [
             self.tasks,
             self.pairs,
             self.significant,
@@ -54,43 +56,50 @@ class Significance(Finding):
             self.discoveries,
             self.detectable,
         ]
-        if stored:
-            columns += ["items", "McNemar", "after BH"]
-            cells += [
-                [x if n else None for n, x in zip(self.items, of, strict=True)]
-                for of in self._by_items()
-            ]
-        doubt = f"{100 * (1 - self.level):.0f} % level"
+        note = (
+            f"detectable: the smallest difference found with {POWER:.0%} power, "
+            "at the median standard error."
+        )
+        if any(self.items):
+            names += ["items", "McNemar", "after BH"]
+            for counts in (self.items, self.by_items, self.item_discoveries):
+                columns.append(self._without_item_tests(counts))
+            note += (
+                " McNemar: exact test on the stored items that models share; sharper than errors."
+            )
+        level = f"{100 * (1 - self.level):.0f} % level"
         title = (
-            f"Pairs of models that differ significantly ({self.protocol.label}, {doubt}, z test)"
+            f"Pairs of models that differ significantly ({self.protocol.label}, {level}, z test)"
         )
-        note = f"detectable: the smallest difference found with {POWER:.0%} power, at the median standard error."
-        note += (
-            " McNemar: exact test on the stored items that models share; sharper than errors."
-            if stored
-            else ""
-        )
-        return [Table(title, columns, zip(*cells, strict=True), note)]
+        return [Table(title, names, zip(*columns, strict=True), note)]
 
-    def _by_items(self) -> tuple[tuple[int, ...], ...]:
-        return self.items, self.by_items, self.item_discoveries
+    def _without_item_tests(self, counts: Sequence[int]) -> list[int | None]:
+        """Return counts per task, None for the tasks without stored items."""
+        pairs = zip(self.items, counts, strict=True)
+        return [count if items else None for items, count in pairs]
 
     @property
     def shares(self) -> list[float]:
         """The share of pairs that differ, per task; NaN where none could be compared."""
-        return [
-            f / p if p else float("nan") for f, p in zip(self.significant, self.pairs, strict=True)
-        ]
+        shares = []
+        for significant, pairs in zip(self.significant, self.pairs, strict=True):
+            shares.append(significant / pairs if pairs else float("nan"))
+        return shares
 
     def charts(self) -> Sequence[Chart]:
         """Return the resolved share per task; the heat map of tau-b is that of ``measure_agreement``."""
-        name, label = f"resolved-{self.protocol}", self.protocol.label
-        title = f"Share of model pairs that each task resolves: {label}"
-        caption = f"Pairs of models whose difference is significant at the {100 * (1 - self.level):.0f} % level."
-        bars = {label: self.shares}
-        return [
-            Bars(name, title, caption, self.tasks, bars, y_label="share of pairs", group="resolved")
-        ]
+        label = self.protocol.label
+        level = f"{100 * (1 - self.level):.0f} % level"
+        chart = Bars(
+            f"resolved-{self.protocol}",
+            f"Share of model pairs that each task resolves: {label}",
+            f"Pairs of models whose difference is significant at the {level}.",
+            self.tasks,
+            {label: self.shares},
+            y_label="share of pairs",
+            group="resolved",
+        )
+        return [chart]
 
 
 def measure_significance(
@@ -98,26 +107,52 @@ def measure_significance(
 ) -> Significance:
     """Test every pair of models on every task, by standard errors and, where ``outcomes`` are stored, by items."""
     pairs, significant = count_significant_pairs(matrix, level=level)
-    kept, shared = [], []
+    discoveries = []
+    item_tests = []
     for task in matrix.tasks:
-        kept.append(
-            int((benjamini_hochberg(pair_p_values(matrix.select(tasks=[task]))) <= 1 - level).sum())
-        )
-        right = align_outcomes(matrix.models, (outcomes or {}).get(task, {}))[2]
-        p = mcnemar_p_values(right > 0.5) if right.size else np.zeros(0)
-        real = benjamini_hochberg(p[:, None]) if len(p) else p
-        shared.append(
-            (
-                right.shape[1] if len(p) else 0,
-                int((p < 1 - level).sum()),
-                int((real < 1 - level).sum()),
-            )
-        )
-    items, by_items, item_discoveries = zip(*shared, strict=True) if shared else ((), (), ())
-    detectable = tuple(detectable_difference(matrix, level=level).tolist())
-    about = matrix.protocol, level, matrix.shape[0], matrix.tasks
+        p_values = pair_p_values(matrix.select(tasks=[task]))
+        discoveries.append(int((benjamini_hochberg(p_values) <= 1 - level).sum()))
+        outcomes_by_model = (outcomes or {}).get(task, {})
+        item_tests.append(_test_by_items(matrix.models, outcomes_by_model, level))
     return Significance(
-        *about, pairs, significant, tuple(kept), detectable, items, by_items, item_discoveries
+        protocol=matrix.protocol,
+        level=level,
+        models=matrix.shape[0],
+        tasks=matrix.tasks,
+        pairs=pairs,
+        significant=significant,
+        discoveries=tuple(discoveries),
+        detectable=tuple(detectable_difference(matrix, level=level).tolist()),
+        items=tuple(test.items for test in item_tests),
+        by_items=tuple(test.significant for test in item_tests),
+        item_discoveries=tuple(test.discoveries for test in item_tests),
+    )
+
+
+@dataclass(frozen=True)
+class _ItemTest:
+    """The pairs of models that differ on the stored items of one task."""
+
+    items: int = 0
+    significant: int = 0
+    discoveries: int = 0
+
+
+def _test_by_items(
+    models: Sequence[str], outcomes: Mapping[str, Mapping[int, float]], level: float
+) -> _ItemTest:
+    """Count the pairs of models that differ by McNemar's exact test, before and after Benjamini–Hochberg."""
+    aligned = align_outcomes(models, outcomes)
+    if not aligned.values.size:
+        return _ItemTest()
+    p_values = mcnemar_p_values(aligned.values > 0.5)
+    if not len(p_values):
+        return _ItemTest()
+    adjusted = benjamini_hochberg(p_values[:, None])
+    return _ItemTest(
+        items=len(aligned.documents),
+        significant=int((p_values < 1 - level).sum()),
+        discoveries=int((adjusted < 1 - level).sum()),
     )
 
 
@@ -127,13 +162,15 @@ def pair_z_scores(matrix: ScoreMatrix) -> Floats:
     Positive where the first is better. NaN where a score or a standard error is missing; two scores without any error
     differ infinitely or not at all.
     """
-    a, b = np.triu_indices(matrix.shape[0], 1)
+    first, second = np.triu_indices(matrix.shape[0], 1)
     values = matrix.oriented()
-    return z_of_difference(values[a], matrix.stderr[a], values[b], matrix.stderr[b])
+    return z_of_difference(
+        values[first], matrix.stderr[first], values[second], matrix.stderr[second]
+    )
 
 
 def pair_p_values(matrix: ScoreMatrix) -> Floats:
-    """Two-sided p values of ``pair_z``."""
+    """Return the two-sided p values of ``pair_z_scores``."""
     return np.asarray(2.0 * norm.sf(np.abs(pair_z_scores(matrix))))
 
 
@@ -141,18 +178,20 @@ def count_significant_pairs(
     matrix: ScoreMatrix, *, level: float = LEVEL
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return, per task, how many pairs of models could be compared and how many differ significantly."""
-    pairs, apart = [], []
+    threshold = norm.ppf(0.5 + level / 2)
+    compared = []
+    significant = []
     for task in matrix.tasks:  # one by one: a thousand models are half a million pairs
-        z = np.abs(pair_z_scores(matrix.select(tasks=[task])))
-        pairs.append(int((~np.isnan(z)).sum()))
-        apart.append(int((z > norm.ppf(0.5 + level / 2)).sum()))
-    return tuple(pairs), tuple(apart)
+        z_scores = np.abs(pair_z_scores(matrix.select(tasks=[task])))
+        compared.append(int((~np.isnan(z_scores)).sum()))
+        significant.append(int((z_scores > threshold).sum()))
+    return tuple(compared), tuple(significant)
 
 
 def tau_b_matrix(
     matrix: ScoreMatrix, *, level: float = LEVEL, weights: npt.ArrayLike | None = None
 ) -> Floats:
-    """Tau-b between all tasks with insignificant differences as ties (appendix C.2), under draws of models."""
+    """Return tau-b between all tasks with insignificant differences as ties (appendix C.2), under draws of models."""
     threshold = float(norm.ppf(0.5 + level / 2))
     return kendall_of_significant_differences(
         matrix.oriented(), matrix.stderr, threshold, weights=weights
@@ -170,42 +209,46 @@ def significant_order(
     return np.asarray(values[:, None] - values[None, :] > margin)
 
 
-def benjamini_hochberg(p: Floats) -> Floats:
-    """Benjamini–Hochberg adjusted p values of each column; NaN stays NaN and counts for nothing."""
-    columns = np.asarray(p, dtype=np.float64)
+def benjamini_hochberg(p_values: Floats) -> Floats:
+    """Return Benjamini–Hochberg adjusted p values of each column; NaN stays NaN and counts for nothing."""
+    columns = np.asarray(p_values, dtype=np.float64)
     flat = columns.reshape(len(columns), -1)
     adjusted = np.full_like(flat, np.nan)
-    for k in range(flat.shape[1]):
-        known = np.isfinite(flat[:, k])
-        if known.any():
-            adjusted[known, k] = false_discovery_control(flat[known, k])
+    for column in range(flat.shape[1]):
+        tested = np.isfinite(flat[:, column])
+        if tested.any():
+            adjusted[tested, column] = false_discovery_control(flat[tested, column])
     return adjusted.reshape(columns.shape)
 
 
 def detectable_difference(matrix: ScoreMatrix, *, level: float = LEVEL) -> Floats:
     """Return the smallest true difference of two models that a test at ``level`` finds with 80 % power, per task."""
-    middle = np.array(
-        [np.median(c[np.isfinite(c)]) if np.isfinite(c).any() else np.nan for c in matrix.stderr.T]
-    )
-    return np.asarray((norm.ppf(0.5 + level / 2) + norm.ppf(POWER)) * np.sqrt(2.0) * middle)
+    median_errors = np.full(len(matrix.tasks), np.nan)
+    for column, errors in enumerate(matrix.stderr.T):
+        if np.isfinite(errors).any():
+            median_errors[column] = np.median(errors[np.isfinite(errors)])
+    detectable_z = norm.ppf(0.5 + level / 2) + norm.ppf(POWER)
+    return np.asarray(detectable_z * np.sqrt(2.0) * median_errors)
 
 
 def mcnemar_p_value(first_only: int, second_only: int) -> float:
-    """McNemar's exact two-sided p value from the two counts of items on which only one model is right."""
-    apart = first_only + second_only
-    return (
-        float(min(1.0, 2.0 * binom.cdf(min(first_only, second_only), apart, 0.5))) if apart else 1.0
-    )
+    """Return McNemar's exact two-sided p value from the counts of items on which only one model is right."""
+    discordant = first_only + second_only
+    if not discordant:
+        return 1.0
+    return float(min(1.0, 2.0 * binom.cdf(min(first_only, second_only), discordant, 0.5)))
 
 
-def mcnemar_p_values(right: npt.NDArray[np.bool_]) -> Floats:
-    """McNemar's exact p value of every pair of rows of (models, items), in the order of ``np.triu_indices``."""
-    hits = right.astype(np.float64)
+def mcnemar_p_values(correct: npt.NDArray[np.bool_]) -> Floats:
+    """Return McNemar's exact p value of every pair of rows of (models, items), in the order of ``np.triu_indices``."""
+    hits = correct.astype(np.float64)
     only = hits @ (1.0 - hits).T  # [a, b]: items that a alone got right
-    a, b = np.triu_indices(len(right), 1)
-    apart = only[a, b] + only[b, a]
-    p = 2.0 * binom.cdf(np.minimum(only[a, b], only[b, a]), apart, 0.5)
-    return np.where(apart > 0, np.minimum(p, 1.0), 1.0)
+    first, second = np.triu_indices(len(correct), 1)
+    first_only = only[first, second]
+    second_only = only[second, first]
+    discordant = first_only + second_only
+    p_values = 2.0 * binom.cdf(np.minimum(first_only, second_only), discordant, 0.5)
+    return np.where(discordant > 0, np.minimum(p_values, 1.0), 1.0)
 
 
 def outcome_tables(matrix: ScoreMatrix, outcomes: Outcomes) -> dict[str, Floats]:
@@ -216,25 +259,39 @@ def outcome_tables(matrix: ScoreMatrix, outcomes: Outcomes) -> dict[str, Floats]
     """
     tables = {}
     for column, task in enumerate(matrix.tasks):
-        scored = list(compress(matrix.models, np.isfinite(matrix.values[:, column])))
-        models, _, values = align_outcomes(scored, outcomes.get(task, {}))
-        if not scored or models != scored or values.shape[1] == 0:
+        has_score = np.isfinite(matrix.values[:, column])
+        scored_models = list(compress(matrix.models, has_score))
+        aligned = align_outcomes(scored_models, outcomes.get(task, {}))
+        if not scored_models or aligned.models != scored_models or not aligned.documents:
             continue
-        rows = np.isfinite(matrix.values[:, column])
-        if np.allclose(values.mean(axis=1), matrix.values[rows, column], atol=1e-6):
-            tables[task] = np.full((len(rows), values.shape[1]), np.nan)
-            tables[task][rows] = values
+        scores = matrix.values[has_score, column]
+        if np.allclose(aligned.values.mean(axis=1), scores, atol=1e-6):
+            table = np.full((len(matrix.models), len(aligned.documents)), np.nan)
+            table[has_score] = aligned.values
+            tables[task] = table
     return tables
+
+
+@dataclass(frozen=True)
+class AlignedOutcomes:
+    """The outcomes of several models on the documents that all of them answered."""
+
+    models: list[str]
+    documents: list[int]
+    values: Floats  # (models, documents)
 
 
 def align_outcomes(
     models: Sequence[str], outcomes: Mapping[str, Mapping[int, float]]
-) -> tuple[list[str], list[int], Floats]:
-    """Return the models with items, the documents that all of them have, and the values (models, documents)."""
-    present = [m for m in models if outcomes.get(m)]
-    documents = sorted(set.intersection(*(set(outcomes[m]) for m in present))) if present else []
-    values = np.array([[outcomes[m][d] for d in documents] for m in present], dtype=np.float64)
-    return present, documents, values.reshape(len(present), len(documents))
+) -> AlignedOutcomes:
+    """Return the models with items, the documents that all of them have, and their outcomes."""
+    present = [model for model in models if outcomes.get(model)]
+    documents: list[int] = []
+    if present:
+        documents = sorted(set.intersection(*(set(outcomes[model]) for model in present)))
+    rows = [[outcomes[model][document] for document in documents] for model in present]
+    values = np.array(rows, dtype=np.float64).reshape(len(present), len(documents))
+    return AlignedOutcomes(present, documents, values)
 
 
 def estimate_test_sizes(matrix: ScoreMatrix) -> dict[str, float]:
@@ -249,17 +306,21 @@ def estimate_test_sizes(matrix: ScoreMatrix) -> dict[str, float]:
         if np.isfinite(stored).any():
             sizes[task] = float(np.nanmedian(stored))
             continue
-        value, stderr = matrix.values[:, column], matrix.stderr[:, column]
-        usable = (
-            np.isfinite(value)
-            & np.isfinite(stderr)
-            & (stderr > 0)
-            & (value > 0.02)
-            & (value < 0.98)
-        )
-        if usable.any():
-            implied = value[usable] * (1 - value[usable]) / stderr[usable] ** 2 + 1
-            middle = float(np.median(implied))
-            if np.quantile(np.abs(implied - middle), 0.75) < 0.01 * middle:
-                sizes[task] = float(round(middle))
+        size = _implied_test_size(matrix.values[:, column], matrix.stderr[:, column])
+        if size is not None:
+            sizes[task] = size
     return sizes
+
+
+def _implied_test_size(accuracies: Floats, stderr: Floats) -> float | None:
+    """Return the number of items that accuracies with these errors come from; None where models disagree on it."""
+    usable = np.isfinite(accuracies) & np.isfinite(stderr) & (stderr > 0)
+    usable &= (accuracies > 0.02) & (accuracies < 0.98)
+    if not usable.any():
+        return None
+    share = accuracies[usable]
+    implied = share * (1 - share) / stderr[usable] ** 2 + 1
+    median = float(np.median(implied))
+    if np.quantile(np.abs(implied - median), 0.75) < 0.01 * median:
+        return float(round(median))
+    return None

@@ -1,0 +1,140 @@
+"""Every two models on every task: which differences are significant, and how large one must be to be found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import norm
+
+from potentia.analysis.rankings.lead import detectable_z
+from potentia.analysis.stats.bootstrap import LEVEL
+from potentia.analysis.stats.significance import (
+    align_outcomes,
+    benjamini_hochberg,
+    mcnemar_p_values,
+    pair_p_values,
+)
+from potentia.values.protocol import Protocol
+from potentia.values.scores import Floats, Outcomes, ScoreMatrix
+
+Counts = npt.NDArray[np.int_]
+
+
+@dataclass(frozen=True)
+class EvidenceMap:
+    """Every pair of models (in the order of ``np.triu_indices``) on every task of one protocol."""
+
+    protocol: Protocol
+    models: tuple[str, ...]
+    tasks: tuple[str, ...]
+    basis: tuple[str, ...]  # per task: McNemar or z test
+    values: Floats  # (models, tasks)
+    stderr: Floats  # (models, tasks)
+    difference: Floats  # (pairs, tasks), first minus second, higher is better
+    p: Floats  # (pairs, tasks)
+    critical: (
+        Floats  # (tasks,) the largest p that Benjamini–Hochberg keeps over all pairs of the task
+    )
+    detectable: Floats  # (pairs,) of the mean difference
+    mean: Floats  # (pairs,) mean difference over the shared tasks
+    mean_p: Floats  # (pairs,)
+    level: float = LEVEL
+
+    def count_outcomes(self) -> tuple[Counts, Counts, Counts]:
+        """Return wins, losses and ties of the first model of every pair, over the tasks that both have."""
+        tested = np.isfinite(self.p)
+        significant = tested & (self.p < 1 - self.level)
+        wins = (significant & (self.difference > 0)).sum(axis=1)
+        losses = (significant & (self.difference < 0)).sum(axis=1)
+        ties = tested.sum(axis=1) - wins - losses
+        return wins, losses, ties
+
+    def pair_rows(self) -> list[tuple[int | float, ...]]:
+        """Return wins, losses, ties, mean difference, its p and what is detectable of every pair over all tasks."""
+        wins, losses, ties = self.count_outcomes()
+        columns = (wins, losses, ties, self.mean, self.mean_p, self.detectable)
+        return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def map_evidence(matrix: ScoreMatrix, outcomes: Outcomes | None = None) -> EvidenceMap | None:
+    """Compare every two models on every higher-is-better task with standard errors; None where there is none."""
+    tested = _select_testable(matrix)
+    if tested is None:
+        return None
+    first, second = np.triu_indices(len(tested.models), 1)
+    difference = tested.values[first] - tested.values[second]
+    p_values = pair_p_values(tested)
+    basis = []
+    for column, task in enumerate(tested.tasks):
+        outcomes_by_model = (outcomes or {}).get(task, {})
+        basis.append(_sharpen_p_values(p_values[:, column], tested.models, outcomes_by_model))
+    mean, error = _mean_differences(tested, difference)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean_p = np.where(mean == 0, 1.0, 2.0 * norm.sf(np.abs(mean / error)))
+    return EvidenceMap(
+        protocol=matrix.protocol,
+        models=tested.models,
+        tasks=tested.tasks,
+        basis=tuple(basis),
+        values=tested.values,
+        stderr=tested.stderr,
+        difference=difference,
+        p=p_values,
+        critical=_critical_p_values(p_values),
+        detectable=np.where(np.isfinite(mean), detectable_z(LEVEL) * error, np.nan),
+        mean=mean,
+        mean_p=mean_p,
+    )
+
+
+def _select_testable(matrix: ScoreMatrix) -> ScoreMatrix | None:
+    """Return the models with scores and the tasks on which two of them can be tested; None where there is none."""
+    measured = np.isfinite(matrix.values)
+    usable_tasks = matrix.sign > 0
+    usable_tasks &= measured.sum(axis=0) > 1
+    usable_tasks &= np.isfinite(matrix.stderr).any(axis=0)
+    usable_models = measured.any(axis=1)
+    if not usable_tasks.any() or usable_models.sum() < 2:
+        return None
+    return matrix.select(models=usable_models, tasks=usable_tasks)
+
+
+def _mean_differences(matrix: ScoreMatrix, difference: Floats) -> tuple[Floats, Floats]:
+    """Return the mean difference of every pair over the tasks that both have, and its standard error."""
+    first, second = np.triu_indices(len(matrix.models), 1)
+    variance = matrix.stderr[first] ** 2 + matrix.stderr[second] ** 2
+    both = np.isfinite(difference) & np.isfinite(variance)
+    shared_tasks = np.maximum(both.sum(axis=1), 1)
+    total = np.where(both, difference, 0.0).sum(axis=1)
+    mean = np.where(both.any(axis=1), total / shared_tasks, np.nan)
+    error = np.sqrt(np.where(both, variance, 0.0).sum(axis=1)) / shared_tasks
+    return mean, error
+
+
+def _critical_p_values(p_values: Floats) -> Floats:
+    """Return the largest p of each task that Benjamini–Hochberg keeps; 0 where it keeps none."""
+    kept = np.where(benjamini_hochberg(p_values) <= 1 - LEVEL, p_values, np.nan)
+    critical = np.zeros(kept.shape[1])
+    for column in range(kept.shape[1]):
+        if np.isfinite(kept[:, column]).any():
+            critical[column] = np.nanmax(kept[:, column])
+    return critical
+
+
+def _sharpen_p_values(
+    p_values: Floats, models: Sequence[str], outcomes: Mapping[str, Mapping[int, float]]
+) -> str:
+    """Put McNemar's p in the place of the z test's for every pair of models with items; return the test's name."""
+    aligned = align_outcomes(models, outcomes)
+    if len(aligned.models) < 2 or not len(aligned.documents):
+        return "z test"
+    rows = np.array([models.index(model) for model in aligned.models])
+    first, second = np.triu_indices(len(rows), 1)
+    row, column = rows[first], rows[second]
+    # The place of a pair (row, column) in the order of ``np.triu_indices``.
+    pairs = row * (2 * len(models) - row - 1) // 2 + column - row - 1
+    p_values[pairs] = mcnemar_p_values(aligned.values > 0.5)
+    return "McNemar"
