@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from potentia.analysis.benchmark import find_benchmark, judge
+from potentia.analysis.benchmark import find_benchmark, judge_benchmark
 from potentia.errors import InputError
 from potentia.evidence import Evidence
 from potentia.values.scores import ScoreMatrix
@@ -40,7 +40,7 @@ def noise(rng: np.random.Generator) -> np.ndarray:
 def test_noise_is_dropped_with_the_reason() -> None:
     rng = np.random.default_rng(0)
     matrix, items = world(rng, noise(rng))
-    found = judge(matrix, "mine", items=items, chance=0.25)
+    found = judge_benchmark(matrix, "mine", items=items, chance=0.25)
     assert found.verdict == "drop"
     assert "differ no more than chance" in found.reasons[0]
     assert "agrees with no other" in found.reasons[0]
@@ -57,7 +57,7 @@ def test_noise_is_rarely_taken_for_more(with_items: bool) -> None:
         rng = np.random.default_rng(seed)
         matrix, items = world(rng, noise(rng))
         verdicts.append(
-            judge(matrix, "mine", items=items if with_items else None, seed=seed).verdict
+            judge_benchmark(matrix, "mine", items=items if with_items else None, seed=seed).verdict
         )
     assert verdicts.count("drop") >= 55
     assert "keep" not in verdicts
@@ -66,7 +66,7 @@ def test_noise_is_rarely_taken_for_more(with_items: bool) -> None:
 def test_a_real_benchmark_is_kept() -> None:
     rng = np.random.default_rng(1)
     matrix, items = world(rng, answers(rng, np.linspace(0.3, 0.8, 10), 500))
-    found = judge(matrix, "mine", items=items, chance=0.25)
+    found = judge_benchmark(matrix, "mine", items=items, chance=0.25)
     assert (found.verdict, found.at_floor) == ("keep", 0.0)
     assert found.reliability > 0.8
     assert found.agreement.low > 0.3
@@ -77,21 +77,23 @@ def test_a_real_benchmark_is_kept() -> None:
 def test_what_is_wrong_is_named() -> None:
     rng = np.random.default_rng(2)
     matrix, items = world(rng, answers(rng, np.linspace(0.48, 0.56, 10), 40))
-    small = judge(matrix, "mine", items=items)
+    small = judge_benchmark(matrix, "mine", items=items)
     assert small.verdict in ("fix", "drop")
     against, turned = world(rng, answers(rng, np.linspace(0.8, 0.3, 10), 500))
-    assert judge(against, "mine", items=turned).verdict == "drop"
+    assert judge_benchmark(against, "mine", items=turned).verdict == "drop"
     ceiling, solved = world(rng, answers(rng, np.linspace(0.99, 0.999, 10), 500))
-    assert "nothing left to tell apart" in " ".join(judge(ceiling, "mine", items=solved).reasons)
+    assert "nothing left to tell apart" in " ".join(
+        judge_benchmark(ceiling, "mine", items=solved).reasons
+    )
     mislabelled = answers(rng, np.linspace(0.2, 0.9, 10), 300)
     mislabelled[:, :20] = np.arange(10)[:, None] < 5
     matrix, items = world(rng, mislabelled)
-    found = judge(matrix, "mine", items=items)
+    found = judge_benchmark(matrix, "mine", items=items)
     assert found.verdict == "fix"
     assert "answered better by worse models" in " ".join(found.reasons)
     assert {s.document for s in found.suspects if s.reason.startswith("neg")} <= set(range(20))
     fine, _ = world(rng, answers(rng, np.linspace(0.3, 0.8, 10), 500))
-    shared = judge(fine, "mine", in_train=7)
+    shared = judge_benchmark(fine, "mine", in_train=7)
     assert "7 test documents are also in the training split" in " ".join(shared.reasons)
 
 
@@ -132,4 +134,4 @@ def test_direct_beside_tuned_and_what_cannot_be_judged() -> None:
     with pytest.raises(InputError, match="no scores of other"):
         find_benchmark(Evidence.of(matrix), "other")
     with pytest.raises(InputError, match="scores of 3 models"):
-        judge(matrix.select(models=MODELS[:3]), "mine")
+        judge_benchmark(matrix.select(models=MODELS[:3]), "mine")

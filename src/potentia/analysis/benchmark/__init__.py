@@ -3,8 +3,9 @@
 from potentia.analysis.benchmark.classification import Classification, find_classification
 from potentia.analysis.benchmark.verdict import (
     BenchmarkVerdict,
+    Recommendation,
     benchmark_table,
     find_benchmark,
     find_benchmarks,
-    judge,
+    judge_benchmark,
 )

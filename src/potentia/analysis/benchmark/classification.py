@@ -17,23 +17,26 @@ import numpy as np
 from potentia.analysis.wording import join_names
 from potentia.evidence import Evidence, study_of
 from potentia.values.findings import Bars, Cell, Chart, Finding, Heatmap, Table, short_names
-from potentia.values.provenance import TaskProvenance
+from potentia.values.protocol import DIRECT
 from potentia.values.scores import Floats, ItemOutcome
 
 if TYPE_CHECKING:
     from potentia.store import CellRecord
+    from potentia.study import Study
 
-Answers = Counter[tuple[str, str]]  # documents by true and predicted label
+LabelCounts = Counter[tuple[str, str]]  # documents by true and predicted label
 
-MAJORITY, TFIDF = "majority class", "TF-IDF + logistic regression"
-CONSTANT = 0.98  # share of one answer from which a model is said to answer always the same
-UNKNOWN = 0.05  # share of tokens that the tokenizer does not know, from which it is told
+MAJORITY = "majority class"
+TFIDF = "TF-IDF + logistic regression"
+CONSTANT_SHARE = 0.98  # of one answer, from which a model is said to answer always the same
+MIN_UNKNOWN_SHARE = 0.05  # of tokens that the tokenizer does not know, from which it is told
+MIN_ANSWERS = 10  # from which a constant answer is looked for
 METRICS = ("acc", "macro_f1", "balanced_accuracy")
-NAMES = ("accuracy", "macro-F1", "balanced accuracy")
+METRIC_NAMES = ("accuracy", "macro-F1", "balanced accuracy")
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabelledTest:
     """One model's test on labelled texts, under the protocol that ranks."""
 
     model: str
@@ -43,6 +46,11 @@ class Labelled:
     constant: str | None  # the label that it answers always
     unknown: float  # share of unknown tokens in the texts
 
+    @property
+    def accuracy(self) -> float:
+        """The accuracy."""
+        return self.scores[0]
+
 
 @dataclass(frozen=True)
 class Classification(Finding):
@@ -51,197 +59,270 @@ class Classification(Finding):
     task: str
     protocol: str
     labels: tuple[str, ...]
-    models: tuple[Labelled, ...]  # the best first
+    models: tuple[LabelledTest, ...]  # the best first
     baselines: Mapping[str, Mapping[str, float]]
     confusion: Floats  # (gold, predicted) counts of the best model
     documents: int
 
+    def _short_model_names(self) -> list[str]:
+        return short_names([test.model for test in self.models])
+
     def tables(self) -> Sequence[Table]:
         """Return models beside baselines, the classes of the best model, and what it takes for what."""
-        names = short_names([one.model for one in self.models])
-        rows: list[tuple[Cell, ...]] = [
-            (n, *one.scores, one.direct) for n, one in zip(names, self.models, strict=True)
-        ]
-        rows += [
-            (name, *(of.get(m, math.nan) for m in METRICS), math.nan)
-            for name, of in self.baselines.items()
-        ]
-        columns: tuple[str, ...] = ("model", *NAMES, "accuracy, direct")
-        if all(math.isnan(one.direct) for one in self.models):
-            columns, rows = columns[:-1], [row[:-1] for row in rows]
+        return [self._model_table(), self._class_table(), self._confusion_table()]
+
+    def _model_table(self) -> Table:
+        columns: tuple[str, ...] = ("model", *METRIC_NAMES, "accuracy, direct")
+        rows: list[tuple[Cell, ...]] = []
+        for name, test in zip(self._short_model_names(), self.models, strict=True):
+            rows.append((name, *test.scores, test.direct))
+        for name, measured in self.baselines.items():
+            scores = [measured.get(metric, math.nan) for metric in METRICS]
+            rows.append((name, *scores, math.nan))
+        if all(math.isnan(test.direct) for test in self.models):
+            columns = columns[:-1]
+            rows = [row[:-1] for row in rows]
         title = f"{self.task}: {len(self.labels)} labels, {self.documents} test documents"
         note = "Macro-F1 and balanced accuracy count every class the same, however rare."
-        note += " The last rows need no language model." if self.baselines else ""
-        gold, given, right = (
-            self.confusion.sum(axis=1),
-            self.confusion.sum(axis=0),
-            np.diag(self.confusion),
+        if self.baselines:
+            note += " The last rows need no language model."
+        return Table(title, columns, rows, note)
+
+    def _class_table(self) -> Table:
+        gold = self.confusion.sum(axis=1)
+        predicted = self.confusion.sum(axis=0)
+        right = np.diag(self.confusion)
+        rows = zip(
+            self.labels,
+            map(int, gold),
+            map(int, predicted),
+            _divide(right, predicted),
+            _divide(right, gold),
+            _divide(2 * right, gold + predicted),
+            strict=True,
         )
-        shares = (_ratio(right, given), _ratio(right, gold), _ratio(2 * right, gold + given))
-        classes = zip(self.labels, map(int, gold), map(int, given), *shares, strict=True)
+        title = f"Classes of {self.task} ({self._short_model_names()[0]})"
+        columns = ("label", "documents", "predicted", "precision", "recall", "F1")
+        return Table(title, columns, rows)
+
+    def _confusion_table(self) -> Table:
         counts = self.confusion.astype(int)
-        heads = ("label", "documents", "predicted", "precision", "recall", "F1")
-        confusion = (
-            f"Confusion on {self.task} ({names[0]}): rows are true labels, columns predictions"
+        rows = zip(self.labels, *counts.T, strict=True)
+        title = (
+            f"Confusion on {self.task} ({self._short_model_names()[0]}): "
+            "rows are true labels, columns predictions"
         )
-        return [
-            Table(title, columns, rows, note),
-            Table(f"Classes of {self.task} ({names[0]})", heads, classes),
-            Table(confusion, ("true", *self.labels), zip(self.labels, *counts.T, strict=True)),
-        ]
+        return Table(title, ("true", *self.labels), rows)
 
     def charts(self) -> Sequence[Chart]:
         """Return accuracy beside the baselines, and the confusion of the best model."""
-        names = (*short_names([one.model for one in self.models]), *self.baselines)
-        bars = {
-            "accuracy": [one.scores[0] for one in self.models]
-            + [of["acc"] for of in self.baselines.values()]
-        }
-        caption = "Models, and below them what needs no language model."
-        shares = self.confusion / np.maximum(self.confusion.sum(axis=1, keepdims=True), 1)
-        title = f"What {names[0]} takes for what on {self.task}"
-        why = "Share of the documents of each true label (rows) by predicted label (columns)."
-        place, labels = f"confusion-{self.task}", self.labels
-        return [
-            Bars(
-                f"classification-{self.task}",
-                f"Accuracy on {self.task}",
-                caption,
-                names,
-                bars,
-                y_label="accuracy",
-            ),
-            Heatmap(place, title, why, labels, labels, shares, low=0.0, high=1.0),
-        ]
+        names = (*self._short_model_names(), *self.baselines)
+        accuracies = [test.accuracy for test in self.models]
+        accuracies += [measured["acc"] for measured in self.baselines.values()]
+        documents_by_label = self.confusion.sum(axis=1, keepdims=True)
+        accuracy_chart = Bars(
+            f"classification-{self.task}",
+            f"Accuracy on {self.task}",
+            "Models, and below them what needs no language model.",
+            names,
+            {"accuracy": accuracies},
+            y_label="accuracy",
+        )
+        confusion_chart = Heatmap(
+            f"confusion-{self.task}",
+            f"What {names[0]} takes for what on {self.task}",
+            "Share of the documents of each true label (rows) by predicted label (columns).",
+            rows=self.labels,
+            columns=self.labels,
+            values=self.confusion / np.maximum(documents_by_label, 1),
+            low=0.0,
+            high=1.0,
+        )
+        return [accuracy_chart, confusion_chart]
 
     def sentences(self) -> list[str]:
         """Say whether the best model beats what needs no language model, and which models to distrust."""
-        said = []
-        named = dict(zip(short_names([one.model for one in self.models]), self.models, strict=True))
+        test_by_name = dict(zip(self._short_model_names(), self.models, strict=True))
+        sentences = []
         if TFIDF in self.baselines:
-            said.append(_beside(next(iter(named)), self.models[0], TFIDF, self.baselines[TFIDF]))
-        floor = self.baselines.get(MAJORITY, {})
-        below = [name for name, one in named.items() if _difference(one, floor)[1] < 0]
+            best_name = next(iter(test_by_name))
+            sentences.append(_compare_with_tfidf(best_name, self.models[0], self.baselines[TFIDF]))
+        majority = self.baselines.get(MAJORITY, {})
+        below = [
+            name
+            for name, test in test_by_name.items()
+            if _compare_accuracy(test, majority).high < 0
+        ]
         if below:
-            less = f"{join_names(below)} score{'s' if len(below) == 1 else ''} less than always answering"
-            most = f"the most frequent label ({floor['acc']:.3f})"
-            said.append(f"{less} {most}: the tuning, the labels or the prompt may be wrong.")
-        for name, one in named.items():
-            if one.constant is not None:
-                said.append(
-                    f"{name} answers {one.constant!r} to nearly every document of {self.task}."
+            verb = "scores" if len(below) == 1 else "score"
+            sentences.append(
+                f"{join_names(below)} {verb} less than always answering the most frequent label "
+                f"({majority['acc']:.3f}): the tuning, the labels or the prompt may be wrong."
+            )
+        for name, test in test_by_name.items():
+            if test.constant is not None:
+                sentences.append(
+                    f"{name} answers {test.constant!r} to nearly every document of {self.task}."
                 )
-            if one.unknown >= UNKNOWN:
-                said.append(
-                    f"{name} reads {one.unknown:.0%} of the tokens of {self.task} as unknown."
+            if test.unknown >= MIN_UNKNOWN_SHARE:
+                sentences.append(
+                    f"{name} reads {test.unknown:.0%} of the tokens of {self.task} as unknown."
                 )
-        return said
+        return sentences
 
 
-def _ratio(part: Floats, whole: Floats) -> list[float]:
-    return [
-        float(x) for x in np.divide(part, whole, out=np.full(len(whole), np.nan), where=whole > 0)
-    ]
+def _divide(part: Floats, total: Floats) -> list[float]:
+    """Return shares; NaN where the total is zero."""
+    unknown = np.full(len(total), np.nan)
+    return [float(share) for share in np.divide(part, total, out=unknown, where=total > 0)]
 
 
-def _difference(one: Labelled, other: Mapping[str, float]) -> tuple[float, float, float]:
-    """Return by how much a model is ahead: (low, high, value) of a 95 % interval; NaN where it is not known."""
-    gap = one.scores[0] - other.get("acc", math.nan)
-    half = 1.96 * math.hypot(one.stderr, other.get("stderr", math.nan))
-    return gap - half, gap + half, gap
+@dataclass(frozen=True)
+class AccuracyGap:
+    """By how much a model is ahead, with its 95 % interval; NaN where it is not known."""
+
+    value: float
+    low: float
+    high: float
 
 
-def _beside(name: str, one: Labelled, other: str, measured: Mapping[str, float]) -> str:
-    low, high, gap = _difference(one, measured)
-    scores = f"{name} scores {one.scores[0]:.3f}"
-    if low > 0:
-        return f"{scores}, {gap:.3f} more than {other} (95 % interval {low:.3f} to {high:.3f})."
-    sure = "less than" if high < 0 else "not surely more than"
-    between = (
-        f"{measured['acc']:.3f}; difference {gap:+.3f}, 95 % interval {low:+.3f} to {high:+.3f}"
+def _compare_accuracy(test: LabelledTest, baseline: Mapping[str, float]) -> AccuracyGap:
+    gap = test.accuracy - baseline.get("acc", math.nan)
+    half_width = 1.96 * math.hypot(test.stderr, baseline.get("stderr", math.nan))
+    return AccuracyGap(gap, gap - half_width, gap + half_width)
+
+
+def _compare_with_tfidf(name: str, test: LabelledTest, baseline: Mapping[str, float]) -> str:
+    gap = _compare_accuracy(test, baseline)
+    scores = f"{name} scores {test.accuracy:.3f}"
+    if gap.low > 0:
+        return (
+            f"{scores}, {gap.value:.3f} more than {TFIDF} "
+            f"(95 % interval {gap.low:.3f} to {gap.high:.3f})."
+        )
+    relation = "less than" if gap.high < 0 else "not surely more than"
+    difference = (
+        f"{baseline['acc']:.3f}; difference {gap.value:+.3f}, "
+        f"95 % interval {gap.low:+.3f} to {gap.high:+.3f}"
     )
-    return f"{scores}, {sure} {other} on the same split ({between}). That classifier costs next to nothing and may do."
+    return (
+        f"{scores}, {relation} {TFIDF} on the same split ({difference}). "
+        "That classifier costs next to nothing and may do."
+    )
+
+
+# --- from evidence ---------------------------------------------------------------------------------------------------
 
 
 def find_classification(evidence: Evidence, *, best: str | None = None) -> list[Classification]:
     """Return the tests on labelled texts of one's own, under the protocol that ranks; ``best`` where it is chosen."""
-    own = set()
-    for study in filter(None, map(study_of, evidence.studies)):
-        own |= {
-            task.name
-            for task in study.benchmarks()
-            if task.file or task.dataset or {".", "/"} & set(task.name)
-        }
-    if not own or evidence.main is None:
+    tasks: set[str] = set()
+    for study in map(study_of, evidence.studies):
+        if study is not None:
+            tasks |= _list_own_tasks(study)
+    if not tasks or evidence.main is None:
         return []
-    by_task: dict[str, list[CellRecord]] = {}
+    cells_by_task: dict[str, list[CellRecord]] = {}
     for cell in evidence.cells():
-        if cell.task in own:
-            by_task.setdefault(cell.task, []).append(cell)
-    found = (_classified(evidence, task, cells, best) for task, cells in by_task.items())
-    return [one for one in found if one is not None]
+        if cell.task in tasks:
+            cells_by_task.setdefault(cell.task, []).append(cell)
+    classifications = []
+    for task, cells in cells_by_task.items():
+        classification = _classify_task(evidence, task, cells, best)
+        if classification is not None:
+            classifications.append(classification)
+    return classifications
 
 
-def _classified(
+def _list_own_tasks(study: Study) -> set[str]:
+    """Return the tasks of a study that are made of a user's files or data sets."""
+    own_tasks = set()
+    for task in study.benchmarks():
+        is_path = bool({".", "/"} & set(task.name))
+        if task.file or task.dataset or is_path:
+            own_tasks.add(task.name)
+    return own_tasks
+
+
+def _classify_task(
     evidence: Evidence, task: str, cells: Sequence[CellRecord], best: str | None
 ) -> Classification | None:
     """Return one test on labelled texts, the best model first; None where its cells have no labels."""
     ranked = [cell for cell in cells if cell.protocol == evidence.main]
-    labels = next(filter(None, (_task(cell).labels for cell in ranked)), None)
+    labels = _find_labels(ranked)
     ranked = [cell for cell in ranked if set(METRICS) <= set(cell.scores)]
     if not labels or not ranked:
         return None
     ranked.sort(key=lambda cell: (cell.model != best, -cell.scores["acc"].value, cell.model))
-    direct = {
-        c.model: c.scores["acc"].value
-        for c in cells
-        if c.protocol == "direct" and "acc" in c.scores
+    direct_accuracy = {
+        cell.model: cell.scores["acc"].value
+        for cell in cells
+        if cell.protocol == DIRECT and "acc" in cell.scores
     }
-    words = {said: raw for raw, said in labels.items()}
-    answers = {cell.model: _answers(evidence.items(cell.key), words) for cell in ranked}
-    first, counts = ranked[0], answers[ranked[0].model]
+    label_by_answer = {answer: label for label, answer in labels.items()}
+    counts_by_model = {
+        cell.model: _count_labels(evidence.items(cell.key), label_by_answer) for cell in ranked
+    }
+    best_cell = ranked[0]
+    best_counts = counts_by_model[best_cell.model]
+    confusion = [[best_counts[gold, predicted] for predicted in labels] for gold in labels]
+    tests = [
+        _make_labelled_test(cell, direct_accuracy, counts_by_model[cell.model]) for cell in ranked
+    ]
     return Classification(
         task=task,
         protocol=str(evidence.main),
         labels=tuple(labels),
-        models=tuple(_labelled(cell, direct, answers[cell.model]) for cell in ranked),
-        baselines=_task(first).baselines,
-        confusion=np.array(
-            [[counts[gold, given] for given in labels] for gold in labels], dtype=np.float64
-        ),
-        documents=first.scores["acc"].n,
+        models=tuple(tests),
+        baselines=best_cell.provenance.task.baselines,
+        confusion=np.array(confusion, dtype=np.float64),
+        documents=best_cell.scores["acc"].n,
     )
 
 
-def _labelled(cell: CellRecord, direct: Mapping[str, float], answers: Answers) -> Labelled:
-    accuracy, macro_f1, balanced = (cell.scores[name].value for name in METRICS)
-    unknown = _task(cell).unknown_tokens
-    error, before = cell.scores["acc"].stderr, direct.get(cell.model, math.nan)
-    return Labelled(
-        cell.model, (accuracy, macro_f1, balanced), error, before, _constant(answers), unknown
+def _find_labels(cells: Sequence[CellRecord]) -> Mapping[str, str] | None:
+    """Return the labels of a task with the answers that stand for them, from the first cell that has them."""
+    for cell in cells:
+        if cell.provenance.task.labels:
+            return cell.provenance.task.labels
+    return None
+
+
+def _make_labelled_test(
+    cell: CellRecord, direct_accuracy: Mapping[str, float], counts: LabelCounts
+) -> LabelledTest:
+    accuracy, macro_f1, balanced_accuracy = (cell.scores[name].value for name in METRICS)
+    return LabelledTest(
+        model=cell.model,
+        scores=(accuracy, macro_f1, balanced_accuracy),
+        stderr=cell.scores["acc"].stderr,
+        direct=direct_accuracy.get(cell.model, math.nan),
+        constant=_find_constant_answer(counts),
+        unknown=cell.provenance.task.unknown_tokens,
     )
 
 
-def _task(cell: CellRecord) -> TaskProvenance:
-    return cell.provenance.task
-
-
-def _answers(items: Sequence[ItemOutcome], words: Mapping[str, str]) -> Answers:
+def _count_labels(items: Sequence[ItemOutcome], label_by_answer: Mapping[str, str]) -> LabelCounts:
     """Count the documents by true and by predicted label."""
-    return Counter(
-        (words.get(one.gold, one.gold), words.get(one.prediction, one.prediction)) for one in items
-    )
+    counts: LabelCounts = Counter()
+    for item in items:
+        gold = label_by_answer.get(item.gold, item.gold)
+        predicted = label_by_answer.get(item.prediction, item.prediction)
+        counts[gold, predicted] += 1
+    return counts
 
 
-def _constant(answers: Answers) -> str | None:
+def _find_constant_answer(counts: LabelCounts) -> str | None:
     """Return the label that is nearly always answered where the truth is more than that."""
-    gold, given = Counter[str](), Counter[str]()
-    for (right, said), times in answers.items():
-        gold[right] += times
-        given[said] += times
-    if given.total() < 10:
+    gold_counts = Counter[str]()
+    predicted_counts = Counter[str]()
+    for (gold, predicted), documents in counts.items():
+        gold_counts[gold] += documents
+        predicted_counts[predicted] += documents
+    total = predicted_counts.total()
+    if total < MIN_ANSWERS:
         return None
-    label, times = given.most_common(1)[0]
-    return (
-        label if times >= CONSTANT * given.total() and gold[label] < 0.9 * given.total() else None
-    )
+    label, documents = predicted_counts.most_common(1)[0]
+    is_constant = documents >= CONSTANT_SHARE * total
+    is_truth_mixed = gold_counts[label] < 0.9 * total
+    return label if is_constant and is_truth_mixed else None
