@@ -1,0 +1,253 @@
+"""The entrances: every way in which a file that someone was sent reaches Potentia.
+
+One list. ``tests/test_entrances.py`` walks it and fails where a command of Potentia is in none of the tables below, so
+that the next entrance cannot be forgotten; ``fuzz.hostile`` sends every hostile file through every entrance that reads
+files of its kind.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+
+class FileKind(StrEnum):
+    """What a hostile file is taken for."""
+
+    DEFINITION = "task definition"
+    DATA = "data"
+    TABLE = "score table"
+    MODEL = "model"
+    ADAPTER = "adapter"
+    STORE = "store"
+
+
+@dataclass(frozen=True)
+class HostileInput:
+    """A hostile file and what a command needs beside it, all harmless: a model, an adapter, rows of text."""
+
+    kind: FileKind
+    path: Path
+    folder: Path  # to work in
+    base: Path
+    adapter: Path
+
+
+@dataclass(frozen=True)
+class Entrance:
+    """One way in: the kinds of files that it reads, and what a user does to have one read."""
+
+    name: str
+    kinds: frozenset[FileKind]
+    enter: Callable[[HostileInput], None]
+
+
+class CommandRefused(Exception):  # noqa: N818  (it is an outcome, not an error of ours)
+    """A command ended with a code that says that something was refused or failed, and with words."""
+
+
+def run_command(*arguments: object) -> None:
+    """Run a command of Potentia in this process."""
+    from potentia.cli import app
+
+    sys.argv = ["potentia", *map(str, arguments)]
+    try:
+        app.run()
+    except SystemExit as end:
+        if end.code in (1, 2):
+            raise CommandRefused(f"exit code {end.code}") from None
+        if end.code not in (0, None):
+            raise
+
+
+# --- what a study of the hostile file looks like ---------------------------------------------------------------------
+
+
+def write_rows(file: Path) -> Path:
+    """Write rows that an adapter is asked about."""
+    rows = [{"text": f"a fine day {number}"} for number in range(3)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def study_of(given: HostileInput) -> dict[str, Any]:
+    """Return a study in which the hostile file is the task, the model or the adapter."""
+    model: dict[str, Any] = {"name": "m", "path": str(given.base)}
+    questions = given.folder / "questions.jsonl"
+    rows = []
+    for number in range(20):
+        question = f"Which is {number}?"
+        rows.append({"question": question, "choices": ["a", "b"], "answer": number % 2})
+    questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task: Any = {"name": "t", "file": str(questions)}
+    if given.kind is FileKind.DEFINITION:
+        task = str(given.path)
+    elif given.kind is FileKind.DATA:
+        task = {"name": "t", "file": str(given.path)}
+    elif given.kind is FileKind.MODEL:
+        model["path"] = str(given.path)
+    elif given.kind is FileKind.ADAPTER:
+        model["adapter"] = str(given.path)
+    return {
+        "name": "hostile",
+        "models": [model],
+        "tasks": [task],
+        "protocols": ["direct"],
+        "caps": {"test": 20},
+        "chat": "always" if given.kind is FileKind.MODEL else "never",
+        "device": "cpu",
+        "store": str(given.folder / "study.db"),
+    }
+
+
+def write_study(given: HostileInput) -> Path:
+    """Write that study as a file."""
+    file = given.folder / "study.yaml"
+    file.write_text(json.dumps(study_of(given)))  # JSON is YAML
+    return file
+
+
+# --- the entrances ---------------------------------------------------------------------------------------------------
+
+
+def _run(given: HostileInput) -> None:
+    run_command("run", write_study(given), "--workers", 1)
+
+
+def _plan(given: HostileInput) -> None:
+    run_command("plan", write_study(given), "--no-calibrate")
+
+
+def _tasks_show(given: HostileInput) -> None:
+    run_command("tasks", "show", given.path)
+
+
+def _predict(given: HostileInput) -> None:
+    adapter = given.adapter
+    rows = given.path if given.kind is FileKind.DATA else write_rows(given.folder / "rows.jsonl")
+    options: list[object] = ["--device", "cpu", "-o", given.folder / "predicted.csv"]
+    if given.kind is FileKind.ADAPTER:
+        adapter = given.path
+    if given.kind is FileKind.MODEL:
+        options += ["--base", given.path]
+    run_command("predict", adapter, rows, *options)
+
+
+def _merge(given: HostileInput) -> None:
+    options: list[object] = ["-o", given.folder / "merged"]
+    adapter = given.path
+    if given.kind is FileKind.MODEL:
+        adapter = given.adapter
+        options += ["--base", given.path]
+    run_command("adapters", "merge", adapter, *options)
+
+
+def _models_check(given: HostileInput) -> None:
+    run_command("models", "check", given.path, "--device", "cpu")
+
+
+def _import(given: HostileInput) -> None:
+    run_command("import", given.path, "--store", given.folder / "new.db", "--name", "x")
+
+
+def _report(given: HostileInput) -> None:
+    run_command("report", given.path, "-o", given.folder / "report.html")
+
+
+def _board(given: HostileInput) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from starlette.testclient import TestClient
+
+    from potentia.show.board.app import create_app
+
+    app = create_app(str(given.path), executor=ThreadPoolExecutor(1))
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        listed = client.get("/api/studies")
+        pages = ["/"]
+        if listed.status_code == 200:
+            for study in _study_keys(listed.json()):
+                pages += [f"/studies/{study}", f"/api/studies/{study}/cells"]
+        codes = [client.get(page).status_code for page in pages]
+    if listed.status_code >= 400 or max(codes) >= 400:
+        raise CommandRefused(f"codes {listed.status_code}, {codes}")
+
+
+def _study_keys(listed: Any) -> list[str]:
+    studies = listed.get("studies", []) if isinstance(listed, dict) else listed
+    keys = [study.get("key") for study in studies if isinstance(study, dict)]
+    return [str(key) for key in keys if key][:3]
+
+
+def _notebook(given: HostileInput) -> None:
+    import potentia
+
+    if given.kind in (FileKind.TABLE, FileKind.STORE):
+        evidence = potentia.read(str(given.path))
+        evidence.frame()
+        return
+    result = potentia.evaluate(write_study(given))
+    if result.run.failed:
+        raise CommandRefused("; ".join(result.run.reasons))
+    assert result._repr_html_()
+
+
+_ASKED = frozenset({FileKind.DEFINITION, FileKind.DATA})
+_LOADED = frozenset({FileKind.MODEL, FileKind.ADAPTER})
+_READ = frozenset({FileKind.TABLE, FileKind.STORE})
+
+ENTRANCES: tuple[Entrance, ...] = (
+    Entrance("run", _ASKED | _LOADED, _run),
+    Entrance("plan", _ASKED | _LOADED, _plan),
+    Entrance("tasks show", _ASKED, _tasks_show),
+    Entrance("predict", _LOADED | {FileKind.DATA}, _predict),
+    Entrance("adapters merge", _LOADED, _merge),
+    Entrance("models check", frozenset({FileKind.MODEL}), _models_check),
+    Entrance("import", _READ, _import),
+    Entrance("report", _READ, _report),
+    Entrance("board", frozenset({FileKind.STORE}), _board),
+    Entrance("notebook", _ASKED | _LOADED | _READ, _notebook),
+)
+
+# Commands that read a stranger's files through the door of an entrance above.
+SAME_DOOR: dict[str, str] = {
+    "serve": "board",
+    "select": "run",
+    "analyze elicitation": "run",
+    "compare": "report",
+    "export": "report",
+    "track": "report",
+    "reproduce": "report",
+    "status": "board",
+    "analyze rankings": "report",
+    "analyze outlook": "report",
+    "analyze few-tasks": "report",
+    "analyze checkpoints": "report",
+    "analyze consistency": "report",
+    "analyze ablation": "report",
+    "analyze exposure": "report",
+    "analyze test-task": "report",
+    "analyze proxy": "report",
+    "analyze judge": "report",
+    "analyze benchmark": "report",
+    "adapters list": "board",
+    "adapters export": "board",
+    "adapters drop": "board",
+    "store check": "board",
+    "store discard": "board",
+    "store rename": "board",
+    "store delete": "board",
+}
+# Commands that read nobody's files.
+NO_FILES: frozenset[str] = frozenset({"init", "demo", "zoo", "doctor", "models list", "tasks list"})
+
+
+def entrances_for(kind: FileKind, names: Sequence[str] = ()) -> list[Entrance]:
+    """Return the entrances that read files of a kind; of these alone where names are given."""
+    chosen = [entrance for entrance in ENTRANCES if kind in entrance.kinds]
+    return [entrance for entrance in chosen if not names or entrance.name in names]
