@@ -17,23 +17,21 @@ from typing import Any, TypeVar
 from potentia.errors import DataError
 from potentia.formats.columns import metric_of, usual_metric
 from potentia.formats.layout import Row
-from potentia.values.metric import KINDS, SCALES, UNKNOWN, Metric, Origin, comparable, main_metric
+from potentia.values.metric import (
+    KINDS,
+    METRIC_COLUMNS,
+    ORIGIN_COLUMNS,
+    SCALES,
+    UNKNOWN,
+    Metric,
+    Origin,
+    comparable,
+    main_metric,
+)
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Score, ScoreMatrix
 
 UNNAMED = Metric()
-_FACTS = {  # column → the part of a score, and its field
-    "higher_is_better": ("metric", "higher_is_better"),
-    "shots": ("origin", "shots"),
-    "metric_kind": ("metric", "kind"),
-    "metric_scale": ("metric", "scale"),
-    "chance": ("metric", "chance"),
-    "data_fingerprint": ("origin", "data"),
-    "recipe_fingerprint": ("origin", "recipe"),
-    "model_fingerprint": ("origin", "model"),
-    "source": ("origin", "source"),
-    "path": ("origin", "path"),
-}
 T = TypeVar("T")
 
 
@@ -198,8 +196,9 @@ def scored(
 
 def tidy_row(protocol: str, model: str, task: str, score: Score) -> dict[str, Any]:
     """Return a score as the fields of a row, with all that it knows; what is not known is None."""
-    known = {name: getattr(getattr(score, part), field) for name, (part, field) in _FACTS.items()}
-    return {
+    facts = {c.written_as: getattr(score.metric, c.field) for c in METRIC_COLUMNS}
+    facts |= {c.written_as: getattr(score.origin, c.field) for c in ORIGIN_COLUMNS}
+    return facts | {
         "protocol": protocol,
         "model": model,
         "benchmark": task,
@@ -208,7 +207,6 @@ def tidy_row(protocol: str, model: str, task: str, score: Score) -> dict[str, An
         "n": float(score.n) if score.n else None,
         "metric": score.metric.name or None,
         "seeds": ";".join(map(repr, score.seeds)) or None,
-        **known,
     }
 
 
@@ -225,9 +223,7 @@ def told(record: Mapping[str, Any], task: str, name: str | None, where: str) -> 
         else value
         for field in ("chance", "shots")
     )
-    origin: dict[str, Any] = {
-        field: _text(record, name) for name, (part, field) in _FACTS.items() if part == "origin"
-    }
+    origin: dict[str, Any] = {c.field: _text(record, c.written_as) for c in ORIGIN_COLUMNS}
     seeds = re.split(r"[;\s]+", _text(record, "seeds") or "")  # semicolons between them
     return {
         "metric": replace(made, kind=kind or made.kind, scale=scale or made.scale, chance=chance),

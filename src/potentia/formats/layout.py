@@ -24,21 +24,10 @@ from potentia.formats.columns import (
     usual_metric,
 )
 from potentia.formats.table import RawTable
-from potentia.values.metric import known_metric
+from potentia.values.metric import METRIC_COLUMNS, ORIGIN_COLUMNS, known_metric
 from potentia.values.protocol import Protocol
 
-TRAVELS = (
-    "metric_kind",
-    "metric_scale",
-    "chance",
-    "seeds",
-    "data_fingerprint",
-    "recipe_fingerprint",
-    "model_fingerprint",
-    "source",
-    "path",
-)
-FIELDS = (
+_FIRST_FIELDS = (
     "protocol",
     "model",
     "benchmark",
@@ -48,8 +37,14 @@ FIELDS = (
     "metric",
     "higher_is_better",
     "shots",
-    *TRAVELS,
 )
+_FACTS = (
+    *(column.written_as for column in METRIC_COLUMNS),
+    "seeds",
+    *(column.written_as for column in ORIGIN_COLUMNS),
+)
+TRAVELS = tuple(name for name in _FACTS if name not in _FIRST_FIELDS)
+FIELDS = (*_FIRST_FIELDS, *TRAVELS)
 SYNONYMS: dict[str, tuple[str, ...]] = {
     "protocol": ("protocol", "setting", "stage"),
     "step": ("step",),  # of a stage

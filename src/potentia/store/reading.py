@@ -21,26 +21,13 @@ from potentia.store.records import (
     loads,
     looks_whole,
 )
-from potentia.values.metric import Metric, Origin
+from potentia.values.metric import METRIC_COLUMNS, ORIGIN_COLUMNS, Metric, Origin
 from potentia.values.provenance import Provenance
 from potentia.values.scores import ItemOutcome, Score, ScoreMatrix
 from potentia.values.selection import CutPrompts, ProbeResult
 
-METRIC = (
-    "metric",
-    "higher_is_better",
-    "kind",
-    "scale",
-    "chance",
-)  # columns of a score, in the order of Metric
-ORIGIN = (
-    "data",
-    "recipe",
-    "shots",
-    "identity",
-    "source",
-    "path",
-)  # columns of a cell, in the order of Origin
+METRIC = tuple(column.stored_as for column in METRIC_COLUMNS)  # of a score
+ORIGIN = tuple(column.stored_as for column in ORIGIN_COLUMNS)  # of a cell
 CELL = [column.name for column in columns(s.cells, CellRecord)]
 Studies = str | Sequence[str] | None  # one or several studies, by key or name
 _SELECTION = sa.type_coerce(s.provenances.c.selection, sa.Text).label(

@@ -6,6 +6,7 @@ none.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -22,6 +23,7 @@ from potentia.store.records import (
     PlainColumn,
     StudyRecord,
 )
+from potentia.values.metric import METRIC_COLUMNS, ORIGIN_COLUMNS, ScoreColumn
 from potentia.values.provenance import Provenance
 from potentia.values.selection import ProbeResult, Selection
 
@@ -53,6 +55,13 @@ def _table(name: str, *columns: Any, of: type | None = None, **how: Any) -> Tabl
 
 def _some(kind: Any, *names: str, nullable: bool = False) -> list[Column[Any]]:
     return [Column(name, kind, nullable=nullable) for name in names]
+
+
+def _fact_columns(facts: Iterable[ScoreColumn]) -> list[Column[Any]]:
+    """Return a column for each fact that travels with a score."""
+    return [
+        Column(fact.stored_as, _TYPES[fact.kind], nullable=fact.may_be_unknown) for fact in facts
+    ]
 
 
 def _key(*names: str) -> list[Column[str]]:
@@ -99,9 +108,7 @@ cells = _table(
     *_some(Double, "seconds"),
     *_some(Double, "direct_value", "gain", nullable=True),
     Column("item_count", Integer),  # rows of the Parquet file, NULL where the cell has none
-    # the origin of its scores (values/metric.py), NULL where unknown
-    *_some(Text, "data", "recipe", "identity", "source", "path", nullable=True),
-    Column("shots", Integer),
+    *_fact_columns(ORIGIN_COLUMNS),  # the origin of its scores, NULL where unknown
     Index("cells_by_model", "model", "task", "protocol"),
 )
 
@@ -111,12 +118,7 @@ scores = _table(
     *_key("name"),
     *_some(Double, "value", "stderr", nullable=True),  # NULL is NaN: unknown
     Column("n", BigInteger, nullable=False),
-    Column(
-        "metric", Text, nullable=False
-    ),  # from here to chance: what it is of; NULL where unknown
-    Column("higher_is_better", _FLAG, nullable=False),
-    *_some(Text, "kind", "scale", nullable=True),
-    Column("chance", Double),
+    *_fact_columns(METRIC_COLUMNS),  # what it is of, NULL where unknown
     Column("seeds", Json),  # the value with every seed; NULL where there is one
     sqlite_with_rowid=False,
 )

@@ -10,9 +10,10 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from typing import Any, Literal, Protocol, get_args
+from types import NoneType
+from typing import Any, Literal, Protocol, get_args, get_origin, get_type_hints
 
 Kind = Literal["task", "text"]  # a task to do, or a text to predict
 Scale = Literal[
@@ -25,15 +26,40 @@ Guess = Literal[
 ]  # what guessing scores: its accuracy, 1 − its accuracy, nothing
 
 
+def _column(*, stored_as: str, written_as: str) -> dict[str, str]:
+    """Declare the column of a field in the store and in a file of scores."""
+    return {"stored_as": stored_as, "written_as": written_as}
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreColumn:
+    """Where one field of a ``Metric`` or an ``Origin`` is kept: every list of a score's columns is made of these."""
+
+    field: str
+    stored_as: str  # in the store
+    written_as: str  # in a file of scores
+    kind: type  # str, bool, int or float
+    may_be_unknown: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Metric:
     """What a score is of. ``name`` is empty, and ``kind``, ``scale`` and ``chance`` None, where nobody says it."""
 
-    name: str = ""
-    higher_is_better: bool = True
-    kind: Kind | None = None
-    scale: Scale | None = None
-    chance: float | None = None  # the accuracy of a guess on the task
+    name: str = field(default="", metadata=_column(stored_as="metric", written_as="metric"))
+    higher_is_better: bool = field(
+        default=True, metadata=_column(stored_as="higher_is_better", written_as="higher_is_better")
+    )
+    kind: Kind | None = field(
+        default=None, metadata=_column(stored_as="kind", written_as="metric_kind")
+    )
+    scale: Scale | None = field(
+        default=None, metadata=_column(stored_as="scale", written_as="metric_scale")
+    )
+    # the accuracy of a guess on the task
+    chance: float | None = field(
+        default=None, metadata=_column(stored_as="chance", written_as="chance")
+    )
 
     @classmethod
     def of(
@@ -195,15 +221,51 @@ def main_metric(available: Iterable[str], usual: str | None = None) -> str | Non
 class Origin:
     """What a score was computed from; None where its source does not say it. The protocol is its cell's."""
 
-    data: str | None = None  # fingerprint of the documents, their splits and the prompt
-    recipe: str | None = None  # fingerprint of the fine-tuning; None where there was none
-    shots: int | None = None  # examples in the prompt
-    model: str | None = None  # fingerprint of weights and tokenizer
-    source: str | None = None  # the file that it was imported from
-    path: str | None = None  # what computed it: how the model was loaded, scored and trained
+    # fingerprint of the documents, their splits and the prompt
+    data: str | None = field(
+        default=None, metadata=_column(stored_as="data", written_as="data_fingerprint")
+    )
+    # fingerprint of the fine-tuning; None where there was none
+    recipe: str | None = field(
+        default=None, metadata=_column(stored_as="recipe", written_as="recipe_fingerprint")
+    )
+    # examples in the prompt
+    shots: int | None = field(default=None, metadata=_column(stored_as="shots", written_as="shots"))
+    # fingerprint of weights and tokenizer
+    model: str | None = field(
+        default=None, metadata=_column(stored_as="identity", written_as="model_fingerprint")
+    )
+    # the file that it was imported from
+    source: str | None = field(
+        default=None, metadata=_column(stored_as="source", written_as="source")
+    )
+    # what computed it: how the model was loaded, scored and trained
+    path: str | None = field(default=None, metadata=_column(stored_as="path", written_as="path"))
 
 
 UNKNOWN = Origin()
+
+
+def _columns_of(part: type[Metric] | type[Origin]) -> tuple[ScoreColumn, ...]:
+    hints = get_type_hints(part)
+    columns = []
+    for declared in fields(part):
+        kinds = get_args(hints[declared.name]) or (hints[declared.name],)
+        is_word = get_origin(kinds[0]) is Literal
+        columns.append(
+            ScoreColumn(
+                field=declared.name,
+                stored_as=declared.metadata["stored_as"],
+                written_as=declared.metadata["written_as"],
+                kind=str if is_word else kinds[0],
+                may_be_unknown=NoneType in kinds,
+            )
+        )
+    return tuple(columns)
+
+
+METRIC_COLUMNS = _columns_of(Metric)  # in the order of their fields
+ORIGIN_COLUMNS = _columns_of(Origin)
 
 
 class Measured(Protocol):

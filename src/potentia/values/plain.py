@@ -164,7 +164,10 @@ def _read_enum(kind: type[Enum]) -> Reader:
 def _read_float(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise DataError(f"expected a number, not {_name_type(value)}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise DataError("expected a number that is not so large") from None
 
 
 def _read_int(value: Any) -> int:
