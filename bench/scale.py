@@ -27,7 +27,11 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
-POTENTIA = [sys.executable, "-c", "from potentia.cli.app import run; run()"]
+POTENTIA = [
+    sys.executable,
+    "-c",
+    "from potentia.cli.app import run_command_line; run_command_line()",
+]
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
 SIZES = {"2k": (50, 20), "20k": (250, 40), "300x40": (300, 40), "200k": (1000, 100)}
 STUDY = "feedfacefeedfacefeedfacefeedface"

@@ -132,13 +132,13 @@ def _words(line: str) -> list[str]:
 def _parse_command(words: list[str], block: Block) -> None:
     import typer
 
-    from potentia.cli.app import app, expand_many
+    from potentia.cli.app import app, repeat_flags
 
     words = [word for word in words if word != "…"]
     command = typer.main.get_command(app)
     context: Any = None
     try:
-        rest = expand_many(command, words)
+        rest = repeat_flags(command, words)
         while True:
             context = command.make_context(
                 rest[0] if rest else "potentia", list(rest), parent=context
@@ -270,7 +270,7 @@ def _potentia(line: str) -> None:
     with _quiet() as out:
         old, sys.argv = sys.argv, _words(bare)
         try:
-            app.run()
+            app.run_command_line()
             code: Any = 0
         except SystemExit as end:
             code = end.code

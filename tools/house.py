@@ -269,10 +269,10 @@ def look(frame, event, _):
 known = set()
 threading.setprofile(look)
 sys.setprofile(look)
-from potentia.cli.view import watch
+from potentia.cli.progress_view import watch_study
 from potentia.run import run_study
 from potentia.study import read_study
-result = run_study(read_study(sys.argv[3]), watch=watch)
+result = run_study(read_study(sys.argv[3]), watch=watch_study)
 sys.setprofile(None)
 import json
 open(out, "w").write(json.dumps(sorted(seen)))

@@ -25,11 +25,11 @@ def potentia(
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: object) -> Done:
-        from potentia.cli.app import run
+        from potentia.cli.app import run_command_line
 
         monkeypatch.setattr(sys, "argv", ["potentia", *map(str, arguments)])
         with pytest.raises(SystemExit) as left:
-            run()
+            run_command_line()
         spoken = capfdbinary.readouterr()
         return Done(int(left.value.code or 0), spoken.out.decode(), spoken.err.decode())
 

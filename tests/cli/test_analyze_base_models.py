@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import typer
 
-from potentia.cli.app import app, expand_many
+from potentia.cli.app import app, repeat_flags
 from potentia.errors import InputError
 
 
 def call(capsys, *arguments: str) -> str:
     command = typer.main.get_command(app)
-    command(args=expand_many(command, list(arguments)), standalone_mode=False)
+    command(args=repeat_flags(command, list(arguments)), standalone_mode=False)
     return capsys.readouterr().out
 
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from made_store import make_store
-from potentia.cli.stores import running
+from potentia.cli.stores import running_rows_table
 from potentia.run import read_store_status
 from potentia.store import Store
 
@@ -45,6 +45,10 @@ def test_a_store_is_followed_until_interrupted(tmp_path: Path):
     finally:
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == 0
-    assert running(read_store_status(str(where))).rows[0][1:4] == ("a [/model]", "direct x", "2/5")
+    assert running_rows_table(read_store_status(str(where))).rows[0][1:4] == (
+        "a [/model]",
+        "direct x",
+        "2/5",
+    )
     shown = subprocess.run([POTENTIA, "status", str(where)], capture_output=True, text=True)
     assert "a [/model]" in shown.stdout

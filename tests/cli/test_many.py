@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from potentia.cli.app import OWN_FILES, app, expand_many
+from potentia.cli.app import FLAGS_WITH_FILES, app, repeat_flags
 
 RANKINGS = ["analyze", "rankings"]
 
@@ -30,7 +30,7 @@ def commands():
 def parsed(arguments: str | list[str]) -> tuple[list[str], dict[str, object]]:
     """The command's own arguments and its options, as click reads them."""
     root = commands()
-    rest = expand_many(root, arguments.split() if isinstance(arguments, str) else arguments)
+    rest = repeat_flags(root, arguments.split() if isinstance(arguments, str) else arguments)
     command = root
     while hasattr(command, "commands"):
         command, rest = command.commands[rest[0]], rest[1:]
@@ -137,7 +137,7 @@ def test_every_option_of_several_values_takes_them():
                 numbers = option.name in ("learning_rates", "sampled", "rounds")
                 values = ["7", "25"] if numbers else ["one", "two"]
                 for arguments in (["scores.csv", flag, *values], [flag, *values, "scores.csv"]):
-                    if flag in OWN_FILES.get(path[0], ()) and arguments[-1] == "scores.csv":
+                    if flag in FLAGS_WITH_FILES.get(path[0], ()) and arguments[-1] == "scores.csv":
                         continue  # their own values may be files
                     sources, given = parsed([*path, *arguments])
                     made = [f"{v:g}" if numbers else v for v in given[option.name]]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import potentia.cli.known  # noqa: F401
+import potentia.cli.catalog  # noqa: F401
 from potentia.cli.app import app
 from potentia.engine.layers import lane_layers
 from scoring_models import tiny

@@ -16,7 +16,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from potentia.cli.view import View, watch
+from potentia.cli.progress_view import ProgressView, watch_study
 from potentia.run import PACED, estimate_seconds_left, plan_study, read_store_status, run_study
 from potentia.run.local import compute_assignment
 from potentia.run.progress import Stopped
@@ -80,7 +80,7 @@ def test_on_a_resume_the_whole_study_is_counted(folder, tmp_path):
     run_study(study_of(folder, store, "one"))
     plan = plan_study(study_of(folder, store, "one", "two"))
     spoken = io.StringIO()
-    run_study(plan, watch=lambda p: watch(p, Console(file=spoken)))
+    run_study(plan, watch=lambda p: watch_study(p, Console(file=spoken)))
     assert re.findall(r"^\[(\d)/(\d)\]", spoken.getvalue(), re.M) == [("3", "4"), ("4", "4")]
 
 
@@ -88,17 +88,17 @@ def test_more_events_than_cells_never_go_below_nothing_left(folder, tmp_path):
     plan = plan_study(study_of(folder, tmp_path / "n.db", "one"))
     with Store.open(plan.study.store) as store:
         store.study("progress", plan.key, {})
-        view = View(plan, store)
+        view = ProgressView(plan, store)
         for cell in [
             *plan.iterate_cells(),
             *plan.iterate_cells(),
         ]:  # as two runs would say, or one that was asked twice
             names = {"row": plan.rows[0].model.name, "task": cell.task, "protocol": cell.protocol}
             store.event(plan.key, "cell", {**names, "value": 0.5, "stderr": 0.1})
-        lines = view.news()
+        lines = view.collect_news()
         assert len(lines) == 2, "each cell once"
         assert "0.5000 ± 0.1960" in lines[0], "± is the half of a 95 % interval"
-        assert (view.ended, view.total, view.left) == (2, 2, 0.0)
+        assert (view.ended_cells, view.total_cells, view.seconds_left) == (2, 2, 0.0)
         name, board = plan.rows[0].model.name, RowProgress(plan.rows[0], store, every=0.0)
         board.phase("direct x", total=10)
         board.reach(12)
@@ -112,11 +112,11 @@ def test_a_clock_elsewhere_that_is_late_hides_no_time_left(folder, tmp_path):
     plan = plan_study(study_of(folder, tmp_path / "c.db", "one"))
     with Store.open(plan.study.store) as store:
         store.study("progress", plan.key, {})
-        view = View(plan, store)
+        view = ProgressView(plan, store)
     cell = next(iter(plan.iterate_cells()))
     facts = {"row": plan.rows[0].model.name, "task": cell.task, "protocol": cell.protocol}
     assert view.count.hear(EventRecord(1, plan.key, "cell", facts, "2000-01-01T00:00:00+00:00"))
-    assert view.left is not None
+    assert view.seconds_left is not None
 
 
 def test_time_left_is_told_at_the_pace_of_the_last_cells():
@@ -139,7 +139,7 @@ def test_without_a_terminal_a_line_comes_though_no_cell_ends(folder, tmp_path):
     with Store.open(plan.study.store) as store:
         store.study("progress", plan.key, {})
         name = plan.rows[0].model.name
-        with watch(plan, Console(file=spoken), quiet=0.1):
+        with watch_study(plan, Console(file=spoken), quiet_seconds=0.1):
             RowProgress(plan.rows[0], store).phase("direct x.jsonl", total=40)
             time.sleep(0.5)
     lines = spoken.getvalue().splitlines()
@@ -188,8 +188,8 @@ def test_what_cannot_run_is_refused_before_anything_is_done(
 
 def test_threads_sleep_and_libraries_show_no_bars():
     code = (
-        "import os, sys; from potentia.cli.app import run; sys.argv = ['potentia', '--version']\n"
-        "try: run()\n"
+        "import os, sys; from potentia.cli.app import run_command_line; sys.argv = ['potentia', '--version']\n"
+        "try: run_command_line()\n"
         "except SystemExit: pass\n"
         "from tqdm import tqdm; list(tqdm(range(3)))\n"
         "print(os.environ['OMP_WAIT_POLICY'], os.environ['KMP_BLOCKTIME'], 'torch' in sys.modules)"
@@ -214,8 +214,8 @@ def test_a_study_that_is_done_says_so_without_torch(folder, tmp_path):
     store = tmp_path / "d.db"
     run_study(study_of(folder, store, "one"))
     code = (
-        "import sys; from potentia.cli.app import run\n"
-        "try: run()\n"
+        "import sys; from potentia.cli.app import run_command_line\n"
+        "try: run_command_line()\n"
         "except SystemExit as end: print(end.code or 0, 'torch' in sys.modules)\n"
     )
     asked = ["run", "--models", folder / "one", "--tasks", folder / "x.jsonl", folder / "y.jsonl"]

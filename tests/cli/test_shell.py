@@ -115,8 +115,8 @@ def test_status_loads_none_of_the_analyses(tmp_path: Path):
     with Store.open(tmp_path / "s.db") as store:
         store.study("s", "k", {"models": ["m"], "tasks": ["t"]})
     code = (
-        "import sys; from potentia.cli.app import run; sys.argv = ['potentia', 'status', sys.argv[1]]\n"
-        "try: run()\n"
+        "import sys; from potentia.cli.app import run_command_line; sys.argv = ['potentia', 'status', sys.argv[1]]\n"
+        "try: run_command_line()\n"
         "except SystemExit as end: assert not end.code, end.code\n"
         "print(sorted({'torch', 'scipy', 'pandas', 'sklearn', 'vl_convert', 'pyarrow'} & set(sys.modules)))"
     )

@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 import tiny
-from potentia.cli.app import PANELS, app, expand_many
+from potentia.cli.app import COMMAND_PANELS, app, repeat_flags
 
 
 def shown(*arguments: str) -> str:
@@ -21,9 +21,9 @@ def shown(*arguments: str) -> str:
 
 def test_help_is_in_the_order_of_use() -> None:
     text = shown("--help")
-    places = [text.index(f"─ {panel} ") for panel in PANELS]
+    places = [text.index(f"─ {panel} ") for panel in COMMAND_PANELS]
     assert places == sorted(places)
-    for panel, names in PANELS.items():
+    for panel, names in COMMAND_PANELS.items():
         part = text[text.index(f"─ {panel} ") :].partition("╰")[0]
         listed = [
             line.split()[1]
@@ -65,7 +65,7 @@ def test_singular_options_are_accepted(tmp_path: Path) -> None:
         "--no-calibrate",
     ]
     given += ["--device", "cpu", "--store", str(tmp_path / "s.db")]
-    assert expand_many(typer.main.get_command(app), given) == given
+    assert repeat_flags(typer.main.get_command(app), given) == given
     assert "Plan of study" in shown(*given)
 
 

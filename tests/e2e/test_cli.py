@@ -45,11 +45,11 @@ def potentia(
         monkeypatch.setenv(name, value)
 
     def call(*arguments: object) -> Done:
-        from potentia.cli.app import run
+        from potentia.cli.app import run_command_line
 
         monkeypatch.setattr(sys, "argv", ["potentia", *map(str, arguments)])
         with pytest.raises(SystemExit) as left:
-            run()
+            run_command_line()
         return Done(int(left.value.code or 0), *capfd.readouterr())
 
     return call

@@ -10,7 +10,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import potentia
-from potentia.cli.app import app, expand_many
+from potentia.cli.app import app, repeat_flags
 
 TABLE = """Model,WikiText-2 (ppl),ARC-e,BoolQ (%),Params
 Pythia-160M,26.5,43.6,52.1,160M
@@ -21,7 +21,7 @@ OPT-125M,27.7,43.4,55.4,125M
 
 
 def command(*arguments: object) -> tuple[str, str]:
-    result = CliRunner().invoke(app, expand_many(get_command(app), [str(a) for a in arguments]))
+    result = CliRunner().invoke(app, repeat_flags(get_command(app), [str(a) for a in arguments]))
     assert result.exit_code == 0, (result.output, result.exception)
     return result.stdout, result.stderr
 

@@ -12,7 +12,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from potentia.cli.app import app, expand_many
+from potentia.cli.app import app, repeat_flags
 from potentia.errors import InputError
 from potentia.evidence import read
 from potentia.show import ReportOptions, build_sections, make_report
@@ -27,7 +27,7 @@ def table(path: Path, rows: Iterable[tuple[Any, ...]]) -> Path:
 
 
 def run(*arguments: str) -> dict[str, Any]:
-    result = CliRunner().invoke(app, expand_many(get_command(app), [*arguments, "--json"]))
+    result = CliRunner().invoke(app, repeat_flags(get_command(app), [*arguments, "--json"]))
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output

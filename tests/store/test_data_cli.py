@@ -29,11 +29,11 @@ def potentia(
     monkeypatch.setenv("COLUMNS", "200")
 
     def call(*arguments: object) -> Done:
-        from potentia.cli.app import run
+        from potentia.cli.app import run_command_line
 
         monkeypatch.setattr(sys, "argv", ["potentia", *map(str, arguments)])
         with pytest.raises(SystemExit) as left:
-            run()
+            run_command_line()
         spoken = capsys.readouterr()
         return Done(int(left.value.code or 0), spoken.out, spoken.err)
 

@@ -15,7 +15,7 @@ import pytest
 import tiny
 from potentia.cli import main
 from potentia.cli.app import app
-from potentia.cli.run import _write
+from potentia.cli.run import write_chosen_study
 from potentia.errors import without_password
 from potentia.run import plan_study
 from potentia.study import read_study
@@ -179,7 +179,7 @@ def test_the_password_is_written_nowhere(
     planned = plan_study(
         read_study(None, {"models": ["./m0", "./m1"], "tasks": ["q.jsonl"], "store": url})
     )
-    _write(planned, [("./m0", "q.jsonl")], tmp_path / "plan.yaml", False)
+    write_chosen_study(planned, [("./m0", "q.jsonl")], tmp_path / "plan.yaml", False)
     assert read_study(tmp_path / "plan.yaml").store == url.replace(f":{SECRET}", "")
     said.append("".join(capfd.readouterr()))
     with TestClient(create_app(url), base_url="http://localhost") as client:

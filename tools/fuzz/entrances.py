@@ -57,7 +57,7 @@ def run_command(*arguments: object) -> None:
 
     sys.argv = ["potentia", *map(str, arguments)]
     try:
-        app.run()
+        app.run_command_line()
     except SystemExit as end:
         if end.code in (1, 2):
             raise CommandRefused(f"exit code {end.code}") from None

@@ -399,7 +399,7 @@ def cli(stream: Random, folder: Path) -> Act:
         code: Any = 0
         try:
             with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-                app.run()
+                app.run_command_line()
         except SystemExit as ended:
             code = ended.code
         finally:

@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -32,15 +32,15 @@ from potentia.extensions import ExtensionKind, load_extensions
 from potentia.processes import let_threads_sleep
 
 # What `--help` shows, in the order of use.
-PANELS = {
+COMMAND_PANELS = {
     "Start": ("init", "demo", "run", "select", "predict"),
     "Understand": ("compare", "analyze", "report", "serve"),
     "Exchange": ("import", "export", "track"),
     "Keep": ("status", "store", "adapters", "models", "doctor"),
     "More": ("tasks", "plan", "reproduce", "zoo"),
 }
-# The parts of a long list of options; the others come first.
-PARTS = {
+# The panels of a long list of options; other options come first.
+OPTION_PANELS = {
     "Data and fine-tuning": "seed seeds learning-rates epochs train validation test",
     "Machine": "device dtype workers executor threads split",
     "Adaptive": "adaptive budget confidence top history",
@@ -49,65 +49,57 @@ PARTS = {
     "What comes out": "figures format no-titles json",
     "Consent": "allow-code allow-pickle allow-missing-weights",
 }
-MANY = 15  # options that need parts
+MAX_OPTIONS_WITHOUT_PANELS = 15
 
 
-class _InOrder(TyperGroup):
-    """The commands in the order of use, each in its panel; the options of a long command in parts."""
+class OrderedGroup(TyperGroup):
+    """Commands in the order of use, each in its panel; the options of a long command in panels too."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command."""
         command: Any = super().get_command(ctx, cmd_name)
-        if command is not None and ctx.parent is None:
-            command.rich_help_panel = next(
-                (panel for panel, names in PANELS.items() if cmd_name in names), None
-            )
-        if command is not None and len(command.params) > MANY:
-            self._divide(command.params)
+        if command is None:
+            return None
+        if ctx.parent is None:
+            command.rich_help_panel = _panel_of_command(cmd_name)
+        if len(command.params) > MAX_OPTIONS_WITHOUT_PANELS:
+            _assign_option_panels(command.params)
         return command
-
-    @staticmethod
-    def _divide(options: list[Any]) -> None:
-        """Put the options of a long list into their parts."""
-        reads = any(
-            "--study" in option.opts for option in options
-        )  # else --models and --tasks are what is asked for
-        parts = {name: part for part, names in PARTS.items() for name in names.split()}
-        for option in options:
-            part = parts.get(option.opts[0].removeprefix("--"))
-            if part is not None and (reads or part != "What is read"):
-                option.rich_help_panel = part
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the commands."""
         names = super().list_commands(ctx)
-        ordered = [name for panel in PANELS.values() for name in panel if name in names]
+        ordered = [name for panel in COMMAND_PANELS.values() for name in panel if name in names]
         return ordered + [name for name in names if name not in ordered]
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command; where there is none of that name, say what may be meant."""
+        """Find the command; where there is none of that name, suggest others."""
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
-            ctx.fail(f"No such command {args[0]!r}.{self._meant(ctx, args)}")
+            ctx.fail(f"No such command {args[0]!r}.{self._suggest_commands(ctx, args[0])}")
         return super().resolve_command(ctx, args)
 
-    def _meant(self, ctx: Any, args: list[str]) -> str:
+    def _suggest_commands(self, ctx: Any, name: str) -> str:
+        """Suggest a command of a group with this name, the first command for a file, or names that are similar."""
         groups = {
-            name: group for name, group in self.commands.items() if hasattr(group, "commands")
+            group_name: group
+            for group_name, group in self.commands.items()
+            if hasattr(group, "commands")
         }
-        inside = [
-            f"{name} {args[0]}" for name, group in groups.items() if args[0] in group.commands
+        suggestions = [
+            f"{group_name} {name}" for group_name, group in groups.items() if name in group.commands
         ]
-        if not groups and is_source(args[0]):
-            inside = [f"{next(iter(self.list_commands(ctx)))} {shlex.quote(args[0])}"]
-        near = inside or get_close_matches(args[0], self.commands, n=3)
-        return (
-            f" Did you mean: {', '.join(f'{ctx.command_path} {name}' for name in near)}?"
-            if near
-            else ""
-        )
+        if not groups and is_source(name):
+            first_command = self.list_commands(ctx)[0]
+            suggestions = [f"{first_command} {shlex.quote(name)}"]
+        if not suggestions:
+            suggestions = get_close_matches(name, self.commands, n=3)
+        if not suggestions:
+            return ""
+        commands = ", ".join(f"{ctx.command_path} {suggestion}" for suggestion in suggestions)
+        return f" Did you mean: {commands}?"
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; what it says of arguments that it does not take shows no password."""
+        """Run the command; a usage error that quotes an argument shows no password."""
         try:
             return super().invoke(ctx)
         except Exception as error:
@@ -116,22 +108,45 @@ class _InOrder(TyperGroup):
             raise
 
 
+def _panel_of_command(command_name: str) -> str | None:
+    for panel, names in COMMAND_PANELS.items():
+        if command_name in names:
+            return panel
+    return None
+
+
+def _assign_option_panels(options: list[Any]) -> None:
+    """Put the options of a long list into their panels."""
+    # Without --study, --models and --tasks say what a study asks for, not what is read.
+    reads_scores = any("--study" in option.opts for option in options)
+    panel_by_option = {
+        name: panel for panel, names in OPTION_PANELS.items() for name in names.split()
+    }
+    for option in options:
+        panel = panel_by_option.get(option.opts[0].removeprefix("--"))
+        if panel is not None and (reads_scores or panel != "What is read"):
+            option.rich_help_panel = panel
+
+
 app = typer.Typer(
     name="potentia",
-    cls=_InOrder,
+    cls=OrderedGroup,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 analyze = typer.Typer(
-    cls=_InOrder, help="Turn scores into findings.", no_args_is_help=True, rich_markup_mode="rich"
+    cls=OrderedGroup,
+    help="Turn scores into findings.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
 )
 app.add_typer(analyze, name="analyze")
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
         from potentia import __version__
 
         typer.echo(f"potentia {__version__}")
@@ -143,47 +158,49 @@ def _root(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_version, is_eager=True, help="Print the version and exit."
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
 ) -> None:
     """Rank language models by what they can become: the same fine-tuning for all, then one test."""
 
 
-def run() -> None:
+def run_command_line() -> None:
     """Run the command line and exit with Potentia's codes."""
     let_threads_sleep()
-    os.environ.setdefault(
-        "TQDM_DISABLE", "1"
-    )  # commands show their own progress; bars of libraries would tear it
+    # Commands show their own progress; progress bars of libraries would tear it.
+    os.environ.setdefault("TQDM_DISABLE", "1")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(
-                errors="backslashreplace"
-            )  # a name may hold what a terminal cannot show
+            stream.reconfigure(errors="backslashreplace")  # a name may hold what a terminal lacks
     try:
         command = typer.main.get_command(app)
-        command(args=expand_many(command, sys.argv[1:]), standalone_mode=True)
+        command(args=repeat_flags(command, sys.argv[1:]), standalone_mode=True)
     except BrokenPipeError:
         sys.exit(0)
+    except KeyboardInterrupt:
+        _exit_interrupted()
     except SystemExit:
         raise
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt) or isinstance(
-            error.__cause__, KeyboardInterrupt
-        ):  # in an import
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more changes nothing
-            errors.print("interrupted")
-            sys.exit(130)
-        told = _in_words(error)
-        if told is None:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # a library wrapped it in its imports
+            _exit_interrupted()
+        known_error = error_in_words(error)
+        if known_error is None:
             raise
-        print_error(told)
-        sys.exit(2 if isinstance(told, (InputError, MissingExtraError)) else 1)
+        print_error(known_error)
+        is_bad_input = isinstance(known_error, (InputError, MissingExtraError))
+        sys.exit(2 if is_bad_input else 1)
 
 
-_PLACES = (
+def _exit_interrupted() -> NoReturn:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more changes nothing
+    errors.print("interrupted")
+    sys.exit(130)
+
+
+_PATH_ERRORS = (
     errno.EACCES,
     errno.EPERM,
     errno.EROFS,
@@ -192,8 +209,8 @@ _PLACES = (
     errno.EEXIST,
     errno.ELOOP,
 )
-_NO_SPACE = ("No space left on device", "File too large", "Disk quota exceeded")
-_NO_MEMORY = (
+_NO_SPACE_MESSAGES = ("No space left on device", "File too large", "Disk quota exceeded")
+_NO_MEMORY_MESSAGES = (
     "can't start new thread",
     "std::bad_alloc",
     "failed to map segment",
@@ -202,36 +219,48 @@ _NO_MEMORY = (
 )
 
 
-def _in_words(error: BaseException) -> PotentiaError | None:
+def error_in_words(error: BaseException) -> PotentiaError | None:
     """Return an error as one of ours: what is wrong with the input, the disk or the memory; None for a bug."""
-    told, number = str(error), getattr(error, "errno", None)
     if isinstance(error, PotentiaError):
         return error
     if not isinstance(error, Exception):  # Rust code of a library panicked over some file
         return PotentiaError(f"a library broke down: {first_line(error)}")
     if isinstance(error, UnicodeError):
         return InputError(f"a name or path is no Unicode text: {getattr(error, 'reason', error)}")
-    if number == errno.ENAMETOOLONG:
+    error_number = getattr(error, "errno", None)
+    if error_number == errno.ENAMETOOLONG:
         return InputError("a path is too long for this system")
-    if isinstance(error, OSError) and number in _PLACES:
+    if isinstance(error, OSError) and error_number in _PATH_ERRORS:
         return InputError(str(error.strerror), where=str(error.filename))
-    if any(words in told for words in _NO_SPACE):
-        return PotentiaError(f"it could not be written: {told}"[:300], hint="free some space")
-    of_system = isinstance(error, (OSError, RuntimeError, ImportError))
-    if isinstance(error, MemoryError) or (of_system and any(words in told for words in _NO_MEMORY)):
-        hint = "is it limited (ulimit -v, a container, a scheduler)? Libraries alone take some 3 GB of addresses"
-        return PotentiaError(f"memory ran out: {told}".removesuffix(": "), hint=hint)
+    message = str(error)
+    if any(words in message for words in _NO_SPACE_MESSAGES):
+        return PotentiaError(f"it could not be written: {message}"[:300], hint="free some space")
+    if _is_out_of_memory(error):
+        return PotentiaError(
+            f"memory ran out: {message}".removesuffix(": "),
+            hint="is it limited (ulimit -v, a container, a scheduler)?"
+            " Libraries alone take some 3 GB of addresses",
+        )
     return None
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether an error means that memory ran out; libraries and the system say so in words alone."""
+    if isinstance(error, MemoryError):
+        return True
+    is_system_error = isinstance(error, (OSError, RuntimeError, ImportError))
+    return is_system_error and any(words in str(error) for words in _NO_MEMORY_MESSAGES)
 
 
 # --- several values after one flag ------------------------------------------------------------------------------------
 
-SCORES = (".db", ".csv", ".json", ".jsonl", ".parquet")
-_OF_STUDY = frozenset({"--models", "--model", "--tasks", "--task", "--checkpoints", "--data"})
-OWN_FILES = dict.fromkeys(("run", "plan", "init"), _OF_STUDY)  # flags whose own values may be files
+SCORE_SUFFIXES = (".db", ".csv", ".json", ".jsonl", ".parquet")
+_STUDY_FLAGS = frozenset({"--models", "--model", "--tasks", "--task", "--checkpoints", "--data"})
+# Flags whose own values may be files, by command.
+FLAGS_WITH_FILES = dict.fromkeys(("run", "plan", "init"), _STUDY_FLAGS)
 
 
-def expand_many(command: Any, arguments: list[str]) -> list[str]:
+def repeat_flags(command: Any, arguments: list[str]) -> list[str]:
     """Repeat the flag before each of several values: ``--models A B`` means ``--models A --models B``.
 
     Click knows the second way alone; which options take several is the command's to say. A source of scores may stand
@@ -239,84 +268,106 @@ def expand_many(command: Any, arguments: list[str]) -> list[str]:
     flag are the flag's; else those at the end of a flag's values that are files, folders or database URLs are sources.
     ``--`` ends the values of a flag in any case.
     """
-    name, rest = "", arguments
+    command, command_name, rest = _find_command(command, arguments)
+    command_words = arguments[: len(arguments) - len(rest)]
+    after_dashes = rest[rest.index("--") :] if "--" in rest else []
+    before_dashes = rest[: len(rest) - len(after_dashes)]
+    options_by_flag = {
+        flag: option for option in command.params for flag in option.opts if _is_flag(flag)
+    }
+    groups = _group_by_flag(before_dashes, options_by_flag)
+    multiple_flags = {flag for flag, option in options_by_flag.items() if option.multiple}
+    has_no_positional = all(_is_flag(group[0]) for group in groups)
+    if has_no_positional and not after_dashes[1:]:
+        lending_flags = multiple_flags - FLAGS_WITH_FILES.get(command_name, frozenset())
+        lending_groups = [group for group in groups if group[0] in lending_flags]
+        sources = _take_sources(lending_groups, _max_positional(command))
+        if sources:
+            after_dashes = ["--", *sources]
+    repeated: list[str] = []
+    for group in groups:
+        repeated += _repeat_flag(*group) if group[0] in multiple_flags else group
+    return [*command_words, *repeated, *after_dashes]
+
+
+def _find_command(command: Any, arguments: list[str]) -> tuple[Any, str, list[str]]:
+    """Return the command that the first words name, its name, and the words after it."""
+    name = ""
+    rest = arguments
     while rest and rest[0] in getattr(command, "commands", {}):
-        name, command, rest = rest[0], command.commands[rest[0]], rest[1:]
-    start = arguments[: len(arguments) - len(rest)]
-    end = rest[rest.index("--") :] if "--" in rest else []
-    options = {flag: one for one in command.params for flag in one.opts if _is_flag(flag)}
-    groups = _grouped(rest[: len(rest) - len(end)], options)
-    several = {flag for flag, one in options.items() if one.multiple}
-    if not end[1:] and all(_is_flag(group[0]) for group in groups):
-        lending = several - OWN_FILES.get(name, frozenset())
-        own = [
-            one.nargs for one in command.params if one.param_type_name == "argument"
-        ]  # of the command itself
-        most = sys.maxsize if any(count < 0 for count in own) else len(own)
-        taken = _sources([group for group in groups if group[0] in lending], most)
-        end = ["--", *taken] if taken else end
-    written = [
-        part for group in groups for part in (_repeated(*group) if group[0] in several else group)
+        name = rest[0]
+        command = command.commands[name]
+        rest = rest[1:]
+    return command, name, rest
+
+
+def _max_positional(command: Any) -> int:
+    """Return how many arguments a command takes beside its options."""
+    counts = [
+        parameter.nargs for parameter in command.params if parameter.param_type_name == "argument"
     ]
-    return [*start, *written, *end]
+    if any(count < 0 for count in counts):
+        return sys.maxsize
+    return len(counts)
 
 
-def _repeated(flag: str, *values: str) -> list[str]:
-    return [part for value in values for part in (flag, value)] or [flag]
+def _repeat_flag(flag: str, *values: str) -> list[str]:
+    if not values:
+        return [flag]
+    return [part for value in values for part in (flag, value)]
 
 
 def _is_flag(text: str) -> bool:
     return text.startswith("-") and text != "-"
 
 
-def _grouped(arguments: list[str], options: dict[str, Any]) -> list[list[str]]:
+def _group_by_flag(arguments: list[str], options_by_flag: dict[str, Any]) -> list[list[str]]:
     """Put every flag together with its values; an argument without a flag stands alone."""
     groups: list[list[str]] = []
-    left = list(arguments)
-    while left:
-        group = [left.pop(0)]
-        option = options.get(group[0])
+    remaining = list(arguments)
+    while remaining:
+        group = [remaining.pop(0)]
+        option = options_by_flag.get(group[0])
         if option is not None and not option.is_flag:
-            count = (
-                len(list(takewhile(lambda text: not _is_flag(text), left)))
-                if option.multiple
-                else option.nargs
-            )
-            group += left[:count]
-            del left[:count]
+            count = option.nargs
+            if option.multiple:
+                count = len(list(takewhile(lambda text: not _is_flag(text), remaining)))
+            group += remaining[:count]
+            del remaining[:count]
         groups.append(group)
     return groups
 
 
-def _sources(groups: list[list[str]], most: int) -> list[str]:
+def _take_sources(groups: list[list[str]], max_sources: int) -> list[str]:
     """Take what are the command's own arguments from the end of a flag's values, the last such flag first."""
     for group in reversed(groups):
-        first = len(group)
+        start = len(group)
         while (
-            first > 2
-            and len(group) - first < most
-            and is_source(group[first - 1], last=first == len(group))
+            start > 2
+            and len(group) - start < max_sources
+            and is_source(group[start - 1], last=start == len(group))
         ):
-            first -= 1
-        if taken := group[first:]:
-            del group[first:]
-            return taken
+            start -= 1
+        sources = group[start:]
+        if sources:
+            del group[start:]
+            return sources
     return []
 
 
 def is_source(value: str, *, last: bool = True) -> bool:
     """Say whether a value is scores, a file, a folder or a URL; a task may have a folder's name unless it is last."""
-    if "://" in value or Path(value).suffix in SCORES:
+    if "://" in value or Path(value).suffix in SCORE_SUFFIXES:
         return True
     try:
-        there = Path(value).expanduser().exists()
+        exists = Path(value).expanduser().exists()
     except (OSError, ValueError, RuntimeError):
         return False
-    return there and (last or "/" in value or bool(Path(value).suffix))
+    return exists and (last or "/" in value or bool(Path(value).suffix))
 
 
 # The command groups register themselves on import; each is light until its command runs.
-for _module in ("analyses", "known", "run", "scores", "select", "setup", "stores"):
+for _module in ("analyses", "catalog", "run", "scores", "select", "setup", "stores"):
     import_module(f"potentia.cli.{_module}")
 for _name, _function in load_extensions(ExtensionKind.COMMAND).items():
     app.command(_name)(_function)

@@ -1,4 +1,4 @@
-"""How commands speak: tables for people, JSON for scripts, errors that name the fix."""
+"""How commands print: tables for people, JSON for scripts, errors that name the fix."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.cells import cell_len
@@ -20,109 +20,135 @@ import potentia
 from potentia.errors import InputError, PotentiaError, without_password
 from potentia.values.findings import Finding, Table, jsonable, on_one_scale, telling, written
 
+if TYPE_CHECKING:
+    from potentia.cli.option_groups import FigureOptions
 
-class Voice(Console):
-    """A console that breaks lines on a terminal alone, and shows no password: in a pipe a line is as long as it is."""
 
-    def print(self, *objects: Any, **how: Any) -> None:
+class SafeConsole(Console):
+    """A console that shows no password, and that breaks lines on a terminal alone.
+
+    In a pipe a line is as long as it is, so that another program can read it.
+    """
+
+    def print(self, *objects: Any, **rich_options: Any) -> None:
         """Print as Rich does."""
         if not self.is_terminal:
-            how.setdefault("soft_wrap", True)
-        super().print(*(without_password(o) if isinstance(o, str) else o for o in objects), **how)
+            rich_options.setdefault("soft_wrap", True)
+        cleaned = [
+            without_password(value) if isinstance(value, str) else value for value in objects
+        ]
+        super().print(*cleaned, **rich_options)
 
 
-console = Voice(highlight=False)
-errors = Voice(stderr=True, highlight=False)
+console = SafeConsole(highlight=False)
+errors = SafeConsole(stderr=True, highlight=False)
 
 
-def say(*lines: str, style: str | None = None, to: Voice | None = None) -> None:
+def print_lines(*lines: str, style: str | None = None, to: SafeConsole | None = None) -> None:
     """Print lines as they are: no markup, no line broken, so that a command in them can be pasted."""
+    target = to or console
     for line in lines:
-        (to or console).print(line, style=style, markup=False, soft_wrap=True)
+        target.print(line, style=style, markup=False, soft_wrap=True)
 
 
-def answer(as_json: bool, value: Any, *told: str | Table) -> None:
-    """Print a value as JSON, or else what is told of it."""
+def print_answer(as_json: bool, value: Any, *parts: str | Table) -> None:
+    """Print a value as JSON, or else the lines and tables that describe it."""
     if as_json:
         print_json(value)
         return
-    for one in told:
-        print_table(one) if isinstance(one, Table) else say(one)
+    for part in parts:
+        if isinstance(part, Table):
+            print_table(part)
+        else:
+            print_lines(part)
 
 
 @contextmanager
-def status(what: str) -> Iterator[Callable[[str], None]]:
-    """Say what is going on, on a terminal; gives who is told what goes on now."""
-    with errors.status(f"{what} …") as shown:
-        yield lambda text: shown.update(f"{text} …")
+def show_status(text: str) -> Iterator[Callable[[str], None]]:
+    """Show on a terminal what is going on; gives a function that replaces the text."""
+    with errors.status(f"{text} …") as spinner:
+        yield lambda new_text: spinner.update(f"{new_text} …")
 
 
-def agree(what: str, *, yes: bool) -> None:
-    """Go on where the user said --yes, or says so now; where there is no terminal to ask, --yes is needed."""
+def confirm(action: str, *, yes: bool) -> None:
+    """Go on where the user gave --yes or agrees now; where there is no terminal to ask, --yes is needed."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise InputError(f"this would {what}", hint="say that you mean it: --yes")
-    typer.confirm(f"{what[:1].upper()}{what[1:]}?", abort=True)
+        raise InputError(f"this would {action}", hint="say that you mean it: --yes")
+    typer.confirm(f"{action[:1].upper()}{action[1:]}?", abort=True)
 
 
-def dicts(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
+def rows_as_dicts(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
     """Return the rows of a table as objects."""
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def print_json(value: Any) -> None:
     """Write one JSON document to standard output."""
-    sys.stdout.write(
-        without_password(json.dumps(jsonable(value), indent=2, ensure_ascii=False)) + "\n"
-    )
+    text = json.dumps(jsonable(value), indent=2, ensure_ascii=False)
+    sys.stdout.write(without_password(text) + "\n")
 
 
-def print_table(table: Table, *, to: Voice | None = None) -> None:
-    """Print one table; numbers are right-aligned, missing values shown as a dash. In a pipe no line is broken."""
-    out = to or console
-    numeric = [
-        any(isinstance(row[k], (int, float)) for row in table.rows)
-        for k in range(len(table.columns))
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def print_table(table: Table, *, to: SafeConsole | None = None) -> None:
+    """Print one table: numbers on the right, a dash for a missing value. In a pipe no line is broken."""
+    target = to or console
+    is_numeric = [
+        any(isinstance(row[column], (int, float)) for row in table.rows)
+        for column in range(len(table.columns))
     ]
-    rows = [[without_password(written(cell, table.digits)) for cell in row] for row in table.rows]
-    if not out.is_terminal:
-        for line in (
-            table.title,
-            *_lines(list(table.columns), rows, numeric),
-            *([table.note] if table.note else []),
-        ):
-            out.print(line, markup=False)
+    rows = [_format_row(row, table.digits) for row in table.rows]
+    if target.is_terminal:
+        _print_rich_table(table, rows, is_numeric, target)
     else:
-        drawn = RichTable(
-            title=escape(without_password(table.title)),
-            title_justify="left",
-            title_style="bold",
-            header_style="bold",
-            box=None,
-        )
-        for name, right in zip(table.columns, numeric, strict=True):
-            drawn.add_column(escape(name), justify="right" if right else "left", overflow="fold")
-        for row in rows:
-            drawn.add_row(*map(escape, row))
-        out.print(drawn)
+        lines = [table.title, *_align_columns(list(table.columns), rows, is_numeric)]
         if table.note:
-            out.print(f"[dim]{escape(table.note)}[/dim]")
-    out.print()
+            lines.append(table.note)
+        for line in lines:
+            target.print(line, markup=False)
+    target.print()
 
 
-def _lines(columns: list[str], rows: list[list[str]], right: list[bool]) -> list[str]:
+def _format_row(row: Sequence[Any], digits: int) -> list[str]:
+    return [without_password(written(cell, digits)) for cell in row]
+
+
+def _print_rich_table(
+    table: Table, rows: list[list[str]], is_numeric: list[bool], target: SafeConsole
+) -> None:
+    drawn = RichTable(
+        title=escape(without_password(table.title)),
+        title_justify="left",
+        title_style="bold",
+        header_style="bold",
+        box=None,
+    )
+    for name, numeric in zip(table.columns, is_numeric, strict=True):
+        drawn.add_column(escape(name), justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        drawn.add_row(*map(escape, row))
+    target.print(drawn)
+    if table.note:
+        target.print(f"[dim]{escape(table.note)}[/dim]")
+
+
+def _align_columns(columns: list[str], rows: list[list[str]], is_numeric: list[bool]) -> list[str]:
     """Lay out a table as plain text, as wide as it is: another program reads it, or a file keeps it."""
     widths = [max(map(cell_len, column)) for column in zip(columns, *rows, strict=True)]
     lines = []
     for row in (columns, *rows):
-        gaps = [" " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)]
-        lines.append(
-            "  ".join(
-                gap + c if r else c + gap for c, gap, r in zip(row, gaps, right, strict=True)
-            ).rstrip()
-        )
+        padded = []
+        for cell, width, numeric in zip(row, widths, is_numeric, strict=True):
+            padding = " " * (width - cell_len(cell))
+            padded.append(padding + cell if numeric else cell + padding)
+        lines.append("  ".join(padded).rstrip())
     return lines
+
+
+# --- findings ---------------------------------------------------------------------------------------------------------
 
 
 def print_findings(findings: Mapping[str, Finding], *, as_json: bool = False) -> None:
@@ -131,31 +157,49 @@ def print_findings(findings: Mapping[str, Finding], *, as_json: bool = False) ->
         print_json({name: finding.to_dict() for name, finding in findings.items()})
         return
     for finding in findings.values():
-        headline = getattr(finding, "headline", str)  # of some
-        print_told(filter(None, map(telling, finding.tables())), (), headline())
+        headline = getattr(finding, "headline", str)  # some findings have one
+        print_tables_and_sentences(informative_tables(finding), (), headline())
+
+
+def informative_tables(*findings: Finding) -> list[Table]:
+    """Return the tables of findings without columns that say nothing, and without empty tables."""
+    tables = []
+    for finding in findings:
+        for table in finding.tables():
+            informative = telling(table)
+            if informative is not None:
+                tables.append(informative)
+    return tables
 
 
 def print_scoreboard(
-    board: potentia.analysis.rankings.Scoreboard, *, most: int | None = None, hint: str = "--all"
+    scoreboard: potentia.analysis.rankings.Scoreboard,
+    *,
+    max_models: int | None = None,
+    hint: str = "--all",
 ) -> None:
     """Print the score table, then who is first and how sure that is; ``hint`` says where the rest of a long one is."""
-    for table in board.tables():
-        rest = 0 if most is None else len(table.rows) - most
-        more = f"… and {rest} more models ({hint}). "
-        print_table(
-            replace(table, rows=table.rows[:most], note=more + table.note) if rest > 0 else table
-        )
-    if len(board.standings) > 1:
-        print_told((), board.certainty(), board.headline())
+    for table in scoreboard.tables():
+        hidden = 0 if max_models is None else len(table.rows) - max_models
+        if hidden > 0:
+            note = f"… and {hidden} more models ({hint}). {table.note}"
+            table = replace(table, rows=table.rows[:max_models], note=note)
+        print_table(table)
+    if len(scoreboard.standings) > 1:
+        print_tables_and_sentences((), scoreboard.certainty(), scoreboard.headline())
 
 
-def print_classes(found: potentia.analysis.benchmark.Classification) -> None:
+def print_classification(finding: potentia.analysis.benchmark.Classification) -> None:
     """Print models beside what needs no language model, the classes of the best, and what to distrust."""
-    print_told(found.tables()[: 3 if len(found.labels) <= 8 else 2], found.sentences())
+    tables = finding.tables()
+    shown = tables[:3] if len(finding.labels) <= 8 else tables[:2]
+    print_tables_and_sentences(shown, finding.sentences())
 
 
-def print_told(tables: Iterable[Table], sentences: Iterable[str], headline: str = "") -> None:
-    """Print tables, then the headline and what people read; a terminal breaks the lines."""
+def print_tables_and_sentences(
+    tables: Iterable[Table], sentences: Iterable[str], headline: str = ""
+) -> None:
+    """Print tables, then the headline and the sentences; a terminal breaks the lines."""
     for table in tables:
         print_table(table)
     if headline:
@@ -164,92 +208,67 @@ def print_told(tables: Iterable[Table], sentences: Iterable[str], headline: str 
         console.print(sentence, markup=False)
 
 
-def training_of(evidence: potentia.Evidence) -> potentia.analysis.checkpoints.Training | None:
-    """Return the pretraining runs of a study that is of checkpoints alone."""
+def find_pretraining_runs(
+    evidence: potentia.Evidence,
+) -> potentia.analysis.checkpoints.Training | None:
+    """Return the pretraining runs of a study that is of checkpoints alone; None for any other study."""
     try:
-        found = potentia.analysis.checkpoints.find_training(evidence)
+        training = potentia.analysis.checkpoints.find_training(evidence)
     except InputError:
         return None
-    return found if found.whole else None
+    return training if training.whole else None
 
 
 def print_notes(evidence: potentia.Evidence) -> None:
-    """Say what a reader must know of the evidence: which study it is, how a table was read, what was left out."""
+    """Print what a reader must know of the evidence: which study it is, how a table was read, what was left out."""
     if evidence.reading is not None:
         for table in evidence.reading.tables():
             print_table(table, to=errors)
-    say(*evidence.notes, style="dim", to=errors)
+    print_lines(*evidence.notes, style="dim", to=errors)
 
 
-def opened(*sources: Any, notes: bool = True, **asked: Any) -> potentia.Evidence:
-    """Read scores as a command was asked to, and say what is to be known of them; pairs such as --map are read."""
-    for name, option in PAIRS.items():
-        if name in asked:
-            asked[name] = columns_of(asked[name], option)
-    evidence = potentia.evidence.read(*sources, **asked)
-    if notes:
-        print_notes(evidence)
-    return evidence
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+TABLE_FORMATS = ("csv", "latex")
 
 
-def history(asked: Any) -> potentia.Evidence | None:
-    """Read what ``--history`` names: scores of other models."""
-    return potentia.evidence.read(*asked.history) if asked.history else None
-
-
-PAIRS = {"columns": "--map", "scale": "--scale", "kind": "--kind"}  # options that say name=what
-
-
-def columns_of(pairs: list[str] | None, option: str = "--map") -> dict[str, str]:
-    """Read what ``--map field=column`` and its like say; a column's name may hold = too."""
-    found = {}
-    for pair in pairs or ():
-        left, _, right = pair.partition("=") if option == "--map" else pair.rpartition("=")
-        if not left or not right:
-            such = {"--map": "COLUMN", "--scale": "percent", "--kind": "text"}[option]
-            hint = f"such as {option} {left or right or 'score'}={such}"
-            raise InputError(
-                f"{option} takes two names with = between, not {left or right!r}", hint=hint
-            )
-        found[left.strip()] = right
-    return found
-
-
-TABLES = ("csv", "latex")
-
-
-def check_formats(asked: Any) -> list[str]:
+def check_formats(options: FigureOptions) -> list[str]:
     """Return the formats asked for, pdf where none is; refuse what cannot be drawn before anything is."""
-    known, chosen = (*potentia.show.FORMATS, *TABLES), list(dict.fromkeys(asked.format or ["pdf"]))
-    if wrong := [name for name in chosen if name not in known]:
-        raise InputError(
-            f"no figure format {wrong[0]!r}", hint=f"--format takes: {', '.join(known)}"
-        )
-    return chosen
+    known_formats = (*potentia.show.FORMATS, *TABLE_FORMATS)
+    formats = list(dict.fromkeys(options.format or ["pdf"]))
+    for name in formats:
+        if name not in known_formats:
+            raise InputError(
+                f"no figure format {name!r}", hint=f"--format takes: {', '.join(known_formats)}"
+            )
+    return formats
 
 
-def draw_figures(findings: Iterable[Finding], folder: Path | None, asked: Any) -> list[Path]:
-    """Draw every chart of the findings where a folder is given, write their tables, say so, and return the files."""
+def draw_figures(
+    findings: Iterable[Finding], folder: Path | None, options: FigureOptions
+) -> list[Path]:
+    """Draw the charts of findings and write their tables into a folder, where one is given; return the files."""
     if folder is None:
         return []
-    found, formats = list(findings), check_formats(asked)
+    all_findings = list(findings)
+    formats = check_formats(options)
+    figure_formats = [name for name in formats if name not in TABLE_FORMATS]
+    table_formats = [name for name in formats if name in TABLE_FORMATS]
     files: list[Path] = []
-    if figures := [name for name in formats if name not in TABLES]:
+    if figure_formats:
         charts = on_one_scale(
-            chart for finding in found for chart in finding.charts() if chart.tells
+            chart for finding in all_findings for chart in finding.charts() if chart.tells
         )
-        files = potentia.show.draw_all(charts, folder, figures, titles=not asked.no_titles)
-        say(f"{len(files)} figures in {folder}", to=errors)
-    if tables := [name for name in formats if name in TABLES]:
-        every = [
-            table
-            for finding in found
-            for table in map(telling, finding.tables())
-            if table is not None
-        ]
-        made = potentia.formats.write_tables(every, folder, tables)
-        say(f"{len(made)} tables in {folder}", to=errors)
-        files += made
+        figures = potentia.show.draw_all(
+            charts, folder, figure_formats, titles=not options.no_titles
+        )
+        print_lines(f"{len(figures)} figures in {folder}", to=errors)
+        files += figures
+    if table_formats:
+        tables = informative_tables(*all_findings)
+        table_files = potentia.formats.write_tables(tables, folder, table_formats)
+        print_lines(f"{len(table_files)} tables in {folder}", to=errors)
+        files += table_files
     return files
 
 

@@ -5,57 +5,152 @@ from __future__ import annotations
 import math
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
 import potentia
-from potentia.cli import options as shared
-from potentia.cli import output as out
 from potentia.cli.app import analyze, app
-from potentia.cli.options import argument, command, flag, many, option, output, overrides
+from potentia.cli.command import command
+from potentia.cli.option_groups import (
+    AdaptiveOptions,
+    AllowCode,
+    DataFolder,
+    JsonOption,
+    OptionalText,
+    OptionalTexts,
+    StudyOptions,
+    Workers,
+    read_history,
+)
+from potentia.cli.output import (
+    console,
+    errors,
+    find_pretraining_runs,
+    print_answer,
+    print_classification,
+    print_findings,
+    print_json,
+    print_lines,
+    print_notes,
+    print_scoreboard,
+    print_table,
+    print_tables_and_sentences,
+    show_status,
+)
 from potentia.errors import InputError, StudyError, without_password
 from potentia.values.findings import Cell, Table
 
-SHOWN = 20  # models of the final table
-FILE = argument("The study file; or use the flags alone.", "STUDY", Path | None, None)
-CONSENT = {
-    "allow_code": "CODE",
-    "allow_pickle": "PICKLE",
-    "allow_missing_weights": "MISSING_WEIGHTS",
-}
+if TYPE_CHECKING:
+    from potentia.analysis.completion import Completion
+    from potentia.analysis.planning import NextCells
+    from potentia.analysis.rankings import Scoreboard
+    from potentia.run import CellWork, Row, RunResult, StudyCost, StudyPlan
+
+MAX_MODELS_SHOWN = 20  # of the final table
+MAX_REASONS_SHOWN = 10
+
+WatchStudy = Callable[["StudyPlan"], AbstractContextManager[None]]
+StudyFile = Annotated[
+    Path | None, typer.Argument(metavar="STUDY", help="The study file; or use the flags alone.")
+]
 
 
-@command(
-    app,
-    "run",
-    study=FILE,
-    **shared.STUDY,
-    workers=shared.WORKERS,
-    executor=option("local or ray.", str, "local"),
-    threads=option("CPU threads of a row; 0 shares the machine evenly.", int, 0, min=0),
-    split=flag(
-        "--split/--no-split",
-        "Tasks of a row to several workers; by itself for long rows on GPUs.",
-        None,
-    ),
-    adaptive=flag(
-        "--adaptive",
-        "Run the cells that tell most, wave by wave; so with a budget or a confidence.",
-    ),
-    **shared.ADAPTIVE,
-    allow_code=shared.ALLOW_CODE,
-    allow_pickle=flag(
-        "--allow-pickle", "Load weights that are pickles (*.bin), which can run code."
-    ),
-    allow_missing_weights=flag(
-        "--allow-missing-weights", "Score models whose files lack weights, these filled at random."
-    ),
-)
-def run(asked: Any) -> None:
+@dataclass(frozen=True, kw_only=True)
+class StudyFileOptions(StudyOptions):
+    """A study file, and what the flags change of it."""
+
+    study: StudyFile = None
+
+    def read_study(self) -> potentia.Study:
+        """Read the study file and what the flags say."""
+        has_models = bool(self.models or self.checkpoints)
+        if self.study is None and not (has_models and self.tasks):
+            raise StudyError(
+                "give a study file, or both --models and --tasks",
+                hint="potentia run --models A B --tasks arc_easy boolq"
+                " --protocols direct train_before_test",
+            )
+        if self.study is not None:
+            _check_study_file(self.study)
+        return potentia.study.read_study(self.study, self.study_settings())
+
+
+def _check_study_file(file: Path) -> None:
+    """Refuse a file of scores, and a file that does not exist, with the command that helps."""
+    quoted = shlex.quote(str(file))
+    if file.suffix in (".csv", ".db", ".parquet"):
+        raise StudyError(
+            "this is no study file",
+            where=str(file),
+            hint=f"scores are read by: potentia report {quoted}",
+        )
+    if not file.exists():
+        raise StudyError(
+            "there is no such file", where=str(file), hint=f"potentia init {quoted} writes one"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(StudyFileOptions, AdaptiveOptions, JsonOption):
+    """The options of ``potentia run``."""
+
+    workers: Workers = 0
+    executor: Annotated[str, typer.Option(help="local or ray.")] = "local"
+    threads: Annotated[
+        int, typer.Option(min=0, help="CPU threads of a row; 0 shares the machine evenly.")
+    ] = 0
+    split: Annotated[
+        bool | None,
+        typer.Option(
+            "--split/--no-split",
+            help="Tasks of a row to several workers; by itself for long rows on GPUs.",
+        ),
+    ] = None
+    adaptive: Annotated[
+        bool,
+        typer.Option(
+            "--adaptive",
+            help="Run the cells that tell most, wave by wave; so with a budget or a confidence.",
+        ),
+    ] = False
+    allow_code: AllowCode = False
+    allow_pickle: Annotated[
+        bool,
+        typer.Option(
+            "--allow-pickle", help="Load weights that are pickles (*.bin), which can run code."
+        ),
+    ] = False
+    allow_missing_weights: Annotated[
+        bool,
+        typer.Option(
+            "--allow-missing-weights",
+            help="Score models whose files lack weights, these filled at random.",
+        ),
+    ] = False
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether cells are chosen as the study goes."""
+        return bool(self.adaptive or self.budget or self.confidence)
+
+    def give_consent(self) -> None:
+        """Allow what the user allowed."""
+        if self.allow_code:
+            potentia.files.allow(potentia.files.CODE)
+        if self.allow_pickle:
+            potentia.files.allow(potentia.files.PICKLE)
+        if self.allow_missing_weights:
+            potentia.files.allow(potentia.files.MISSING_WEIGHTS)
+
+
+@command(app, "run", RunOptions)
+def run(options: RunOptions) -> None:
     """Run a study: every model, every task, every protocol. Run it again to resume.
 
     Examples:
@@ -63,188 +158,196 @@ def run(asked: Any) -> None:
 
       potentia run --models HuggingFaceTB/SmolLM2-135M --tasks arc_easy boolq --protocols direct train_before_test
     """
-    from potentia.cli.view import watch
+    from potentia.cli.progress_view import watch_study
 
-    for name, what in CONSENT.items():
-        if getattr(asked, name):
-            potentia.files.allow(getattr(potentia.files, what))
-    made = _asked_study(asked)
-    adaptive = asked.adaptive or asked.budget or asked.confidence
-    early = (
-        0
-        if adaptive or asked.executor != "local"
-        else potentia.run.estimate_worker_count(made, asked.workers)
-    )
-    with potentia.run.WorkerProcesses(early, made) as crew:
-        with out.status("reading tasks and models") as tell:
-            plan = potentia.run.plan_study(made, tell=tell)
-        out.say(*_notes(plan), to=out.errors)
-        workers = asked.workers or potentia.run.choose_worker_count(plan)
-        if adaptive:
-            result = _run_adaptive(plan, asked, workers, watch)
+    options.give_consent()
+    study = options.read_study()
+    early_workers = 0
+    if options.executor == "local" and not options.is_adaptive:
+        early_workers = potentia.run.estimate_worker_count(study, options.workers)
+    with potentia.run.WorkerProcesses(early_workers, study) as crew:
+        with show_status("reading tasks and models") as update_status:
+            plan = potentia.run.plan_study(study, tell=update_status)
+        print_lines(*_plan_notes(plan), to=errors)
+        workers = options.workers or potentia.run.choose_worker_count(plan)
+        if options.is_adaptive:
+            result = _run_adaptive(plan, options, workers, watch_study)
         else:
-            how = {"threads": asked.threads, "executor": asked.executor, "split": asked.split}
-            result = potentia.run.run_study(plan, workers=workers, watch=watch, crew=crew, **how)
-    found = None if result.interrupted else _scores_of(made.store, result.study)
-    place = without_password(made.store)
-    if asked.as_json:
-        out.print_json({**vars(result), "store": place, **(_as_json(*found) if found else {})})
-    else:
-        if found is not None:
-            _print_scores(*found, place)
-        of_run = bool(plan.rows) and all(row.model.series is not None for row in plan.rows)
-        _report_result(result, place, "checkpoints" if of_run else "rankings")
+            result = potentia.run.run_study(
+                plan,
+                workers=workers,
+                watch=watch_study,
+                crew=crew,
+                threads=options.threads,
+                executor=options.executor,
+                split=options.split,
+            )
+    _print_result(plan, result, options.as_json)
     raise typer.Exit(result.exit_code)
 
 
-def _asked_study(asked: Any) -> potentia.Study:
-    """Read the study file and what the flags say."""
-    if asked.study is None and not ((asked.models or asked.checkpoints) and asked.tasks):
-        raise StudyError(
-            "give a study file, or both --models and --tasks",
-            hint="potentia run --models A B --tasks arc_easy boolq --protocols direct train_before_test",
-        )
-    file = shlex.quote(str(asked.study))
-    if asked.study is not None and asked.study.suffix in (".csv", ".db", ".parquet"):
-        hint = f"scores are read by: potentia report {file}"
-        raise StudyError("this is no study file", where=str(asked.study), hint=hint)
-    if asked.study is not None and not asked.study.exists():
-        raise StudyError(
-            "there is no such file", where=str(asked.study), hint=f"potentia init {file} writes one"
-        )
-    return potentia.study.read_study(asked.study, overrides(asked))
+def _print_result(plan: StudyPlan, result: RunResult, as_json: bool) -> None:
+    """Print the scores of a study that ended, and how the run ended."""
+    store = without_password(plan.study.store)
+    scores = None
+    if not result.interrupted:
+        scores = _read_scores(plan.study.store, result.study)
+    if as_json:
+        value = {**vars(result), "store": store}
+        if scores is not None:
+            value |= _scores_as_json(*scores)
+        print_json(value)
+        return
+    if scores is not None:
+        _print_scores(*scores, store)
+    is_pretraining = bool(plan.rows) and all(row.model.series is not None for row in plan.rows)
+    _print_next_steps(result, store, "checkpoints" if is_pretraining else "rankings")
 
 
 def _run_adaptive(
-    planned: potentia.run.StudyPlan, asked: Any, workers: int, watch: Any
-) -> potentia.run.RunResult:
+    plan: StudyPlan, options: RunOptions, workers: int, watch: WatchStudy
+) -> RunResult:
     """Run a study by need and show what is known in the end; predictions stay apart from scores."""
-    run = potentia.run.AdaptiveRun(
-        planned,
-        budget=asked.budget,
-        confidence=asked.confidence,
-        top=asked.top,
+    adaptive_run = potentia.run.AdaptiveRun(
+        plan,
+        budget=options.budget,
+        confidence=options.confidence,
+        top=options.top,
         workers=workers,
         watch=watch,
-        history=out.history(asked),
-        tell=lambda text: out.errors.print(f"{text} …", style="dim"),
+        history=read_history(options.history),
+        tell=lambda text: errors.print(f"{text} …", style="dim"),
     )
-    result, completion, following = run.run()
-    if not asked.as_json:
-        out.print_table(completion.tables()[0])
-        if (
-            asked.confidence is not None
-            and following is not None
-            and following.now.value >= asked.confidence
-        ):
-            out.errors.print(f"The confidence asked for is reached: {following.now.value:.3f}.")
+    result, completion, next_cells = adaptive_run.run()
+    if options.as_json:
+        return result
+    print_table(completion.tables()[0])
+    if options.confidence is not None and next_cells is not None:
+        expected = next_cells.now.value
+        if expected >= options.confidence:
+            errors.print(f"The confidence asked for is reached: {expected:.3f}.")
     return result
 
 
-def _notes(plan: potentia.run.StudyPlan) -> list[str]:
+def _plan_notes(plan: StudyPlan) -> list[str]:
     """Say what is computed anew and why, and what is to be known of the tasks."""
-    told = []
+    notes = []
     if plan.outdated:
-        told.append(
+        notes.append(
             f"{len(plan.outdated)} cells of this study were made by another version of Potentia, or of files that have"
             " changed since; they are computed anew."
         )
     if plan.damaged:
-        told.append(
+        notes.append(
             f"The items of {len(plan.damaged)} cells are missing or damaged; the cells are computed anew."
         )
-    return [*told, *plan.collect_notes()]
+    return [*notes, *plan.collect_notes()]
 
 
-def _scores_of(
-    store: str, study: str
-) -> tuple[potentia.Evidence, potentia.analysis.rankings.Scoreboard] | None:
-    """Return a study's scores and their scoreboard; None where there is no score to show."""
+def _read_scores(store: str, study: str) -> tuple[potentia.Evidence, Scoreboard] | None:
+    """Return a study's scores and their scoreboard; None where every cell failed."""
     try:
         evidence = potentia.evidence.read(store, study=study)
         return evidence, potentia.analysis.rankings.build_scoreboard(evidence)
-    except InputError:  # every cell failed; the reasons are told
+    except InputError:  # the reasons were printed as the cells failed
         return None
 
 
-def _as_json(
-    evidence: potentia.Evidence, board: potentia.analysis.rankings.Scoreboard
-) -> dict[str, Any]:
-    """Return the scoreboard, every score as one record, as ``potentia export`` writes it, and pretraining runs."""
-    scores = [
-        {
-            "protocol": protocol,
-            "model": model,
-            "task": task,
-            "metric": score.metric.name or None,
-            "value": score.value,
-            "stderr": score.stderr,
-            "n": score.n,
-        }
-        for protocol, matrix in evidence.scores.items()
-        for model, task, score in matrix.scores()
-    ]
-    runs = out.training_of(evidence)
-    return {
-        "scoreboard": board.to_dict(),
-        "scores": scores,
-        **({"training": runs.to_dict()} if runs else {}),
-    }
+def _scores_as_json(evidence: potentia.Evidence, scoreboard: Scoreboard) -> dict[str, Any]:
+    """Return the scoreboard, every score as ``potentia export`` writes it, and pretraining runs."""
+    scores = []
+    for protocol, matrix in evidence.scores.items():
+        for model, task, score in matrix.scores():
+            scores.append(
+                {
+                    "protocol": protocol,
+                    "model": model,
+                    "task": task,
+                    "metric": score.metric.name or None,
+                    "value": score.value,
+                    "stderr": score.stderr,
+                    "n": score.n,
+                }
+            )
+    value: dict[str, Any] = {"scoreboard": scoreboard.to_dict(), "scores": scores}
+    pretraining_runs = find_pretraining_runs(evidence)
+    if pretraining_runs is not None:
+        value["training"] = pretraining_runs.to_dict()
+    return value
 
 
-def _print_scores(
-    evidence: potentia.Evidence, board: potentia.analysis.rankings.Scoreboard, store: str
-) -> None:
-    if (runs := out.training_of(evidence)) is not None:
-        out.print_told(runs.tables()[:1], runs.sentences(), runs.headline())
-    else:
-        out.print_scoreboard(
-            board, most=SHOWN, hint=f"potentia analyze rankings {shlex.quote(store)} --all"
+def _print_scores(evidence: potentia.Evidence, scoreboard: Scoreboard, store: str) -> None:
+    """Print the score table, or the curves of pretraining runs, with what a reader must know of them."""
+    pretraining_runs = find_pretraining_runs(evidence)
+    if pretraining_runs is not None:
+        print_tables_and_sentences(
+            pretraining_runs.tables()[:1],
+            pretraining_runs.sentences(),
+            pretraining_runs.headline(),
         )
-        for one in potentia.analysis.benchmark.find_classification(evidence):
-            out.console.print()
-            out.print_classes(one)
-    out.print_notes(evidence)
+    else:
+        all_models = f"potentia analyze rankings {shlex.quote(store)} --all"
+        print_scoreboard(scoreboard, max_models=MAX_MODELS_SHOWN, hint=all_models)
+        for classification in potentia.analysis.benchmark.find_classification(evidence):
+            console.print()
+            print_classification(classification)
+    print_notes(evidence)
 
 
-def _report_result(result: potentia.run.RunResult, store: str, question: str) -> None:
+def _print_next_steps(result: RunResult, store: str, question: str) -> None:
     """Say how the run ended and what to do next."""
-    shown = escape(shlex.quote(store))
     if result.interrupted:
-        again = " ".join(["potentia", *(shlex.quote(without_password(a)) for a in sys.argv[1:])])
-        out.errors.print(
+        words = (shlex.quote(without_password(word)) for word in sys.argv[1:])
+        same_command = " ".join(["potentia", *words])
+        errors.print(
             f"[bold]Stopped.[/bold] Everything finished is saved in {escape(store)}.",
             soft_wrap=True,
         )
-        out.errors.print(f"To go on: [bold]{escape(again)}[/bold]", soft_wrap=True)
+        errors.print(f"To go on: [bold]{escape(same_command)}[/bold]", soft_wrap=True)
         return
-    out.console.print(
-        f"\n[bold]{result.computed}[/bold] cells computed, {result.reused} found in {escape(store)}, "
-        + (f"[red]{result.failed} failed[/red]" if result.failed else "none failed")
+    failed = f"[red]{result.failed} failed[/red]" if result.failed else "none failed"
+    console.print(
+        f"\n[bold]{result.computed}[/bold] cells computed, {result.reused} found in {escape(store)}, {failed}"
     )
-    reasons = (
-        result.reasons[:10] if out.errors.is_terminal else []
-    )  # elsewhere the lines above have said them
-    for reason in reasons:
-        out.errors.print(f"  [red]failed[/red] {escape(reason)}", soft_wrap=True)
-    if result.reasons[len(reasons) :]:
-        more = f"… and {len(result.reasons) - len(reasons)} more" if reasons else "why"
-        out.errors.print(f"  {more}: potentia status {shown}", soft_wrap=True)
-    out.console.print(
-        f"Next: [bold]potentia report {shown}[/bold] or [bold]potentia analyze {question} {shown}[/bold]"
+    quoted_store = escape(shlex.quote(store))
+    _print_reasons(result.reasons, quoted_store)
+    console.print(
+        f"Next: [bold]potentia report {quoted_store}[/bold]"
+        f" or [bold]potentia analyze {question} {quoted_store}[/bold]"
     )
 
 
-@command(
-    app,
-    "plan",
-    study=FILE,
-    **shared.STUDY,
-    **shared.ADAPTIVE,
-    output=output("The study file to write.", None, Path | None),
-    calibrate=flag("--calibrate/--no-calibrate", "Time the engine on a few documents first.", True),
-)
-def plan(asked: Any) -> None:
+def _print_reasons(reasons: list[str], quoted_store: str) -> None:
+    """Print why cells failed; without a terminal the lines of progress have said it."""
+    shown = reasons[:MAX_REASONS_SHOWN] if errors.is_terminal else []
+    for reason in shown:
+        errors.print(f"  [red]failed[/red] {escape(reason)}", soft_wrap=True)
+    hidden = len(reasons) - len(shown)
+    if hidden:
+        text = f"… and {hidden} more" if shown else "why"
+        errors.print(f"  {text}: potentia status {quoted_store}", soft_wrap=True)
+
+
+# --- what a study will cost -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(StudyFileOptions, AdaptiveOptions, JsonOption):
+    """The options of ``potentia plan``."""
+
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The study file to write.")
+    ] = None
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate/--no-calibrate", help="Time the engine on a few documents first."
+        ),
+    ] = True
+
+
+@command(app, "plan", PlanOptions)
+def plan(options: PlanOptions) -> None:
     """Say what a study will cost; with a budget or a confidence, which cells to run, as a study of its own.
 
     Examples:
@@ -252,182 +355,218 @@ def plan(asked: Any) -> None:
 
       potentia plan study.yaml --budget 2gpu-hours --history earlier.db -o first.yaml
     """
-    if asked.budget is not None:
-        potentia.run.parse_budget(
-            asked.budget, 1.0
-        )  # what cannot be read is said before anything is timed
-    made = _asked_study(asked)
-    with out.status("reading tasks and models") as tell:
-        planned = potentia.run.plan_study(made, tell=tell)
-        cost = potentia.run.estimate_cost(planned, calibrate=asked.calibrate, tell=tell)
-    out.say(*_notes(planned), to=out.errors)
-    told, tables = _tell_cost(planned, cost)
-    cells = None
-    if asked.budget is not None or asked.confidence is not None:
-        chosen, completion = _choose(planned, cost, asked)
-        told |= {"plan": chosen.to_dict(), "completion": completion.to_dict()}
-        tables += [completion.tables()[0], *chosen.tables()]
-        cells = chosen.cells
-    out.answer(asked.as_json, told, *tables)
-    if cells is not None and asked.output is not None:
-        _write(planned, cells, asked.output, asked.as_json)
+    if (
+        options.budget is not None
+    ):  # a budget that cannot be read is refused before anything is timed
+        potentia.run.parse_budget(options.budget, 1.0)
+    study = options.read_study()
+    with show_status("reading tasks and models") as update_status:
+        study_plan = potentia.run.plan_study(study, tell=update_status)
+        cost = potentia.run.estimate_cost(
+            study_plan, calibrate=options.calibrate, tell=update_status
+        )
+    print_lines(*_plan_notes(study_plan), to=errors)
+    value = _cost_as_json(study_plan, cost)
+    tables = _cost_tables(study_plan, cost)
+    next_cells = None
+    if options.budget is not None or options.confidence is not None:
+        next_cells, completion = _choose_cells(study_plan, cost, options)
+        value |= {"plan": next_cells.to_dict(), "completion": completion.to_dict()}
+        tables += [completion.tables()[0], *next_cells.tables()]
+    print_answer(options.as_json, value, *tables)
+    if next_cells is not None and options.output is not None:
+        write_chosen_study(study_plan, next_cells.cells, options.output, options.as_json)
 
 
-def _tell_cost(
-    planned: potentia.run.StudyPlan, cost: potentia.run.StudyCost
-) -> tuple[dict[str, Any], list[Table]]:
-    """Return what a study will cost, for scripts and for people: by row and by task."""
-    total = _sums(cost.cells)
-    total |= {"cells_done": len(cost.cells) - total["cells_to_do"], "lanes": round(total["lanes"])}
-    total |= {"seconds": cost.seconds, "hours": cost.seconds / 3600}
-    problems = {row.model.name: row.problem for row in planned.rows if row.problem}
-    columns = (
-        "model",
-        "in store",
-        "to do",
-        "lanes",
-        "train",
-        "score",
-        "FLOPs",
-        "weights",
-        "time",
-        "problem",
-    )
-    most = len(columns) - (not problems)
-    by_row = tuple(_row_cost(row, cost)[:most] for row in planned.rows)
-    by_task = tuple(_task_cost(name, cost) for name in planned.tasks.by_name)
-    told = {
-        "study": planned.study.name,
-        "device": cost.device,
-        "times": cost.source or None,
-        **total,
-    }
-    return {**told, "problems": problems, "cells": cost.cells}, [
-        Table(
-            f"Plan of {planned.study.name}", columns[:most], by_row, note=_cost_note(cost, total)
-        ),
-        Table("By task", ("task", "to do", "train", "time", "share"), by_task),
-    ]
-
-
-def _choose(
-    planned: potentia.run.StudyPlan, cost: potentia.run.StudyCost, asked: Any
-) -> tuple[Any, Any]:
+def _choose_cells(
+    study_plan: StudyPlan, cost: StudyCost, options: PlanOptions
+) -> tuple[NextCells, Completion]:
     """Choose the cells that are worth their cost, with what is expected of the whole study."""
-    completion = potentia.run.complete_study(planned, history=out.history(asked))
-    costs = potentia.run.price_grid(potentia.run.make_grid(planned), cost)
-    room = potentia.run.convert_budget(asked.budget, costs, "leave --calibrate on, or say 10%")
-    return potentia.analysis.planning.choose_cells(
-        completion, costs, budget=room, confidence=asked.confidence, top=asked.top
-    ), completion
+    completion = potentia.run.complete_study(study_plan, history=read_history(options.history))
+    costs = potentia.run.price_grid(potentia.run.make_grid(study_plan), cost)
+    budget = potentia.run.convert_budget(options.budget, costs, "leave --calibrate on, or say 10%")
+    next_cells = potentia.analysis.planning.choose_cells(
+        completion, costs, budget=budget, confidence=options.confidence, top=options.top
+    )
+    return next_cells, completion
 
 
-def _write(planned: Any, cells: Any, output: Path, as_json: bool) -> None:
+def write_chosen_study(
+    study_plan: StudyPlan, cells: Sequence[tuple[str, str]], output: Path, as_json: bool
+) -> None:
     """Write the chosen cells as a study of its own, without the password of its store."""
     if output.exists():
         raise InputError(
             "the file is there already", where=str(output), hint="give a new name with --output"
         )
     study = potentia.run.make_proposed_study(
-        planned.study, cells, name=f"{planned.study.name}-chosen"
+        study_plan.study, cells, name=f"{study_plan.study.name}-chosen"
     )
-    text = potentia.run.render_study(study, f"potentia run {shlex.quote(str(output))}")
-    bare = without_password(text).replace(
-        ":***@", "@"
-    )  # PostgreSQL takes it from PGPASSWORD or ~/.pgpass
-    potentia.files.write_file(output, bare)
-    if bare != text:
-        out.say(
+    run_command = f"potentia run {shlex.quote(str(output))}"
+    text = potentia.run.render_study(study, run_command)
+    # PostgreSQL takes the password from PGPASSWORD or ~/.pgpass.
+    text_without_password = without_password(text).replace(":***@", "@")
+    potentia.files.write_file(output, text_without_password)
+    if text_without_password != text:
+        print_lines(
             "The password of the store is not in the file: have it in PGPASSWORD or ~/.pgpass.",
-            to=out.errors,
+            to=errors,
         )
     if not as_json:
-        out.say(
-            f"{output}: the chosen cells as a study. Next: potentia run {shlex.quote(str(output))}"
+        print_lines(f"{output}: the chosen cells as a study. Next: {run_command}")
+
+
+@dataclass(frozen=True)
+class CostSum:
+    """What the cells that are not done will take."""
+
+    cells: int
+    lanes: float
+    train_tokens: float
+    score_tokens: float
+    flops: float
+    seconds: float
+
+    @classmethod
+    def of_pending(cls, cells: Iterable[CellWork]) -> CostSum:
+        """Add up the cells that are not done."""
+        pending = [cell for cell in cells if not cell.finished]
+        return cls(
+            cells=len(pending),
+            lanes=sum(cell.lanes for cell in pending),
+            train_tokens=sum(cell.train_tokens for cell in pending),
+            score_tokens=sum(cell.score_tokens for cell in pending),
+            flops=sum(cell.flops for cell in pending),
+            seconds=sum(cell.seconds for cell in pending),
         )
 
 
-AMOUNTS = ("lanes", "train_tokens", "score_tokens", "flops", "seconds")
-
-
-def _sums(cells: Iterable[Any]) -> dict[str, Any]:
-    """Add up what the cells that are not done will take."""
-    left = [cell for cell in cells if not cell.finished]
+def _cost_as_json(study_plan: StudyPlan, cost: StudyCost) -> dict[str, Any]:
+    total = CostSum.of_pending(cost.cells)
     return {
-        "cells_to_do": len(left),
-        **{part: sum(getattr(cell, part) for cell in left) for part in AMOUNTS},
+        "study": study_plan.study.name,
+        "device": cost.device,
+        "times": cost.source or None,
+        "cells_to_do": total.cells,
+        "lanes": round(total.lanes),
+        "train_tokens": total.train_tokens,
+        "score_tokens": total.score_tokens,
+        "flops": total.flops,
+        "seconds": cost.seconds,
+        "cells_done": len(cost.cells) - total.cells,
+        "hours": cost.seconds / 3600,
+        "problems": _problems(study_plan),
+        "cells": cost.cells,
     }
 
 
-def _row_cost(row: Any, cost: potentia.run.StudyCost) -> tuple[Cell, ...]:
+def _problems(study_plan: StudyPlan) -> dict[str, str]:
+    return {row.model.name: row.problem for row in study_plan.rows if row.problem}
+
+
+def _cost_tables(study_plan: StudyPlan, cost: StudyCost) -> list[Table]:
+    """Return what a study will cost, by row and by task."""
+    columns = ["model", "in store", "to do", "lanes", "train", "score", "FLOPs", "weights", "time"]
+    rows = [_row_cost(row, cost) for row in study_plan.rows]
+    if _problems(study_plan):
+        columns.append("problem")
+        rows = [
+            (*cells, row.problem or "") for cells, row in zip(rows, study_plan.rows, strict=True)
+        ]
+    title = f"Plan of {study_plan.study.name}"
+    task_rows = [_task_cost(name, cost) for name in study_plan.tasks.by_name]
+    return [
+        Table(title, columns, rows, note=_cost_note(cost)),
+        Table("By task", ("task", "to do", "train", "time", "share"), task_rows),
+    ]
+
+
+def _row_cost(row: Row, cost: StudyCost) -> tuple[Cell, ...]:
+    """Return what a row will cost, as a row of the table."""
     name = row.model.name
-    own = [cell for cell in cost.cells if cell.model == name]
-    left = _sums(own)
-    todo = left["cells_to_do"]
-    tokens = [short(left[part]) for part in ("train_tokens", "score_tokens", "flops")]
-    time = potentia.run.format_time(left["seconds"] + (cost.loads[name] if todo else 0.0))
-    weights = short(cost.weights[name], "B")
+    cells = [cell for cell in cost.cells if cell.model == name]
+    pending = CostSum.of_pending(cells)
+    seconds = pending.seconds
+    if pending.cells:
+        seconds += cost.loads[name]
     return (
         name,
-        len(own) - todo,
-        todo,
-        round(left["lanes"]),
-        *tokens,
-        weights,
-        time,
-        row.problem or "",
+        len(cells) - pending.cells,
+        pending.cells,
+        round(pending.lanes),
+        format_amount(pending.train_tokens),
+        format_amount(pending.score_tokens),
+        format_amount(pending.flops),
+        format_amount(cost.weights[name], "B"),
+        potentia.run.format_time(seconds),
     )
 
 
-def _task_cost(name: str, cost: potentia.run.StudyCost) -> tuple[Cell, ...]:
-    whole, own = _sums(cost.cells), _sums(cell for cell in cost.cells if cell.task == name)
-    by = "flops" if math.isnan(whole["seconds"]) else "seconds"
-    share = own[by] / (whole[by] or 1.0)
+def _task_cost(name: str, cost: StudyCost) -> tuple[Cell, ...]:
+    """Return what a task will cost over all rows, and which share of the study that is."""
+    total = CostSum.of_pending(cost.cells)
+    pending = CostSum.of_pending(cell for cell in cost.cells if cell.task == name)
+    if math.isnan(total.seconds):
+        share = pending.flops / (total.flops or 1.0)
+    else:
+        share = pending.seconds / (total.seconds or 1.0)
     return (
         name,
-        own["cells_to_do"],
-        short(own["train_tokens"]),
-        potentia.run.format_time(own["seconds"]),
+        pending.cells,
+        format_amount(pending.train_tokens),
+        potentia.run.format_time(pending.seconds),
         f"{share:.0%}",
     )
 
 
-def _cost_note(cost: potentia.run.StudyCost, total: dict[str, Any]) -> str:
-    time = f"{potentia.run.format_time(total['seconds'])} on {cost.device}"
-    if not math.isnan(total["hours"]):
-        time += f" = {total['hours']:.3g} {'GPU-hours' if cost.device == 'cuda' else 'hours of this machine'}"
+def _cost_note(cost: StudyCost) -> str:
+    total = CostSum.of_pending(cost.cells)
+    time = f"{potentia.run.format_time(cost.seconds)} on {cost.device}"
+    hours = cost.seconds / 3600
+    if not math.isnan(hours):
+        unit = "GPU-hours" if cost.device == "cuda" else "hours of this machine"
+        time += f" = {hours:.3g} {unit}"
     if cost.start >= 1 and cost.pending:
         time += f", {potentia.run.format_time(cost.start)} of it before the first cell"
     source = f"from {cost.source}" if cost.source else "times are not known: leave --calibrate on"
     return (
-        f"To do: {total['cells_to_do']:,} cells ({total['cells_done']:,} in the store), {total['lanes']:,} lanes, "
-        f"{short(total['train_tokens'])} tokens to train on and {short(total['score_tokens'])} to score, "
-        f"{short(total['flops'])} FLOPs, {time} ({source})."
+        f"To do: {total.cells:,} cells ({len(cost.cells) - total.cells:,} in the store), {round(total.lanes):,} lanes, "
+        f"{format_amount(total.train_tokens)} tokens to train on and {format_amount(total.score_tokens)} to score, "
+        f"{format_amount(total.flops)} FLOPs, {time} ({source})."
     )
 
 
-def short(value: float, unit: str = "") -> str:
-    """Say a large number with a prefix: 3.2 M."""
-    if value != value:
+_PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def format_amount(value: float, unit: str = "") -> str:
+    """Write a large number with a prefix: 3.2 M."""
+    if math.isnan(value):
         return "?"
-    for size, prefix in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+    for size, prefix in _PREFIXES:
         if value >= size:
             return f"{value / size:.3g} {prefix}{unit}"
     return f"{value:.0f} {unit}".rstrip()
 
 
-@command(
-    analyze,
-    "elicitation",
-    study=argument("The study file.", "STUDY", Path),
-    models=many("Of the study; else all."),
-    tasks=many("Of the study; else the first three."),
-    rank=option("The higher rank of adapters.", int, 64, min=1),
-    data_dir=shared.STUDY["data_dir"],
-    store=shared.STUDY["store"],
-    workers=shared.WORKERS,
-)
-def elicitation(asked: Any) -> None:
+# --- elicitation ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElicitationOptions(JsonOption):
+    """The options of ``potentia analyze elicitation``."""
+
+    study: Annotated[Path, typer.Argument(metavar="STUDY", help="The study file.")]
+    models: Annotated[OptionalTexts, typer.Option(help="Of the study; else all.")] = None
+    tasks: Annotated[OptionalTexts, typer.Option(help="Of the study; else the first three.")] = None
+    rank: Annotated[int, typer.Option(min=1, help="The higher rank of adapters.")] = 64
+    data_dir: DataFolder = None
+    store: Annotated[OptionalText, typer.Option(help="SQLite file or database URL.")] = None
+    workers: Workers = 0
+
+
+@command(analyze, "elicitation", ElicitationOptions)
+def elicitation(options: ElicitationOptions) -> None:
     """Tune some cells of a study by adapters of a higher rank and by all weights too, and compare the rankings.
 
     Each way searches its own learning rate. What the store has is not computed again.
@@ -435,14 +574,14 @@ def elicitation(asked: Any) -> None:
     Example:
       potentia analyze elicitation study.yaml --tasks arc_easy boolq --rank 64
     """
-    folder = str(asked.data_dir) if asked.data_dir else None
-    made = potentia.study.read_study(asked.study, {"store": asked.store, "data_dir": folder})
-    with out.errors.status("tuning in three ways …"):
-        found = potentia.run.run_elicitation(
-            made,
-            models=asked.models or (),
-            tasks=asked.tasks or (),
-            rank=asked.rank,
-            workers=asked.workers or 1,
+    data_dir = None if options.data_dir is None else str(options.data_dir)
+    study = potentia.study.read_study(options.study, {"store": options.store, "data_dir": data_dir})
+    with errors.status("tuning in three ways …"):
+        finding = potentia.run.run_elicitation(
+            study,
+            models=options.models or (),
+            tasks=options.tasks or (),
+            rank=options.rank,
+            workers=options.workers or 1,
         )
-    out.print_findings({"elicitation": found}, as_json=asked.as_json)
+    print_findings({"elicitation": finding}, as_json=options.as_json)

@@ -2,37 +2,85 @@
 
 from __future__ import annotations
 
+import sys
+import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 import potentia
 from potentia.analysis.registration import PaperReproduction, ReproductionRequest
-from potentia.cli import options as shared
-from potentia.cli import output as out
+from potentia.cli.analyses import values_of
 from potentia.cli.app import app, is_source
-from potentia.cli.options import argument, command, filled, flag, option, output, path, some
+from potentia.cli.command import command
+from potentia.cli.option_groups import (
+    DEFAULT_STORE,
+    Baseline,
+    FigureOptions,
+    History,
+    JsonOption,
+    OptionalText,
+    ReadProtocols,
+    Resamples,
+    Sources,
+    StudyCellOptions,
+    StudyNames,
+    TableEvidenceOptions,
+    TableOptions,
+    TaskTrainingOptions,
+    open_evidence,
+    read_history,
+)
+from potentia.cli.output import (
+    check_formats,
+    console,
+    draw_figures,
+    errors,
+    print_answer,
+    print_findings,
+    print_json,
+    print_lines,
+    print_notes,
+    print_table,
+    print_tables_and_sentences,
+)
 from potentia.errors import InputError, without_password
 from potentia.extensions import ExtensionKind, list_extensions, load_extension
 from potentia.values.findings import Table
 from potentia.values.protocol import Protocol
 
-EXCERPT = 160  # characters of a prompt's end
+if TYPE_CHECKING:
+    from potentia.analysis.rankings import ModelComparison
+
+Matrices = Mapping[Protocol, "potentia.ScoreMatrix"]
+MAX_PROMPT_CHARACTERS = 160  # of a prompt's end
 
 
-@command(
-    app,
-    "compare",
-    given=argument(
-        "Two models, by name or a part of it; and a store, or any scores.", "A B SOURCE", list[str]
-    ),
-    items=option(
-        "Show this many documents of each task that one of the two alone gets right.", int, 0, min=0
-    ),
-    **shared.WHICH,
-)
-def compare(asked: Any) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions(StudyCellOptions, JsonOption):
+    """The options of ``potentia compare``."""
+
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="A B SOURCE",
+            help="Two models, by name or a part of it; and a store, or any scores.",
+        ),
+    ]
+    items: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Show this many documents of each task that one of the two alone gets right.",
+        ),
+    ] = 0
+
+
+@command(app, "compare", CompareOptions)
+def compare(options: CompareOptions) -> None:
     """Say which of two models is better on each task, and whether that is real: paired, document by document.
 
     Examples:
@@ -40,109 +88,141 @@ def compare(asked: Any) -> None:
 
       potentia compare SmolLM2-135M pythia-160m potentia.db --tasks arc_easy --items 5
     """
-    first, second, source = _two_models(asked.given)
-    evidence = out.opened(source, **some(asked, shared.WHICH))
+    first, second, source = _two_models_and_source(options.names)
+    evidence = open_evidence(
+        source, study=options.study, protocols=options.protocols, tasks=options.tasks
+    )
     pair = potentia.analysis.rankings.find_pair(evidence, first, second)
-    documents = _documents(evidence, pair, asked.items) if asked.items else []
-    if asked.as_json:
-        shown = {"items": documents} if asked.items else {}
-        out.print_json({**pair.to_dict(), "sentences": pair.sentences(), **shown})
+    documents = _deciding_documents(evidence, pair, options.items) if options.items else []
+    if options.as_json:
+        value = {**pair.to_dict(), "sentences": pair.sentences()}
+        if options.items:
+            value["items"] = documents
+        print_json(value)
         return
-    out.print_told(pair.tables(), pair.sentences())
-    if asked.items:
+    print_tables_and_sentences(pair.tables(), pair.sentences())
+    if options.items:
         _print_documents(documents, pair)
     elif any(part.documents for part in pair.tasks):
-        out.say("The documents that tell them apart: --items 5", style="dim")
+        print_lines("The documents that tell them apart: --items 5", style="dim")
 
 
-def _two_models(given: list[str]) -> tuple[str, str, str]:
+def _two_models_and_source(names: list[str]) -> tuple[str, str, str]:
     """Tell the two models from the scores, which stand last, or first."""
-    names, source = list(given), shared.STORE
-    if len(names) > 2:
-        source = names.pop(0 if is_source(names[0]) and not is_source(names[-1]) else -1)
-    scores = [name for name in names if "://" in name or Path(name).is_file()]
-    if len(names) != 2 or scores:
-        hint = f"potentia compare A B {(scores or [source])[0]}"
-        raise InputError("compare takes two models, then the scores", hint=hint)
-    return names[0], names[1], source
+    models = list(names)
+    source = DEFAULT_STORE
+    if len(models) > 2:
+        source_is_first = is_source(models[0]) and not is_source(models[-1])
+        source = models.pop(0 if source_is_first else -1)
+    score_files = [name for name in models if "://" in name or Path(name).is_file()]
+    if len(models) != 2 or score_files:
+        named_source = score_files[0] if score_files else source
+        raise InputError(
+            "compare takes two models, then the scores", hint=f"potentia compare A B {named_source}"
+        )
+    return models[0], models[1], source
 
 
-def _documents(
-    evidence: potentia.Evidence, pair: potentia.analysis.rankings.ModelComparison, most: int
+def _deciding_documents(
+    evidence: potentia.Evidence, pair: ModelComparison, max_documents: int
 ) -> list[dict[str, Any]]:
-    """Return documents that one model alone gets right, each with what both said; ``most`` of each kind and task."""
-    keys = {(cell.protocol, cell.task, cell.model): cell.key for cell in evidence.cells()}
-    found = []
-    for part in (part for part in pair.tasks if part.documents):
-        both = [keys.get((part.protocol, part.task, model)) for model in (pair.first, pair.second)]
-        if None in both:
+    """Return documents that one model alone gets right, with what both answered; so many of each kind and task."""
+    key_by_cell = {(cell.protocol, cell.task, cell.model): cell.key for cell in evidence.cells()}
+    documents = []
+    for part in pair.tasks:
+        first_key = key_by_cell.get((part.protocol, part.task, pair.first))
+        second_key = key_by_cell.get((part.protocol, part.task, pair.second))
+        if not part.documents or first_key is None or second_key is None:
             continue
-        one, two = ({item.doc_id: item for item in evidence.items(str(key))} for key in both)
-        only = [(pair.first, number) for number in part.first_only[:most]]
-        only += [(pair.second, number) for number in part.second_only[:most]]
-        for right, number in only:
-            item = one[number]
-            found.append(
+        first_items = {item.doc_id: item for item in evidence.items(first_key)}
+        second_items = {item.doc_id: item for item in evidence.items(second_key)}
+        right_model = [(number, pair.first) for number in part.first_only[:max_documents]]
+        right_model += [(number, pair.second) for number in part.second_only[:max_documents]]
+        for number, model in right_model:
+            item = first_items[number]
+            documents.append(
                 {
                     "protocol": part.protocol,
                     "task": part.task,
                     "document": number,
-                    "right": right,
+                    "right": model,
                     "prompt": str((item.detail or {}).get("prompt", "")),
                     "gold": item.gold,
                     "first": item.prediction,
-                    "second": two[number].prediction,
+                    "second": second_items[number].prediction,
                 }
             )
-    return found
+    return documents
 
 
-def _print_documents(
-    found: list[dict[str, Any]], pair: potentia.analysis.rankings.ModelComparison
-) -> None:
-    names = dict(zip((pair.first, pair.second), pair.names, strict=True))
-    rows = tuple(
+def _print_documents(documents: list[dict[str, Any]], pair: ModelComparison) -> None:
+    short_name = dict(zip((pair.first, pair.second), pair.names, strict=True))
+    rows = [
         (
-            d["protocol"].label,
-            d["task"],
-            d["document"],
-            names[d["right"]],
-            d["gold"],
-            d["first"],
-            d["second"],
-            _end(d["prompt"]),
+            document["protocol"].label,
+            document["task"],
+            document["document"],
+            short_name[document["right"]],
+            document["gold"],
+            document["first"],
+            document["second"],
+            _end_of_prompt(document["prompt"]),
         )
-        for d in found
-    )
+        for document in documents
+    ]
     columns = ("protocol", "task", "document", "right", "gold", *pair.names, "end of the prompt")
-    out.console.print()
-    out.print_table(Table("Documents that one of the two alone gets right", columns, rows))
+    console.print()
+    print_table(Table("Documents that one of the two alone gets right", columns, rows))
 
 
-def _end(prompt: str) -> str:
+def _end_of_prompt(prompt: str) -> str:
     text = " ".join(prompt.split())
-    return text if len(text) <= EXCERPT else "… " + text[-EXCERPT:]
+    if len(text) <= MAX_PROMPT_CHARACTERS:
+        return text
+    return "… " + text[-MAX_PROMPT_CHARACTERS:]
 
 
-@command(
-    app,
-    "report",
-    sources=shared.SOURCES,
-    output=output("The HTML file.", Path("report.html")),
-    items=option(
-        "Items of each cell to show, half of them wrong; by default up to 40.",
+# --- report -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportCommandOptions(TaskTrainingOptions, TableEvidenceOptions, FigureOptions, JsonOption):
+    """The options of ``potentia report``."""
+
+    sources: Sources = (DEFAULT_STORE,)  # type: ignore[assignment]  # typer gives a list
+    output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file.")] = Path(
+        "report.html"
+    )
+    items: Annotated[
         int | None,
-        None,
-        min=0,
-    ),
-    target=option("Show proxies of this task: the one to predict."),
-    baseline=shared.BASELINE,
-    history=shared.HISTORY,
-    **shared.TEST_TASK,
-    **shared.READ,
-    **shared.OUT,
-)
-def report(asked: Any) -> None:
+        typer.Option(
+            min=0, help="Items of each cell to show, half of them wrong; by default up to 40."
+        ),
+    ] = None
+    target: Annotated[
+        OptionalText, typer.Option(help="Show proxies of this task: the one to predict.")
+    ] = None
+    baseline: Baseline = None
+    history: History = None
+
+    def report_options(self, evidence: potentia.Evidence) -> potentia.ReportOptions:
+        """Return what the report is to show beyond its usual sections."""
+        test_task = None
+        if self.is_asked:
+            test_task = values_of(potentia.papers.TestTaskOptions, self)
+        proxies = None
+        if self.target:
+            proxies = values_of(potentia.papers.ProxyOptions, self, protocol=evidence.main)
+        return potentia.ReportOptions(
+            test_task=test_task,
+            proxies=proxies,
+            baseline=self.baseline,
+            history=read_history(self.history),
+        )
+
+
+@command(app, "report", ReportCommandOptions)
+def report(options: ReportCommandOptions) -> None:
     """Write a report: the answer, scores, ranks, agreement, evidence, every cell, and how it was made, in one file.
 
     The file needs no network and can be mailed. Its numbers are those of `potentia analyze rankings`.
@@ -156,51 +236,62 @@ def report(asked: Any) -> None:
 
       potentia report staged.csv --facts models.csv --before base --after tuned_mc_3ep
     """
-    out.check_formats(asked)
-    with out.errors.status("reading scores, computing findings …"):
-        evidence = out.opened(*asked.sources, notes=False, **some(asked, shared.READ))
-        divided = any(some(asked, shared.TEST_TASK).values())
-        wanted = potentia.show.ReportOptions(
-            test_task=filled(potentia.papers.TestTaskOptions, asked) if divided else None,
-            proxies=filled(potentia.papers.ProxyOptions, asked, protocol=evidence.main)
-            if asked.target
-            else None,
-            baseline=asked.baseline,
-            history=out.history(asked),
+    check_formats(options)
+    with errors.status("reading scores, computing findings …"):
+        evidence = open_evidence(*options.sources, notes=False, **options.read_arguments())
+        data = potentia.show.make_report(
+            evidence, items=options.items, options=options.report_options(evidence)
         )
-        data = potentia.show.make_report(evidence, items=asked.items, options=wanted)
-        if asked.baseline and not {"stability", "consistency"} & data.registered.keys():
-            hint = "they are compared over checkpoints, or over base models and their instruct versions"
+        if options.baseline and not {"stability", "consistency"} & data.registered.keys():
             raise InputError(
-                f"no methods to compare with {asked.baseline}", where=evidence.source, hint=hint
+                f"no methods to compare with {options.baseline}",
+                where=evidence.source,
+                hint="they are compared over checkpoints, or over base models and their instruct versions",
             )
-        place = potentia.show.save_report(data, asked.output)
-    out.print_notes(data.evidence)
-    with out.errors.status("drawing figures …"):
-        drawn = out.draw_figures(data.named().values(), asked.figures, asked)
-    size = place.stat().st_size
-    written = {"report": str(place), "bytes": size, "figures": [str(p) for p in drawn]}
-    written |= {"findings": list(data.named()), "problem": data.problem}
-    out.answer(asked.as_json, written, f"{place} ({size / 1e6:.1f} MB)")
+        report_file = potentia.show.save_report(data, options.output)
+    print_notes(data.evidence)
+    with errors.status("drawing figures …"):
+        figures = draw_figures(data.named().values(), options.figures, options)
+    size = report_file.stat().st_size
+    value = {
+        "report": str(report_file),
+        "bytes": size,
+        "figures": [str(figure) for figure in figures],
+        "findings": list(data.named()),
+        "problem": data.problem,
+    }
+    print_answer(options.as_json, value, f"{report_file} ({size / 1e6:.1f} MB)")
 
 
-@command(
-    app,
-    "reproduce",
-    paper=argument("train-before-test, test-task, proxy or bose.", "PAPER"),
-    files=argument(
-        "The published scores, for test-task also the facts; or your own store.",
-        "FILE",
+# --- reproduce --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReproduceOptions(FigureOptions, JsonOption):
+    """The options of ``potentia reproduce``."""
+
+    paper: Annotated[
+        str,
+        typer.Argument(metavar="PAPER", help="train-before-test, test-task, proxy or bose."),
+    ]
+    files: Annotated[
         list[str],
-        (),
-    ),
-    evaluations=path(
-        "Test task: the authors' tree of evaluations (base, e1, …, new_evals), for figures 3 to 18."
-    ),
-    resamples=shared.RESAMPLES,
-    **shared.OUT,
-)
-def reproduce(asked: Any) -> None:
+        typer.Argument(
+            metavar="FILE",
+            help="The published scores, for test-task also the facts; or your own store.",
+        ),
+    ] = ()  # type: ignore[assignment]  # typer gives a list
+    evaluations: Annotated[
+        Path | None,
+        typer.Option(
+            help="Test task: the authors' tree of evaluations (base, e1, …, new_evals), for figures 3 to 18."
+        ),
+    ] = None
+    resamples: Resamples = None
+
+
+@command(app, "reproduce", ReproduceOptions)
+def reproduce(options: ReproduceOptions) -> None:
     """Print every number of a paper beside the same number from the published scores, or from yours.
 
     Examples:
@@ -213,39 +304,73 @@ def reproduce(asked: Any) -> None:
       potentia reproduce bose
     """
     papers = list_extensions(ExtensionKind.REPRODUCTION)
-    if asked.paper not in papers:
-        raise InputError(f"no paper {asked.paper!r}", hint=f"one of: {', '.join(papers)}")
-    paper: PaperReproduction = load_extension(ExtensionKind.REPRODUCTION, asked.paper)
-    if len(asked.files) != len(paper.files):
+    if options.paper not in papers:
+        raise InputError(f"no paper {options.paper!r}", hint=f"one of: {', '.join(papers)}")
+    paper: PaperReproduction = load_extension(ExtensionKind.REPRODUCTION, options.paper)
+    if len(options.files) != len(paper.files):
         count = ("no files", "one file", "two files")[len(paper.files)]
-        hint = " ".join(["potentia reproduce", asked.paper, *paper.files])
-        raise InputError(f"{asked.paper} takes {count}", hint=hint)
-    out.check_formats(asked)
-    request = ReproductionRequest(
-        files=tuple(asked.files), evaluations=asked.evaluations, resamples=asked.resamples
+        usage = " ".join(["potentia reproduce", options.paper, *paper.files])
+        raise InputError(f"{options.paper} takes {count}", hint=usage)
+    check_formats(options)
+    finding = paper.reproduce(
+        ReproductionRequest(
+            files=tuple(options.files),
+            evaluations=options.evaluations,
+            resamples=options.resamples,
+        )
     )
-    finding = paper.reproduce(request)
-    if asked.as_json and asked.paper == "train-before-test":
-        out.print_json(finding)
+    if options.as_json and options.paper == "train-before-test":
+        print_json(finding)
     else:
-        out.print_findings({asked.paper: finding}, as_json=asked.as_json)
-    out.draw_figures([finding], asked.figures, asked)
+        print_findings({options.paper: finding}, as_json=options.as_json)
+    draw_figures([finding], options.figures, options)
 
 
-@command(
-    app,
-    "import",
-    sources=argument("Score files, folders of lm-eval results.", "SCORES", list[str]),
-    store=option("SQLite file or database URL.", str, shared.STORE),
-    name=option("The study they become; the file's name by default."),
-    subtasks=flag("--subtasks", "Take the members of groups such as MMLU."),
-    protocol=option("How all of these were scored, where the files do not say: direct, adjust, …"),
-    short_names=flag(
-        "--short-names", "Call a model by the last part of its path: base and tuned folders join."
-    ),
-    **shared.TABLE,
-)
-def import_scores(asked: Any) -> None:
+# --- import and export ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportOptions(TableOptions, JsonOption):
+    """The options of ``potentia import``."""
+
+    sources: Annotated[
+        list[str],
+        typer.Argument(metavar="SCORES", help="Score files, folders of lm-eval results."),
+    ]
+    store: Annotated[str, typer.Option(help="SQLite file or database URL.")] = DEFAULT_STORE
+    name: Annotated[
+        OptionalText, typer.Option(help="The study they become; the file's name by default.")
+    ] = None
+    subtasks: Annotated[
+        bool, typer.Option("--subtasks", help="Take the members of groups such as MMLU.")
+    ] = False
+    protocol: Annotated[
+        OptionalText,
+        typer.Option(
+            help="How all of these were scored, where the files do not say: direct, adjust, …"
+        ),
+    ] = None
+    short_names: Annotated[
+        bool,
+        typer.Option(
+            "--short-names",
+            help="Call a model by the last part of its path: base and tuned folders join.",
+        ),
+    ] = False
+
+    def read_source(self, source: str) -> list[Matrices]:
+        """Read the scores of one source, under the protocol and the names that were asked for."""
+        scores = open_evidence(source, subtasks=self.subtasks, **self.table_arguments()).scores
+        parts: list[Matrices] = [scores]
+        if self.protocol is not None:
+            parts = _with_protocol(scores, self.protocol, source)
+        if self.short_names:
+            parts = [_with_short_names(part, source) for part in parts]
+        return parts
+
+
+@command(app, "import", ImportOptions)
+def import_scores(options: ImportOptions) -> None:
     """Put scores measured elsewhere into a store: tidy CSV or Parquet, lm-eval results, the paper's JSON, a store.
 
     Examples:
@@ -255,78 +380,79 @@ def import_scores(asked: Any) -> None:
 
       potentia import tuned/ --name both --protocol adjust --short-names
     """
-    how = some(asked, ("subtasks", *shared.TABLE))
-    read = []
-    for source in asked.sources:
-        scores = out.opened(source, **how).scores
-        parts = [scores] if asked.protocol is None else _as_protocol(scores, asked.protocol, source)
-        read += [
-            (source, _short_named(part, source) if asked.short_names else part) for part in parts
-        ]
+    # Everything is read before anything is written.
+    parts_by_source = [(source, options.read_source(source)) for source in options.sources]
     imported = []
     counts: dict[tuple[str, str], tuple[int, int]] = {}
-    with potentia.store.Store.open(asked.store) as into:
-        for source, scores in read:
-            shown = without_password(source)
-            done = potentia.formats.import_scores(into, scores, source=shown, name=asked.name)
-            new, known = counts.get((shown, done.study), (0, 0))
-            counts[shown, done.study] = new + done.new, known + done.known
-            imported.append({"source": shown, **vars(done)})
-    where = without_password(asked.store)
-    rows = tuple((*place, *numbers) for place, numbers in counts.items())
-    table = Table(f"into {where}", ("source", "study", "new cells", "known before"), rows)
-    out.answer(asked.as_json, {"store": where, "imported": imported}, table)
+    with potentia.store.Store.open(options.store) as store:
+        for source, parts in parts_by_source:
+            shown_source = without_password(source)
+            for matrices in parts:
+                result = potentia.formats.import_scores(
+                    store, matrices, source=shown_source, name=options.name
+                )
+                new, known = counts.get((shown_source, result.study), (0, 0))
+                counts[shown_source, result.study] = (new + result.new, known + result.known)
+                imported.append({"source": shown_source, **vars(result)})
+    shown_store = without_password(options.store)
+    rows = [(*names, *numbers) for names, numbers in counts.items()]
+    table = Table(f"into {shown_store}", ("source", "study", "new cells", "known before"), rows)
+    print_answer(options.as_json, {"store": shown_store, "imported": imported}, table)
 
 
-def _as_protocol(
-    scores: Mapping[Protocol, potentia.ScoreMatrix], name: str, source: str
-) -> list[Mapping[Protocol, potentia.ScoreMatrix]]:
+def _with_protocol(scores: Matrices, protocol_name: str, source: str) -> list[Matrices]:
     """Say by which protocol a source was scored, whatever number of examples its files name for its tasks."""
-    chosen = Protocol(name)
+    protocol = Protocol(protocol_name)
     tasks = [task for matrix in scores.values() for task in matrix.tasks]
-    if twice := next((task for task in tasks if tasks.count(task) > 1), None):
-        several = ", ".join(scores)
-        raise InputError(
-            f"{twice} was scored in several ways: {several}",
-            where=source,
-            hint="leave out --protocol",
-        )
-    return [{chosen: replace(matrix, protocol=chosen)} for matrix in scores.values()]
-
-
-def _short_named(
-    scores: Mapping[Protocol, potentia.ScoreMatrix], source: str
-) -> dict[Protocol, potentia.ScoreMatrix]:
-    """Call every model by the last part of its path."""
-    made = {}
-    for protocol, matrix in scores.items():
-        names = tuple(model.rstrip("/").rpartition("/")[2] or model for model in matrix.models)
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            both = [
-                model for model, name in zip(matrix.models, names, strict=True) if name == twice
-            ]
+    for task in tasks:
+        if tasks.count(task) > 1:
             raise InputError(
-                f"{both[0]} and {both[1]} end alike",
+                f"{task} was scored in several ways: {', '.join(scores)}",
                 where=source,
-                hint="import their folders one by one",
+                hint="leave out --protocol",
             )
-        made[protocol] = replace(matrix, models=names)
-    return made
+    return [{protocol: replace(matrix, protocol=protocol)} for matrix in scores.values()]
 
 
-@command(
-    app,
-    "export",
-    source=argument("A store, or any score file.", "STORE"),
-    output=output("The file, a folder for lm-eval, or - to print."),
-    format=option(
-        "csv, parquet, lm-eval, every-eval-ever, hub, markdown or latex; else by the file's name."
-    ),
-    study=shared.READ["study"],
-    protocols=shared.READ["protocols"],
-    **shared.TABLE,
-)
-def export(asked: Any) -> None:
+def _with_short_names(scores: Matrices, source: str) -> Matrices:
+    """Call every model by the last part of its path."""
+    renamed = {}
+    for protocol, matrix in scores.items():
+        model_by_name: dict[str, str] = {}
+        for model in matrix.models:
+            name = model.rstrip("/").rpartition("/")[2] or model
+            if name in model_by_name:
+                raise InputError(
+                    f"{model_by_name[name]} and {model} end alike",
+                    where=source,
+                    hint="import their folders one by one",
+                )
+            model_by_name[name] = model
+        renamed[protocol] = replace(matrix, models=tuple(model_by_name))
+    return renamed
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(TableOptions, JsonOption):
+    """The options of ``potentia export``."""
+
+    source: Annotated[str, typer.Argument(metavar="STORE", help="A store, or any score file.")]
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="The file, a folder for lm-eval, or - to print."),
+    ]
+    format: Annotated[
+        OptionalText,
+        typer.Option(
+            help="csv, parquet, lm-eval, every-eval-ever, hub, markdown or latex; else by the file's name."
+        ),
+    ] = None
+    study: StudyNames = None
+    protocols: ReadProtocols = None
+
+
+@command(app, "export", ExportOptions)
+def export(options: ExportOptions) -> None:
     """Write scores as a table, as lm-eval results, or as a leaderboard.
 
     Examples:
@@ -338,29 +464,39 @@ def export(asked: Any) -> None:
 
       potentia export potentia.db -o travel --format every-eval-ever
     """
-    evidence = out.opened(asked.source, **some(asked, ("study", "protocols", *shared.TABLE)))
-    matrices = evidence.scores
-    if str(asked.output) == "-":
-        _print_file(matrices, asked.format or "csv")
-        return
-    written = potentia.formats.write_scores(
-        matrices, asked.output, asked.format, items=evidence.items_of
+    evidence = open_evidence(
+        options.source,
+        study=options.study,
+        protocols=options.protocols,
+        **options.table_arguments(),
     )
-    sizes = {name: {"models": len(m.models), "tasks": len(m.tasks)} for name, m in matrices.items()}
-    what = ", ".join(f"{name} ({len(m.models)} × {len(m.tasks)})" for name, m in matrices.items())
-    where = str(written[0]) if len(written) == 1 else f"{len(written)} files in {asked.output}"
-    found = {"files": [str(file) for file in written], "protocols": sizes}
-    out.answer(asked.as_json, found, f"{what}, models × tasks → {where}")
+    matrices = evidence.scores
+    if str(options.output) == "-":
+        _print_scores_as(matrices, options.format or "csv")
+        return
+    files = potentia.formats.write_scores(
+        matrices, options.output, options.format, items=evidence.items_of
+    )
+    sizes = {}
+    descriptions = []
+    for protocol, matrix in matrices.items():
+        sizes[protocol] = {"models": len(matrix.models), "tasks": len(matrix.tasks)}
+        descriptions.append(f"{protocol} ({len(matrix.models)} × {len(matrix.tasks)})")
+    written_to = str(files[0]) if len(files) == 1 else f"{len(files)} files in {options.output}"
+    print_answer(
+        options.as_json,
+        {"files": [str(file) for file in files], "protocols": sizes},
+        f"{', '.join(descriptions)}, models × tasks → {written_to}",
+    )
 
 
-def _print_file(matrices: Mapping[Protocol, potentia.ScoreMatrix], format: str) -> None:
+def _print_scores_as(matrices: Matrices, file_format: str) -> None:
     """Write the one file of a format to standard output, byte for byte."""
-    import sys
-    import tempfile
-
-    if format in ("lm-eval", "every-eval-ever", "hub"):
-        raise InputError(f"{format} results are several files", hint="give a folder: -o results")
+    if file_format in ("lm-eval", "every-eval-ever", "hub"):
+        raise InputError(
+            f"{file_format} results are several files", hint="give a folder: -o results"
+        )
     with tempfile.TemporaryDirectory() as folder:
-        (file,) = potentia.formats.write_scores(matrices, Path(folder) / "scores", format)
+        (file,) = potentia.formats.write_scores(matrices, Path(folder) / "scores", file_format)
         sys.stdout.buffer.write(file.read_bytes())
         sys.stdout.flush()

@@ -8,34 +8,52 @@ import platform
 import shlex
 import shutil
 import sys
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 import potentia
 from potentia.cli.app import app
-from potentia.cli.options import STUDY, argument, command, flag, many, output
-from potentia.cli.output import answer, console, dicts, errors, say
+from potentia.cli.command import command
+from potentia.cli.option_groups import (
+    JsonOption,
+    ModelNames,
+    OptionalTexts,
+    ProtocolNames,
+    TaskNames,
+)
+from potentia.cli.output import console, errors, print_answer, print_lines
 from potentia.errors import InputError, without_password
 from potentia.values.findings import Table
 
-FEW = 1_000  # documents of one's own; a tenth of fewer is a small test
+SMALL_DATASET = 1_000  # examples of one's own; a tenth of fewer is a small test
 
 
-@command(
-    app,
-    "init",
-    output=argument("The study file to write.", "OUTPUT", Path, Path("study.yaml")),
-    models=STUDY["models"],
-    tasks=STUDY["tasks"],
-    data=many("Your own data: files, a folder, or a dataset's name on the hub."),
-    protocols=STUDY["protocols"],
-    force=flag("--force", "Write over a file that is there."),
-    quick=flag("--quick", "Small caps and one learning rate, for a try."),
-)
-def init(asked: Any) -> None:
+@dataclass(frozen=True, kw_only=True)
+class InitOptions(JsonOption):
+    """The options of ``potentia init``."""
+
+    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="The study file to write.")] = (
+        Path("study.yaml")
+    )
+    models: ModelNames = None
+    tasks: TaskNames = None
+    data: Annotated[
+        OptionalTexts,
+        typer.Option(help="Your own data: files, a folder, or a dataset's name on the hub."),
+    ] = None
+    protocols: ProtocolNames = None
+    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small caps and one learning rate, for a try.")
+    ] = False
+
+
+@command(app, "init", InitOptions)
+def init(options: InitOptions) -> None:
     """Write a commented study file; what is not given is asked for on a terminal.
 
     Examples:
@@ -43,92 +61,106 @@ def init(asked: Any) -> None:
 
       potentia init mine.yaml --models HuggingFaceTB/SmolLM2-135M --data my-questions.csv --quick
     """
-    file, tasks, data = asked.output, asked.tasks or [], asked.data or []
-    if file.exists() and not asked.force:
+    file = options.output
+    if file.exists() and not options.force:
         raise InputError(f"{file} is there already", hint="give another name, or --force")
-    models = asked.models or _ask("Models (hub names or folders, parted by spaces)", "--models")
+    models = options.models or _ask_for_names(
+        "Models (hub names or folders, parted by spaces)", "--models"
+    )
+    tasks = options.tasks or []
+    data = options.data or []
     if not tasks and not data:
-        told = _ask(
+        names = _ask_for_names(
             "Tasks of the harness, or files of your own, parted by spaces", "--tasks or --data"
         )
-        data = [name for name in told if Path(name).exists()]
-        tasks = [name for name in told if name not in data]
-    protocols = asked.protocols or ["direct", "train_before_test"]
-    potentia.files.write_file(
-        file, without_password(study_text(file, models, tasks, data, protocols, asked.quick))
+        data = [name for name in names if Path(name).exists()]
+        tasks = [name for name in names if name not in data]
+    protocols = options.protocols or ["direct", "train_before_test"]
+    text = render_study_file(
+        file, models=models, tasks=tasks, data=data, protocols=protocols, quick=options.quick
     )
-    written = f"{file} is written. See what it will cost, then run it:"
-    lines = [f"  potentia {act} {shlex.quote(str(file))}" for act in ("plan", "run")]
-    answer(asked.as_json, {"study": str(file)}, written, *lines)
+    potentia.files.write_file(file, without_password(text))
+    quoted_file = shlex.quote(str(file))
+    print_answer(
+        options.as_json,
+        {"study": str(file)},
+        f"{file} is written. See what it will cost, then run it:",
+        f"  potentia plan {quoted_file}",
+        f"  potentia run {quoted_file}",
+    )
 
 
-def study_text(
+def render_study_file(
     path: Path,
+    *,
     models: list[str],
     tasks: list[str],
     data: list[str],
     protocols: list[str],
     quick: bool,
 ) -> str:
-    """Return the study as a file with comments; it is one that can be read."""
-    entries: list[Any] = [*tasks, *(_own(one) for one in data)]
-    body: dict[str, Any] = {
+    """Return the text of a study file with comments, after checking that it can be read."""
+    task_entries: list[Any] = [*tasks, *(_describe_own_data(source) for source in data)]
+    study: dict[str, Any] = {
         "name": path.stem,
         "models": models,
-        "tasks": entries,
+        "tasks": task_entries,
         "protocols": protocols,
     }
-    more = [
+    setting_lines = [
         "# caps: {train: 50000, validation: 1000, test: 10000}",
         "# tuning: {recipe: fair}   # the same for all, its rate searched; or {recipe: paper}",
     ]
     if quick:
-        body["caps"] = {"train": 400, "validation": 100, "test": 300}
-        body["tuning"] = {"epochs": 2, "learning_rates": [1e-3]}
-        more = [
-            f"caps: {_yaml(body['caps'])}   # documents of each split at most, for a try",
-            f"tuning: {_yaml(body['tuning'])}   # without it: five epochs or more, the rate searched",
+        study["caps"] = {"train": 400, "validation": 100, "test": 300}
+        study["tuning"] = {"epochs": 2, "learning_rates": [1e-3]}
+        setting_lines = [
+            f"caps: {_to_yaml(study['caps'])}   # documents of each split at most, for a try",
+            f"tuning: {_to_yaml(study['tuning'])}   # without it: five epochs or more, the rate searched",
         ]
-    potentia.study.make_study(body)
+    potentia.study.make_study(study)
     lines = [
         f"# potentia run {shlex.quote(str(path))}",
         "#",
         "# All fields of a study file and their defaults: docs/study.md. What is not written has its default.",
-        f"name: {_yaml(path.stem)}",
+        f"name: {_to_yaml(path.stem)}",
         "models:            # hub names, folders, GGUF files; with facts: {name: …, parameters: 135e6, tokens: 2e12}",
-        *(f"  - {_yaml(model)}" for model in models),
+        *(f"  - {_to_yaml(model)}" for model in models),
         "tasks:             # harness tasks by name, the same in another form (arc_easy:cloze), or your own data",
-        *(f"  - {_yaml(entry)}" for entry in entries),
-        f"protocols: {_yaml(protocols)}   # direct, few_shot:5, train_before_test, adjust",
-        *more,
+        *(f"  - {_to_yaml(entry)}" for entry in task_entries),
+        f"protocols: {_to_yaml(protocols)}   # direct, few_shot:5, train_before_test, adjust",
+        *setting_lines,
         "# selection: validation   # or tuned, or paper",
         "# store: potentia.db",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _own(given: str) -> dict[str, Any]:
-    """Describe data of one's own: where it is, and which of its columns is what."""
-    path = Path(given)
+def _describe_own_data(source: str) -> dict[str, Any]:
+    """Describe data of one's own, as a study does: where it is, and which of its columns is what."""
+    path = Path(source)
     if path.exists():
-        own = potentia.tasks.OwnData(files=(given,))
-        entry: dict[str, Any] = {"name": own.label, "file": given}
-    elif given.count("/") == 1 and not path.suffix:
-        own = potentia.tasks.OwnData(dataset=given)
-        entry = {"name": own.label, "dataset": given}
+        own_data = potentia.tasks.OwnData(files=(source,))
+        entry: dict[str, Any] = {"name": own_data.label, "file": source}
+    elif source.count("/") == 1 and not path.suffix:
+        own_data = potentia.tasks.OwnData(dataset=source)
+        entry = {"name": own_data.label, "dataset": source}
     else:
         raise InputError(
-            f"there is no {given}",
+            f"there is no {source}",
             hint="give a file, a folder, or a dataset of the hub as org/name",
         )
-    columns = potentia.tasks.guess_columns(own)
-    few = (own.documents_in_one_split() or FEW) < FEW
-    return (
-        entry | ({"columns": columns} if columns else {}) | ({"ratios": [6, 1, 3]} if few else {})
-    )
+    columns = potentia.tasks.guess_columns(own_data)
+    if columns:
+        entry["columns"] = columns
+    examples = own_data.documents_in_one_split() or SMALL_DATASET
+    if examples < SMALL_DATASET:
+        entry["ratios"] = [6, 1, 3]
+    return entry
 
 
-def _ask(question: str, flag: str) -> list[str]:
+def _ask_for_names(question: str, flag: str) -> list[str]:
+    """Ask on the terminal for names; where there is none, say which flag is missing."""
     if not sys.stdin.isatty():
         raise InputError(
             f"{flag} is missing", hint=f"give {flag}, or run this on a terminal to be asked"
@@ -137,20 +169,36 @@ def _ask(question: str, flag: str) -> list[str]:
     return answer.split()
 
 
-def _yaml(value: Any) -> str:
+def _to_yaml(value: Any) -> str:
     import yaml
 
     text: str = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True)
     return text.removesuffix("...\n").strip()
 
 
-@command(
-    app,
-    "demo",
-    output=output("Where models, scores and report go.", Path("potentia-demo")),
-    quick=flag("--quick", "Fewer models, tasks and epochs: about two minutes."),
-)
-def demo(asked: Any) -> None:
+# --- demo and zoo -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions(JsonOption):
+    """The options of ``potentia demo``."""
+
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Where models, scores and report go.")
+    ] = Path("potentia-demo")
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Fewer models, tasks and epochs: about two minutes."),
+    ] = False
+
+    def command_line(self) -> str:
+        """Return the command that goes on with this demo."""
+        words = f"potentia demo -o {shlex.quote(str(self.output))}"
+        return f"{words} --quick" if self.quick else words
+
+
+@command(app, "demo", DemoOptions)
+def demo(options: DemoOptions) -> None:
     """Fine-tune and test every embedded model on every embedded task, then show what that changes.
 
     The models are tiny and ours; which test each family trained for is planted, so the truth is known.
@@ -158,75 +206,52 @@ def demo(asked: Any) -> None:
 
     Example: potentia demo --quick
     """
-    from potentia.cli.view import watch
+    from potentia.cli.progress_view import watch_study
 
-    study = potentia.lab.demo_study(asked.output, quick=asked.quick)
+    study = potentia.lab.demo_study(options.output, quick=options.quick)
     plan = potentia.run.plan_study(study)
-    todo = sum(len(row.pending) for row in plan.rows)
-    if todo and not asked.as_json:
+    pending_cells = sum(len(row.pending) for row in plan.rows)
+    if pending_cells and not options.as_json:
         console.print(
             f"[bold]Potentia demo[/bold]: {len(plan.rows)} tiny models × {len(study.tasks)} tasks, as they are "
-            f"and after the same fine-tuning: {todo} cells to compute on this CPU."
+            f"and after the same fine-tuning: {pending_cells} cells to compute on this CPU."
         )
-    result = potentia.run.run_study(plan, workers=min(4, os.cpu_count() or 1), watch=watch)
+    workers = min(4, os.cpu_count() or 1)
+    result = potentia.run.run_study(plan, workers=workers, watch=watch_study)
     if result.interrupted:
         errors.print("[bold]Stopped.[/bold] Everything finished is saved.")
-        again = (
-            f"potentia demo -o {shlex.quote(str(asked.output))}{' --quick' if asked.quick else ''}"
-        )
-        say(f"To go on: {again}", to=errors)
+        print_lines(f"To go on: {options.command_line()}", to=errors)
         raise typer.Exit(130)
-    report, found = asked.output / "report.html", None
-    if result.computed or not report.exists():
-        data = potentia.show.make_report(potentia.evidence.read(study.store, study=study.name))
-        found, report = data.rankings, potentia.show.save_report(data, report)
-    finding = potentia.lab.demo_findings(study, found)
-    answer(
-        asked.as_json,
-        {**finding.to_dict(), "report": str(report), "failed": result.failed},
+    report_file = options.output / "report.html"
+    rankings = None
+    if result.computed or not report_file.exists():
+        report = potentia.show.make_report(potentia.evidence.read(study.store, study=study.name))
+        rankings = report.rankings
+        report_file = potentia.show.save_report(report, report_file)
+    finding = potentia.lab.demo_findings(study, rankings)
+    print_answer(
+        options.as_json,
+        {**finding.to_dict(), "report": str(report_file), "failed": result.failed},
         *finding.tables(),
         "The effect is planted: each family of these models saw some test forms in pretraining and not others.",
         "It shows the mechanism at work; it is no evidence about real models.\n",
-        f"Report: {report.resolve().as_uri()}",
+        f"Report: {report_file.resolve().as_uri()}",
         f"Live:   potentia serve {shlex.quote(str(study.store))}",
     )
     raise typer.Exit(result.exit_code)
 
 
-@command(
-    app,
-    "zoo",
-    folder=argument("Where models, tasks, facts and study files go.", "FOLDER", Path, Path("lab")),
-)
-def zoo(asked: Any) -> None:
-    """Lay out the embedded models, benchmarks and ready studies, to try every method where the truth is planted.
+@dataclass(frozen=True, kw_only=True)
+class ZooOptions(JsonOption):
+    """The options of ``potentia zoo``."""
 
-    Families of these tiny models saw different test forms in pretraining; two have kept their checkpoints, four have
-    an instruct version, seven differ in seed or data alone. Nothing is downloaded.
-
-    Example: potentia zoo lab
-    """
-    made = potentia.lab.lay_out(asked.folder)
-    told = {
-        "folder": str(asked.folder),
-        "models": made.models,
-        "tasks": made.tasks,
-        "facts": str(made.facts),
-    }
-    told |= {"store": str(made.store), "commands": made.commands()}
-    counted = f"{made.models} models, {made.tasks} benchmarks, {made.facts.name} and {len(made.studies)} studies"
-    lines = [f"{counted} in {asked.folder}", ""]
-    for question, commands in made.commands().items():
-        lines += [QUESTIONS[question], *(f"  {line}" for line in commands), ""]
-    answer(
-        asked.as_json,
-        told,
-        *lines,
-        "What each of them found here, and what the truth is: docs/laboratory.md",
-    )
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="FOLDER", help="Where models, tasks, facts and study files go."),
+    ] = Path("lab")
 
 
-QUESTIONS = {
+ZOO_QUESTIONS = {
     "adjust": "What is having seen a test's form worth, and does the same tuning for all take it away?",
     "checkpoints": "Do scores grow with pretraining?",
     "consistency": "Does the better base model become the better instruct model?",
@@ -235,7 +260,41 @@ QUESTIONS = {
 }
 
 
-_PARTS = (
+@command(app, "zoo", ZooOptions)
+def zoo(options: ZooOptions) -> None:
+    """Lay out the embedded models, benchmarks and ready studies, to try every method where the truth is planted.
+
+    Families of these tiny models saw different test forms in pretraining; two have kept their checkpoints, four have
+    an instruct version, seven differ in seed or data alone. Nothing is downloaded.
+
+    Example: potentia zoo lab
+    """
+    laboratory = potentia.lab.lay_out(options.folder)
+    commands_by_question = laboratory.commands()
+    value = {
+        "folder": str(options.folder),
+        "models": laboratory.models,
+        "tasks": laboratory.tasks,
+        "facts": str(laboratory.facts),
+        "store": str(laboratory.store),
+        "commands": commands_by_question,
+    }
+    contents = (
+        f"{laboratory.models} models, {laboratory.tasks} benchmarks, {laboratory.facts.name}"
+        f" and {len(laboratory.studies)} studies"
+    )
+    lines = [f"{contents} in {options.folder}", ""]
+    for question, commands in commands_by_question.items():
+        lines.append(ZOO_QUESTIONS[question])
+        lines += [f"  {line}" for line in commands]
+        lines.append("")
+    lines.append("What each of them found here, and what the truth is: docs/laboratory.md")
+    print_answer(options.as_json, value, *lines)
+
+
+# --- doctor -----------------------------------------------------------------------------------------------------------
+
+_PACKAGES = (
     "torch",
     "transformers",
     "peft",
@@ -265,8 +324,71 @@ _EXTRAS = {
 _HUB_SECONDS = 3.0
 
 
-@command(app, "doctor")
-def doctor(asked: Any) -> None:
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU of this machine."""
+
+    name: str
+    memory_gib: float
+    bfloat16: bool
+
+
+@dataclass
+class MachineState:
+    """What models would run on here."""
+
+    kind: str = "cpu"
+    cores: int | None = field(default_factory=os.cpu_count)
+    gpus: list[Gpu] = field(default_factory=list)
+    threads: int | None = None
+    problem: str | None = None
+
+    def table(self, hub: HubState) -> Table:
+        """Return the machine, and whether the hub answers, as a table."""
+        rows = [("kind", self.kind), ("cores", str(self.cores))]
+        for number, gpu in enumerate(self.gpus):
+            rows.append((f"gpu {number}", f"{gpu.name}, {gpu.memory_gib} GiB"))
+        if self.problem is not None:
+            rows.append(("problem", self.problem))
+        rows.append(("hub", f"{hub.endpoint}: {hub.state}"))
+        return Table("Machine", ("what", "found"), rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what is known of the machine."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class CacheFolder:
+    """A folder that Potentia or a library writes to."""
+
+    use: str
+    path: str
+    exists: bool
+    writable: bool
+    free_gib: float
+
+
+@dataclass(frozen=True)
+class HubState:
+    """Whether the hub answers, and else what may help."""
+
+    endpoint: str
+    state: str
+    fix: str | None
+
+
+@dataclass(frozen=True)
+class MissingPart:
+    """Something that is not here, what it is needed for, and how to get it."""
+
+    what: str
+    needed_for: str
+    get_it: str
+
+
+@command(app, "doctor", JsonOption)
+def doctor(options: JsonOption) -> None:
     """Print versions, device, cache folders, whether the hub answers, and what is missing.
 
     Example:
@@ -276,128 +398,144 @@ def doctor(asked: Any) -> None:
         "python": platform.python_version(),
         "potentia": potentia.__version__,
     }
-    versions |= {part: _version(part) for part in _PARTS}
-    device, hub, caches = _device(), _hub(), _caches()
-    missing = dicts(("what", "needed for", "get it"), _missing(versions, device, hub))
-    machine = [("kind", device["kind"]), ("cores", str(device["cores"]))]
-    machine += [
-        (f"gpu {i}", f"{gpu['name']}, {gpu['memory_gib']} GiB")
-        for i, gpu in enumerate(device["gpus"])
+    for package in _PACKAGES:
+        versions[package] = _find_version(package)
+    machine = _inspect_machine()
+    hub = _ask_hub()
+    caches = _inspect_caches()
+    missing = _find_missing_parts(versions, machine, hub)
+    version_rows = [(package, version or "missing") for package, version in versions.items()]
+    folder_rows = [
+        (cache.use, cache.path, "yes" if cache.writable else "no", f"{cache.free_gib} GiB")
+        for cache in caches
     ]
-    machine += [("problem", device["problem"])] if "problem" in device else []
-    machine.append(("hub", f"{hub['endpoint']}: {hub['state']}"))
-    places = [
-        (c["use"], c["path"], "yes" if c["writable"] else "no", f"{c['free_gib']} GiB")
-        for c in caches
-    ]
-    wanted = tuple(tuple(one.values()) for one in missing)
-    answer(
-        asked.as_json,
-        {"versions": versions, "device": device, "caches": caches, "hub": hub, "missing": missing},
+    missing_rows = [(part.what, part.needed_for, part.get_it) for part in missing]
+    value = {
+        "versions": versions,
+        "device": machine.to_dict(),
+        "caches": [asdict(cache) for cache in caches],
+        "hub": asdict(hub),
+        "missing": [
+            {"what": part.what, "needed for": part.needed_for, "get it": part.get_it}
+            for part in missing
+        ],
+    }
+    print_answer(
+        options.as_json,
+        value,
+        Table("Versions", ("part", "version"), version_rows),
+        machine.table(hub),
+        Table("Folders", ("for", "path", "writable", "free"), folder_rows),
         Table(
-            "Versions",
-            ("part", "version"),
-            tuple((part, found or "missing") for part, found in versions.items()),
-        ),
-        Table("Machine", ("what", "found"), tuple(machine)),
-        Table("Folders", ("for", "path", "writable", "free"), tuple(places)),
-        Table(
-            "Missing" if wanted else "Nothing is missing",
+            "Missing" if missing else "Nothing is missing",
             ("what", "needed for", "how to get it"),
-            wanted,
+            missing_rows,
         ),
     )
     raise typer.Exit(int(None in versions.values()))
 
 
-def _version(part: str) -> str | None:
+def _find_version(package: str) -> str | None:
     try:
-        return metadata.version(part)
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
 
 
-def _missing(
-    versions: dict[str, str | None], device: dict[str, Any], hub: dict[str, Any]
-) -> list[tuple[str, str, str]]:
+def _find_missing_parts(
+    versions: dict[str, str | None], machine: MachineState, hub: HubState
+) -> list[MissingPart]:
     """Return what is missing, what it is needed for, and how to get it."""
-    again = "pip install --upgrade potentia"
-    wanted = [(part, "Potentia itself", again) for part, found in versions.items() if found is None]
+    missing = [
+        MissingPart(package, "Potentia itself", "pip install --upgrade potentia")
+        for package, version in versions.items()
+        if version is None
+    ]
     for extra, (modules, purpose) in _EXTRAS.items():
         absent = [module for module in modules if importlib.util.find_spec(module) is None]
-        wanted += (
-            [(", ".join(absent), purpose, f"pip install 'potentia[{extra}]'")] if absent else []
+        if absent:
+            install = f"pip install 'potentia[{extra}]'"
+            missing.append(MissingPart(", ".join(absent), purpose, install))
+    if machine.kind == "cpu":
+        missing.append(
+            MissingPart(
+                "a GPU",
+                "models beyond a few hundred million parameters in good time",
+                "a machine with CUDA and a torch built for it",
+            )
         )
-    if device["kind"] == "cpu":
-        large = "models beyond a few hundred million parameters in good time"
-        wanted.append(("a GPU", large, "a machine with CUDA and a torch built for it"))
-    if hub["fix"]:
-        wanted.append(("the hub", "models and benchmarks that are not on this disk", hub["fix"]))
-    return wanted
+    if hub.fix is not None:
+        missing.append(
+            MissingPart("the hub", "models and benchmarks that are not on this disk", hub.fix)
+        )
+    return missing
 
 
-def _device() -> dict[str, Any]:
-    found: dict[str, Any] = {"kind": "cpu", "cores": os.cpu_count(), "gpus": []}
+def _inspect_machine() -> MachineState:
+    """Return the device that models would run on."""
+    machine = MachineState()
     try:
         import torch
     except (ImportError, OSError) as error:
-        return {**found, "problem": f"torch cannot be loaded: {error}"}
-    found["threads"] = torch.get_num_threads()
+        machine.problem = f"torch cannot be loaded: {error}"
+        return machine
+    machine.threads = torch.get_num_threads()
     if torch.cuda.is_available():
-        found["kind"] = "cuda"
+        machine.kind = "cuda"
         for index in range(torch.cuda.device_count()):
-            facts = torch.cuda.get_device_properties(index)
-            memory = round(facts.total_memory / 2**30, 1)
-            found["gpus"].append(
-                {
-                    "name": facts.name,
-                    "memory_gib": memory,
-                    "bfloat16": torch.cuda.is_bf16_supported(),
-                }
-            )
+            properties = torch.cuda.get_device_properties(index)
+            memory_gib = round(properties.total_memory / 2**30, 1)
+            machine.gpus.append(Gpu(properties.name, memory_gib, torch.cuda.is_bf16_supported()))
     elif torch.backends.mps.is_available():
-        found["kind"] = "mps"
-    return found
+        machine.kind = "mps"
+    return machine
 
 
-def _caches() -> list[dict[str, Any]]:
+def _inspect_caches() -> list[CacheFolder]:
+    """Return the folders of models, datasets and results, with the disk that is free there."""
     from datasets import config
     from huggingface_hub import constants
 
-    rows = []
-    for use, place in (
-        ("models", constants.HF_HUB_CACHE),
-        ("datasets", config.HF_DATASETS_CACHE),
-        ("results", "."),
-    ):
-        path = Path(place).expanduser().absolute()
+    folders = {
+        "models": constants.HF_HUB_CACHE,
+        "datasets": config.HF_DATASETS_CACHE,
+        "results": ".",
+    }
+    caches = []
+    for use, folder in folders.items():
+        path = Path(folder).expanduser().absolute()
         existing = next(parent for parent in (path, *path.parents) if parent.exists())
-        free = round(shutil.disk_usage(existing).free / 2**30, 1)
-        rows.append((use, str(path), path.exists(), os.access(existing, os.W_OK), free))
-    return dicts(("use", "path", "exists", "writable", "free_gib"), rows)
+        free_gib = round(shutil.disk_usage(existing).free / 2**30, 1)
+        caches.append(
+            CacheFolder(
+                use=use,
+                path=str(path),
+                exists=path.exists(),
+                writable=os.access(existing, os.W_OK),
+                free_gib=free_gib,
+            )
+        )
+    return caches
 
 
-def _hub() -> dict[str, Any]:
-    """Say whether the hub answers, and else what may help."""
+def _ask_hub() -> HubState:
+    """Return whether the hub answers, and else what may help."""
     import urllib.error
     import urllib.request
 
     from huggingface_hub import constants
 
+    endpoint = constants.ENDPOINT
     local = "or work from local folders with --data-dir"
-    state, fix = "reachable", f"check network and proxy (HTTPS_PROXY, HF_ENDPOINT), {local}"
     if constants.HF_HUB_OFFLINE:
-        state, fix = "switched off (HF_HUB_OFFLINE)", f"unset HF_HUB_OFFLINE, {local}"
-    else:
-        try:
-            request = urllib.request.Request(constants.ENDPOINT, method="HEAD")
-            urllib.request.urlopen(request, timeout=_HUB_SECONDS).close()
-        except urllib.error.HTTPError as error:
-            state = state if error.code < 500 else f"answers with error {error.code}"
-        except (OSError, ValueError) as error:
-            state = f"not reachable ({getattr(error, 'reason', error)})"
-    return {
-        "endpoint": constants.ENDPOINT,
-        "state": state,
-        "fix": None if state == "reachable" else fix,
-    }
+        return HubState(endpoint, "switched off (HF_HUB_OFFLINE)", f"unset HF_HUB_OFFLINE, {local}")
+    fix = f"check network and proxy (HTTPS_PROXY, HF_ENDPOINT), {local}"
+    try:
+        request = urllib.request.Request(endpoint, method="HEAD")
+        urllib.request.urlopen(request, timeout=_HUB_SECONDS).close()
+    except urllib.error.HTTPError as error:
+        if error.code >= 500:
+            return HubState(endpoint, f"answers with error {error.code}", fix)
+    except (OSError, ValueError) as error:
+        return HubState(endpoint, f"not reachable ({getattr(error, 'reason', error)})", fix)
+    return HubState(endpoint, "reachable", None)

@@ -7,275 +7,370 @@ import shlex
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import potentia
 from potentia.cli.app import app
-from potentia.cli.options import (
-    CELLS,
-    HISTORY,
-    THE_STORE,
-    YES,
-    argument,
-    command,
-    flag,
-    option,
-    output,
+from potentia.cli.command import command
+from potentia.cli.option_groups import (
+    DEFAULT_STORE,
+    CellOptions,
+    History,
+    JsonOption,
+    OptionalText,
+    StoreArgument,
+    Yes,
+    read_history,
 )
-from potentia.cli.output import agree, answer, console, dicts, history, say
+from potentia.cli.output import confirm, console, print_answer, print_lines, rows_as_dicts
 from potentia.errors import InputError, MissingExtraError, without_password
 from potentia.timing import format_duration
 from potentia.values.findings import Table
 from potentia.values.protocol import TaskName
 
+if TYPE_CHECKING:
+    from potentia.store import CellRecord, Store
+
 store_group = typer.Typer(
     help="A store's upkeep: check it, discard cells, rename and delete studies."
 )
 app.add_typer(store_group, name="store")
-A_STORE = THE_STORE._replace(default=...)
-STUDY_NAME = argument("The study, by name or key.", "STUDY")
-ONE_STUDY = option(
-    "One study, by name or key; status shows all of them, else it is the one opened last."
-)
-EVERY = 2.0  # seconds between two looks of `status --watch`
+
+StudyArgument = Annotated[str, typer.Argument(metavar="STUDY", help="The study, by name or key.")]
+OneStudy = Annotated[
+    OptionalText,
+    typer.Option(
+        help="One study, by name or key; status shows all of them, else it is the one opened last."
+    ),
+]
+WATCH_SECONDS = 2.0  # between two looks of `status --watch`
+MAX_CELLS_LISTED = 20
 
 
-@command(
-    app,
-    "status",
-    store=THE_STORE,
-    study=ONE_STUDY,
-    watch=flag("--watch", "Follow it until Ctrl-C; in a pipe, a line a change."),
-)
-def status(asked: Any) -> None:
+@dataclass(frozen=True, kw_only=True)
+class StatusOptions(JsonOption):
+    """The options of ``potentia status``."""
+
+    store: StoreArgument = DEFAULT_STORE
+    study: OneStudy = None
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Follow it until Ctrl-C; in a pipe, a line a change."),
+    ] = False
+
+
+@command(app, "status", StatusOptions)
+def status(options: StatusOptions) -> None:
     """Say what a store holds: studies, cells done and failed, rows that run now.
 
     Example: potentia status potentia.db --watch
     """
-    state = potentia.run.read_store_status(asked.store, asked.study)
-    if asked.study is not None and not state["studies"]:
-        hint = f"potentia status {shlex.quote(asked.store)} shows them all"
-        raise InputError(f"no study {asked.study!r}", where=asked.store, hint=hint)
-    if asked.watch:
-        _follow(
-            partial(potentia.run.read_store_status, asked.store, asked.study), as_json=asked.as_json
+    read_status = partial(potentia.run.read_store_status, options.store, options.study)
+    state = read_status()
+    if options.study is not None and not state["studies"]:
+        raise InputError(
+            f"no study {options.study!r}",
+            where=options.store,
+            hint=f"potentia status {shlex.quote(options.store)} shows them all",
         )
+    if options.watch:
+        _follow_status(read_status, as_json=options.as_json)
     else:
-        answer(asked.as_json, state, *_tables(state))
+        print_answer(options.as_json, state, *_status_tables(state))
 
 
-def _tables(state: dict[str, Any]) -> list[Table]:
-    """Return the studies, the rows that run, and the cells that failed: a row for each model and reason."""
-    names = ("models", "tasks", "done", "asked", "failed", "running")
-    rows = tuple((s["name"], s["key"][:8], *(s[name] for name in names)) for s in state["studies"])
+def _status_tables(state: dict[str, Any]) -> list[Table]:
+    """Return the studies, the rows that run, and the cells that failed."""
+    studies = state["studies"]
+    counts = ("models", "tasks", "done", "asked", "failed", "running")
+    rows = []
+    for study in studies:
+        rows.append((study["name"], study["key"][:8], *(study[count] for count in counts)))
     columns = ("study", "key", "models", "tasks", "cells done", "asked", "failed", "running")
     tables = [Table(f"Studies in {state['store']}", columns, rows)]
-    tables += [running(state)] if any(one["running"] for one in state["studies"]) else []
-    failed: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for one in state["failures"]:
-        failed[one["model"], one["reason"]].append(f"{one['task']} × {one['protocol']}")
-    listed = [
-        (model, cells[0] if len(cells) == 1 else f"{len(cells)} cells", reason)
-        for (model, reason), cells in failed.items()
-    ]
-    return tables + (
-        [Table("Failed cells", ("model", "cells", "reason"), tuple(listed))] if listed else []
-    )
+    if any(study["running"] for study in studies):
+        tables.append(running_rows_table(state))
+    if state["failures"]:
+        tables.append(_failed_cells_table(state["failures"]))
+    return tables
 
 
-def running(state: dict[str, Any]) -> Table:
+def _failed_cells_table(failures: list[dict[str, Any]]) -> Table:
+    """Return a row for each model and reason."""
+    cells_by_failure: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for failure in failures:
+        cell = f"{failure['task']} × {failure['protocol']}"
+        cells_by_failure[failure["model"], failure["reason"]].append(cell)
+    rows = []
+    for (model, reason), cells in cells_by_failure.items():
+        described = cells[0] if len(cells) == 1 else f"{len(cells)} cells"
+        rows.append((model, described, reason))
+    return Table("Failed cells", ("model", "cells", "reason"), rows)
+
+
+def running_rows_table(state: dict[str, Any]) -> Table:
     """Return the rows that run now: the phase, how far, how fast, how long still; which process runs it, since when."""
     rows = []
-    for one in state["studies"]:
-        leases = {lease["row"]: lease for lease in one["leases"]}
-        for name in dict.fromkeys([*one["rows"], *leases]):
-            row, lease = one["rows"].get(name, {}), leases.get(name)
-            if lease is not None or potentia.run.is_running(row):
-                who = f"process {lease['pid']} on {lease['host']}" if lease else ""
-                since = format_duration(max(0.0, time.time() - lease["since"])) if lease else ""
-                far = f"{row.get('done') or 0}/{row['total']}" if row.get("total") else ""
-                left = format_duration(row["left"]) if row.get("left") is not None else ""
-                rows.append(
-                    (
-                        one["name"],
-                        name,
-                        str(row.get("phase", "")),
-                        far,
-                        row.get("tokens_per_second"),
-                        left,
-                        who,
-                        since,
-                    )
-                )
+    for study in state["studies"]:
+        lease_by_row = {lease["row"]: lease for lease in study["leases"]}
+        for name in dict.fromkeys([*study["rows"], *lease_by_row]):
+            row_state = study["rows"].get(name, {})
+            lease = lease_by_row.get(name)
+            if lease is not None or potentia.run.is_running(row_state):
+                rows.append((study["name"], *_describe_running_row(name, row_state, lease)))
     columns = ("study", "model", "now", "done", "tokens/s", "left", "by", "for")
-    return Table("Rows that run now", columns, tuple(rows), digits=0)
+    return Table("Rows that run now", columns, rows, digits=0)
 
 
-def _follow(look: Callable[[], dict[str, Any]], *, as_json: bool) -> None:
+def _describe_running_row(
+    name: str, row_state: dict[str, Any], lease: dict[str, Any] | None
+) -> tuple[Any, ...]:
+    process = ""
+    running_for = ""
+    if lease is not None:
+        process = f"process {lease['pid']} on {lease['host']}"
+        running_for = format_duration(max(0.0, time.time() - lease["since"]))
+    done = ""
+    if row_state.get("total"):
+        done = f"{row_state.get('done') or 0}/{row_state['total']}"
+    time_left = ""
+    if row_state.get("left") is not None:
+        time_left = format_duration(row_state["left"])
+    phase = str(row_state.get("phase", ""))
+    tokens_per_second = row_state.get("tokens_per_second")
+    return (name, phase, done, tokens_per_second, time_left, process, running_for)
+
+
+def _follow_status(read_status: Callable[[], dict[str, Any]], *, as_json: bool) -> None:
     """Look at the store until interrupted: on a terminal in place, elsewhere a line for each study that changed."""
-    said: dict[str, str] = {}
+    line_by_study: dict[str, str] = {}
     try:
         while True:
-            state = look()
+            state = read_status()
             if console.is_terminal and not as_json:
                 console.clear()
-                answer(False, state, *_tables(state))
-                console.print(
-                    f"{time.strftime('%H:%M:%S')} · every {EVERY:g} s · Ctrl-C ends", style="dim"
-                )
+                print_answer(False, state, *_status_tables(state))
+                now = time.strftime("%H:%M:%S")
+                console.print(f"{now} · every {WATCH_SECONDS:g} s · Ctrl-C ends", style="dim")
             else:
-                for one in state["studies"]:
-                    line = _line(one, as_json=as_json)
-                    if said.get(one["key"]) != line:
-                        said[one["key"]] = line
-                        say(line)
-            time.sleep(EVERY)
+                for study in state["studies"]:
+                    line = _status_line(study, as_json=as_json)
+                    if line_by_study.get(study["key"]) != line:
+                        line_by_study[study["key"]] = line
+                        print_lines(line)
+            time.sleep(WATCH_SECONDS)
     except KeyboardInterrupt:
         return
 
 
-def _line(one: dict[str, Any], *, as_json: bool) -> str:
+def _status_line(study: dict[str, Any], *, as_json: bool) -> str:
     if as_json:
-        return json.dumps(
-            {name: one[name] for name in ("name", "key", "done", "asked", "failed", "running")}
-        )
-    asked = f"/{one['asked']}" if one["asked"] is not None else ""
-    return f"{one['name']}: {one['done']}{asked} cells, {one['failed']} failed, {one['running']} rows running"
+        names = ("name", "key", "done", "asked", "failed", "running")
+        return json.dumps({name: study[name] for name in names})
+    asked = "" if study["asked"] is None else f"/{study['asked']}"
+    return (
+        f"{study['name']}: {study['done']}{asked} cells, {study['failed']} failed,"
+        f" {study['running']} rows running"
+    )
 
 
-def _there(store: str) -> potentia.store.Store:
-    """Open a store that is there, to change it: none is made."""
+# --- upkeep -----------------------------------------------------------------------------------------------------------
+
+
+def _open_existing(store: str) -> Store:
+    """Open a store that exists, to change it: none is made."""
     potentia.store.Store.open(store, readonly=True).close()
     return potentia.store.Store.open(store)
 
 
-@command(
-    store_group,
-    "check",
-    store=THE_STORE,
-    repair=flag("--repair", "Have the next run replace broken cells."),
-)
-def check(asked: Any) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions(JsonOption):
+    """The options of ``potentia store check``."""
+
+    store: StoreArgument = DEFAULT_STORE
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Have the next run replace broken cells.")
+    ] = False
+
+    def open_store(self) -> Store:
+        """Open the store, to change it only where it is to be repaired."""
+        if self.repair:
+            return _open_existing(self.store)
+        return potentia.store.Store.open(self.store, readonly=True)
+
+
+@command(store_group, "check", CheckOptions)
+def check(options: CheckOptions) -> None:
     """Read every cell with its items and say what is not whole; exit code 1 where something is not.
 
     Example:
       potentia store check potentia.db --repair
     """
-    with (
-        _there(asked.store)
-        if asked.repair
-        else potentia.store.Store.open(asked.store, readonly=True) as opened
-    ):
-        problems = potentia.store.check_store(opened)
-        if asked.repair:
-            potentia.store.repair_store(opened, problems)
-        cells = opened.count()
-    wrong = [problem for problem in problems if problem.kind != "lanes"]
-    rows = tuple((p.kind, p.what, p.key or "", str(p.path or "")) for p in problems)
-    told: list[str | Table] = [
-        f"{len(wrong)} problems, {cells} cells are whole" if rows else f"{cells} cells, all whole"
+    with options.open_store() as store:
+        problems = potentia.store.check_store(store)
+        if options.repair:
+            potentia.store.repair_store(store, problems)
+        cell_count = store.count()
+    broken = [problem for problem in problems if problem.kind != "lanes"]
+    rows = [
+        (problem.kind, problem.what, problem.key or "", str(problem.path or ""))
+        for problem in problems
     ]
+    parts: list[str | Table] = [f"{cell_count} cells, all whole"]
     if rows:
-        told.append(Table("Not as it should be", ("kind", "what", "cell", "file"), rows))
-    if wrong:
-        again = "run the study again: it computes the broken cells anew and replaces them"
-        told.append(again if asked.repair else "--repair helps")
-    found = dicts(("kind", "what", "key", "path"), rows)
-    answer(asked.as_json, {"cells": cells, "repaired": asked.repair, "problems": found}, *told)
-    raise typer.Exit(int(bool(wrong) and not asked.repair))
+        parts = [
+            f"{len(broken)} problems, {cell_count} cells are whole",
+            Table("Not as it should be", ("kind", "what", "cell", "file"), rows),
+        ]
+    if broken and options.repair:
+        parts.append("run the study again: it computes the broken cells anew and replaces them")
+    elif broken:
+        parts.append("--repair helps")
+    listed = rows_as_dicts(("kind", "what", "key", "path"), rows)
+    value = {"cells": cell_count, "repaired": options.repair, "problems": listed}
+    print_answer(options.as_json, value, *parts)
+    raise typer.Exit(int(bool(broken) and not options.repair))
 
 
-@command(store_group, "discard", False, store=THE_STORE, **CELLS, yes=YES)
-def discard(asked: Any) -> None:
+@dataclass(frozen=True, kw_only=True)
+class DiscardOptions(CellOptions):
+    """The options of ``potentia store discard``."""
+
+    store: StoreArgument = DEFAULT_STORE
+    yes: Yes = False
+
+    def selects(self, cell: CellRecord) -> bool:
+        """Whether a cell is one of those to discard; a task is meant in all its forms."""
+        task_names = {cell.task, TaskName(cell.task).base}
+        return (
+            cell.model in (self.models or [cell.model])
+            and cell.protocol in (self.protocols or [cell.protocol])
+            and not task_names.isdisjoint(self.tasks or task_names)
+        )
+
+
+@command(store_group, "discard", DiscardOptions)
+def discard(options: DiscardOptions) -> None:
     """Discard cells, with their items and adapters: the next run of their study computes them anew.
 
     Example:
       potentia store discard potentia.db --model pythia-70m --task arc_easy --protocol direct --yes
     """
-    if not (asked.models or asked.tasks or asked.protocols):
+    if not (options.models or options.tasks or options.protocols):
         raise InputError("name the cells to discard", hint="--model, --task or --protocol")
-    with _there(asked.store) as opened:
-        cells = [cell for cell in opened.cells(study=asked.study) if _wanted(cell, asked)]
+    with _open_existing(options.store) as store:
+        cells = [cell for cell in store.cells(study=options.study) if options.selects(cell)]
         if not cells:
             raise InputError(
                 "no such cell",
-                where=asked.store,
-                hint=f"potentia status {shlex.quote(asked.store)}",
+                where=options.store,
+                hint=f"potentia status {shlex.quote(options.store)}",
             )
-        say(*(f"{cell.model} × {cell.task} × {cell.protocol} ({cell.key})" for cell in cells[:20]))
-        agree(f"discard {len(cells)} cells", yes=asked.yes)
-        opened.discard([cell.key for cell in cells])
-    say(f"{len(cells)} cells discarded")
+        for cell in cells[:MAX_CELLS_LISTED]:
+            print_lines(f"{cell.model} × {cell.task} × {cell.protocol} ({cell.key})")
+        confirm(f"discard {len(cells)} cells", yes=options.yes)
+        store.discard([cell.key for cell in cells])
+    print_lines(f"{len(cells)} cells discarded")
 
 
-def _wanted(cell: potentia.store.CellRecord, asked: Any) -> bool:
-    tasks = {cell.task, TaskName(cell.task).base}
-    return (
-        cell.model in (asked.models or [cell.model])
-        and cell.protocol in (asked.protocols or [cell.protocol])
-        and not tasks.isdisjoint(asked.tasks or tasks)
-    )
+StoreThatExists = Annotated[
+    str, typer.Argument(metavar="STORE", help="The store: a file or a database URL.")
+]
 
 
-@command(
-    store_group, "rename", store=A_STORE, study=STUDY_NAME, name=argument("Its new name.", "NAME")
-)
-def rename(asked: Any) -> None:
+@dataclass(frozen=True, kw_only=True)
+class RenameOptions(JsonOption):
+    """The options of ``potentia store rename``."""
+
+    store: StoreThatExists
+    study: StudyArgument
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Its new name.")]
+
+
+@command(store_group, "rename", RenameOptions)
+def rename(options: RenameOptions) -> None:
     """Give a study another name; its file goes on with it under the old name and the new one.
 
     Example: potentia store rename potentia.db study first-try
     """
-    with _there(asked.store) as opened:
-        record = potentia.store.find_study(opened, asked.study)
-        potentia.store.rename_study(opened, record.key, asked.name)
-    told = f"{record.name} ({record.key[:8]}) is called {asked.name} now"
-    answer(asked.as_json, {"key": record.key, "before": record.name, "name": asked.name}, told)
+    with _open_existing(options.store) as store:
+        study = potentia.store.find_study(store, options.study)
+        potentia.store.rename_study(store, study.key, options.name)
+    print_answer(
+        options.as_json,
+        {"key": study.key, "before": study.name, "name": options.name},
+        f"{study.name} ({study.key[:8]}) is called {options.name} now",
+    )
 
 
-@command(store_group, "delete", store=A_STORE, study=STUDY_NAME, yes=YES)
-def delete(asked: Any) -> None:
+@dataclass(frozen=True, kw_only=True)
+class DeleteOptions(JsonOption):
+    """The options of ``potentia store delete``."""
+
+    store: StoreThatExists
+    study: StudyArgument
+    yes: Yes = False
+
+
+@command(store_group, "delete", DeleteOptions)
+def delete(options: DeleteOptions) -> None:
     """Delete a study with the cells, items and adapters that are its alone; what another study uses stays.
 
     Example: potentia store delete potentia.db first-try --yes
     """
-    with _there(asked.store) as opened:
-        record = potentia.store.find_study(opened, asked.study)
-        rows = sum(
-            found["running"]
-            for found in potentia.run.read_store_status(asked.store, record.key)["studies"]
-        )
-        if rows:
+    with _open_existing(options.store) as store:
+        study = potentia.store.find_study(store, options.study)
+        state = potentia.run.read_store_status(options.store, study.key)
+        running_rows = sum(found["running"] for found in state["studies"])
+        if running_rows:
             raise InputError(
-                f"{record.name} is running ({rows} rows)",
-                where=asked.store,
+                f"{study.name} is running ({running_rows} rows)",
+                where=options.store,
                 hint="stop it first: Ctrl-C",
             )
-        alone, shared = potentia.store.count_shared(opened, record.key)
-        stay = f" ({shared} more are used by other studies and stay)" if shared else ""
-        agree(f"delete {record.name} ({record.key[:8]}) with {alone} cells{stay}", yes=asked.yes)
-        done = potentia.store.delete_study(opened, record.key)
-    stay = f"; {done.kept} that other studies use are still there" if done.kept else ""
-    answer(
-        asked.as_json, done, f"deleted {done.study} ({done.key[:8]}) with {done.cells} cells{stay}"
+        own_cells, shared_cells = potentia.store.count_shared(store, study.key)
+        question = f"delete {study.name} ({study.key[:8]}) with {own_cells} cells"
+        if shared_cells:
+            question += f" ({shared_cells} more are used by other studies and stay)"
+        confirm(question, yes=options.yes)
+        removed = potentia.store.delete_study(store, study.key)
+    line = f"deleted {removed.study} ({removed.key[:8]}) with {removed.cells} cells"
+    if removed.kept:
+        line += f"; {removed.kept} that other studies use are still there"
+    print_answer(options.as_json, removed, line)
+
+
+# --- board and trackers -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """The options of ``potentia serve``, which prints nothing that a script would read."""
+
+    store: StoreArgument = DEFAULT_STORE
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; any but loopback asks for a token.")
+    ] = "127.0.0.1"
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8765
+    token: Annotated[
+        OptionalText,
+        typer.Option(
+            envvar="POTENTIA_TOKEN", help="Token to ask for; made up where one is needed."
+        ),
+    ] = None
+    history: History = None
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the board in a browser.")] = (
+        False
     )
 
 
-@command(
-    app,
-    "serve",
-    False,  # it prints nothing that a script would read
-    store=THE_STORE,
-    host=option("Address to listen on; any but loopback asks for a token.", str, "127.0.0.1"),
-    port=option("Port; 0 takes a free one.", int, 8765, min=0, max=65535),
-    token=option("Token to ask for; made up where one is needed.", envvar="POTENTIA_TOKEN"),
-    history=HISTORY,
-    open_browser=flag("--open", "Open the board in a browser."),
-)
-def serve(asked: Any) -> None:
+@command(app, "serve", ServeOptions)
+def serve(options: ServeOptions) -> None:
     """Show running and finished studies in a browser: rows, lanes, curves, costs, failures, and every finding.
 
     The board only reads. On 127.0.0.1 it needs no token; on any other address nothing is served without one.
@@ -295,46 +390,56 @@ def serve(asked: Any) -> None:
     from potentia.show.board.app import address, bind, choose_token
     from potentia.show.board.app import serve as run_server
 
-    potentia.store.Store.open(
-        asked.store, readonly=True
-    ).close()  # say at once what is wrong with it
-    history(asked)
-    token = choose_token(asked.host, asked.token)
-    listener = bind(asked.host, asked.port)
+    # What is wrong with the store or the history is said before a server starts.
+    potentia.store.Store.open(options.store, readonly=True).close()
+    read_history(options.history)
+    token = choose_token(options.host, options.token)
+    listener = bind(options.host, options.port)
     port = listener.getsockname()[1]
-    place, known = address(asked.host, port, token), asked.token is not None  # a given one is known
-    shown = (
-        f"{address(asked.host, port, None)} (it asks for the token you gave)" if known else place
-    )
-    say(f"the board of {without_password(asked.store)} is at {shown}")
-    say("it only reads; Ctrl-C stops it", style="dim")
-    if asked.open_browser:
-        typer.launch(place)
-    run_server(asked.store, listener, token=token, history=tuple(asked.history or ()))
+    address_with_token = address(options.host, port, token)
+    shown_address = address_with_token
+    if options.token is not None:  # who gave a token knows it
+        shown_address = f"{address(options.host, port, None)} (it asks for the token you gave)"
+    print_lines(f"the board of {without_password(options.store)} is at {shown_address}")
+    print_lines("it only reads; Ctrl-C stops it", style="dim")
+    if options.open_browser:
+        typer.launch(address_with_token)
+    run_server(options.store, listener, token=token, history=tuple(options.history or ()))
 
 
-@command(
-    app,
-    "track",
-    store=THE_STORE,
-    to=option("tensorboard, wandb or mlflow.", str, "tensorboard"),
-    study=ONE_STUDY,
-    output=output("Where TensorBoard's files go.", Path("potentia-tracks")),
-)
-def track(asked: Any) -> None:
+@dataclass(frozen=True, kw_only=True)
+class TrackOptions(JsonOption):
+    """The options of ``potentia track``."""
+
+    store: StoreArgument = DEFAULT_STORE
+    to: Annotated[str, typer.Option(help="tensorboard, wandb or mlflow.")] = "tensorboard"
+    study: OneStudy = None
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Where TensorBoard's files go.")
+    ] = Path("potentia-tracks")
+
+
+@command(app, "track", TrackOptions)
+def track(options: TrackOptions) -> None:
     """Send a study's learning curves and scores to TensorBoard, W&B or MLflow.
 
     Example: potentia track potentia.db --to tensorboard -o tracks
     """
-    with potentia.store.Store.open(asked.store, readonly=True) as opened:
-        names = [record.name for record in opened.studies()]
-        if not names:
+    with potentia.store.Store.open(options.store, readonly=True) as store:
+        study_names = [study.name for study in store.studies()]
+        if not study_names:
             raise InputError(
                 "the store holds no study",
-                where=asked.store,
+                where=options.store,
                 hint="run one first: potentia run STUDY",
             )
-        chosen = asked.study or names[0]
-        counts = potentia.integrations.send(opened, chosen, to=asked.to, folder=asked.output)
-    told = f"{sum(counts.values())} values of {len(counts)} models of {chosen} sent to {asked.to}"
-    answer(asked.as_json, {"study": chosen, "to": asked.to, "values": counts}, told)
+        study = options.study or study_names[0]
+        value_counts = potentia.integrations.send(
+            store, study, to=options.to, folder=options.output
+        )
+    total = sum(value_counts.values())
+    print_answer(
+        options.as_json,
+        {"study": study, "to": options.to, "values": value_counts},
+        f"{total} values of {len(value_counts)} models of {study} sent to {options.to}",
+    )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from potentia.run.calibration import estimate_cost
 from potentia.run.cost import (
+    CellWork,
     StudyCost,
     count_work,
     find_parameters,

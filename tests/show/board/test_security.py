@@ -151,7 +151,8 @@ def test_the_board_lives_through_exhausted_descriptors(store: Path, tmp_path: Pa
     """Connections beyond the limit are refused without a flood of words, and it answers again afterwards."""
     code = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64));"
-        "from potentia.cli.app import run; sys.argv[1:] = ['serve', *sys.argv[1:], '--port', '0']; run()"
+        "from potentia.cli.app import run_command_line;"
+        "sys.argv[1:] = ['serve', *sys.argv[1:], '--port', '0']; run_command_line()"
     )
     said = tmp_path / "log"
     with said.open("w") as log:
