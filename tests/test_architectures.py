@@ -12,7 +12,7 @@ import pytest
 from architectures import score, tune
 from architectures.page import write_page
 from architectures.run import PAGE
-from architectures.tiny import SKIPPED, build, cases, words
+from architectures.tiny import SKIPPED, build, cases, config, words
 from architectures.trial import try_case
 from potentia.engine import LoadedModel
 from potentia.engine.scoring import Scorer
@@ -64,3 +64,29 @@ def test_the_page_shows_no_wrong_case() -> None:
     told = re.search(r"(\d+) cases, (\d+) exact, (\d+) refused, 0 wrong, 0 crashed", page)
     assert told is not None
     assert int(told[2]) >= 70
+
+
+def text_config(case: str) -> Any:
+    made = config(case)
+    return getattr(made, "text_config", None) or made
+
+
+@pytest.mark.parametrize("case", ["lfm2", "lfm2_moe"])
+def test_lfm2_has_convolutions_and_attention(case: str) -> None:
+    assert {"conv", "full_attention"} == set(text_config(case).layer_types)
+
+
+@pytest.mark.parametrize("case", ["gemma3n_text", "gemma4", "gemma4_text", "gemma4_unified_text"])
+def test_gemma_shares_keys_and_values(case: str) -> None:
+    made = text_config(case)
+    assert 0 < made.num_kv_shared_layers < made.num_hidden_layers
+    own = made.num_hidden_layers - made.num_kv_shared_layers
+    assert set(made.layer_types[:own]) == {"sliding_attention", "full_attention"}
+    assert set(made.layer_types[own:]) == {"sliding_attention", "full_attention"}
+
+
+@pytest.mark.parametrize("case", ["llama4", "llama4_text"])
+def test_llama4_has_layers_without_positions(case: str) -> None:
+    made = text_config(case)
+    assert sorted(made.no_rope_layers) == [0, 1]
+    assert made.no_rope_layers[made.layer_types.index("full_attention")] == 0

@@ -95,6 +95,16 @@ ZAMBA = {
     "num_hidden_layers": 6,
     "layers_block_type": ["mamba", "hybrid", "mamba", "mamba", "hybrid", "mamba"],
 }
+# the last layers read the keys and values that the last layers of their kind before them made
+SHARED_KEYS_AND_VALUES = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 2,
+}
+WITHOUT_POSITIONS = {  # one layer with rotary positions in chunks, one without positions over all
+    "layer_types": ["chunked_attention", "full_attention"],
+    "no_rope_layers": [1, 0],
+}
 
 OWN: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
@@ -116,11 +126,11 @@ OWN: dict[str, dict[str, Any]] = {
     "ernie": BERT,
     "falcon": {"head_dim": None},
     "falcon_h1": {"mamba_d_ssm": 64},
-    "gemma3n_text": {
-        "num_kv_shared_layers": 0,
-        "laurel_rank": 8,
-        "activation_sparsity_pattern": [0.0, 0.0],
-    },
+    "gemma3n_text": SHARED_KEYS_AND_VALUES
+    | {"laurel_rank": 8, "activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0]},
+    "gemma4": SHARED_KEYS_AND_VALUES,
+    "gemma4_text": SHARED_KEYS_AND_VALUES,
+    "gemma4_unified_text": SHARED_KEYS_AND_VALUES,
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "gpt_neo": {
         "attention_types": [[["global", "local"], 1]],
@@ -137,7 +147,10 @@ OWN: dict[str, dict[str, Any]] = {
         "expert_layer_period": 2,
         "expert_layer_offset": 1,
     },
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "llama4": WITHOUT_POSITIONS,
+    "llama4_text": WITHOUT_POSITIONS,
     "mamba2": {"num_heads": 4, "head_dim": 16, "n_groups": 1, "chunk_size": 16},
     "megatron-bert": BERT,
     "ministral": {"head_dim": 8},
@@ -217,6 +230,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "num_experts": 4,
         "top_k_experts": 2,
         "moe_intermediate_size": 24,
+        "num_kv_shared_layers": 0,
     },
     "gpt_neo+256": {"window_size": 256, "max_position_embeddings": 320},
     "granite+factors": {
@@ -285,7 +299,7 @@ def config(case: str) -> Any:
     made: Callable[..., Any] = CONFIG_MAPPING[kind]
     special = {"vocab_size": WORDS, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
     if kind in TOWERS:
-        text = _fit(made().text_config) | special
+        text = _fit(made().text_config) | special | OWN.get(kind, {})
         return made(
             text_config=text,
             vision_config=TOWERS[kind],
