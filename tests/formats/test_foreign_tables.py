@@ -61,7 +61,7 @@ def test_each_column_has_its_own_scale(tmp_path: Path) -> None:
     assert column(found, "boolq") == [0.71, 0.66]
     assert column(found, "MT-Bench") == [8.5, 7.9]
     assert [m.scale for m in found.scores["direct"].metrics] == ["share", "share", "range", "share"]
-    (shown,) = found.reading.tables()
+    (shown,) = found.table_layout.tables()
     assert [row[0] for row in shown.rows] == ["arc_easy", "boolq", "MT-Bench", "mine"]
     assert all(row[-1] for row in shown.rows), "every decision has its reason"
 
@@ -82,7 +82,7 @@ def test_a_transposed_table(tmp_path: Path, first: str) -> None:
     assert matrix.models == ("model one", "model two")
     assert matrix.tasks == ("arc_easy", "boolq", "wikitext ppl")
     assert matrix.higher_is_better == (True, True, False)
-    assert found.reading.left_out == ("the row Average",)
+    assert found.table_layout.left_out == ("the row Average",)
 
 
 def test_what_excel_saves(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_what_excel_saves(tmp_path: Path) -> None:
     found = table(tmp_path, text)
     assert found.scores["direct"].models == ("m1", "m2")
     assert column(found, "boolq") == pytest.approx([0.701, 0.664])
-    assert found.reading.left_out == ("Avg", "the row Average")
+    assert found.table_layout.left_out == ("Avg", "the row Average")
 
 
 def test_what_is_not_certain_is_asked_and_said(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from potentia.errors import DataError, StoreError
-from potentia.formats.read import read_files
+from potentia.formats.read import read_score_files
 from potentia.store import CellRecord, Store
 from score_files import read_scores
 
@@ -262,7 +262,7 @@ def test_a_small_file_that_unpacks_without_end_is_refused(tmp_path: Path):
             writer.write_table(rows)
     assert file.stat().st_size < 1e6
     with pytest.raises(DataError, match=r"too large for scores|rows in so small a file"):
-        read_files(file)
+        read_score_files(file)
 
 
 def test_what_is_no_plain_file_is_not_waited_for(tmp_path: Path):
@@ -270,7 +270,7 @@ def test_what_is_no_plain_file_is_not_waited_for(tmp_path: Path):
 
     os.mkfifo(tmp_path / "scores.csv")
     with pytest.raises(DataError, match="no plain file"):
-        read_files(tmp_path / "scores.csv")
+        read_score_files(tmp_path / "scores.csv")
 
 
 def test_a_link_that_leads_out_of_a_folder_is_passed_over(tmp_path: Path):
@@ -279,7 +279,7 @@ def test_a_link_that_leads_out_of_a_folder_is_passed_over(tmp_path: Path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "results_1.json").write_text(body)
     (tmp_path / "out" / "results_2.json").symlink_to(tmp_path / "secret.json")
-    read = read_files(tmp_path / "out")
+    read = read_score_files(tmp_path / "out")
     assert read.scores["direct"].models == ("m",)
     assert any("lead out of" in note for note in read.notes)
 
@@ -302,4 +302,4 @@ def test_a_link_that_leads_out_of_a_folder_is_passed_over(tmp_path: Path):
 def test_what_fuzzing_found_is_told_in_a_sentence(tmp_path: Path, name: str, text: str):
     (tmp_path / name).write_text(text)
     with pytest.raises(DataError):
-        read_files(tmp_path / name)
+        read_score_files(tmp_path / name)

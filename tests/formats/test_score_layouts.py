@@ -36,8 +36,8 @@ def test_a_wide_table_is_models_times_tasks(tmp_path: Path, mark: str) -> None:
     assert (matrix.models, matrix.tasks) == (("a", "b"), ("arc_easy", "boolq"))
     assert matrix.values[1].tolist() == [0.25, 0.75]
     assert matrix.values[0, 1] != matrix.values[0, 1]
-    assert [c.task for c in evidence.reading.columns] == ["arc_easy", "boolq"]
-    assert evidence.reading.left_out == ("Average",)
+    assert [c.task for c in evidence.table_layout.columns] == ["arc_easy", "boolq"]
+    assert evidence.table_layout.left_out == ("Average",)
 
 
 def test_a_wide_table_in_per_cent_with_errors_and_shots(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_wide_table_in_per_cent_with_errors_and_shots(tmp_path: Path) -> None:
     assert matrix.values[0].tolist() == pytest.approx([0.461, 0.12])
     assert matrix.stderr[0].tolist() == pytest.approx([0.004, 0.009])
     assert matrix.origin(0, 0).shots == 5, "which stays with the score"
-    assert all(column.divided for column in evidence.reading.columns)
+    assert all(column.is_divided for column in evidence.table_layout.columns)
 
 
 def test_the_leaderboards_export_keeps_what_was_measured(tmp_path: Path) -> None:
@@ -56,8 +56,8 @@ def test_the_leaderboards_export_keeps_what_was_measured(tmp_path: Path) -> None
     matrix = evidence.scores["direct"]
     assert (matrix.models, matrix.tasks) == (("o/a", "o/b"), ("IFEval", "BBH", "MATH Lvl 5"))
     assert matrix.values.tolist() == [[0.305, 0.41, 0.055], [0.405, 0.51, 0.065]]
-    assert any(name.startswith("Average") for name in evidence.reading.left_out)
-    assert "#Params (B)" in evidence.reading.left_out
+    assert any(name.startswith("Average") for name in evidence.table_layout.left_out)
+    assert "#Params (B)" in evidence.table_layout.left_out
 
 
 @pytest.mark.parametrize(

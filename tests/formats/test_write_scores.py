@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from potentia.errors import InputError, StoreError
 from potentia.formats import import_scores, write_scores, write_tables
-from potentia.formats.read import read_files
-from potentia.formats.write import latex, markdown, mean_ranks
+from potentia.formats.leaderboard import mean_ranks, render_latex, render_markdown
+from potentia.formats.read import read_score_files
 from potentia.store import Store
 from potentia.values.findings import Table
 from potentia.values.metric import Metric, Origin
@@ -152,7 +152,7 @@ def test_mean_ranks_share_ties_and_stretch_over_gaps() -> None:
 
 
 def test_the_markdown_leaderboard() -> None:
-    assert markdown(small()) == (
+    assert render_markdown(small()) == (
         "### train_before_test\n\n"
         "| # | model | mean rank | x | wiki ↓ |\n"
         "|--:|:--|--:|--:|--:|\n"
@@ -163,7 +163,7 @@ def test_the_markdown_leaderboard() -> None:
 
 
 def test_the_latex_leaderboard() -> None:
-    text = latex(small())
+    text = render_latex(small())
     assert r"\# & model & mean rank & x & wiki $\downarrow$ \\" in text
     assert (
         r"1 & b|c & 1.00 & \textbf{0.750\,$\pm$\,0.100} & \textbf{0.900\,$\pm$\,0.010} \\" in text
@@ -214,7 +214,7 @@ def test_names_that_look_like_formulas_stay_text(tmp_path: Path):
             value for row in csv.DictReader(stream) for value in (row["model"], row["benchmark"])
         ]
     assert not [value for value in cells if value.startswith(("=", "+", "-", "@"))]
-    back = read_files(file).scores["direct"]
+    back = read_score_files(file).scores["direct"]
     assert sorted(back.models) == sorted(names)
     assert back.tasks == matrix.tasks
 

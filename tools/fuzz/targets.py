@@ -221,7 +221,7 @@ def study(stream: Random, folder: Path) -> Act:
 def scores(stream: Random, folder: Path) -> Act:
     """Read a score file of any layout; write what was read in every format."""
     from potentia.formats import write_scores
-    from potentia.formats.read import read_files
+    from potentia.formats.read import read_score_files
 
     name, text, value = stream.choice(FILES)
     if stream.random() < 0.1:
@@ -237,7 +237,7 @@ def scores(stream: Random, folder: Path) -> Act:
     source = file if stream.random() < 0.7 or name == "s.csv" else file.parent
 
     def act() -> None:
-        found = read_files(
+        found = read_score_files(
             source, metric=stream.choice((None, None, "acc")), subtasks=stream.random() < 0.2
         ).scores
         for suffix in ("a.csv", "a.parquet", "a.md", "a.tex", "folder"):

@@ -221,8 +221,8 @@ def find_pretraining_runs(
 
 def print_notes(evidence: potentia.Evidence) -> None:
     """Print what a reader must know of the evidence: which study it is, how a table was read, what was left out."""
-    if evidence.reading is not None:
-        for table in evidence.reading.tables():
+    if evidence.table_layout is not None:
+        for table in evidence.table_layout.tables():
             print_table(table, to=errors)
     print_lines(*evidence.notes, style="dim", to=errors)
 

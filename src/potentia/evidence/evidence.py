@@ -15,7 +15,7 @@ import numpy as np
 from potentia.errors import InputError, PotentiaError
 from potentia.facts import Background, Benchmark, ModelFacts, ModelTable, read_facts
 from potentia.facts import models as known_models
-from potentia.formats import Reading
+from potentia.formats import TableLayout
 from potentia.store import CellRecord, ChoiceRecord, FailureRecord, LaneRecord, Store, StudyRecord
 from potentia.study import EXPOSED, ModelSpec, Study
 from potentia.values.protocol import Protocol, TaskName, in_order, main_protocol
@@ -48,7 +48,7 @@ class Evidence:
     without_items: Mapping[Protocol, frozenset[str]] = field(
         default_factory=dict
     )  # tasks scored by another metric
-    reading: Reading | None = None  # how a foreign table was read
+    table_layout: TableLayout | None = None  # how a foreign table was read
     items_read: Mapping[Protocol, Outcomes] = field(
         default_factory=dict
     )  # of files that have items

@@ -140,7 +140,9 @@ def joined(parts: Sequence[Evidence]) -> Evidence:
         facts=known_models(),
         studies=_every(parts, "studies"),
         notes=tuple(f"{part.source}: {note}" for part in parts for note in part.notes),
-        reading=next((part.reading for part in parts if part.reading is not None), None),
+        table_layout=next(
+            (part.table_layout for part in parts if part.table_layout is not None), None
+        ),
         stores=_every(parts, "stores"),
         without_items={
             p: frozenset().union(*(part.without_items.get(p, ()) for part in parts))

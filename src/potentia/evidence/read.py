@@ -13,7 +13,7 @@ from potentia.evidence.evidence import Evidence, facts_of
 from potentia.evidence.join import Cell, UnlikeError, joined, recipe_of, refuse_unlike, unfolded
 from potentia.facts import models as known_models
 from potentia.facts import read_benchmarks, read_facts
-from potentia.formats import Says, read_files
+from potentia.formats import ColumnHints, read_score_files
 from potentia.store import Store, StudyRecord
 from potentia.values.protocol import Protocol, TaskName, in_order
 from potentia.values.scores import ScoreMatrix
@@ -48,7 +48,7 @@ def read(
     ``protocols``, ``tasks`` and ``models`` narrow what is read.
     ``columns`` says which column of a table is which field, where its names do not: ``{"score": "Accuracy"}``;
     ``lower``, ``scale`` and ``kind`` say what its columns of scores are: those that are better when lower, whether
-    share, percent, range or unbounded, whether task or text. How a table was read is in ``Evidence.reading``.
+    share, percent, range or unbounded, whether task or text. How a table was read is in ``Evidence.table_layout``.
     Sources and studies that cannot be compared are refused; with ``apart`` each group of those that can stands alone:
     the first is returned, the others are its ``apart``.
     """
@@ -62,7 +62,7 @@ def read(
         metric=metric,
         subtasks=subtasks,
         columns=columns,
-        says=Says.options(lower, scale, kind),
+        hints=ColumnHints.from_options(lower, scale, kind),
     )
     whole = (
         _groups(sources, wanted, one)
@@ -162,7 +162,7 @@ def _read_one(
     metric: str | None,
     subtasks: bool,
     columns: Mapping[str, str] | None,
-    says: Says,
+    hints: ColumnHints,
 ) -> Evidence:
     name, title = "DataFrame", "scores"
     if isinstance(source, (str, Path)):
@@ -170,7 +170,9 @@ def _read_one(
             return _from_store(str(source), studies, metric)
         source = Path(source).expanduser()
         name = title = source.name
-    found = read_files(source, metric=metric, subtasks=subtasks, columns=columns, says=says)
+    found = read_score_files(
+        source, metric=metric, subtasks=subtasks, column_map=columns, hints=hints
+    )
     if metric is not None and not any(
         m.name for matrix in found.scores.values() for m in matrix.metrics
     ):
@@ -184,7 +186,7 @@ def _read_one(
         scores,
         known_models(),
         notes=found.notes,
-        reading=found.reading,
+        table_layout=found.layout,
         items_read=found.items,
     )
 

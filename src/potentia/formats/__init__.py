@@ -1,5 +1,7 @@
-"""Score files: tables, lm-eval results, the papers' layouts, leaderboards."""
+"""Score files: tables, results of evaluation tools, the papers' layouts, leaderboards."""
 
-from potentia.formats.columns import Reading, Says
-from potentia.formats.read import Imported, StagedScores, import_scores, read_files
+from potentia.formats.columns import ColumnHints, TableLayout
+from potentia.formats.importing import ImportSummary, import_scores
+from potentia.formats.read import read_score_files
+from potentia.formats.staged import StagedScores
 from potentia.formats.write import write_scores, write_tables

@@ -1,7 +1,7 @@
 """What the columns of a foreign table are: metric, direction, scale and kind, each with the reason that decided it.
 
-Names, arrows and values decide, and what they decide is shown (``Reading``). Where they do not, the reader is asked:
-``--lower``, ``--scale`` and ``--kind`` say it, or a file ``scores.columns.yaml`` beside ``scores.csv``:
+Names, arrows and values decide, and what they decide is shown (``TableLayout``). Where they do not, the reader is
+asked: ``--lower``, ``--scale`` and ``--kind`` say it, or a file ``scores.columns.yaml`` beside ``scores.csv``:
 
     MT-Bench: {scale: range}
     complaints: {lower: true}
@@ -12,8 +12,8 @@ Names, arrows and values decide, and what they decide is shown (``Reading``). Wh
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 from potentia.errors import DataError, InputError
 from potentia.facts import benchmark
 from potentia.values.findings import Finding, Table
-from potentia.values.metric import KINDS, SCALES, Metric, Scale, known_metric
+from potentia.values.metric import KINDS, SCALES, Kind, Metric, Scale, known_metric
 
 # Texts that are scored by how well they are predicted: those of the train-before-test paper, and what tables call them.
 CORPORA = frozenset(
@@ -34,8 +34,6 @@ CORPORA = frozenset(
         "wiki_2025",
         "stackexchange_2025",
         "arxiv_2025",
-    }
-    | {
         "wikitext",
         "wikitext2",
         "wikitext-2",
@@ -48,188 +46,255 @@ CORPORA = frozenset(
     }
 )
 TEXT = Metric("", False, "text", "unbounded")
+_LOWER_MARK = re.compile(r"[↓⬇]|\blower is better\b|\blower better\b")
+_HIGHER_MARK = re.compile(r"[↑⬆]|\bhigher is better\b")
+_ARROWS = re.compile(r"\s*\(?\s*(?:[↓⬇↑⬆]|(?:lower|higher) (?:is )?better)\s*\)?")
+_AVERAGE = re.compile(
+    r"(avg|average|mean|median|overall|total|macro avg|micro avg)\.?( score| rank)?"
+)
+_OPTIONS = "--lower COLUMN, --scale COLUMN=share|percent|range|unbounded, --kind COLUMN=task|text"
+_FIXED_SCALES = ("percent", "unbounded")  # a metric on one of them is never written otherwise
+_FIXED_METRICS = ("mt_bench", "brier_score")
 
 
-def metric_of(task: str, name: str | None = None, higher_is_better: bool | None = None) -> Metric:
+def metric_of_task(
+    task: str, name: str | None = None, higher_is_better: bool | None = None
+) -> Metric:
     """Return the metric of a score: by its name, else as the benchmark is usually scored; what is given wins."""
-    named = name or usual_metric(task) or ""
-    if not named and task.casefold() in CORPORA and higher_is_better is not True:
+    known_name = name or usual_metric(task) or ""
+    if not known_name and task.casefold() in CORPORA and higher_is_better is not True:
         return TEXT
-    return Metric.of(named if name else "", Metric.of(named, higher_is_better).higher_is_better)
+    direction = Metric.of(known_name, higher_is_better).higher_is_better
+    return Metric.of(name or "", direction)
 
 
 @cache
 def usual_metric(task: str) -> str | None:
     """Return the metric of a known benchmark, however it is spelled; with its filter where it needs one."""
-    known = benchmark(task) or benchmark(re.sub(r"[\s-]", "_", _key(task)))
-    return known.metric or None if known is not None else None
-
-
-_DOWN, _UP = (
-    re.compile(r"[↓⬇]|\blower is better\b|\blower better\b"),
-    re.compile(r"[↑⬆]|\bhigher is better\b"),
-)
-_ARROWS = re.compile(r"\s*\(?\s*(?:[↓⬇↑⬆]|(?:lower|higher) (?:is )?better)\s*\)?")
-_AVERAGE = re.compile(
-    r"(avg|average|mean|median|overall|total|macro avg|micro avg)\.?( score| rank)?"
-)
-_WORDS = ("lower", "scale", "kind", "skip", "metric")
-_OPTIONS = "--lower COLUMN, --scale COLUMN=share|percent|range|unbounded, --kind COLUMN=task|text"
+    facts = benchmark(task) or benchmark(re.sub(r"[\s-]", "_", _column_key(task)))
+    if facts is None:
+        return None
+    return facts.metric or None
 
 
 @dataclass(frozen=True)
-class Says:
-    """What the user says of columns: of each, by its name in lower case, lower, scale, kind, skip or metric."""
+class ColumnHint:
+    """What the user says of one column; None where nothing is said."""
 
-    columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, said: Mapping[str, Mapping[str, Any]]) -> Says:
-        """Check and keep what is said."""
-        for column, words in said.items():
-            for what, known in (("scale", SCALES), ("kind", KINDS)):
-                if what in words and words[what] not in known:
-                    raise InputError(
-                        f"{words[what]!r} is no {what} of {column}",
-                        hint=f"one of: {', '.join(known)}",
-                    )
-        return cls({_key(column): words for column, words in said.items()})
+    lower: bool | None = None
+    scale: Scale | None = None
+    kind: Kind | None = None
+    skip: bool | None = None
+    metric: str | None = None
 
     @classmethod
-    def options(
+    def from_words(cls, column: str, words: Mapping[str, Any]) -> ColumnHint:
+        """Check what is said in words."""
+        return cls(
+            lower=True if words.get("lower") is True else None,
+            scale=_check_choice(column, "scale", words, SCALES),
+            kind=_check_choice(column, "kind", words, KINDS),
+            skip=True if words.get("skip") is True else None,
+            metric=_check_metric(column, words),
+        )
+
+    def merged(self, other: ColumnHint) -> ColumnHint:
+        """Return what both say; the other wins."""
+        return ColumnHint(
+            lower=self.lower if other.lower is None else other.lower,
+            scale=self.scale if other.scale is None else other.scale,
+            kind=self.kind if other.kind is None else other.kind,
+            skip=self.skip if other.skip is None else other.skip,
+            metric=self.metric if other.metric is None else other.metric,
+        )
+
+
+HINT_WORDS = tuple(hint_field.name for hint_field in fields(ColumnHint))
+
+
+def _check_choice(
+    column: str, what: str, words: Mapping[str, Any], choices: tuple[Any, ...]
+) -> Any:
+    if what not in words:
+        return None
+    for choice in choices:
+        if words[what] == choice:
+            return choice
+    raise InputError(
+        f"{words[what]!r} is no {what} of {column}", hint=f"one of: {', '.join(choices)}"
+    )
+
+
+def _check_metric(column: str, words: Mapping[str, Any]) -> str | None:
+    metric = words.get("metric")
+    if metric is not None and not isinstance(metric, str):
+        raise InputError(f"{metric!r} is no metric of {column}", hint="give its name")
+    return metric or None
+
+
+@dataclass(frozen=True)
+class ColumnHints:
+    """What the user says of columns, by their names in lower case."""
+
+    columns: Mapping[str, ColumnHint] = field(default_factory=dict)
+
+    @classmethod
+    def from_words(cls, words_by_column: Mapping[str, Mapping[str, Any]]) -> ColumnHints:
+        """Check and keep what is said: of each column lower, scale, kind, skip or metric."""
+        return cls(
+            {
+                _column_key(column): ColumnHint.from_words(column, words)
+                for column, words in words_by_column.items()
+            }
+        )
+
+    @classmethod
+    def from_options(
         cls, lower: Iterable[str], scale: Mapping[str, str] | None, kind: Mapping[str, str] | None
-    ) -> Says:
+    ) -> ColumnHints:
         """Take what ``--lower``, ``--scale`` and ``--kind`` say."""
-        said: dict[str, dict[str, Any]] = {column: {"lower": True} for column in lower}
-        for what, given in (("scale", scale), ("kind", kind)):
-            for column, value in (given or {}).items():
-                said.setdefault(column, {})[what] = value
-        return cls.of(said)
+        words: dict[str, dict[str, Any]] = {column: {"lower": True} for column in lower}
+        for column, value in (scale or {}).items():
+            words.setdefault(column, {})["scale"] = value
+        for column, value in (kind or {}).items():
+            words.setdefault(column, {})["kind"] = value
+        return cls.from_words(words)
 
     @classmethod
-    def beside(cls, path: Path) -> Says:
+    def read_beside(cls, path: Path) -> ColumnHints:
         """Read ``scores.columns.yaml`` where it lies beside ``scores.csv``."""
         from potentia.files import read_yaml
 
+        if not path.name:  # the folder that one is in
+            return cls()
         file = path.with_name(f"{path.stem}.columns.yaml")
         if not file.is_file():
             return cls()
         content, _ = read_yaml(file, what="the file of columns")
-        if not isinstance(content, dict) or not all(
-            isinstance(said, dict) for said in content.values()
-        ):
+        if not _is_object_of_objects(content):
             raise DataError(
                 "this says nothing of columns",
                 where=str(file),
                 hint="such as  MT-Bench: {scale: range}",
             )
-        for column, said in content.items():
-            if odd := sorted(map(str, said.keys() - set(_WORDS))):
-                hint = f"one of: {', '.join(_WORDS)}"
-                raise DataError(f"unknown word {odd[0]!r} of {column}", where=str(file), hint=hint)
-        return cls.of({str(column): said for column, said in content.items()})
+        for column, words in content.items():
+            unknown_words = sorted(map(str, words.keys() - set(HINT_WORDS)))
+            if unknown_words:
+                raise DataError(
+                    f"unknown word {unknown_words[0]!r} of {column}",
+                    where=str(file),
+                    hint=f"one of: {', '.join(HINT_WORDS)}",
+                )
+        return cls.from_words({str(column): words for column, words in content.items()})
 
-    def joined(self, other: Says) -> Says:
+    def merged(self, other: ColumnHints) -> ColumnHints:
         """Return what both say; the other wins."""
-        both = {**self.columns, **other.columns}
-        return Says({column: {**self.columns.get(column, {}), **both[column]} for column in both})
+        columns = dict(self.columns)
+        for column, hint in other.columns.items():
+            columns[column] = columns.get(column, ColumnHint()).merged(hint)
+        return ColumnHints(columns)
 
-    def about(self, column: str) -> Mapping[str, Any]:
+    def of_column(self, column: str) -> ColumnHint:
         """Return what is said of one column."""
-        return self.columns.get(_key(column), {})
+        return self.columns.get(_column_key(column), ColumnHint())
 
-    def check(self, columns: Iterable[str], where: str) -> None:
+    def check_columns(self, columns: Sequence[str], where: str) -> None:
         """Refuse what is said of columns that are not there."""
-        known = {_key(column) for column in columns}
-        for column in sorted(self.columns.keys() - known):
-            raise DataError(
-                f"no column {column!r}",
-                where=where,
-                hint=f"there are: {', '.join(list(columns)[:20])}",
-            )
+        there = {_column_key(column) for column in columns}
+        for column in sorted(self.columns.keys() - there):
+            hint = f"there are: {', '.join(columns[:20])}"
+            raise DataError(f"no column {column!r}", where=where, hint=hint)
+
+
+def _is_object_of_objects(content: Any) -> bool:
+    if not isinstance(content, dict):
+        return False
+    return all(isinstance(value, dict) for value in content.values())
 
 
 @dataclass(frozen=True)
-class ColumnReading:
+class ColumnLayout:
     """How one column (or row of a transposed table) is read, and what decided it."""
 
     column: str
     task: str
     metric: Metric
-    divided: bool
-    why: str
+    is_divided: bool  # whether its numbers are per cent and become shares of 1
+    reason: str
 
-    def row(self) -> tuple[str, ...]:
+    def table_row(self) -> tuple[str, ...]:
         """Return it as a row of the table that is shown."""
-        m = self.metric
-        scale = "percent, divided by 100" if self.divided else m.scale or "unknown"
-        kind = "text to predict" if m.is_text else "task"
-        return (
-            self.column,
-            m.name or "–",
-            "higher" if m.higher_is_better else "lower",
-            scale,
-            kind,
-            self.why,
-        )
+        metric = self.metric
+        scale = "percent, divided by 100" if self.is_divided else metric.scale or "unknown"
+        direction = "higher" if metric.higher_is_better else "lower"
+        kind = "text to predict" if metric.is_text else "task"
+        return (self.column, metric.name or "–", direction, scale, kind, self.reason)
 
 
 @dataclass(frozen=True)
-class Reading(Finding):
+class TableLayout(Finding):
     """How a foreign table was read: what each column is, and why."""
 
-    columns: tuple[ColumnReading, ...]
+    columns: tuple[ColumnLayout, ...]
     left_out: tuple[str, ...] = ()
 
     def tables(self) -> Sequence[Table]:
         """Return one row per column."""
-        rows = tuple(column.row() for column in self.columns)
+        header = ("column", "metric", "better", "scale", "kind", "why")
+        rows = tuple(column.table_row() for column in self.columns)
         note = f"Left out: {', '.join(self.left_out)}." if self.left_out else ""
-        return (
-            Table(
-                "How the table was read",
-                ("column", "metric", "better", "scale", "kind", "why"),
-                rows,
-                note,
-            ),
-        )
+        return (Table("How the table was read", header, rows, note),)
 
 
-def decide(
+@dataclass(frozen=True)
+class _ColumnFacts:
+    """What is known of a column before its direction and scale are decided."""
+
+    hint: ColumnHint
+    metric: Metric | None  # what is known of the metric, by its name or that of the task
+    has_percent_sign: bool
+    low: float
+    high: float
+
+
+def decide_column(
     name: str,
     values: Sequence[float],
-    says: Says,
+    hints: ColumnHints,
     *,
     metric: str | None = None,
-    percent: bool = False,
+    has_percent_sign: bool = False,
     where: str,
-) -> ColumnReading:
+) -> ColumnLayout:
     """Decide what a column of scores is by what is said, by its name and arrows, then by its values.
 
-    ``metric`` is what the table itself calls the metric, ``percent`` whether a per cent sign stands by the numbers.
+    ``metric`` is what the table itself calls the metric.
     """
-    said, task = says.about(name), plain_name(name)
-    named = said.get("metric") or metric or named_metric(task)
-    known, why = _known(task, named)
-    up = _direction(name, said, known, why)
-    low, high = min(values), max(values)
-    scale, divided = _scale(said, known, up, percent, low, high, why)
-    if scale is None and (up is None or (up and low >= 0 and high <= 10)):
-        raise _doubt(name, low, high, where)
-    kind = said.get("kind") or (known.kind if known else "task")
-    made = Metric(
-        named or "",
-        up is not False,
-        "text" if kind == "text" else "task",
-        "share" if divided else scale,
+    hint = hints.of_column(name)
+    task = plain_name(name)
+    metric_name = hint.metric or metric or metric_in_name(task)
+    known, reasons = _find_known_metric(task, metric_name)
+    facts = _ColumnFacts(hint, known, has_percent_sign, low=min(values), high=max(values))
+    higher_is_better = _decide_direction(name, facts, reasons)
+    scale, is_divided = _decide_scale(facts, higher_is_better, reasons)
+    if scale is None and _is_ambiguous(facts, higher_is_better):
+        raise _ambiguous_column(name, facts, where)
+    kind = hint.kind or (known.kind if known else "task")
+    decided = Metric(
+        name=metric_name or "",
+        higher_is_better=higher_is_better is not False,
+        kind="text" if kind == "text" else "task",
+        scale=scale,
     )
-    return ColumnReading(name, task, made, divided, "; ".join(why))
+    return ColumnLayout(
+        column=name, task=task, metric=decided, is_divided=is_divided, reason="; ".join(reasons)
+    )
 
 
-def _known(task: str, named: str | None) -> tuple[Metric | None, list[str]]:
+def _find_known_metric(task: str, metric_name: str | None) -> tuple[Metric | None, list[str]]:
     """Return what is known of a column's metric, by its name or that of the task, and why."""
-    if named:
-        known = known_metric(named)
+    if metric_name:
+        known = known_metric(metric_name)
         return known, [f"{known.name} is known"] if known else []
     if task.casefold() in CORPORA:
         return TEXT, ["a text to predict by its name"]
@@ -237,78 +302,97 @@ def _known(task: str, named: str | None) -> tuple[Metric | None, list[str]]:
     return known_metric(usual or ""), ["a known benchmark"] if usual else []
 
 
-def _direction(
-    name: str, said: Mapping[str, Any], known: Metric | None, why: list[str]
-) -> bool | None:
-    if said.get("lower") is True:
-        why.append("lower is better as said")
+def _decide_direction(name: str, facts: _ColumnFacts, reasons: list[str]) -> bool | None:
+    """Return whether higher is better; None where nothing says it."""
+    if facts.hint.lower:
+        reasons.append("lower is better as said")
         return False
-    down, up = _DOWN.search(name.casefold()), _UP.search(name.casefold())
-    if down or up:
-        why.append("its arrow")
-        return not down
-    return known.higher_is_better if known else None
+    has_lower_mark = bool(_LOWER_MARK.search(name.casefold()))
+    if has_lower_mark or _HIGHER_MARK.search(name.casefold()):
+        reasons.append("its arrow")
+        return not has_lower_mark
+    return facts.metric.higher_is_better if facts.metric else None
 
 
-def _scale(
-    said: Mapping[str, Any],
-    known: Metric | None,
-    up: bool | None,
-    percent: bool,
-    low: float,
-    high: float,
-    why: list[str],
+def _decide_scale(
+    facts: _ColumnFacts, higher_is_better: bool | None, reasons: list[str]
 ) -> tuple[Scale | None, bool]:
     """Return the scale, and whether the numbers are per cent of what is else a share."""
-    if "scale" in said:
-        why.append(f"{said['scale']} as said")
-        scale = next(scale for scale in SCALES if scale == said["scale"])
-        return ("share", True) if scale == "percent" else (scale, False)
-    if known and (own := _own_scale(known, low, high)) is not None:
-        return own, False
-    if percent and max(-low, high) <= 100:
-        why.append("a per cent sign")
+    hinted = facts.hint.scale
+    if hinted is not None:
+        reasons.append(f"{hinted} as said")
+        return ("share", True) if hinted == "percent" else (hinted, False)
+    fixed = _find_fixed_scale(facts)
+    if fixed is not None:
+        return fixed, False
+    if facts.has_percent_sign and max(-facts.low, facts.high) <= 100:
+        reasons.append("a per cent sign")
         return "share", True
-    if low >= 0 and high <= 1:
-        why.append(f"{low:g} to {high:g}")
+    if facts.low >= 0 and facts.high <= 1:
+        reasons.append(f"{facts.low:g} to {facts.high:g}")
         return "share", False
-    if up is False:
-        sure = known is not None and known.scale == "share"
-    else:
-        sure = low >= -100 if known else low >= 0 and high > 10
-    if sure and high <= 100:
-        why.append(f"{low:g} to {high:g}: per cent")
+    if facts.high <= 100 and _is_surely_percent(facts, higher_is_better):
+        reasons.append(f"{facts.low:g} to {facts.high:g}: per cent")
         return "share", True
     return None, False
 
 
-def _own_scale(known: Metric, low: float, high: float) -> Scale | None:
+def _find_fixed_scale(facts: _ColumnFacts) -> Scale | None:
     """Return the scale that a metric always has; None where its scores are written in several ways."""
-    if known.scale in ("percent", "unbounded") or known.name in ("mt_bench", "brier_score"):
+    known = facts.metric
+    if known is None:
+        return None
+    if known.scale in _FIXED_SCALES or known.name in _FIXED_METRICS:
         return known.scale
-    return "range" if known.scale == "range" and max(-low, high) <= 1 else None
+    if known.scale == "range" and max(-facts.low, facts.high) <= 1:
+        return "range"
+    return None
 
 
-def _doubt(name: str, low: float, high: float, where: str) -> DataError:
-    what, options = "does not say which way is better, and on what scale", f" with {_OPTIONS}"
-    if low >= 0 and high <= 10:
-        what, options = (
-            "may be per cent or a rating",
-            f": --scale '{name}=percent' or --scale '{name}=range'",
-        )
-    hint = f"say it{options}, or in {Path(where).stem}.columns.yaml beside the file"
-    return DataError(f"the column {name!r} ({low:g} to {high:g}) {what}", where=where, hint=hint)
+def _is_surely_percent(facts: _ColumnFacts, higher_is_better: bool | None) -> bool:
+    if higher_is_better is False:
+        return facts.metric is not None and facts.metric.scale == "share"
+    if facts.metric is not None:
+        return facts.low >= -100
+    return facts.low >= 0 and facts.high > 10
 
 
-def named_metric(name: str) -> str | None:
-    """Return the metric that a column's name holds, as ``WikiText ppl`` or ``SQuAD (F1)``; the longest counts."""
-    words = re.findall(r"[a-z0-9@+]+", name.casefold())
-    spans = (
-        "_".join(words[at : at + size])
-        for size in (3, 2, 1)
-        for at in range(len(words) - size, -1, -1)
+def _is_ambiguous(facts: _ColumnFacts, higher_is_better: bool | None) -> bool:
+    """Say whether numbers of no known scale mean nothing yet: no direction, or per cent and ratings look alike."""
+    if higher_is_better is None:
+        return True
+    return higher_is_better and facts.low >= 0 and facts.high <= 10
+
+
+def _ambiguous_column(name: str, facts: _ColumnFacts, where: str) -> DataError:
+    if facts.low >= 0 and facts.high <= 10:
+        doubt = "may be per cent or a rating"
+        options = f": --scale '{name}=percent' or --scale '{name}=range'"
+    else:
+        doubt = "does not say which way is better, and on what scale"
+        options = f" with {_OPTIONS}"
+    values = f"{facts.low:g} to {facts.high:g}"
+    return DataError(
+        f"the column {name!r} ({values}) {doubt}",
+        where=where,
+        hint=f"say it{options}, or in {Path(where).stem}.columns.yaml beside the file",
     )
-    return next((known.name for known in map(known_metric, spans) if known is not None), None)
+
+
+def metric_in_name(name: str) -> str | None:
+    """Return the metric that a column's name holds, as ``WikiText ppl`` or ``SQuAD (F1)``; the longest counts."""
+    for candidate in _word_spans(re.findall(r"[a-z0-9@+]+", name.casefold())):
+        metric = known_metric(candidate)
+        if metric is not None:
+            return metric.name
+    return None
+
+
+def _word_spans(words: Sequence[str]) -> Iterator[str]:
+    """Give one to three words in a row, the longest and last first."""
+    for size in (3, 2, 1):
+        for start in range(len(words) - size, -1, -1):
+            yield "_".join(words[start : start + size])
 
 
 def plain_name(name: str) -> str:
@@ -316,10 +400,10 @@ def plain_name(name: str) -> str:
     return re.sub(r"\s*\(?\s*%\s*\)?\s*$", "", _ARROWS.sub("", name)).strip() or name.strip()
 
 
-def _key(name: str) -> str:
+def _column_key(name: str) -> str:
     return plain_name(name).casefold()
 
 
-def average(name: Any) -> bool:
+def is_average(name: Any) -> bool:
     """Say whether a row or column is an average over others rather than a model or task."""
-    return _AVERAGE.fullmatch(_key(str(name))) is not None
+    return _AVERAGE.fullmatch(_column_key(str(name))) is not None

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from potentia.errors import DataError
 from potentia.formats.columns import (
-    ColumnReading,
-    Reading,
-    Says,
-    average,
-    decide,
-    named_metric,
+    ColumnHints,
+    ColumnLayout,
+    TableLayout,
+    decide_column,
+    is_average,
+    metric_in_name,
     plain_name,
     usual_metric,
 )
@@ -68,351 +68,452 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     **{field: (field.replace("_", " "),) for field in TRAVELS},
 }
 # What a leaderboard has beside scores: averages, ranks, facts of the model. Matched at the start of a plain name.
-NO_SCORE = re.compile(
+_NO_SCORE = re.compile(
     r"(average|avg|mean( rank| score)?$|median|overall|rank\b|ranking|place$|#|no$|nr$|id$|t$|params|parameters|size|"
     r"billion|type|precision|architecture|license|hub|likes|available|revision|sha|flagged|merged|moe|co\S? cost|date|"
     r"generation|base model|upload|submission|chat template|not merged|official|family|kind|tokens|compute|flops|cost|"
     r"price|notes?$|url|link|votes|organi[sz]ation|context|vocabulary|version|std|eval name|maintainer)"
 )
-BESIDE = frozenset(
+# What a table of tasks × models has beside models.
+_NO_MODEL = frozenset(
     {"version", "metric", "mode", "category", "group", "type", "shots", "n", "subset", "split"}
 )
-GAPS = frozenset({"", "-", "–", "—", "n/a", "na", "nan", "none", "null"})
+_GAPS = frozenset({"", "-", "–", "—", "n/a", "na", "nan", "none", "null"})
 _NUMBER = re.compile(
     r"\**\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*%?\s*\**(?:\s*(?:±|\+/-)\s*([\d.]+)\s*%?\**)?"
 )
 _LINK = re.compile(r"^\[(?P<markdown>[^\]]+)\]\([^)]*\)|<a\b[^>]*>(?P<html>[^<]+)</a>")
 
-Row = tuple[str, Mapping[str, Any]]  # where it stands ("line 7"), and its values by field
+
+@dataclass(frozen=True)
+class ScoreRow:
+    """One score of a table: where it stands ("line 7"), and its values by field."""
+
+    place: str
+    fields: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Layout:
-    """The rows of a table as one score each, and how they were read."""
+class ScoreRows:
+    """A table as one score a row, and how it was read."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[ScoreRow, ...]
     notes: tuple[str, ...] = ()
-    reading: Reading | None = None
+    layout: TableLayout | None = None
 
 
 @dataclass(frozen=True)
-class _Cell:
+class _TableCell:
     """One score on its way: where it stands, its fields, and whether a per cent sign stands by it."""
 
-    at: str
-    row: dict[str, Any]
-    percent: bool = False
+    place: str
+    fields: Mapping[str, Any]
+    has_percent_sign: bool = False
 
     @property
     def column(self) -> tuple[str, str]:
         """What is decided as one: the task and the metric that the table names."""
-        return str(self.row.get("benchmark") or ""), str(self.row.get("metric") or "")
+        return str(self.fields.get("benchmark") or ""), str(self.fields.get("metric") or "")
+
+    @property
+    def has_number(self) -> bool:
+        """Whether the score could be read."""
+        return isinstance(self.fields["score"], float)
 
 
-def recognise(
-    table: RawTable, columns: Mapping[str, str] | None = None, says: Says | None = None
-) -> Layout:
-    """Say what the table holds; ``columns`` names the columns of some fields, ``says`` what columns of scores are."""
-    found, says = _fields(table, columns or {}), says or Says()
-    if {"model", "benchmark", "score"} <= found.keys():
-        return _tidy(table, found, says)
-    wide = (
-        _transposed(table, found, says)
-        if _is_transposed(table, found)
-        else _wide(table, found, says)
-    )
-    if wide is not None:
-        return wide
-    missing = [name for name in ("model", "benchmark", "score") if name not in found]
+def read_score_rows(
+    table: RawTable,
+    column_map: Mapping[str, str] | None = None,
+    hints: ColumnHints | None = None,
+) -> ScoreRows:
+    """Say what the table holds; ``column_map`` names the columns of some fields, ``hints`` say what scores are."""
+    hints = hints or ColumnHints()
+    columns = _find_columns(table, column_map or {})
+    if {"model", "benchmark", "score"} <= columns.keys():
+        return _read_tidy_table(table, columns, hints)
+    if _is_transposed(table, columns):
+        rows = _read_transposed_table(table, columns, hints)
+    else:
+        rows = _read_wide_table(table, columns, hints)
+    if rows is not None:
+        return rows
+    missing = [name for name in ("model", "benchmark", "score") if name not in columns]
+    there = ", ".join(table.columns[:20])
     raise DataError(
-        f"the column {', '.join(missing)} is missing; the file has: {', '.join(table.columns[:20])}",
+        f"the column {', '.join(missing)} is missing; the file has: {there}",
         where=table.where,
         hint="one score a row needs model, benchmark and score (protocol, stderr, n may follow); a wide table needs a "
         "column of models and numbers beside it; say what is what with --map score=COLUMN",
     )
 
 
-def _fields(table: RawTable, given: Mapping[str, str]) -> dict[str, str]:
+# --- which column is which field -------------------------------------------------------------------------------------
+
+
+def _find_columns(table: RawTable, column_map: Mapping[str, str]) -> dict[str, str]:
     """Return the column of every field that has one: as given, else by name; a metric's name is a score."""
-    _check_map(table, given)
-    plain = {_plain(name): name for name in reversed(table.columns)}
-    named = {
-        field: [plain[name] for name in names if name in plain] for field, names in SYNONYMS.items()
+    _check_column_map(table, column_map)
+    columns_by_name = {_comparable_name(name): name for name in reversed(table.columns)}
+    candidates = {
+        field: [columns_by_name[name] for name in names if name in columns_by_name]
+        for field, names in SYNONYMS.items()
     }
-    if "score" not in given and len(named["score"]) > 1:
-        several, first = " and ".join(named["score"]), named["score"][0]
+    score_columns = candidates["score"]
+    if "score" not in column_map and len(score_columns) > 1:
         raise DataError(
-            f"{several} could each be the score", where=table.where, hint=f"--map score={first}"
+            f"{' and '.join(score_columns)} could each be the score",
+            where=table.where,
+            hint=f"--map score={score_columns[0]}",
         )
-    found: dict[str, str] = {}
-    for field, present in named.items():
-        for column in [given[field]] if field in given else present[:1]:
-            if column not in found.values():
-                found[field] = column
-    if {"model", "benchmark"} <= found.keys():
-        for metric in filter(_metric_of, table.columns):
-            found.setdefault("score", metric)
-    return found
+    columns: dict[str, str] = {}
+    for field, names in candidates.items():
+        column = column_map.get(field, next(iter(names), None))
+        if column is not None and column not in columns.values():
+            columns[field] = column
+    if {"model", "benchmark"} <= columns.keys() and "score" not in columns:
+        metric_column = next(filter(_metric_named_by, table.columns), None)
+        if metric_column is not None:
+            columns["score"] = metric_column
+    return columns
 
 
-def _check_map(table: RawTable, given: Mapping[str, str]) -> None:
-    for field, column in given.items():
+def _check_column_map(table: RawTable, column_map: Mapping[str, str]) -> None:
+    for field, column in column_map.items():
         if field not in FIELDS:
             raise DataError(f"--map knows no {field!r}", hint=f"map one of: {', '.join(FIELDS)}")
         if column not in table.columns:
-            there = ", ".join(table.columns[:20])
             raise DataError(
                 f"no column {column!r} to map to {field}",
                 where=table.where,
-                hint=f"there are: {there}",
+                hint=f"there are: {', '.join(table.columns[:20])}",
             )
 
 
-def _metric_of(column: str) -> str | None:
+def _metric_named_by(column: str) -> str | None:
     """Return the metric whose name a column bears, and no more: such a column is the score of a tidy table."""
-    known = known_metric(_plain(column).replace(" ", "_"))
-    return known.name if known is not None else None
+    metric = known_metric(_comparable_name(column).replace(" ", "_"))
+    return metric.name if metric is not None else None
 
 
-def _tidy(table: RawTable, found: Mapping[str, str], says: Says) -> Layout:
+# --- one score a row -------------------------------------------------------------------------------------------------
+
+
+def _read_tidy_table(table: RawTable, columns: Mapping[str, str], hints: ColumnHints) -> ScoreRows:
     """Read one score per row."""
-    plain = [_plain(column) for column in table.columns]
-    place = {field: table.columns.index(column) for field, column in found.items()}
-    beside, metric = f"{_plain(found['score'])} stderr", _metric_of(found["score"])
-    if _plain(found.get("protocol", "")) != "stage":
-        place.pop("step", None)
-    if "stderr" not in place and beside in plain:
-        place["stderr"] = plain.index(beside)
+    positions = _positions_of_fields(table, columns)
+    metric = _metric_named_by(columns["score"])
     cells = []
-    for at, values in table.rows:
-        row = ({"metric": metric} if metric else {}) | {
-            field: values[k] for field, k in place.items()
-        }
-        row |= _protocol(row, f"{table.where}, {at}, column {found.get('shots')}")
-        cells.append(_cell(at, row, row["score"], row.get("stderr")))
-    if "higher_is_better" in place:
-        return Layout(tuple((cell.at, cell.row) for cell in cells))
-    rows, read = _decided(table, cells, says)
-    told = tuple(column for column in read if column.divided or not _is_task(column.task))
-    return Layout(rows, (), Reading(told) if told else None)
+    for place, values in table.rows:
+        fields: dict[str, Any] = {"metric": metric} if metric else {}
+        fields |= {field: values[position] for field, position in positions.items()}
+        fields |= _read_protocol(fields, f"{table.where}, {place}, column {columns.get('shots')}")
+        cells.append(_make_cell(place, fields, fields["score"], fields.get("stderr")))
+    if "higher_is_better" in positions:
+        return ScoreRows(tuple(ScoreRow(cell.place, cell.fields) for cell in cells))
+    rows, layouts = _decide_columns(table, cells, hints)
+    worth_showing = [c for c in layouts if c.is_divided or not _is_task_name(c.task)]
+    layout = TableLayout(tuple(worth_showing)) if worth_showing else None
+    return ScoreRows(rows, layout=layout)
 
 
-def _protocol(row: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _positions_of_fields(table: RawTable, columns: Mapping[str, str]) -> dict[str, int]:
+    positions = {field: table.columns.index(column) for field, column in columns.items()}
+    if _comparable_name(columns.get("protocol", "")) != "stage":  # a step is one of a stage
+        positions.pop("step", None)
+    names = [_comparable_name(column) for column in table.columns]
+    error_name = f"{_comparable_name(columns['score'])} stderr"
+    if "stderr" not in positions and error_name in names:
+        positions["stderr"] = names.index(error_name)
+    return positions
+
+
+def _read_protocol(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the protocol of a row that has a step beside its stage, or a number of examples and no name for it."""
-    what = next((field for field in ("step", "shots") if field in row), None)
-    if what is None or (what == "shots" and "protocol" in row):
-        return {}
-    text = str("" if row[what] is None else row[what]).strip()
+    if "step" in fields:
+        step = _parse_count(fields["step"], "steps", where)
+        if step is None:
+            return {}
+        return {"protocol": f"{fields['protocol']}@{step}"}
+    if "shots" in fields and "protocol" not in fields:
+        shots = _parse_count(fields["shots"], "examples", where)
+        return {"protocol": Protocol.few_shot(shots or 0)}
+    return {}
+
+
+def _parse_count(value: Any, unit: str, where: str) -> int | None:
+    """Read a whole number; None where there is none."""
+    text = "" if value is None else str(value).strip()
+    if not text:
+        return None
     try:
-        count = int(float(text or 0))
+        return int(float(text))
     except (ValueError, OverflowError):
-        raise DataError(
-            f"{row[what]!r} is no number of {'examples' if what == 'shots' else 'steps'}",
-            where=where,
-        ) from None
-    if what == "shots":
-        return {"protocol": Protocol.few_shot(count)}
-    return {"protocol": f"{row['protocol']}@{count}"} if text else {}
+        raise DataError(f"{value!r} is no number of {unit}", where=where) from None
 
 
-def _is_transposed(table: RawTable, found: Mapping[str, str]) -> bool:
+# --- models × tasks --------------------------------------------------------------------------------------------------
+
+
+def _is_transposed(table: RawTable, columns: Mapping[str, str]) -> bool:
     """Say whether rows are tasks and columns models: the first header says so, or the names are those of benchmarks."""
-    if "model" in found or not table.columns:
+    if "model" in columns or not table.columns:
         return False
-    if found.get("benchmark") == table.columns[0]:
+    if columns.get("benchmark") == table.columns[0]:
         return True
-    names = [str(values[0]) for _, values in table.rows]
-    across = sum(_is_task(column) for column in table.columns[1:])
-    return sum(map(_is_task, names)) > max(across, len(names) / 2)
+    row_names = [str(values[0]) for _, values in table.rows]
+    tasks_down = sum(map(_is_task_name, row_names))
+    tasks_across = sum(map(_is_task_name, table.columns[1:]))
+    return tasks_down > max(tasks_across, len(row_names) / 2)
 
 
-def _is_task(name: str) -> bool:
-    return usual_metric(plain_name(name)) is not None or named_metric(name) is not None
+def _is_task_name(name: str) -> bool:
+    return usual_metric(plain_name(name)) is not None or metric_in_name(name) is not None
 
 
-def _wide(table: RawTable, found: Mapping[str, str], says: Says) -> Layout | None:
+@dataclass(frozen=True)
+class _ScoreColumns:
+    """The columns of a wide table: those of scores with their tasks, the errors of some, and what is left out."""
+
+    tasks: Mapping[str, str]
+    errors: Mapping[str, str]
+    left_out: list[str]
+
+
+@dataclass(frozen=True)
+class _ModelRow:
+    """One row of a wide table: where it stands, its values, and the fields that all of its scores share."""
+
+    place: str
+    values: Mapping[str, Any]
+    shared_fields: Mapping[str, Any]
+
+
+def _read_wide_table(
+    table: RawTable, columns: Mapping[str, str], hints: ColumnHints
+) -> ScoreRows | None:
     """Read one row per model: a column of names, and every other column of numbers is a task."""
-    model = found.get("model") or _names(table)
-    if model is None:
+    model_column = columns.get("model") or _find_name_column(table)
+    if model_column is None:
         return None
-    about = {field: found[field] for field in ("protocol", "shots") if field in found}
-    tasks, errors, left = _score_columns(table, {model, *about.values()}, says)
-    if not tasks:
+    other_fields = {field: columns[field] for field in ("protocol", "shots") if field in columns}
+    score_columns = _find_score_columns(table, {model_column, *other_fields.values()}, hints)
+    if not score_columns.tasks:
         return None
+    left_out = list(score_columns.left_out)
     models = []
-    for at, row in table.records():
-        if average(row[model]):
-            left.append(f"the row {row[model]}")
+    for place, values in table.records():
+        model = values[model_column]
+        if is_average(model):
+            left_out.append(f"the row {model}")
             continue
-        said = {field: row[column] for field, column in about.items()}
-        models.append(
-            (
-                at,
-                row,
-                {"model": _unlinked(row[model]), **said, **_protocol(said, f"{table.where}, {at}")},
-            )
-        )
+        shared_fields = {field: values[column] for field, column in other_fields.items()}
+        shared_fields |= _read_protocol(shared_fields, f"{table.where}, {place}")
+        shared_fields = {"model": _strip_link(model), **shared_fields}
+        models.append(_ModelRow(place, values, shared_fields))
     cells = []
-    for c, task in tasks.items():
-        for at, row, shared in models:
-            spread = _value(row[errors[c]])[0] if c in errors else None
-            cells.append(_cell(f"{at}, column {c}", {**shared, "benchmark": task}, row[c], spread))
-    return _grid(table, cells, says, left)
+    for column, task in score_columns.tasks.items():
+        error_column = score_columns.errors.get(column)
+        for row in models:
+            stderr = _parse_cell(row.values[error_column]).value if error_column else None
+            fields = {**row.shared_fields, "benchmark": task}
+            cells.append(
+                _make_cell(f"{row.place}, column {column}", fields, row.values[column], stderr)
+            )
+    return _rows_of_grid(table, cells, hints, left_out)
 
 
-def _score_columns(
-    table: RawTable, others: set[str], says: Says
-) -> tuple[dict[str, str], dict[str, str], list[str]]:
+def _find_score_columns(
+    table: RawTable, other_columns: set[str], hints: ColumnHints
+) -> _ScoreColumns:
     """Return the columns of scores with their tasks, the column of errors that each has, and what is left out."""
-    numeric = [c for c in _numeric(table) if c not in others]
-    errors = {base: c for c in numeric if (base := _error_of(c, numeric)) is not None}
-    # A leaderboard that shows normalised scores keeps the measured ones beside them.
-    measured = {c: c[: -len(" raw")].strip() for c in numeric if _plain(c).endswith(" raw")}
-    beside = {*others, *errors.values(), *(set(measured.values()) & set(numeric))}
-    tasks = {
-        c: measured.get(c, c) for c in numeric if c not in beside and not _passed_over(c, says)
+    numeric = [column for column in _numeric_columns(table) if column not in other_columns]
+    errors: dict[str, str] = {}
+    for column in numeric:
+        base = _column_of_error(column, numeric)
+        if base is not None:
+            errors[base] = column
+    # A leaderboard that shows normalised scores keeps the measured ones beside them, as "MATH Raw".
+    measured_task = {
+        column: column[: -len(" raw")].strip()
+        for column in numeric
+        if _comparable_name(column).endswith(" raw")
     }
-    tasks = {c: task for c, task in tasks.items() if not NO_SCORE.match(_plain(c))}
-    return tasks, errors, [c for c in table.columns if c not in beside and c not in tasks]
+    normalised = set(measured_task.values()) & set(numeric)
+    no_scores = {*other_columns, *errors.values(), *normalised}
+    tasks = {}
+    for column in numeric:
+        is_score = column not in no_scores and not _is_passed_over(column, hints)
+        if is_score and not _NO_SCORE.match(_comparable_name(column)):
+            tasks[column] = measured_task.get(column, column)
+    left_out = [c for c in table.columns if c not in no_scores and c not in tasks]
+    return _ScoreColumns(tasks, errors, left_out)
 
 
-def _transposed(table: RawTable, found: Mapping[str, str], says: Says) -> Layout | None:
+def _read_transposed_table(
+    table: RawTable, columns: Mapping[str, str], hints: ColumnHints
+) -> ScoreRows | None:
     """Read one row per task and one column per model, as OpenCompass and many papers write it."""
-    task = found.get("benchmark") or table.columns[0]
-    numeric = [c for c in _numeric(table) if c != task and _plain(c) not in BESIDE]
-    models = [c for c in numeric if not average(c)]
+    task_column = columns.get("benchmark") or table.columns[0]
+    candidates = [column for column in _numeric_columns(table) if column != task_column]
+    numeric = [column for column in candidates if _comparable_name(column) not in _NO_MODEL]
     if not numeric:
         return None
-    left = [c for c in table.columns if c != task and c not in models and _plain(c) != "metric"]
+    models = [column for column in numeric if not is_average(column)]
+    used_columns = {task_column, *models}
+    others = [column for column in table.columns if column not in used_columns]
+    left_out = [column for column in others if _comparable_name(column) != "metric"]
     cells = []
-    for at, row in table.records():
-        name, metric = str(row[task]), str(row[found["metric"]]) if "metric" in found else ""
-        if _passed_over(name, says):
-            left.append(f"the row {name}")
+    for place, values in table.records():
+        task = str(values[task_column])
+        metric = str(values[columns["metric"]]) if "metric" in columns else ""
+        if _is_passed_over(task, hints):
+            left_out.append(f"the row {task}")
             continue
-        shared = {"benchmark": name, "metric": metric if metric.strip("- ") else None}
-        cells += [
-            _cell(f"{at}, column {m}", {"model": _unlinked(m), **shared}, row[m]) for m in models
-        ]
-    return _grid(table, cells, says, left, "rows are tasks and columns are models")
+        for model in models:
+            fields = {
+                "model": _strip_link(model),
+                "benchmark": task,
+                "metric": metric if metric.strip("- ") else None,
+            }
+            cells.append(_make_cell(f"{place}, column {model}", fields, values[model]))
+    rows = _rows_of_grid(table, cells, hints, left_out)
+    return replace(rows, notes=("rows are tasks and columns are models",))
 
 
-def _passed_over(name: str, says: Says) -> bool:
-    return average(name) or says.about(name).get("skip") is True
+def _is_passed_over(name: str, hints: ColumnHints) -> bool:
+    return is_average(name) or bool(hints.of_column(name).skip)
 
 
-def _cell(at: str, row: dict[str, Any], content: Any, spread: Any = None) -> _Cell:
-    """Take one score, with the error that stands by it (**0.46 ± 0.01**) or in a column of its own."""
-    value, error = _value(content)
-    row |= {
-        "score": str(content) if value is None else value,
-        "stderr": error if spread is None else spread,
-    }
-    return _Cell(at, row, "%" in f"{content}{row.get('benchmark')}")
-
-
-def _grid(
-    table: RawTable, cells: Sequence[_Cell], says: Says, left: list[str], *notes: str
-) -> Layout:
+def _rows_of_grid(
+    table: RawTable, cells: Sequence[_TableCell], hints: ColumnHints, left_out: Sequence[str]
+) -> ScoreRows:
     """Return the scores of a wide table, each task read as its name and values say."""
-    known = [cell for cell in cells if isinstance(cell.row["score"], float)]
-    says.check([*dict.fromkeys(cell.row["benchmark"] for cell in known), *left], table.where)
-    rows, read = _decided(table, known, says)
-    return Layout(rows, notes, Reading(read, tuple(dict.fromkeys(left))))
+    measured = [cell for cell in cells if cell.has_number]
+    tasks = list(dict.fromkeys(cell.fields["benchmark"] for cell in measured))
+    hints.check_columns([*tasks, *left_out], table.where)
+    rows, layouts = _decide_columns(table, measured, hints)
+    return ScoreRows(rows, layout=TableLayout(layouts, tuple(dict.fromkeys(left_out))))
 
 
-def _decided(
-    table: RawTable, cells: Sequence[_Cell], says: Says
-) -> tuple[tuple[Row, ...], tuple[ColumnReading, ...]]:
-    """Decide what the scores of each task are, by the metric that the table names or by their values."""
-    columns: dict[tuple[str, str], list[_Cell]] = {}
-    for cell in cells:
-        if cell.column[0].strip() and isinstance(cell.row["score"], float):
-            columns.setdefault(cell.column, []).append(cell)
-    read = {}
-    for (task, metric), members in columns.items():
-        values, percent = (
-            [cell.row["score"] for cell in members],
-            any(cell.percent for cell in members),
-        )
-        read[task, metric] = decide(
-            task, values, says, metric=metric or None, percent=percent, where=table.where
-        )
-    rows: list[Row] = [(cell.at, _said(cell.row, read.get(cell.column))) for cell in cells]
-    return tuple(rows), tuple(read.values())
+# --- what the numbers are --------------------------------------------------------------------------------------------
 
 
-def _said(row: dict[str, Any], column: ColumnReading | None) -> dict[str, Any]:
-    """Return a row with what was decided of its column; score and error in per cent become shares of 1."""
-    if column is None:
-        return row
-    m = column.metric
-    made = row | {
-        "benchmark": column.task,
-        "metric": m.name or None,
-        "higher_is_better": m.higher_is_better,
-        "metric_kind": m.kind,
-        "metric_scale": m.scale,
+def _make_cell(
+    place: str, fields: Mapping[str, Any], content: Any, stderr: Any = None
+) -> _TableCell:
+    """Take one score, with the error that stands by it (**0.46 ± 0.01**) or in a column of its own."""
+    number = _parse_cell(content)
+    score_fields = {
+        "score": str(content) if number.value is None else number.value,
+        "stderr": number.stderr if stderr is None else stderr,
     }
-    for field in ("score", "stderr") if column.divided else ():
-        value = _value(row.get(field))[0]
-        made[field] = row.get(field) if value is None else value / 100
-    return made
+    has_percent_sign = "%" in f"{content}{fields.get('benchmark')}"
+    return _TableCell(place, {**fields, **score_fields}, has_percent_sign)
 
 
-def _names(table: RawTable) -> str | None:
+def _decide_columns(
+    table: RawTable, cells: Sequence[_TableCell], hints: ColumnHints
+) -> tuple[tuple[ScoreRow, ...], tuple[ColumnLayout, ...]]:
+    """Decide what the scores of each task are, by the metric that the table names or by their values."""
+    cells_by_column: dict[tuple[str, str], list[_TableCell]] = {}
+    for cell in cells:
+        if cell.column[0].strip() and cell.has_number:
+            cells_by_column.setdefault(cell.column, []).append(cell)
+    layouts = {}
+    for (task, metric), members in cells_by_column.items():
+        layouts[task, metric] = decide_column(
+            task,
+            [cell.fields["score"] for cell in members],
+            hints,
+            metric=metric or None,
+            has_percent_sign=any(cell.has_percent_sign for cell in members),
+            where=table.where,
+        )
+    rows = []
+    for cell in cells:
+        layout = layouts.get(cell.column)
+        fields = cell.fields if layout is None else _apply_layout(cell.fields, layout)
+        rows.append(ScoreRow(cell.place, fields))
+    return tuple(rows), tuple(layouts.values())
+
+
+def _apply_layout(fields: Mapping[str, Any], layout: ColumnLayout) -> dict[str, Any]:
+    """Return a row with what was decided of its column; score and error in per cent become shares of 1."""
+    metric = layout.metric
+    decided = {
+        **fields,
+        "benchmark": layout.task,
+        "metric": metric.name or None,
+        "higher_is_better": metric.higher_is_better,
+        "metric_kind": metric.kind,
+        "metric_scale": metric.scale,
+    }
+    if layout.is_divided:
+        for field in ("score", "stderr"):
+            value = _parse_cell(fields.get(field)).value
+            decided[field] = fields.get(field) if value is None else value / 100
+    return decided
+
+
+def _find_name_column(table: RawTable) -> str | None:
     """Return the first column of different texts: the models, whatever it is called."""
     for column in table.columns:
-        values = [str(v).strip() for v in table.column(column) if v is not None]
+        values = [str(value).strip() for value in table.column(column) if value is not None]
         if values and len(set(values)) == len(table.rows) and not _is_numeric(values):
             return column
     return None
 
 
-def _numeric(table: RawTable) -> list[str]:
+def _numeric_columns(table: RawTable) -> list[str]:
     return [column for column in table.columns if _is_numeric(table.column(column))]
 
 
 def _is_numeric(values: Sequence[Any]) -> bool:
     """Say whether a column is numbers and gaps alone, with at least one number."""
-    there = [value for value in values if str(value).strip().casefold() not in GAPS]
-    return bool(there) and all(_value(value)[0] is not None for value in there)
+    filled = [value for value in values if str(value).strip().casefold() not in _GAPS]
+    return bool(filled) and all(_parse_cell(value).value is not None for value in filled)
 
 
-def _error_of(column: str, columns: Sequence[str]) -> str | None:
+def _column_of_error(column: str, columns: Sequence[str]) -> str | None:
     """Return the column whose standard error this is, by its name: ``mmlu_stderr`` beside ``mmlu``."""
-    found = re.fullmatch(
+    parts = re.fullmatch(
         r"(.+?)[ _.]*(?:stderr|std err|standard error|\(se\)|_se|±)", column, re.IGNORECASE
     )
-    return found[1] if found and found[1] in columns else None
+    return parts[1] if parts and parts[1] in columns else None
 
 
-def _value(cell: Any) -> tuple[float | None, float | None]:
+@dataclass(frozen=True)
+class _CellNumber:
+    """The number of a table's cell and the error that stands by it; None where there is none."""
+
+    value: float | None = None
+    stderr: float | None = None
+
+
+def _parse_cell(content: Any) -> _CellNumber:
     """Read a cell: a number, a number with its error (0.46 ± 0.01), a number of per cent, or nothing."""
-    if cell is None or isinstance(cell, bool):
-        return None, None
-    if isinstance(cell, (int, float)):
-        return (
-            (float(cell), None) if abs(cell) < 1e300 else (None, None)
-        )  # no score: NaN, or beyond all numbers
-    found = _NUMBER.fullmatch(str(cell).strip())
-    if found is None:
-        return None, None
-    error = found[2]
+    if content is None or isinstance(content, bool):
+        return _CellNumber()
+    if isinstance(content, (int, float)):
+        is_finite = abs(content) < 1e300  # no score: NaN, or beyond all numbers
+        return _CellNumber(float(content)) if is_finite else _CellNumber()
+    parts = _NUMBER.fullmatch(str(content).strip())
+    if parts is None:
+        return _CellNumber()
     try:
-        return float(found[1]), float(error) if error else None
+        return _CellNumber(float(parts[1]), float(parts[2]) if parts[2] else None)
     except ValueError:
-        return None, None
+        return _CellNumber()
 
 
-def _unlinked(name: Any) -> str:
+def _strip_link(name: Any) -> str:
     """Return a model's name without the link that web leaderboards put around it."""
     text = str(name).strip()
-    found = _LINK.search(text)
-    return (found["markdown"] or found["html"]).strip() if found else text
+    link = _LINK.search(text)
+    return (link["markdown"] or link["html"]).strip() if link else text
 
 
-def _plain(name: str) -> str:
+def _comparable_name(name: str) -> str:
     """Return a column's name for comparison: in lower case, words apart, without arrows and emoji."""
-    kept = re.sub(r"[^\w#%() ]+", " ", name.casefold().replace("_", " "))
-    return re.sub(r"\s+", " ", kept).strip()
+    letters = re.sub(r"[^\w#%() ]+", " ", name.casefold().replace("_", " "))
+    return re.sub(r"\s+", " ", letters).strip()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,6 +23,11 @@ from potentia.values.protocol import Protocol
 DELIMITERS = (",", ";", "\t", "|")
 MOST_ROWS = 10_000_000
 MOST_COLUMNS = 10_000
+_DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+\s*%?(?:\s*±\s*\d+(?:,\d+)?\s*%?)?")
+_DECIMAL_POINT = re.compile(r"[-+]?\d*\.\d+\s*%?")
+_MARKDOWN_RULE = re.compile(r":?-+:?")  # a field of the line below a Markdown table's header
+
+PlacedRow = tuple[str, tuple[Any, ...]]  # where it stands ("line 7"), and one value per column
 
 
 @dataclass(frozen=True)
@@ -32,38 +36,38 @@ class RawTable:
 
     where: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[Any, ...]], ...]
+    rows: tuple[PlacedRow, ...]
 
     def column(self, name: str) -> list[Any]:
         """Return the values of one column."""
-        place = self.columns.index(name)
-        return [values[place] for _, values in self.rows]
+        position = self.columns.index(name)
+        return [values[position] for _, values in self.rows]
 
     def records(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Give the place of every row, and its values by column."""
-        for at, values in self.rows:
-            yield at, dict(zip(self.columns, values, strict=True))
+        for place, values in self.rows:
+            yield place, dict(zip(self.columns, values, strict=True))
 
 
 def read_text_table(path: Path) -> RawTable:
     """Read a table of text; the delimiter follows from the header."""
     text = read_text(path)
-    first = next((line for line in text.splitlines() if line.strip()), "")
-    if not first:
+    header = next((line for line in text.splitlines() if line.strip()), "")
+    if not header:
         raise DataError("the file is empty", where=str(path))
-    if first.lstrip().startswith("|") or path.suffix.casefold() in (".md", ".markdown"):
-        return _markdown(path, text)
-    most = max(
-        DELIMITERS, key=lambda mark: (first.count(mark), mark == ",")
-    )  # parts the header into most columns
-    return _delimited(path, text, most)
+    if header.lstrip().startswith("|") or path.suffix.casefold() in (".md", ".markdown"):
+        return _read_markdown_tables(path, text)
+    # The delimiter that parts the header into most columns; a comma where several do.
+    delimiter = max(DELIMITERS, key=lambda mark: (header.count(mark), mark == ","))
+    return _read_delimited(path, text, delimiter)
 
 
-def _delimited(path: Path, text: str, delimiter: str) -> RawTable:
+def _read_delimited(path: Path, text: str, delimiter: str) -> RawTable:
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
         header = next(reader, None) or []
-        rows, footers = [], list[str]()  # places of lines of text below the table, which end it
+        rows: list[tuple[str, tuple[str, ...]]] = []
+        footers: list[str] = []  # places of lines of text below the table, which end it
         for fields in reader:
             if not any(field.strip() for field in fields):
                 continue
@@ -72,82 +76,69 @@ def _delimited(path: Path, text: str, delimiter: str) -> RawTable:
                 footers.append(place)
                 continue
             if footers:
-                raise _ragged(path, footers[0], 1, len(header))
+                raise _ragged_row(path, footers[0], 1, columns=len(header))
             if len(fields) != len(header):
-                raise _ragged(path, place, len(fields), len(header))
-            rows.append(
-                (
-                    place,
-                    tuple(map(unescape_formula, fields)),
-                )
-            )
+                raise _ragged_row(path, place, len(fields), columns=len(header))
+            rows.append((place, tuple(map(unescape_formula, fields))))
     except csv.Error as error:
-        raise DataError(
-            f"this is no CSV: {error}", where=f"{path}, line {reader.line_num}"
-        ) from None
-    while (
-        rows
-        and len(header) > 2
-        and rows[-1][1][0].strip()
-        and not any(map(str.strip, rows[-1][1][1:]))
-    ):
-        rows.pop()  # a footer whose line was filled up
-    return _table(str(path), header, _with_points(rows))
+        place = f"{path}, line {reader.line_num}"
+        raise DataError(f"this is no CSV: {error}", where=place) from None
+    if len(header) > 2:
+        while rows and _is_footer(rows[-1][1]):
+            rows.pop()
+    return _make_table(str(path), header, _with_decimal_points(rows))
 
 
-def _ragged(path: Path, place: str, fields: int, columns: int) -> DataError:
-    some = "1 field" if fields == 1 else f"{fields} fields"
-    return DataError(f"{some} where the header has {columns}", where=f"{path}, {place}")
+def _is_footer(values: Sequence[str]) -> bool:
+    """Say whether a row is a line of text below the table whose other columns were filled up."""
+    return bool(values[0].strip()) and not any(map(str.strip, values[1:]))
 
 
-_DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+\s*%?(?:\s*±\s*\d+(?:,\d+)?\s*%?)?")
+def _ragged_row(path: Path, place: str, fields: int, *, columns: int) -> DataError:
+    count = "1 field" if fields == 1 else f"{fields} fields"
+    return DataError(f"{count} where the header has {columns}", where=f"{path}, {place}")
 
 
-def _with_points(rows: list[tuple[str, tuple[str, ...]]]) -> list[tuple[str, tuple[Any, ...]]]:
+def _with_decimal_points(rows: Sequence[tuple[str, tuple[str, ...]]]) -> Sequence[PlacedRow]:
     """Write decimal commas as points, where no number of the table has a point already."""
-    cells = [cell.strip() for _, values in rows for cell in values]
-    if any(re.fullmatch(r"[-+]?\d*\.\d+\s*%?", cell) for cell in cells):
-        return list(rows)
-    return [
-        (
-            at,
-            tuple(
-                v.replace(",", ".") if _DECIMAL_COMMA.fullmatch(v.strip()) else v for v in values
-            ),
-        )
-        for at, values in rows
-    ]
+    for _, values in rows:
+        if any(_DECIMAL_POINT.fullmatch(value.strip()) for value in values):
+            return rows
+    return [(place, tuple(map(_with_decimal_point, values))) for place, values in rows]
 
 
-def _markdown(path: Path, text: str) -> RawTable:
+def _with_decimal_point(value: str) -> str:
+    return value.replace(",", ".") if _DECIMAL_COMMA.fullmatch(value.strip()) else value
+
+
+def _read_markdown_tables(path: Path, text: str) -> RawTable:
     """Read the tables of a Markdown file as one; a heading that names a protocol says it of the table below."""
     records: list[tuple[str, dict[str, Any]]] = []
-    heading, header = "", list[str]()
-    for n, line in enumerate(text.splitlines(), 1):
+    heading = ""
+    header: list[str] = []
+    for line_number, line in enumerate(text.splitlines(), 1):
         if not line.lstrip().startswith("|"):
-            heading = line.lstrip("# ").strip() if line.startswith("#") else heading
-            header = header if line.strip() else []
+            if line.startswith("#"):
+                heading = line.lstrip("# ").strip()
+            if not line.strip():
+                header = []
             continue
-        fields = [
-            c.strip().replace("\\|", "|")
-            for c in re.split(r"(?<!\\)\|", line.strip()[1:].removesuffix("|"))
-        ]
+        fields = _split_markdown_row(line)
         if not header:
             header = fields
-        elif not all(re.fullmatch(r":?-+:?", field) for field in fields):
+        elif not all(map(_MARKDOWN_RULE.fullmatch, fields)):
+            place = f"line {line_number}"
             if len(fields) != len(header):
-                raise _ragged(path, f"line {n}", len(fields), len(header))
-            said = {"protocol": heading} if Protocol(heading).kind != "other" else {}
-            records.append((f"line {n}", {**said, **dict(zip(header, fields, strict=True))}))
-    return _of_records(str(path), records)
+                raise _ragged_row(path, place, len(fields), columns=len(header))
+            record = {"protocol": heading} if Protocol(heading).kind != "other" else {}
+            record |= dict(zip(header, fields, strict=True))
+            records.append((place, record))
+    return _table_of_records(str(path), records)
 
 
-def _of_records(where: str, records: Sequence[tuple[str, Mapping[Any, Any]]]) -> RawTable:
-    """Return objects as a table; a key that some lack is empty there."""
-    columns = list(dict.fromkeys(key for _, record in records for key in record))
-    return _table(
-        where, columns, [(at, tuple(record.get(c) for c in columns)) for at, record in records]
-    )
+def _split_markdown_row(line: str) -> list[str]:
+    fields = re.split(r"(?<!\\)\|", line.strip()[1:].removesuffix("|"))
+    return [field.strip().replace("\\|", "|") for field in fields]
 
 
 def read_parquet_table(path: Path) -> RawTable:
@@ -158,97 +149,52 @@ def read_parquet_table(path: Path) -> RawTable:
         table = limited.read_parquet(str(path.resolve()))
         if table.nbytes > LARGEST_DATA or table.num_rows > MOST_ROWS:
             raise DataError(f"{table.num_rows:,} rows: too large for scores", where=str(path))
-        columns = [str(name) for name in table.column_names]
-        values = [table.column(place).to_pylist() for place in range(table.num_columns)]
+        header = [str(name) for name in table.column_names]
+        columns = [table.column(position).to_pylist() for position in range(table.num_columns)]
     except DataError:
         raise
     except (limited.LimitError, pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        raise DataError(
-            f"this is no whole Parquet file: {first_line(error)}", where=str(path)
-        ) from None
-    rows = [(f"row {i}", row) for i, row in enumerate(zip(*values, strict=True), 1)]
-    return _table(str(path), columns, rows)
+        reason = first_line(error)
+        raise DataError(f"this is no whole Parquet file: {reason}", where=str(path)) from None
+    rows = [(f"row {number}", row) for number, row in enumerate(zip(*columns, strict=True), 1)]
+    return _make_table(str(path), header, rows)
 
 
-def records_table(records: Iterable[Any], where: str) -> RawTable:
+def table_from_json(records: Iterable[Any], where: str) -> RawTable:
     """Take a list of JSON objects as a table; a key that some lack is empty there."""
-    given = list(records)
-    if not all(isinstance(record, dict) for record in given) or not given:
+    objects = list(records)
+    if not objects or not all(isinstance(record, dict) for record in objects):
         raise DataError(
             "this is no list of objects",
             where=where,
             hint="each entry is an object with the same keys",
         )
-    return _of_records(where, [(f"entry {i}", record) for i, record in enumerate(given, 1)])
+    placed = [(f"entry {number}", record) for number, record in enumerate(objects, 1)]
+    return _table_of_records(where, placed)
 
 
-def json_lines(path: Path) -> Iterator[Any]:
-    """Give the value of every line of a JSONL file."""
-    for n, line in enumerate(read_text(path).splitlines(), 1):
-        if line.strip():
-            try:
-                yield json.loads(line)
-            except (ValueError, RecursionError) as error:
-                reason = getattr(error, "msg", type(error).__name__)
-                raise DataError(f"this is no JSON: {reason}", where=f"{path}, line {n}") from None
+def _table_of_records(where: str, records: Sequence[tuple[str, Mapping[Any, Any]]]) -> RawTable:
+    """Return objects as a table; a key that some lack is empty there."""
+    columns = list(dict.fromkeys(key for _, record in records for key in record))
+    rows = [(place, tuple(map(record.get, columns))) for place, record in records]
+    return _make_table(where, columns, rows)
 
 
-def _table(where: str, header: Sequence[Any], rows: list[tuple[str, tuple[Any, ...]]]) -> RawTable:
+def _make_table(where: str, header: Sequence[Any], rows: Sequence[PlacedRow]) -> RawTable:
     names = [str(name).strip() for name in header]
     if len(names) > MOST_COLUMNS:
         raise DataError(f"{len(names):,} columns, more than {MOST_COLUMNS:,}", where=where)
-    twice = sorted(name for name, count in Counter(names).items() if count > 1)
-    if twice:
-        raise DataError(f"the column {', '.join(twice)!r} is there twice", where=where)
+    repeated = sorted(name for name, count in Counter(names).items() if count > 1)
+    if repeated:
+        raise DataError(f"the column {', '.join(repeated)!r} is there twice", where=where)
     return RawTable(where, tuple(names), tuple(rows))
 
 
 def safe_name(name: str) -> str:
     """Return a name for a folder, as lm-eval makes it; different names stay different."""
-    plain = re.sub(r"[^0-9A-Za-z._-]", "_", name.replace("/", "__")).strip(".") or "_"
-    if plain == name.replace("/", "__") and len(plain) <= 120:
+    with_underscores = name.replace("/", "__")
+    plain = re.sub(r"[^0-9A-Za-z._-]", "_", with_underscores).strip(".") or "_"
+    if plain == with_underscores and len(plain) <= 120:
         return plain
-    return f"{plain[:100]}-{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
-
-
-def load_json(path: Path) -> Any:
-    """Parse a file; every fault names its place, and a key given twice is one."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for name, value in pairs:
-            if name in found:
-                raise DataError(f"the key {name!r} is there twice in one object", where=str(path))
-            found[name] = value
-        return found
-
-    try:
-        return json.loads(read_text(path), object_pairs_hook=unique)
-    except json.JSONDecodeError as error:
-        place = f"{path}, line {error.lineno}, column {error.colno}"
-        cut = error.pos >= len(error.doc.rstrip())
-        hint = "the file ends too early: copy it again" if cut else None
-        raise DataError(f"this is no JSON: {error.msg}", where=place, hint=hint) from None
-    except DataError:
-        raise
-    except (RecursionError, ValueError) as error:
-        raise DataError(
-            f"this JSON cannot be read: {type(error).__name__}", where=str(path)
-        ) from None
-
-
-def inner(content: Any, *names: str) -> dict[str, Any]:
-    """Return the object under these names; empty where there is none."""
-    for name in names:
-        content = content.get(name) if isinstance(content, dict) else None
-    return content if isinstance(content, dict) else {}
-
-
-def section(content: dict[str, Any], name: str, where: str) -> dict[str, Any]:
-    """Return the object under ``name``; an absent one is empty, another type is an error."""
-    value = content.get(name)
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise DataError(f"{name} is no object", where=where)
-    return value
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{plain[:100]}-{digest[:8]}"

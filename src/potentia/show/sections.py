@@ -161,7 +161,7 @@ def answer_section(data: ReportData) -> Section:
 
 def reading_section(data: ReportData) -> Section | None:
     """Say how a foreign table was read: metric, direction, scale and kind of each column, and why."""
-    read = data.evidence.reading
+    read = data.evidence.table_layout
     return None if read is None else Section("reading", "How it was read", table=read.tables()[0])
 
 

@@ -1,0 +1,311 @@
+"""Every Eval Ever (schema 0.3.0), aggregate and instance level, in both directions.
+
+What the schema has no place for (protocol, seeds, fingerprints of data and recipe) goes into its ``details``, whose
+values are texts, and comes back from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from potentia.errors import DataError
+from potentia.files import write_file
+from potentia.formats.columns import metric_of_task
+from potentia.formats.entries import (
+    ScoreEntry,
+    ScoreFacts,
+    facts_from_fields,
+    key_by_content,
+    make_entry,
+    tidy_row,
+)
+from potentia.formats.hub_results import hub_dataset
+from potentia.formats.json_values import JsonObject, read_json_lines
+from potentia.formats.layout import TRAVELS
+from potentia.formats.table import safe_name
+from potentia.values.metric import Metric, Scale
+from potentia.values.protocol import DIRECT, Protocol
+from potentia.values.scores import ItemOutcome, Score, ScoreMatrix
+
+SCHEMA = "0.3.0"
+Items = Callable[[str, str, str], Sequence[ItemOutcome]]  # (protocol, model, task) → outcomes
+_BOUNDS: dict[Scale | None, tuple[Any, Any]] = {
+    "share": (0.0, 1.0),
+    "percent": (0.0, 100.0),
+    "unbounded": ("-Infinity", "Infinity"),
+}
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _ModelScore:
+    """One score of the model that a file is about."""
+
+    protocol: Protocol
+    task: str
+    score: Score
+
+    @property
+    def result_id(self) -> str:
+        """What its samples refer to."""
+        return f"{self.protocol}.{self.task}"
+
+
+@dataclass(frozen=True)
+class _ModelRun:
+    """All scores of one model, which go into one file; ``time`` is in seconds since 1970."""
+
+    model: str
+    time: str
+    scores: Sequence[_ModelScore]
+
+    @property
+    def id(self) -> str:
+        """What the file calls this evaluation."""
+        return f"potentia/{self.model.replace('/', '_')}/{self.time}"
+
+
+def write_every_eval_ever(
+    matrices: Mapping[Protocol, ScoreMatrix], folder: Path, items: Items | None = None
+) -> list[Path]:
+    """Write one file per model, and beside it ``…_samples.jsonl`` where ``items`` gives the outcomes of documents."""
+    scores_by_model: dict[str, list[_ModelScore]] = {}
+    for protocol, matrix in matrices.items():
+        for model, task, score in matrix.scores():
+            scores_by_model.setdefault(model, []).append(_ModelScore(protocol, task, score))
+    now = str(int(time.time()))
+    written: list[Path] = []
+    for model, scores in scores_by_model.items():
+        written += _write_model_run(_ModelRun(model, now, scores), folder, items)
+    return written
+
+
+def _write_model_run(run: _ModelRun, folder: Path, items: Items | None) -> list[Path]:
+    developer, _, name = run.model.rpartition("/")
+    model_folder = (
+        folder / "data" / "potentia" / safe_name(developer or "unknown") / safe_name(name)
+    )
+    file = model_folder / f"{uuid.uuid4()}.json"
+    body = _render_aggregate(run)
+    written = []
+    samples = [] if items is None else _render_samples(run, items)
+    if samples:
+        samples_file = file.with_name(f"{file.stem}_samples.jsonl")
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in samples)
+        write_file(samples_file, text)
+        body["detailed_evaluation_results"] = {
+            "format": "jsonl",
+            "file_path": str(samples_file.relative_to(folder)),
+            "hash_algorithm": "sha256",
+            "checksum": hashlib.sha256(text.encode()).hexdigest(),
+            "total_rows": len(samples),
+        }
+        written.append(samples_file)
+    write_file(file, json.dumps(body, indent=2, ensure_ascii=False) + "\n")
+    return [*written, file]
+
+
+def _render_aggregate(run: _ModelRun) -> dict[str, Any]:
+    developer, _, name = run.model.rpartition("/")
+    model_info = {
+        "name": name,
+        "id": run.model,
+        "additional_details": {"deployment_type": "unknown", "model_availability": "unknown"},
+    }
+    if developer:
+        model_info["developer"] = developer
+    source = {
+        "source_name": "Potentia",
+        "source_type": "evaluation_run",
+        "source_organization_name": "unknown",
+        "evaluator_relationship": "other",
+    }
+    return {
+        "schema_version": SCHEMA,
+        "evaluation_id": run.id,
+        "retrieved_timestamp": run.time,
+        "source_metadata": source,
+        "eval_library": {"name": "potentia", "version": version("potentia")},
+        "model_info": model_info,
+        "evaluation_results": [_render_result(model_score) for model_score in run.scores],
+    }
+
+
+def _render_result(model_score: _ModelScore) -> dict[str, Any]:
+    score = model_score.score
+    metric = score.metric
+    lowest, highest = _BOUNDS.get(metric.scale, (None, None))
+    metric_config = {
+        "metric_id": metric.canonical or "score",
+        "metric_name": metric.name or "score",
+        "lower_is_better": not metric.higher_is_better,
+        "score_type": "continuous",
+        "min_score": lowest,
+        "max_score": highest,
+    }
+    return {
+        "evaluation_result_id": model_score.result_id,
+        "evaluation_name": model_score.task,
+        "source_data": _render_source(model_score.task),
+        "metric_config": metric_config,
+        "score_details": _render_score(model_score),
+    }
+
+
+def _render_source(task: str) -> dict[str, Any]:
+    dataset = hub_dataset(task)
+    if dataset is None:
+        return {"dataset_name": task, "source_type": "other"}
+    return {
+        "dataset_name": task,
+        "source_type": "hf_dataset",
+        "hf_repo": dataset,
+        "hf_split": "test",
+    }
+
+
+def _render_score(model_score: _ModelScore) -> dict[str, Any]:
+    score = model_score.score
+    row = tidy_row(model_score.protocol, "", model_score.task, score)
+    columns = [name for name in ("protocol", "shots", *TRAVELS) if row[name] is not None]
+    details = {name: str(row[name]) for name in columns}
+    rendered: dict[str, Any] = {
+        "score": score.value,
+        "details": {**details, "metric": score.metric.name},
+    }
+    uncertainty: dict[str, Any] = {}
+    if not math.isnan(score.stderr):
+        uncertainty["standard_error"] = {"value": score.stderr}
+    if score.n:
+        uncertainty["num_samples"] = score.n
+    if uncertainty:
+        rendered["uncertainty"] = uncertainty
+    return rendered
+
+
+def _render_samples(run: _ModelRun, items: Items) -> list[dict[str, Any]]:
+    samples = []
+    for model_score in run.scores:
+        for item in items(model_score.protocol, run.model, model_score.task):
+            samples.append(_render_sample(run, model_score, item))
+    return samples
+
+
+def _render_sample(run: _ModelRun, model_score: _ModelScore, item: ItemOutcome) -> dict[str, Any]:
+    prompt = str(item.detail.get("prompt", ""))
+    gold = str(item.gold)
+    prediction = str(item.prediction)
+    attribution = {
+        "turn_idx": 0,
+        "source": "output.raw",
+        "extracted_value": prediction,
+        "extraction_method": "custom",
+        "is_terminal": True,
+    }
+    return {
+        "schema_version": SCHEMA,
+        "evaluation_id": run.id,
+        "model_id": run.model,
+        "evaluation_name": model_score.task,
+        "evaluation_result_id": model_score.result_id,
+        "sample_id": str(item.doc_id),
+        "sample_hash": hashlib.sha256((prompt + gold).encode("utf-8", "replace")).hexdigest(),
+        "interaction_type": "single_turn",
+        "input": {"raw": prompt, "reference": [gold]},
+        "output": {"raw": [prediction]},
+        "answer_attribution": [attribution],
+        "evaluation": {"score": item.value, "is_correct": item.value >= 1.0},
+    }
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def is_every_eval_ever(content: Any) -> bool:
+    """Tell a file of Every Eval Ever by its keys."""
+    if not isinstance(content, dict):
+        return False
+    return "schema_version" in content and "evaluation_results" in content
+
+
+def read_every_eval_ever(content: dict[str, Any], path: Path) -> Iterator[ScoreEntry]:
+    """Give the scores of one file, with their items where its samples lie beside it."""
+    where = str(path)
+    results = content["evaluation_results"]
+    model = JsonObject(content, where).get_object("model_info").get_value("id")
+    if not isinstance(results, list) or not isinstance(model, str) or not model.strip():
+        raise DataError("this file of Every Eval Ever names no model or no results", where=where)
+    items_by_result = _read_samples(path)
+    for position, result in enumerate(results):
+        place = f"{where}, evaluation_results[{position}]"
+        parsed = JsonObject.require(result, place, what="the result")
+        yield _read_result(parsed, model, items_by_result)
+
+
+def _read_result(
+    result: JsonObject, model: str, items_by_result: Mapping[str, dict[int, float]]
+) -> ScoreEntry:
+    score = result.get_object("score_details")
+    details = score.get_object("details")
+    uncertainty = score.get_object("uncertainty")
+    task = str(result.get_value("evaluation_name") or "").strip()
+    if not task:
+        raise DataError("the result has no evaluation_name", where=result.where)
+    result_id = str(result.get_value("evaluation_result_id") or task)
+    return make_entry(
+        result.where,
+        model,
+        task,
+        score.get_value("score"),
+        stderr=uncertainty.get_object("standard_error").get_value("value"),
+        n=uncertainty.get_value("num_samples"),
+        protocol=str(details.get_value("protocol") or DIRECT),
+        facts=_read_facts(result.get_object("metric_config"), details, task),
+        items=items_by_result.get(result_id) or items_by_result.get(task),
+    )
+
+
+def _read_facts(config: JsonObject, details: JsonObject, task: str) -> ScoreFacts:
+    """Return metric, origin and seeds: as Potentia wrote them into the details, else as the schema tells them."""
+    lower_is_better = config.find_boolean("lower_is_better")
+    if lower_is_better is None:
+        raise DataError("lower_is_better is neither true nor false", where=config.where)
+    fields = {**details.content, "higher_is_better": not lower_is_better}
+    written_metric = str(details.get_value("metric") or "") or None
+    facts = facts_from_fields(fields, task, written_metric, config.where)
+    if "metric" in details.content:
+        return facts
+    name = str(config.get_value("metric_id") or config.get_value("metric_name") or "")
+    known = metric_of_task(task, name or None, not lower_is_better)
+    bounds = (config.get_value("min_score"), config.get_value("max_score"))
+    scale = next((scale for scale, limits in _BOUNDS.items() if bounds == limits), known.scale)
+    metric = Metric(name=name, higher_is_better=not lower_is_better, kind=known.kind, scale=scale)
+    return replace(facts, metric=metric)
+
+
+def _read_samples(path: Path) -> dict[str, dict[int, float]]:
+    """Return evaluation → document → value of the samples beside a file; documents go by their hash."""
+    file = path.with_name(f"{path.stem}_samples.jsonl")
+    if not file.is_file():
+        return {}
+    pairs_by_result: dict[str, list[tuple[object, Any]]] = {}
+    for line in read_json_lines(file):
+        if not isinstance(line, dict):
+            continue
+        sample = JsonObject(line, str(file))
+        result = sample.get_value("evaluation_result_id") or sample.get_value("evaluation_name")
+        content = sample.get_value("sample_hash") or sample.get_value("input")
+        value = sample.find_object("evaluation").get_value("score")
+        pairs_by_result.setdefault(str(result), []).append((content, value))
+    return {result: key_by_content(pairs) for result, pairs in pairs_by_result.items()}

@@ -1,0 +1,78 @@
+"""Logs of Inspect, as JSON: one evaluation of one model, with its samples."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from potentia.errors import DataError
+from potentia.formats.columns import metric_of_task
+from potentia.formats.entries import ScoreEntry, ScoreFacts, key_by_content, make_entry
+from potentia.formats.json_values import JsonObject, float_or_none
+from potentia.values.protocol import DIRECT, Protocol
+
+_GRADES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # as Inspect's accuracy counts them
+
+
+def is_inspect_log(content: Any) -> bool:
+    """Tell a log of Inspect: it says what was evaluated, and its results are scores with metrics."""
+    if not isinstance(content, dict):
+        return False
+    return isinstance(content.get("eval"), dict) and "status" in content
+
+
+def read_inspect_log(content: dict[str, Any], where: str, *, metric: str | None) -> ScoreEntry:
+    """Return the score of one log: the headline metric, or the one asked for."""
+    log = JsonObject(content, where)
+    results = log.find_object("results")
+    if not results.get_value("scores"):
+        status = log.get_value("status")
+        raise DataError(f"the evaluation has no scores: its status is {status!r}", where=where)
+    headline = results.find_object("headline")
+    for score in results.find_objects("scores"):
+        metrics = score.find_object("metrics")
+        metric_name = metric or headline.find_text("metric") or _find_first_metric(metrics)
+        is_headline = headline.get_value("score") in (None, score.get_value("name"))
+        if metric_name in metrics.content and is_headline:
+            return _read_score(log, score, str(metric_name))
+    hint = "leave out --metric to take the headline"
+    raise DataError("the log has no such metric", where=where, hint=hint)
+
+
+def _find_first_metric(metrics: JsonObject) -> str | None:
+    return next((name for name in metrics.content if name != "stderr"), None)
+
+
+def _read_score(log: JsonObject, score: JsonObject, metric_name: str) -> ScoreEntry:
+    evaluation = log.find_object("eval")
+    metrics = score.find_object("metrics")
+    task = str(evaluation.content.get("task", "")).rpartition("/")[2]
+    shots = evaluation.find_object("task_args").find_integer("fewshot")
+    size = score.get_value("scored_samples")
+    if not size:
+        size = log.find_object("results").get_value("completed_samples")
+    return make_entry(
+        log.where,
+        evaluation.get_value("model"),
+        task,
+        metrics.find_object(metric_name).get_value("value"),
+        stderr=metrics.find_object("stderr").get_value("value"),
+        n=size,
+        protocol=DIRECT if shots is None else Protocol.few_shot(shots),
+        facts=ScoreFacts(metric_of_task(task, metric_name)),
+        items=_read_samples(log, str(score.get_value("name"))),
+    )
+
+
+def _read_samples(log: JsonObject, scorer: str) -> dict[int, float] | None:
+    """Return the value of every sample of a log that has them; of several epochs the mean."""
+    values_by_content: dict[str, list[float]] = {}
+    for sample in log.find_objects("samples"):
+        raw_value = sample.find_object("scores", scorer).get_value("value")
+        value = _GRADES.get(raw_value) if isinstance(raw_value, str) else float_or_none(raw_value)
+        if value is not None:
+            asked = [sample.get_value("input"), sample.get_value("target")]
+            content = json.dumps(asked, default=str)
+            values_by_content.setdefault(content, []).append(value)
+    means = ((content, sum(vs) / len(vs)) for content, vs in values_by_content.items())
+    return key_by_content(means) or None
