@@ -80,10 +80,10 @@ def operation_checks(
     shape: str, device: torch.device, dtype: torch.dtype
 ) -> list[tuple[str, Callable[[], dict[str, Any]]]]:
     """Make the checks of one shape: each runs an operation both ways on random numbers."""
+    from potentia.engine.lane_spec import LoraConfig
+    from potentia.engine.layers.adapter_bank import AdapterBank
     from potentia.engine.layers.row_layout import Route, ThinGroup
     from potentia.engine.operations import Gain, Rows, operations, plain, tile
-    from potentia.engine.training.adapters import AdapterBank
-    from potentia.engine.training.schedule import LoraConfig
 
     ours = operations(device)
     s = lanes.SHAPES[shape]
@@ -259,12 +259,14 @@ def quickly(work: Callable[[], Any]) -> float:
 
 def captures(bench: Bench) -> None:
     """Capture a step of lanes part by part, and tell which part cannot be captured and at which line."""
+    from potentia.engine.lane_spec import LoraConfig
+    from potentia.engine.layers.adapter_bank import AdapterBank
     from potentia.engine.layers.packed_pass import Blocks, StaticPass, StaticRun, _within_rows
     from potentia.engine.layers.row_layout import Bucket, Route, StaticInputs, lay
     from potentia.engine.models.split_model import SplitModel, attending
-    from potentia.engine.training.adapters import AdapterBank
-    from potentia.engine.training.schedule import Lane, LoraConfig
-    from potentia.engine.training.steps import COLUMNS, LaneStates, StaticSteps
+    from potentia.engine.steps.lane_states import UPDATE_COLUMNS, LaneStates
+    from potentia.engine.steps.packed_steps import PackedSteps
+    from potentia.engine.training.lane import Lane
 
     device, slots = torch.device(bench.device), 6
     shape = bench.shape("135m")
@@ -283,8 +285,8 @@ def captures(bench: Bench) -> None:
     )
     inputs.buffer.copy_(torch.from_numpy(row.filled(inputs.bucket)))
     ours = StaticPass(SplitModel(model), bank, Blocks.of(model))
-    steps = StaticSteps(ours, LaneStates(slots, bank.width, device))
-    steps.update(np.ones((slots, COLUMNS), np.float32))
+    steps = PackedSteps(ours, LaneStates(slots, bank.width, device))
+    steps.update(np.ones((slots, UPDATE_COLUMNS), np.float32))
     states = torch.randn(inputs.bucket.targets, model.config.hidden_size, device=device).to(
         bank.dtype
     )
@@ -358,13 +360,17 @@ def passes(bench: Bench) -> None:
 
 def compare(shape: str, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     """Run the same five steps through plain passes and through static ones, and float32 passes for the truth."""
+    from potentia.engine.lane_spec import LoraConfig
+    from potentia.engine.layers.adapter_bank import AdapterBank
     from potentia.engine.layers.packed_pass import Blocks, StaticPass
     from potentia.engine.models.split_model import SplitModel
     from potentia.engine.proof.training_check import check_lanes
-    from potentia.engine.training.adapters import AdapterBank
-    from potentia.engine.training.passes import HAND, LONG, PassPlan, run_step
-    from potentia.engine.training.schedule import Lane, LoraConfig
-    from potentia.engine.training.steps import LaneStates, StaticSteps
+    from potentia.engine.steps.lane_states import LaneStates
+    from potentia.engine.steps.packed_steps import PackedSteps
+    from potentia.engine.steps.padded_pass import compute_step_gradients
+    from potentia.engine.steps.pass_plan import PassPlan
+    from potentia.engine.training.lane import Lane
+    from potentia.values.training_form import TrainingForm
 
     slots, steps = 6, 5
     model = lanes.build(shape, device, dtype)
@@ -390,7 +396,7 @@ def compare(shape: str, device: torch.device, dtype: torch.dtype) -> dict[str, A
         out = []
         for rows in batches:
             own.grads.zero_()
-            run_step(one, own, rows, plan)
+            compute_step_gradients(one, own, rows, plan)
             out.append(own.grads[:slots].clone())
         own.grads.zero_()
         return out
@@ -399,14 +405,16 @@ def compare(shape: str, device: torch.device, dtype: torch.dtype) -> dict[str, A
     bank.close()
     verdict = check_lanes(model, lora, [rider.spec for rider in riders], static=True)
     told: dict[str, Any] = {"check": verdict.as_dict(), "form": verdict.form}
-    if verdict.form not in (HAND, LONG):
+    if verdict.form not in (TrainingForm.FUSED, TrainingForm.PACKED):
         return {**told, "right": False}
     kept = bank.weights.clone()
     bank = AdapterBank(model, lora, slots)
     bank.weights.copy_(kept)
     bank.refresh()
-    found = StaticPass(split, bank, Blocks.of(model) if verdict.form == HAND else None)
-    moving = StaticSteps(found, LaneStates(slots, bank.width, device))
+    found = StaticPass(
+        split, bank, Blocks.of(model) if verdict.form == TrainingForm.FUSED else None
+    )
+    moving = PackedSteps(found, LaneStates(slots, bank.width, device))
     results: list[Tensor] = []
     for rows in [*batches, *batches]:  # the second time all buckets are known
         bank.grads.zero_()
@@ -528,7 +536,7 @@ def with_peft(model: Any, lane: Any, initial: dict[str, Tensor]) -> dict[str, Te
     from peft import LoraConfig as PeftConfig
     from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 
-    from potentia.engine.training.schedule import data_order
+    from potentia.engine.lane_spec import data_order
 
     device = next(model.parameters()).device
     wrapped = get_peft_model(

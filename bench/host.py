@@ -193,7 +193,7 @@ def attention(tell: Told, device: str) -> None:
     from torch.nn.functional import scaled_dot_product_attention as attend
 
     import lanes
-    from potentia.engine.training.passes import usual_attention
+    from potentia.engine.layers.recomputation import usual_attention
 
     place = torch.device(device)
     for name, way in (

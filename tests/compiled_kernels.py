@@ -14,13 +14,14 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from lane_models import place, spec, tiny
+from potentia.engine.lane_spec import LoraConfig
+from potentia.engine.layers.adapter_bank import AdapterBank
 from potentia.engine.layers.packed_pass import Blocks, StaticPass
 from potentia.engine.layers.row_layout import lay
 from potentia.engine.models.split_model import SplitModel
 from potentia.engine.operations import kernels, ready
-from potentia.engine.training.adapters import AdapterBank
-from potentia.engine.training.schedule import Lane, LoraConfig
-from potentia.engine.training.steps import COLUMNS, LaneStates
+from potentia.engine.steps.lane_states import UPDATE_COLUMNS, LaneStates
+from potentia.engine.training.lane import Lane
 
 
 def main() -> None:
@@ -48,7 +49,7 @@ def main() -> None:
     found = StaticPass(SplitModel(model), bank, Blocks.of(model))
     assert found.blocks is not None
     found.operations = kernels
-    states, table = LaneStates(3, bank.width, bank.device), torch.ones(3, COLUMNS)
+    states, table = LaneStates(3, bank.width, bank.device), torch.ones(3, UPDATE_COLUMNS)
     q, kept = torch.zeros(2, 4, 8, dtype=dtype), torch.zeros(41, 2, 8, dtype=dtype)
 
     def work() -> None:

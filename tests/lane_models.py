@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from potentia.engine.layers.adapter_bank import AdapterBank
 from potentia.engine.layers.row_layout import Bucket, LongRow, StaticInputs
 from potentia.engine.training import LaneSpec, LoraConfig, Schedule, TokenisedExamples
-from potentia.engine.training.adapters import AdapterBank
 
 VOCAB = 96
 

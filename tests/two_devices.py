@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from potentia.engine.layers.adapter_bank import AdapterBank
 from potentia.engine.models import device_layout as spread
-from potentia.engine.training import passes
-from potentia.engine.training.adapters import AdapterBank
+from potentia.engine.steps import padded_pass as passes
 
 
 class Devices(TorchDispatchMode):

@@ -30,9 +30,10 @@ import torch
 from torch import Tensor
 
 from many import kept, options, run_all
-from potentia.engine import LoadedModel
-from potentia.engine.layers import lane_layers
+from potentia.engine import LoadedModel, lane_spec
+from potentia.engine.layers import lane_layers, recomputation
 from potentia.engine.layers import packed_pass as static
+from potentia.engine.layers.adapter_bank import AdapterBank
 from potentia.engine.layers.packed_pass import Block
 from potentia.engine.layers.row_layout import Picked
 from potentia.engine.models.float32_copy import Twin, twin
@@ -42,6 +43,9 @@ from potentia.engine.proof import rehearsal
 from potentia.engine.proof import training_check as check
 from potentia.engine.scoring import Scorer, network
 from potentia.engine.scoring.continuous import Slots
+from potentia.engine.steps import lane_states, packed_steps, padded_pass, pass_plan
+from potentia.engine.steps.lane_states import LaneStates
+from potentia.engine.steps.packed_steps import PackedSteps
 from potentia.engine.training import (
     LaneSpec,
     LaneTrainer,
@@ -49,16 +53,12 @@ from potentia.engine.training import (
     Schedule,
     TokenisedExamples,
     lane_run,
-    passes,
-    steps,
 )
-from potentia.engine.training import schedule as schedule_module
-from potentia.engine.training.adapters import AdapterBank
+from potentia.engine.training.lane import Lane
 from potentia.engine.training.lane_run import LaneRun
-from potentia.engine.training.schedule import Lane
-from potentia.engine.training.steps import LaneStates, StaticSteps
 from potentia.errors import PotentiaError
 from potentia.values.requests import Generation
+from potentia.values.training_form import TrainingForm
 
 WORTH = 3.0  # times the model's own rounding
 
@@ -289,12 +289,12 @@ def _spans_short(own: Any, rows: Any) -> Any:
 
 
 def _settings(change: Callable[[list[float]], list[float]]) -> Callable[[], Any]:
-    own = steps.settings_row
+    own = lane_states.update_settings
 
-    def broken(*args: Any) -> list[float]:
-        return change(own(*args))
+    def broken(*args: Any) -> lane_states.UpdateSettings:
+        return lane_states.UpdateSettings(*change([*own(*args)]))
 
-    return lambda: _everywhere("settings_row", broken, steps, check, rehearsal, lane_run)
+    return lambda: _everywhere("update_settings", broken, check, rehearsal, lane_run)
 
 
 @contextmanager
@@ -531,27 +531,27 @@ def first_step_breaks() -> list[Break]:
         Break(
             "routing: slot modulo four",
             first,
-            changed(passes, "assemble", _slots_modulo_four),
+            changed(padded_pass, "assemble", _slots_modulo_four),
         ),
         Break(
             "routing: slot modulo four, packed",
             packed,
-            changed(steps, "lay", _stretches_modulo_four),
+            changed(packed_steps, "lay", _stretches_modulo_four),
         ),
-        Break(lost, first, changed(passes, "divided", _last_pass_lost)),
+        Break(lost, first, changed(padded_pass, "divide_rows", _last_pass_lost)),
         Break(
             f"{lost}, told too",
             first,
-            lambda: _everywhere("cut", lambda *args: _last_pass_lost(_CUT, *args), passes),
+            changed(pass_plan, "divide_into_padded_passes", _last_pass_lost),
         ),
-        Break(f"{lost}, packed", packed, changed(StaticSteps, "gradients", _packed_last_lost)),
+        Break(f"{lost}, packed", packed, changed(PackedSteps, "gradients", _packed_last_lost)),
         Break(
             f"{lost}, packed, told too",
             packed,
-            changed(steps, "cut_end_to_end", _last_pass_lost),
+            changed(packed_steps, "divide_into_packed_passes", _last_pass_lost),
         ),
-        Break(twice, first, changed(passes, "divided", _first_pass_twice)),
-        Break(f"{twice}, packed", packed, changed(StaticSteps, "gradients", _packed_first_twice)),
+        Break(twice, first, changed(padded_pass, "divide_rows", _first_pass_twice)),
+        Break(f"{twice}, packed", packed, changed(PackedSteps, "gradients", _packed_first_twice)),
         Break(
             "gradient: the seventh row of a pass lost",
             first,
@@ -560,7 +560,7 @@ def first_step_breaks() -> list[Break]:
         Break(
             "gradient: the seventh row of a pass lost, packed",
             packed,
-            changed(steps, "lay", _packed_seventh_lost),
+            changed(packed_steps, "lay", _packed_seventh_lost),
         ),
         Break("gradient: not cleared", first, changed(plain, "update_", _gradients_kept)),
         Break(
@@ -577,9 +577,8 @@ def first_step_breaks() -> list[Break]:
             "optimizer: β2 of 0.95",
             first,
             lambda: _everywhere(
-                "settings_row",
+                "update_settings",
                 lambda *args: _beta2(_SETTINGS, *args),
-                steps,
                 check,
                 rehearsal,
                 lane_run,
@@ -607,7 +606,7 @@ def first_step_breaks() -> list[Break]:
             "rate: of the step after",
             first,
             lambda: _everywhere(
-                "settings_row", lambda *args: _step_too_late(_SETTINGS, *args), lane_run
+                "update_settings", lambda *args: _step_too_late(_SETTINGS, *args), lane_run
             ),
         ),
         Break(
@@ -622,7 +621,7 @@ def first_step_breaks() -> list[Break]:
         Break(
             "order: an example twice in an epoch",
             first,
-            changed(schedule_module, "data_order", _first_example_twice),
+            changed(lane_spec, "data_order", _first_example_twice),
         ),
         Break("order: batches one short", first, changed(LaneSpec, "rows", _batch_short)),
         Break("resume: moments not saved", resumed, changed(LaneRun, "_state", _moments_not_saved)),
@@ -635,7 +634,7 @@ def first_step_breaks() -> list[Break]:
     ]
 
 
-_CUT, _SETTINGS = passes.cut, steps.settings_row
+_SETTINGS = lane_states.update_settings
 
 
 def breaks() -> list[Break]:
@@ -767,7 +766,9 @@ def check_breaks() -> list[Break]:
             long,
             changed(plain, "thin_sums", _thin_back_grads(1, 1.05)),
         ),
-        Break("gradient: a lane's first token lost", long, changed(steps, "lay", _spans_short)),
+        Break(
+            "gradient: a lane's first token lost", long, changed(packed_steps, "lay", _spans_short)
+        ),
         Break(
             "routing: a row without its adapter",
             shared,
@@ -808,17 +809,20 @@ def check_breaks() -> list[Break]:
         Break(
             "loss: the prompt's last token counts",
             shared,
-            changed(passes, "assemble", _first_target),
+            changed(padded_pass, "assemble", _first_target),
         ),
         Break(
             "tokens: every row's second is another",
             shared,
-            changed(passes, "assemble", _last_token),
+            changed(padded_pass, "assemble", _last_token),
         ),
         Break(
-            "positions: run on from row to row", long, changed(steps, "lay", _places_run_on), "gpt2"
+            "positions: run on from row to row",
+            long,
+            changed(packed_steps, "lay", _places_run_on),
+            "gpt2",
         ),
-        Break("loss: the last target lost", long, changed(steps, "lay", _last_target_lost)),
+        Break("loss: the last target lost", long, changed(packed_steps, "lay", _last_target_lost)),
         Break(
             "tail: logits 1 % too large", shared, changed(SplitModel, "logits", _scaled(0, 1.01))
         ),
@@ -850,7 +854,9 @@ def check_breaks() -> list[Break]:
             changed(network.Network, "_tree", _tree_positions),
         ),
         Break(
-            "recomputing: 2 % too large", "again", changed(passes, "checkpoint", _scaled(0, 1.02))
+            "recomputing: 2 % too large",
+            "again",
+            changed(recomputation, "checkpoint", _scaled(0, 1.02)),
         ),
         Break(
             "tail: read one place early", "score", changed(network.Network, "_read", _read_early)
@@ -936,8 +942,8 @@ def build(name: str, dtype: torch.dtype) -> Any:
     return model.requires_grad_(False)
 
 
-FORM = {"hand": passes.HAND, "long": passes.LONG, "shared": passes.SHARED}
-FORM["again"] = passes.HAND  # with activations computed again
+FORM = {"hand": TrainingForm.FUSED, "long": TrainingForm.PACKED, "shared": TrainingForm.PADDED}
+FORM["again"] = TrainingForm.FUSED  # with activations computed again
 
 
 def noticed(broken: Break, dtype: torch.dtype) -> bool:
@@ -962,18 +968,22 @@ def trusted(by: str, name: str, dtype: torch.dtype) -> bool:
             return False
 
 
-def _check(model: Any, by: str, name: str) -> str:
+def _check(model: Any, by: str, name: str) -> TrainingForm | None:
     specs = lanes(name, by)
     if by == "again":
         found = check.check_lanes(model, specs[0].lora, specs, static=True)
-        return found.form if found.recomputes else ""
+        return found.form if found.recomputes else None
     if by != "long":
         return check.check_lanes(model, specs[0].lora, specs, static=by == "hand").form
     with patch.object(check.Blocks, "of", lambda _: None):
         return check.check_lanes(model, specs[0].lora, specs, static=True).form
 
 
-FIRST_STEP = {"first": passes.SHARED, "first packed": passes.HAND, "resumed": passes.SHARED}
+FIRST_STEP = {
+    "first": TrainingForm.PADDED,
+    "first packed": TrainingForm.FUSED,
+    "resumed": TrainingForm.PADDED,
+}
 LANES, BUDGET = (
     6,
     400,
@@ -996,7 +1006,7 @@ def _trains(model: Any, by: str, name: str) -> bool:
             ) as trainer:
                 trainer.train(specs, on_epoch=ended.extend, stop=asks_to_stop)
                 form = trainer.record["training"]["form"]
-    return bool(form == FIRST_STEP[by])
+    return bool(form == FIRST_STEP[by].value)
 
 
 def _has_ended(epochs: Sequence[Any], *, early: bool) -> bool:

@@ -34,7 +34,7 @@ def test_a_sound_model_is_right_in_both_dtypes(folder: str) -> None:
         said = json.loads(done.stdout)
         assert said["right"]
         assert len(said["compared"]) >= 6
-        assert said["record"]["training"]["form"] == "shared passes"
+        assert said["record"]["training"]["form"] == "padded"
         assert said["record"]["load"] == {"weights": "all in place"}
 
 

@@ -14,12 +14,13 @@ from architectures.tiny import build, words
 from lane_models import examples, gap, spec
 from lane_models import tiny as lane_model
 from potentia.engine import LoadedModel
+from potentia.engine.lane_spec import Lesson
 from potentia.engine.models.device_layout import give_back, may_give_back
 from potentia.engine.scoring import Scorer
+from potentia.engine.steps.lane_states import UPDATE_COLUMNS
+from potentia.engine.steps.pass_plan import PassPlan
 from potentia.engine.training import LaneSpec, LaneTrainer
-from potentia.engine.training.passes import PassPlan
-from potentia.engine.training.schedule import Lane, Lesson
-from potentia.engine.training.steps import COLUMNS
+from potentia.engine.training.lane import Lane
 from potentia.values.requests import Continuation, Generation
 
 
@@ -195,7 +196,9 @@ def test_a_pass_that_finds_no_memory_when_it_is_captured_is_made_smaller(
         trainer.in_passes(rows, compute, steps.clear, "")
         steps.capturing = True
         steps._updating.uses = 1
-        steps.update(np.zeros((steps.bank.slots, COLUMNS), np.float32))  # this goes on without
+        steps.update(
+            np.zeros((steps.bank.slots, UPDATE_COLUMNS), np.float32)
+        )  # this goes on without
         assert steps.capturing
     assert plans[0] == 1024
     assert plans[-1] == 256

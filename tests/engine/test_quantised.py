@@ -100,7 +100,7 @@ def with_peft(
         eps=plan.eps,
         weight_decay=plan.weight_decay,
     )
-    from potentia.engine.training.schedule import data_order
+    from potentia.engine.lane_spec import data_order
 
     for step in range(lane.total_steps):
         epoch, at = divmod(step, lane.steps_per_epoch)

@@ -20,8 +20,8 @@ from potentia.engine.models.identity import Verdicts, structure
 from potentia.engine.proof import scoring_trial as trial
 from potentia.engine.scoring import Scorer
 from potentia.engine.training import LaneTrainer, LoraConfig
-from potentia.engine.training.passes import HAND, LONG, SHARED
 from potentia.errors import TuningError
+from potentia.values.training_form import TrainingForm
 
 
 def pairs(count: int = 4, length: int = 40) -> list[tuple[list[int], list[int]]]:
@@ -109,7 +109,7 @@ def test_lanes_of_a_model_built_alike_are_checked_by_a_row_each(dtype: torch.dty
         with LaneTrainer(loaded, static=True) as trainer:
             trainer._check(specs[0].lora, specs)
             found = trainer.verdict(specs[0].lora)
-            assert found.form == HAND
+            assert found.form == TrainingForm.FUSED
             assert ("judged" in found.facts) == bool(number)
             whole = (
                 found.facts["in_full"] if number else found.facts
@@ -127,9 +127,11 @@ def test_a_known_form_is_not_believed_where_a_row_differs() -> None:
     lora = LoraConfig(targets=("q_proj", "v_proj"), dropout=0.0)
     specs = [replace(spec(f"l{i}", seed=i), lora=lora) for i in range(3)]
     with LaneTrainer(loaded, static=True) as trainer:
-        loaded.verdicts.put({"form": HAND, "recomputes": True}, *trainer._alike(lora))
+        loaded.verdicts.put(
+            {"form": TrainingForm.FUSED.value, "recomputes": True}, *trainer._alike(lora)
+        )
         trainer._check(lora, specs)
-        assert trainer.verdict(lora).form == LONG
+        assert trainer.verdict(lora).form == TrainingForm.PACKED
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -166,14 +168,14 @@ def test_longer_rows_are_checked_by_two_of_them_and_processes_of_a_run_hear_of_f
         assert passes(kind, lambda: trainer._check(long[0].lora, long)) < whole / 2
         found = trainer.verdict(long[0].lora)
         assert (found.form, found.recomputes, found.longest) == (
-            SHARED,
+            TrainingForm.PADDED,
             True,
             max(one.longest for one in long),
         )
         assert "judged" in found.facts
         assert "update" in found.facts["in_full"]
         assert passes(kind, lambda: trainer._check(short[0].lora, short)) == 0
-        assert other.get(*trainer._alike(short[0].lora))["form"] == SHARED
+        assert other.get(*trainer._alike(short[0].lora))["form"] == TrainingForm.PADDED.value
 
 
 def test_adapters_are_tried_on_a_few_rows_where_the_bare_model_is_right() -> None:

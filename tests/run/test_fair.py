@@ -145,7 +145,7 @@ def test_one_function_under_four_names_gets_the_same_fine_tuning(tmp_path: Path)
 def test_a_fused_layer_is_the_same_model_with_another_adapter(tmp_path: Path):
     """Phi-3 keeps q, k and v in one layer: one A for the three. All its linear layers are adapted all the same."""
     from potentia import engine
-    from potentia.engine.training.targets import find_targets
+    from potentia.engine.layers.adapter_targets import find_targets
     from potentia.run.tuned import adapter
     from potentia.study import Tuning
 

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 import tiny
+from potentia.engine.layers import adapter_bank as adapters
 from potentia.engine.models import identity
 from potentia.engine.models import split_model as split
 from potentia.engine.models import tokenization as tokens
 from potentia.engine.scoring import generate, network, scorer
-from potentia.engine.training import adapters, full, lane_run, trainer
+from potentia.engine.training import full, lane_run, trainer
 from potentia.run import ask, run_study
 from potentia.store import Store, live, reading
 from potentia.study import make_study
@@ -124,7 +125,9 @@ def lowered(monkeypatch: pytest.MonkeyPatch) -> Crossings:
     lower(ask, "REMEMBERED", 0)
     lower(live, "_CHUNK", 2)
     plan = trainer.make_plan
-    lower(trainer, "make_plan", lambda **options: plan(**{**options, "token_budget": 64}))
+    lower(
+        trainer, "make_plan", lambda work, **options: plan(work, **{**options, "token_budget": 64})
+    )
 
     crossings.watch(
         tokens.Encoder, "_make_room", "texts", lambda _, encoder, count: encoder._held == count

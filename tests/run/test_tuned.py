@@ -63,8 +63,8 @@ def trainer_losses(world: Path, recipe: dict) -> list[float]:
     from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
     from potentia import engine, tasks
+    from potentia.engine.lane_spec import data_order
     from potentia.engine.training import encode_examples
-    from potentia.engine.training.schedule import data_order
 
     loaded = engine.load(str(world / "base"), device="cpu")
     task = tasks.load(str(world / "colours.jsonl"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from potentia.show.how import ABSENT, _computed, _study
+from potentia.show.how import _computed, _study
 from potentia.store import CellRecord, StudyRecord
 from potentia.values.metric import Metric
 from potentia.values.provenance import Provenance
@@ -37,12 +37,9 @@ def cell(model: str, task: str, *, weights: str = "all in place", **training: ob
 
 
 def test_slower_paths_and_odd_weights_come_first():
-    fast = {"form": "hand-written layers"}
-    other = {
-        "form": "shared passes",
-        "not_taken": {"hand-written layers": ABSENT},
-    }  # no fall-back: it has no such form
-    slow = {"form": "one row a pass", "not_taken": {"shared passes": "gradients off by 0.2"}}
+    fast = {"form": "fused"}
+    other = {"form": "padded"}  # no fall-back: it has no fused layers
+    slow = {"form": "one_row", "not_taken": {"padded": "gradients off by 0.2"}}
     table = _computed(
         [
             cell("a", "t", **fast),

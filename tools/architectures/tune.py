@@ -17,7 +17,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from potentia.engine.proof.peft_comparison import State, distance, train_by_peft, wrapped_by_peft
+from potentia.engine.comparison.peft_comparison import (
+    State,
+    distance,
+    train_by_peft,
+    wrapped_by_peft,
+)
 from potentia.engine.training import LaneSpec, LaneTrainer, LoraConfig, Schedule, TokenisedExamples
 from potentia.errors import TuningError
 

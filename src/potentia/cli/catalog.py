@@ -37,6 +37,7 @@ from potentia.cli.output import (
 )
 from potentia.errors import InputError
 from potentia.values.findings import Table
+from potentia.values.training_form import TrainingForm
 
 if TYPE_CHECKING:
     from potentia.facts import ModelFacts, ModelTable
@@ -174,7 +175,8 @@ def check(options: CheckModelOptions) -> None:
 
       potentia models check ./my-model --dtype bfloat16 --json
     """
-    from potentia.engine.training import LoraConfig, beside_peft
+    from potentia.engine.comparison import beside_peft
+    from potentia.engine.training import LoraConfig
 
     is_path = options.model.startswith((".", "/", "~"))
     if is_path and not Path(options.model).expanduser().exists():
@@ -220,7 +222,7 @@ def check(options: CheckModelOptions) -> None:
         options.as_json,
         value,
         Table(description, columns, rows),
-        *(f"Not taken: {form}: {reason}" for form, reason in refusals.items()),
+        *(f"Not taken: {TrainingForm(form).words}: {reason}" for form, reason in refusals.items()),
     )
     raise typer.Exit(int(not all_right))
 

@@ -12,14 +12,12 @@ from potentia.timing import format_duration
 from potentia.values.findings import Cell, Table
 from potentia.values.protocol import Protocol
 from potentia.values.provenance import EngineProvenance, ScorerProvenance, TrainingProvenance
+from potentia.values.training_form import TrainingForm
 
 if TYPE_CHECKING:
     from potentia.show.source import ReportData
 
-ABSENT, IN_PLACE = (
-    "its layers are of another kind",
-    "all in place",
-)  # as the engine says where nothing is odd
+IN_PLACE = "all in place"  # as the engine says where nothing is odd
 BY_HAND = "hand-written layers"  # as the scorer notes it
 
 
@@ -90,10 +88,10 @@ def _computed(cells: Iterable[CellRecord]) -> Table:
 def _path(cell: CellRecord) -> tuple[Cell, ...]:
     training = cell.provenance.training or TrainingProvenance()
     scorer = cell.provenance.scorer
-    reasons = [f"{form}: {why}" for form, why in training.not_taken.items() if why != ABSENT]
+    reasons = [f"{TrainingForm(form).words}: {why}" for form, why in training.not_taken.items()]
     slower = "; ".join([*reasons, *scorer.fallbacks]) or None
     trained = (
-        training.form,
+        TrainingForm(training.form).words if training.form else None,
         _size(training.gradient_error),
         _size(training.update),
         ", ".join(training.targets) or None,

@@ -9,9 +9,9 @@ import torch
 from architectures.odd import ODD
 from architectures.tiny import build
 from lane_models import examples, tiny
+from potentia.engine.lane_spec import LaneSpec, Schedule, data_order
 from potentia.engine.training import FullLanes
-from potentia.engine.training.passes import LANE, ROW
-from potentia.engine.training.schedule import LaneSpec, Schedule, data_order
+from potentia.values.training_form import TrainingForm
 
 RECIPE = Schedule(
     epochs=3,
@@ -194,7 +194,10 @@ def test_a_head_that_reads_tokens_is_tuned_by_its_own_forward() -> None:
     )
     with FullLanes(ODD["a head that reads tokens"]()) as trainer:
         tuned(trainer, data, recipe)
-        assert (trainer.form, trainer.record["training"]["form"]) == (LANE, LANE)
+        assert (trainer.form, trainer.record["training"]["form"]) == (
+            TrainingForm.ONE_LANE,
+            "one_lane",
+        )
         assert trainer.record["training"]["distance"]["lane"] < 1e-4
 
 
@@ -205,4 +208,4 @@ def test_rows_that_change_others_are_kept_apart_in_full_tuning() -> None:
             examples(24, high=40),
             Schedule(epochs=1, batch=8, learning_rate=2e-4, warmup_steps=1),
         )
-        assert trainer.form == ROW
+        assert trainer.form == TrainingForm.ONE_ROW

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from lane_models import tiny
+from potentia.engine.lane_spec import LoraConfig
+from potentia.engine.layers.adapter_bank import AdapterBank
 from potentia.engine.layers.row_layout import Route, ThinGroup
 from potentia.engine.operations import Gain, Rows, plain, tile
-from potentia.engine.training.adapters import AdapterBank
-from potentia.engine.training.schedule import LoraConfig
 
 CUDA = torch.cuda.is_available()
 with pytest.MonkeyPatch.context() as patch:

@@ -16,22 +16,23 @@ from architectures.tune import by_peft, distance, read_back
 from architectures.tune import lanes as specs_of
 from lane_models import examples, spec, tiny
 from potentia.engine import operations
+from potentia.engine.layers import recomputation as passes
 from potentia.engine.models import float32_copy as twin
 from potentia.engine.operations import plain
 from potentia.engine.proof.training_check import check_lanes, recheck
-from potentia.engine.training import LaneSpec, LaneTrainer, LoraConfig, Schedule, passes
-from potentia.engine.training.passes import HAND, LANE, LONG, ROW, SHARED
+from potentia.engine.training import LaneSpec, LaneTrainer, LoraConfig, Schedule
 from potentia.errors import TuningError
+from potentia.values.training_form import TrainingForm
 
 # which form is right: without static passes, and with them
 RIGHT = {
-    "attention in [s, b, h]": (LANE, LANE),
-    "MLP in [s, b, h]": (LANE, LONG),
-    "a list of experts": (LANE, LANE),
-    "a head that reads tokens": (LANE, LANE),
-    "a look-back by another name": (SHARED, SHARED),
-    "a residual factor": (SHARED, LONG),
-    "a layer without rotary": (SHARED, LONG),
+    "attention in [s, b, h]": (TrainingForm.ONE_LANE, TrainingForm.ONE_LANE),
+    "MLP in [s, b, h]": (TrainingForm.ONE_LANE, TrainingForm.PACKED),
+    "a list of experts": (TrainingForm.ONE_LANE, TrainingForm.ONE_LANE),
+    "a head that reads tokens": (TrainingForm.ONE_LANE, TrainingForm.ONE_LANE),
+    "a look-back by another name": (TrainingForm.PADDED, TrainingForm.PADDED),
+    "a residual factor": (TrainingForm.PADDED, TrainingForm.PACKED),
+    "a layer without rotary": (TrainingForm.PADDED, TrainingForm.PACKED),
 }
 TARGETS = {
     "MLP in [s, b, h]": ("up_proj", "down_proj"),
@@ -53,7 +54,7 @@ def test_odd_models_are_tuned_as_peft_tunes_them(name: str, static: bool) -> Non
     model = ODD[name]()
     with LaneTrainer(model, static=static) as trainer:
         trainer.train(lanes)
-        assert trainer.record["training"]["form"] == RIGHT[name][static]
+        assert trainer.record["training"]["form"] == RIGHT[name][static].value
         states = {lane.key: trainer.adapter_state(lane.key) for lane in lanes}
         bank = trainer.bank(lanes[0].lora, trainer.plan.slots)
         starts = {lane.key: bank.state(bank.fresh(lane.seed)) for lane in lanes}
@@ -68,8 +69,8 @@ def test_layers_that_only_look_like_llamas_are_not_written_by_hand(
     case: str, dtype: torch.dtype
 ) -> None:
     verdict = check_lanes(build(case).to(dtype), specs()[0].lora, specs(), static=True, limit=96)
-    assert verdict.form == LONG
-    assert "gradients by" in verdict.facts["not_taken"][HAND]
+    assert verdict.form == TrainingForm.PACKED
+    assert "gradients by" in verdict.facts["not_taken"][TrainingForm.FUSED.value]
 
 
 @pytest.mark.parametrize("case", ["olmo", "olmo2", "olmo3", "flex_olmo"])
@@ -77,21 +78,21 @@ def test_angles_in_float32_are_no_obstacle_in_bfloat16(case: str) -> None:
     """Found before: "Expected query, key, and value to have the same dtype", and a ranking by direct scores."""
     with LaneTrainer(build(case).to(torch.bfloat16)) as trainer:
         results = trainer.train(specs())
-        assert trainer.record["training"]["form"] == SHARED
+        assert trainer.record["training"]["form"] == TrainingForm.PADDED.value
     assert all(result.status == "done" for result in results.values())
 
 
 def test_rows_that_change_others_are_kept_apart_in_bfloat16_too() -> None:
     with LaneTrainer(build("phi3+longrope").to(torch.bfloat16)) as trainer:
         trainer.train(specs())
-        assert trainer.record["training"]["form"] == ROW
+        assert trainer.record["training"]["form"] == TrainingForm.ONE_ROW.value
 
 
 def test_a_fall_back_is_told_with_its_cost(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         lanes = specs(("experts.0", "experts.1"))
         verdict = check_lanes(ODD["a list of experts"](), lanes[0].lora, lanes, static=False)
-    assert verdict.form == LANE
+    assert verdict.form == TrainingForm.ONE_LANE
     assert "as many passes as there are lanes" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.WARNING):
@@ -112,8 +113,8 @@ def test_a_model_that_no_form_computes_is_tuned_row_by_row_by_its_own_code(
     model = tiny("llama")
     with LaneTrainer(model) as trainer:
         trainer.train(lanes)
-        assert trainer.record["training"]["form"] == ROW
-        assert "gradients by" in trainer.record["training"]["not_taken"][SHARED]
+        assert trainer.record["training"]["form"] == TrainingForm.ONE_ROW.value
+        assert "gradients by" in trainer.record["training"]["not_taken"][TrainingForm.PADDED.value]
         ours = trainer.adapter_state(lanes[0].key)
         bank = trainer.bank(lanes[0].lora, trainer.plan.slots)
         start = bank.state(bank.fresh(lanes[0].seed))
@@ -157,8 +158,8 @@ def test_adapters_of_every_kind_are_pefts(case: str, kind: Any, static: bool) ->
     model = build(case)
     with LaneTrainer(model, static=static) as trainer:
         trainer.train(lanes)
-        fast = LONG if case == "gpt2" else HAND
-        assert trainer.record["training"]["form"] == (fast if static else SHARED)
+        fast = TrainingForm.PACKED if case == "gpt2" else TrainingForm.FUSED
+        assert trainer.record["training"]["form"] == (fast if static else TrainingForm.PADDED).value
         ours = {lane.key: trainer.adapter_state(lane.key) for lane in lanes}
         bank = trainer.bank(lora, trainer.plan.slots)
         starts = {lane.key: bank.state(bank.fresh(lane.seed)) for lane in lanes}
@@ -208,7 +209,7 @@ def test_kernels_are_compared_one_by_one_in_the_dtype_of_the_run(
     monkeypatch.setattr(operations, "kernels_for", lambda _: kernels)
     found = check_lanes(tiny("llama").to(torch.bfloat16), specs()[0].lora, specs(), static=True)
     assert {dtype for name, dtype in seen if name != "update_"} == {torch.bfloat16}
-    assert (found.form == HAND) == (not broken)
+    assert (found.form == TrainingForm.FUSED) == (not broken)
     if not broken:
         assert {*KERNELS} <= found.facts["kernels"].keys()
         assert max(found.facts["kernels"].values()) == 0
@@ -231,7 +232,7 @@ def test_fewer_blocks_are_the_ones_that_they_were(kind: str) -> None:
         spec(f"l{i}", seed=i, data=examples(12, seed=i, low=20, high=40)) for i in range(3)
     ]  # beyond its window
     found = check_lanes(model, lanes[0].lora, lanes, static=True)
-    assert found.form == HAND
+    assert found.form == TrainingForm.FUSED
     assert found.recomputes, found.facts["recomputing"]
     again = recheck(model, lanes[0].lora, lanes, found, limit=128, recompute=False)
     assert again is not None
@@ -246,7 +247,7 @@ def test_a_model_too_large_for_a_whole_copy_keeps_its_hand_written_layers(
     monkeypatch.setattr(twin, "_free", lambda _: 0)
     found = check_lanes(deep(), specs()[0].lora, specs(), static=True)
     assert found.facts["judged_blocks"] == "2 of 4, two of each kind"
-    assert found.form == HAND
+    assert found.form == TrainingForm.FUSED
 
 
 def test_recomputing_is_judged_by_blocks_that_another_follows(
@@ -256,7 +257,7 @@ def test_recomputing_is_judged_by_blocks_that_another_follows(
     own = passes.checkpoint
     monkeypatch.setattr(passes, "checkpoint", lambda *given, **how: own(*given, **how) * 1.02)
     found = check_lanes(deep(), specs()[0].lora, specs(), static=True)
-    assert found.form == HAND
+    assert found.form == TrainingForm.FUSED
     assert not found.recomputes
     assert "losses off" in found.facts["recomputing"]
 
@@ -269,5 +270,5 @@ def test_in_16_bits_gradients_are_at_most_half_as_far_off_again_as_the_models_ow
     found = check_lanes(
         build("roberta").to(torch.bfloat16), lanes[0].lora, lanes, static=False, limit=96
     )
-    assert found.form == SHARED
+    assert found.form == TrainingForm.PADDED
     assert found.facts["distance_in_few_bits"]["lane"] <= 1.5 * found.facts["own_rounding"]["lane"]

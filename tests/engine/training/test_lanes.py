@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from lane_models import examples, gap, spec, tiny
+from potentia.engine.lane_spec import LoraConfig, TokenisedExamples, data_order
 from potentia.engine.training.lanes import LaneTrainer
-from potentia.engine.training.schedule import LoraConfig, TokenisedExamples, data_order
 from potentia.errors import InputError, TuningError
 
 
@@ -196,7 +196,7 @@ def test_where_memory_is_short_lanes_are_checked_with_recomputed_activations(
     """Found before: the check ran without, and then lanes were trained with it."""
     from potentia.engine.training import lanes, trainer
 
-    monkeypatch.setattr(trainer, "room_for_passes", lambda *_, **__: 1 << 10)
+    monkeypatch.setattr(trainer, "room_for_passes", lambda *_, **__: 1 << 20)
     asked, own = [], lanes.check_lanes
     monkeypatch.setattr(
         lanes, "check_lanes", lambda *a, **o: asked.append(o["recompute"]) or own(*a, **o)
@@ -212,7 +212,8 @@ def test_activations_are_computed_again_in_mid_run_only_where_that_was_checked(
     right: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Found before: memory ran out, recomputing was switched on, and nobody had compared it with anything."""
-    from potentia.engine.training import passes, trainer
+    from potentia.engine.layers import recomputation as passes
+    from potentia.engine.training import trainer
 
     def short_of_memory(self, rows, compute, clear, hint):
         def tight(plan):
@@ -237,7 +238,7 @@ def test_activations_are_computed_again_in_mid_run_only_where_that_was_checked(
 
 
 def test_recomputing_activations_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from potentia.engine.training import passes
+    from potentia.engine.layers import recomputation as passes
 
     specs = neighbours(3, dropout=0.1)
     plain = states(tiny("llama"), specs)

@@ -11,7 +11,7 @@ from potentia.engine import going_first
 from potentia.engine.models.device_layout import on_stream
 from potentia.engine.operations.dropout import Dropout, token_keys
 from potentia.engine.training.lanes import LaneTrainer
-from potentia.engine.training.passes import HAND
+from potentia.values.training_form import TrainingForm
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -44,7 +44,7 @@ def test_the_kernel_draws_the_same_masks() -> None:
 
 def test_float32_equals_the_cpu() -> None:
     form, there = train(tiny("llama").cuda(), lanes())
-    assert form == HAND
+    assert form == TrainingForm.FUSED
     _, here = train(tiny("llama"), lanes())
     assert max(gap(here[key], there[key]) for key in here) < 5e-5
 
@@ -52,7 +52,7 @@ def test_float32_equals_the_cpu() -> None:
 def test_bf16_learns_the_same_direction() -> None:
     model = tiny("llama").to("cuda", torch.bfloat16)
     form, there = train(model, lanes())
-    assert form == HAND
+    assert form == TrainingForm.FUSED
     _, here = train(tiny("llama"), lanes())
     for key, wanted in here.items():
         for name, value in wanted.items():

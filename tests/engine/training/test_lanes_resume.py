@@ -12,8 +12,8 @@ import torch
 
 from lane_models import examples, gap, spec, tiny
 from potentia.engine.training import lane_run
-from potentia.engine.training.checkpoint_file import Shelf, Snapshots, read_sealed, write_sealed
 from potentia.engine.training.lanes import LaneTrainer
+from potentia.engine.training.snapshot import Shelf, Snapshots, read_sealed, write_sealed
 from potentia.errors import TuningError
 
 

@@ -11,9 +11,10 @@ from torch import nn
 from architectures import tune
 from architectures.tiny import build
 from lane_models import VOCAB, examples, gap, spec, tiny
+from potentia.engine.layers.adapter_targets import find_targets
+from potentia.engine.steps.packed_steps import PackedSteps
+from potentia.engine.steps.padded_steps import PaddedSteps
 from potentia.engine.training import LaneSpec, LaneTrainer, LoraConfig, Schedule, TokenisedExamples
-from potentia.engine.training.steps import PlainSteps, StaticSteps
-from potentia.engine.training.targets import find_targets
 from potentia.errors import TuningError
 
 ALL = ("all-linear",)
@@ -97,15 +98,15 @@ def test_lanes_on_such_a_layer_are_pefts() -> None:
 @pytest.mark.parametrize(
     ("case", "targets", "form"),
     [
-        ("bamba", None, PlainSteps),  # states run on from row to row of a long row
-        ("opt+dropout", ALL, StaticSteps),
-        ("olmo+clip", None, StaticSteps),
-        ("mixtral", ALL, PlainSteps),  # stacked experts
-        ("mixtral", None, StaticSteps),
-        ("gpt_oss", None, PlainSteps),  # sinks
-        ("llama4_text", None, PlainSteps),  # attends within chunks, which a mask alone tells
-        ("bitnet", None, StaticSteps),
-        ("gemma3", None, StaticSteps),
+        ("bamba", None, PaddedSteps),  # states run on from row to row of a long row
+        ("opt+dropout", ALL, PackedSteps),
+        ("olmo+clip", None, PackedSteps),
+        ("mixtral", ALL, PaddedSteps),  # stacked experts
+        ("mixtral", None, PackedSteps),
+        ("gpt_oss", None, PaddedSteps),  # sinks
+        ("llama4_text", None, PaddedSteps),  # attends within chunks, which a mask alone tells
+        ("bitnet", None, PackedSteps),
+        ("gemma3", None, PackedSteps),
     ],
 )
 def test_static_lanes_are_the_plain_lanes(
@@ -120,7 +121,7 @@ def test_static_lanes_are_the_plain_lanes(
                 specs, on_step=lambda _, t=trainer: taken.append(type(t.run_under_way.steps))
             )
             found.append({spec.key: trainer.adapter_state(spec.key) for spec in specs})
-    assert set(taken) == {PlainSteps, form}
+    assert set(taken) == {PaddedSteps, form}
     for other in found[1:]:
         assert max(gap(found[0][spec.key], other[spec.key]) for spec in specs) < 1e-4
 
@@ -209,7 +210,7 @@ def test_a_batch_without_a_target_is_a_step_without_a_loss() -> None:
 
 
 def test_recomputing_changes_no_mode() -> None:
-    from potentia.engine.training.passes import recomputing
+    from potentia.engine.layers.recomputation import recomputing
 
     model = build("opt+dropout")
     before = {name: set(module.__dict__) for name, module in model.named_modules()}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from potentia.engine.training.passes import PassPlan, Workload, make_plan, pack
+from potentia.engine.steps.pass_plan import PassPlan, Workload, make_plan, pack
 from potentia.errors import TuningError
 
 lengths = st.lists(st.integers(2, 300), min_size=1, max_size=120)

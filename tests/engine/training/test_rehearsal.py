@@ -22,8 +22,8 @@ from potentia.engine.training import (
     TokenisedExamples,
     lane_run,
 )
-from potentia.engine.training.passes import HAND, LANE, LONG, ROW, SHARED
 from potentia.errors import TuningError
+from potentia.values.training_form import TrainingForm
 
 
 def specs(count: int = 6, dropout: float = 0.1, **settings: Any) -> list[LaneSpec]:
@@ -54,7 +54,7 @@ def test_training_goes_on_as_if_nothing_had_been(
 ) -> None:
     lanes = specs(dropout=dropout)
     rehearsed, facts = train(lanes, static=static)
-    assert facts["form"] == (HAND if static else SHARED)
+    assert facts["form"] == ("fused" if static else "padded")
     assert facts["rehearsal"]["lanes"] == 6
     assert facts["rehearsal"]["passes"] > 1
     assert 5 in facts["rehearsal"]["slots"]
@@ -96,8 +96,10 @@ def test_a_form_that_fails_the_rehearsal_is_not_taken(monkeypatch: pytest.Monkey
     with LaneTrainer(tiny("llama"), token_budget=300) as trainer:
         results = trainer.train(specs(dropout=0.0), on_recall=recalled.append)
         record = trainer.record["training"]
-    assert record["form"] == LANE
-    assert "the first step of all lanes: losses off" in record["not_taken"][SHARED]
+    assert record["form"] == TrainingForm.ONE_LANE.value
+    assert (
+        "the first step of all lanes: losses off" in record["not_taken"][TrainingForm.PADDED.value]
+    )
     assert {result.status for result in results.values()} == {"done"}
     assert not recalled
 
@@ -178,6 +180,6 @@ def test_slower_forms_follow_in_order() -> None:
     from potentia.engine.proof.training_check import _forms_to_try
 
     refused = Refusal("wrong")
-    assert _forms_to_try({}, static=True) == (HAND, LONG, SHARED, LANE, ROW)
-    assert _forms_to_try({HAND: refused}, static=True) == (LONG, SHARED, LANE, ROW)
-    assert _forms_to_try({SHARED: refused}, static=False) == (LANE, ROW)
+    assert _forms_to_try({}, static=True) == tuple(TrainingForm)
+    assert _forms_to_try({TrainingForm.FUSED: refused}, static=True) == tuple(TrainingForm)[1:]
+    assert _forms_to_try({TrainingForm.PADDED: refused}, static=False) == tuple(TrainingForm)[3:]

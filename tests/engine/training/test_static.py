@@ -13,28 +13,31 @@ import torch
 
 from capture_audit import Audit
 from lane_models import VOCAB, examples, gap, place, spec, tiny
+from potentia.engine.lane_spec import Lesson, LoraConfig, TokenisedExamples
 from potentia.engine.layers import packed_pass as static_module
+from potentia.engine.layers.adapter_bank import AdapterBank
 from potentia.engine.layers.packed_pass import Blocks
 from potentia.engine.layers.row_layout import STRETCH, Bucket, StaticInputs, lay
 from potentia.engine.models import split_model as split_module
 from potentia.engine.models.split_model import SplitModel
-from potentia.engine.proof.training_check import ABSENT, TrainingVerdict, check_lanes
+from potentia.engine.proof.training_check import TrainingVerdict, check_lanes
+from potentia.engine.steps.lane_states import UPDATE_COLUMNS, LaneStates
+from potentia.engine.steps.packed_steps import PackedSteps
+from potentia.engine.steps.padded_steps import PaddedSteps
 from potentia.engine.training import lanes as lanes_module
-from potentia.engine.training.adapters import AdapterBank
+from potentia.engine.training.lane import Lane
 from potentia.engine.training.lanes import LaneTrainer
-from potentia.engine.training.passes import HAND, LONG, SHARED
-from potentia.engine.training.schedule import Lane, Lesson, LoraConfig, TokenisedExamples
-from potentia.engine.training.steps import COLUMNS, LaneStates, PlainSteps, StaticSteps
+from potentia.values.training_form import TrainingForm
 
 FORMS = {
-    "llama": HAND,
-    "mistral": HAND,  # with a window that its rows are longer than
-    "neox": LONG,
-    "gpt2": LONG,
-    "opt": LONG,
-    "gemma2": SHARED,  # soft caps on attention
-    "gemma3": HAND,  # four norms a layer, norms of queries and keys, a window in every other layer
-    "bloom": SHARED,  # ALiBi
+    "llama": TrainingForm.FUSED,
+    "mistral": TrainingForm.FUSED,  # with a window that its rows are longer than
+    "neox": TrainingForm.PACKED,
+    "gpt2": TrainingForm.PACKED,
+    "opt": TrainingForm.PACKED,
+    "gemma2": TrainingForm.PADDED,  # soft caps on attention
+    "gemma3": TrainingForm.FUSED,  # four norms a layer, norms of queries and keys, a window in every other layer
+    "bloom": TrainingForm.PADDED,  # ALiBi
 }
 
 
@@ -119,7 +122,7 @@ def test_the_form_of_a_model_is_found_by_trying(kind: str, targets: tuple[str, .
     assert verdict.form == FORMS[kind], verdict.facts
     if kind == "neox":  # the hand-written layer has no such parts, and is not tried
         assert Blocks.of(model) is None
-        assert verdict.facts["not_taken"][HAND] == ABSENT.reason
+        assert verdict.facts.get("not_taken", {}) == {}
     assert all("forward" not in module.__dict__ for module in model.modules())
 
 
@@ -130,9 +133,9 @@ def test_a_pass_and_an_update_can_be_captured(kind: str) -> None:
     bank = AdapterBank(model, LoraConfig(dropout=0.1, targets=("all-linear",)), 4)
     found = static_module.StaticPass(SplitModel(model), bank, Blocks.of(model))
     inputs = place(lay(lessons((0, 1, 3), dropout=0.1)), bank, few=True)
-    steps = StaticSteps(found, LaneStates(4, bank.width, bank.device))
+    steps = PackedSteps(found, LaneStates(4, bank.width, bank.device))
     found(inputs)  # the first pass of a run is never captured
-    steps.update(np.ones((4, COLUMNS), np.float32))
+    steps.update(np.ones((4, UPDATE_COLUMNS), np.float32))
     with Audit(inputs.bucket.tokens**2) as audit:
         found(inputs)
         steps._update()
@@ -194,24 +197,24 @@ def test_the_largest_pass_is_captured_first_and_none_twice(monkeypatch: pytest.M
     """Each size that was larger than those before it took memory of its own, until there was none."""
     buckets: list[Bucket] = []
 
-    def capture(self: StaticSteps, piece, work):
+    def capture(self: PackedSteps, piece, work):
         if piece.inputs is not None:
             buckets.append(piece.inputs.bucket)
         self.captured += 1
         return SimpleNamespace(replay=work)
 
-    made = StaticSteps.__init__
+    made = PackedSteps.__init__
     specs = [spec(f"l{i}", seed=i, data=examples(200, seed=i, high=60), epochs=2) for i in range(3)]
     adapters = []
     for capturing in (False, True):
         with monkeypatch.context() as patch:
-            patch.setattr(StaticSteps, "_capture", capture)
+            patch.setattr(PackedSteps, "_capture", capture)
             now = partial(
                 lambda how, *given: (made(*given), setattr(given[0], "capturing", how))[0],
                 capturing,
             )
-            patch.setattr(StaticSteps, "__init__", lambda *given, now=now: now(*given))
-            patch.setattr("potentia.engine.training.steps.MOST_FILLED", 128)
+            patch.setattr(PackedSteps, "__init__", lambda *given, now=now: now(*given))
+            patch.setattr("potentia.engine.steps.packed_steps.MOST_FILLED", 128)
             with LaneTrainer(tiny("llama"), static=True) as trainer:
                 trainer.train(specs)
                 adapters.append([trainer.adapter_state(one.key) for one in specs])
@@ -268,8 +271,8 @@ def test_a_wrong_form_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     specs = [spec(f"l{i}", seed=i) for i in range(3)]
     for dtype in (torch.float32, torch.bfloat16):
         verdict = check_lanes(tiny("llama").to(dtype), specs[0].lora, specs, static=True)
-        assert verdict.form == LONG
-        assert "gradients by" in verdict.facts["not_taken"][HAND]
+        assert verdict.form == TrainingForm.PACKED
+        assert "gradients by" in verdict.facts["not_taken"][TrainingForm.FUSED.value]
 
 
 def states(model, specs, **options) -> dict[str, dict[str, torch.Tensor]]:
@@ -314,12 +317,12 @@ def test_static_passes_are_taken_and_told(caplog: pytest.LogCaptureFixture) -> N
     def look(trainer) -> None:
         taken.append(type(trainer.run_under_way.steps))
 
-    for kind, wanted in (("llama", StaticSteps), ("bloom", PlainSteps)):
+    for kind, wanted in (("llama", PackedSteps), ("bloom", PaddedSteps)):
         caplog.clear()
         with caplog.at_level(logging.WARNING), LaneTrainer(tiny(kind), static=True) as trainer:
             trainer.train(mixed(2), on_step=lambda _, t=trainer: look(t))
         assert set(taken) == {wanted}
-        assert ("lanes run as shared passes" in caplog.text) == (wanted is PlainSteps)
+        assert ("lanes run as shared passes" in caplog.text) == (wanted is PaddedSteps)
         taken.clear()
 
 
@@ -339,7 +342,7 @@ def test_running_out_of_memory_leaves_static_adapters_the_same(
 
     monkeypatch.setattr(static_module.StaticPass, "__call__", refuse)
     monkeypatch.setattr(
-        lanes_module, "check_lanes", lambda *_, **__: TrainingVerdict(HAND)
+        lanes_module, "check_lanes", lambda *_, **__: TrainingVerdict(TrainingForm.FUSED)
     )  # it is not what is tested
     with LaneTrainer(tiny("llama"), static=True) as trainer:
         trainer.train(specs)

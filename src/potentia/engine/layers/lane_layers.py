@@ -23,7 +23,7 @@ from potentia.engine.operations.dropout import Dropout
 from potentia.errors import TuningError
 
 if TYPE_CHECKING:
-    from potentia.engine.training.adapters import AdapterBank, Routing, Site
+    from potentia.engine.layers.adapter_bank import AdapterBank, Routing, Site
 
 
 def grouped(x: Tensor, routing: Routing, name: str) -> tuple[int, int]:

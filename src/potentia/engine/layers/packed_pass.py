@@ -27,13 +27,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from potentia.engine.layers.adapter_bank import AdapterBank, Site
 from potentia.engine.layers.lane_layers import LaneForward
+from potentia.engine.layers.recomputation import recomputing, usual_attention
 from potentia.engine.layers.row_layout import Picked, Route, StaticInputs, StaticRun, ThinGroup
 from potentia.engine.models.device_layout import find_blocks
 from potentia.engine.models.split_model import SplitModel, attending, computing, configs_of
 from potentia.engine.operations import Gain, operations, ready
-from potentia.engine.training.adapters import AdapterBank, Site
-from potentia.engine.training.passes import recomputing, usual_attention
 from potentia.errors import ModelError
 
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))

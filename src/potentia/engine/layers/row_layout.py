@@ -19,10 +19,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from potentia.engine.lane_spec import Lesson
+from potentia.engine.layers.adapter_bank import AdapterBank, Site
 from potentia.engine.operations import TILE, tile
 from potentia.engine.operations.dropout import keys_within, layer_mix, row_keys
-from potentia.engine.training.adapters import AdapterBank, Site
-from potentia.engine.training.schedule import Lesson
 
 STRETCH = (
     16  # tokens of a lane are filled up to a multiple of this, the least that a matrix unit takes

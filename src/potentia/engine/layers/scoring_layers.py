@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from potentia.engine.layers.adapter_bank import bank_on
 from potentia.engine.layers.packed_pass import AFTER, BEFORE, GROUPS, Block, Blocks
 from potentia.engine.layers.row_layout import STRETCH, Route
 from potentia.engine.models.device_layout import find_blocks, is_spread
 from potentia.engine.models.split_model import computing
 from potentia.engine.operations import TILE, compared_kernels, operations, ready
-from potentia.engine.training.adapters import installed_on
 from potentia.errors import ModelError
 
 
@@ -51,7 +51,7 @@ class HandWritten:
     @contextmanager
     def active(self, length: int) -> Iterator[None]:
         """Let the layers compute in this form inside the block, for rows of ``length`` tokens."""
-        bank = installed_on(self.model)
+        bank = bank_on(self.model)
         owners = bank.routing.owners if bank is not None else None
         self.route = None
         if bank is not None and owners is not None:

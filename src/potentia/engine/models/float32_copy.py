@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from potentia.engine.models.device_layout import find_blocks, free_memory, is_spread
+from potentia.engine.models.installed_adapters import installed_on
 from potentia.engine.models.quantization import is_quantised
 from potentia.engine.models.split_model import built_alike, configs_of
 
@@ -63,8 +64,6 @@ def twin(model: nn.Module, *, whole: bool = True) -> Iterator[Twin]:
 
 
 def _copied(model: nn.Module, whole: bool) -> Twin:
-    from potentia.engine.training.adapters import installed_on
-
     blocks = _block_list(model)
     kept = dict(blocks._modules)
     chosen = list(range(len(kept)))

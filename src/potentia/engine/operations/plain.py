@@ -258,7 +258,7 @@ def update_(
 ) -> None:
     """Update the rows that are active and sound, with their working copies, and clear all gradients (n rows).
 
-    ``settings`` (n, 10 or more): the nine numbers of :func:`~potentia.engine.training.optimizer.settings_row`, and
+    ``settings`` (n, 10 or more): the nine numbers of :func:`~potentia.engine.training.optimizer.update_settings`, and
     whether the lane takes part in this step.
     """
     _, keep, one_b1, b2, one_b2, size, root, eps, clip, active = (

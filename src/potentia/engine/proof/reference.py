@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from potentia.engine.layers.adapter_bank import AdapterBank, Site
 from potentia.engine.models.device_layout import beside
 from potentia.engine.operations.dropout import keep_mask, token_keys
-from potentia.engine.training.adapters import AdapterBank, Site
 
 if TYPE_CHECKING:
-    from potentia.engine.training.schedule import Lesson, Schedule
+    from potentia.engine.lane_spec import Lesson, Schedule
 
 Gradients = tuple[Tensor, Tensor]  # losses by slot, and gradients (slots + 1, P)
 RowLoss = Callable[..., Tensor]

@@ -31,6 +31,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from potentia.engine.lane_spec import LaneSpec, Lesson, data_order
+from potentia.engine.layers.adapter_bank import AdapterBank
 from potentia.engine.models.device_layout import out_of_memory
 from potentia.engine.proof.reference import (
     Gradients,
@@ -49,9 +51,8 @@ from potentia.engine.proof.tolerance import (
     is_whole,
     slots_distance,
 )
-from potentia.engine.training.adapters import AdapterBank
-from potentia.engine.training.schedule import Lane, LaneSpec, Lesson, data_order
-from potentia.engine.training.steps import settings_row
+from potentia.engine.steps.lane_states import update_settings
+from potentia.engine.training.lane import Lane
 
 log = logging.getLogger(__name__)
 
@@ -426,6 +427,8 @@ class _ReferenceOptimizer:
     def distance_from(self, bank: AdapterBank, start: Tensor) -> float:
         """Return how far the bank's adapter, and the copy of it that passes use, are off, of the movement."""
         wanted = self.leaf.detach()
+        if not bool(torch.isfinite(wanted).all()):  # such a learning rate ends the lane soon enough
+            return 0.0
         moved = float(torch.linalg.vector_norm(wanted - start))
         error = float(torch.linalg.vector_norm(bank.weights[self.slot] - wanted))
         used = bank.weights[self.slot] * bank.factors
@@ -461,7 +464,7 @@ def find_rate_fault(lanes: Sequence[Lane]) -> str | None:
         rate = reference_learning_rate(schedule, total)
         steps = {0, 1, schedule.warmup_steps, total // 2, total - 1}
         for step in sorted(step for step in steps if step < total):
-            ours, wanted = settings_row(schedule, step, total)[0], rate(step)
+            ours, wanted = update_settings(schedule, step, total)[0], rate(step)
             if abs(ours - wanted) > SAME_RATE * schedule.learning_rate:
                 return f"the learning rate of step {step} is {ours:.3g}, not {wanted:.3g}"
     return None

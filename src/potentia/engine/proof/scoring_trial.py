@@ -213,9 +213,9 @@ class Trials:
 
     def _place(self, name: str) -> tuple[str, ...]:
         """Name what a verdict holds for: models of this structure, with adapters of this kind."""
-        from potentia.engine.training.adapters import installed_on
+        from potentia.engine.layers.adapter_bank import bank_on
 
-        bank = installed_on(self.network.model) if name.endswith(TUNED) else None
+        bank = bank_on(self.network.model) if name.endswith(TUNED) else None
         adapters = f"{bank.lora.kind} {bank.lora.targets}" if bank is not None else ""
         return self.loaded.structure, "scoring", name, adapters
 
@@ -296,9 +296,9 @@ class Trials:
     @contextmanager
     def _own_stage(self, owners: set[int], *, few: bool) -> Iterator[_Stage]:
         """Give the model itself, with adapters made up for a trial where adapters are asked for."""
-        from potentia.engine.training.adapters import installed_on
+        from potentia.engine.layers.adapter_bank import bank_on
 
-        bank = installed_on(self.network.model) if max(owners) >= 0 else None
+        bank = bank_on(self.network.model) if max(owners) >= 0 else None
         if bank is None:
             yield _Stage(self.network, sorted(owners)[:SLOTS], few)
             return
@@ -310,7 +310,7 @@ class Trials:
         self, owners: set[int], *, few: bool
     ) -> Iterator[tuple[_Stage, _Stage | None, bool]]:
         """Give the float32 stage, the model's own where that is another, and whether the first is the whole model."""
-        from potentia.engine.training.adapters import AdapterBank, installed_on
+        from potentia.engine.layers.adapter_bank import AdapterBank, bank_on
 
         with ExitStack() as stack:
             judge = stack.enter_context(twin(self.network.model))
@@ -318,7 +318,7 @@ class Trials:
             if not judge.copied:
                 yield own, None, True
                 return
-            bank = installed_on(self.network.model) if max(owners) >= 0 else None
+            bank = bank_on(self.network.model) if max(owners) >= 0 else None
             copied = None
             if bank is not None:
                 copied = AdapterBank(judge.model, bank.lora, len(own.owners) - 1)

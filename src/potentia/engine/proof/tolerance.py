@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from potentia.engine.layers.adapter_bank import AdapterBank
 from potentia.engine.proof.reference import Gradients
-from potentia.engine.training.adapters import AdapterBank
 
 
 class Distance(NamedTuple):

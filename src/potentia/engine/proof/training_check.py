@@ -30,6 +30,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from potentia.engine.lane_spec import LaneSpec, Lesson, LoraConfig, Schedule
+from potentia.engine.layers.adapter_bank import AdapterBank
 from potentia.engine.layers.packed_pass import Blocks
 from potentia.engine.models.device_layout import out_of_memory
 from potentia.engine.models.float32_copy import Twin, twin
@@ -49,30 +51,21 @@ from potentia.engine.proof.tolerance import (
     is_whole,
     slots_distance,
 )
-from potentia.engine.training.adapters import AdapterBank
-from potentia.engine.training.passes import (
-    HAND,
-    LANE,
-    LARGER,
-    LONG,
-    ROW,
-    SHARED,
-    PassPlan,
-    too_long,
-)
-from potentia.engine.training.schedule import LaneSpec, Lesson, LoraConfig, Schedule
-from potentia.engine.training.steps import LaneStates, apply_update, settings_row, steps_in
+from potentia.engine.proof.training_steps import make_steps
+from potentia.engine.steps.lane_states import LaneStates, apply_update, update_settings
+from potentia.engine.steps.pass_plan import LARGER, PassPlan, too_long
 from potentia.errors import TuningError
+from potentia.values.training_form import TrainingForm
 
 log = logging.getLogger(__name__)
 
 COSTS = {
-    LONG: "steps take about half as long again",
-    SHARED: "steps take two to four times as long on a GPU, and of small models up to forty times",
-    LANE: "a step takes as many passes as there are lanes",
-    ROW: "a step takes a pass for every row",
+    TrainingForm.PACKED: "steps take about half as long again",
+    TrainingForm.PADDED: "steps take two to four times as long on a GPU, and of small models up to forty times",
+    TrainingForm.ONE_LANE: "a step takes as many passes as there are lanes",
+    TrainingForm.ONE_ROW: "a step takes a pass for every row",
 }
-FORMS = (HAND, LONG, SHARED, LANE, ROW)  # from fast to slow
+FORMS = tuple(TrainingForm)  # from fast to slow
 SLOTS = 3
 MOST_PLAIN = 2048  # tokens of rows that plain attention has memory for: it keeps tokens × tokens
 SHORTEST = 32  # tokens that rows are cut to before memory is given up on
@@ -87,7 +80,7 @@ FULL_CHECK_FACTS = ("rows", "distance", *FEW_BITS_FACTS, "not_taken")  # of a ch
 class TrainingVerdict:
     """What the check found: the form to take, what it holds for, and distances as plain values."""
 
-    form: str = ""
+    form: TrainingForm
     longest: int = 0  # tokens of the rows that it was found for
     recomputes: bool = False  # whether activations may be computed again
     lacked_memory: bool = False  # whether a faster form may be right where there is more memory
@@ -95,7 +88,17 @@ class TrainingVerdict:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for the record of a run."""
-        return {"form": self.form, **self.facts}
+        return {"form": self.form.value, **self.facts}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for processes that run beside this one."""
+        return {"form": self.form.value, "recomputes": self.recomputes, "facts": self.facts}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TrainingVerdict:
+        """Read what another process found."""
+        form = TrainingForm(values["form"])
+        return cls(form, recomputes=values["recomputes"], facts=values.get("facts", {}))
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ def check_lanes(
     static: bool,
     limit: int | None = None,
     recompute: bool = False,
-    refused: Mapping[str, Refusal] | None = None,
+    refused: Mapping[TrainingForm, Refusal] | None = None,
 ) -> TrainingVerdict:
     """Find the fastest form that gives the reference's losses, gradients and updates; no form is an error.
 
@@ -138,8 +141,9 @@ def check_lanes(
         if refusal is not None:
             facts["recomputing"] = refusal.reason
     facts["seconds"] = _seconds_since(began)
-    if refusals:
-        facts["not_taken"] = {other: refusal.reason for other, refusal in refusals.items()}
+    wrong = {other: refusal for other, refusal in refusals.items() if refusal != ABSENT}
+    if wrong:
+        facts["not_taken"] = {other.value: refusal.reason for other, refusal in wrong.items()}
     _log_slower_form(type(model).__name__, form, refusals)
     return TrainingVerdict(
         form,
@@ -149,16 +153,21 @@ def check_lanes(
     )
 
 
-def _forms_to_try(refused: Mapping[str, Refusal], *, static: bool) -> Sequence[str]:
+def _forms_to_try(
+    refused: Mapping[TrainingForm, Refusal], *, static: bool
+) -> Sequence[TrainingForm]:
     """Return the forms slower than all that were refused; without packed passes, those of padded rows."""
-    begin = 0 if static else FORMS.index(SHARED)
+    begin = 0 if static else FORMS.index(TrainingForm.PADDED)
     slowest = max((FORMS.index(form) for form in refused), default=-1)
     return FORMS[max(begin, slowest + 1) :]
 
 
 def _first_right_form(
-    model: nn.Module, check: TrainingCheck, forms: Sequence[str], refusals: dict[str, Refusal]
-) -> str:
+    model: nn.Module,
+    check: TrainingCheck,
+    forms: Sequence[TrainingForm],
+    refusals: dict[TrainingForm, Refusal],
+) -> TrainingForm:
     """Return the first form that nothing is wrong with, and note why others are refused."""
     for form in forms:
         refusal = check.find_refusal(form)
@@ -174,13 +183,15 @@ def _first_right_form(
     )
 
 
-def _log_slower_form(model_name: str, form: str, refusals: Mapping[str, Refusal]) -> None:
+def _log_slower_form(
+    model_name: str, form: TrainingForm, refusals: Mapping[TrainingForm, Refusal]
+) -> None:
     """Log that a slower form is taken, with its cost, unless the model's layers are just of another kind."""
     if all(refusal == ABSENT for refusal in refusals.values()):
         return
-    reasons = "; ".join(f"{other}: {refusal.reason}" for other, refusal in refusals.items())
-    level = logging.INFO if form == LONG else logging.WARNING
-    log.log(level, "%s: lanes run as %s, %s (%s)", model_name, form, COSTS[form], reasons)
+    reasons = "; ".join(f"{other.words}: {refusal.reason}" for other, refusal in refusals.items())
+    level = logging.INFO if form is TrainingForm.PACKED else logging.WARNING
+    log.log(level, "%s: lanes run as %s, %s (%s)", model_name, form.words, COSTS[form], reasons)
 
 
 def recheck(
@@ -212,7 +223,7 @@ def recheck(
 
 
 def _check_few_rows(
-    model: nn.Module, settings: CheckSettings, form: str
+    model: nn.Module, settings: CheckSettings, form: TrainingForm
 ) -> tuple[Refusal | None, dict[str, Any]]:
     """Check a form on a row of two lanes, in float32 and two blocks of each kind; return what is wrong, and facts.
 
@@ -271,10 +282,10 @@ class TrainingCheck:
         self._references: dict[tuple[int, bool], tuple[list[Lesson], Gradients]] = {}
 
     @contextmanager
-    def dropout_of(self, form: str) -> Iterator[None]:
+    def dropout_of(self, form: TrainingForm) -> Iterator[None]:
         """Drop nothing where a lane has its passes to itself: there the order of its tokens is the model's affair."""
         with ExitStack() as stack:
-            if form == LANE:
+            if form is TrainingForm.ONE_LANE:
                 stack.enter_context(self.bank.without_dropout())
                 if self.exact is not None:
                     stack.enter_context(self.exact.bank.without_dropout())
@@ -311,9 +322,9 @@ class TrainingCheck:
             raise too_long(rows, LARGER) from error
         self.longest = longest // 2
 
-    def find_refusal(self, form: str) -> Refusal | None:
+    def find_refusal(self, form: TrainingForm) -> Refusal | None:
         """Return what is wrong with a form on this model, or None."""
-        if form == HAND and self.blocks is None:
+        if form is TrainingForm.FUSED and self.blocks is None:
             self.blocks = Blocks.of(self.model)
             if self.blocks is None:
                 return ABSENT
@@ -325,7 +336,7 @@ class TrainingCheck:
                 return refusal
         return refusal
 
-    def _try_form(self, form: str, draw: int) -> Refusal | None:
+    def _try_form(self, form: TrainingForm, draw: int) -> Refusal | None:
         rows, reference = self.rows_and_reference(draw)
         chosen = self._operations(rows)
         try:
@@ -345,7 +356,9 @@ class TrainingCheck:
             return plain_operations()
         return compared_kernels(self.bank.device, self.bank.dtype)
 
-    def _compare(self, form: str, rows: Sequence[Lesson], reference: Gradients) -> Refusal | None:
+    def _compare(
+        self, form: TrainingForm, rows: Sequence[Lesson], reference: Gradients
+    ) -> Refusal | None:
         """Return how a form's losses, gradients and updates differ from the reference's by too much, or None."""
         allowed = self._tolerance(rows, reference)
         distance = self.distance(self.gradients(form, rows), reference)
@@ -353,7 +366,7 @@ class TrainingCheck:
         self.facts[fact] = distance.as_dict()
         if not distance.within(allowed):
             return Refusal(distance.compared_with(allowed), retry=True)
-        if form == SHARED and self.exact is None:
+        if form is TrainingForm.PADDED and self.exact is None:
             reversed_rows = self.distance(self.gradients(form, rows[::-1]), reference)
             if not reversed_rows.within(allowed):
                 reason = f"losses and gradients depend on the order of rows: {reversed_rows}"
@@ -383,10 +396,10 @@ class TrainingCheck:
         """Return how far losses and gradients of all slots are from the reference's."""
         return slots_distance(self.bank, ours, reference, range(self.bank.slots))
 
-    def gradients(self, form: str, rows: Sequence[Lesson]) -> Gradients:
+    def gradients(self, form: TrainingForm, rows: Sequence[Lesson]) -> Gradients:
         """Return the losses and gradients that a form gives on these rows, all in one pass where it shares passes."""
         states = LaneStates(self.bank.slots, self.bank.width, self.bank.device)
-        steps = steps_in(form, self.split, self.bank, states, self.blocks)
+        steps = make_steps(form, self.split, self.bank, states, self.blocks)
         one_pass = PassPlan(
             slots=self.bank.slots,
             token_budget=1 << 40,
@@ -400,7 +413,9 @@ class TrainingCheck:
         return losses, gradients
 
 
-def _check_in_few_bits(model: nn.Module, structure: TrainingCheck, form: str) -> Refusal | None:
+def _check_in_few_bits(
+    model: nn.Module, structure: TrainingCheck, form: TrainingForm
+) -> Refusal | None:
     """Return what is wrong with a form in the model's own 16 bits, or None.
 
     Float32's gradients of a copy without all blocks are another model's: then the model is compared with itself.
@@ -455,6 +470,7 @@ def trial_rows(specs: Sequence[LaneSpec], limit: int | None, draw: int = 0) -> l
 # ---- updates -------------------------------------------------------------------------------------
 
 UPDATE_NORMS = (2.0, -0.5, 0.25)  # of gradients, of the norm that they are clipped to
+MOST_CLIP = 1e6  # a larger norm clips nothing
 UNCLIPPED_FACTORS = (1.0, -0.5, 2.0)  # of gradients that are not clipped
 
 
@@ -475,7 +491,7 @@ def update_distance(bank: AdapterBank, gradients: Tensor, schedule: Schedule) ->
         for step in range(len(UPDATE_NORMS)):
             scaled = _scale_for_update(gradients[:count], clip, step)
             bank.grads[:count].copy_(scaled)
-            numbers = settings_row(tried, step, 8)
+            numbers = update_settings(tried, step, 8)
             table = torch.tensor([[*numbers, 1.0, step == 0]] * count, device=bank.device)
             apply_update(bank, states, losses, table)
             for leaf, optimizer, gradient in zip(leaves, optimizers, scaled, strict=True):
@@ -507,7 +523,7 @@ def _adamw(leaf: Tensor, schedule: Schedule) -> torch.optim.AdamW:
 
 def _scale_for_update(gradients: Tensor, clip: float, step: int) -> Tensor:
     """Return gradients (n, P) of the norms that the three updates are tried with."""
-    if math.isinf(clip):
+    if clip > MOST_CLIP:  # squares of such gradients are no numbers
         return gradients * UNCLIPPED_FACTORS[step]
     norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
     directions: Tensor = gradients / norms.clamp(min=1e-12)

@@ -265,7 +265,7 @@ class Network:
 
         This is the reference of all faster paths: one sequence at a time.
         """
-        from potentia.engine.training.passes import usual_attention
+        from potentia.engine.layers.recomputation import usual_attention
 
         ids = torch.tensor([strand.ids] * copies, device=self.device)
         self.route([strand.owner] * copies)

@@ -21,22 +21,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from potentia.engine.lane_spec import LaneSpec, Lesson, Schedule
+from potentia.engine.layers.recomputation import recomputing
 from potentia.engine.models.split_model import SplitModel, asking
 from potentia.engine.proof.reference import Gradients, reference_loss
 from potentia.engine.proof.tolerance import DRAWS, WHOLE_BITS, Distance
 from potentia.engine.proof.training_check import TrainingVerdict, trial_rows
-from potentia.engine.training.checkpoint_file import Snapshots
-from potentia.engine.training.passes import (
-    SHARED,
-    PassPlan,
-    assemble,
-    backpropagate,
-    divided,
-    recomputing,
-)
-from potentia.engine.training.schedule import LaneSpec, Lesson, Schedule
+from potentia.engine.steps.padded_pass import assemble, backpropagate
+from potentia.engine.steps.pass_plan import PassPlan, divide_rows
+from potentia.engine.training.snapshot import Snapshots
 from potentia.engine.training.trainer import Trainer
 from potentia.errors import TuningError
+from potentia.values.training_form import TrainingForm
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +57,9 @@ class FullStep(NamedTuple):
 class Job:
     """A job: its masters, its optimizer, and what is saved of it (weights, both moments, the steps)."""
 
-    def __init__(self, trainer: Trainer, spec: LaneSpec, form: str, folder: Path | None) -> None:
+    def __init__(
+        self, trainer: Trainer, spec: LaneSpec, form: TrainingForm, folder: Path | None
+    ) -> None:
         self.trainer, self.schedule, self.form = trainer, spec.schedule, form
         self.parameters = list(trainer.model.parameters())
         trainer.model.zero_grad()
@@ -133,17 +131,17 @@ class Job:
 
 
 def passes_of(
-    split: SplitModel, rows: Sequence[Lesson], plan: PassPlan, form: str
+    split: SplitModel, rows: Sequence[Lesson], plan: PassPlan, form: TrainingForm
 ) -> Iterator[Tensor]:
     """Run rows forward and backward in passes; yields the loss of each."""
     device = next(split.model.parameters()).device
-    for chosen, length in divided(rows, plan, form):
+    for chosen, length in divide_rows(rows, plan, form):
         batch = assemble(chosen, length, device, dropout=False)
-        yield (backpropagate(split, batch, whole=form != SHARED) * batch.weights).sum()
+        yield (backpropagate(split, batch, whole=form != TrainingForm.PADDED) * batch.weights).sum()
 
 
 def check_full(
-    model: nn.Module, spec: LaneSpec, limit: int | None, forms: Sequence[str]
+    model: nn.Module, spec: LaneSpec, limit: int | None, forms: Sequence[TrainingForm]
 ) -> TrainingVerdict:
     """Find the first form of full tuning whose loss and gradients of all weights are those of each row alone."""
     began = time.monotonic()
@@ -166,7 +164,7 @@ def check_full(
                 }
                 return TrainingVerdict(form, recomputes=recomputes, facts=facts)
             told = str(distance)
-        log.warning("%s: full tuning is not run as %s: %s", type(model).__name__, form, told)
+        log.warning("%s: full tuning is not run as %s: %s", type(model).__name__, form.words, told)
     raise TuningError(
         f"{type(model).__name__} cannot be tuned here: {told}", hint="potentia models check MODEL"
     )

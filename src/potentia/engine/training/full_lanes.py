@@ -21,17 +21,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from potentia.engine.lane_spec import LaneSpec
 from potentia.engine.models.float32_copy import twin
 from potentia.engine.models.quantization import is_quantised
 from potentia.engine.models.split_model import asking
-from potentia.engine.training.checkpoint_file import Shelf, read_sealed, write_sealed
 from potentia.engine.training.full import FullStep, Job, check_full
-from potentia.engine.training.passes import LANE, ROW, SHARED
-from potentia.engine.training.schedule import Lane, LaneEpoch, LaneSpec, StepInfo
+from potentia.engine.training.lane import Lane, LaneEpoch, StepInfo
 from potentia.engine.training.sharded import Shards
+from potentia.engine.training.snapshot import Shelf, read_sealed, write_sealed
 from potentia.engine.training.trainer import Trainer, Watch
 from potentia.errors import TuningError
 from potentia.timing import spending
+from potentia.values.training_form import TrainingForm
 
 NOTES, UNDER_WAY = "notes.sealed", "under-way"  # what a lane's folder holds beside its kept states
 State = tuple[str, int]  # a lane's key and an epoch
@@ -62,7 +63,10 @@ class FullLanes(Trainer):
             )
         self.shards, self.looks = shards, looks
         self.steps: list[FullStep] = []  # of the lane under way
-        self.form, self._checked = SHARED, 0  # what the check found, up to which length
+        self.form, self._checked = (
+            TrainingForm.PADDED,
+            0,
+        )  # what the check found, up to which length
         self.parameters = list(self.model.parameters())  # a tied weight appears once
         self._originals = [parameter.detach().to("cpu", copy=True) for parameter in self.parameters]
         self._asking = ExitStack()
@@ -115,7 +119,12 @@ class FullLanes(Trainer):
 
     def job(self, spec: LaneSpec, folder: Path | None) -> AbstractContextManager[Job | Shards]:
         """Make a lane's job, here or in several processes, in a form that is the model's own."""
-        self._check(spec, (SHARED, LANE, ROW) if self.shards == 1 else (LANE, ROW))
+        self._check(
+            spec,
+            (TrainingForm.PADDED, TrainingForm.ONE_LANE, TrainingForm.ONE_ROW)
+            if self.shards == 1
+            else (TrainingForm.ONE_LANE, TrainingForm.ONE_ROW),
+        )
         if self.shards > 1:
             return Shards(self, spec, self.form, self.shards)
         # weights, gradients, masters and two moments stay on the device
@@ -124,7 +133,7 @@ class FullLanes(Trainer):
             Job(self, spec, self.form, folder / UNDER_WAY if folder is not None else None)
         )
 
-    def _check(self, spec: LaneSpec, forms: Sequence[str]) -> None:
+    def _check(self, spec: LaneSpec, forms: Sequence[TrainingForm]) -> None:
         """Find the first form whose losses and gradients are the model's own."""
         longest = min(self.limit, spec.longest)
         if self._checked >= longest:

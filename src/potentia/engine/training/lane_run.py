@@ -19,24 +19,21 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from potentia.engine.lane_spec import Lesson, LoraConfig
+from potentia.engine.layers.adapter_bank import AdapterBank, lane_state_bytes
 from potentia.engine.layers.packed_pass import Blocks
 from potentia.engine.models.device_layout import find_blocks
 from potentia.engine.models.quantization import count_parameters
 from potentia.engine.proof.rehearsal import RehearsalFailedError, rehearse_first_step
-from potentia.engine.training.adapters import AdapterBank, lane_state_bytes
-from potentia.engine.training.checkpoint_file import Shelf, Snapshots
-from potentia.engine.training.passes import HAND, LANE, LARGER, LEAST_TOKENS, PassPlan
-from potentia.engine.training.schedule import Lane, LaneEpoch, Lesson, LoraConfig, StepInfo
-from potentia.engine.training.steps import (
-    COLUMNS,
-    LaneStates,
-    StaticSteps,
-    Steps,
-    settings_row,
-    steps_in,
-)
+from potentia.engine.proof.training_steps import TrainingSteps, make_steps
+from potentia.engine.steps.lane_states import UPDATE_COLUMNS, LaneStates, update_settings
+from potentia.engine.steps.packed_steps import PackedSteps
+from potentia.engine.steps.pass_plan import LARGER, LEAST_TOKENS, PassPlan
+from potentia.engine.training.lane import Lane, LaneEpoch, StepInfo
+from potentia.engine.training.snapshot import Shelf, Snapshots
 from potentia.engine.training.trainer import Watch
 from potentia.timing import spending
+from potentia.values.training_form import TrainingForm
 
 if TYPE_CHECKING:
     from potentia.engine.training.lanes import LaneTrainer
@@ -102,11 +99,11 @@ class LaneRun:
         for lane in self.lanes.values():
             lane.targets = self.bank.targets
 
-    def _make_steps(self, plan: PassPlan, blocks: Blocks | None) -> Steps:
+    def _make_steps(self, plan: PassPlan, blocks: Blocks | None) -> TrainingSteps:
         """Make the steps in the form that the check found; ``blocks`` are fused layers that are made already."""
         form = self.trainer.verdict(self.lora).form
-        steps = steps_in(form, self.trainer.split, self.bank, self.states, blocks)
-        if isinstance(steps, StaticSteps):
+        steps = make_steps(form, self.trainer.split, self.bank, self.states, blocks)
+        if isinstance(steps, PackedSteps):
             # lanes that start together; those that wait have shorter company
             together = [
                 lane.spec.step_tokens(self.trainer.limit)
@@ -120,7 +117,9 @@ class LaneRun:
         form = self.trainer.verdict(self.lora).form
         plan = self.pass_plan
         with spending("check"):
-            result = rehearse_first_step(self, self._active(), without_dropout=form == LANE)
+            result = rehearse_first_step(
+                self, self._active(), without_dropout=form == TrainingForm.ONE_LANE
+            )
         self.trainer.record["training"]["rehearsal"] = result.facts
         self.steps.release()
         if result.refusal is not None:
@@ -129,7 +128,7 @@ class LaneRun:
             self.trainer.occupy({})
             raise RehearsalFailedError(result.refusal)
         self.trainer.plan = plan
-        blocks = self.steps.static.blocks if isinstance(self.steps, StaticSteps) else None
+        blocks = self.steps.static.blocks if isinstance(self.steps, PackedSteps) else None
         self.steps = self._make_steps(plan, blocks)
 
     @property
@@ -155,7 +154,7 @@ class LaneRun:
         ]
         known = {}
         if (
-            self.trainer.verdict(self.lora).form == HAND
+            self.trainer.verdict(self.lora).form == TrainingForm.FUSED
         ):  # embeddings and head are no work of most tokens
             blocks = find_blocks(self.trainer.model)
             known["parameters"] = sum(map(count_parameters, blocks))
@@ -235,9 +234,9 @@ class LaneRun:
 
     def update_table(self, active: Sequence[Lane]) -> npt.NDArray[np.float32]:
         """Return the table of an update: the settings of lanes that take a step, by slot."""
-        table = np.zeros((self.bank.slots, COLUMNS), np.float32)
+        table = np.zeros((self.bank.slots, UPDATE_COLUMNS), np.float32)
         for lane in active:
-            numbers = settings_row(lane.spec.schedule, lane.step, lane.spec.total_steps)
+            numbers = update_settings(lane.spec.schedule, lane.step, lane.spec.total_steps)
             table[lane.slot] = [*numbers, 1.0, lane.step == 0]
         return table
 

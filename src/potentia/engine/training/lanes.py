@@ -2,7 +2,7 @@
 
 A row of a study needs tasks × learning rates × forms fine-tunings of one model. Each is a lane: its own examples,
 order, schedule, dropout stream, clipping and optimizer state, in a slot of an
-:class:`~potentia.engine.training.adapters.AdapterBank`. Every step gathers one effective batch of each active lane,
+:class:`~potentia.engine.layers.adapter_bank.AdapterBank`. Every step gathers one effective batch of each active lane,
 packs the rows of all of them into passes by length, adds up the gradients and updates every lane at once. Losses are
 summed over lanes and no operation mixes rows of different lanes, so a lane's gradients are those it would have alone.
 A lane that ends hands its slot to the next in the queue.
@@ -16,20 +16,21 @@ list of lanes, so resume with the same list.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from potentia.engine.lane_spec import LaneSpec, LoraConfig
+from potentia.engine.layers.adapter_bank import AdapterBank, lane_state_bytes
 from potentia.engine.models.device_layout import is_spread
 from potentia.engine.models.identity import Verdicts
 from potentia.engine.proof.refusal import Refusal
 from potentia.engine.proof.rehearsal import RehearsalFailedError
 from potentia.engine.proof.training_check import FORMS, TrainingVerdict, check_lanes, recheck
-from potentia.engine.training.adapters import AdapterBank, lane_state_bytes
+from potentia.engine.training.lane import Lane
 from potentia.engine.training.lane_run import LaneRun
-from potentia.engine.training.schedule import Lane, LaneSpec, LoraConfig
 from potentia.engine.training.trainer import Trainer, Watch, _nothing
 from potentia.errors import TuningError
 from potentia.timing import spending
@@ -152,15 +153,13 @@ class LaneTrainer(Trainer):
         alike = self._alike(lora)
         found = self._shared.get(*alike)
         if found is not None:
-            before = TrainingVerdict(
-                found["form"], recomputes=found["recomputes"], facts=found.get("facts", {})
-            )
+            before = TrainingVerdict.from_dict(found)
             verdict = recheck(self.model, lora, specs, before, **how)
             if verdict is not None:
                 return verdict
         verdict = check_lanes(self.model, lora, specs, static=self.static, **how)
         if not verdict.lacked_memory:
-            self._shared.put(asdict(verdict), *alike)
+            self._shared.put(verdict.to_dict(), *alike)
         return verdict
 
     def _alike(self, lora: LoraConfig) -> tuple[str, ...]:

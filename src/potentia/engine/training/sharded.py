@@ -19,12 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from potentia.engine.lane_spec import LaneSpec, Lesson
 from potentia.engine.models.device_layout import find_blocks
+from potentia.engine.steps.padded_pass import assemble, own_losses
 from potentia.engine.training.full import FullStep, adamw, clipped_norm, update
-from potentia.engine.training.passes import ROW, assemble, own_losses
-from potentia.engine.training.schedule import LaneSpec, Lesson
 from potentia.errors import TuningError
 from potentia.processes import exit_with_parent
+from potentia.values.training_form import TrainingForm
 
 if TYPE_CHECKING:
     from potentia.engine.training.full_lanes import FullLanes
@@ -36,7 +37,7 @@ WEIGHTS = "weights.safetensors"
 class Shards:
     """The processes of a job, each with a pipe."""
 
-    def __init__(self, trainer: FullLanes, spec: LaneSpec, form: str, count: int) -> None:
+    def __init__(self, trainer: FullLanes, spec: LaneSpec, form: TrainingForm, count: int) -> None:
         self.trainer, self.count = trainer, count
         first = trainer.parameters[0]
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -45,7 +46,9 @@ class Shards:
                 f"{self.count} shards need as many GPUs, and there are {gpus}",
                 hint="lower `shards`",
             )
-        budget = 1 if form == ROW else trainer.token_budget or PASS_TOKENS  # 1: each row by itself
+        budget = (
+            1 if form == TrainingForm.ONE_ROW else trainer.token_budget or PASS_TOKENS
+        )  # 1: each row by itself
         self.facts = (spec.schedule, budget, first.device.type, first.dtype)
         self.pipes: list[Connection] = []
         self.processes: list[Any] = []

@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import nn
 
+from potentia.engine.lane_spec import LaneSpec, Lesson
 from potentia.engine.models.device_layout import (
     give_back,
     on_stream,
@@ -19,8 +20,8 @@ from potentia.engine.models.device_layout import (
 from potentia.engine.models.loading import context_length
 from potentia.engine.models.quantization import count_parameters
 from potentia.engine.models.split_model import SplitModel
-from potentia.engine.training.passes import PassPlan, Workload, make_plan, token_bytes, too_long
-from potentia.engine.training.schedule import Lane, LaneEpoch, LaneSpec, Lesson, StepInfo
+from potentia.engine.steps.pass_plan import PassPlan, Workload, make_plan, token_bytes, too_long
+from potentia.engine.training.lane import Lane, LaneEpoch, StepInfo
 from potentia.errors import InputError
 
 Found = TypeVar("Found")

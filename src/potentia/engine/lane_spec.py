@@ -1,15 +1,14 @@
-"""What a lane is asked to do (examples, schedule, order of data), where it stands, and how it ended: numbers only."""
+"""What a lane is to learn: its examples, its schedule, its adapter's shape and the order of its data. Numbers only."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -284,85 +283,3 @@ def data_order(seed: int, epoch: int, examples: int) -> Ints:
         np.random.PCG64(np.random.SeedSequence([seed & 0xFFFFFFFF, epoch]))
     )
     return stream.permutation(examples).astype(np.int64)
-
-
-@dataclass
-class LaneEpoch:
-    """The end of one epoch of one lane. ``notes`` is the caller's (plain values) and is kept across a resume.
-
-    ``tokens`` were learned from in ``seconds``, which other lanes may have shared; a resumed epoch counts from there.
-    """
-
-    key: str
-    epoch: int
-    step: int
-    loss: float
-    tokens: int = 0
-    seconds: float = field(default=0.0, compare=False)
-    notes: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class StepInfo:
-    """One step of all active lanes, for progress: ``tokens`` were learned from.
-
-    ``done`` counts the steps of all lanes so far, and ``before`` those among them that a resumed run found done.
-    """
-
-    step: int
-    active: int
-    waiting: int
-    tokens: int
-    done: int
-    before: int = 0
-
-
-@dataclass
-class Lane:
-    """A lane under way: its updates so far, its slot while it trains, and what became of it.
-
-    It ends as ``done``, ``dropped`` (the caller's race), ``failed`` (with a reason) or ``interrupted``.
-    """
-
-    spec: LaneSpec = field(compare=False)
-    step: int = 0
-    slot: int | None = None
-    status: str = "waiting"
-    reason: str | None = None
-    tokens: int = 0  # of the epoch under way
-    began: float = field(default_factory=time.monotonic, compare=False)  # that epoch, here
-    epochs: list[LaneEpoch] = field(default_factory=list)
-    targets: tuple[str, ...] = ()  # the layers that its adapter is on
-
-    @property
-    def key(self) -> str:
-        """The lane's name."""
-        return self.spec.key
-
-    @property
-    def over(self) -> bool:
-        """Nothing is left to do."""
-        return self.status in ("done", "dropped", "failed")
-
-    def ended(self) -> Lane:
-        """Return the lane as a run leaves it: interrupted, where it is not over."""
-        self.status = self.status if self.over else "interrupted"
-        return self
-
-    def batch(self, limit: int | None) -> list[Lesson]:
-        """Return the rows of the lane's next step."""
-        assert self.slot is not None
-        rows = self.spec.rows(self.step, limit, self.slot)
-        self.tokens += sum(len(row.ids) for row in rows)
-        return rows
-
-    def record(self) -> dict[str, Any]:
-        """Plain values for a snapshot."""
-        kept = {
-            name: getattr(self, name) for name in ("step", "slot", "status", "reason", "tokens")
-        }
-        return kept | {"epochs": [asdict(epoch) for epoch in self.epochs]}
-
-    def recall(self, record: Mapping[str, Any]) -> None:
-        """Take up a snapshot's values."""
-        vars(self).update(record, epochs=[LaneEpoch(**epoch) for epoch in record["epochs"]])

@@ -16,15 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from potentia.engine.lane_spec import LaneSpec, LoraConfig, Schedule, TokenisedExamples
+from potentia.engine.layers.adapter_bank import AdapterBank
 from potentia.engine.models.float32_copy import twin
 from potentia.engine.models.split_model import asking
 from potentia.engine.proof.reference import reference_loss
 from potentia.engine.scoring import Scorer
-from potentia.engine.training.adapters import AdapterBank
 from potentia.engine.training.lanes import LaneTrainer
-from potentia.engine.training.schedule import LaneSpec, LoraConfig, Schedule, TokenisedExamples
 from potentia.errors import TuningError
 from potentia.values.requests import Generation
+from potentia.values.training_form import TrainingForm
 
 if TYPE_CHECKING:
     from potentia.engine.models.loading import LoadedModel
@@ -102,7 +103,7 @@ def beside_peft(loaded: LoadedModel, lora: LoraConfig) -> list[Comparison]:
                 said[place::LANES] = _plainly(wrapped, pairs[place::LANES])
         return said
 
-    form, gradients = facts["form"], facts["distance"]
+    form, gradients = TrainingForm(facts["form"]).words, facts["distance"]
     found.append(
         Comparison(
             "gradients, float32", gradients["lane"], 1e-3, form, "of a lane, as a share of its size"

@@ -10,7 +10,6 @@ adapters' gradients, row by row in order, straight into a second (K + 1, P) matr
 from __future__ import annotations
 
 import copy
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -19,10 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from potentia.engine.lane_spec import LoraConfig
+from potentia.engine.layers.adapter_targets import Stacked, Targets, find_targets
 from potentia.engine.layers.lane_layers import ADAPTERS, LaneForward, StackedForward
+from potentia.engine.models.installed_adapters import installed_on, note_installed
 from potentia.engine.models.split_model import asking, computing
-from potentia.engine.training.schedule import LoraConfig
-from potentia.engine.training.targets import Stacked, Targets, find_targets
 
 
 @dataclass(frozen=True)
@@ -46,15 +46,12 @@ class Site:
 
 GATHERED_BYTES = 2 << 30
 TRIED = 0.1  # of a layer's input, about, that an adapter made up for a trial adds
-_INSTALLED: weakref.WeakValueDictionary[int, AdapterBank] = (
-    weakref.WeakValueDictionary()
-)  # by id of the model
 
 
-def installed_on(model: nn.Module) -> AdapterBank | None:
-    """Return the adapters that a model wears now."""
-    bank = _INSTALLED.get(id(model))
-    return bank if bank is not None and bank.model is model and bank.worn else None
+def bank_on(model: nn.Module) -> AdapterBank | None:
+    """Return the adapter bank that a model wears now."""
+    adapters = installed_on(model)
+    return adapters if isinstance(adapters, AdapterBank) else None
 
 
 class Routing:
@@ -107,7 +104,7 @@ class AdapterBank:
             forward.sites.append((site, entry.parameter))
             self.stacked_at[site.index] = names[entry.module], entry.parameter
         self._put_on()
-        _INSTALLED[id(model)] = self
+        note_installed(self)
 
     def _put_on(self) -> None:
         self._wearing.enter_context(computing(self._forwards))

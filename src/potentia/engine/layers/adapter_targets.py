@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from potentia.engine.lane_spec import LoraConfig
 from potentia.engine.models.device_layout import out_of_memory
 from potentia.engine.models.split_model import REACHED, asking, find_body
-from potentia.engine.training.schedule import LoraConfig
 from potentia.errors import TuningError
 
 LINEAR = (nn.Linear, Conv1D)

@@ -1,9 +1,4 @@
-"""A step of all lanes: the gradients of its rows, by one of two ways to make passes, then AdamW for all lanes at once.
-
-Passes come as they are, or in static sizes (``static``); which of them a run takes, ``check`` decides. The update is
-torch's AdamW with settings of its own for every lane: decay, first and second moment, bias corrections, after clipping
-each lane's gradient to its own norm as ``clip_grad_norm_`` does, so a lane equals an adapter trained alone.
-"""
+"""Steps of lanes through packed passes, captured as graphs where launching their kernels is what takes the time."""
 
 from __future__ import annotations
 
@@ -15,122 +10,15 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor
 
-from potentia.engine.layers.packed_pass import Blocks, StaticPass
+from potentia.engine.lane_spec import Lesson
+from potentia.engine.layers.packed_pass import StaticPass
 from potentia.engine.layers.row_layout import GRAIN, STRETCH, Bucket, StaticInputs, lay
 from potentia.engine.models.device_layout import may_give_back, out_of_memory
-from potentia.engine.models.split_model import SplitModel
-from potentia.engine.operations import operations
-from potentia.engine.training.adapters import AdapterBank
-from potentia.engine.training.passes import (
-    HAND,
-    LONG,
-    SHARED,
-    PassPlan,
-    cut_end_to_end,
-    divided,
-    run_step,
-    send,
-    to_device,
-)
-from potentia.engine.training.schedule import Lesson, Schedule
-
-Table = npt.NDArray[np.float32]
-COLUMNS = 11  # of an update's table: nine settings, whether the lane takes a step, whether it is its first
-
-
-class LaneStates:
-    """What lanes have beside their adapters, by slot: AdamW's moments, and how they stand.
-
-    Losses are summed since a lane's epoch began; ``unsound`` lanes had a loss or gradient that was no number.
-    """
-
-    def __init__(self, slots: int, width: int, device: torch.device) -> None:
-        self.first, self.second = (torch.zeros(slots, width, device=device) for _ in range(2))
-        self.loss_sums, self.first_losses = (
-            torch.zeros(slots + 1, device=device) for _ in range(2)
-        )
-        self.unsound = torch.zeros(slots + 1, dtype=torch.bool, device=device)
-
-    def reset(self, slot: int) -> None:
-        """Make a slot ready for a new lane."""
-        for part in (self.first, self.second, self.loss_sums, self.unsound):
-            part[slot].zero_()
-
-
-def settings_row(schedule: Schedule, step: int, total: int) -> list[float]:
-    """Return the nine numbers of the update number ``step`` (from 0).
-
-    They are lr, 1 − lr·decay, 1 − β1, β2, 1 − β2, lr/(1 − β1^t), √(1 − β2^t), ε and the norm to clip to.
-    """
-    lr = schedule.learning_rate * schedule.factor(step, total)
-    b1, b2 = schedule.betas
-    t = step + 1
-    clip = schedule.clip if schedule.clip > 0 else float("inf")
-    size, root = lr / (1.0 - b1**t), (1.0 - b2**t) ** 0.5
-    return [
-        lr,
-        1.0 - lr * schedule.weight_decay,
-        1.0 - b1,
-        b2,
-        1.0 - b2,
-        size,
-        root,
-        schedule.eps,
-        clip,
-    ]
-
-
-@torch.no_grad()
-def apply_update(bank: AdapterBank, states: LaneStates, losses: Tensor, table: Tensor) -> None:
-    """Update the lanes that ``table`` (slots, 11) names by the bank's gradients, clear these, and note how lanes stand.
-
-    A lane whose gradient is not finite is left untouched.
-    """
-    n = bank.slots
-    norms = torch.linalg.vector_norm(bank.grads[:n], dim=1)
-    active, first = table[:, 9] != 0, table[:, 10] != 0
-    states.unsound[:n] |= active & ~(torch.isfinite(norms) & torch.isfinite(losses[:n]))
-    states.loss_sums[:n] += torch.where(active, losses[:n], 0.0)
-    states.first_losses[:n].copy_(torch.where(first, losses[:n], states.first_losses[:n]))
-    operations(bank.device).update_(
-        bank.weights, states.first, states.second, bank.grads, bank.work, bank.factors, table, norms
-    )
-
-
-class PlainSteps:
-    """Passes as they come, one operation at a time."""
-
-    def __init__(
-        self, split: SplitModel, bank: AdapterBank, states: LaneStates, form: str = SHARED
-    ) -> None:
-        self.split, self.bank, self.states, self.form = split, bank, states, form
-        self.losses = torch.zeros(
-            bank.slots + 1, device=bank.device
-        )  # of the step under way, by slot
-
-    def divide_rows(self, rows: Sequence[Lesson], plan: PassPlan) -> list[list[Lesson]]:
-        """Return the rows of every pass of a step."""
-        return [chosen for chosen, _ in divided(rows, plan, self.form)]
-
-    def gradients(self, rows: Sequence[Lesson], plan: PassPlan) -> None:
-        """Add the gradients of one step of every lane into the bank. Rows come slot by slot."""
-        self.losses = run_step(self.split, self.bank, rows, plan, self.form)
-
-    def update(self, table: Table) -> None:
-        """Update the lanes that ``table`` (slots, 11) names, by the gradients added since the last update."""
-        apply_update(self.bank, self.states, self.losses, to_device(table, self.bank.device))
-
-    def clear(self) -> None:
-        """Forget a step that was begun."""
-        self.bank.grads.zero_()
-
-    def release(self) -> None:
-        """Nothing is kept."""
-
+from potentia.engine.steps.lane_states import UPDATE_COLUMNS, LaneStates, UpdateTable, apply_update
+from potentia.engine.steps.padded_pass import send
+from potentia.engine.steps.pass_plan import PassPlan, divide_into_packed_passes
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +43,7 @@ class _Piece:
     uses: int = 0
 
 
-class StaticSteps:
+class PackedSteps:
     """Steps of lanes through static passes: a step of small lanes is hundreds of launches, a captured graph is one.
 
     The second pass is captured while it is queued, and from then on replayed; a pass of another bucket at once,
@@ -177,12 +65,12 @@ class StaticSteps:
         self.most_graphs = MOST_GRAPHS
         self.most_tokens = 0  # of a step that is to come, where that is known
         may_give_back(self)
-        self._table = torch.zeros(self.bank.slots, COLUMNS, device=self.device)
+        self._table = torch.zeros(self.bank.slots, UPDATE_COLUMNS, device=self.device)
         self._updating = _Piece()
 
     def divide_rows(self, rows: Sequence[Lesson], plan: PassPlan) -> list[list[Lesson]]:
         """Return the rows of every pass of a step."""
-        return cut_end_to_end(rows, plan)
+        return divide_into_packed_passes(rows, plan)
 
     def gradients(self, rows: Sequence[Lesson], plan: PassPlan) -> None:
         """Add the gradients of one step of every lane into the bank, and its losses into the pass's."""
@@ -216,7 +104,7 @@ class StaticSteps:
                 send(row.filled(bucket), inputs.buffer)
                 self.static(inputs, recompute=plan.checkpointing)
 
-    def update(self, table: Table) -> None:
+    def update(self, table: UpdateTable) -> None:
         """Update the lanes that ``table`` (slots, 11) names, by the gradients added since the last update."""
         send(table, self._table)
         self._run(self._updating, self._update)
@@ -300,21 +188,3 @@ class StaticSteps:
         """Let go of all graphs and their memory."""
         self._passes.clear()
         self._updating.graph, self._pool = None, None
-
-
-Steps = PlainSteps | StaticSteps
-
-
-def steps_in(
-    form: str,
-    split: SplitModel,
-    bank: AdapterBank,
-    states: LaneStates,
-    blocks: Blocks | None = None,
-) -> Steps:
-    """Make steps in a form; ``blocks`` are the hand-written layers, where they are made already."""
-    if form not in (HAND, LONG):
-        return PlainSteps(split, bank, states, form)
-    if form == HAND and blocks is None:
-        blocks = Blocks.of(split.model)
-    return StaticSteps(StaticPass(split, bank, blocks if form == HAND else None), states)
