@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import kendalltau
 
-from potentia.analysis.rankings.groups import align_orders
+from potentia.analysis.rankings.alignment import align_orders
 from potentia.analysis.stats.correlation import kendall_matrix
 
 MODELS, TASKS, RESAMPLES = 61, 24, 1_000

@@ -35,7 +35,7 @@ from potentia.analysis.rankings import compare_agreement, decide_ranking, senten
 from potentia.analysis.rankings.decide import ENOUGH_TASKS
 from potentia.analysis.rankings.lead import measure_lead
 from potentia.analysis.rankings.pair import compare_tasks
-from potentia.analysis.stats.bootstrap import ResamplingUnits
+from potentia.analysis.stats.bootstrap import ResamplingUnits, Sampling
 from potentia.values.scores import ScoreMatrix
 
 MODELS, TASKS = (2, 3, 4, 6, 10, 20, 61), (1, 2, 3, 5, 12, 24)
@@ -134,7 +134,7 @@ def spoken(
             min(len(before.tasks), len(tuned.tasks)) > 1
             and len(set(before.models) & set(tuned.models)) > 1
         ):
-            change = compare_agreement(before, tuned, units=kin, resamples=200)
+            change = compare_agreement(before, tuned, sampling=Sampling(units=kin, resamples=200))
             said.append(sentences.agreement_sentence(change, None) or "")
     return said
 

@@ -217,7 +217,7 @@ def test_families_widen_the_intervals_of_the_published_scores(scores):
 
 def test_fewer_benchmarks_suffice_after_tuning(scores):
     """Section 4: rankings from a few benchmarks transfer; four tuned tasks rank as well as ten direct ones."""
-    from potentia.analysis.rankings.aggregate import measure_task_curve
+    from potentia.analysis.rankings.task_curve import measure_task_curve
 
     direct, tuned = (
         measure_task_curve(scores[p].benchmarks(), splits=100).any_subset for p in SIDES

@@ -19,6 +19,7 @@ from potentia.analysis.rankings.groups import (
 )
 from potentia.analysis.stats.bootstrap import (
     ResamplingUnits,
+    Sampling,
     draw_row_counts,
     mean_over_pairs,
     percentile_interval,
@@ -46,7 +47,7 @@ def scores(models=20, tasks=5, *, signal=1.0, seed=0, stderr=0.02, protocol="dir
 
 def test_means_are_the_plain_means_of_tau():
     matrix = scores()
-    found = measure_agreement(matrix, resamples=50)
+    found = measure_agreement(matrix, sampling=Sampling(resamples=50))
     taus = np.array(
         [[kendalltau(a, b).statistic for b in matrix.values.T] for a in matrix.values.T]
     )
@@ -59,7 +60,9 @@ def test_means_are_the_plain_means_of_tau():
 def test_categories_average_distinct_pairs_in_the_order_of_the_mapping():
     matrix = scores(tasks=4)
     found = measure_agreement(
-        matrix, categories={"t3": "B", "t0": "A", "t1": "A", "t9": "C"}, resamples=20
+        matrix,
+        categories={"t3": "B", "t0": "A", "t1": "A", "t9": "C"},
+        sampling=Sampling(resamples=20),
     )
     assert found.categories == ("B", "A")
     assert np.isnan(found.by_category[0, 0])  # a single task has no pair within
@@ -68,7 +71,9 @@ def test_categories_average_distinct_pairs_in_the_order_of_the_mapping():
 
 
 def test_intervals_hold_the_estimate_and_shrink_with_models():
-    few, many = (measure_agreement(scores(models=n), resamples=300) for n in (12, 120))
+    few, many = (
+        measure_agreement(scores(models=n), sampling=Sampling(resamples=300)) for n in (12, 120)
+    )
     for found in (few, many):
         assert set(found.intervals) == {"models", "tasks", "noise"}
         for i in found.intervals.values():
@@ -83,32 +88,39 @@ def test_the_interval_over_models_covers_the_true_agreement():
     hits = 0
     for seed in range(60):
         i = measure_agreement(
-            scores(models=40, tasks=3, seed=seed), resamples=200, seed=seed
+            scores(models=40, tasks=3, seed=seed), sampling=Sampling(resamples=200, seed=seed)
         ).intervals["models"]
         hits += i.low <= truth <= i.high
     assert hits >= 51
 
 
 def test_no_noise_interval_without_standard_errors():
-    assert "noise" not in measure_agreement(scores(stderr=np.nan), resamples=20).intervals
+    assert (
+        "noise"
+        not in measure_agreement(scores(stderr=np.nan), sampling=Sampling(resamples=20)).intervals
+    )
 
 
 def test_the_same_seed_gives_the_same_finding():
     one, two = (
-        json.dumps(measure_agreement(scores(), resamples=30, seed=4).to_dict()) for _ in range(2)
+        json.dumps(measure_agreement(scores(), sampling=Sampling(resamples=30, seed=4)).to_dict())
+        for _ in range(2)
     )
     assert one == two
-    assert json.dumps(measure_agreement(scores(), resamples=30, seed=5).to_dict()) != one
+    assert (
+        json.dumps(measure_agreement(scores(), sampling=Sampling(resamples=30, seed=5)).to_dict())
+        != one
+    )
 
 
 def test_change_between_protocols():
     before, after = scores(signal=0.5), scores(signal=3.0, protocol="train_before_test")
-    found = compare_agreement(before, after, resamples=200)
+    found = compare_agreement(before, after, sampling=Sampling(resamples=200))
     assert found.mean_after > found.mean_before
     assert found.difference["models"].low > 0
     assert found.pairs == 10
     assert found.pairs_improved == 10
-    tau = [measure_agreement(m, resamples=20).matrix for m in (before, after)]
+    tau = [measure_agreement(m, sampling=Sampling(resamples=20)).matrix for m in (before, after)]
     assert found.per_task_difference[0].value == pytest.approx(
         tau[1][0, 1:].mean() - tau[0][0, 1:].mean()
     )
@@ -119,7 +131,7 @@ def test_change_uses_only_what_both_have():
         scores(),
         scores(models=22, tasks=6, protocol="tuned").select(tasks=["t5", "t1", "t0"]),
     )
-    found = compare_agreement(before, after, resamples=20)
+    found = compare_agreement(before, after, sampling=Sampling(resamples=20))
     assert found.tasks == ("t0", "t1")
     assert found.models == 20
     with pytest.raises(InputError, match="in common"):
@@ -128,7 +140,7 @@ def test_change_uses_only_what_both_have():
 
 @pytest.mark.parametrize(("models", "tasks"), [(2, 1), (2, 2), (1, 3), (3, 1)])
 def test_tiny_matrices_do_not_fail(models, tasks):
-    found = measure_agreement(scores(models=models, tasks=tasks), resamples=20)
+    found = measure_agreement(scores(models=models, tasks=tasks), sampling=Sampling(resamples=20))
     json.dumps(found.to_dict(), allow_nan=False)
     assert found.tables()
     assert found.charts()
@@ -137,7 +149,7 @@ def test_tiny_matrices_do_not_fail(models, tasks):
 def test_gaps_are_pairwise():
     matrix = scores()
     matrix.values[0, 0] = np.nan
-    tau = measure_agreement(matrix, resamples=20).matrix
+    tau = measure_agreement(matrix, sampling=Sampling(resamples=20)).matrix
     assert tau[0, 1] == pytest.approx(
         kendalltau(matrix.values[1:, 0], matrix.values[1:, 1]).statistic
     )
@@ -154,11 +166,13 @@ def test_unknown_measure():
 def test_groups_of_models():
     matrix = scores(models=12)
     groups = {f"m{i}": "ab"[i % 2] if i < 10 else "c" for i in range(12)}
-    found = agreement_by_models([matrix], groups, by="family", at_least=3, resamples=20)
+    found = agreement_by_models(
+        [matrix], groups, by="family", at_least=3, sampling=Sampling(resamples=20)
+    )
     assert found.groups == ("a", "b", "all")
     assert found.models == (5, 5, 12)
     expected = measure_agreement(
-        matrix.select(models=[f"m{i}" for i in range(0, 10, 2)]), resamples=20
+        matrix.select(models=[f"m{i}" for i in range(0, 10, 2)]), sampling=Sampling(resamples=20)
     ).mean
     assert found.means[0][0].value == pytest.approx(expected)
 
@@ -166,7 +180,7 @@ def test_groups_of_models():
 def test_groups_of_tasks():
     matrix = scores()
     found = agreement_by_tasks(
-        [matrix], {"large": ["t0", "t2"], "one": ["t1"]}, by="size", resamples=20
+        [matrix], {"large": ["t0", "t2"], "one": ["t1"]}, by="size", sampling=Sampling(resamples=20)
     )
     assert found.groups == ("large", "all")
     assert found.means[0][0].value == pytest.approx(
@@ -263,9 +277,11 @@ def test_models_of_one_family_count_as_one_and_the_interval_says_so():
     def width(found):
         return found.high - found.low
 
-    alone = measure_agreement(copied(1)[0], resamples=400).interval
+    alone = measure_agreement(copied(1)[0], sampling=Sampling(resamples=400)).interval
     matrix, families = copied(6)
-    found = measure_agreement(matrix, units=ResamplingUnits("families", families), resamples=400)
+    found = measure_agreement(
+        matrix, sampling=Sampling(units=ResamplingUnits("families", families), resamples=400)
+    )
     assert found.over == "families"
     assert set(found.intervals) == {"families", "models", "tasks"}
     assert width(found.intervals["models"]) < 0.6 * width(
@@ -276,7 +292,7 @@ def test_models_of_one_family_count_as_one_and_the_interval_says_so():
     )  # there are eight independent ones
     assert "bootstrap over families" in str(found.tables()[1].note)
     change = compare_agreement(
-        matrix, matrix, units=ResamplingUnits("families", families), resamples=20
+        matrix, matrix, sampling=Sampling(units=ResamplingUnits("families", families), resamples=20)
     )
     assert change.over == "families"
     assert change.interval.value == 0
@@ -286,18 +302,25 @@ def test_models_of_one_family_count_as_one_and_the_interval_says_so():
     "families", [{}, {"m0": "a", "m1": "a"}, dict.fromkeys([f"m{i}" for i in range(20)], "a")]
 )
 def test_where_families_say_nothing_models_are_drawn(families):
-    found = measure_agreement(scores(), units=ResamplingUnits("families", families), resamples=20)
+    found = measure_agreement(
+        scores(), sampling=Sampling(units=ResamplingUnits("families", families), resamples=20)
+    )
     assert found.over == ("families" if len(families) == 2 else "models")
 
 
 def test_tau_b_counts_insignificant_differences_as_ties_by_task_and_category():
     matrix = scores(models=12, tasks=4, stderr=0.6)
     found = measure_agreement(
-        matrix, method=SIGNIFICANT, categories={"t0": "A", "t1": "A", "t2": "B"}, resamples=20
+        matrix,
+        method=SIGNIFICANT,
+        categories={"t0": "A", "t1": "A", "t2": "B"},
+        sampling=Sampling(resamples=20),
     )
     whole = tau_b_matrix(matrix)
     assert found.mean == pytest.approx(whole[np.triu_indices(4, 1)].mean())
-    assert found.mean != pytest.approx(measure_agreement(matrix, resamples=20).mean)
+    assert found.mean != pytest.approx(
+        measure_agreement(matrix, sampling=Sampling(resamples=20)).mean
+    )
     assert found.per_task[0].value == pytest.approx(np.delete(whole[0], 0).mean())
     assert found.by_category[0, 0] == pytest.approx(whole[0, 1])
     assert {c.name for c in found.charts()} == {"agreement-direct-tau_b", "categories-direct-tau_b"}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.stats import rankdata
 
-from potentia.analysis.rankings.groups import align_orders, align_rankings
+from potentia.analysis.rankings.alignment import align_orders, align_rankings
 from potentia.analysis.stats.significance import significant_order
 from potentia.errors import InputError
 from potentia.values.scores import ScoreMatrix

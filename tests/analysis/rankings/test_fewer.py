@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from potentia.analysis.rankings.aggregate import measure_task_curve
 from potentia.analysis.rankings.findings import RankingOptions, analyze_scores
+from potentia.analysis.rankings.task_curve import measure_task_curve
 from potentia.facts import Background
 from potentia.values.scores import ScoreMatrix
 

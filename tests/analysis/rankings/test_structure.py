@@ -13,20 +13,13 @@ from scipy.stats import kendalltau, rankdata
 from sklearn.decomposition import PCA
 from sklearn.preprocessing import StandardScaler
 
-from potentia.analysis.rankings.aggregate import (
-    aggregate_ranks,
-    borda,
-    negative_mean_rank,
-    rank_intervals,
-    simultaneous_threshold,
-)
-from potentia.analysis.rankings.components import (
-    compute_components,
-    explained_variance,
-    fit_compute,
-)
-from potentia.analysis.rankings.groups import compare_perplexity
+from potentia.analysis.rankings.aggregate import aggregate_ranks, borda, negative_mean_rank
+from potentia.analysis.rankings.components import compute_components, explained_variance
+from potentia.analysis.rankings.compute import fit_compute
+from potentia.analysis.rankings.perplexity import compare_perplexity
+from potentia.analysis.rankings.rank_intervals import rank_intervals, simultaneous_threshold
 from potentia.analysis.rankings.screening import screen_tasks
+from potentia.analysis.stats.bootstrap import Sampling
 from potentia.analysis.stats.standardize import mean_z_scores
 from potentia.errors import InputError
 from potentia.values.scores import ScoreMatrix
@@ -54,7 +47,7 @@ def test_components_equal_scikit_learn(data):
     shape = data.draw(st.tuples(st.integers(3, 10), st.integers(2, 6)))
     values = data.draw(arrays(np.float64, shape, elements=st.integers(0, 20).map(lambda k: k / 20)))
     z = StandardScaler().fit_transform(values)
-    found = compute_components(matrix(values), resamples=20)
+    found = compute_components(matrix(values), sampling=Sampling(resamples=20))
     if np.allclose(z, 0):
         assert np.isnan(found.explained[0].value)
         return
@@ -84,7 +77,9 @@ def test_weights_equal_repeated_models(seed):
 
 def test_higher_pc1_is_better_also_where_lower_scores_are():
     values = ability()
-    found = compute_components(matrix(-values, higher_is_better=False), resamples=20)
+    found = compute_components(
+        matrix(-values, higher_is_better=False), sampling=Sampling(resamples=20)
+    )
     assert kendalltau(found.scores[:, 0], values.mean(axis=1)).statistic > 0.8
     assert found.loadings[0].sum() > 0
 
@@ -93,15 +88,15 @@ def test_gaps_are_treated_as_asked():
     values = ability()
     values[0, 0] = np.nan
     gapped = matrix(values)
-    assert len(compute_components(gapped, resamples=20).models) == 14
-    assert compute_components(gapped, gaps="tasks", resamples=20).tasks == (
+    assert len(compute_components(gapped, sampling=Sampling(resamples=20)).models) == 14
+    assert compute_components(gapped, gaps="tasks", sampling=Sampling(resamples=20)).tasks == (
         "t1",
         "t2",
         "t3",
         "t4",
         "t5",
     )
-    filled = compute_components(gapped, gaps="mean", resamples=20)
+    filled = compute_components(gapped, gaps="mean", sampling=Sampling(resamples=20))
     assert (len(filled.models), len(filled.tasks)) == (15, 6)
     with pytest.raises(InputError, match="gaps"):
         compute_components(gapped, gaps="magic")
@@ -111,9 +106,9 @@ def test_gaps_are_treated_as_asked():
 
 def test_compute_fit_finds_the_slope():
     values = np.linspace(-1, 1, 12)[:, None] + np.zeros((12, 3))
-    found = compute_components(matrix(values), resamples=20)
+    found = compute_components(matrix(values), sampling=Sampling(resamples=20))
     flops = {f"m{i}": 10.0 ** (20 + 0.25 * i) for i in range(12)}
-    fit = fit_compute(found, flops, resamples=50)
+    fit = fit_compute(found, flops, sampling=Sampling(resamples=50))
     per_model = found.pc1["m1"] - found.pc1["m0"]
     assert fit.slope.value == pytest.approx(per_model / 0.25)
     assert fit.r_squared == pytest.approx(1.0)
@@ -143,14 +138,14 @@ def test_aggregate_ranks():
     found = aggregate_ranks(matrix(ability()))
     assert found.methods == ("PC1", "mean z", "Borda", "mean rank")
     best = ability().mean(axis=1).argmax()
-    assert found.order("mean z")[0] == f"m{best}"
+    assert found.models_by("mean z")[0] == f"m{best}"
 
 
 def test_dropping_a_task_that_decides_changes_the_winner():
     values = np.array([[0.9, 0.50, 0.50], [0.1, 0.52, 0.52], [0.1, 0.40, 0.40]])
     found = aggregate_ranks(matrix(values))
     z = found.methods.index("mean z")
-    assert found.order("mean z")[0] == "m0"
+    assert found.models_by("mean z")[0] == "m0"
     assert found.winners[z] == ("m1", "m0", "m0")
 
 
@@ -161,7 +156,7 @@ def test_aggregate_with_gaps_ranks_everyone_it_can():
     assert np.isnan(found.ranks[3, 0])
     assert np.isfinite(found.ranks[3, 1:]).all()
     json.dumps(found.to_dict(), allow_nan=False)
-    assert aggregate_ranks(matrix([[1.0], [2.0]])).order("Borda") == ["m1", "m0"]
+    assert aggregate_ranks(matrix([[1.0], [2.0]])).models_by("Borda") == ["m1", "m0"]
 
 
 # --- rank intervals ------------------------------------------------------------------------------------------------
@@ -231,7 +226,9 @@ def test_perplexity_agreement_is_signed_so_that_one_means_alike():
         np.stack([2 - level, 3 - level], 1),
         higher_is_better=False,
     )
-    found = compare_perplexity(bits, matrix(np.stack([level, level**2], 1)), resamples=20)
+    found = compare_perplexity(
+        bits, matrix(np.stack([level, level**2], 1)), sampling=Sampling(resamples=20)
+    )
     np.testing.assert_allclose(found.matrix, 1.0)
     assert (found.mean.value, found.corpora_mean.value, found.averages.value) == pytest.approx(
         (1.0, 1.0, 1.0)
@@ -246,7 +243,7 @@ def test_perplexity_of_a_group_and_of_partly_scored_models():
     names = [f"m{i}" for i in range(10)]
     corpora = ScoreMatrix.build(names, ["wiki", "arxiv"], bits, higher_is_better=False)
     tasks = matrix(rng.random((10, 3)))
-    found = compare_perplexity(corpora, tasks, resamples=20)
+    found = compare_perplexity(corpora, tasks, sampling=Sampling(resamples=20))
     assert found.models == 9
     assert found.matrix[0, 0] == pytest.approx(
         kendalltau(-bits[2:, 0], tasks.values[2:, 0]).statistic
@@ -255,7 +252,7 @@ def test_perplexity_of_a_group_and_of_partly_scored_models():
     assert found.averages.value == pytest.approx(averages)
     assert (
         compare_perplexity(
-            corpora, tasks, models={"m3", "m4", "m5"}, group="base", resamples=20
+            corpora, tasks, models={"m3", "m4", "m5"}, group="base", sampling=Sampling(resamples=20)
         ).models
         == 3
     )

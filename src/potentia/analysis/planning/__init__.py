@@ -7,4 +7,4 @@ from potentia.analysis.planning.next_cells import (
     NextCells,
     choose_cells,
 )
-from potentia.analysis.rankings.aggregate import TaskCurve, measure_task_curve
+from potentia.analysis.rankings.task_curve import TaskCurve, measure_task_curve

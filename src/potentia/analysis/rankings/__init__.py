@@ -7,6 +7,7 @@ from potentia.analysis.rankings.agreement import (
     compare_agreement,
     measure_agreement,
 )
+from potentia.analysis.rankings.alignment import Alignment, align_rankings
 from potentia.analysis.rankings.components import GAPS, Components, compute_components
 from potentia.analysis.rankings.decide import (
     AGGREGATE_LABELS,
@@ -25,7 +26,6 @@ from potentia.analysis.rankings.findings import (
     find_rankings,
     summarize_rankings,
 )
-from potentia.analysis.rankings.groups import Alignment, align_rankings
 from potentia.analysis.rankings.pair import ModelComparison, TaskComparison, find_pair
 from potentia.analysis.rankings.scoreboard import ModelStanding, Scoreboard
 from potentia.analysis.rankings.screening import Screening, screen_tasks

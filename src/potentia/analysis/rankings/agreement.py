@@ -11,22 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from potentia.analysis.left_out import NO_ENTRIES, keep_names_in
 from potentia.analysis.stats.bootstrap import (
+    DEFAULT_SAMPLING,
     MODELS,
-    How,
     Sampling,
+    draw_row_counts,
     mean_over_pairs,
     percentile_interval,
     percentile_intervals,
     redraw_scores,
 )
-from potentia.analysis.stats.bootstrap import draw_row_counts as draw_rows
 from potentia.analysis.stats.correlation import (
     CORRELATIONS,
     FIRST_ORDER,
@@ -52,9 +51,8 @@ from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
 NOISE_BLOCK = 1 << 22  # scores drawn at once
-MANY_MODELS_NOISE = (
-    200  # draws of noise for more models than FIRST_ORDER: their mean agreement hardly moves
-)
+# Draws of noise for more models than FIRST_ORDER: their mean agreement hardly moves.
+MANY_MODELS_NOISE = 200
 SIGNIFICANT = "tau_b"
 METHOD_NAMES = {
     "kendall": "Kendall's τ",
@@ -64,7 +62,8 @@ METHOD_NAMES = {
 }
 
 
-def _ties(method: str) -> str:
+def _describe_ties(method: str) -> str:
+    """Say in a title that insignificant differences count as ties, where they do."""
     return ", insignificant differences as ties" if method == SIGNIFICANT else ""
 
 
@@ -83,7 +82,7 @@ class Agreement(Finding):
     categories: tuple[str, ...] = ()
     by_category: Floats = field(default_factory=lambda: np.zeros((0, 0)))
     over: str = (
-        "models"  # what the intervals of tasks and categories draw: models, families or lineages
+        "models"  # what intervals of tasks and categories draw: models, families or lineages
     )
 
     @property
@@ -93,64 +92,88 @@ class Agreement(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return the mean with its intervals, the mean per task, and the category matrix."""
-        what = f"{METHOD_NAMES[self.method]}, {self.protocol.label}, {self.models} models × {len(self.tasks)} tasks"
-        rows = [(f"over {source}", one) for source, one in self.intervals.items()]
-        order = np.argsort([i.value for i in self.per_task], kind="stable")
-        each = picked(list(zip(self.tasks, self.per_task, strict=True)), order)
-        title, over = (
-            f"Mean agreement of each task with the others ({what})",
-            f"Intervals: bootstrap over {self.over}.",
-        )
+        size = f"{self.models} models × {len(self.tasks)} tasks"
+        scope = f"{METHOD_NAMES[self.method]}, {self.protocol.label}, {size}"
+        by_source = [(f"over {source}", mean) for source, mean in self.intervals.items()]
+        order = np.argsort([mean.value for mean in self.per_task], kind="stable")
+        by_task = list(zip(self.tasks, self.per_task, strict=True))
         tables = [
             Table(
-                f"Mean agreement over pairs of tasks ({what})",
+                f"Mean agreement over pairs of tasks ({scope})",
                 ("interval", "mean", "low", "high"),
-                rows,
+                by_source,
             ),
-            Table(title, ("task", "mean", "low", "high"), each, over),
+            Table(
+                f"Mean agreement of each task with the others ({scope})",
+                ("task", "mean", "low", "high"),
+                picked(by_task, order),
+                f"Intervals: bootstrap over {self.over}.",
+            ),
         ]
         if self.categories:
-            cells = zip(self.categories, *self.by_category.T, strict=True)
-            note = "The diagonal is agreement within a category, over distinct tasks."
             tables.append(
                 Table(
-                    f"Agreement by category ({what})", ("category", *self.categories), cells, note
+                    f"Agreement by category ({scope})",
+                    ("category", *self.categories),
+                    zip(self.categories, *self.by_category.T, strict=True),
+                    "The diagonal is agreement within a category, over distinct tasks.",
                 )
             )
         return tables
 
     def charts(self) -> Sequence[Chart]:
         """Return the task × task heat map (figures 9, 10, 14, 15) and the categories' (figures 3, 13)."""
-        caption = f"{METHOD_NAMES[self.method]} of every two tasks, {self.models} models; {mean_in_words(self.mean)}."
-        low = -1.0 if np.nanmin(self.matrix, initial=0.0) < -0.2 else 0.0
+        lowest = np.nanmin(self.matrix, initial=0.0)
         charts = [
-            self._heatmap(
-                "agreement",
-                "Ranking agreement between tasks",
-                caption,
+            Heatmap(
+                self._chart_name("agreement"),
+                self._chart_title("Ranking agreement between tasks"),
+                f"{METHOD_NAMES[self.method]} of every two tasks, {self.models} models; "
+                f"{mean_in_words(self.mean)}.",
+                self.tasks,
                 self.tasks,
                 self.matrix,
-                low,
+                low=-1.0 if lowest < -0.2 else 0.0,
+                high=1.0,
+                unit=METHOD_NAMES[self.method],
+                group=f"agreement-{self.method}",
             )
         ]
         if self.categories:
             caption = (
                 "Mean over the pairs of tasks of two categories; within a category on the diagonal."
             )
-            caption += _meanings(self.categories)
-            named = self.categories, self.by_category, 0.0
-            charts.append(self._heatmap("categories", "Agreement by category", caption, *named))
+            charts.append(
+                Heatmap(
+                    self._chart_name("categories"),
+                    self._chart_title("Agreement by category"),
+                    caption + _explain_categories(self.categories),
+                    self.categories,
+                    self.categories,
+                    self.by_category,
+                    low=0.0,
+                    high=1.0,
+                    unit=METHOD_NAMES[self.method],
+                    group=f"categories-{self.method}",
+                )
+            )
         return charts
 
-    def _heatmap(
-        self, kind: str, what: str, caption: str, names: tuple[str, ...], values: Floats, low: float
-    ) -> Chart:
-        name, full = (
-            f"{kind}-{self.protocol}-{self.method}",
-            f"{what}{_ties(self.method)}: {self.protocol.label}",
-        )
-        cells, unit = (names, names, values, low, 1.0), METHOD_NAMES[self.method]
-        return Heatmap(name, full, caption, *cells, unit=unit, group=f"{kind}-{self.method}")
+    def _chart_name(self, kind: str) -> str:
+        return f"{kind}-{self.protocol}-{self.method}"
+
+    def _chart_title(self, subject: str) -> str:
+        return f"{subject}{_describe_ties(self.method)}: {self.protocol.label}"
+
+
+def _explain_categories(categories: Sequence[str]) -> str:
+    """Say what the short names of categories mean."""
+    explained = []
+    for name in categories:
+        meaning = CATEGORIES.get(name, name)
+        if meaning.lower() != name.lower():
+            explained.append(f"{name}: {meaning}")
+    return f" {'; '.join(explained)}." if explained else ""
 
 
 @dataclass(frozen=True)
@@ -187,56 +210,66 @@ class AgreementChange(Finding):
         """
         if self.models < ENOUGH_MODELS or not self.has_errors:
             return 0
-        every = self.difference.values()
-        return int(all(i.low > 0 for i in every)) - int(all(i.high < 0 for i in every))
+        intervals = self.difference.values()
+        agrees_more = all(interval.low > 0 for interval in intervals)
+        agrees_less = all(interval.high < 0 for interval in intervals)
+        return int(agrees_more) - int(agrees_less)
 
     def tables(self) -> Sequence[Table]:
         """Return the change of the mean, and of each task."""
-        what = f"{METHOD_NAMES[self.method]}, {self.models} models × {len(self.tasks)} tasks"
-        before, after = self.before.label, self.after.label
-        rows = [
-            (f"over {s}", self.mean_before, self.mean_after, gap)
-            for s, gap in self.difference.items()
-        ]
-        by_task = self.tasks, self.per_task_before, self.per_task_after, self.per_task_difference
-        each = picked(
-            list(zip(*by_task, strict=True)), np.argsort(self.per_task_before, kind="stable")
+        before = self.before.label
+        after = self.after.label
+        size = f"{self.models} models × {len(self.tasks)} tasks"
+        by_source = []
+        for source, difference in self.difference.items():
+            by_source.append((f"over {source}", self.mean_before, self.mean_after, difference))
+        by_task = list(
+            zip(
+                self.tasks,
+                self.per_task_before,
+                self.per_task_after,
+                self.per_task_difference,
+                strict=True,
+            )
         )
+        order = np.argsort(self.per_task_before, kind="stable")
         columns = (before, after, "difference", "low", "high")
-        more = f"{self.pairs_improved} of {self.pairs} pairs of tasks agree more under {after}."
-        title, note = (
-            f"Mean agreement of each task, {before} → {after}",
-            f"Intervals: bootstrap over {self.over}.",
-        )
         return [
-            Table(f"Agreement, {before} → {after} ({what})", ("interval", *columns), rows, more),
-            Table(title, ("task", *columns), each, note),
+            Table(
+                f"Agreement, {before} → {after} ({METHOD_NAMES[self.method]}, {size})",
+                ("interval", *columns),
+                by_source,
+                f"{self.pairs_improved} of {self.pairs} pairs of tasks agree more under {after}.",
+            ),
+            Table(
+                f"Mean agreement of each task, {before} → {after}",
+                ("task", *columns),
+                picked(by_task, order),
+                f"Intervals: bootstrap over {self.over}.",
+            ),
         ]
 
     def charts(self) -> Sequence[Chart]:
         """Return the bars of figure 2 (and 12): each task's mean agreement under both protocols."""
         order = np.argsort(self.per_task_before, kind="stable")
-        means = {self.before: self.mean_before, self.after: self.mean_after}
-        told = ", ".join(
-            f"{mean_in_words(mean)} ({protocol.label})" for protocol, mean in means.items()
+        mean_by_label = {
+            self.before.label: self.mean_before,
+            self.after.label: self.mean_after,
+        }
+        means = [f"{mean_in_words(mean)} ({label})" for label, mean in mean_by_label.items()]
+        chart = Bars(
+            f"agreement-{self.before}-{self.after}-{self.method}",
+            f"Mean ranking agreement of each task with all others{_describe_ties(self.method)}",
+            f"{METHOD_NAMES[self.method]}; {', '.join(means)}; "
+            f"{self.pairs_improved} of {self.pairs} pairs agree more.",
+            picked(self.tasks, order),
+            {
+                self.before.label: picked(self.per_task_before, order),
+                self.after.label: picked(self.per_task_after, order),
+            },
+            y_label=f"mean {METHOD_NAMES[self.method]}",
         )
-        name = f"agreement-{self.before}-{self.after}-{self.method}"
-        title = f"Mean ranking agreement of each task with all others{_ties(self.method)}"
-        caption = f"{METHOD_NAMES[self.method]}; {told}; {self.pairs_improved} of {self.pairs} pairs agree more."
-        both = {self.before.label: self.per_task_before, self.after.label: self.per_task_after}
-        bars = {label: picked(values, order) for label, values in both.items()}
-        y_label = f"mean {METHOD_NAMES[self.method]}"
-        return [Bars(name, title, caption, picked(self.tasks, order), bars, y_label=y_label)]
-
-
-def _meanings(categories: Sequence[str]) -> str:
-    """Say what the short names of categories mean."""
-    known = [
-        f"{name}: {CATEGORIES[name]}"
-        for name in categories
-        if CATEGORIES.get(name, name).lower() != name.lower()
-    ]
-    return f" {'; '.join(known)}." if known else ""
+        return [chart]
 
 
 def measure_agreement(
@@ -245,84 +278,89 @@ def measure_agreement(
     method: str = "kendall",
     categories: Mapping[str, str] = NO_ENTRIES,
     items: Mapping[str, npt.ArrayLike] | None = None,
-    **how: Unpack[How],
+    sampling: Sampling = DEFAULT_SAMPLING,
 ) -> Agreement:
-    """Agreement between all tasks of a matrix, with intervals; ``categories`` maps task to category.
+    """Measure the agreement between all tasks of a matrix, with intervals; ``categories`` maps task to category.
 
-    ``items[task]`` (models, items), where stored, replaces the standard errors as the source of noise. ``units`` says
-    what is drawn; the interval of the mean by model stands beside it in any case.
+    ``items[task]`` (models, items), where stored, replaces the standard errors as the source of noise. The interval of
+    the mean by model stands beside that by the units of ``sampling`` in any case.
     """
-    sampling = Sampling(**how)
-    level, draws = sampling.level, _resample([matrix], method, items, sampling)[0]
-    names = tuple(
-        dict.fromkeys(filter(None, map(categories.get, keep_names_in(categories, matrix.tasks))))
-    )
-    per_task, drawn = (
-        mean_offdiagonal(draws.matrix, axis=True),
-        mean_offdiagonal(draws.by_units, axis=True),
-    )
+    resamples = _resample_correlations([matrix], method, items, sampling)[0]
+    listed = [categories[task] for task in keep_names_in(categories, matrix.tasks)]
+    category_names = tuple(dict.fromkeys(filter(None, listed)))
     return Agreement(
-        matrix.protocol,
-        method,
-        matrix.shape[0],
-        matrix.tasks,
-        draws.matrix,
-        draws.mean,
-        draws.intervals(level),
-        per_task=percentile_intervals(per_task, drawn, level=level),
-        categories=names,
-        by_category=_by_category(draws.matrix, matrix.tasks, categories, names),
-        over=draws.over,
+        protocol=matrix.protocol,
+        method=method,
+        models=matrix.shape[0],
+        tasks=matrix.tasks,
+        matrix=resamples.matrix,
+        mean=resamples.mean,
+        intervals=resamples.intervals(sampling.level),
+        per_task=percentile_intervals(
+            mean_offdiagonal(resamples.matrix, axis=True),
+            mean_offdiagonal(resamples.by_units, axis=True),
+            level=sampling.level,
+        ),
+        categories=category_names,
+        by_category=_average_by_category(
+            resamples.matrix, matrix.tasks, categories, category_names
+        ),
+        over=resamples.over,
     )
 
 
 def compare_agreement(
-    before: ScoreMatrix, after: ScoreMatrix, *, method: str = "kendall", **how: Unpack[How]
+    before: ScoreMatrix,
+    after: ScoreMatrix,
+    *,
+    method: str = "kendall",
+    sampling: Sampling = DEFAULT_SAMPLING,
 ) -> AgreementChange:
-    """Difference in agreement between two protocols over the models and tasks that both have."""
-    one, two = select_shared(before, after)
-    sampling = Sampling(**how)
-    level, (first, second) = sampling.level, _resample([one, two], method, None, sampling)
-    i, j = np.triu_indices(len(one.tasks), 1)
-    both = np.isfinite(first.matrix[i, j]) & np.isfinite(second.matrix[i, j])
-    task_one, task_two = (
-        mean_offdiagonal(first.matrix, axis=True),
-        mean_offdiagonal(second.matrix, axis=True),
-    )
-    moved = mean_offdiagonal(second.by_units, axis=True) - mean_offdiagonal(
-        first.by_units, axis=True
-    )
+    """Return the difference in agreement between two protocols over the models and tasks that both have."""
+    before, after = select_shared(before, after)
+    first, second = _resample_correlations([before, after], method, None, sampling)
+    rows, columns = np.triu_indices(len(before.tasks), 1)
+    pairs_before = first.matrix[rows, columns]
+    pairs_after = second.matrix[rows, columns]
+    both = np.isfinite(pairs_before) & np.isfinite(pairs_after)
+    per_task_before = mean_offdiagonal(first.matrix, axis=True)
+    per_task_after = mean_offdiagonal(second.matrix, axis=True)
+    drawn_before = mean_offdiagonal(first.by_units, axis=True)
+    drawn_after = mean_offdiagonal(second.by_units, axis=True)
     return AgreementChange(
-        before=one.protocol,
-        after=two.protocol,
+        before=before.protocol,
+        after=after.protocol,
         method=method,
-        models=one.shape[0],
-        tasks=one.tasks,
+        models=before.shape[0],
+        tasks=before.tasks,
         mean_before=first.mean,
         mean_after=second.mean,
-        difference=second.intervals(level, first),
-        pairs_improved=int((second.matrix[i, j] > first.matrix[i, j])[both].sum()),
+        difference=second.difference_intervals(sampling.level, first),
+        pairs_improved=int((pairs_after > pairs_before)[both].sum()),
         pairs=int(both.sum()),
-        per_task_before=tuple(task_one.tolist()),
-        per_task_after=tuple(task_two.tolist()),
-        per_task_difference=percentile_intervals(task_two - task_one, moved, level=level),
-        over=first.over,
-        has_errors=all(
-            bool(np.isfinite(m.stderr[np.isfinite(m.values)]).all()) for m in (one, two)
+        per_task_before=tuple(per_task_before.tolist()),
+        per_task_after=tuple(per_task_after.tolist()),
+        per_task_difference=percentile_intervals(
+            per_task_after - per_task_before, drawn_after - drawn_before, level=sampling.level
         ),
+        over=first.over,
+        has_errors=_has_all_errors(before) and _has_all_errors(after),
     )
+
+
+def _has_all_errors(matrix: ScoreMatrix) -> bool:
+    """Whether every score has a standard error."""
+    return bool(np.isfinite(matrix.stderr[np.isfinite(matrix.values)]).all())
 
 
 def select_shared(before: ScoreMatrix, after: ScoreMatrix) -> tuple[ScoreMatrix, ScoreMatrix]:
-    """Both matrices on the models and tasks they have in common, in the order of the first."""
-    models, tasks = (
-        keep_names_in(before.models, set(after.models)),
-        keep_names_in(before.tasks, set(after.tasks)),
-    )
+    """Return both matrices on the models and tasks they have in common, in the order of the first."""
+    models = keep_names_in(before.models, set(after.models))
+    tasks = keep_names_in(before.tasks, set(after.tasks))
     if not models or not tasks:
-        message = f"{before.protocol} and {after.protocol} have no model and task in common"
         raise InputError(
-            message, hint="score the same models on the same tasks under both protocols"
+            f"{before.protocol} and {after.protocol} have no model and task in common",
+            hint="score the same models on the same tasks under both protocols",
         )
     return before.select(models=models, tasks=tasks), after.select(models=models, tasks=tasks)
 
@@ -343,102 +381,140 @@ class _Resamples:
 
     @property
     def mean(self) -> float:
+        """The mean over the pairs of tasks."""
         return float(mean_over_pairs(self.matrix))
 
-    def means(self) -> dict[str, Floats]:
-        found = {
+    def draws_of_mean(self) -> dict[str, Floats]:
+        """Return the draws of the mean by source."""
+        draws = {
             self.over: mean_over_pairs(self.by_units),
             "models": mean_over_pairs(self.by_models),
+            "tasks": mean_over_pairs(self.matrix, self.task_draws),
         }
-        found["tasks"] = mean_over_pairs(self.matrix, self.task_draws)
-        return found if self.by_noise is None else found | {"noise": mean_over_pairs(self.by_noise)}
+        if self.by_noise is not None:
+            draws["noise"] = mean_over_pairs(self.by_noise)
+        return draws
 
-    def intervals(self, level: float, less: _Resamples | None = None) -> dict[str, Interval]:
-        """Return the intervals of the mean by source, or of its difference to that of other resamples."""
-        value, mine = self.mean, self.means()
-        if less is not None:
-            theirs = less.means()
-            value, mine = value - less.mean, {s: mine[s] - theirs[s] for s in mine if s in theirs}
-        return {
-            s: percentile_interval(value, draws, level=level, centred=s == "noise")
-            for s, draws in mine.items()
-        }
+    def intervals(self, level: float) -> dict[str, Interval]:
+        """Return the intervals of the mean by source."""
+        return _intervals_by_source(self.mean, self.draws_of_mean(), level)
+
+    def difference_intervals(self, level: float, other: _Resamples) -> dict[str, Interval]:
+        """Return the intervals of the difference of the mean to that of other resamples, by source."""
+        own_draws = self.draws_of_mean()
+        other_draws = other.draws_of_mean()
+        differences = {}
+        for source, draws in own_draws.items():
+            if source in other_draws:
+                differences[source] = draws - other_draws[source]
+        return _intervals_by_source(self.mean - other.mean, differences, level)
 
 
-def _resample(
+def _intervals_by_source(
+    value: float, draws_by_source: Mapping[str, Floats], level: float
+) -> dict[str, Interval]:
+    """Return the interval of a value for each source of draws; those of noise are centred on it."""
+    intervals = {}
+    for source, draws in draws_by_source.items():
+        centred = source == "noise"
+        intervals[source] = percentile_interval(value, draws, level=level, centred=centred)
+    return intervals
+
+
+def _resample_correlations(
     matrices: Sequence[ScoreMatrix],
     method: str,
     items: Mapping[str, npt.ArrayLike] | None,
-    how: Sampling,
+    sampling: Sampling,
 ) -> list[_Resamples]:
     """Correlate and resample matrices of the same shape; models and tasks are drawn alike for all of them."""
     if method not in METHOD_NAMES:
         raise InputError(f"no correlation {method!r}", hint=f"one of: {', '.join(METHOD_NAMES)}")
-    rng, level = np.random.default_rng(how.seed), how.level
+    rng = np.random.default_rng(sampling.seed)
+    names = matrices[0].models
     models, tasks = matrices[0].shape
-    model_draws, task_draws = (
-        draw_rows(models, how.resamples, rng),
-        draw_rows(tasks, how.resamples, rng),
-    )
-    over = how.units.drawn_unit(matrices[0].models)
-    unit_draws = model_draws if over == MODELS.name else how.draws(matrices[0].models)
-    found = []
+    model_draws = draw_row_counts(models, sampling.resamples, rng)
+    task_draws = draw_row_counts(tasks, sampling.resamples, rng)
+    over = sampling.units.drawn_unit(names)
+    unit_draws = model_draws
+    if over != MODELS.name:
+        unit_draws = sampling.draw_models(names)
+    resamples = []
     for matrix in matrices:
-        noise = None
+        by_noise = None
         if method == SIGNIFICANT:
-            tau = tau_b_matrix(matrix, level=level)
-            by_models, by_units = (
-                tau_b_matrix(matrix, level=level, weights=d) for d in (model_draws, unit_draws)
-            )
+            level = sampling.level
+            correlations = tau_b_matrix(matrix, level=level)
+            by_models = tau_b_matrix(matrix, level=level, weights=model_draws)
+            by_units = tau_b_matrix(matrix, level=level, weights=unit_draws)
         else:
-            correlate, values = CORRELATIONS[method], matrix.oriented()
-            tau = correlate(values)
+            correlate = CORRELATIONS[method]
+            values = matrix.oriented()
+            correlations = correlate(values)
             if items or np.isfinite(matrix.stderr).any():
-                noise = _with_noise(matrix, items, correlate, tau, how.resamples, rng)
-            by_models, by_units = (correlate(values, weights=d) for d in (model_draws, unit_draws))
+                by_noise = _redraw_correlations(
+                    matrix, items, correlate, correlations, sampling.resamples, rng
+                )
+            by_models = correlate(values, weights=model_draws)
+            by_units = correlate(values, weights=unit_draws)
         if models < ENOUGH_MODELS:  # drawing so few again says nothing of others
-            by_models, by_units = np.full_like(by_models, np.nan), np.full_like(by_units, np.nan)
-        found.append(_Resamples(tau, by_models, by_units, over, noise, task_draws))
-    return found
+            by_models = np.full_like(by_models, np.nan)
+            by_units = np.full_like(by_units, np.nan)
+        resamples.append(
+            _Resamples(
+                matrix=correlations,
+                by_models=by_models,
+                by_units=by_units,
+                over=over,
+                by_noise=by_noise,
+                task_draws=task_draws,
+            )
+        )
+    return resamples
 
 
-def _with_noise(
+def _redraw_correlations(
     matrix: ScoreMatrix,
     items: Mapping[str, npt.ArrayLike] | None,
     correlate: Correlate,
-    tau: Floats,
+    correlations: Floats,
     resamples: int,
     rng: np.random.Generator,
 ) -> Floats:
-    """Correlations as other runs of the same tests could have given them, as far apart as they would be.
+    """Return correlations as other runs of the same tests could have given them, as far apart as they would be.
 
     Noise is each model's own, so what it does to a mean over models falls with their root: of many, some tell.
     """
     models = len(matrix.models)
-    few = min(models, FIRST_ORDER)
-    rows = np.arange(models) if few == models else np.sort(rng.permutation(models)[:few])
+    rows = np.arange(models)
+    draws = resamples
+    if models > FIRST_ORDER:
+        rows = np.sort(rng.permutation(models)[:FIRST_ORDER])
+        draws = min(resamples, MANY_MODELS_NOISE)
     part = matrix.select(models=rows)
-    stored = {task: np.asarray(table)[rows] for task, table in (items or {}).items()}
-    draws = resamples if few == models else min(resamples, MANY_MODELS_NOISE)
-    sizes = [
-        len(block)
-        for block in np.array_split(
-            np.arange(draws), max(1, draws * part.values.size // NOISE_BLOCK)
-        )
-    ]
-    noise = np.concatenate([correlate(redraw_scores(part, stored, size, rng)) for size in sizes])
-    return np.asarray(tau + (noise - correlate(part.oriented())) * np.sqrt(few / models))
+    part_items = {task: np.asarray(table)[rows] for task, table in (items or {}).items()}
+    blocks = max(1, draws * part.values.size // NOISE_BLOCK)
+    redrawn = []
+    for block in np.array_split(np.arange(draws), blocks):
+        redrawn.append(correlate(redraw_scores(part, part_items, len(block), rng)))
+    deviations = np.concatenate(redrawn) - correlate(part.oriented())
+    return np.asarray(correlations + deviations * np.sqrt(len(rows) / models))
 
 
-def _by_category(
-    tau: Floats, tasks: Sequence[str], categories: Mapping[str, str], names: Sequence[str]
+def _average_by_category(
+    correlations: Floats,
+    tasks: Sequence[str],
+    categories: Mapping[str, str],
+    category_names: Sequence[str],
 ) -> Floats:
-    """Mean over pairs of distinct tasks for every two categories: (categories, categories)."""
-    off = np.where(np.eye(len(tasks), dtype=bool), np.nan, tau)
-    members = [[k for k, t in enumerate(tasks) if categories.get(t) == name] for name in names]
-    means = [
-        float(nan_mean(off[np.ix_(rows, columns)].ravel()))
-        for rows in members
-        for columns in members
-    ]
-    return np.array(means).reshape(len(names), len(names))
+    """Return the mean over pairs of distinct tasks for every two categories: (categories, categories)."""
+    off_diagonal = np.where(np.eye(len(tasks), dtype=bool), np.nan, correlations)
+    members = []
+    for name in category_names:
+        members.append([row for row, task in enumerate(tasks) if categories.get(task) == name])
+    means = np.zeros((len(category_names), len(category_names)))
+    for row, row_tasks in enumerate(members):
+        for column, column_tasks in enumerate(members):
+            block = off_diagonal[np.ix_(row_tasks, column_tasks)]
+            means[row, column] = float(nan_mean(block.ravel()))
+    return means

@@ -1,48 +1,34 @@
 """Principal components of the score matrix: how many abilities the scores show (section 3.4).
 
-Every task is standardised (mean 0, standard deviation 1 over the models), so no task counts more for its scale; the
+Every task is standardized (mean 0, standard deviation 1 over the models), so no task counts more for its scale; the
 explained variance of the components then says how close the matrix is to rank one. The sign of a component is free: it
 is chosen so that its loadings sum to more than zero, which for PC1 means higher is better.
-
-PC1 against pretraining compute: whether what the scores share is what was spent (figure 7).
-
-Compute is 6·parameters·tokens (table 4), known only for the models whose training tokens are public; PC1 is fitted by
-least squares on its logarithm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Unpack
 
 import numpy as np
-from scipy.stats import linregress
 
-from potentia.analysis.left_out import NO_ENTRIES
-from potentia.analysis.stats.bootstrap import How, Sampling
-from potentia.analysis.stats.correlation import kendall_matrix
+from potentia.analysis.stats.bootstrap import DEFAULT_SAMPLING, Sampling
 from potentia.analysis.stats.first_place import ENOUGH_MODELS
 from potentia.analysis.stats.standardize import standardize
 from potentia.errors import InputError
-from potentia.values.findings import (
-    Bars,
-    Chart,
-    Finding,
-    Interval,
-    Line,
-    Plot,
-    Points,
-    Table,
-    picked,
-)
+from potentia.values.findings import Bars, Chart, Finding, Interval, Table, picked
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
 GAPS = ("models", "tasks", "mean")
-ALL = "all models"
-PC = ("PC1", "PC2", "PC3", "PC4", "PC5")  # that are shown
-BLOCK = 1 << 20  # scores standardised at once
+GAP_NOTES = {
+    "models": "models with a gap left out",
+    "tasks": "tasks with a gap left out",
+    "mean": "filled with the task's mean",
+}
+ALL_MODELS = "all models"
+COMPONENT_NAMES = ("PC1", "PC2", "PC3", "PC4", "PC5")  # that are shown
+BLOCK = 1 << 20  # scores standardized at once
 
 
 @dataclass(frozen=True)
@@ -62,218 +48,143 @@ class Components(Finding):
     @property
     def pc1(self) -> dict[str, float]:
         """Each model's score on the first component; higher is better."""
-        return {m: float(s) for m, s in zip(self.models, self.scores[:, 0], strict=True)}
+        first_component = self.scores[:, 0].tolist()
+        return dict(zip(self.models, first_component, strict=True))
 
     def tables(self) -> Sequence[Table]:
         """Return the explained variance of the first components, and PC1 of each model."""
-        shares = zip(PC, self.explained, strict=False)
-        note = f"Missing cells: {GAP_NOTES[self.gaps]}. Intervals: bootstrap over {self.over}."
-        what = f"{self.protocol.label}, {self.group}"
-        title = f"Explained variance ({what}: {len(self.models)} × {len(self.tasks)})"
-        ranked = tuple(sorted(self.pc1.items(), key=lambda one: -one[1]))
+        scope = f"{self.protocol.label}, {self.group}"
+        size = f"{len(self.models)} × {len(self.tasks)}"
+        ranked = sorted(self.pc1.items(), key=lambda model_and_score: -model_and_score[1])
         return [
-            Table(title, ("component", "share", "low", "high"), shares, note),
-            Table(f"PC1 of each model ({what})", ("model", "PC1"), ranked),
+            Table(
+                f"Explained variance ({scope}: {size})",
+                ("component", "share", "low", "high"),
+                zip(COMPONENT_NAMES, self.explained, strict=False),
+                f"Missing cells: {GAP_NOTES[self.gaps]}. Intervals: bootstrap over {self.over}.",
+            ),
+            Table(f"PC1 of each model ({scope})", ("model", "PC1"), ranked),
         ]
 
     def charts(self) -> Sequence[Chart]:
         """Return the scree bars (figures 6 and 8) and PC1 of each model (figure 11)."""
-        top, label = self.explained[: len(PC)], self.protocol.label
+        label = self.protocol.label
+        shown = self.explained[: len(COMPONENT_NAMES)]
+        share = f"{shown[0].value:.0%}"
         name = f"{self.protocol}-{self.group}".replace(" ", "-")
-        title = f"Explained variance: {label}, {self.group}"
-        caption = (
-            f"The first principal component (PC1) explains {top[0].value:.0%} of the variance."
-        )
-        bars, group = {label: top}, f"scree-{self.group}"
         charts = [
             Bars(
                 f"scree-{name}",
-                title,
-                caption,
-                PC[: len(top)],
-                bars,
+                f"Explained variance: {label}, {self.group}",
+                f"The first principal component (PC1) explains {share} of the variance.",
+                COMPONENT_NAMES[: len(shown)],
+                {label: shown},
                 y_label="share of variance",
-                group=group,
+                group=f"scree-{self.group}",
             )
         ]
-        if self.group == ALL:
+        if self.group == ALL_MODELS:
             order = np.argsort(-self.scores[:, 0], kind="stable")
-            title = f"PC1 of each model: {label}"
-            caption = "Scores on the first principal component (PC1); higher is better."
-            models, bars = picked(self.models, order), {label: self.scores[order, 0]}
             charts.append(
-                Bars(f"pc1-{name}", title, caption, models, bars, y_label="PC1", group="pc1")
+                Bars(
+                    f"pc1-{name}",
+                    f"PC1 of each model: {label}",
+                    "Scores on the first principal component (PC1); higher is better.",
+                    picked(self.models, order),
+                    {label: self.scores[order, 0]},
+                    y_label="PC1",
+                    group="pc1",
+                )
             )
         return charts
 
 
-GAP_NOTES = {
-    "models": "models with a gap left out",
-    "tasks": "tasks with a gap left out",
-    "mean": "filled with the task's mean",
-}
-
-
 def compute_components(
-    matrix: ScoreMatrix, *, group: str = ALL, gaps: str = "models", **how: Unpack[How]
+    matrix: ScoreMatrix,
+    *,
+    group: str = ALL_MODELS,
+    gaps: str = "models",
+    sampling: Sampling = DEFAULT_SAMPLING,
 ) -> Components:
-    """Principal components of the standardised scores.
+    """Compute the principal components of the standardized scores.
 
     ``gaps`` says what to do about missing cells: leave out the models that have one ("models"), leave out the tasks
     that have one ("tasks"), or fill in the task's mean ("mean").
     """
-    whole = remove_gaps(matrix, gaps)
-    if whole.shape[0] < 2:
-        few = f"components need two models without missing scores, {group} of {matrix.protocol} has {whole.shape[0]}"
-        hint = (
-            'gaps="tasks" leaves out incomplete tasks instead of models, gaps="mean" fills them in'
+    complete = remove_gaps(matrix, gaps)
+    if complete.shape[0] < 2:
+        have = f"{group} of {matrix.protocol} has {complete.shape[0]}"
+        raise InputError(
+            f"components need two models without missing scores, {have}",
+            hint=(
+                'gaps="tasks" leaves out incomplete tasks instead of models, '
+                'gaps="mean" fills them in'
+            ),
         )
-        raise InputError(few, hint=hint)
-    values = whole.oriented()
-    scores, loadings, singular = principal_components(values)
-    total = (singular**2).sum()
-    ratios = singular**2 / total if total > 0 else np.full_like(singular, np.nan)
-    sampling = Sampling(**how)
-    spread = explained_variance(values, sampling.draws(whole.models))
-    if len(whole.models) < ENOUGH_MODELS:  # drawing so few again says nothing of others
-        spread = np.full_like(spread, np.nan)
+    values = complete.oriented()
+    scores, loadings, singular_values = principal_components(values)
+    total = (singular_values**2).sum()
+    ratios = np.full_like(singular_values, np.nan)
+    if total > 0:
+        ratios = singular_values**2 / total
+    drawn_ratios = explained_variance(values, sampling.draw_models(complete.models))
+    if len(complete.models) < ENOUGH_MODELS:  # drawing so few again says nothing of others
+        drawn_ratios = np.full_like(drawn_ratios, np.nan)
+    explained = []
+    for component, ratio in enumerate(ratios):
+        explained.append(sampling.interval(float(ratio), drawn_ratios[:, component]))
     return Components(
         protocol=matrix.protocol,
         group=group,
         gaps=gaps,
-        models=whole.models,
-        tasks=whole.tasks,
-        explained=tuple(sampling.interval(float(r), spread[:, k]) for k, r in enumerate(ratios)),
+        models=complete.models,
+        tasks=complete.tasks,
+        explained=tuple(explained),
         loadings=loadings,
         scores=scores,
-        over=sampling.units.drawn_unit(whole.models),
+        over=sampling.units.drawn_unit(complete.models),
     )
 
 
 def principal_components(values: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return scores (models, components), loadings (components, tasks) and singular values of standardised scores."""
-    left, singular, loadings = np.linalg.svd(standardize(values), full_matrices=False)
+    """Return scores (models, components), loadings (components, tasks) and singular values of standardized scores."""
+    left, singular_values, loadings = np.linalg.svd(standardize(values), full_matrices=False)
     sign = np.where(loadings.sum(axis=1) < 0, -1.0, 1.0)
-    return left * singular * sign, loadings * sign[:, None], singular
+    return left * singular_values * sign, loadings * sign[:, None], singular_values
 
 
 def remove_gaps(matrix: ScoreMatrix, gaps: str) -> ScoreMatrix:
-    """Treat missing cells as asked: see ``find_components``."""
-    known = np.isfinite(matrix.values)
+    """Return a matrix without missing cells; ``compute_components`` says how."""
+    measured = np.isfinite(matrix.values)
     if gaps == "models":
         return matrix.complete()
     if gaps == "tasks":
-        return matrix.select(tasks=known.all(axis=0))
+        return matrix.select(tasks=measured.all(axis=0))
     if gaps == "mean":
-        counted = matrix.select(tasks=known.any(axis=0))
-        there = np.isfinite(counted.values)
-        mean = np.where(there, counted.values, 0.0).sum(axis=0) / there.sum(axis=0)
-        return replace(counted, values=np.where(there, counted.values, mean))
+        with_scores = matrix.select(tasks=measured.any(axis=0))
+        present = np.isfinite(with_scores.values)
+        totals = np.where(present, with_scores.values, 0.0).sum(axis=0)
+        means = totals / present.sum(axis=0)
+        return replace(with_scores, values=np.where(present, with_scores.values, means))
     raise InputError(f"no treatment of gaps {gaps!r}", hint=f"one of: {', '.join(GAPS)}")
 
 
 def explained_variance(values: Floats, weights: Floats) -> Floats:
-    """Variance ratios of the components of the standardised values, largest first, for each resample.
+    """Return the variance ratios of the components of standardized values, largest first, for each resample.
 
     ``weights`` (resamples, models) says how many models each row stands for.
     """
-    parts = []
-    for rows in np.array_split(weights, max(1, -(-len(weights) * values.size // BLOCK))):
-        z = standardize(values, rows) * np.sqrt(rows)[:, :, None]  # (resamples, models, tasks)
-        gram = z.transpose(0, 2, 1) @ z if z.shape[2] <= z.shape[1] else z @ z.transpose(0, 2, 1)
-        parts.append(np.linalg.eigvalsh(gram)[:, ::-1])
-    eigen = np.clip(np.concatenate(parts), 0.0, None)
-    total = eigen.sum(axis=1, keepdims=True)
-    return np.asarray(np.divide(eigen, total, out=np.full(eigen.shape, np.nan), where=total > 0))
-
-
-@dataclass(frozen=True)
-class ComputeFit(Finding):
-    """PC1 as a straight line in the logarithm of pretraining compute."""
-
-    protocol: Protocol
-    models: tuple[str, ...]
-    families: tuple[str, ...]
-    flops: tuple[float, ...]
-    pc1: tuple[float, ...]
-    slope: Interval  # PC1 per factor of ten
-    intercept: float
-    r_squared: float
-    tau: Interval  # rank agreement of PC1 and compute
-    over: str = "models"  # what the intervals draw
-
-    def tables(self) -> Sequence[Table]:
-        """Return the fit."""
-        slope, tau = (
-            ("PC1 per factor of ten in compute", self.slope),
-            ("Kendall's τ of PC1 and compute", self.tau),
-        )
-        rows = slope, ("R²", self.r_squared, None, None), tau
-        title = f"PC1 against pretraining compute ({self.protocol.label}, {len(self.models)} models with known tokens)"
-        return [
-            Table(
-                title,
-                ("quantity", "value", "low", "high"),
-                rows,
-                f"Intervals: bootstrap over {self.over}.",
-            )
-        ]
-
-    def charts(self) -> Sequence[Chart]:
-        """Return the scatter of figure 7 with the fitted line."""
-        ends = (min(self.flops), max(self.flops))
-        fitted = self.intercept + self.slope.value * np.log10(ends)
-        family, x, y, names = map(np.array, (self.families, self.flops, self.pc1, self.models))
-        own = {str(name): family == name for name in np.unique(family)}
-        points = tuple(
-            Points(name, x[of], y[of], tuple(names[of].tolist())) for name, of in own.items()
-        )
-        caption = (
-            "First principal component (PC1) against 6·parameters·tokens; the line explains "
-            f"{max(self.r_squared, 0.0):.0%} of the variance (R²), Kendall's τ {self.tau.value:.2f}."
-        )
-        title = f"PC1 against pretraining compute: {self.protocol.label}"
-        drawn = (
-            points,
-            (Line("least squares", ends, fitted, dashed=True),),
-            "pretraining compute (FLOPs)",
-            "PC1",
-        )
-        return [
-            Plot(f"compute-{self.protocol}", title, caption, *drawn, log_x=True, group="compute")
-        ]
-
-
-def fit_compute(
-    found: Components,
-    flops: Mapping[str, float],
-    *,
-    families: Mapping[str, str] = NO_ENTRIES,
-    **how: Unpack[How],
-) -> ComputeFit:
-    """Fit PC1 on log10 of pretraining compute over the models whose compute is known."""
-    models = [m for m in found.models if np.isfinite(flops.get(m, np.nan)) and flops[m] > 0]
-    if len(models) < 3 or len({flops[m] for m in models}) < 2:
-        few = f"pretraining compute is known for {len(models)} models"
-        raise InputError(f"{few}; a fit needs three of different compute")
-    x, y = np.log10([flops[m] for m in models]), np.array([found.pc1[m] for m in models])
-    fit = linregress(x, y)
-    sampling = Sampling(**how)
-    draws = sampling.draws(models)
-    share = draws / draws.sum(axis=1, keepdims=True)
-    centred = x - (share @ x)[:, None]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        slopes = (share * centred * y).sum(axis=1) / (share * centred**2).sum(axis=1)
-    tau, taus = (kendall_matrix(x[:, None], y[:, None], weights=w) for w in (None, draws))
-    return ComputeFit(
-        protocol=found.protocol,
-        models=tuple(models),
-        families=tuple(families.get(m, "models") for m in models),
-        flops=tuple(float(flops[m]) for m in models),
-        pc1=tuple(y.tolist()),
-        slope=sampling.interval(float(fit.slope), slopes),
-        intercept=float(fit.intercept),
-        r_squared=float(fit.rvalue**2),
-        tau=sampling.interval(float(tau[0, 0]), taus[:, 0, 0]),
-        over=sampling.units.drawn_unit(models),
-    )
+    blocks = max(1, -(-len(weights) * values.size // BLOCK))
+    eigenvalues_of_blocks = []
+    for block in np.array_split(weights, blocks):
+        z_scores = standardize(values, block) * np.sqrt(block)[:, :, None]
+        transposed = z_scores.transpose(0, 2, 1)  # (resamples, tasks, models)
+        if len(values) >= values.shape[1]:
+            gram = transposed @ z_scores
+        else:
+            gram = z_scores @ transposed
+        eigenvalues_of_blocks.append(np.linalg.eigvalsh(gram)[:, ::-1])
+    eigenvalues = np.clip(np.concatenate(eigenvalues_of_blocks), 0.0, None)
+    total = eigenvalues.sum(axis=1, keepdims=True)
+    ratios = np.full(eigenvalues.shape, np.nan)
+    return np.asarray(np.divide(eigenvalues, total, out=ratios, where=total > 0))

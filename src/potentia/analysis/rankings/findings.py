@@ -12,34 +12,52 @@ from threadpoolctl import threadpool_limits
 
 from potentia.analysis.completion import predict_missing_cells
 from potentia.analysis.left_out import drop_names_in
-from potentia.analysis.rankings import aggregate
-from potentia.analysis.rankings import agreement as agreeing
-from potentia.analysis.rankings import components as pca
-from potentia.analysis.rankings import groups as grouped
-from potentia.analysis.rankings.aggregate import Aggregate, RankIntervals, TaskCurve
-from potentia.analysis.rankings.agreement import SIGNIFICANT, Agreement, AgreementChange
-from potentia.analysis.rankings.components import Components, ComputeFit
+from potentia.analysis.rankings.aggregate import Aggregate, aggregate_ranks
+from potentia.analysis.rankings.agreement import (
+    SIGNIFICANT,
+    Agreement,
+    AgreementChange,
+    compare_agreement,
+    measure_agreement,
+)
+from potentia.analysis.rankings.alignment import Alignment, align_rankings
+from potentia.analysis.rankings.components import Components, compute_components, remove_gaps
+from potentia.analysis.rankings.compute import ComputeFit, fit_compute
 from potentia.analysis.rankings.decide import Ranking, decide_ranking
 from potentia.analysis.rankings.groups import (
-    Alignment,
     GroupAgreement,
-    PerplexityAgreement,
-    align_rankings,
+    agreement_by_measure,
+    agreement_by_models,
+    agreement_by_tasks,
+    name_size_bins,
+    sort_size_bins,
 )
+from potentia.analysis.rankings.perplexity import PerplexityAgreement, compare_perplexity
+from potentia.analysis.rankings.rank_intervals import RankIntervals, rank_intervals
 from potentia.analysis.rankings.scoreboard import Scoreboard, scoreboard_from_rankings
 from potentia.analysis.rankings.screening import Screening, screen_tasks
+from potentia.analysis.rankings.task_curve import (
+    TaskCurve,
+    has_enough_for_curve,
+    measure_task_curve,
+)
 from potentia.analysis.rankings.tuning import TuningComparison, compare_tuning
-from potentia.analysis.stats import significance
 from potentia.analysis.stats.bootstrap import (
     LEVEL,
     MODELS,
     RESAMPLES,
-    How,
     ResamplingUnits,
+    Sampling,
     join_copies_to_families,
 )
 from potentia.analysis.stats.first_place import ENOUGH_MODELS
-from potentia.analysis.stats.significance import Outcomes, Significance
+from potentia.analysis.stats.significance import (
+    Outcomes,
+    Significance,
+    estimate_test_sizes,
+    measure_significance,
+    outcome_tables,
+)
 from potentia.errors import InputError
 from potentia.facts import Background, known_chance
 from potentia.values.findings import Finding, Findings, Interval, Table
@@ -51,13 +69,14 @@ if TYPE_CHECKING:
 
 LARGE_TEST = 2_000  # items (appendix B.5)
 SMALLEST_GROUP = 5  # models (appendix B.6)
-MANY_CELLS, MANY_RESAMPLES = 20_000, 200  # of a protocol: so many resamples, whatever is asked for
+MANY_CELLS = 20_000  # of a protocol: from so many on, fewer resamples are made than asked for
+MANY_RESAMPLES = 200
 MANY_MODELS = 100  # of which the curve of few tasks is made
 
 
 @dataclass(frozen=True)
 class RankingOptions:
-    """How to analyse: resamples, confidence level, seed, and what to do about missing cells."""
+    """How to analyze: resamples, confidence level, seed, and what to do about missing cells."""
 
     resamples: int = RESAMPLES
     level: float = LEVEL
@@ -67,23 +86,24 @@ class RankingOptions:
     exclude_flagged: bool = False
     align: tuple[str, str] | None = None
     use_items: bool = True
-    resample: str = (
-        "families"  # what intervals draw: families or lineages where they are known, or models
-    )
+    resample: str = "families"  # what intervals draw: families or lineages where known, or models
 
-    def how(self, background: Background) -> How:
+    def sampling(self, background: Background) -> Sampling:
         """Return how intervals are made: what they draw, with what is known of the models."""
-        known = {
+        units = {
             "families": ResamplingUnits("families", background.families),
             "lineages": ResamplingUnits("lineages", background.lineages),
+            "models": MODELS,
         }
-        known["models"] = MODELS
-        if self.resample not in known:
+        if self.resample not in units:
             raise InputError(
-                f"no unit {self.resample!r} to resample", hint=f"one of: {', '.join(known)}"
+                f"no unit {self.resample!r} to resample", hint=f"one of: {', '.join(units)}"
             )
-        return How(
-            units=known[self.resample], resamples=self.resamples, level=self.level, seed=self.seed
+        return Sampling(
+            units=units[self.resample],
+            resamples=self.resamples,
+            level=self.level,
+            seed=self.seed,
         )
 
 
@@ -114,9 +134,8 @@ class Rankings(Findings):
     agreement: dict[Protocol, Agreement] = field(default_factory=dict)
     measures: GroupAgreement | None = None
     changes: Changes = field(default_factory=dict)
-    tau_b: dict[Protocol, Agreement] = field(
-        default_factory=dict
-    )  # insignificant differences as ties
+    # with insignificant differences as ties
+    tau_b: dict[Protocol, Agreement] = field(default_factory=dict)
     tau_b_changes: Changes = field(default_factory=dict)
     task_curves: dict[Protocol, TaskCurve] = field(default_factory=dict)
     groups: dict[str, GroupAgreement] = field(default_factory=dict)  # size, family, kind, test size
@@ -132,27 +151,42 @@ class Rankings(Findings):
 
     def named(self) -> dict[str, Finding]:
         """Return every finding under a name of its own, in reading order."""
-        found: dict[str, Finding] = {}
-        for about in fields(self):
-            label, part = LABELS.get(about.name, about.name), getattr(self, about.name)
-            found |= (
-                {label: part}
-                if isinstance(part, Finding)
-                else {f"{label} {k}": v for k, v in _flat(part or {})}
-            )
-        return found
+        findings: dict[str, Finding] = {}
+        for attribute in fields(self):
+            label = LABELS.get(attribute.name, attribute.name)
+            value = getattr(self, attribute.name)
+            if isinstance(value, Finding):
+                findings[label] = value
+            elif value:
+                for name, finding in _flatten_findings(value):
+                    findings[f"{label} {name}"] = finding
+        return findings
+
+
+def _flatten_findings(findings: Mapping[Any, Any]) -> Iterator[tuple[str, Finding]]:
+    """Yield findings of one kind with their names, of each family apart where they are so."""
+    for key, value in findings.items():
+        if not isinstance(value, Finding):
+            for family, finding in value.items():
+                yield f"{key} {family}", finding
+        elif isinstance(key, tuple):
+            yield " ".join(key), value
+        else:
+            yield key, value
 
 
 def find_rankings(evidence: Evidence, options: RankingOptions | None = None) -> Rankings:
     """Run every analysis that the evidence allows: what ``potentia analyze rankings`` prints and the report shows."""
     options = options or RankingOptions()
     items = evidence.outcomes if options.use_items else None
-    found = analyze_scores(evidence.planned, evidence.background, options, items, evidence=evidence)
-    shown = {
-        p: evidence.planned[p].select(tasks=ranking.tasks) for p, ranking in found.overall.items()
-    }
+    rankings = analyze_scores(
+        evidence.planned, evidence.background, options, items, evidence=evidence
+    )
+    ranked = {}
+    for protocol, ranking in rankings.overall.items():
+        ranked[protocol] = evidence.planned[protocol].select(tasks=ranking.tasks)
     with threadpool_limits(1, user_api="blas"):
-        return replace(found, tuning=compare_tuning(evidence, shown))
+        return replace(rankings, tuning=compare_tuning(evidence, ranked))
 
 
 def build_scoreboard(evidence: Evidence) -> Scoreboard:
@@ -160,19 +194,25 @@ def build_scoreboard(evidence: Evidence) -> Scoreboard:
 
     This is what a run ends with: it needs the overall ranking and none of the rest.
     """
-    every = [evidence.planned[p] for p in in_order(evidence.planned)]
-    matrices = [m for m in (matrix.benchmarks() for matrix in every) if m.models and m.tasks]
-    matrices = matrices or [m for m in map(_texts, every) if m.models and m.tasks]
+    planned = [evidence.planned[protocol] for protocol in in_order(evidence.planned)]
+    matrices = _drop_empty([matrix.benchmarks() for matrix in planned])
+    if not matrices:
+        matrices = _drop_empty([_select_texts(matrix) for matrix in planned])
     if not matrices:
         raise InputError("there is no score yet")
-    shown = [m for m in matrices if m.shape[0] > 1] or matrices
+    comparable = [matrix for matrix in matrices if matrix.shape[0] > 1]
+    shown = comparable or matrices
     with threadpool_limits(1, user_api="blas"):
-        return scoreboard_from_rankings(
-            shown, _overall(shown, RankingOptions(), evidence.outcomes, evidence), evidence.outcomes
-        )
+        overall = _rank_overall(shown, RankingOptions(), evidence.outcomes, evidence)
+        return scoreboard_from_rankings(shown, overall, evidence.outcomes)
 
 
-def _texts(matrix: ScoreMatrix) -> ScoreMatrix:
+def _drop_empty(matrices: Sequence[ScoreMatrix]) -> list[ScoreMatrix]:
+    """Return the matrices that have a model and a task."""
+    return [matrix for matrix in matrices if matrix.models and matrix.tasks]
+
+
+def _select_texts(matrix: ScoreMatrix) -> ScoreMatrix:
     """Return the texts to predict of the models that have a score on any."""
     texts = matrix.corpora()
     return texts.select(models=np.isfinite(texts.values).any(axis=1))
@@ -186,82 +226,106 @@ def analyze_scores(
     *,
     evidence: Evidence | None = None,
 ) -> Rankings:
-    """Analyse matrices by protocol.
+    """Analyze matrices by protocol.
 
     Texts to predict (bits per byte) are compared with the tasks; the rest are tasks. ``items`` are stored outcomes by
     protocol; where they are there, they give paired tests and the noise of scores. ``evidence`` is where the scores are
     from, if from a study: it says which cells are still to come.
     """
-    options, items = options or RankingOptions(), items or {}
-    matrices = [scores[p].benchmarks() for p in in_order(scores)]
-    matrices = [m for m in matrices if m.shape[0] > 1 and m.shape[1] > 0]
+    options = options or RankingOptions()
+    items = items or {}
+    matrices = []
+    for protocol in in_order(scores):
+        tasks = scores[protocol].benchmarks()
+        if tasks.shape[0] > 1 and tasks.shape[1] > 0:
+            matrices.append(tasks)
     if not matrices:
         raise InputError(
             "there is nothing to rank: no protocol has two models with a score on a task"
         )
-    background = background or Background.of(
-        dict.fromkeys(m for matrix in matrices for m in matrix.models)
-    )
-    background = replace(
-        background, families=join_copies_to_families(background.families, matrices[0])
-    )
-    if max(m.values.size for m in matrices) > MANY_CELLS:
+    background = background or _look_up_background(matrices)
+    families = join_copies_to_families(background.families, matrices[0])
+    background = replace(background, families=families)
+    if max(matrix.values.size for matrix in matrices) > MANY_CELLS:
         options = replace(options, resamples=min(options.resamples, MANY_RESAMPLES))
-    with threadpool_limits(
-        1, user_api="blas"
-    ):  # many small products: threads that wait for each other cost more
-        matrices, screening = _screened(matrices, background, options)
-        overall = _overall(matrices, options, items, evidence)
-        analysis = _Analysis(scores, matrices, background, options, items, options.how(background))
-        board = scoreboard_from_rankings(matrices, overall, items)
-        return Rankings(
-            scoreboard=board, overall=overall, screening=screening, **analysis.findings()
+    # Many small products: threads that wait for each other cost more than they save.
+    with threadpool_limits(1, user_api="blas"):
+        screening = _screen_first(matrices, background, options)
+        if options.exclude_flagged:
+            matrices = _exclude_tasks(matrices, screening.flagged_tasks)
+        overall = _rank_overall(matrices, options, items, evidence)
+        analysis = _RankingAnalysis(
+            scores=scores,
+            matrices=matrices,
+            background=background,
+            options=options,
+            items=items,
+            sampling=options.sampling(background),
         )
+        scoreboard = scoreboard_from_rankings(matrices, overall, items)
+        return analysis.complete_rankings(scoreboard, overall, screening)
 
 
-def _screened(
-    matrices: list[ScoreMatrix], background: Background, options: RankingOptions
-) -> tuple[list[ScoreMatrix], Screening]:
-    """Screen the tasks; leave the flagged ones out where that is asked for."""
-    first, tuned = (
-        matrices[0],
-        next((m for m in matrices[1:] if m.protocol == TRAIN_BEFORE_TEST), None),
+def _look_up_background(matrices: Sequence[ScoreMatrix]) -> Background:
+    """Return what the shipped facts know of the models of all matrices."""
+    models = itertools.chain.from_iterable(matrix.models for matrix in matrices)
+    return Background.of(dict.fromkeys(models))
+
+
+def _screen_first(
+    matrices: Sequence[ScoreMatrix], background: Background, options: RankingOptions
+) -> Screening:
+    """Screen the tasks of the first protocol, with the tuned scores where there are some."""
+    first = matrices[0]
+    tuned = next((m for m in matrices[1:] if m.protocol == TRAIN_BEFORE_TEST), None)
+    chances = {}
+    for task, metric in zip(first.tasks, first.metrics, strict=True):
+        chance = known_chance(task, metric, background.chance)
+        if chance is not None:
+            chances[task] = chance
+    return screen_tasks(
+        first,
+        tuned,
+        train_examples=background.train_examples,
+        chance=chances,
+        level=options.level,
     )
-    metrics = zip(first.tasks, first.metrics, strict=True)
-    guesses = {task: known_chance(task, metric, background.chance) for task, metric in metrics}
-    known = {task: guess for task, guess in guesses.items() if guess is not None}
-    screening = screen_tasks(
-        first, tuned, train_examples=background.train_examples, chance=known, level=options.level
-    )
-    if options.exclude_flagged:
-        matrices = [
-            m.select(tasks=drop_names_in(m.tasks, screening.flagged_tasks)) for m in matrices
-        ]
-        if not all(m.tasks for m in matrices):
-            raise InputError(
-                "every task is flagged; nothing is left to rank", hint="drop --exclude-flagged"
-            )
-    return matrices, screening
 
 
-def _overall(
+def _exclude_tasks(matrices: Sequence[ScoreMatrix], flagged: Sequence[str]) -> list[ScoreMatrix]:
+    """Return the matrices without the flagged tasks."""
+    remaining = [matrix.select(tasks=drop_names_in(matrix.tasks, flagged)) for matrix in matrices]
+    if not all(matrix.tasks for matrix in remaining):
+        raise InputError(
+            "every task is flagged; nothing is left to rank", hint="drop --exclude-flagged"
+        )
+    return remaining
+
+
+def _rank_overall(
     matrices: Sequence[ScoreMatrix],
     options: RankingOptions,
     items: Mapping[Protocol, Outcomes],
     evidence: Evidence | None,
 ) -> dict[Protocol, Ranking]:
-    unseen = {} if evidence is None else predict_missing_cells(evidence, matrices)
-    found = {}
+    """Rank the models over all tasks of each protocol; what a study has not measured yet is predicted."""
+    cell_samplers = {}
+    if evidence is not None:
+        cell_samplers = predict_missing_cells(evidence, matrices)
+    rankings = {}
     for matrix in matrices:
-        p = matrix.protocol
-        found[p] = decide_ranking(
-            matrix, items.get(p), cell_sampler=unseen.get(p), level=options.level, seed=options.seed
+        rankings[matrix.protocol] = decide_ranking(
+            matrix,
+            items.get(matrix.protocol),
+            cell_sampler=cell_samplers.get(matrix.protocol),
+            level=options.level,
+            seed=options.seed,
         )
-    return found
+    return rankings
 
 
 @dataclass(frozen=True)
-class _Analysis:
+class _RankingAnalysis:
     """Some matrices of tasks, and all that is known beside them."""
 
     scores: Mapping[Protocol, ScoreMatrix]  # with the texts to predict
@@ -269,281 +333,374 @@ class _Analysis:
     background: Background
     options: RankingOptions
     items: Mapping[Protocol, Outcomes]
-    how: How
+    sampling: Sampling
 
-    def findings(self) -> dict[str, Any]:
-        """Everything but the overall ranking, by the names of ``Rankings``."""
-        level, matrices = self.options.level, self.matrices
-        ranked: dict[str, Any] = {
-            "simultaneous": self.options.simultaneous,
-            "level": level,
-            "seed": self.options.seed,
-        }
-        bare = [
-            np.isfinite(m.values) & ~np.isfinite(m.stderr) for m in matrices
-        ]  # scores without a standard error
-        every = [m.select(tasks=~gaps.any(axis=0)) for m, gaps in zip(matrices, bare, strict=True)]
-        tested = [m for m in every if m.tasks]
-        items = {m.protocol: (m, self.items.get(m.protocol)) for m in tested}
-        agreement, components = self.agreement(matrices), self.components()
-        several = [m for m in matrices if m.protocol in agreement]
-        return {
-            "agreement": agreement,
-            "measures": grouped.agreement_by_measure(several, **self.how) if several else None,
-            "changes": self.changes(matrices),
-            "tau_b": self.agreement(tested, SIGNIFICANT),
-            "tau_b_changes": self.changes(tested, SIGNIFICANT),
-            "groups": self.groups() if agreement else {},
-            "task_curves": self.fewer(),
-            "significance": {
-                p: significance.measure_significance(*one, level=level) for p, one in items.items()
-            },
-            "ranks": {p: aggregate.rank_intervals(*one, **ranked) for p, one in items.items()},
-            "aggregate": {m.protocol: aggregate.aggregate_ranks(m) for m in matrices},
-            "components": components,
-            "family_components": self.families(components),
-            "compute": self.compute(components),
-            "perplexity": self.perplexity(),
-            "perplexity_by_kind": self.perplexity_by_kind(),
-            "alignment": self.alignment(agreement),
-        }
+    def complete_rankings(
+        self, scoreboard: Scoreboard, overall: dict[Protocol, Ranking], screening: Screening
+    ) -> Rankings:
+        """Return all findings: those given, and every other that the scores allow."""
+        tested = self._select_tested()
+        agreement = self._measure_agreements(self.matrices)
+        components = self._compute_components()
+        return Rankings(
+            scoreboard=scoreboard,
+            overall=overall,
+            screening=screening,
+            agreement=agreement,
+            measures=self._compare_measures(agreement),
+            changes=self._compare_protocols(self.matrices),
+            tau_b=self._measure_agreements(tested, SIGNIFICANT),
+            tau_b_changes=self._compare_protocols(tested, SIGNIFICANT),
+            groups=self._measure_groups() if agreement else {},
+            task_curves=self._measure_task_curves(),
+            significance=self._measure_significance(tested),
+            ranks=self._compute_rank_intervals(tested),
+            aggregate={matrix.protocol: aggregate_ranks(matrix) for matrix in self.matrices},
+            components=components,
+            family_components=self._compute_family_components(components),
+            compute=self._fit_compute(components),
+            perplexity=self._compare_perplexity(),
+            perplexity_by_kind=self._compare_perplexity_by_kind(),
+            alignment=self._align_rankings(agreement),
+        )
 
-    def agreement(
+    def _select_tested(self) -> list[ScoreMatrix]:
+        """Return the matrices with the tasks of which every score has a standard error."""
+        tested = []
+        for matrix in self.matrices:
+            lacks_error = np.isfinite(matrix.values) & ~np.isfinite(matrix.stderr)
+            with_errors = matrix.select(tasks=~lacks_error.any(axis=0))
+            if with_errors.tasks:
+                tested.append(with_errors)
+        return tested
+
+    def _measure_agreements(
         self, matrices: Sequence[ScoreMatrix], method: str = "kendall"
     ) -> dict[Protocol, Agreement]:
-        found: dict[Protocol, Agreement] = {}
-        how: dict[str, Any] = {"method": method, "categories": self.background.categories}
-        for matrix in (m for m in matrices if len(m.tasks) > 1):
-            stored = {} if method == SIGNIFICANT else self.items.get(matrix.protocol, {})
-            items = significance.outcome_tables(matrix, stored)
-            found[matrix.protocol] = agreeing.measure_agreement(
-                matrix, items=items, **how, **self.how
+        """Measure the agreement between the tasks of each protocol that has several."""
+        agreements: dict[Protocol, Agreement] = {}
+        for matrix in matrices:
+            if len(matrix.tasks) < 2:
+                continue
+            outcomes: Outcomes = {}
+            if method != SIGNIFICANT:
+                outcomes = self.items.get(matrix.protocol, {})
+            agreements[matrix.protocol] = measure_agreement(
+                matrix,
+                method=method,
+                categories=self.background.categories,
+                items=outcome_tables(matrix, outcomes),
+                sampling=self.sampling,
             )
-        return found
+        return agreements
 
-    def changes(self, matrices: Sequence[ScoreMatrix], method: str = "kendall") -> Changes:
-        return {
-            (before.protocol, after.protocol): agreeing.compare_agreement(
-                before, after, method=method, **self.how
-            )
-            for before, after in itertools.combinations(matrices, 2)
-            if len(set(before.tasks) & set(after.tasks)) > 1
-            and len(set(before.models) & set(after.models)) > 1
+    def _compare_measures(self, agreement: Mapping[Protocol, Agreement]) -> GroupAgreement | None:
+        """Compare Kendall's, Spearman's and Pearson's agreement of the protocols that have one."""
+        matrices = [matrix for matrix in self.matrices if matrix.protocol in agreement]
+        if not matrices:
+            return None
+        return agreement_by_measure(matrices, sampling=self.sampling)
+
+    def _compare_protocols(
+        self, matrices: Sequence[ScoreMatrix], method: str = "kendall"
+    ) -> Changes:
+        """Compare the agreement of every two protocols that share two models and two tasks."""
+        changes: Changes = {}
+        for before, after in itertools.combinations(matrices, 2):
+            shared_tasks = set(before.tasks) & set(after.tasks)
+            shared_models = set(before.models) & set(after.models)
+            if len(shared_tasks) > 1 and len(shared_models) > 1:
+                changes[before.protocol, after.protocol] = compare_agreement(
+                    before, after, method=method, sampling=self.sampling
+                )
+        return changes
+
+    def _measure_groups(self) -> dict[str, GroupAgreement]:
+        """Measure agreement among models of one size, family or kind, and among tasks with large and small tests."""
+        sizes = name_size_bins(self.background.billions)
+        groupings: dict[str, Mapping[str, str]] = {
+            "size in billions": sizes,
+            "family": self.background.families,
+            "kind": self.background.kinds,
         }
-
-    def groups(self) -> dict[str, grouped.GroupAgreement]:
-        """Agreement among models of one size, family or kind, and among tasks with large and small tests."""
-        known, found = self.background, {}
-        sizes = grouped.name_size_bins(known.billions)
-        orders: dict[str, tuple[dict[str, str], list[str] | None]] = {
-            "size in billions": (sizes, grouped.sort_size_bins(sizes.values())),
-            "family": (known.families, None),
-            "kind": (known.kinds, None),
-        }
-        for by, (groups, order) in orders.items():
-            one = grouped.agreement_by_models(self.matrices, groups, by=by, order=order, **self.how)
-            if len(one.groups) > 2:
-                found[by] = one
-        tests = significance.estimate_test_sizes(self.matrices[0])
-        sets = {
-            f"over {LARGE_TEST:,} items": [t for t, n in tests.items() if n > LARGE_TEST],
-            f"up to {LARGE_TEST:,} items": [t for t, n in tests.items() if n <= LARGE_TEST],
-        }
-        if 1 < len(next(iter(sets.values()))) < len(self.matrices[0].tasks):
-            found["test size"] = grouped.agreement_by_tasks(
-                self.matrices, sets, by="test set size", **self.how
+        agreements = {}
+        for by, groups in groupings.items():
+            order = sort_size_bins(sizes.values()) if groups is sizes else None
+            agreement = agreement_by_models(
+                self.matrices, groups, by=by, order=order, sampling=self.sampling
             )
-        return found
-
-    def fewer(self) -> dict[Protocol, TaskCurve]:
-        """How few tasks suffice, where enough models have all of them."""
-        found, known, rng = {}, self.background.lineages, np.random.default_rng(self.options.seed)
-        for whole in filter(
-            aggregate.has_enough_for_curve, (matrix.complete() for matrix in self.matrices)
-        ):
-            some = np.sort(
-                rng.permutation(len(whole.models))[:MANY_MODELS]
-            )  # of many models, some tell
-            part = whole.select(models=some)
-            found[whole.protocol] = aggregate.measure_task_curve(
-                part, lineages=known, seed=self.options.seed
+            if len(agreement.groups) > 2:
+                agreements[by] = agreement
+        test_sizes = estimate_test_sizes(self.matrices[0])
+        large = [task for task, size in test_sizes.items() if size > LARGE_TEST]
+        small = [task for task, size in test_sizes.items() if size <= LARGE_TEST]
+        if 1 < len(large) < len(self.matrices[0].tasks):
+            agreements["test size"] = agreement_by_tasks(
+                self.matrices,
+                {f"over {LARGE_TEST:,} items": large, f"up to {LARGE_TEST:,} items": small},
+                by="test set size",
+                sampling=self.sampling,
             )
-        return found
+        return agreements
 
-    def components(self) -> dict[Protocol, pca.Components]:
+    def _measure_task_curves(self) -> dict[Protocol, TaskCurve]:
+        """Measure how few tasks suffice, where enough models have all of them; of many models, some tell."""
+        rng = np.random.default_rng(self.options.seed)
+        curves = {}
+        for matrix in self.matrices:
+            complete = matrix.complete()
+            if not has_enough_for_curve(complete):
+                continue
+            rows = np.sort(rng.permutation(len(complete.models))[:MANY_MODELS])
+            curves[matrix.protocol] = measure_task_curve(
+                complete.select(models=rows),
+                lineages=self.background.lineages,
+                seed=self.options.seed,
+            )
+        return curves
+
+    def _measure_significance(self, tested: Sequence[ScoreMatrix]) -> dict[Protocol, Significance]:
+        """Test every pair of models under each protocol."""
+        findings = {}
+        for matrix in tested:
+            outcomes = self.items.get(matrix.protocol)
+            findings[matrix.protocol] = measure_significance(
+                matrix, outcomes, level=self.options.level
+            )
+        return findings
+
+    def _compute_rank_intervals(
+        self, tested: Sequence[ScoreMatrix]
+    ) -> dict[Protocol, RankIntervals]:
+        """Compute the ranks that every model may have on every task under each protocol."""
+        findings = {}
+        for matrix in tested:
+            findings[matrix.protocol] = rank_intervals(
+                matrix,
+                self.items.get(matrix.protocol),
+                level=self.options.level,
+                simultaneous=self.options.simultaneous,
+                seed=self.options.seed,
+            )
+        return findings
+
+    def _compute_components(self) -> dict[Protocol, Components]:
+        """Compute the principal components of each protocol with several tasks and three models without gaps."""
         gaps = self.options.gaps
-        several = [
-            m for m in self.matrices if len(m.tasks) > 1 and pca.remove_gaps(m, gaps).shape[0] > 2
-        ]
-        return {m.protocol: pca.compute_components(m, gaps=gaps, **self.how) for m in several}
+        components = {}
+        for matrix in self.matrices:
+            if len(matrix.tasks) > 1 and remove_gaps(matrix, gaps).shape[0] > 2:
+                components[matrix.protocol] = compute_components(
+                    matrix, gaps=gaps, sampling=self.sampling
+                )
+        return components
 
-    def families(
-        self, components: Mapping[Protocol, pca.Components]
-    ) -> dict[Protocol, dict[str, pca.Components]]:
-        """Components of each family by itself."""
-        gaps, families, how = (
-            self.options.gaps,
-            self.background.families,
-            self.how | {"units": MODELS},
-        )
-        found: dict[Protocol, dict[str, pca.Components]] = {}
-        for matrix in (m for m in self.matrices if m.protocol in components):
+    def _compute_family_components(
+        self, components: Mapping[Protocol, Components]
+    ) -> dict[Protocol, dict[str, Components]]:
+        """Compute the components of each family by itself."""
+        gaps = self.options.gaps
+        families = self.background.families
+        sampling = replace(self.sampling, units=MODELS)
+        by_protocol: dict[Protocol, dict[str, Components]] = {}
+        for matrix in self.matrices:
+            if matrix.protocol not in components:
+                continue
             for family in sorted(set(families.values())):
-                members = matrix.select(
-                    models=[m for m in matrix.models if families.get(m) == family]
+                members = [model for model in matrix.models if families.get(model) == family]
+                of_family = matrix.select(models=members)
+                if remove_gaps(of_family, gaps).shape[0] < SMALLEST_GROUP:
+                    continue
+                by_family = by_protocol.setdefault(matrix.protocol, {})
+                by_family[family] = compute_components(
+                    of_family, group=family, gaps=gaps, sampling=sampling
                 )
-                if pca.remove_gaps(members, gaps).shape[0] >= SMALLEST_GROUP:
-                    one = pca.compute_components(members, group=family, gaps=gaps, **how)
-                    found.setdefault(matrix.protocol, {})[family] = one
-        return found
+        return by_protocol
 
-    def compute(
-        self, components: Mapping[Protocol, pca.Components]
-    ) -> dict[Protocol, pca.ComputeFit]:
-        flops, families = self.background.flops, self.background.families
-        known = {
-            p: whole
-            for p, whole in components.items()
-            if len({*map(flops.get, whole.models)} - {None}) > 2
-        }
-        return {
-            p: pca.fit_compute(whole, flops, families=families, **self.how)
-            for p, whole in known.items()
-        }
+    def _fit_compute(self, components: Mapping[Protocol, Components]) -> dict[Protocol, ComputeFit]:
+        """Fit PC1 on pretraining compute where three different amounts are known."""
+        flops = self.background.flops
+        fits = {}
+        for protocol, of_protocol in components.items():
+            amounts = {flops[model] for model in of_protocol.models if model in flops}
+            if len(amounts) > 2:
+                fits[protocol] = fit_compute(
+                    of_protocol,
+                    flops,
+                    families=self.background.families,
+                    sampling=self.sampling,
+                )
+        return fits
 
-    def perplexity(self) -> dict[Protocol, grouped.PerplexityAgreement]:
-        """Perplexity against tasks within each protocol."""
-        texts = [(self.scores[m.protocol].corpora(), m) for m in self.matrices]
-        return {
-            m.protocol: grouped.compare_perplexity(bits, m, **self.how)
-            for bits, m in texts
-            if bits.tasks
-        }
+    def _compare_perplexity(self) -> dict[Protocol, PerplexityAgreement]:
+        """Compare perplexity with tasks within each protocol."""
+        findings = {}
+        for matrix in self.matrices:
+            texts = self.scores[matrix.protocol].corpora()
+            if texts.tasks:
+                findings[matrix.protocol] = compare_perplexity(
+                    texts, matrix, sampling=self.sampling
+                )
+        return findings
 
-    def perplexity_by_kind(self) -> dict[str, grouped.PerplexityAgreement]:
-        """Perplexity before tuning against tasks after it, for base and for instruct models (figure 5)."""
+    def _compare_perplexity_by_kind(self) -> dict[str, PerplexityAgreement]:
+        """Compare perplexity before tuning with tasks after it, for base and for instruct models (figure 5)."""
         tuned = next((m for m in self.matrices if m.protocol == TRAIN_BEFORE_TEST), None)
-        bits = _texts(self.scores[DIRECT]) if DIRECT in self.scores else None
-        if tuned is None or bits is None or not bits.tasks:
+        if tuned is None or DIRECT not in self.scores:
             return {}
-        found = {}
+        texts = _select_texts(self.scores[DIRECT])
+        if not texts.tasks:
+            return {}
+        kinds = self.background.kinds
+        findings = {}
         for kind in ("base", "instruct"):
-            members = {
-                m for m in tuned.models if self.background.kinds.get(m) == kind and m in bits.models
-            }
+            of_kind = {model for model in tuned.models if kinds.get(model) == kind}
+            members = of_kind.intersection(texts.models)
             if len(members) > 2:
-                found[kind] = grouped.compare_perplexity(
-                    bits, tuned, models=members, group=kind, **self.how
+                findings[kind] = compare_perplexity(
+                    texts, tuned, models=members, group=kind, sampling=self.sampling
                 )
-        return found
+        return findings
 
-    def alignment(self, agreement: Mapping[Protocol, Agreement]) -> dict[Protocol, Alignment]:
+    def _align_rankings(self, agreement: Mapping[Protocol, Agreement]) -> dict[Protocol, Alignment]:
         """Align the two tasks asked for, or those that agree least under the first protocol."""
-        pair = self.options.align or _least_alike(self.matrices[0], agreement)
+        pair = self.options.align
+        if pair is None:
+            pair = _least_agreeing_tasks(self.matrices[0], agreement)
+        else:
+            for matrix in self.matrices:
+                matrix.select(tasks=pair)  # raises an error that names the task there is not
         if pair is None:
             return {}
-        if self.options.align is not None:
-            for matrix in self.matrices:
-                matrix.select(tasks=pair)  # says which task there is not
-        level, families = self.options.level, self.background.families
-        having = [m for m in self.matrices if set(pair) <= set(m.tasks)]
-        return {
-            m.protocol: align_rankings(m, *pair, level=level, families=families) for m in having
-        }
+        first, second = pair
+        alignments = {}
+        for matrix in self.matrices:
+            if first in matrix.tasks and second in matrix.tasks:
+                alignments[matrix.protocol] = align_rankings(
+                    matrix,
+                    first,
+                    second,
+                    level=self.options.level,
+                    families=self.background.families,
+                )
+        return alignments
 
 
-def _least_alike(
+def _least_agreeing_tasks(
     matrix: ScoreMatrix, agreement: Mapping[Protocol, Agreement]
 ) -> tuple[str, str] | None:
     """Return the two tasks with standard errors that agree least."""
     if matrix.protocol not in agreement:
         return None
-    known = np.isfinite(matrix.stderr).all(axis=0)
-    tau = np.where(np.triu(np.outer(known, known), 1), agreement[matrix.protocol].matrix, np.nan)
+    has_errors = np.isfinite(matrix.stderr).all(axis=0)
+    comparable = np.triu(np.outer(has_errors, has_errors), 1)
+    tau = np.where(comparable, agreement[matrix.protocol].matrix, np.nan)
     if not np.isfinite(tau).any():
         return None
-    i, j = np.unravel_index(np.nanargmin(tau), tau.shape)
-    return matrix.tasks[int(i)], matrix.tasks[int(j)]
+    first, second = np.unravel_index(np.nanargmin(tau), tau.shape)
+    return matrix.tasks[int(first)], matrix.tasks[int(second)]
 
 
-def _flat(part: Mapping[Any, Any]) -> Iterator[tuple[str, Finding]]:
-    """Yield findings of one kind, of each family apart where they are so."""
-    for key, one in part.items():
-        if isinstance(one, Finding):
-            yield " ".join(key) if isinstance(key, tuple) else key, one
-        else:
-            yield from ((f"{key} {name}", finding) for name, finding in one.items())
-
-
-def summarize_rankings(found: Rankings) -> Sequence[Table]:
+def summarize_rankings(rankings: Rankings) -> Sequence[Table]:
     """Return how far the tasks agree and tell models apart under each protocol, and which tasks to distrust."""
-    tables = [
-        *_together(found),
-        *(table for same in found.tuning.values() for table in same.tables()),
-    ]
-    if found.screening.flags:
-        flags = [(flag.task, flag.reason, flag.evidence) for flag in found.screening.flags]
+    tables = []
+    overview = _tabulate_overview(rankings)
+    if overview is not None:
+        tables.append(overview)
+    for comparison in rankings.tuning.values():
+        tables += comparison.tables()
+    if rankings.screening.flags:
+        flags = [(flag.task, flag.reason, flag.evidence) for flag in rankings.screening.flags]
         tables.append(Table("Tasks to distrust", ("task", "reason", "evidence"), flags))
     return tables
 
 
-def _together(found: Rankings) -> list[Table]:
-    """Return the table of what the tasks say together; none where there is nothing to say."""
-    protocols = list(found.overall)
-    some = {
-        p for p, ranking in found.overall.items() if len(ranking.models) >= ENOUGH_MODELS
-    }  # fewer say nothing of it
-    means: dict[str, dict[Protocol, tuple[Interval, str]]] = {
-        "agreement between tasks (mean Kendall's τ)": {
-            p: (a.interval, a.over) for p, a in found.agreement.items()
-        },
-        "variance on one component (PC1)": {
-            p: (c.explained[0], c.over) for p, c in found.components.items()
-        },
-        "agreement of perplexity with tasks (mean τ)": {
-            p: (t.mean, t.over) for p, t in found.perplexity.items()
-        },
-    }
+@dataclass(frozen=True)
+class _OverviewRow:
+    """One measure of what the tasks say together, under each protocol that has it."""
+
+    label: str
+    estimates: Mapping[Protocol, Interval]
+    units: Mapping[Protocol, str]  # what the intervals draw
+    as_percent: bool = False
+
+    def shown_protocols(self, rankings: Rankings) -> list[Protocol]:
+        """Return the protocols with an estimate; fewer than five models say nothing of it."""
+        shown = []
+        for protocol, estimate in self.estimates.items():
+            models = len(rankings.overall[protocol].models) if protocol in rankings.overall else 0
+            if models >= ENOUGH_MODELS and np.isfinite(estimate.value):
+                shown.append(protocol)
+        return shown
+
+    def format_estimate(self, protocol: Protocol) -> str:
+        """Write the estimate with its interval."""
+        estimate = self.estimates[protocol]
+        style = ".0%" if self.as_percent else ".2f"
+        value = format(estimate.value, style)
+        if not np.isfinite(estimate.low):
+            return value
+        return f"{value} ({format(estimate.low, style)} to {format(estimate.high, style)})"
+
+
+def _list_overview_rows(rankings: Rankings) -> list[_OverviewRow]:
+    """Return the measures of the overview in reading order."""
+    agreement = rankings.agreement
+    components = rankings.components
+    perplexity = rankings.perplexity
+    return [
+        _OverviewRow(
+            "agreement between tasks (mean Kendall's τ)",
+            {protocol: finding.interval for protocol, finding in agreement.items()},
+            {protocol: finding.over for protocol, finding in agreement.items()},
+        ),
+        _OverviewRow(
+            "variance on one component (PC1)",
+            {protocol: finding.explained[0] for protocol, finding in components.items()},
+            {protocol: finding.over for protocol, finding in components.items()},
+            as_percent=True,
+        ),
+        _OverviewRow(
+            "agreement of perplexity with tasks (mean τ)",
+            {protocol: finding.mean for protocol, finding in perplexity.items()},
+            {protocol: finding.over for protocol, finding in perplexity.items()},
+        ),
+    ]
+
+
+def _tabulate_overview(rankings: Rankings) -> Table | None:
+    """Return the table of what the tasks say together; None where there is nothing to say."""
+    protocols = list(rankings.overall)
     rows: list[Sequence[str | None]] = []
-    drawn: dict[str, None] = {}
-    for name, by_protocol in means.items():
-        shown = {
-            p: mean for p, mean in by_protocol.items() if p in some and np.isfinite(mean[0].value)
-        }
-        drawn |= dict.fromkeys(over for _, over in shown.values())
-        if shown:
-            rows.append(
-                (
-                    name,
-                    *(
-                        _span(shown[p][0], percent="PC1" in name) if p in shown else None
-                        for p in protocols
-                    ),
-                )
-            )
-    if found.significance:
-        told = {p: (sum(s.significant), sum(s.pairs)) for p, s in found.significance.items()}
-        rows.append(
-            (
-                "pairs of models told apart on a task",
-                *(_share(*told.get(p, (0, 0))) for p in protocols),
-            )
+    units: dict[str, None] = {}  # in the order of first use
+    for overview_row in _list_overview_rows(rankings):
+        shown = overview_row.shown_protocols(rankings)
+        if not shown:
+            continue
+        cells: list[str | None] = [overview_row.label]
+        for protocol in protocols:
+            cells.append(overview_row.format_estimate(protocol) if protocol in shown else None)
+        rows.append(cells)
+        units |= dict.fromkeys(overview_row.units[protocol] for protocol in shown)
+    if rankings.significance:
+        cells = ["pairs of models told apart on a task"]
+        for protocol in protocols:
+            cells.append(_format_significant_share(rankings.significance.get(protocol)))
+        rows.append(cells)
+    if not rows:
+        return None
+    note = ""
+    if units:
+        note = (
+            f"In brackets: 95 % intervals over {' or '.join(units)}. "
+            "1 is perfect agreement, 0 is none."
         )
-    note = (
-        f"In brackets: 95 % intervals over {' or '.join(drawn)}. 1 is perfect agreement, 0 is none."
-        if drawn
-        else ""
-    )
-    title = "What the tasks say together"
-    return [Table(title, ("", *(p.label for p in protocols)), rows, note)] if rows else []
+    columns = ("", *(protocol.label for protocol in protocols))
+    return Table("What the tasks say together", columns, rows, note)
 
 
-def _span(interval: Interval, *, percent: bool) -> str:
-    value, low, high = (
-        f"{x:.0%}" if percent else f"{x:.2f}" for x in (interval.value, interval.low, interval.high)
-    )
-    return f"{value} ({low} to {high})" if np.isfinite(interval.low) else value
-
-
-def _share(part: int, whole: int) -> str | None:
-    return f"{part / whole:.0%}" if whole else None
+def _format_significant_share(significance: Significance | None) -> str | None:
+    """Write the share of pairs of models that a task tells apart; None where none could be compared."""
+    if significance is None or not sum(significance.pairs):
+        return None
+    return f"{sum(significance.significant) / sum(significance.pairs):.0%}"

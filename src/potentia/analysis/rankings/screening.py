@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
+from enum import StrEnum
 
 import numpy as np
 from scipy.stats import kendalltau
@@ -32,13 +33,27 @@ LEAST_MODELS = 8  # fewer cannot show that a task ranks as the others do
 CEILING = 0.97  # a score in [0, 1] above which there is nothing left to tell apart
 RESOLVED = 0.25  # share of model pairs that a test split should resolve
 
+
+class FlagReason(StrEnum):
+    """Why a task should not be ranked on."""
+
+    FEW_TRAINING_EXAMPLES = "few training examples"
+    NO_IMPROVEMENT = "no improvement after tuning"
+    UNRELATED = "does not rank as the others"
+    CEILING = "ceiling"
+    FLOOR = "floor"
+    SMALL_TEST = "test split too small"
+
+
 SUGGESTIONS = {
-    "few training examples": "drop the task, or add training data",
-    "no improvement after tuning": "drop the task, or check its prompt and the tuning recipe",
-    "does not rank as the others": "check the prompt template and the metric; drop the task if they are right",
-    "ceiling": "use a harder task",
-    "floor": "use an easier task, or stronger models",
-    "test split too small": "use more test items, or report it without ranking on it",
+    FlagReason.FEW_TRAINING_EXAMPLES: "drop the task, or add training data",
+    FlagReason.NO_IMPROVEMENT: "drop the task, or check its prompt and the tuning recipe",
+    FlagReason.UNRELATED: (
+        "check the prompt template and the metric; drop the task if they are right"
+    ),
+    FlagReason.CEILING: "use a harder task",
+    FlagReason.FLOOR: "use an easier task, or stronger models",
+    FlagReason.SMALL_TEST: "use more test items, or report it without ranking on it",
 }
 
 
@@ -47,7 +62,7 @@ class TaskFlag:
     """One reason to distrust a task, with the evidence."""
 
     task: str
-    reason: str
+    reason: FlagReason
     evidence: str
     suggestion: str
 
@@ -68,16 +83,21 @@ class Screening(Finding):
 
     @property
     def flagged_tasks(self) -> tuple[str, ...]:
-        """Tasks with at least one flag."""
-        return tuple(t for t in self.tasks if any(f.task == t for f in self.flags))
+        """The tasks with at least one flag."""
+        flagged = {flag.task for flag in self.flags}
+        return tuple(task for task in self.tasks if task in flagged)
 
     def tables(self) -> Sequence[Table]:
         """Return the flags, then the measures of every task."""
-        train = (None if np.isnan(count) else int(count) for count in self.train_examples)
-        reasons = (
-            ", ".join(f.reason for f in self.flags if f.task == task) or "–" for task in self.tasks
+        note = "No task is flagged."
+        if self.flags:
+            note = "Leave flagged tasks out with --exclude-flagged."
+        flags = Table(
+            f"Screening: {len(self.flagged_tasks)} of {len(self.tasks)} tasks flagged",
+            ("task", "reason", "evidence", "suggestion"),
+            map(astuple, self.flags),
+            note,
         )
-        parts = train, self.not_improved, self.agreement, self.best, self.resolved, reasons
         columns = (
             "task",
             "train",
@@ -87,33 +107,43 @@ class Screening(Finding):
             "resolved pairs",
             "flags",
         )
-        note = "Not improved: share of models that tuning left no better. τ: with the mean of the other tasks."
-        title = f"Screening: {len(self.flagged_tasks)} of {len(self.tasks)} tasks flagged"
-        told = (
-            "Leave flagged tasks out with --exclude-flagged."
-            if self.flags
-            else "No task is flagged."
+        measures = Table(
+            "Screening: measures",
+            columns,
+            zip(
+                self.tasks,
+                [None if np.isnan(count) else int(count) for count in self.train_examples],
+                self.not_improved,
+                self.agreement,
+                self.best,
+                self.resolved,
+                [self._format_reasons(task) for task in self.tasks],
+                strict=True,
+            ),
+            "Not improved: share of models that tuning left no better. "
+            "τ: with the mean of the other tasks.",
+            digits=2,
         )
-        return [
-            Table(
-                title, ("task", "reason", "evidence", "suggestion"), map(astuple, self.flags), told
-            ),
-            Table(
-                "Screening: measures", columns, zip(self.tasks, *parts, strict=True), note, digits=2
-            ),
-        ]
+        return [flags, measures]
+
+    def _format_reasons(self, task: str) -> str:
+        """List the reasons to distrust a task; a dash where there is none."""
+        reasons = [flag.reason for flag in self.flags if flag.task == task]
+        return ", ".join(reasons) or "–"
 
     def charts(self) -> Sequence[Chart]:
         """Return the measures as a heat map."""
-        caption = "High values of the first and low values of the others speak against a task."
-        columns = ("not improved", "τ with the others", "resolved pairs")
-        values = np.stack([self.not_improved, self.agreement, self.resolved], axis=1)
-        low = min(0.0, float(np.nanmin(self.agreement, initial=0.0)))
-        return [
-            Heatmap(
-                "screening", "Screening of tasks", caption, self.tasks, columns, values, low, 1.0
-            )
-        ]
+        chart = Heatmap(
+            "screening",
+            "Screening of tasks",
+            "High values of the first and low values of the others speak against a task.",
+            self.tasks,
+            ("not improved", "τ with the others", "resolved pairs"),
+            np.stack([self.not_improved, self.agreement, self.resolved], axis=1),
+            low=min(0.0, float(np.nanmin(self.agreement, initial=0.0))),
+            high=1.0,
+        )
+        return [chart]
 
 
 def screen_tasks(
@@ -132,84 +162,97 @@ def screen_tasks(
     if tuned is not None:
         direct, tuned = select_shared(direct, tuned)
     final = tuned or direct
-    train = np.array([float(train_examples.get(t, np.nan)) for t in direct.tasks])
-    agreement, unrelated = _with_others(direct.oriented())
-    pairs, apart = (np.array(counts) for counts in count_significant_pairs(final, level=level))
-    resolved = np.divide(apart, pairs, out=np.full(len(direct.tasks), np.nan), where=pairs > 0)
-    best = np.fmax.reduce(final.oriented(), axis=0) * final.sign
-    found = Screening(
-        final.protocol,
-        direct.tasks,
-        (),
-        train,
-        _not_improved(direct, tuned),
-        agreement,
-        unrelated,
-        best,
-        resolved,
+    agreement, unrelated = _agree_with_others(direct.oriented())
+    pairs, significant = count_significant_pairs(final, level=level)
+    compared = np.array(pairs)
+    resolved = np.full(len(direct.tasks), np.nan)
+    np.divide(np.array(significant), compared, out=resolved, where=compared > 0)
+    screening = Screening(
+        protocol=final.protocol,
+        tasks=direct.tasks,
+        flags=(),
+        train_examples=np.array([float(train_examples.get(t, np.nan)) for t in direct.tasks]),
+        not_improved=_share_not_improved(direct, tuned),
+        agreement=agreement,
+        unrelated=unrelated,
+        best=np.fmax.reduce(final.oriented(), axis=0) * final.sign,
+        resolved=resolved,
     )
     flags: list[TaskFlag] = []
-    for k, task in enumerate(direct.tasks):
-        told = _evidence(found, final, k, chance.get(task, 0.0))
-        flags += [
-            TaskFlag(task, why, evidence, SUGGESTIONS[why])
-            for why, (bad, evidence) in told.items()
-            if bad
-        ]
-    return replace(found, flags=tuple(flags))
+    for column, task in enumerate(direct.tasks):
+        for reason, evidence in _check_task(screening, final, column, chance.get(task, 0.0)):
+            flags.append(TaskFlag(task, reason, evidence, SUGGESTIONS[reason]))
+    return replace(screening, flags=tuple(flags))
 
 
-def _evidence(
-    of: Screening, final: ScoreMatrix, k: int, floor: float
-) -> dict[str, tuple[bool, str]]:
-    """Return whether each reason to distrust a task holds, in the order of ``SUGGESTIONS``, and the evidence."""
-    known = np.isfinite(final.values[:, k])
-    values, errors, up = final.values[known, k], final.stderr[known, k], final.sign[k] > 0
-    middle = float(np.median(values)) if len(values) else np.nan
+def _check_task(
+    screening: Screening, final: ScoreMatrix, column: int, floor: float
+) -> list[tuple[FlagReason, str]]:
+    """Return every reason to distrust a task, with the evidence."""
+    scored = np.isfinite(final.values[:, column])
+    scores = final.values[scored, column]
+    errors = final.stderr[scored, column]
+    higher_is_better = final.sign[column] > 0
+    reasons = []
+    train = screening.train_examples[column]
+    if train < TRAIN_EXAMPLES:
+        evidence = f"{train:.0f} training examples, under {TRAIN_EXAMPLES:,}"
+        reasons.append((FlagReason.FEW_TRAINING_EXAMPLES, evidence))
+    not_improved = screening.not_improved[column]
+    if not_improved > NOT_IMPROVED:
+        evidence = f"{not_improved:.0%} of models no better, over {NOT_IMPROVED:.0%}"
+        reasons.append((FlagReason.NO_IMPROVEMENT, evidence))
+    p_value = screening.unrelated[column]
+    if p_value > UNRELATED:
+        tau = screening.agreement[column]
+        evidence = f"τ {tau:.2f} with the mean of the other tasks (p = {p_value:.2f})"
+        reasons.append((FlagReason.UNRELATED, evidence))
+    median = float(np.median(scores)) if len(scores) else np.nan
+    if higher_is_better and CEILING <= median <= screening.best[column] <= 1.0:
+        reasons.append((FlagReason.CEILING, f"half of the models score {median:.3f} or more"))
+    share_at_floor = _share_at_floor(scores, errors, floor)
+    if higher_is_better and share_at_floor > 0.5:
+        evidence = (
+            f"{share_at_floor:.0%} of models are within two standard errors of chance ({floor:.2f})"
+        )
+        reasons.append((FlagReason.FLOOR, evidence))
+    resolved = screening.resolved[column]
+    if resolved < RESOLVED and len(scores) >= ENOUGH_MODELS:
+        evidence = f"{resolved:.0%} of model pairs differ significantly, under {RESOLVED:.0%}"
+        reasons.append((FlagReason.SMALL_TEST, evidence))
+    return reasons
+
+
+def _share_at_floor(scores: Floats, errors: Floats, floor: float) -> float:
+    """Return the share of models within two standard errors of a guess; 0 where no error is known."""
     tested = np.isfinite(errors)
-    low = float((values[tested] <= floor + 2 * errors[tested]).mean()) if tested.any() else 0.0
-    train, no_better, tau, p = (
-        of.train_examples[k],
-        of.not_improved[k],
-        of.agreement[k],
-        of.unrelated[k],
-    )
-    evidence = (
-        (train < TRAIN_EXAMPLES, f"{train:.0f} training examples, under {TRAIN_EXAMPLES:,}"),
-        (no_better > NOT_IMPROVED, f"{no_better:.0%} of models no better, over {NOT_IMPROVED:.0%}"),
-        (p > UNRELATED, f"τ {tau:.2f} with the mean of the other tasks (p = {p:.2f})"),
-        (
-            up and CEILING <= middle <= of.best[k] <= 1.0,
-            f"half of the models score {middle:.3f} or more",
-        ),
-        (
-            up and low > 0.5,
-            f"{low:.0%} of models are within two standard errors of chance ({floor:.2f})",
-        ),
-        (
-            of.resolved[k] < RESOLVED and len(values) >= ENOUGH_MODELS,
-            f"{of.resolved[k]:.0%} of model pairs differ significantly, under {RESOLVED:.0%}",
-        ),
-    )
-    return dict(zip(SUGGESTIONS, evidence, strict=True))
+    if not tested.any():
+        return 0.0
+    return float((scores[tested] <= floor + 2 * errors[tested]).mean())
 
 
-def _with_others(values: Floats) -> tuple[Floats, Floats]:
-    """Kendall's τ of each task with the mean z score of the others, and the p value of none against a positive one."""
+def _agree_with_others(values: Floats) -> tuple[Floats, Floats]:
+    """Return τ of each task with the mean z score of the others, and the p value of none against a positive one."""
     tasks = values.shape[1]
-    tau, p = np.full(tasks, np.nan), np.full(tasks, np.nan)
-    for k in range(tasks) if tasks > 1 else ():
-        others = mean_z_scores(np.delete(values, k, axis=1))
-        known = np.isfinite(others) & np.isfinite(values[:, k])
-        if known.sum() > 1:
-            tau[k], chance = kendalltau(values[known, k], others[known], alternative="greater")
-            p[k] = chance if known.sum() >= LEAST_MODELS and tasks > 2 else np.nan
-    return tau, p
+    tau = np.full(tasks, np.nan)
+    p_values = np.full(tasks, np.nan)
+    if tasks < 2:
+        return tau, p_values
+    for column in range(tasks):
+        others = mean_z_scores(np.delete(values, column, axis=1))
+        both = np.isfinite(others) & np.isfinite(values[:, column])
+        if both.sum() < 2:
+            continue
+        test = kendalltau(values[both, column], others[both], alternative="greater")
+        tau[column] = test.statistic
+        if both.sum() >= LEAST_MODELS and tasks > 2:
+            p_values[column] = test.pvalue
+    return tau, p_values
 
 
-def _not_improved(direct: ScoreMatrix, tuned: ScoreMatrix | None) -> Floats:
-    """Share of models whose score after tuning is no better than before."""
+def _share_not_improved(direct: ScoreMatrix, tuned: ScoreMatrix | None) -> Floats:
+    """Return the share of models whose score after tuning is no better than before."""
     if tuned is None:
         return np.full(len(direct.tasks), np.nan)
-    gain = tuned.oriented() - direct.oriented()
-    return nan_mean(np.where(np.isfinite(gain), gain <= 0, np.nan), axis=0)
+    gains = tuned.oriented() - direct.oriented()
+    return nan_mean(np.where(np.isfinite(gains), gains <= 0, np.nan), axis=0)

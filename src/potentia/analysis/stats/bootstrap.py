@@ -7,15 +7,14 @@ families are drawn: 61 models of six families are not 61 independent ones, and a
 (i, j) by w_i·w_j. *Noise*: every score is drawn again, from a normal with its standard error, or, where the items are
 stored, by drawing the items of each task (the same items for all models).
 
-Noise is drawn on scores that are noisy already, which pulls tau towards zero; ``tau_interval`` therefore also takes the
-draws' spread around *their* mean, puts it around the observed value, and reaches as far as either does.
+Noise is drawn on scores that are noisy already, which pulls tau towards zero; ``noise_interval`` therefore also takes
+the draws' spread around *their* mean, puts it around the observed value, and reaches as far as either does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -26,13 +25,18 @@ from potentia.values.scores import Floats, ScoreMatrix
 
 RESAMPLES = 1_000
 LEVEL = 0.95
+LEAST_UNITS = 3  # families that can be drawn
+LEAST_COMMON_TASKS = 5  # tasks on which copies can be told
+COPY_PROBABILITY = 1e-3  # how rarely equal models come so close by chance
+MOST_MODELS_WITHOUT_FAMILY = 300  # whose pairs are looked at
 
 
 def draw_row_counts(rows: int, resamples: int, rng: np.random.Generator) -> Floats:
-    """How often each of ``rows`` is drawn in each resample: (resamples, rows), each row summing to ``rows``."""
+    """Draw how often each row counts in each resample: (resamples, rows), each resample summing to ``rows``."""
     if rows == 0:
         return np.zeros((resamples, 0))
-    return rng.multinomial(rows, np.full(rows, 1.0 / rows), size=resamples).astype(np.float64)
+    probabilities = np.full(rows, 1.0 / rows)
+    return rng.multinomial(rows, probabilities, size=resamples).astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -42,29 +46,20 @@ class ResamplingUnits:
     name: str = "models"
     unit_of_model: Mapping[str, str] = field(
         default_factory=dict
-    )  # model → family; a model without one is by itself
+    )  # a model without one is by itself
+
+    def label_models(self, models: Sequence[str]) -> list[str]:
+        """Return the unit of each model."""
+        return [self.unit_of_model.get(model, model) for model in models]
 
     def drawn_unit(self, models: Sequence[str]) -> str:
         """Return what is drawn of these models: families where there are at least three of them, else models."""
-        labels = {self.unit_of_model.get(model, model) for model in models}
-        return self.name if LEAST_UNITS <= len(labels) < len(models) else MODELS.name
+        units = set(self.label_models(models))
+        if LEAST_UNITS <= len(units) < len(models):
+            return self.name
+        return MODELS.name
 
 
-class How(TypedDict, total=False):
-    """How intervals are made, as every analysis that has some is told: the fields of ``Sampling``."""
-
-    units: ResamplingUnits
-    resamples: int
-    level: float
-    seed: int
-
-
-LEAST_UNITS = 3
-LEAST_TASKS, COPY = (
-    5,
-    1e-3,
-)  # tasks on which copies can be told; how rarely equal models come so close by chance
-MOST_LOOSE = 300  # models of no family whose pairs are looked at
 MODELS = ResamplingUnits()
 
 
@@ -77,44 +72,54 @@ class Sampling:
     level: float = LEVEL
     seed: int = 0
 
-    def draws(self, models: Sequence[str]) -> Floats:
-        """How often each model counts in each resample: (resamples, models)."""
+    def draw_models(self, models: Sequence[str]) -> Floats:
+        """Draw how often each model counts in each resample: (resamples, models)."""
         rng = np.random.default_rng(self.seed)
         if self.units.drawn_unit(models) == MODELS.name:
             return draw_row_counts(len(models), self.resamples, rng)
-        labels = [self.units.unit_of_model.get(model, model) for model in models]
-        place = {label: k for k, label in enumerate(dict.fromkeys(labels))}
-        return draw_row_counts(len(place), self.resamples, rng)[
-            :, [place[label] for label in labels]
-        ]
+        labels = self.units.label_models(models)
+        column_of_unit = {unit: column for column, unit in enumerate(dict.fromkeys(labels))}
+        unit_counts = draw_row_counts(len(column_of_unit), self.resamples, rng)
+        return unit_counts[:, [column_of_unit[unit] for unit in labels]]
 
     def interval(self, value: float, draws: npt.ArrayLike) -> Interval:
-        """Percentile interval of draws."""
+        """Return the percentile interval of draws at the level of this sampling."""
         return percentile_interval(value, draws, level=self.level)
 
 
+DEFAULT_SAMPLING = Sampling()
+
+
 def join_copies_to_families(families: Mapping[str, str], matrix: ScoreMatrix) -> dict[str, str]:
-    """Return the families, with models of no family that score so alike that they must be copies made one.
+    """Return the families, with models of no family that score so alike that they must be copies joined to one.
 
     Two equal models differ by their test noise; copies, also in fewer bits or a few steps later, by far less.
     """
-    found = dict(families)
-    loose = [k for k, m in enumerate(matrix.models) if m not in found]
-    near = chi2.ppf(COPY, np.arange(len(matrix.tasks) + 1))
-    for place, k in enumerate(loose if len(loose) <= MOST_LOOSE else ()):
-        others = loose[:place]
-        with np.errstate(invalid="ignore", divide="ignore"):
-            noise = matrix.stderr[k] ** 2 + matrix.stderr[others] ** 2
-            off = (matrix.values[k] - matrix.values[others]) ** 2 / noise
-        known = np.isfinite(off)
-        tasks = known.sum(axis=1)
-        alike = np.flatnonzero(
-            (tasks >= LEAST_TASKS) & (np.where(known, off, 0.0).sum(axis=1) < near[tasks])
-        )
-        if len(alike):
-            name = matrix.models[others[alike[0]]]
-            found[matrix.models[k]] = found.setdefault(name, f"like {name}")
-    return found
+    joined = dict(families)
+    without_family = [row for row, model in enumerate(matrix.models) if model not in families]
+    if len(without_family) > MOST_MODELS_WITHOUT_FAMILY:
+        return joined
+    for position, row in enumerate(without_family):
+        copies = _find_copies(matrix, row, without_family[:position])
+        if len(copies):
+            original = matrix.models[copies[0]]
+            family = joined.setdefault(original, f"like {original}")
+            joined[matrix.models[row]] = family
+    return joined
+
+
+def _find_copies(matrix: ScoreMatrix, row: int, others: Sequence[int]) -> list[int]:
+    """Return the rows among others whose scores are closer to a row's than test noise would leave them."""
+    rows = list(others)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        noise = matrix.stderr[row] ** 2 + matrix.stderr[rows] ** 2
+        distances = (matrix.values[row] - matrix.values[rows]) ** 2 / noise
+    comparable = np.isfinite(distances)
+    tasks = comparable.sum(axis=1)
+    threshold = chi2.ppf(COPY_PROBABILITY, np.arange(len(matrix.tasks) + 1))
+    is_close = np.where(comparable, distances, 0.0).sum(axis=1) < threshold[tasks]
+    close = np.flatnonzero((tasks >= LEAST_COMMON_TASKS) & is_close)
+    return [rows[position] for position in close]
 
 
 def redraw_scores(
@@ -123,60 +128,64 @@ def redraw_scores(
     resamples: int,
     rng: np.random.Generator,
 ) -> Floats:
-    """Scores, higher is better, as other runs of the same tests could have given them: (resamples, models, tasks).
+    """Draw the scores that other runs of the same tests could have given: (resamples, models, tasks), higher is better.
 
     From stored items, where ``items[task]`` is (models, items) of per-item values: all models answer the same drawn
     items, which keeps the differences between models as sharp as they are. Else from the standard errors.
     """
-    values = add_score_noise(matrix.oriented(), matrix.stderr, resamples, rng)
+    scores = add_score_noise(matrix.oriented(), matrix.stderr, resamples, rng)
     for column, task in enumerate(matrix.tasks):
-        if task in items:
-            outcomes = np.asarray(items[task], dtype=np.float64)  # (models, items)
-            draws = draw_row_counts(outcomes.shape[1], resamples, rng) / outcomes.shape[1]
-            values[:, :, column] = matrix.sign[column] * (draws @ outcomes.T)
-    return values
+        if task not in items:
+            continue
+        outcomes = np.asarray(items[task], dtype=np.float64)  # (models, items)
+        count = outcomes.shape[1]
+        shares = draw_row_counts(count, resamples, rng) / count
+        scores[:, :, column] = matrix.sign[column] * (shares @ outcomes.T)
+    return scores
 
 
-def mean_over_pairs(matrix: Floats, draws: npt.ArrayLike | None = None) -> Floats:
-    """Mean over the pairs of tasks of a (…, T, T) matrix; under ``draws`` (R, T) of tasks, one mean per resample."""
-    i, j = np.triu_indices(matrix.shape[-1], 1)
-    pairs = matrix[..., i, j]
-    weights = (
-        np.ones(len(i)) if draws is None else np.asarray(draws)[..., i] * np.asarray(draws)[..., j]
-    )
-    weights = np.where(np.isfinite(pairs), weights, 0.0)
+def mean_over_pairs(matrix: Floats, task_draws: npt.ArrayLike | None = None) -> Floats:
+    """Return the mean over the pairs of tasks of a (…, T, T) matrix; under draws (R, T) of tasks, one per resample."""
+    first, second = np.triu_indices(matrix.shape[-1], 1)
+    pairs = matrix[..., first, second]
+    weights: Floats = np.ones(len(first))
+    if task_draws is not None:
+        draws = np.asarray(task_draws)
+        weights = draws[..., first] * draws[..., second]
+    defined = np.isfinite(pairs)
+    weights = np.where(defined, weights, 0.0)
     total = weights.sum(axis=-1)
-    summed = (np.where(np.isfinite(pairs), pairs, 0.0) * weights).sum(axis=-1)
-    return np.asarray(
-        np.divide(summed, total, out=np.full(np.shape(total), np.nan), where=total > 0)
-    )
+    weighted_sum = (np.where(defined, pairs, 0.0) * weights).sum(axis=-1)
+    mean = np.full(np.shape(total), np.nan)
+    return np.asarray(np.divide(weighted_sum, total, out=mean, where=total > 0))
 
 
 def percentile_interval(
     value: float, draws: npt.ArrayLike, *, level: float = LEVEL, centred: bool = False
 ) -> Interval:
-    """Percentile interval of ``draws``. ``centred`` moves it so that the draws' median falls on the value.
+    """Return the percentile interval of draws; ``centred`` moves it so that their median falls on the value.
 
     Noise added to scores that already carry noise lowers every agreement a little; the shift says nothing about the
     uncertainty, so intervals for noise are centred.
     """
-    array = np.asarray(draws, dtype=np.float64)
-    array = array[np.isfinite(array)]
-    if array.size == 0 or not np.isfinite(value):
+    finite = np.asarray(draws, dtype=np.float64)
+    finite = finite[np.isfinite(finite)]
+    if finite.size == 0 or not np.isfinite(value):
         return Interval(float(value), float("nan"), float("nan"), level)
     tail = (1.0 - level) / 2.0
-    low, middle, high = np.quantile(array, [tail, 0.5, 1.0 - tail])
-    shift = float(value) - middle if centred else 0.0
+    low, median, high = np.quantile(finite, [tail, 0.5, 1.0 - tail])
+    shift = float(value) - median if centred else 0.0
     return Interval(float(value), float(low + shift), float(high + shift), level)
 
 
 def percentile_intervals(
     values: Floats, draws: Floats, *, level: float = LEVEL
 ) -> tuple[Interval, ...]:
-    """One interval per entry of ``values``; ``draws`` is (resamples, entries)."""
-    return tuple(
-        percentile_interval(value, draws[:, k], level=level) for k, value in enumerate(values)
-    )
+    """Return one interval per entry of ``values``; ``draws`` is (resamples, entries)."""
+    intervals = []
+    for column, value in enumerate(values):
+        intervals.append(percentile_interval(value, draws[:, column], level=level))
+    return tuple(intervals)
 
 
 @dataclass(frozen=True)
@@ -198,37 +207,40 @@ def summarize_repetitions(values: Floats) -> RepetitionSpread:
 
 
 def kendall_by_row(first: npt.ArrayLike, second: npt.ArrayLike) -> Floats:
-    """Kendall's tau-b along the last axis, for any number of leading axes that broadcast (NaN where one is constant).
+    """Return Kendall's tau-b along the last axis, for leading axes that broadcast; NaN where one is constant.
 
     Equals ``scipy.stats.kendalltau`` on every row, ties included, over the entries that both have. Where
     ``kendall_matrix`` compares every column with every other, this compares row with row.
     """
-    x, y = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
-    upper, lower = np.triu_indices(x.shape[-1], k=1)
-    sign_x = np.sign(x[..., lower] - x[..., upper])  # (…, pairs)
-    sign_y = np.sign(y[..., lower] - y[..., upper])
-    unknown = np.isnan(sign_x) | np.isnan(sign_y)
-    sign_x, sign_y = np.where(unknown, 0.0, sign_x), np.where(unknown, 0.0, sign_y)
-    agreement = (sign_x * sign_y).sum(axis=-1)
-    untied = np.sqrt((sign_x**2).sum(axis=-1) * (sign_y**2).sum(axis=-1))
+    first_values = np.asarray(first, dtype=np.float64)
+    second_values = np.asarray(second, dtype=np.float64)
+    upper, lower = np.triu_indices(first_values.shape[-1], k=1)
+    first_signs = np.sign(first_values[..., lower] - first_values[..., upper])  # (…, pairs)
+    second_signs = np.sign(second_values[..., lower] - second_values[..., upper])
+    undefined = np.isnan(first_signs) | np.isnan(second_signs)
+    first_signs = np.where(undefined, 0.0, first_signs)
+    second_signs = np.where(undefined, 0.0, second_signs)
+    agreement = (first_signs * second_signs).sum(axis=-1)
+    untied = np.sqrt((first_signs**2).sum(axis=-1) * (second_signs**2).sum(axis=-1))
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(np.where(untied > 0, agreement / untied, np.nan))
 
 
 def add_score_noise(values: Floats, stderr: Floats, draws: int, rng: np.random.Generator) -> Floats:
-    """Draw the scores again from a normal law; a score without a standard error stays as it is. (draws, …)."""
-    return np.asarray(
-        values + np.nan_to_num(stderr, nan=0.0) * rng.standard_normal((draws, *values.shape))
-    )
+    """Draw scores again from a normal law: (draws, …); a score without a standard error stays as it is."""
+    noise = rng.standard_normal((draws, *values.shape))
+    return np.asarray(values + np.nan_to_num(stderr, nan=0.0) * noise)
 
 
 def noise_interval(value: float, draws: Floats, *, bounds: tuple[float, float]) -> Interval:
-    """Span the draws' percentiles, and the same moved to where the draws' mean is the observed value."""
-    known = draws[np.isfinite(draws)]
-    if not np.isfinite(value) or len(known) < 2:
+    """Return the interval that spans the draws' percentiles, and the same moved to the observed value."""
+    finite = draws[np.isfinite(draws)]
+    if not np.isfinite(value) or len(finite) < 2:
         return Interval(value, float("nan"), float("nan"))
     tail = 100 * (1 - LEVEL) / 2
-    ends = np.percentile(known, [tail, 100 - tail])
-    moved = ends - known.mean() + value
-    low, high = min(ends[0], moved[0], value), max(ends[1], moved[1], value)
-    return Interval(float(value), float(max(low, bounds[0])), float(min(high, bounds[1])))
+    ends = np.percentile(finite, [tail, 100 - tail])
+    moved_ends = ends - finite.mean() + value
+    low = min(ends[0], moved_ends[0], value)
+    high = max(ends[1], moved_ends[1], value)
+    lowest, highest = bounds
+    return Interval(float(value), float(max(low, lowest)), float(min(high, highest)))

@@ -20,9 +20,11 @@ import numpy as np
 from potentia.analysis.left_out import drop_names_in, keep_names_in
 from potentia.analysis.rankings import groups
 from potentia.analysis.rankings.agreement import SIGNIFICANT, compare_agreement, measure_agreement
-from potentia.analysis.rankings.components import Components, compute_components, fit_compute
-from potentia.analysis.rankings.groups import align_rankings
-from potentia.analysis.stats.bootstrap import RESAMPLES
+from potentia.analysis.rankings.alignment import align_rankings
+from potentia.analysis.rankings.components import Components, compute_components
+from potentia.analysis.rankings.compute import fit_compute
+from potentia.analysis.rankings.perplexity import compare_perplexity
+from potentia.analysis.stats.bootstrap import RESAMPLES, Sampling
 from potentia.analysis.stats.correlation import kendall_matrix, mean_offdiagonal
 from potentia.analysis.stats.significance import measure_significance
 from potentia.errors import InputError
@@ -112,7 +114,7 @@ def reproduce_train_before_test(
         tables["few_shot"] = replace(_tasks(scores[shots]), protocol=Protocol("few_shot"))
     pair = [tables[p] for p in PROTOCOLS]
     facts = {m: f for m in pair[0].models if (f := models().find(m)) is not None}
-    how: dict[str, Any] = {"resamples": resamples, "seed": seed}
+    how: dict[str, Any] = {"sampling": Sampling(resamples=resamples, seed=seed)}
     found: dict[str, Any] = _agreements(tables, how) | _groups(list(tables.values()), facts, how)
     found |= _perplexity(scores, pair, facts, how)
     found |= _components(pair, facts, found["components train_before_test"], how)
@@ -212,13 +214,12 @@ def _perplexity(
         return {}
     bits = {p: scores[p].select(tasks=corpora) for p in PROTOCOLS}
     found: dict[str, Finding] = {
-        f"perplexity {m.protocol}": groups.compare_perplexity(bits[m.protocol], m, **how)
-        for m in pair
+        f"perplexity {m.protocol}": compare_perplexity(bits[m.protocol], m, **how) for m in pair
     }
     for kind in ("base", "instruct"):
         if members := {m for m, f in facts.items() if f.kind == kind}:
             before = bits[DIRECT]
-            found[f"perplexity {kind}"] = groups.compare_perplexity(
+            found[f"perplexity {kind}"] = compare_perplexity(
                 before, pair[1], models=members, group=kind, **how
             )
     return found

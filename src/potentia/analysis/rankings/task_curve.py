@@ -1,0 +1,194 @@
+"""How few tasks suffice for the ranking over all.
+
+Agreement of a fixed subset of tasks with the ranking over all (section 4) is judged on other models than those that
+chose it, with lineages on one side: tasks are added one by one, each time the one that raises τ the most per cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from potentia.analysis.left_out import NO_ENTRIES
+from potentia.analysis.stats.bootstrap import kendall_by_row
+from potentia.analysis.stats.standardize import mean_z_scores, standardize
+from potentia.errors import InputError
+from potentia.values.findings import Chart, Finding, Interval, Line, Plot, Table, picked
+from potentia.values.protocol import Protocol
+from potentia.values.scores import Floats, ScoreMatrix
+
+SPLITS = 40
+LEAST_MODELS = 8  # of a curve
+REPORTED_AGREEMENTS = (0.8, 0.9, 0.95)
+
+
+@dataclass(frozen=True)
+class TaskCurve(Finding):
+    """Agreement of subsets of one, two, three … tasks with all of them, on models that the choice did not see."""
+
+    protocol: Protocol
+    tasks: tuple[str, ...]  # in the order of choice, on all models
+    cost: Floats  # share of the cost of all tasks so far
+    held_out: tuple[Interval, ...]  # τ on models left out, mean and 10–90 % over splits
+    seen: Floats  # τ on the models that chose
+    any_subset: Floats  # τ of random subsets of that size, on the models left out
+
+    def tasks_needed(self, agreement: float) -> int | None:
+        """Return how many tasks reach this agreement; None where no subset does."""
+        for count, tau in enumerate(self.held_out, start=1):
+            if tau.value >= agreement:
+                return count
+        return None
+
+    def tables(self) -> Sequence[Table]:
+        """Return the curve."""
+        rows = zip(
+            range(1, len(self.held_out) + 1),
+            self.tasks,
+            self.cost,
+            [tau.value for tau in self.held_out],
+            [f"{tau.low:.3f}–{tau.high:.3f}" for tau in self.held_out],
+            self.seen,
+            self.any_subset,
+            strict=True,
+        )
+        columns = (
+            "tasks",
+            "added",
+            "cost share",
+            "τ, other models",
+            "10–90 %",
+            "τ, same models",
+            "random",
+        )
+        note = "Chosen on half of the models, judged on the others."
+        reached = []
+        for agreement in REPORTED_AGREEMENTS:
+            count = self.tasks_needed(agreement)
+            if count is not None:
+                reached.append(f"τ {agreement:g} takes {count}")
+        if reached:
+            note += f" Of {len(self.tasks)} tasks, {', '.join(reached)}."
+        return [Table(f"How few tasks suffice ({self.protocol.label})", columns, rows, note)]
+
+    def charts(self) -> Sequence[Chart]:
+        """Return agreement against cost."""
+        held_out = [tau.value for tau in self.held_out]
+        chart = Plot(
+            f"fewer-tasks-{self.protocol}",
+            f"Agreement with the whole ranking against cost: {self.protocol.label}",
+            "Fixed subsets of tasks, chosen on half of the models; random ones beside.",
+            (),
+            (
+                Line("on other models", self.cost, held_out),
+                Line("on the same models", self.cost, self.seen),
+                Line("random tasks, by number", self.cost, self.any_subset, dashed=True),
+            ),
+            x_label="share of the cost of all tasks",
+            y_label="Kendall's τ",
+            group="fewer-tasks",
+        )
+        return [chart]
+
+
+def measure_task_curve(
+    matrix: ScoreMatrix,
+    *,
+    costs: Mapping[str, float] = NO_ENTRIES,
+    lineages: Mapping[str, str] = NO_ENTRIES,
+    splits: int = SPLITS,
+    seed: int = 0,
+) -> TaskCurve:
+    """Measure how agreement rises with the tasks of a fixed subset; ``costs`` by task, else all cost the same."""
+    complete = matrix.benchmarks().complete()
+    if not has_enough_for_curve(complete):
+        have = f"{len(complete.models)} models have all of {len(complete.tasks)} tasks"
+        raise InputError(
+            f"{have}: too few to choose on some and judge on others",
+            hint=f"at least {LEAST_MODELS} models and two tasks are needed",
+        )
+    values = complete.oriented()
+    task_costs = _fill_costs(complete.tasks, costs)
+    lineage_of_row = _divide_by_lineage(complete.models, lineages)
+    rng = np.random.default_rng(seed)
+    tasks = len(complete.tasks)
+    seen = np.empty((splits, tasks))
+    held_out = np.empty((splits, tasks))
+    random_subsets = np.empty((splits, tasks))
+    for split in range(splits):
+        shuffled = rng.permutation(np.unique(lineage_of_row))
+        choosing = np.isin(lineage_of_row, shuffled[: len(shuffled) // 2])
+        order = choose_tasks(values[choosing], task_costs)
+        seen[split] = _agreement_of_first(values[choosing], order)
+        held_out[split] = _agreement_of_first(values[~choosing], order)
+        random_subsets[split] = _agreement_of_first(values[~choosing], rng.permutation(tasks))
+    final_order = choose_tasks(values, task_costs)
+    return TaskCurve(
+        protocol=complete.protocol,
+        tasks=picked(complete.tasks, final_order),
+        cost=np.cumsum(task_costs[final_order]) / task_costs.sum(),
+        held_out=_summarize_splits(held_out),
+        seen=np.nanmean(seen, axis=0),
+        any_subset=np.nanmean(random_subsets, axis=0),
+    )
+
+
+def _fill_costs(tasks: Sequence[str], costs: Mapping[str, float]) -> Floats:
+    """Return the cost of each task; the median of the known ones, or 1, where it is not known."""
+    task_costs = np.array([costs.get(task, np.nan) for task in tasks], dtype=np.float64)
+    usual = 1.0
+    if np.isfinite(task_costs).any():
+        usual = float(np.nanmedian(task_costs))
+    return np.where(np.isnan(task_costs), usual, task_costs)
+
+
+def _divide_by_lineage(models: Sequence[str], lineages: Mapping[str, str]) -> npt.NDArray[np.str_]:
+    """Return the lineage of each model, which stays on one side; each model by itself where lineages are few."""
+    labels = np.array([lineages.get(model, model) for model in models])
+    if len(set(labels.tolist())) >= LEAST_MODELS // 2:
+        return labels
+    return np.array(models)
+
+
+def _summarize_splits(tau: Floats) -> tuple[Interval, ...]:
+    """Return the mean over splits and the middle 80 % of them, for each number of tasks."""
+    mean = np.nanmean(tau, axis=0)
+    low, high = np.nanquantile(tau, [0.1, 0.9], axis=0)
+    rows = zip(mean.tolist(), low.tolist(), high.tolist(), strict=True)
+    return tuple(Interval(value, low, high, level=0.8) for value, low, high in rows)
+
+
+def has_enough_for_curve(complete: ScoreMatrix) -> bool:
+    """Whether there are models to choose tasks on and others to judge by."""
+    return len(complete.models) >= LEAST_MODELS and len(complete.tasks) > 1
+
+
+def choose_tasks(values: Floats, costs: Floats) -> npt.NDArray[np.intp]:
+    """Order the tasks: each time the one that raises τ with the whole the most for its cost."""
+    z_scores = standardize(values)
+    target = z_scores.mean(axis=1)
+    tasks = values.shape[1]
+    order: list[int] = []
+    total = np.zeros(len(values))
+    reached = 0.0
+    while len(order) < tasks:
+        remaining = np.setdiff1d(np.arange(tasks), order)
+        candidates = (total[:, None] + z_scores[:, remaining]).T
+        taus = np.nan_to_num(kendall_by_row(target, candidates))
+        gains = np.maximum(taus - reached, 0.0)
+        # Where nothing raises τ any more, the least harm.
+        worth = gains / costs[remaining] if gains.max() > 0 else taus
+        best = int(np.argmax(worth))
+        order.append(int(remaining[best]))
+        total = total + z_scores[:, remaining[best]]
+        reached = float(taus[best])
+    return np.array(order)
+
+
+def _agreement_of_first(values: Floats, order: npt.NDArray[np.intp]) -> Floats:
+    """Return τ of the first one, two, three … tasks with all of them."""
+    sums = np.cumsum(standardize(values)[:, order], axis=1)
+    return kendall_by_row(mean_z_scores(values), sums.T)
