@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from potentia.analysis.rankings import find_rankings
 from potentia.errors import InputError
 from potentia.evidence import Evidence, read
-from potentia.evidence.join import unfolded
+from potentia.evidence.join import join_folds
 from potentia.formats import write_scores
 from potentia.papers import TestTaskOptions, find_test_task
 from potentia.show import make_report
@@ -431,7 +431,7 @@ def test_folds_that_were_tuned_otherwise_are_not_joined():
         }
         return ScoreMatrix.of_cells("train_before_test", cells)
 
-    joined = unfolded(made("same"), [])
+    joined = join_folds(made("same"), [])
     assert joined.tasks == ("t",)
     assert joined.values[0, 0] == pytest.approx(0.65)
     assert joined.stderr[0, 0] == pytest.approx(np.hypot(0.25 * 0.02, 0.75 * 0.04))
@@ -439,4 +439,10 @@ def test_folds_that_were_tuned_otherwise_are_not_joined():
     with pytest.raises(
         InputError, match=r"folds of a on t cannot be joined: different recipe \(same and other\)"
     ):
-        unfolded(made("other"), [])
+        join_folds(made("other"), [])
+
+
+@pytest.mark.parametrize("name", ["", " ", "\0", "a\0.csv"])
+def test_what_no_file_can_be_called_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match="is no name of a file"):
+        read(name)

@@ -418,7 +418,7 @@ def _count_shared_examples(
 ) -> int | None:
     """Count the test examples that are in train, where a study says where the data is and it is there."""
     for study_record in evidence.studies:
-        study = potentia.evidence.study_of(study_record)
+        study = potentia.evidence.parse_study_record(study_record)
         if study is None:
             continue
         spec = study.benchmark(task_name)

@@ -4,5 +4,5 @@ A source is a store (a SQLite file or a database URL), a table, lm-eval results 
 line, the report, the board and Python analyse what ``read`` returns, so they cannot disagree on what is there.
 """
 
-from potentia.evidence.evidence import Evidence, study_facts, study_of
+from potentia.evidence.evidence import Evidence, facts_of_study, parse_study_record
 from potentia.evidence.read import ALL, find_study, is_store, read

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,6 +26,19 @@ if TYPE_CHECKING:
     import pandas as pd
 
 T = TypeVar("T")
+ModelItems = dict[str, dict[int, float]]  # model → document → value of the item
+_FRAME_COLUMNS = (
+    "protocol",
+    "model",
+    "task",
+    "metric",
+    "score",
+    "stderr",
+    "n",
+    "higher_is_better",
+    "kind",
+    "scale",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,30 +51,27 @@ class Evidence:
     facts: ModelTable
     studies: tuple[StudyRecord, ...] = ()
     notes: tuple[str, ...] = ()  # what a reader must know: which study this is, what was left out
-    stores: tuple[
-        tuple[str, tuple[str, ...]], ...
-    ] = ()  # where each is, and the keys of its studies that count
-    task_facts: tuple[
-        Benchmark, ...
-    ] = ()  # of the user's file; what the studies tell of their tasks comes before
-    without_items: Mapping[Protocol, frozenset[str]] = field(
-        default_factory=dict
-    )  # tasks scored by another metric
+    # Where each store is, and the keys of its studies that count.
+    stores: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    # Of the user's file; what the studies tell of their tasks comes before.
+    task_facts: tuple[Benchmark, ...] = ()
+    # Tasks whose items are by another metric than their scores.
+    without_items: Mapping[Protocol, frozenset[str]] = field(default_factory=dict)
     table_layout: TableLayout | None = None  # how a foreign table was read
     items_read: Mapping[Protocol, Outcomes] = field(
         default_factory=dict
     )  # of files that have items
-    apart: tuple[
-        Evidence, ...
-    ] = ()  # other groups of sources, whose scores cannot be compared with these
+    # Other groups of sources, whose scores cannot be compared with these.
+    apart: tuple[Evidence, ...] = ()
 
     @classmethod
     def of(
         cls, scores: Mapping[str, ScoreMatrix] | ScoreMatrix, *, title: str = "scores"
     ) -> Evidence:
         """Take matrices made in Python as evidence."""
-        given = {scores.protocol: scores} if isinstance(scores, ScoreMatrix) else scores
-        return cls(title, title, {p: given[p] for p in in_order(given)}, known_models())
+        matrices = {scores.protocol: scores} if isinstance(scores, ScoreMatrix) else scores
+        ordered = {protocol: matrices[protocol] for protocol in in_order(matrices)}
+        return cls(source=title, title=title, scores=ordered, facts=known_models())
 
     @property
     def protocols(self) -> list[Protocol]:
@@ -72,11 +81,9 @@ class Evidence:
     @property
     def name(self) -> str:
         """What to call it where several stand apart: the source and, of a store, the study."""
-        return (
-            self.source
-            if not self.studies
-            else f"{self.source}: {', '.join(r.name for r in self.studies)}"
-        )
+        if not self.studies:
+            return self.source
+        return f"{self.source}: {', '.join(record.name for record in self.studies)}"
 
     @property
     def planned(self) -> dict[Protocol, ScoreMatrix]:
@@ -88,9 +95,10 @@ class Evidence:
     @property
     def models(self) -> list[str]:
         """Every model that has a score."""
-        return list(
-            dict.fromkeys(model for matrix in self.scores.values() for model in matrix.models)
-        )
+        names: dict[str, None] = {}
+        for matrix in self.scores.values():
+            names.update(dict.fromkeys(matrix.models))
+        return list(names)
 
     @property
     def main(self) -> Protocol | None:
@@ -98,166 +106,172 @@ class Evidence:
         return main_protocol(self.planned)
 
     @cached_property
-    def specs(self) -> tuple[ModelSpec, ...]:
-        """The models that the studies name, checkpoints expanded; imported scores name none."""
-        rows = [row for study in filter(None, map(study_of, self.studies)) for row in study.rows()]
-        first = {row.name: row for row in reversed(rows)}
-        return tuple(first[name] for name in dict.fromkeys(row.name for row in rows))
+    def study_files(self) -> tuple[Study, ...]:
+        """The studies whose files can be read; imported scores have none."""
+        return tuple(filter(None, map(parse_study_record, self.studies)))
 
     @cached_property
-    def copies(self) -> dict[str, str]:
-        """Treated copies and their originals, both with scores: told by a study, else by the copy's name."""
-        there = set(self.models)
-        told = {row.name: row.copy_of for row in self.specs if row.copy_of is not None}
-        named = {m: m.removesuffix(EXPOSED) for m in self.models if m.endswith(EXPOSED)}
+    def specs(self) -> tuple[ModelSpec, ...]:
+        """The models that the studies name, checkpoints expanded; imported scores name none."""
+        specs: dict[str, ModelSpec] = {}
+        for study in self.study_files:
+            for spec in study.rows():
+                specs.setdefault(spec.name, spec)
+        return tuple(specs.values())
+
+    @cached_property
+    def exposed_copies(self) -> dict[str, str]:
+        """Exposed copies and their originals, both with scores: told by a study, else by the copy's name."""
+        models = set(self.models)
+        originals = {m: m.removesuffix(EXPOSED) for m in self.models if m.endswith(EXPOSED)}
+        for spec in self.specs:
+            if spec.copy_of is not None:
+                originals[spec.name] = spec.copy_of
         return {
-            copy: original for copy, original in (named | told).items() if {copy, original} <= there
+            copy: original for copy, original in originals.items() if {copy, original} <= models
         }
 
     @cached_property
     def background(self) -> Background:
         """What is known of the models and tasks, as the analyses take it."""
-        measured = {
-            task: metric
-            for m in self.scores.values()
-            for task, metric in zip(m.tasks, m.metrics, strict=True)
-        }
-        told = [
-            Benchmark(task, chance=metric.chance)
-            for task, metric in measured.items()
-            if metric.chance is not None
+        chance_by_task: dict[str, float | None] = {}
+        for matrix in self.scores.values():
+            for task, metric in zip(matrix.tasks, matrix.metrics, strict=True):
+                chance_by_task[task] = metric.chance
+        task_facts = [
+            Benchmark(task, chance=chance)
+            for task, chance in chance_by_task.items()
+            if chance is not None
         ]
-        for store, studies in self._opened():
-            told += _tasks_of(store.provenances_by_task(study=studies))
-        told += [
-            Benchmark(task.name, category=task.category or "", chance=task.chance)
-            for study in filter(None, map(study_of, self.studies))
-            for task in study.tasks
-        ]
-        return Background.of(self.models, table=self.facts, tasks=(*told, *self.task_facts))
+        for store, studies in self.open_stores():
+            task_facts += _facts_of_stored_tasks(store.provenances_by_task(study=studies))
+        for study in self.study_files:
+            for spec in study.tasks:
+                facts = Benchmark(spec.name, category=spec.category or "", chance=spec.chance)
+                task_facts.append(facts)
+        every_task = (*task_facts, *self.task_facts)
+        return Background.of(self.models, table=self.facts, tasks=every_task)
 
     @cached_property
     def outcomes(self) -> dict[Protocol, Outcomes]:
         """The value of every stored item, by protocol, task, model and document."""
-        found = {protocol: dict(by) for protocol, by in self.items_read.items()}
-        for (protocol, task), documents in self._stored_outcomes().items():
-            found.setdefault(protocol, {})[task] = max(documents.values(), key=len)
-        kept: dict[Protocol, Outcomes] = {}
+        items = {protocol: dict(by_task) for protocol, by_task in self.items_read.items()}
+        for (protocol, task), by_documents in self._stored_outcomes().items():
+            items.setdefault(protocol, {})[task] = max(by_documents.values(), key=len)
+        outcomes: dict[Protocol, Outcomes] = {}
         for protocol, matrix in self.scores.items():
-            models, tasks = (
-                set(matrix.models),
-                set(matrix.tasks) - self.without_items.get(protocol, frozenset()),
-            )
-            there = {task: by for task, by in found.get(protocol, {}).items() if task in tasks}
-            kept[protocol] = {
-                task: {m: v for m, v in by.items() if m in models} for task, by in there.items()
+            tasks = set(matrix.tasks) - self.without_items.get(protocol, frozenset())
+            models = set(matrix.models)
+            outcomes[protocol] = {
+                task: {model: values for model, values in by_model.items() if model in models}
+                for task, by_model in items.get(protocol, {}).items()
+                if task in tasks
             }
-        return kept
+        return outcomes
 
-    def _stored_outcomes(
-        self,
-    ) -> dict[tuple[Protocol, str], dict[str, dict[str, dict[int, float]]]]:
+    def _stored_outcomes(self) -> dict[tuple[Protocol, str], dict[str, ModelItems]]:
         """Return (protocol, task) → documents → model → values. Items pair only where the documents are the same.
 
         Documents go by their fingerprint, or by their store where a cell does not say it.
         """
-        found: dict[tuple[Protocol, str], dict[str, dict[str, dict[int, float]]]] = {}
-        for store, studies in self._opened():
-            for name, task, model, data, values in store.outcomes(study=studies):
-                protocol, own = Protocol(name), TaskName(task)
+        outcomes: dict[tuple[Protocol, str], dict[str, ModelItems]] = {}
+        for store, studies in self.open_stores():
+            for protocol_name, task_name, model, data, values in store.outcomes(study=studies):
+                protocol = Protocol(protocol_name)
+                task = TaskName(task_name)
                 matrix = self.scores.get(protocol)
                 # Folds test different documents of one task.
-                joined = own.fold is not None and matrix is not None and own.whole in matrix.tasks
-                documents = store.where if joined else data or store.where
-                by = found.setdefault((protocol, own.whole if joined else task), {}).setdefault(
-                    documents, {}
-                )
-                by[model] = {**by.get(model, {}), **values} if joined else values
-        return found
+                is_fold = task.fold is not None and matrix is not None
+                is_joined = is_fold and task.whole in self.scores[protocol].tasks
+                documents = store.where if is_joined else data or store.where
+                task_shown = task.whole if is_joined else task_name
+                by_documents = outcomes.setdefault((protocol, task_shown), {})
+                by_model = by_documents.setdefault(documents, {})
+                if is_joined:
+                    by_model[model] = {**by_model.get(model, {}), **values}
+                else:
+                    by_model[model] = values
+        return outcomes
 
     def frame(self) -> pd.DataFrame:
         """Return one row per score: protocol, model, task, metric, score, stderr, n, higher_is_better, kind, scale."""
         import pandas as pd
 
-        rows = [
-            (
-                str(p),
-                model,
-                task,
-                s.metric.name,
-                s.value,
-                s.stderr,
-                s.n or np.nan,
-                s.higher_is_better,
-                s.metric.kind,
-                s.metric.scale,
-            )
-            for p, m in self.scores.items()
-            for model, task, s in m.scores()
-        ]
-        columns = [
-            "protocol",
-            "model",
-            "task",
-            "metric",
-            "score",
-            "stderr",
-            "n",
-            "higher_is_better",
-            "kind",
-            "scale",
-        ]
-        return pd.DataFrame(rows, columns=columns)
+        rows = []
+        for protocol, matrix in self.scores.items():
+            for model, task, score in matrix.scores():
+                row = {
+                    "protocol": str(protocol),
+                    "model": model,
+                    "task": task,
+                    "metric": score.metric.name,
+                    "score": score.value,
+                    "stderr": score.stderr,
+                    "n": score.n or np.nan,
+                    "higher_is_better": score.higher_is_better,
+                    "kind": score.metric.kind,
+                    "scale": score.metric.scale,
+                }
+                rows.append(tuple(row[column] for column in _FRAME_COLUMNS))
+        return pd.DataFrame(rows, columns=list(_FRAME_COLUMNS))
 
     def cells(self) -> list[CellRecord]:
         """Return the committed cells, in the order of their making."""
-        return self._gathered(lambda store, key: store.cells(study=key), lambda cell: cell.key)
+        return self._gather(lambda store, study: store.cells(study=study), lambda cell: cell.key)
 
     def choices(self, protocol: Protocol) -> list[ChoiceRecord]:
         """Return what validation chose for every committed cell of a protocol: far less to read than the cells."""
-        return self._gathered(
-            lambda store, key: store.choices(study=key, protocol=protocol), lambda cell: cell.key
+        return self._gather(
+            lambda store, study: store.choices(study=study, protocol=protocol),
+            lambda cell: cell.key,
         )
 
     def probes(self) -> dict[tuple[str, str], ProbeResult]:
         """Return what the probes of the studies recorded, by model and task."""
-        found: dict[tuple[str, str], ProbeResult] = {}
-        for store, studies in self._opened():
-            found |= store.probes(study=studies)
-        return found
+        probes: dict[tuple[str, str], ProbeResult] = {}
+        for store, studies in self.open_stores():
+            probes |= store.probes(study=studies)
+        return probes
 
     def lanes(self, models: Sequence[str] | None = None) -> list[LaneRecord]:
         """Return the fine-tuning lanes with their curves, of these models alone where some are given."""
-        return self._gathered(
-            lambda store, key: store.lanes(study=key, model=models), lambda lane: lane.key
+        return self._gather(
+            lambda store, study: store.lanes(study=study, model=models), lambda lane: lane.key
         )
 
     def failures(self) -> list[FailureRecord]:
         """Return the cells that failed, with the reason."""
-        place = attrgetter("model", "task", "protocol", "study")
-        return self._gathered(lambda store, key: store.failures(study=key), place)
+        return self._gather(
+            lambda store, study: store.failures(study=study),
+            lambda failure: (failure.model, failure.task, failure.protocol, failure.study),
+        )
 
     def items(self, cell: str) -> list[ItemOutcome]:
         """Return the outcomes of one cell; none where it is imported or its items are gone."""
-        return next((store.items(cell) for store, _ in self._opened() if store.has(cell)), [])
+        for store, _ in self.open_stores():
+            if store.has(cell):
+                return store.items(cell)
+        return []
 
     def samples(
         self, cells: Sequence[str], choose: Callable[[str, list[float]], list[int]]
     ) -> Iterator[tuple[str, list[ItemOutcome]]]:
         """Give outcomes of each cell, chosen by their values; items left behind or damaged are passed over."""
-        left = list(cells)
-        for store, _ in self._opened():
-            mine = store.names(left)
-            for key in (key for key in left if key in mine):
+        remaining = list(cells)
+        for store, _ in self.open_stores():
+            stored = store.names(remaining)
+            for key in [key for key in remaining if key in stored]:
                 with suppress(PotentiaError):
-                    if outcomes := store.items(key, partial(choose, key)):
+                    outcomes = store.items(key, partial(choose, key))
+                    if outcomes:
                         yield key, outcomes
-            left = [key for key in left if key not in mine]
+            remaining = [key for key in remaining if key not in stored]
 
     def items_of(self, protocol: str, model: str, task: str) -> list[ItemOutcome]:
         """Return the outcomes of one cell by its names; none where no store has them."""
-        for store, studies in self._opened():
-            if cells := store.cells(study=studies, protocol=protocol, model=model, task=task):
+        for store, studies in self.open_stores():
+            cells = store.cells(study=studies, protocol=protocol, model=model, task=task)
+            if cells:
                 return store.items(cells[-1].key)
         return []
 
@@ -269,57 +283,57 @@ class Evidence:
         models: Sequence[str] | None = None,
     ) -> Evidence:
         """Return the evidence of these protocols, tasks (a benchmark's name keeps all its forms) and models alone."""
-        for what, wanted, known in (
-            ("protocol", protocols, list(self.scores)),
-            ("model", models, self.models),
-        ):
-            if unknown := [name for name in wanted or () if name not in known]:
-                there = ", ".join(known[:8])
-                raise InputError(
-                    f"no {what} {unknown[0]!r} in {self.source}", hint=f"there are: {there}"
-                )
-        parts = {
-            p: _part(self.scores[p], tasks, models) for p in in_order(protocols or self.scores)
-        }
-        chosen = {protocol: matrix for protocol, matrix in parts.items() if 0 not in matrix.shape}
-        if self.scores and not chosen:
-            there = ", ".join(
-                sorted({task for matrix in self.scores.values() for task in matrix.tasks})[:12]
-            )
+        self._check_names("protocol", protocols or (), list(self.scores))
+        self._check_names("model", models or (), self.models)
+        scores = {}
+        for protocol in in_order(protocols or self.scores):
+            matrix = _select_part(self.scores[protocol], tasks, models)
+            if 0 not in matrix.shape:
+                scores[protocol] = matrix
+        if self.scores and not scores:
+            every_task = {task for matrix in self.scores.values() for task in matrix.tasks}
             raise InputError(
                 f"no scores of {', '.join(tasks or ())} in {self.source}",
-                hint=f"there are: {there}",
+                hint=f"there are: {', '.join(sorted(every_task)[:12])}",
             )
-        return replace(self, scores=chosen)
+        return replace(self, scores=scores)
 
-    def _gathered(
-        self, get: Callable[[Store, str], Iterable[T]], key: Callable[[T], object]
+    def _check_names(self, what: str, names: Iterable[str], there: Sequence[str]) -> None:
+        for name in names:
+            if name not in there:
+                hint = f"there are: {', '.join(there[:8])}"
+                raise InputError(f"no {what} {name!r} in {self.source}", hint=hint)
+
+    def _gather(
+        self, get_records: Callable[[Store, str], Iterable[T]], key: Callable[[T], object]
     ) -> list[T]:
-        found: dict[object, T] = {}
-        for store, studies in self._opened():
+        """Return the records of all studies; of those with the same key the first."""
+        records: dict[object, T] = {}
+        for store, studies in self.open_stores():
             for study in studies:
-                for record in get(store, study):
-                    found.setdefault(key(record), record)
-        return list(found.values())
+                for record in get_records(store, study):
+                    records.setdefault(key(record), record)
+        return list(records.values())
 
-    def _opened(self) -> Iterator[tuple[Store, tuple[str, ...]]]:
+    def open_stores(self) -> Iterator[tuple[Store, tuple[str, ...]]]:
         """Open the stores one after the other, each with the keys of its studies."""
         for where, studies in self.stores:
             with Store.open(where, readonly=True) as store:
                 yield store, studies
 
 
-def _part(
+def _select_part(
     matrix: ScoreMatrix, tasks: Sequence[str] | None, models: Sequence[str] | None
 ) -> ScoreMatrix:
     """Return what a matrix has of these tasks and models; a study may be unfinished."""
-    kept = [t for t in matrix.tasks if not tasks or t in tasks or TaskName(t).base in tasks]
-    return matrix.select(
-        tasks=kept, models=[m for m in models or matrix.models if m in matrix.models]
-    )
+    chosen_tasks = list(matrix.tasks)
+    if tasks:
+        chosen_tasks = [t for t in matrix.tasks if t in tasks or TaskName(t).base in tasks]
+    chosen_models = [model for model in models or matrix.models if model in matrix.models]
+    return matrix.select(tasks=chosen_tasks, models=chosen_models)
 
 
-def study_of(record: StudyRecord) -> Study | None:
+def parse_study_record(record: StudyRecord) -> Study | None:
     """Return a stored study as a Study; None for imported scores, and for a study of another version."""
     try:
         return Study.model_validate(dict(record.spec))
@@ -327,29 +341,42 @@ def study_of(record: StudyRecord) -> Study | None:
         return None
 
 
-def facts_of(
-    studies: Iterable[StudyRecord], specs: Iterable[ModelSpec], given: Iterable[ModelFacts]
+def collect_model_facts(
+    studies: Iterable[StudyRecord], specs: Iterable[ModelSpec], user_facts: Iterable[ModelFacts]
 ) -> ModelTable:
     """Return what is known of models: the shipped facts, then what the studies say, then the user's own file."""
-    known = known_models()
-    told: dict[str, ModelFacts] = {}
-    for study in map(study_of, studies):
-        if study is not None and study.facts and Path(study.facts).is_file():
-            told.update({model.name: model for model in read_facts(study.facts)})
-    for row in specs:
-        if any((row.family, row.parameters, row.tokens, row.date, row.base_model, row.exposure)):
-            told[row.name] = _told(row, told.get(row.name) or known.find(row.name))
-    mine = tuple(given)
-    return ModelTable((*known, *told.values(), *mine)) if told or mine else known
+    shipped = known_models()
+    study_facts: dict[str, ModelFacts] = {}
+    for study in map(parse_study_record, studies):
+        if study is not None:
+            study_facts.update({facts.name: facts for facts in _read_facts_of_study(study)})
+    for spec in specs:
+        if _has_facts(spec):
+            earlier = study_facts.get(spec.name) or shipped.find(spec.name)
+            study_facts[spec.name] = _facts_from_spec(spec, earlier)
+    own_facts = (*study_facts.values(), *user_facts)
+    return ModelTable((*shipped, *own_facts)) if own_facts else shipped
 
 
-def study_facts(study: Study) -> ModelTable:
+def facts_of_study(study: Study) -> ModelTable:
     """Return what is known of models, with what a study that has not run yet says of its own."""
-    own = read_facts(study.facts) if study.facts and Path(study.facts).is_file() else ()
-    return facts_of((), study.rows(), own)
+    return collect_model_facts((), study.rows(), _read_facts_of_study(study))
 
 
-def _tasks_of(provenances: Mapping[str, Provenance]) -> Iterator[Benchmark]:
+def _read_facts_of_study(study: Study) -> Iterable[ModelFacts]:
+    """Read the file of facts that a study names, where it is there."""
+    if not study.facts or not Path(study.facts).is_file():
+        return ()
+    return read_facts(study.facts)
+
+
+def _has_facts(spec: ModelSpec) -> bool:
+    return any(
+        (spec.family, spec.parameters, spec.tokens, spec.date, spec.base_model, spec.exposure)
+    )
+
+
+def _facts_of_stored_tasks(provenances: Mapping[str, Provenance]) -> Iterator[Benchmark]:
     """Give what the studies tell of their tasks: the size of the train split before carving, the score of a guess."""
     for task, provenance in provenances.items():
         splits = provenance.task.splits
@@ -361,22 +388,23 @@ def _tasks_of(provenances: Mapping[str, Provenance]) -> Iterator[Benchmark]:
         yield Benchmark(TaskName(task).whole, train_size=train_size, chance=chance)
 
 
-def _told(row: ModelSpec, known: ModelFacts | None) -> ModelFacts:
+def _facts_from_spec(spec: ModelSpec, earlier: ModelFacts | None) -> ModelFacts:
     """Return what is known of a model, with what its study says in its place."""
-    base = known or ModelFacts(
-        row.name, row.series or "", None, None, None, "base", None, None, None
-    )
-    said = {
-        "family": row.family,
-        "parameters": row.parameters,
-        "size": row.parameters,
-        "tokens": row.tokens,
-        "date": row.date and row.date[:7],
-        "kind": row.kind if row.kind != "auto" else None,
-        "base_model": row.base_model,
-        "exposure": row.exposure,
+    if earlier is None:
+        earlier = ModelFacts(
+            spec.name, spec.series or "", None, None, None, "base", None, None, None
+        )
+    changes: dict[str, Any] = {
+        "family": spec.family,
+        "parameters": spec.parameters,
+        "size": spec.parameters,
+        "tokens": spec.tokens,
+        "date": spec.date and spec.date[:7],
+        "kind": spec.kind if spec.kind != "auto" else None,
+        "base_model": spec.base_model,
+        "exposure": spec.exposure,
     }
-    changed: dict[str, Any] = {name: value for name, value in said.items() if value}
-    if row.parameters and row.tokens:
-        changed["compute"] = None
-    return replace(base, name=row.name, aliases=(), repository=None, **changed)
+    changes = {name: value for name, value in changes.items() if value}
+    if spec.parameters and spec.tokens:
+        changes["compute"] = None
+    return replace(earlier, name=spec.name, aliases=(), repository=None, **changes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from potentia.errors import InputError
 from potentia.evidence.evidence import Evidence
 from potentia.facts import models as known_models
 from potentia.store import Store
-from potentia.values.metric import UNKNOWN, Difference, Measured, Metric, Origin, comparable
+from potentia.values.metric import UNKNOWN, Difference, Metric, Origin, comparable
 from potentia.values.protocol import TaskName, in_order
 from potentia.values.scores import Outcomes, Score, ScoreMatrix
 
@@ -23,59 +23,109 @@ class UnlikeError(InputError):
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """What the cells of a task have in common."""
+class MeasuredTask:
+    """What the cells of a task have in common: metric and origin."""
 
     metric: Metric
     origin: Origin
 
 
-def refuse_unlike(
-    cells: Iterable[tuple[str, str, str, Measured]],
+@dataclass(frozen=True, slots=True)
+class SourceTask:
+    """A task as one source has it under one protocol."""
+
+    source: str
+    protocol: str
+    task: str
+    measured: MeasuredTask
+
+
+class _UnlikeTasks:
+    """The first two sources that cannot be compared: the tasks in which, and the first difference of each kind."""
+
+    def __init__(self) -> None:
+        self.sources: tuple[str, str] | None = None
+        self.tasks: list[str] = []
+        self.differences: dict[str, Difference] = {}  # by kind
+        self.recipe_cell: tuple[str, str] = ("", "")  # protocol and task whose recipes differ
+
+    def add(self, first_source: str, later: SourceTask, differences: Sequence[Difference]) -> None:
+        """Take the differences of a task, where they are of the same two sources as the first."""
+        sources = (first_source, later.source)
+        if self.sources not in (None, sources):
+            return
+        self.sources = sources
+        if later.task not in self.tasks:
+            self.tasks.append(later.task)
+        new_differences = {difference.what: difference for difference in differences}
+        if "recipe" in new_differences and "recipe" not in self.differences:
+            self.recipe_cell = (later.protocol, later.task)
+        self.differences = new_differences | self.differences
+
+
+def check_alike(
+    source_tasks: Iterable[SourceTask],
     *,
-    recipe: Callable[[str, str, str], Mapping[str, Any]],
+    find_recipe: Callable[[str, str, str], Mapping[str, Any]],
     hint: str,
     where: str | None = None,
 ) -> None:
-    """Refuse cells (source, protocol, task, what they are) that cannot be compared, with the differences named.
+    """Refuse tasks of several sources that cannot be compared, with the differences named.
 
-    Data must agree across protocols, too: a gain by tuning compares two of them. ``recipe`` tells the settings of a
-    fine-tuning, to name those that differ; ``{source}`` in the hint is the later of the two sources.
+    Data must agree across protocols, too: a gain by tuning compares two of them. ``find_recipe`` returns the settings
+    of a fine-tuning, to name those that differ; ``{source}`` in the hint is the later of the two sources.
     """
-    seen: dict[tuple[str, str], tuple[str, Measured]] = {}
-    sources: tuple[str, str] | None = None  # the first two that are unlike
-    tasks: dict[str, None] = {}  # in which they are
-    kinds: dict[
-        str, tuple[str, str, Difference]
-    ] = {}  # of each kind of difference the first: protocol, task, itself
-    for source, protocol, task, cell in cells:
-        data = Cell(replace(cell.metric, name="", scale=None), Origin(data=cell.origin.data))
-        for place, what in (((protocol, task), cell), (("", task), data)):
-            first, known = seen.setdefault(place, (source, what))
-            different = comparable(known, what)
-            if not different:
-                seen[place] = (
-                    first,
-                    Cell(known.metric.merged(what.metric), _merged(known.origin, what.origin)),
-                )
-            elif sources in (None, (first, source)):
-                sources, tasks[task] = (first, source), None
-                kinds = {
-                    difference.what: (protocol, task, difference) for difference in different
-                } | kinds
-    if sources is None:
-        return
-    found = [difference for what, (*_, difference) in kinds.items() if what != "recipe"]
-    if "recipe" in kinds:
-        found += _settings(*(_flat(recipe(source, *kinds["recipe"][:2])) for source in sources))
-    task, *others = tasks
-    more = f" and {len(others)} other task{'s' if others[1:] else ''}" if others else ""
-    told = f"the scores of {task}{more} in {' and '.join(sources)} cannot be compared"
-    message = f"{told}: different {'; different '.join(map(str, found))}"
-    raise UnlikeError(message, where=where, hint=hint.format(source=sources[1]))
+    first_seen: dict[tuple[str, str], tuple[str, MeasuredTask]] = {}
+    unlike = _UnlikeTasks()
+    for source_task in source_tasks:
+        measured = source_task.measured
+        data_alone = MeasuredTask(
+            replace(measured.metric, name="", scale=None), Origin(data=measured.origin.data)
+        )
+        comparisons = {
+            (source_task.protocol, source_task.task): measured,
+            ("", source_task.task): data_alone,
+        }
+        for key, current in comparisons.items():
+            first_source, earlier = first_seen.setdefault(key, (source_task.source, current))
+            differences = comparable(earlier, current)
+            if differences:
+                unlike.add(first_source, source_task, differences)
+                continue
+            merged = MeasuredTask(
+                earlier.metric.merged(current.metric),
+                _merge_origins(earlier.origin, current.origin),
+            )
+            first_seen[key] = (first_source, merged)
+    if unlike.sources is not None:
+        raise _unlike_error(unlike, unlike.sources, find_recipe, hint, where)
 
 
-def recipe_of(
+def _unlike_error(
+    unlike: _UnlikeTasks,
+    sources: tuple[str, str],
+    find_recipe: Callable[[str, str, str], Mapping[str, Any]],
+    hint: str,
+    where: str | None,
+) -> UnlikeError:
+    differences = [d for d in unlike.differences.values() if d.what != "recipe"]
+    if "recipe" in unlike.differences:
+        first, second = (_flatten(find_recipe(source, *unlike.recipe_cell)) for source in sources)
+        differences += _differing_settings(first, second)
+    first_task, *other_tasks = unlike.tasks
+    more = ""
+    if other_tasks:
+        more = f" and {len(other_tasks)} other task{'s' if len(other_tasks) > 1 else ''}"
+    subject = f"the scores of {first_task}{more} in {' and '.join(sources)}"
+    listed = "; different ".join(map(str, differences))
+    return UnlikeError(
+        f"{subject} cannot be compared: different {listed}",
+        where=where,
+        hint=hint.format(source=sources[1]),
+    )
+
+
+def find_stored_recipe(
     store: Store, studies: str | Sequence[str], protocol: str, task: str
 ) -> dict[str, Any]:
     """Return how the cells of a task were tuned."""
@@ -83,105 +133,111 @@ def recipe_of(
     return cells[0].provenance.recipe if cells else {}
 
 
-def _settings(one: Mapping[str, Any], two: Mapping[str, Any]) -> tuple[Difference, ...]:
+def _differing_settings(
+    first: Mapping[str, Any], second: Mapping[str, Any]
+) -> tuple[Difference, ...]:
     """Return the settings that differ; the recipe as a whole where they are not told."""
-    found = [
-        Difference(name.removeprefix("tuning."), str(one.get(name)), str(two.get(name)))
-        for name in {**one, **two}
-        if one.get(name) != two.get(name)
-    ]
-    return tuple(found) or (Difference("recipe", "one", "another"),)
+    names = [name for name in {**first, **second} if first.get(name) != second.get(name)]
+    if not names:
+        return (Difference("recipe", "one", "another"),)
+    return tuple(
+        Difference(name.removeprefix("tuning."), str(first.get(name)), str(second.get(name)))
+        for name in names
+    )
 
 
-def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings by their dotted names."""
+    flat: dict[str, Any] = {}
     for name, value in settings.items():
-        found |= (
-            _flat(value, f"{before}{name}.")
-            if isinstance(value, Mapping)
-            else {before + name: value}
-        )
-    return found
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
 
 
-def _merged(one: Origin, two: Origin) -> Origin:
+def _merge_origins(first: Origin, second: Origin) -> Origin:
     """Return what is known of either origin, of what must agree."""
-    shots = one.shots if one.shots is not None else two.shots
-    return Origin(one.data or two.data, one.recipe or two.recipe, shots)
+    return Origin(
+        data=first.data or second.data,
+        recipe=first.recipe or second.recipe,
+        shots=second.shots if first.shots is None else first.shots,
+    )
 
 
-def joined(parts: Sequence[Evidence]) -> Evidence:
+def join_sources(parts: Sequence[Evidence]) -> Evidence:
     """Join several sources, protocol by protocol; what cannot be compared, and a cell that two have, is refused."""
-    matrices = [
-        (part.source, protocol, matrix)
-        for part in parts
-        for protocol, matrix in part.scores.items()
-    ]
-    by_name = {part.source: part for part in parts}
-    refuse_unlike(
-        (
-            (source, protocol, task, cell)
-            for source, protocol, matrix in matrices
-            for task, cell in _cells(matrix)
-        ),
-        recipe=lambda source, *cell: next(
-            (recipe_of(*store, *cell) for store in by_name[source]._opened()), {}
-        ),
+    part_by_source = {part.source: part for part in parts}
+
+    def find_recipe(source: str, protocol: str, task: str) -> Mapping[str, Any]:
+        for store, studies in part_by_source[source].open_stores():
+            return find_stored_recipe(store, studies, protocol, task)
+        return {}
+
+    check_alike(
+        _tasks_of_sources(parts),
+        find_recipe=find_recipe,
         hint="show them apart, with --apart: scores compare where data, metric and fine-tuning are the same",
     )
-    protocols = in_order({protocol for _, protocol, _ in matrices})
+    protocols = in_order({protocol for part in parts for protocol in part.scores})
+    scores = {}
+    without_items = {}
+    items_read = {}
+    for protocol in protocols:
+        matrices = [part.scores[protocol] for part in parts if protocol in part.scores]
+        scores[protocol] = _union_matrices(matrices)
+        tasks = [part.without_items.get(protocol, frozenset()) for part in parts]
+        without_items[protocol] = frozenset[str]().union(*tasks)
+        items_read[protocol] = _merge_items([part.items_read.get(protocol, {}) for part in parts])
+    layouts = [part.table_layout for part in parts if part.table_layout is not None]
     return Evidence(
         source=" + ".join(dict.fromkeys(part.source for part in parts)),
         title=" + ".join(dict.fromkeys(part.title for part in parts)),
-        scores={
-            p: _union([matrix for _, protocol, matrix in matrices if protocol == p])
-            for p in protocols
-        },
+        scores=scores,
         facts=known_models(),
-        studies=_every(parts, "studies"),
+        studies=tuple(study for part in parts for study in part.studies),
         notes=tuple(f"{part.source}: {note}" for part in parts for note in part.notes),
-        table_layout=next(
-            (part.table_layout for part in parts if part.table_layout is not None), None
-        ),
-        stores=_every(parts, "stores"),
-        without_items={
-            p: frozenset().union(*(part.without_items.get(p, ()) for part in parts))
-            for p in protocols
-        },
-        items_read={p: _items([part.items_read.get(p, {}) for part in parts]) for p in protocols},
+        table_layout=layouts[0] if layouts else None,
+        stores=tuple(store for part in parts for store in part.stores),
+        without_items=without_items,
+        items_read=items_read,
     )
 
 
-def _every(parts: Sequence[Evidence], name: str) -> tuple[Any, ...]:
-    return tuple(value for part in parts for value in getattr(part, name))
+def _tasks_of_sources(parts: Sequence[Evidence]) -> Iterator[SourceTask]:
+    """Give what the cells of each task have in common, source by source; a matrix holds none that are unlike."""
+    for part in parts:
+        for protocol, matrix in part.scores.items():
+            for column, task in enumerate(matrix.tasks):
+                origin = _origin_of_column(matrix, column)
+                measured = MeasuredTask(matrix.metrics[column], origin)
+                yield SourceTask(part.source, protocol, task, measured=measured)
 
 
-def _items(parts: Sequence[Outcomes]) -> dict[str, dict[str, Any]]:
-    tasks = dict.fromkeys(task for part in parts for task in part)
-    return {
-        task: {model: by for part in parts for model, by in part.get(task, {}).items()}
-        for task in tasks
-    }
+def _origin_of_column(matrix: ScoreMatrix, column: int) -> Origin:
+    origin = UNKNOWN
+    if matrix.origins is None:
+        return origin
+    for other in {cell for cell in matrix.origins[:, column] if cell is not None}:
+        origin = _merge_origins(origin, other)
+    return origin
 
 
-def _cells(matrix: ScoreMatrix) -> list[tuple[str, Cell]]:
-    """Return what the cells of each task have in common; a matrix holds none that are unlike."""
-    found = []
-    for j, task in enumerate(matrix.tasks):
-        origin = UNKNOWN
-        for other in {
-            o for o in (matrix.origins[:, j] if matrix.origins is not None else ()) if o is not None
-        }:
-            origin = _merged(origin, other)
-        found.append((task, Cell(matrix.metrics[j], origin)))
-    return found
+def _merge_items(parts: Sequence[Outcomes]) -> Outcomes:
+    merged: dict[str, dict[str, Mapping[int, float]]] = {}
+    for part in parts:
+        for task, values_by_model in part.items():
+            merged.setdefault(task, {}).update(values_by_model)
+    return merged
 
 
-def _union(matrices: Sequence[ScoreMatrix]) -> ScoreMatrix:
+def _union_matrices(matrices: Sequence[ScoreMatrix]) -> ScoreMatrix:
     """Lay matrices of like cells over each other; none may have a score that another has."""
     if len(matrices) == 1:
         return matrices[0]
-    protocol, cells = matrices[0].protocol, dict[tuple[str, str], Score]()
+    protocol = matrices[0].protocol
+    cells: dict[tuple[str, str], Score] = {}
     for matrix in matrices:
         for model, task, score in matrix.scores():
             if (model, task) in cells:
@@ -190,66 +246,72 @@ def _union(matrices: Sequence[ScoreMatrix]) -> ScoreMatrix:
                     hint="leave one of the sources out, or add --apart",
                 )
             cells[model, task] = score
-    models, tasks = (
-        [name for m in matrices for name in getattr(m, names)] for names in ("models", "tasks")
-    )
+    models = [model for matrix in matrices for model in matrix.models]
+    tasks = [task for matrix in matrices for task in matrix.tasks]
     return ScoreMatrix.of_cells(protocol, cells, models, tasks)
 
 
-def unfolded(matrix: ScoreMatrix, notes: list[str]) -> ScoreMatrix:
+def join_folds(matrix: ScoreMatrix, notes: list[str]) -> ScoreMatrix:
     """Join the folds of a task (``name#1/5`` …) into one column, the mean over all documents, where none is missing.
 
     Of a task with missing folds each stands alone, and a note says which are missing.
     """
-    groups: dict[str, list[int]] = {}
-    for j, task in enumerate(map(TaskName, matrix.tasks)):
+    columns_by_task: dict[str, list[int]] = {}
+    for column, task in enumerate(map(TaskName, matrix.tasks)):
         missing = _missing_folds(task, matrix.tasks)
         if missing:
-            told = ", ".join(map(str, missing))
-            notes.append(
-                f"{task.whole}: {matrix.protocol.label} scores of fold {told} are missing; folds stand alone"
-            )
-        groups.setdefault(task if missing else task.whole, []).append(j)
-    if list(groups) == list(matrix.tasks):
+            folds = ", ".join(map(str, missing))
+            scores = f"{matrix.protocol.label} scores of fold {folds}"
+            notes.append(f"{task.whole}: {scores} are missing; folds stand alone")
+        joined_name = task if missing else task.whole
+        columns_by_task.setdefault(joined_name, []).append(column)
+    if list(columns_by_task) == list(matrix.tasks):
         return matrix
-    cells = {
-        (model, name): _fold_mean([matrix.score(i, j) for j in places], f"{model} on {name}")
-        for name, places in groups.items()
-        for i, model in enumerate(matrix.models)
-        if np.isfinite(matrix.values[i, places]).all()
-    }
-    return ScoreMatrix.of_cells(matrix.protocol, cells, matrix.models, groups)
+    cells = {}
+    for name, columns in columns_by_task.items():
+        for row, model in enumerate(matrix.models):
+            if np.isfinite(matrix.values[row, columns]).all():
+                fold_scores = [matrix.score(row, column) for column in columns]
+                cells[model, name] = _mean_of_folds(fold_scores, f"{model} on {name}")
+    return ScoreMatrix.of_cells(matrix.protocol, cells, matrix.models, columns_by_task)
 
 
 def _missing_folds(task: TaskName, tasks: Sequence[str]) -> list[int]:
     if task.fold is None:
         return []
     count = task.fold[1]
-    return [k for k in range(1, count + 1) if f"{task.whole}#{k}/{count}" not in tasks]
+    return [fold for fold in range(1, count + 1) if f"{task.whole}#{fold}/{count}" not in tasks]
 
 
-def _fold_mean(folds: Sequence[Score], what: str) -> Score:
+def _mean_of_folds(folds: Sequence[Score], cell: str) -> Score:
     """Return the folds of a task taken as one: the mean over their documents together."""
+    first = folds[0]
     for fold in folds[1:]:  # which test different documents, and are alike in all else
-        alike = replace(fold, origin=replace(fold.origin, data=folds[0].origin.data))
-        if different := comparable(folds[0], alike):
-            told = "; different ".join(map(str, different))
-            raise UnlikeError(
-                f"the folds of {what} cannot be joined: different {told}", hint="choose one --study"
-            )
+        with_same_data = replace(fold, origin=replace(fold.origin, data=first.origin.data))
+        differences = comparable(first, with_same_data)
+        if differences:
+            listed = "; different ".join(map(str, differences))
+            message = f"the folds of {cell} cannot be joined: different {listed}"
+            raise UnlikeError(message, hint="choose one --study")
     if len(folds) == 1:
-        return folds[0]
-    n, first = sum(fold.n for fold in folds), folds[0]
-    weights = np.array([fold.n for fold in folds]) / (n or np.nan)
-    value, error = np.array([(fold.value, fold.stderr) for fold in folds]).T
-    seeds, origin = first.seeds, first.origin
+        return first
+    size = sum(fold.n for fold in folds)
+    weights = np.array([fold.n for fold in folds]) / (size or np.nan)
+    values, errors = np.array([(fold.value, fold.stderr) for fold in folds]).T
+    seeds = first.seeds
     if seeds:
-        same = len({len(fold.seeds) for fold in folds}) == 1
-        seeds = tuple((weights @ np.array([fold.seeds for fold in folds])).tolist()) if same else ()
+        has_same_seeds = len({len(fold.seeds) for fold in folds}) == 1
+        seed_scores = [fold.seeds for fold in folds]
+        seeds = tuple((weights @ np.array(seed_scores)).tolist()) if has_same_seeds else ()
+    origin = first.origin
     if all(fold.origin.data is not None for fold in folds):
         data = "\n".join(str(fold.origin.data) for fold in folds)
         origin = replace(origin, data=hashlib.sha256(data.encode()).hexdigest())
-    stderr = float(np.linalg.norm(weights * error))
     return replace(
-        first, value=float(weights @ value), stderr=stderr, n=n, origin=origin, seeds=seeds
+        first,
+        value=float(weights @ values),
+        stderr=float(np.linalg.norm(weights * errors)),
+        n=size,
+        origin=origin,
+        seeds=seeds,
     )

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from potentia.errors import DataError, InputError, PotentiaError, StoreError
-from potentia.evidence.evidence import Evidence, facts_of
-from potentia.evidence.join import Cell, UnlikeError, joined, recipe_of, refuse_unlike, unfolded
+from potentia.evidence.evidence import Evidence, collect_model_facts
+from potentia.evidence.join import (
+    MeasuredTask,
+    SourceTask,
+    UnlikeError,
+    check_alike,
+    find_stored_recipe,
+    join_folds,
+    join_sources,
+)
 from potentia.facts import models as known_models
 from potentia.facts import read_benchmarks, read_facts
 from potentia.formats import ColumnHints, read_score_files
@@ -21,7 +28,59 @@ from potentia.values.scores import ScoreMatrix
 if TYPE_CHECKING:
     import pandas as pd
 
+    Source: TypeAlias = str | Path | pd.DataFrame
+
 ALL = "all"  # every study of a store
+
+
+@dataclass(frozen=True)
+class _SourceReader:
+    """Reads one source after the other, each with the same options."""
+
+    metric: str | None
+    subtasks: bool
+    column_map: Mapping[str, str] | None
+    hints: ColumnHints
+
+    def read_source(self, source: Source, studies: tuple[str, ...]) -> Evidence:
+        """Read a store, a file or a pandas table."""
+        if not isinstance(source, (str, Path)):
+            return self._read_scores(source, "DataFrame", "scores")
+        _check_name(source)
+        if is_store(source):
+            return _read_store(str(source), studies, self.metric)
+        path = Path(source).expanduser()
+        return self._read_scores(path, path.name, path.name)
+
+    def read_sources(self, studies_by_source: Sequence[tuple[Source, tuple[str, ...]]]) -> Evidence:
+        """Read several sources, each with the studies that are meant, as one."""
+        parts = [self.read_source(source, studies) for source, studies in studies_by_source]
+        return parts[0] if len(parts) == 1 else join_sources(parts)
+
+    def _read_scores(self, source: Path | pd.DataFrame, name: str, title: str) -> Evidence:
+        file = read_score_files(
+            source,
+            metric=self.metric,
+            subtasks=self.subtasks,
+            column_map=self.column_map,
+            hints=self.hints,
+        )
+        if self.metric is not None and not _names_metrics(file.scores.values()):
+            message = f"it does not say which scores are by {self.metric}"
+            raise DataError(message, where=name, hint="leave out --metric")
+        return Evidence(
+            source=name,
+            title=title,
+            scores={protocol: file.scores[protocol] for protocol in in_order(file.scores)},
+            facts=known_models(),
+            notes=file.notes,
+            table_layout=file.layout,
+            items_read=file.items,
+        )
+
+
+def _names_metrics(matrices: Iterable[ScoreMatrix]) -> bool:
+    return any(metric.name for matrix in matrices for metric in matrix.metrics)
 
 
 def read(
@@ -56,81 +115,83 @@ def read(
         raise InputError(
             "no scores are given", hint="name a store, a table or a folder of lm-eval results"
         )
-    wanted = (study,) if isinstance(study, str) else tuple(study or ())
-    one = partial(
-        _read_one,
-        metric=metric,
-        subtasks=subtasks,
-        columns=columns,
-        hints=ColumnHints.from_options(lower, scale, kind),
-    )
-    whole = (
-        _groups(sources, wanted, one)
-        if apart
-        else [_together([one(source, wanted) for source in sources])]
-    )
-    first, *others = [
-        _with_facts(found, sources, facts, task_facts).narrowed(
-            protocols=protocols, tasks=tasks, models=models
-        )
-        for found in whole
-    ]
-    return replace(first, apart=tuple(others))
+    studies = (study,) if isinstance(study, str) else tuple(study or ())
+    hints = ColumnHints.from_options(lower, scale, kind)
+    reader = _SourceReader(metric=metric, subtasks=subtasks, column_map=columns, hints=hints)
+    if apart:
+        groups = _read_comparable_groups(sources, studies, reader)
+    else:
+        groups = [reader.read_sources([(source, studies) for source in sources])]
+    narrowed = []
+    for evidence in groups:
+        with_facts = _add_facts(evidence, sources, facts, task_facts)
+        narrowed.append(with_facts.narrowed(protocols=protocols, tasks=tasks, models=models))
+    return replace(narrowed[0], apart=tuple(narrowed[1:]))
 
 
-def _together(parts: Sequence[Evidence]) -> Evidence:
-    return parts[0] if len(parts) == 1 else joined(parts)
+@dataclass
+class _ComparableGroup:
+    """Sources that can be compared: for each (by its number) the studies that count, and all of it read."""
+
+    studies: dict[int, tuple[str, ...]]
+    evidence: Evidence
 
 
-def _groups(
-    sources: Sequence[Any],
-    studies: tuple[str, ...],
-    one: Callable[[Any, tuple[str, ...]], Evidence],
+def _read_comparable_groups(
+    sources: Sequence[Source], studies: tuple[str, ...], reader: _SourceReader
 ) -> list[Evidence]:
     """Read sources, and the studies of a store, in groups that can be compared: each joins the first that it fits."""
-    groups: list[
-        tuple[dict[int, tuple[str, ...]], Evidence]
-    ] = []  # the place of a source → its studies
-    for place, source in enumerate(sources):
-        for study in _studies_in(source, studies):
-            why = ""
-            for k, (group, _) in enumerate(groups):
-                larger = {**group, place: (*group.get(place, ()), *study)}
+    groups: list[_ComparableGroup] = []
+    for number, source in enumerate(sources):
+        for study in _separate_studies(source, studies):
+            reason = ""
+            for group in groups:
+                larger = {**group.studies, number: (*group.studies.get(number, ()), *study)}
+                members = [(sources[member], names) for member, names in larger.items()]
                 try:
-                    groups[k] = (
-                        larger,
-                        _together([one(sources[at], names) for at, names in larger.items()]),
-                    )
-                    break
+                    group.evidence = reader.read_sources(members)
                 except UnlikeError as error:
-                    why = why or error.message
+                    reason = reason or error.message
+                else:
+                    group.studies = larger
+                    break
             else:
-                alone = one(source, study)
-                notes = (*alone.notes, *([f"shown apart: {why}"] if why else []))
-                groups.append(({place: study}, replace(alone, notes=notes)))
-    return [found for _, found in groups]
+                evidence = reader.read_source(source, study)
+                if reason:
+                    notes = (*evidence.notes, f"shown apart: {reason}")
+                    evidence = replace(evidence, notes=notes)
+                groups.append(_ComparableGroup({number: study}, evidence))
+    return [group.evidence for group in groups]
 
 
-def _studies_in(source: Any, wanted: tuple[str, ...]) -> list[tuple[str, ...]]:
+def _separate_studies(source: Source, studies: tuple[str, ...]) -> list[tuple[str, ...]]:
     """Return the studies meant, one by one; a file of scores is one by itself."""
-    if not isinstance(source, (str, Path)) or not is_store(source) or not wanted:
-        return [wanted]
+    if not isinstance(source, (str, Path)) or not is_store(source) or not studies:
+        return [studies]
     with Store.open(str(source), readonly=True) as store:
-        return [(record.key,) for record in reversed(_chosen(store.studies(), wanted, store.where))]
+        records = _choose_studies(store.studies(), studies, store.where)
+    return [(record.key,) for record in reversed(records)]
 
 
-def _with_facts(
-    found: Evidence, sources: Sequence[Any], facts: str | Path | None, task_facts: str | Path | None
+def _add_facts(
+    evidence: Evidence,
+    sources: Sequence[Source],
+    facts: str | Path | None,
+    task_facts: str | Path | None,
 ) -> Evidence:
-    if facts is None and (beside := _facts_beside(sources)) is not None:
-        facts = beside
-        found = replace(found, notes=(*found.notes, f"facts of the models: {beside.name}"))
-    table = facts_of(found.studies, found.specs, read_facts(facts) if facts is not None else ())
-    own = read_benchmarks(task_facts) if task_facts is not None else ()
-    return replace(found, facts=table, task_facts=own)
+    """Add what is known of models and tasks: shipped with Potentia, told by the studies, in the user's files."""
+    if facts is None:
+        facts = _find_facts_beside(sources)
+        if facts is not None:
+            note = f"facts of the models: {facts.name}"
+            evidence = replace(evidence, notes=(*evidence.notes, note))
+    user_facts = read_facts(facts) if facts is not None else ()
+    user_task_facts = read_benchmarks(task_facts) if task_facts is not None else ()
+    model_facts = collect_model_facts(evidence.studies, evidence.specs, user_facts)
+    return replace(evidence, facts=model_facts, task_facts=user_task_facts)
 
 
-def _facts_beside(sources: Sequence[str | Path | pd.DataFrame]) -> Path | None:
+def _find_facts_beside(sources: Sequence[Source]) -> Path | None:
     """Return ``scores.facts.csv`` where it lies beside the one table ``scores.csv``."""
     first = sources[0]
     if len(sources) != 1 or not isinstance(first, (str, Path)) or is_store(first):
@@ -138,8 +199,17 @@ def _facts_beside(sources: Sequence[str | Path | pd.DataFrame]) -> Path | None:
     path = Path(first).expanduser()
     if not path.name:
         return None
-    beside = path.with_name(f"{path.stem}.facts.csv")
-    return beside if beside != path and beside.is_file() else None
+    facts = path.with_name(f"{path.stem}.facts.csv")
+    return facts if facts != path and facts.is_file() else None
+
+
+def _check_name(source: str | Path) -> None:
+    """Refuse what no file can be called; an empty name would mean the folder that one is in."""
+    if not str(source).strip() or "\0" in str(source):
+        raise InputError(
+            f"{str(source)!r} is no name of a file",
+            hint="name a store, a table or a folder of lm-eval results",
+        )
 
 
 def is_store(source: str | Path) -> bool:
@@ -156,91 +226,46 @@ def is_store(source: str | Path) -> bool:
         return False
 
 
-def _read_one(
-    source: str | Path | pd.DataFrame,
-    studies: tuple[str, ...],
-    metric: str | None,
-    subtasks: bool,
-    columns: Mapping[str, str] | None,
-    hints: ColumnHints,
-) -> Evidence:
-    name, title = "DataFrame", "scores"
-    if isinstance(source, (str, Path)):
-        if is_store(source):
-            return _from_store(str(source), studies, metric)
-        source = Path(source).expanduser()
-        name = title = source.name
-    found = read_score_files(
-        source, metric=metric, subtasks=subtasks, column_map=columns, hints=hints
-    )
-    if metric is not None and not any(
-        m.name for matrix in found.scores.values() for m in matrix.metrics
-    ):
-        raise DataError(
-            f"it does not say which scores are by {metric}", where=name, hint="leave out --metric"
-        )
-    scores = {p: found.scores[p] for p in in_order(found.scores)}
-    return Evidence(
-        name,
-        title,
-        scores,
-        known_models(),
-        notes=found.notes,
-        table_layout=found.layout,
-        items_read=found.items,
-    )
+# --- a store ---------------------------------------------------------------------------------------------------------
 
 
-def _from_store(where: str, wanted: tuple[str, ...], metric: str | None) -> Evidence:
+def _read_store(where: str, studies: tuple[str, ...], metric: str | None) -> Evidence:
+    is_url = "://" in where
     try:
         with Store.open(where, readonly=True) as store:
-            return _of_store(store, where, wanted, metric)
+            return _read_open_store(store, where, studies, metric)
     except StoreError as error:  # as a source of scores, a damaged or foreign database is bad input
-        if isinstance(error, InputError) or "://" in where:
+        if isinstance(error, InputError) or is_url:
             raise
         raise DataError(error.message, where=error.where, hint=error.hint) from error
     except PotentiaError:
         raise
-    except (
-        TypeError,
-        ValueError,
-        AttributeError,
-    ) as error:  # a text or a gap where the schema promises a number
-        raise DataError(
-            f"the database is damaged: {error}", where=where, hint="restore a copy"
-        ) from error
+    except (TypeError, ValueError, AttributeError) as error:
+        # A text or a gap stands where the schema promises a number.
+        message = f"the database is damaged: {error}"
+        raise DataError(message, where=where, hint="restore a copy") from error
 
 
-def _of_store(store: Store, where: str, wanted: tuple[str, ...], metric: str | None) -> Evidence:
+def _read_open_store(
+    store: Store, where: str, studies: tuple[str, ...], metric: str | None
+) -> Evidence:
     records = store.studies()
-    chosen = _chosen(records, wanted, store.where)
+    chosen = _choose_studies(records, studies, store.where)
     keys = tuple(record.key for record in chosen)
     notes: list[str] = []
-    if not wanted and len(records) > 1:
+    if not studies and len(records) > 1:
         others = ", ".join(dict.fromkeys(r.name for r in records if r.key not in keys))
         notes.append(
             f"this is the study {chosen[0].name}, opened last; the store also holds: {others} (--study NAME)"
         )
-    _refuse_unlike_studies(store, chosen, metric)
-    protocols = in_order({p for key in keys for p in store.protocols(study=key)})
+    _check_studies_alike(store, chosen, metric)
+    protocols = in_order({protocol for key in keys for protocol in store.protocols(study=key)})
     if not protocols and not any(store.failures(study=key) for key in keys):
-        raise DataError(
-            "the store holds no scores yet", where=store.where, hint="run a study, or import scores"
-        )
-    scores, without = _by_metric(store, protocols, keys, metric)
-    scores = {protocol: unfolded(matrix, notes) for protocol, matrix in scores.items()}
-    for (protocol, task), models in store.cut_prompts(study=keys).items():
-        cut = sum(prompts.cut for prompts in models.values())
-        asked = sum(prompts.requests for prompts in models.values())
-        shown = ", ".join(list(models)[:3]) + (
-            f" and {len(models) - 3} more" if len(models) > 3 else ""
-        )
-        notes.append(
-            f"{task} by {protocol}: {cut:,} of {asked:,} prompts were cut to fit the model ({shown})"
-        )
-    for (task, model), share in store.unknown_tokens(study=keys).items():
-        notes.append(f"{model} reads {share:.0%} of the tokens of {task} as unknown")
-    name = Path(where).name if "://" not in where else store.where
+        raise _empty_store(store.where)
+    matrices, without_items = _read_matrices(store, protocols, keys, metric)
+    scores = {protocol: join_folds(matrix, notes) for protocol, matrix in matrices.items()}
+    notes += _describe_prompts(store, keys)
+    name = store.where if "://" in where else Path(where).name
     return Evidence(
         source=name,
         title=chosen[0].name if len(chosen) == 1 else Path(name).stem,
@@ -249,73 +274,97 @@ def _of_store(store: Store, where: str, wanted: tuple[str, ...], metric: str | N
         studies=tuple(chosen),
         notes=tuple(notes),
         stores=((where, keys),),
-        without_items=without,
+        without_items=without_items,
     )
 
 
-def _refuse_unlike_studies(store: Store, chosen: Sequence[StudyRecord], metric: str | None) -> None:
-    names = {record.key: record.name for record in reversed(chosen)}
-    keys = {name: key for key, name in names.items()}
-    measures = store.measures(study=tuple(record.key for record in chosen), metric=metric)
-    refuse_unlike(
-        (
-            (names[key], protocol, task, Cell(by, origin))
-            for key, protocol, task, by, origin in measures
+def _describe_prompts(store: Store, studies: tuple[str, ...]) -> Iterator[str]:
+    """Give what a reader must know of prompts: those that were cut, and those of unknown tokens."""
+    for (protocol, task), prompts_by_model in store.cut_prompts(study=studies).items():
+        cut = sum(prompts.cut for prompts in prompts_by_model.values())
+        total = sum(prompts.requests for prompts in prompts_by_model.values())
+        models = ", ".join(list(prompts_by_model)[:3])
+        if len(prompts_by_model) > 3:
+            models += f" and {len(prompts_by_model) - 3} more"
+        count = f"{cut:,} of {total:,} prompts were cut to fit the model"
+        yield f"{task} by {protocol}: {count} ({models})"
+    for (task, model), share in store.unknown_tokens(study=studies).items():
+        yield f"{model} reads {share:.0%} of the tokens of {task} as unknown"
+
+
+def _check_studies_alike(store: Store, chosen: Sequence[StudyRecord], metric: str | None) -> None:
+    name_by_key = {record.key: record.name for record in reversed(chosen)}
+    key_by_name = {name: key for key, name in name_by_key.items()}
+    keys = tuple(record.key for record in chosen)
+
+    def source_tasks() -> Iterator[SourceTask]:
+        for key, protocol, task, task_metric, origin in store.measures(study=keys, metric=metric):
+            measured = MeasuredTask(task_metric, origin)
+            yield SourceTask(name_by_key[key], protocol, task, measured=measured)
+
+    check_alike(
+        source_tasks(),
+        find_recipe=lambda name, protocol, task: find_stored_recipe(
+            store, key_by_name[name], protocol, task
         ),
-        recipe=lambda name, protocol, task: recipe_of(store, keys[name], protocol, task),
         where=store.where,
         hint="choose one: --study {source}; or show them apart: --apart",
     )
 
 
-def _by_metric(
+def _read_matrices(
     store: Store, protocols: Sequence[Protocol], studies: tuple[str, ...], metric: str | None
 ) -> tuple[dict[Protocol, ScoreMatrix], dict[Protocol, frozenset[str]]]:
     """Return the scores by one metric where one is asked for, and the tasks whose items are of another one."""
-    usual = {p: store.matrix(p, study=studies) for p in protocols}
+    main_scores = {protocol: store.matrix(protocol, study=studies) for protocol in protocols}
     if metric is None:
-        return usual, {}
+        return main_scores, {}
     scores: dict[Protocol, ScoreMatrix] = {}
-    without: dict[Protocol, frozenset[str]] = {}
+    without_items: dict[Protocol, frozenset[str]] = {}
     problems: list[InputError] = []
-    for protocol, matrix in usual.items():
+    for protocol, matrix in main_scores.items():
         try:
             scores[protocol] = store.matrix(protocol, study=studies, metric=metric)
         except InputError as error:  # no cell of this protocol has it, as with texts
             problems.append(error)
-        others = {
-            task
-            for task, main in zip(matrix.tasks, matrix.metrics, strict=True)
-            if main.name != metric
-        }
-        without[protocol] = frozenset(TaskName(task).whole for task in others)
+        main_metrics = zip(matrix.tasks, matrix.metrics, strict=True)
+        by_another = [task for task, main_metric in main_metrics if main_metric.name != metric]
+        without_items[protocol] = frozenset(TaskName(task).whole for task in by_another)
     if problems and not scores:
         raise problems[0]
-    return scores, without
+    return scores, without_items
 
 
-def _chosen(
-    records: Sequence[StudyRecord], wanted: tuple[str, ...], where: str
+def _choose_studies(
+    records: Sequence[StudyRecord], studies: tuple[str, ...], where: str
 ) -> list[StudyRecord]:
     """Return the studies meant: by name or key (a name means the one opened last), all, or the one opened last."""
     if not records:
-        raise DataError(
-            "the store holds no scores yet", where=where, hint="run a study, or import scores"
-        )
-    if wanted == (ALL,):
+        raise _empty_store(where)
+    if studies == (ALL,):
         return list(records)
-    found: dict[str, StudyRecord] = {}
-    for name in wanted or (records[0].key,):
+    chosen: dict[str, StudyRecord] = {}
+    for name in studies or (records[0].key,):
         record = find_study(records, name)
         if record is None:
-            known = ", ".join(sorted({r.name for r in records}))
-            raise DataError(f"no study {name!r} in {where}", hint=f"there are: {known}")
-        found.setdefault(record.key, record)
-    return list(found.values())
+            names = ", ".join(sorted({record.name for record in records}))
+            raise DataError(f"no study {name!r} in {where}", hint=f"there are: {names}")
+        chosen.setdefault(record.key, record)
+    return list(chosen.values())
+
+
+def _empty_store(where: str) -> DataError:
+    return DataError(
+        "the store holds no scores yet", where=where, hint="run a study, or import scores"
+    )
 
 
 def find_study(records: Sequence[StudyRecord], name: str) -> StudyRecord | None:
     """Return the study with this key, else the first of this name."""
-    return next((r for r in records if r.key == name), None) or next(
-        (r for r in records if r.name == name), None
-    )
+    for record in records:
+        if record.key == name:
+            return record
+    for record in records:
+        if record.name == name:
+            return record
+    return None

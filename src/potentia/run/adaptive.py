@@ -138,9 +138,9 @@ def complete_study(
     measured: npt.NDArray[np.bool_] | None = None,
 ) -> Completion:
     """Complete the study's tuned cells from its store, history and facts."""
-    from potentia.evidence import study_facts
+    from potentia.evidence import facts_of_study
 
-    how: dict[str, Any] = {"history": history, "facts": study_facts(plan.study)}
+    how: dict[str, Any] = {"history": history, "facts": facts_of_study(plan.study)}
     if measured is not None:
         how["measured"] = measured.astype(np.float64)
     return complete_grid(make_grid(plan), _known_so_far(plan), **how)

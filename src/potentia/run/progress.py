@@ -255,7 +255,7 @@ ALIVE_SECONDS = 60.0  # a running row writes its state about once a second
 
 def read_store_status(where: str, study: str | None = None) -> dict[str, Any]:
     """Return studies with their counts, the failed cells with reasons, and the rows that run now."""
-    from potentia.evidence import study_of
+    from potentia.evidence import parse_study_record
     from potentia.store import Store
 
     with Store.open(where, readonly=True) as store:
@@ -268,7 +268,7 @@ def read_store_status(where: str, study: str | None = None) -> dict[str, Any]:
             running = {lease.row for lease in leases} | {
                 row for row, state in progress.items() if is_running(state)
             }
-            study_file = study_of(record)
+            study_file = parse_study_record(record)
             studies.append(
                 {
                     "name": record.name,
@@ -298,9 +298,9 @@ def count_planned_cells(store: Store, record: StudyRecord) -> int | None:
     An adjustment that is scored on the way has a cell for each such step. Texts to predict have no few-shot cells;
     which tasks are texts is known as soon as one cell of each is there.
     """
-    from potentia.evidence import study_of
+    from potentia.evidence import parse_study_record
 
-    study = study_of(record)
+    study = parse_study_record(record)
     if study is None:
         return None
     steps = len(set(study.adjust.at_steps)) if study.adjust else 0

@@ -99,7 +99,7 @@ def test_a_table_with_its_facts_beside_it_tells_copies_by_their_names(tmp_path) 
     rows = "\n".join(f"{copy},arc_easy;boolq" for copy in COPIES)
     (tmp_path / "s.facts.csv").write_text(f"model,exposure\n{rows}\n")
     evidence = read(tmp_path / "s.csv")
-    assert evidence.copies == COPIES
+    assert evidence.exposed_copies == COPIES
     assert any("s.facts.csv" in note for note in evidence.notes)
     found = find_test_task(evidence)
     assert found.copies is not None

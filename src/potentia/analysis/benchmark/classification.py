@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from potentia.analysis.wording import join_names
-from potentia.evidence import Evidence, study_of
+from potentia.evidence import Evidence, parse_study_record
 from potentia.values.findings import Bars, Cell, Chart, Finding, Heatmap, Table, short_names
 from potentia.values.protocol import DIRECT
 from potentia.values.scores import Floats, ItemOutcome
@@ -217,7 +217,7 @@ def _compare_with_tfidf(name: str, test: LabelledTest, baseline: Mapping[str, fl
 def find_classification(evidence: Evidence, *, best: str | None = None) -> list[Classification]:
     """Return the tests on labelled texts of one's own, under the protocol that ranks; ``best`` where it is chosen."""
     tasks: set[str] = set()
-    for study in map(study_of, evidence.studies):
+    for study in map(parse_study_record, evidence.studies):
         if study is not None:
             tasks |= _list_own_tasks(study)
     if not tasks or evidence.main is None:

@@ -56,9 +56,11 @@ def build_grid(evidence: Evidence) -> StudyGrid:
     task of which nothing is known yet, under no protocol, has no metric either and waits; a row of which every tuned
     cell failed is no candidate.
     """
-    from potentia.evidence import study_of  # rankings are also made of scores without a store
+    from potentia.evidence import (
+        parse_study_record,
+    )  # rankings are also made of scores without a store
 
-    studies = list(filter(None, map(study_of, evidence.studies)))
+    studies = list(filter(None, map(parse_study_record, evidence.studies)))
     every = {protocol for study in studies for protocol in study.protocols}
     protocol = next(iter(keep_names_in((TRAIN_BEFORE_TEST, ADJUST), every)), None)
     if protocol is None:

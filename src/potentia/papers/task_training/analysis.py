@@ -78,7 +78,7 @@ def find_test_task(evidence: Evidence, options: TestTaskOptions | None = None) -
     later = best_of(first, second) if options.best else second
     cohort = Cohort.known(first.models, evidence.facts)
     pairs, problems = _pairs(evidence, options, first, second, later, cohort)
-    copies = measure_copies(evidence.planned, evidence.copies, _shown(evidence))
+    copies = measure_copies(evidence.planned, evidence.exposed_copies, _shown(evidence))
     if not pairs and not problems and copies is None:
         pair_up(first, later, cohort)  # says what is missing
     exposure = None
@@ -140,7 +140,7 @@ def _divided(pairs: Sequence[Pair]) -> tuple[list[Pair], list[str]]:
 
 def _shown(evidence: Evidence) -> dict[str, tuple[str, ...]]:
     """Return which tasks every treated copy was shown, by the facts."""
-    known = {copy: evidence.facts.find(copy) for copy in evidence.copies}
+    known = {copy: evidence.facts.find(copy) for copy in evidence.exposed_copies}
     return {copy: facts.exposure for copy, facts in known.items() if facts is not None}
 
 
@@ -230,11 +230,11 @@ def _families(pair: Pair, families: Sequence[str] | None) -> dict[str, Finding]:
 
 def _batch(evidence: Evidence, stage: Protocol) -> int:
     """Return the examples per step of the studies' own tuning; the document's where no study is known."""
-    from potentia.evidence import study_of
+    from potentia.evidence import parse_study_record
 
     studies = [
         study
-        for study in map(study_of, evidence.studies)
+        for study in map(parse_study_record, evidence.studies)
         if study is not None and stage in study.protocols
     ]
     found = {

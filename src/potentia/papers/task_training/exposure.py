@@ -534,7 +534,9 @@ def find_exposure(evidence: Evidence, *, clean: Sequence[str] = ()) -> Exposure:
         raise InputError(
             f"no probe of {unknown[0]}", hint=f"there are: {', '.join(sorted(models)[:12])}"
         )
-    facts = {model: evidence.facts.find(evidence.copies.get(model, model)) for model in models}
+    facts = {
+        model: evidence.facts.find(evidence.exposed_copies.get(model, model)) for model in models
+    }
     families = {model: of.family or model for model, of in facts.items() if of}
     exposed = {model: own.exposure for model in models if (own := evidence.facts.find(model))}
     readings = {place: Reading.of(probe) for place, probe in probes.items()}

@@ -88,7 +88,7 @@ def _find_test_task(evidence: Evidence, options: TestTaskOptions | None) -> Test
     if options is not None:
         return find_test_task(evidence, options)
     is_adjusted = any(protocol.kind == ADJUST for protocol in evidence.planned)
-    if not evidence.copies and not is_adjusted:
+    if not evidence.exposed_copies and not is_adjusted:
         return None
     try:
         return find_test_task(evidence)
