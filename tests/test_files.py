@@ -9,21 +9,21 @@ from pathlib import Path
 import pytest
 
 from potentia.errors import InputError
-from potentia.files import whole_folder, write_file
+from potentia.files import atomic_folder, write_file
 
 
 def test_a_folder_takes_its_name_when_it_is_full(tmp_path: Path):
     place = tmp_path / "new" / "adapter"
-    with whole_folder(place) as draft:
+    with atomic_folder(place) as draft:
         (draft / "a").write_text("1")
         assert not place.exists()
     assert [file.name for file in place.parent.iterdir()] == ["adapter"]
-    with pytest.raises(InputError, match="not empty"), whole_folder(place):
+    with pytest.raises(InputError, match="not empty"), atomic_folder(place):
         pass
-    with pytest.raises(FileNotFoundError), whole_folder(place, replace=True) as draft:
+    with pytest.raises(FileNotFoundError), atomic_folder(place, replace=True) as draft:
         (draft / "not there" / "b").write_text("2")
     assert [file.name for file in place.iterdir()] == ["a"], "the old one stays"
-    with whole_folder(place, replace=True) as draft:
+    with atomic_folder(place, replace=True) as draft:
         (draft / "b").write_text("2")
         assert (place / "a").exists()
     assert [file.name for file in place.iterdir()] == ["b"]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
 
 
-def plain_file(path: Path, largest: int, error: type[PotentiaError] = InputError) -> Path:
+def check_plain_file(path: Path, largest: int, error: type[PotentiaError] = InputError) -> Path:
     """Return a path of a plain file of at most so many bytes; reading a pipe or a device may never end."""
     if path.exists() and not path.is_file():
         raise error("this is no plain file", where=str(path))
@@ -46,7 +46,7 @@ def read_text(
 ) -> str:
     """Return a text of bounded size: UTF-8, or UTF-16 where it says so, as spreadsheets save it."""
     try:
-        data = plain_file(path, largest, error).read_bytes()
+        data = check_plain_file(path, largest, error).read_bytes()
         text = data.decode("utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig")
     except UnicodeDecodeError as problem:
         raise error(
@@ -66,7 +66,7 @@ def read_json(path: Path, largest: int, error: type[PotentiaError] = InputError)
 
     Raises ``ValueError`` where it is no JSON and ``OSError`` where it cannot be read.
     """
-    text = plain_file(path, largest, error).read_text(encoding="utf-8")
+    text = check_plain_file(path, largest, error).read_text(encoding="utf-8")
     try:
         return json.loads(text)
     except RecursionError:
@@ -116,14 +116,14 @@ def write_file(path: Path, *parts: bytes | str, synced: bool = False) -> None:
         draft.unlink(missing_ok=True)
 
 
-def keep_file(path: Path, text: str) -> None:
+def write_if_changed(path: Path, text: str) -> None:
     """Write a text only where it changed, so that dataset caches keyed by time of change stay valid."""
     if not path.exists() or path.read_text("utf-8") != text:
         path.write_text(text, "utf-8")
 
 
 @contextmanager
-def whole_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
+def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
     """Give an empty folder to fill, which then takes this name: that of an empty folder, or with ``replace`` of any."""
     path = path.resolve()
     if not replace and path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -144,7 +144,7 @@ def whole_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def remove(path: Path) -> None:
+def remove_path(path: Path) -> None:
     """Remove a file, or a folder with all that is in it; one that is not there is no error."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
@@ -156,9 +156,9 @@ def _draft(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
-LARGEST = 2 * 2**20  # bytes of a file
-DEEPEST = 50  # levels; a study has six
-MOST = 100_000  # values, aliases written out
+LARGEST_FILE = 2 * 2**20  # bytes of a file
+DEEPEST_YAML = 50  # levels; a study has six
+MOST_YAML_VALUES = 100_000  # values, aliases written out
 
 
 def read_yaml(
@@ -170,7 +170,9 @@ def read_yaml(
 ) -> tuple[Any, yaml.Node | None]:
     """Return what a YAML file holds, and its nodes, which know their lines. ``what`` names the file in an error."""
     try:
-        made = _bounded(loader)(plain_file(file, LARGEST, error).read_bytes().decode("utf-8-sig"))
+        made = _bounded(loader)(
+            check_plain_file(file, LARGEST_FILE, error).read_bytes().decode("utf-8-sig")
+        )
         node = made.get_single_node()
         if node is None:
             return None, None
@@ -208,7 +210,7 @@ def _bounded(loader: type[yaml.SafeLoader]) -> Any:
             return bool(super().add_indent(column))
 
         def not_deeper(self, depth: int) -> None:
-            if depth >= DEEPEST:
+            if depth >= DEEPEST_YAML:
                 raise yaml.scanner.ScannerError(
                     None, None, "it is nested too deeply", self.get_mark()
                 )
@@ -231,9 +233,10 @@ class _Walk:
         if id(node) not in self.sizes:
             self.above.add(id(node))
             size = self.sizes[id(node)] = 1 + sum(map(self.measure, self.parts(node)))
-            if size > MOST:
+            if size > MOST_YAML_VALUES:
                 raise self.wrong(
-                    node, f"{self.what} holds more than {MOST:,} values, its aliases written out"
+                    node,
+                    f"{self.what} holds more than {MOST_YAML_VALUES:,} values, its aliases written out",
                 )
             self.above.discard(id(node))
         return self.sizes[id(node)]
@@ -267,7 +270,7 @@ class _Walk:
         return self.error(words, where=f"{self.file}:{node.start_mark.line + 1}")
 
 
-def csv_rows(
+def read_csv_rows(
     text: str, where: str, rename: Callable[[list[str], str], list[str]]
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """Give the rows of a CSV of facts, each with its place; ``rename`` says what its columns are, or refuses them."""
@@ -310,7 +313,7 @@ PICKLE = "POTENTIA_ALLOW_PICKLE"
 MISSING_WEIGHTS = "POTENTIA_ALLOW_MISSING_WEIGHTS"
 
 
-def allowed(what: str) -> bool:
+def is_allowed(what: str) -> bool:
     """Say whether this was allowed."""
     return os.environ.get(what, "") not in ("", "0")
 

@@ -127,7 +127,7 @@ _child = _Child()
 _reader = _Child()  # of Parquet: pyarrow maps more memory than a template may have
 
 
-def render(template: str, doc: Any, *, literal: bool = False) -> Any:
+def render_template(template: str, doc: Any, *, literal: bool = False) -> Any:
     """Render a template with a document; with ``literal``, read what it wrote as a Python value."""
     return _asked("literal" if literal else "render", template, dict(doc))
 
@@ -137,7 +137,7 @@ def render_chat(template: str, values: dict[str, Any]) -> str:
     return str(_asked("chat", template, values))
 
 
-def find_all(pattern: str, text: str) -> list[Any]:
+def find_matches(pattern: str, text: str) -> list[Any]:
     """``re.findall``."""
     return [
         tuple(match) if isinstance(match, list) else match
@@ -145,7 +145,7 @@ def find_all(pattern: str, text: str) -> list[Any]:
     ]
 
 
-def substitute(pattern: str, text: str) -> str:
+def remove_matches(pattern: str, text: str) -> str:
     """Return a text without what a pattern matches."""
     return str(_asked("sub", pattern, text))
 

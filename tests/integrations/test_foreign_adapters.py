@@ -16,7 +16,7 @@ from potentia import engine
 from potentia.engine.models import foreign_files
 from potentia.engine.models.identity import fingerprint
 from potentia.errors import InputError, ModelError, PotentiaError
-from potentia.integrations import merge, predict
+from potentia.integrations import merge_adapter_into_base, predict
 
 ROWS = [{"text": "a fine day"}, {"text": "a poor day"}]
 
@@ -39,7 +39,7 @@ def adapter(world: Path, tmp_path: Path) -> Path:
 def test_an_adapter_predicts_and_merges(world: Path, adapter: Path, tmp_path: Path) -> None:
     answers = predict(adapter, ROWS, device="cpu")
     assert set(answers.predicted) <= {"good", "bad"}
-    merge(adapter, tmp_path / "merged")
+    merge_adapter_into_base(adapter, tmp_path / "merged")
     assert (tmp_path / "merged" / "config.json").exists()
 
 
@@ -73,7 +73,7 @@ def test_a_json_that_is_none_is_refused(world: Path, adapter: Path, name: str, t
     with pytest.raises(PotentiaError):
         predict(adapter, ROWS, device="cpu")
     with pytest.raises(PotentiaError):
-        merge(adapter, adapter.parent / "merged")
+        merge_adapter_into_base(adapter, adapter.parent / "merged")
     with pytest.raises(PotentiaError):
         engine.load(str(world / "base"), device="cpu", adapters=[str(adapter)])
 
@@ -119,7 +119,7 @@ def test_a_config_that_does_harm_is_refused_at_every_door(
     base = str(world / "base")
     for act in (
         lambda: predict(adapter, ROWS, device="cpu"),
-        lambda: merge(adapter, tmp_path / "merged"),
+        lambda: merge_adapter_into_base(adapter, tmp_path / "merged"),
         lambda: engine.load(base, device="cpu", adapters=[str(adapter)]),
         lambda: engine.load(str(adapter), device="cpu"),
         lambda: fingerprint(base, adapters=[str(adapter)]),
@@ -146,7 +146,7 @@ def test_cut_weights_are_refused(world: Path, adapter: Path, tmp_path: Path, siz
     file.write_bytes(file.read_bytes()[:size])
     for act in (
         lambda: predict(adapter, ROWS, device="cpu"),
-        lambda: merge(adapter, tmp_path / "merged"),
+        lambda: merge_adapter_into_base(adapter, tmp_path / "merged"),
         lambda: engine.load(str(world / "base"), device="cpu", adapters=[str(adapter)]),
     ):
         with pytest.raises(ModelError, match="cannot be read"):
@@ -181,7 +181,7 @@ def test_another_base_is_not_used_in_silence(world: Path, adapter: Path, tmp_pat
     for act in (
         lambda: predict(adapter, ROWS, base=str(world / "other"), device="cpu"),
         lambda: predict(adapter, ROWS, device="cpu"),
-        lambda: merge(adapter, tmp_path / "merged", base=str(world / "other")),
+        lambda: merge_adapter_into_base(adapter, tmp_path / "merged", base=str(world / "other")),
     ):
         with pytest.raises(InputError, match="fingerprint") as error:
             act()

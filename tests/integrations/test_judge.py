@@ -15,7 +15,7 @@ import tiny
 from potentia.errors import DataError
 from potentia.evidence import read
 from potentia.integrations import judge as judging
-from potentia.integrations.judge import Judge, judge_answers
+from potentia.integrations.judge import AnswerJudge, judge_answers
 from potentia.run import run_study
 from potentia.study import make_study
 
@@ -78,7 +78,9 @@ def test_written_answers_are_judged_once_and_remembered(
     (cell,) = evidence.cells()
     items = evidence.items(cell.key)
     cats = sum("cat" in item.detail["question"] for item in items) / len(items)
-    found = judge_answers(evidence, Judge(url, "big", tmp_path / "memory.jsonl", key="secret"))
+    found = judge_answers(
+        evidence, AnswerJudge(url, "big", tmp_path / "memory.jsonl", key="secret")
+    )
     assert found.rows[0][7] == pytest.approx(cats)
     path, key, sent = seen[-1]
     assert (path, key, sent["model"], sent["temperature"]) == (
@@ -89,15 +91,17 @@ def test_written_answers_are_judged_once_and_remembered(
     )
     assert len(seen) == len(items) + 1, "one was asked again after HTTP 503"
     (tmp_path / "memory.jsonl").open("a").write('{"key": "half')
-    again = Judge(url, "big", tmp_path / "memory.jsonl")
+    again = AnswerJudge(url, "big", tmp_path / "memory.jsonl")
     assert judge_answers(evidence, again).rows == found.rows
     assert (again.asked, len(seen)) == (0, len(items) + 1), "all remembered"
-    told = repr(Judge(url, "big", tmp_path / "m", key="secret"))
+    told = repr(AnswerJudge(url, "big", tmp_path / "m", key="secret"))
     assert "secret" not in told + (tmp_path / "memory.jsonl").read_text()
-    unsure = Judge(url, "big", tmp_path / "m.jsonl")
+    unsure = AnswerJudge(url, "big", tmp_path / "m.jsonl")
     assert unsure.judge([("bird?", "red", "blue"), ("dog?", "red", "blue")]) == [None, False]
-    assert Judge(url, "big", tmp_path / "m.jsonl").judge([("bird?", "red", "blue")]) == [None], (
-        "remembered too"
-    )
+    assert AnswerJudge(url, "big", tmp_path / "m.jsonl").judge([("bird?", "red", "blue")]) == [
+        None
+    ], "remembered too"
     with pytest.raises(DataError, match="no answer"):
-        Judge("http://127.0.0.1:9", "big", tmp_path / "m.jsonl").judge([("cat?", "red", "blue")])
+        AnswerJudge("http://127.0.0.1:9", "big", tmp_path / "m.jsonl").judge(
+            [("cat?", "red", "blue")]
+        )

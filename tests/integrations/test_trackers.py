@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from potentia.errors import InputError, MissingExtraError
-from potentia.integrations.trackers import send
+from potentia.integrations.trackers import send_to_tracker
 from potentia.store import CellRecord, EpochRecord, LaneRecord, Store
 from potentia.values.metric import Metric
 from potentia.values.scores import Score
@@ -36,7 +36,7 @@ def test_tensorboard_gets_curves_and_scores(store: Store, tmp_path: Path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    assert send(store, "s", to="tensorboard", folder=tmp_path / "tracks") == {"org/m": 4}
+    assert send_to_tracker(store, "s", to="tensorboard", folder=tmp_path / "tracks") == {"org/m": 4}
     found = EventAccumulator(str(tmp_path / "tracks" / "s" / "org--m")).Reload()
     curve = found.Scalars("validation/t/lr 0.001 plain seed 0")
     assert [(p.step, round(p.value, 3)) for p in curve] == [(0, 0.3), (1, 0.6)]
@@ -47,8 +47,8 @@ def test_an_unknown_or_missing_tracker_names_the_fix(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     with pytest.raises(InputError, match="no tracker"):
-        send(store, "s", to="paper", folder=tmp_path)
+        send_to_tracker(store, "s", to="paper", folder=tmp_path)
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(MissingExtraError) as caught:
-        send(store, "s", to="wandb", folder=tmp_path)
+        send_to_tracker(store, "s", to="wandb", folder=tmp_path)
     assert "potentia[track]" in str(caught.value)

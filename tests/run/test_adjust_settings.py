@@ -220,14 +220,14 @@ def test_a_group_is_tested_on_all_items_and_averaged_over_its_subtasks(tmp_path:
         task = load(str(tmp_path / "both.yaml"), mean=how, caps=Caps(test=None))
         docs = task.documents("test")
         assert len(docs) == 40
-        right = [doc.leaf == 1 for doc in docs]
+        right = [doc.subtask == 1 for doc in docs]
         outcomes = [
             ItemOutcome(
                 d.id,
                 float(r),
                 "",
                 "",
-                {"metrics": {"acc": float(r)}, "subtask": task.subtasks[d.leaf]},
+                {"metrics": {"acc": float(r)}, "subtask": task.subtasks[d.subtask]},
             )
             for d, r in zip(docs, right, strict=True)
         ]

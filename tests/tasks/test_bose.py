@@ -8,7 +8,12 @@ import pytest
 
 from potentia.errors import TaskError
 from potentia.tasks import load
-from potentia.tasks.forms.open_answers import bare, last_boxed, math_equal, solution
+from potentia.tasks.forms.open_answers import (
+    find_last_boxed,
+    is_equal_answer,
+    read_solution,
+    strip_labels,
+)
 from potentia.values.requests import Continuation, Generation, Likelihood
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -240,7 +245,7 @@ def test_choice_forms_score_letters_and_perplexity_per_token_or_character(data_d
 def test_blank_ppl_documents_are_told_apart_for_overlap_and_examples(data_dir):
     task = load("arc_easy:blank_ppl", data_dir=data_dir)
     train = task.documents("train")
-    assert len(set(task.asked(train))) == len(train)
+    assert len(set(task.question_texts(train))) == len(train)
     (made,) = task.prompts(task.documents("test")[:1], shots=2)
     assert made.requests[0].context.count("?") == 2
 
@@ -328,14 +333,14 @@ class FakeTask:
     ],
 )
 def test_solutions_are_read_from_their_usual_shapes(target, doc, reasoning, answers):
-    found = solution(FakeTask(target), doc)
+    found = read_solution(FakeTask(target), doc)
     assert (found.reasoning, found.answers) == (reasoning, answers)
 
 
 def test_boxes_are_balanced_and_the_last_counts():
-    assert last_boxed("a \\boxed{1} b \\boxed{\\frac{2}{3}} c")[0] == "\\frac{2}{3}"
-    assert last_boxed("\\boxed{open") is None
-    assert last_boxed("none") is None
+    assert find_last_boxed("a \\boxed{1} b \\boxed{\\frac{2}{3}} c")[0] == "\\frac{2}{3}"
+    assert find_last_boxed("\\boxed{open") is None
+    assert find_last_boxed("none") is None
 
 
 @pytest.mark.parametrize(
@@ -349,14 +354,14 @@ def test_boxes_are_balanced_and_the_last_counts():
     ],
 )
 def test_math_verify_knows_equal_answers(gold, text, right):
-    assert math_equal(gold, text) is right
+    assert is_equal_answer(gold, text) is right
 
 
 def test_the_judge_works_outside_the_main_thread():
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(math_equal, "0.5", "\\boxed{\\frac{1}{2}}").result()
+        assert pool.submit(is_equal_answer, "0.5", "\\boxed{\\frac{1}{2}}").result()
 
 
 @pytest.mark.parametrize(
@@ -380,4 +385,4 @@ def test_the_judge_works_outside_the_main_thread():
 )
 def test_labels_are_stripped_in_the_harness_s_languages(prompt):
     """MGSM's and CMMLU's own prompts; a label that stayed would stand behind BOSE's "Problem:"."""
-    assert bare(prompt) == "3 + 4?"
+    assert strip_labels(prompt) == "3 + 4?"

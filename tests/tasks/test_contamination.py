@@ -26,7 +26,7 @@ def test_planted_twins_are_found(tmp_path: Path) -> None:
     for split, rows in (("train", train), ("validation", test[:1]), ("test", test)):
         (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     task = tasks.load(str(tmp_path), drop_overlap=False)
-    found = tasks.overlap(task)
+    found = tasks.measure_overlap(task)
     assert (found.train, found.test) == (200, 100)
     assert (found.train_exact, found.test_exact) == (7, 7)
     assert found.test_ngram == 8
@@ -40,11 +40,11 @@ def test_short_documents_have_no_runs(tmp_path: Path) -> None:
     ]
     file = tmp_path / "short.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)))
-    found = tasks.overlap(tasks.load(str(file)))
+    found = tasks.measure_overlap(tasks.load(str(file)))
     assert found.train_exact == found.train_ngram == found.test_ngram == 0
 
 
 def test_published_overlap(shared_data: Path) -> None:
     """The data's own notes: seven questions of arc_easy occur in both splits."""
     task = tasks.load("arc_easy", data_dir=shared_data / "benchmarks", carve=0.001)
-    assert tasks.overlap(task).train_exact >= 7
+    assert tasks.measure_overlap(task).train_exact >= 7

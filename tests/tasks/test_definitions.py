@@ -258,20 +258,20 @@ def test_a_template_has_limits_of_memory_and_time(
 ):
     monkeypatch.setattr(limited, "DEADLINE", 1.0)
     with pytest.raises(limited.LimitError, match=r"memory|it takes"):
-        limited.render(bomb, {"q": "x"})
+        limited.render_template(bomb, {"q": "x"})
     with pytest.raises(limited.LimitError):  # and is not tried again
-        limited.render(bomb, {"q": "x"})
-    assert limited.render("{{ q }}!", {"q": "x"}) == "x!"
+        limited.render_template(bomb, {"q": "x"})
+    assert limited.render_template("{{ q }}!", {"q": "x"}) == "x!"
 
 
 def test_a_template_that_is_slow_on_every_document_ends(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(limited, "LATE", 0.3)
     slow = "{% for i in range(60000) %}{% for j in range(2) %}{% endfor %}{% endfor %}{{ q }}"
     with pytest.raises(limited.LimitError, match="too long"):
-        [limited.render(slow, {"q": str(k)}) for k in range(1000)]
+        [limited.render_template(slow, {"q": str(k)}) for k in range(1000)]
     monkeypatch.setattr(limited, "MORE", 5_000_000)
     with pytest.raises(limited.LimitError, match="too much"):
-        [limited.render("{{ 'x' * 1000000 }}{{ q }}", {"q": str(k)}) for k in range(100)]
+        [limited.render_template("{{ 'x' * 1000000 }}{{ q }}", {"q": str(k)}) for k in range(100)]
 
 
 def test_the_limited_process_renders_as_lm_eval_does():
@@ -287,8 +287,8 @@ def test_the_limited_process_renders_as_lm_eval_does():
         "{{c[1]['b']}} {{c|tojson}}",
     ):
         for doc in docs:
-            assert limited.render(template, doc) == utils.apply_template(template, doc)
-    assert limited.render("{{c}}", docs[0], literal=True) == docs[0]["c"]
+            assert limited.render_template(template, doc) == utils.apply_template(template, doc)
+    assert limited.render_template("{{c}}", docs[0], literal=True) == docs[0]["c"]
 
 
 def test_patterns_of_filters_and_metrics_have_limits(
@@ -419,20 +419,20 @@ def test_a_data_set_whose_name_no_disk_takes_is_told(tmp_path: Path) -> None:
 
 def test_an_empty_template_is_one_like_any_other():
     """A corpus asks nothing, so its question is the empty template."""
-    assert limited.render("{{q}}", {"q": "x"}) == "x"
-    assert limited.render("", {"q": "x"}) == ""
+    assert limited.render_template("{{q}}", {"q": "x"}) == "x"
+    assert limited.render_template("", {"q": "x"}) == ""
 
 
 def test_a_machine_that_is_busy_makes_no_template_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits count what the child's processor does, not the clock: here the child gets none for a while."""
     monkeypatch.setattr(limited, "LATE", 0.3)
     template = "{{ name }} waits"
-    assert limited.render(template, {"name": "first"}) == "first waits"
+    assert limited.render_template(template, {"name": "first"}) == "first waits"
     child = limited._child.process.pid
     for k in range(2):
         os.kill(child, signal.SIGSTOP)
         threading.Timer(0.5, os.kill, (child, signal.SIGCONT)).start()
-        assert limited.render(template, {"name": k}) == f"{k} waits"
+        assert limited.render_template(template, {"name": k}) == f"{k} waits"
 
 
 def test_templates_are_rendered_also_after_parquet_was_read(tmp_path: Path) -> None:
@@ -442,6 +442,6 @@ def test_templates_are_rendered_also_after_parquet_was_read(tmp_path: Path) -> N
     limited._child.stop()
     pq.write_table(pa.table({"q": ["x"] * 1000}), tmp_path / "rows.parquet")
     assert limited.read_parquet(str(tmp_path / "rows.parquet")).num_rows == 1000
-    assert [limited.render("{{ q }} after", {"q": k}) for k in range(50)] == [
+    assert [limited.render_template("{{ q }} after", {"q": k}) for k in range(50)] == [
         f"{k} after" for k in range(50)
     ]

@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from potentia import tasks
-from potentia.tasks.harness import fingerprint
-from potentia.tasks.kinds import same_text
+from potentia.tasks.harness import fingerprint_definition
+from potentia.tasks.kinds import judge_same_text
 
 CONFIG: dict[str, Any] = {
     "task": "t",
     "doc_to_text": "{{a}}",
     "metric_list": [{"metric": "acc", "aggregation": "mean"}],
     "target_delimiter": " ",
-    "process_results": same_text,
+    "process_results": judge_same_text,
 }
 DOCS = [("test", i, {"a": f"text {i}", "b": [1, 2], "c": {"x": 1.5, "y": None}}) for i in range(4)]
 
@@ -36,7 +36,9 @@ def shuffled(value: Any, order: Any) -> Any:
 @given(st.randoms(use_true_random=False))
 def test_the_order_of_keys_plays_no_part(order: Any) -> None:
     docs = [(split, number, shuffled(doc, order)) for split, number, doc in DOCS]
-    assert fingerprint(shuffled(CONFIG, order), docs) == fingerprint(CONFIG, DOCS)
+    assert fingerprint_definition(shuffled(CONFIG, order), docs) == fingerprint_definition(
+        CONFIG, DOCS
+    )
 
 
 @pytest.mark.parametrize(
@@ -51,11 +53,15 @@ def test_the_order_of_keys_plays_no_part(order: Any) -> None:
     ],
 )
 def test_a_change_of_the_definition_shows(change: dict[str, Any]) -> None:
-    assert fingerprint({**CONFIG, **change}, DOCS) != fingerprint(CONFIG, DOCS)
+    assert fingerprint_definition({**CONFIG, **change}, DOCS) != fingerprint_definition(
+        CONFIG, DOCS
+    )
 
 
 def test_where_the_data_lie_does_not_show() -> None:
-    assert fingerprint({**CONFIG, "dataset_path": "x/y"}, DOCS) == fingerprint(CONFIG, DOCS)
+    assert fingerprint_definition(
+        {**CONFIG, "dataset_path": "x/y"}, DOCS
+    ) == fingerprint_definition(CONFIG, DOCS)
 
 
 @settings(max_examples=60, deadline=None)
@@ -71,7 +77,7 @@ def test_a_change_of_the_data_shows(place: int, what: str) -> None:
         docs[place] = (split, number + 10, doc)
     else:
         doc[what] = "other"
-    assert fingerprint(CONFIG, docs) != fingerprint(CONFIG, DOCS)
+    assert fingerprint_definition(CONFIG, docs) != fingerprint_definition(CONFIG, DOCS)
 
 
 @pytest.mark.shared

@@ -12,7 +12,7 @@ from sklearn.metrics import balanced_accuracy_score, f1_score
 from potentia import tasks
 from potentia.errors import TaskError
 from potentia.tasks import grading
-from potentia.tasks.checks import MAJORITY, TFIDF, baselines
+from potentia.tasks.checks import MAJORITY, TFIDF, compute_baselines
 
 WORDS = {
     "billing_issue": ["invoice", "charged", "refund"],
@@ -62,10 +62,10 @@ def test_two_texts_with_a_label(tmp_path: Path, names: tuple[str, str]) -> None:
     assert text.startswith(f"{names[0].capitalize()}: a ")
     assert f"\n{names[1].capitalize()}: b " in text
     assert any("labels are numbers" in note for note in task.notes)
-    own = tasks.OwnData((str(tmp_path / "pairs.csv"),), labels={"0": "different", "1": "same"})
+    own = tasks.UserData((str(tmp_path / "pairs.csv"),), labels={"0": "different", "1": "same"})
     assert tasks.load("pairs", own=own).labels == {"0": "different", "1": "same"}
     with pytest.raises(TaskError, match="no row has the label '7'"):
-        tasks.load("pairs", own=tasks.OwnData(own.files, labels={"7": "x"}))
+        tasks.load("pairs", own=tasks.UserData(own.files, labels={"7": "x"}))
 
 
 def test_a_label_that_begins_another_can_still_lose(tmp_path: Path) -> None:
@@ -79,8 +79,8 @@ def test_a_column_that_may_be_a_label_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="is the column queue a label") as error:
         tasks.load(file)
     assert "--map label=queue" in str(error.value.hint)
-    assert tasks.load("t", own=tasks.OwnData((file,), columns={"label": "queue"})).labels
-    assert tasks.load("t", own=tasks.OwnData((file,), columns={"text": "text"})).kind == "corpus"
+    assert tasks.load("t", own=tasks.UserData((file,), columns={"label": "queue"})).labels
+    assert tasks.load("t", own=tasks.UserData((file,), columns={"text": "text"})).kind == "corpus"
     unlike = table(
         tmp_path / "u.csv", [(f"text {i}", f"title {i}") for i in range(40)], ("text", "title")
     )
@@ -128,14 +128,14 @@ def test_duplicates_across_splits_are_dropped_and_counted(tmp_path: Path) -> Non
     )
     task = tasks.load(file)
     kept = tasks.load(file, drop_overlap=False)
-    assert tasks.overlap(kept).train_exact > 0
-    assert tasks.overlap(task).train_exact == 0
+    assert tasks.measure_overlap(kept).train_exact > 0
+    assert tasks.measure_overlap(task).train_exact == 0
     assert [d.id for d in task.documents("test")] == [d.id for d in kept.documents("test")]
     assert task.plan.dropped_overlap > 0
     assert any("Duplicates across splits are dropped" in note for note in task.notes)
     table(tmp_path / "train.csv", rows)
     table(tmp_path / "test.csv", rows)
-    own = tasks.OwnData((str(tmp_path / "train.csv"), str(tmp_path / "test.csv")))
+    own = tasks.UserData((str(tmp_path / "train.csv"), str(tmp_path / "test.csv")))
     with pytest.raises(TaskError, match="repeat every training document"):
         tasks.load("t", own=own)
 
@@ -143,12 +143,12 @@ def test_duplicates_across_splits_are_dropped_and_counted(tmp_path: Path) -> Non
 def test_scores_of_classes_are_scikit_learns() -> None:
     pairs = [[i % 3, (i * i + i // 4) % 4] for i in range(50)]
     gold, predicted = zip(*pairs, strict=True)
-    value, error = grading.aggregate(grading.OF_LABELS["macro_f1"], pairs)
+    value, error = grading.aggregate_items(grading.LABEL_METRICS["macro_f1"], pairs)
     assert value == pytest.approx(f1_score(gold, predicted, average="macro", zero_division=0))
     assert 0 < error < 0.2
-    assert grading.OF_LABELS["balanced_accuracy"]([[a, b % 3] for a, b in pairs]) == pytest.approx(
-        balanced_accuracy_score(gold, [b % 3 for b in predicted])
-    )
+    assert grading.LABEL_METRICS["balanced_accuracy"](
+        [[a, b % 3] for a, b in pairs]
+    ) == pytest.approx(balanced_accuracy_score(gold, [b % 3 for b in predicted]))
 
 
 def test_graded_labels_and_baselines(tmp_path: Path) -> None:
@@ -160,10 +160,10 @@ def test_graded_labels_and_baselines(tmp_path: Path) -> None:
     scores = task.score(task.grade(prompts, always))
     assert scores["balanced_accuracy"].value == pytest.approx(1 / 3)
     assert scores["macro_f1"].value < scores["acc"].value
-    beside = baselines(task)
+    beside = compute_baselines(task)
     assert beside[MAJORITY]["acc"] == pytest.approx(scores["acc"].value)
     assert beside[TFIDF]["acc"] > 0.95
-    told = task.described()
+    told = task.describe()
     assert told["labels"] == task.labels
     assert told["config"]["doc_to_choice"] == list(task.labels.values())
     json.dumps(told)

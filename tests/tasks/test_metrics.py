@@ -31,10 +31,10 @@ def test_the_bootstrap_of_pairs_is_lm_eval_s(name: str, labels: int) -> None:
     slow = np.std(
         [function([items[i] for i in rng.integers(400, size=400)]) for _ in range(400)], ddof=1
     )
-    value, error = grading.aggregate(function, items)
+    value, error = grading.aggregate_items(function, items)
     assert value == function(items)
     assert error == pytest.approx(slow, rel=0.15)
-    assert grading.aggregate(function, items) == (value, error), "the same in every call"
+    assert grading.aggregate_items(function, items) == (value, error), "the same in every call"
 
 
 def test_resampled_statistics_equal_the_functions() -> None:
@@ -52,7 +52,7 @@ def test_bits_per_byte_has_a_standard_error() -> None:
     rng = np.random.default_rng(0)
     sizes = rng.integers(200, 2_000, size=300)
     items = [[float(-0.7 * size * rng.normal(1, 0.2)), int(size)] for size in sizes]
-    value, error = grading.aggregate(bits_per_byte, items)
+    value, error = grading.aggregate_items(bits_per_byte, items)
     slow = np.std(
         [bits_per_byte([items[i] for i in rng.integers(300, size=300)]) for _ in range(500)],
         ddof=1,
@@ -65,8 +65,8 @@ def test_ten_thousand_items_take_no_time() -> None:
     from lm_eval.api.metrics import bits_per_byte, matthews_corrcoef
 
     began = time.perf_counter()
-    grading.stderr(matthews_corrcoef, pairs(10_000, 2))
-    grading.stderr(bits_per_byte, [[-100.0 - i, 200] for i in range(10_000)])
+    grading.estimate_stderr(matthews_corrcoef, pairs(10_000, 2))
+    grading.estimate_stderr(bits_per_byte, [[-100.0 - i, 200] for i in range(10_000)])
     assert time.perf_counter() - began < 3.0
 
 
@@ -88,6 +88,6 @@ def test_one_number_per_item(metric: str, value: Any, reads: float) -> None:
 def test_one_item_has_no_standard_error() -> None:
     from lm_eval.api.metrics import matthews_corrcoef, mean
 
-    assert math.isnan(grading.stderr(mean, [1.0]))
-    assert math.isnan(grading.stderr(matthews_corrcoef, [[1, 1]]))
-    assert math.isnan(grading.aggregate(np.mean, [0.5])[1])
+    assert math.isnan(grading.estimate_stderr(mean, [1.0]))
+    assert math.isnan(grading.estimate_stderr(matthews_corrcoef, [[1, 1]]))
+    assert math.isnan(grading.aggregate_items(np.mean, [0.5])[1])

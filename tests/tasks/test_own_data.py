@@ -29,24 +29,24 @@ def jsonl(path: Path, rows: list[dict]) -> str:
 
 
 def test_columns_of_any_name_and_answers_that_count_from_one(tmp_path: Path) -> None:
-    own = tasks.OwnData((jsonl(tmp_path / "q.jsonl", ROWS),), columns=COLUMNS)
+    own = tasks.UserData((jsonl(tmp_path / "q.jsonl", ROWS),), columns=COLUMNS)
     task = tasks.load("q", own=own)
     prompt = task.prompts(task.documents("test")[:1])[0]
     number = int(prompt.text.split("Question: ")[1].split(" +")[0])
     assert prompt.choices == (str(number), str(number + 1))
     assert prompt.gold == str(number + 1)
     with pytest.raises(TaskError, match="no column 'x' for answer") as error:
-        tasks.load("q", own=tasks.OwnData(own.files, columns={**COLUMNS, "answer": "x"}))
+        tasks.load("q", own=tasks.UserData(own.files, columns={**COLUMNS, "answer": "x"}))
     assert "label" in str(error.value.hint)
     with pytest.raises(TaskError, match="no field 'solution'"):
-        tasks.load("q", own=tasks.OwnData(own.files, columns={"solution": "label"}))
+        tasks.load("q", own=tasks.UserData(own.files, columns={"solution": "label"}))
     with pytest.raises(TaskError, match="make no benchmark") as error:
         tasks.load(own.files[0])
     assert "columns: {question: COLUMN" in str(error.value.hint)
 
 
 def test_a_prompt_of_ones_own_over_any_column(tmp_path: Path) -> None:
-    own = tasks.OwnData(
+    own = tasks.UserData(
         (jsonl(tmp_path / "q.jsonl", ROWS),), columns=COLUMNS, prompt="[{{topic}}] {{query}} ="
     )
     task = tasks.load("q", own=own)
@@ -54,28 +54,28 @@ def test_a_prompt_of_ones_own_over_any_column(tmp_path: Path) -> None:
         p.text.startswith("[sums] ") and p.text.endswith("=")
         for p in task.prompts(task.documents("test"))
     )
-    plain = tasks.load("q", own=tasks.OwnData(own.files, columns=COLUMNS))
+    plain = tasks.load("q", own=tasks.UserData(own.files, columns=COLUMNS))
     assert task.fingerprint != plain.fingerprint
     texts = jsonl(tmp_path / "t.jsonl", [{"text": f"text {i}"} for i in range(20)])
     with pytest.raises(TaskError, match="has no prompt"):
-        tasks.load("t", own=tasks.OwnData((texts,), prompt="x"))
+        tasks.load("t", own=tasks.UserData((texts,), prompt="x"))
 
 
 def test_several_files_are_splits_by_their_names_or_one_pool(tmp_path: Path) -> None:
     named = tuple(
         jsonl(tmp_path / f"{n}.jsonl", ROWS[k::4]) for k, n in enumerate(("train", "dev", "test"))
     )
-    task = tasks.load("q", own=tasks.OwnData(named, columns=COLUMNS))
+    task = tasks.load("q", own=tasks.UserData(named, columns=COLUMNS))
     assert [len(task.documents(s)) for s in ("train", "validation", "test")] == [10, 10, 10]
     loose = tuple(jsonl(tmp_path / f"part{k}.jsonl", ROWS[k::2]) for k in range(2))
-    pooled = tasks.load("q", own=tasks.OwnData(loose, columns=COLUMNS))
+    pooled = tasks.load("q", own=tasks.UserData(loose, columns=COLUMNS))
     assert sum(len(pooled.documents(s)) for s in ("train", "validation", "test")) == 40
     folder = tmp_path / "folder"
     folder.mkdir()
     for k in range(2):
         jsonl(folder / f"part{k}.jsonl", ROWS[k::2])
     assert (
-        len(tasks.load("q", own=tasks.OwnData((str(folder),), columns=COLUMNS)).documents("test"))
+        len(tasks.load("q", own=tasks.UserData((str(folder),), columns=COLUMNS)).documents("test"))
         == 4
     )
 
@@ -85,7 +85,7 @@ def test_a_dataset_by_its_name_from_the_folder_of_datasets(tmp_path: Path) -> No
     place.mkdir(parents=True)
     jsonl(place / "train.jsonl", ROWS[:30])
     jsonl(place / "test.jsonl", ROWS[30:])
-    own = tasks.OwnData(dataset="org/sums", subset="easy", columns=COLUMNS)
+    own = tasks.UserData(dataset="org/sums", subset="easy", columns=COLUMNS)
     task = tasks.load("sums", own=own, data_dir=tmp_path)
     assert [len(task.documents(s)) for s in ("train", "validation", "test")] == [24, 6, 10]
     (place / "odd.jsonl").write_text((place / "test.jsonl").read_text())
@@ -97,7 +97,7 @@ def test_a_dataset_by_its_name_from_the_folder_of_datasets(tmp_path: Path) -> No
 
 def test_ones_own_ratios(tmp_path: Path) -> None:
     file = jsonl(tmp_path / "t.jsonl", [{"text": f"text {i}"} for i in range(300)])
-    assert tasks.OwnData((file,)).documents_in_one_split() == 300
+    assert tasks.UserData((file,)).documents_in_one_split() == 300
     for ratios, expected in (
         (None, [240, 30, 30]),
         ((6, 1, 3), [180, 30, 90]),
@@ -133,7 +133,7 @@ def test_every_document_is_tested_once_over_the_folds(tmp_path: Path) -> None:
         assert not parts["validation"] & (parts["test"] | parts["train"])
         seen += parts["test"]
     assert sorted(seen) == list(range(53))
-    few = tasks.OwnData((jsonl(tmp_path / "s.jsonl", ROWS[:30]),), columns=COLUMNS)
+    few = tasks.UserData((jsonl(tmp_path / "s.jsonl", ROWS[:30]),), columns=COLUMNS)
     with pytest.raises(TaskError, match="too few for 20 folds"):
         tasks.load("s", own=few, division=tasks.Division(fold=(1, 20)))
 
@@ -215,6 +215,6 @@ def test_ratios_are_for_data_in_one_split(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="for data in one split"):
         tasks.load(
             "d",
-            own=tasks.OwnData((str(tmp_path / "d"),), columns=COLUMNS),
+            own=tasks.UserData((str(tmp_path / "d"),), columns=COLUMNS),
             division=tasks.Division((1, 1, 1)),
         )

@@ -66,7 +66,7 @@ def test_examples_are_seeded_per_document(benchmarks: Path) -> None:
 def test_examples_come_from_train_and_never_the_item_itself(benchmarks: Path) -> None:
     task = tasks.load("openbookqa", data_dir=benchmarks, caps=tasks.Caps(train=12))
     train = task.documents("train")
-    texts = {document.id: task.asked([document])[0] for document in train}
+    texts = {document.id: task.question_texts([document])[0] for document in train}
     for document, prompt in zip(train, task.prompts(train, shots=8, seed=3), strict=True):
         parts = prompt.text.split("\n\n")
         assert len(parts) == 9

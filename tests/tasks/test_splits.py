@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from potentia.errors import TaskError
 from potentia.tasks import Caps
-from potentia.tasks.task import SPLITS, Rows, cap, divide
+from potentia.tasks.task import SPLITS, SplitRows, cap_rows, divide_documents
 
 sizes = st.fixed_dictionaries({split: st.integers(0, 400) for split in SPLITS}).filter(
     lambda s: s["train"] >= 3 or s["validation"] or s["test"]
@@ -19,19 +19,19 @@ seeds = st.integers(0, 2**32)
 @settings(max_examples=150, deadline=None)
 @given(sizes, seeds, st.floats(0.05, 0.6))
 def test_no_document_is_in_two_splits(size: dict[str, int], seed: int, carve: float) -> None:
-    chosen, origins = divide(size, seed=seed, carve=carve)
+    chosen, origins = divide_documents(size, seed=seed, carve=carve)
     placed = [(rows.public, row) for rows in chosen.values() for row in rows.rows]
     assert len(placed) == len(set(placed))
     assert all(0 <= row < size[public] for public, row in placed)
     assert set(origins) == set(SPLITS)
     assert chosen["test"].rows
-    assert divide(size, seed=seed, carve=carve) == (chosen, origins)
+    assert divide_documents(size, seed=seed, carve=carve) == (chosen, origins)
 
 
 @settings(max_examples=150, deadline=None)
 @given(sizes, seeds)
 def test_the_rules_of_the_paper(size: dict[str, int], seed: int) -> None:
-    chosen, _ = divide(size, seed=seed, carve=0.2)
+    chosen, _ = divide_documents(size, seed=seed, carve=0.2)
     train, validation, test = (size[split] for split in SPLITS)
     counts = {split: len(chosen[split].rows) for split in SPLITS}
     if test and validation:
@@ -52,18 +52,20 @@ def test_the_rules_of_the_paper(size: dict[str, int], seed: int) -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=5), st.integers(1, 120), seeds)
 def test_a_cap_keeps_a_seeded_sample_in_order(counts: list[int], limit: int, seed: int) -> None:
-    parts = [Rows("test", tuple(range(count))) for count in counts]
-    kept = cap(parts, limit, seed=seed)
+    parts = [SplitRows("test", tuple(range(count))) for count in counts]
+    kept = cap_rows(parts, limit, seed=seed)
     assert sum(len(part.rows) for part in kept) == min(limit, sum(counts))
     for part, whole in zip(kept, parts, strict=True):
         assert set(part.rows) <= set(whole.rows)
         assert list(part.rows) == sorted(part.rows)
-    assert cap(parts, limit, seed=seed) == kept
+    assert cap_rows(parts, limit, seed=seed) == kept
 
 
 def test_another_seed_carves_other_documents() -> None:
     size = {"train": 200, "validation": 0, "test": 50}
-    drawn = {divide(size, seed=seed, carve=0.2)[0]["validation"].rows for seed in range(5)}
+    drawn = {
+        divide_documents(size, seed=seed, carve=0.2)[0]["validation"].rows for seed in range(5)
+    }
     assert len(drawn) == 5
 
 
@@ -77,7 +79,7 @@ def test_another_seed_carves_other_documents() -> None:
 )
 def test_what_cannot_be_divided(size: dict[str, int], carve: float, says: str) -> None:
     with pytest.raises(TaskError, match=says):
-        divide(size, seed=0, carve=carve)
+        divide_documents(size, seed=0, carve=carve)
 
 
 def test_a_cap_of_zero_is_refused() -> None:

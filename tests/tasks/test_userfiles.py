@@ -141,7 +141,7 @@ def test_dropping_overlap_is_recorded(tmp_path: Path) -> None:
     assert dropped == sum(doc["question"] in repeated for doc in whole.documents("train")) > 0
     assert clean.plan.dropped_overlap == dropped
     assert clean.plan.train.used == len(clean.documents("train"))
-    assert tasks.overlap(clean).train_exact == 0
+    assert tasks.measure_overlap(clean).train_exact == 0
     assert clean.fingerprint != whole.fingerprint
 
 

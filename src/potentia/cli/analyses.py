@@ -381,7 +381,7 @@ def judge(evidence: potentia.Evidence, options: JudgeOptions) -> NamedFindings:
     answers_file = Path("potentia.judge.jsonl")
     if "://" not in store:
         answers_file = Path(f"{store}.judge.jsonl")
-    asking = potentia.integrations.Judge(options.url, options.model, answers_file, key)
+    asking = potentia.integrations.AnswerJudge(options.url, options.model, answers_file, key)
     finding = potentia.integrations.judge_answers(evidence, asking, most=options.most)
     print_lines(
         f"{asking.asked} answers judged now, the rest remembered in {answers_file}", to=errors
@@ -430,5 +430,5 @@ def _count_shared_examples(
             (task,) = potentia.run.load_tasks(study_of_one_task).by_name.values()
         except PotentiaError:
             return None
-        return potentia.tasks.overlap(task).test_exact
+        return potentia.tasks.measure_overlap(task).test_exact
     return None

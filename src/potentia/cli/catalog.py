@@ -312,7 +312,7 @@ class ShowTaskOptions(JsonOption):
         """Load the task; own data with the columns that were mapped."""
         own_data = None
         if self.columns:
-            own_data = potentia.tasks.OwnData(
+            own_data = potentia.tasks.UserData(
                 (self.name,),
                 columns=parse_pairs(self.columns),
                 drop_bad_rows=bool(self.drop_bad_rows),
@@ -335,7 +335,7 @@ def show(options: ShowTaskOptions) -> None:
     if options.allow_code:
         potentia.files.allow(potentia.files.CODE)
     task = options.load_task()
-    overlap = potentia.tasks.overlap(task)
+    overlap = potentia.tasks.measure_overlap(task)
     prompts = task.prompts(task.documents("test")[:3])
     if options.as_json:
         print_json(_task_as_json(task, overlap, prompts))

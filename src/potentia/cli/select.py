@@ -432,7 +432,7 @@ def merge(options: MergeOptions) -> None:
       potentia adapters merge my-adapter -o my-model
     """
     with errors.status("merging …"):
-        folder = potentia.integrations.merge(
+        folder = potentia.integrations.merge_adapter_into_base(
             options.adapter,
             options.output,
             base=options.base,

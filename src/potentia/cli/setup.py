@@ -140,10 +140,10 @@ def _describe_own_data(source: str) -> dict[str, Any]:
     """Describe data of one's own, as a study does: where it is, and which of its columns is what."""
     path = Path(source)
     if path.exists():
-        own_data = potentia.tasks.OwnData(files=(source,))
+        own_data = potentia.tasks.UserData(files=(source,))
         entry: dict[str, Any] = {"name": own_data.label, "file": source}
     elif source.count("/") == 1 and not path.suffix:
-        own_data = potentia.tasks.OwnData(dataset=source)
+        own_data = potentia.tasks.UserData(dataset=source)
         entry = {"name": own_data.label, "dataset": source}
     else:
         raise InputError(

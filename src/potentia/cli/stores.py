@@ -434,7 +434,7 @@ def track(options: TrackOptions) -> None:
                 hint="run one first: potentia run STUDY",
             )
         study = options.study or study_names[0]
-        value_counts = potentia.integrations.send(
+        value_counts = potentia.integrations.send_to_tracker(
             store, study, to=options.to, folder=options.output
         )
     total = sum(value_counts.values())

@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from potentia.errors import DataError, InputError
-from potentia.files import LARGEST, csv_rows, read_text
+from potentia.files import LARGEST_FILE, read_csv_rows, read_text
 from potentia.values.metric import Metric
 from potentia.values.protocol import TaskName
 
@@ -72,7 +72,7 @@ def benchmark(task: str) -> Benchmark | None:
 
 def read_benchmarks(path: str | Path) -> tuple[Benchmark, ...]:
     """Read a CSV of facts on tasks: ``task``, and any of ``category``, ``train_size``, ``chance`` (or ``options``)."""
-    return _parse(read_text(Path(path), largest=LARGEST), str(path))
+    return _parse(read_text(Path(path), largest=LARGEST_FILE), str(path))
 
 
 def _columns(given: list[str], where: str) -> list[str]:
@@ -87,7 +87,7 @@ def _columns(given: list[str], where: str) -> list[str]:
 
 def _parse(text: str, where: str) -> tuple[Benchmark, ...]:
     found: dict[str, Benchmark] = {}
-    for place, row in csv_rows(text, where, _columns):
+    for place, row in read_csv_rows(text, where, _columns):
         if not row["task"] or row["task"] in found:
             raise DataError(
                 "a task has no name" if not row["task"] else f"{row['task']} is there twice",

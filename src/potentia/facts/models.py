@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from potentia.errors import DataError
 from potentia.facts.benchmarks import Benchmark, benchmarks
-from potentia.files import LARGEST, csv_rows, read_text
+from potentia.files import LARGEST_FILE, read_csv_rows, read_text
 
 COLUMNS = (
     "name",
@@ -158,7 +158,7 @@ def read_facts(path: str | Path) -> ModelTable:
 
     Columns of other names are kept, so that models can be divided by them; a name close to a known one is a slip.
     """
-    rows = tuple(_parse(read_text(Path(path), largest=LARGEST), str(path)))
+    rows = tuple(_parse(read_text(Path(path), largest=LARGEST_FILE), str(path)))
     names = [model.name for model in rows]
     if len(set(names)) != len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -175,7 +175,7 @@ def _shipped() -> ModelTable:
 
 
 def _parse(text: str, where: str) -> Iterator[ModelFacts]:
-    return (_facts(row, place) for place, row in csv_rows(text, where, _columns))
+    return (_facts(row, place) for place, row in read_csv_rows(text, where, _columns))
 
 
 def _columns(given: list[str], where: str) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potentia.errors import InputError
-from potentia.files import whole_folder
+from potentia.files import atomic_folder
 from potentia.integrations.adapter_note import NOTE
 from potentia.values.provenance import TaskProvenance
 
@@ -64,7 +64,7 @@ def export_adapter(
         before=before,
         quantisation=quantisation,
     )
-    with whole_folder(folder, replace=replace) as draft:
+    with atomic_folder(folder, replace=replace) as draft:
         for file in stored.iterdir() if stored is not None else ():
             shutil.copy2(file, draft / file.name)
         card = adapter_card(cell, base, lines, str(folder))

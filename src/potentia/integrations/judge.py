@@ -24,7 +24,7 @@ import numpy as np
 from potentia.errors import DataError
 from potentia.evidence import Evidence
 from potentia.study import content_key
-from potentia.tasks import verified
+from potentia.tasks import verify_answer
 from potentia.values.findings import Cell, Finding, Table
 from potentia.values.protocol import Protocol
 
@@ -37,7 +37,7 @@ TRIES, WAIT, AT_ONCE = 4, 1.0, 8
 
 
 @dataclass
-class Judge:
+class AnswerJudge:
     """An endpoint (``http://host/v1``), the model to ask there, and the file that remembers its verdicts."""
 
     url: str
@@ -102,7 +102,7 @@ class Judge:
 
 
 @dataclass(frozen=True)
-class Judged(Finding):
+class JudgedAnswers(Finding):
     """Table 11: each cell by its own metric, by math-verify and by the judge, and the ratio of the last two."""
 
     judge: str
@@ -133,7 +133,9 @@ class Judged(Finding):
         ]
 
 
-def judge_answers(evidence: Evidence, judge: Judge, *, most: int | None = None) -> Judged:
+def judge_answers(
+    evidence: Evidence, judge: AnswerJudge, *, most: int | None = None
+) -> JudgedAnswers:
     """Judge the stored written answers of every cell (the first ``most`` of each), beside the scores they have."""
     rows = []
     for cell in evidence.cells():
@@ -151,7 +153,7 @@ def judge_answers(evidence: Evidence, judge: Judge, *, most: int | None = None) 
         scores = [
             (
                 item.value,
-                verified(item.detail.get("metrics") or {}, item.gold, answer),
+                verify_answer(item.detail.get("metrics") or {}, item.gold, answer),
                 float(right),
             )
             for item, (_, _, answer), right in zip(items, asked, judge.judge(asked), strict=True)
@@ -166,4 +168,4 @@ def judge_answers(evidence: Evidence, judge: Judge, *, most: int | None = None) 
             where=evidence.source,
             hint="run a generation task",
         )
-    return Judged(judge.model, tuple(rows))
+    return JudgedAnswers(judge.model, tuple(rows))

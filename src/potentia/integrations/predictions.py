@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potentia.errors import InputError
-from potentia.files import escape_formula, whole_folder, write_file
+from potentia.files import atomic_folder, escape_formula, write_file
 from potentia.integrations.adapter_note import (
     AdapterNote,
     make_definition,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from potentia.engine import LoadedModel
-    from potentia.tasks import Leaf, Record
+    from potentia.tasks import Record, Subtask
 
 Progress = Callable[[int], None]
 Rows = str | Path | Sequence[str | Mapping[str, Any]]
@@ -112,7 +112,12 @@ def predict(
     ``base`` is where its base model is now, if not where it was. ``dtype`` is that of the test where absent. An
     adapter that does not name its base's content is refused unless ``unchecked_base`` vouches for the base.
     """
-    from potentia.tasks import Leaf, bad_rows, from_records, unanswered
+    from potentia.tasks import (
+        Subtask,
+        bad_rows_error,
+        dataset_from_records,
+        make_unanswered_documents,
+    )
 
     folder = Path(adapter)
     note = read_note(folder)
@@ -120,14 +125,14 @@ def predict(
     definition = make_definition(note, task)
     bad: list[Any] = []
     rows, records = _read_rows(data, task.columns or {}, bad)
-    documents = unanswered(definition, records, bad)
+    documents = make_unanswered_documents(definition, records, bad)
     if bad and not drop_bad_rows:
-        raise bad_rows(bad, len(records))
+        raise bad_rows_error(bad, len(records))
     usable = [document for document in documents if document is not None]
     if not usable:
         where = None if isinstance(data, (list, tuple)) else str(data)
         raise InputError("there is no row to predict", where=where)
-    subtask = Leaf(definition, {"test": from_records(usable, where=definition["task"])})
+    subtask = Subtask(definition, {"test": dataset_from_records(usable, where=definition["task"])})
     loaded = load_adapted(
         folder, note, base=base, device=device, dtype=dtype, unchecked_base=unchecked_base
     )
@@ -160,7 +165,7 @@ class _Answer:
 
 
 def _ask_documents(
-    subtask: Leaf,
+    subtask: Subtask,
     documents: Sequence[dict[str, Any]],
     loaded: LoadedModel,
     note: AdapterNote,
@@ -169,7 +174,7 @@ def _ask_documents(
     """Ask the model: the label (or text) of each document, chosen as the test chooses."""
     from potentia.engine import chat_template
     from potentia.engine.scoring import Scorer
-    from potentia.tasks import best
+    from potentia.tasks import choose_answer
 
     chat = chat_template(loaded.tokenizer) if note.is_asked_in_chat else None
     requests = [subtask.requests(document, shots=0, chat=chat) for document in documents]
@@ -189,7 +194,9 @@ def _ask_documents(
         weights = [math.exp(logprob - highest) for logprob in logprobs]
         total = sum(weights)
         shares = {choice: weight / total for choice, weight in zip(choices, weights, strict=True)}
-        chosen = best(str(note.metric), choices, [(logprob, False) for logprob in logprobs])
+        chosen = choose_answer(
+            str(note.metric), choices, [(logprob, False) for logprob in logprobs]
+        )
         answers.append(_Answer(choices[chosen], shares))
     return iter(answers)
 
@@ -207,7 +214,7 @@ def _read_rows(
     data: Rows, columns: Mapping[str, Any], bad: list[Any]
 ) -> tuple[list[Record], list[Record]]:
     """Return the user's rows, and the same with the fields of the task; answers may be absent."""
-    from potentia.tasks import Record, file_records, map_columns
+    from potentia.tasks import Record, map_columns, read_records
 
     if isinstance(data, (str, Path)):
         path = Path(data).expanduser()
@@ -215,7 +222,7 @@ def _read_rows(
             raise InputError(
                 f"there is no file {data}", hint="give a csv, jsonl, json or parquet file"
             )
-        rows = file_records(path, bad)
+        rows = read_records(path, bad)
     else:
         text_column = columns.get("text", "text")
         rows = []
@@ -276,7 +283,7 @@ def load_adapted(
     return loaded
 
 
-def merge(
+def merge_adapter_into_base(
     adapter: str | Path,
     output: str | Path,
     *,
@@ -287,7 +294,7 @@ def merge(
     """Write the base with the adapter merged into it: a model like any other, with its tokenizer."""
     folder = Path(adapter)
     output = Path(output)
-    with whole_folder(output) as draft:
+    with atomic_folder(output) as draft:
         note = read_note(folder)
         loaded = load_adapted(
             folder,

@@ -19,7 +19,7 @@ Log = Callable[
 ]  # of one model's run in a tracker: a name, a value, the epoch
 
 
-def send(store: Store, study: str, *, to: str, folder: Path) -> dict[str, int]:
+def send_to_tracker(store: Store, study: str, *, to: str, folder: Path) -> dict[str, int]:
     """Send a study's lanes and cells to a tracker, one run per model; returns how many values each model has.
 
     TensorBoard writes below ``folder``; W&B and MLflow go where their own settings say.

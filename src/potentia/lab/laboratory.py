@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from potentia import zoo
-from potentia.files import keep_file
+from potentia.files import write_if_changed
 from potentia.lab.demo import model_spec, recipe
 from potentia.study import make_study
 
@@ -79,7 +79,7 @@ def lay_out(folder: Path) -> Laboratory:
         body = {"name": name, **body, "store": str(store)}
         make_study(body)  # a study that is written is one that can be read
         text = yaml.safe_dump(body, sort_keys=False, default_flow_style=None, width=110)
-        keep_file(path, f"# potentia run {path}\n#\n# {why}\n{text}")
+        write_if_changed(path, f"# potentia run {path}\n#\n# {why}\n{text}")
     return Laboratory(folder, len(models), len(tasks), facts, folder / "potentia.db", written)
 
 
@@ -199,11 +199,11 @@ def _write_auxiliary(folder: Path, tasks: Mapping[str, Path]) -> None:
             for line in (folder / name / f"{split}.jsonl").read_text("utf-8").splitlines()[:many]
         ]
         file = (folder / AUXILIARY / f"{split}.jsonl").resolve()
-        keep_file(file, "\n".join(lines) + "\n")
+        write_if_changed(file, "\n".join(lines) + "\n")
         files[split] = str(file)
     definition = json.loads(tasks[BENCHMARKS[0]].read_text("utf-8"))
     definition |= {"task": f"zoo_{AUXILIARY}", "dataset_kwargs": {"data_files": files}}
-    keep_file(folder / f"{AUXILIARY}.yaml", json.dumps(definition, indent=1) + "\n")
+    write_if_changed(folder / f"{AUXILIARY}.yaml", json.dumps(definition, indent=1) + "\n")
 
 
 def _write_facts(path: Path) -> Path:

@@ -59,7 +59,7 @@ def make_grid(plan: StudyPlan) -> StudyGrid:
     return StudyGrid(
         models=tuple(row.model.name for row in plan.rows if not row.problem),
         tasks=tuple(tasks),
-        metrics=tuple(task.metric_of(task.metric) for task in tasks.values()),
+        metrics=tuple(task.metric_named(task.metric) for task in tasks.values()),
         protocol=Protocol(protocol),
     )
 

@@ -309,7 +309,7 @@ class Ending:
         rates = {rate for best in best_tuned for rate in peaks(best)}
         return replace(
             selection,
-            search=most_doubtful_end(ends, chosen, judge.metric_of(judge.metric)),
+            search=most_doubtful_end(ends, chosen, judge.metric_named(judge.metric)),
             rates_tried=tuple(sorted(rates)),
             updates=made.step,
             tokens=sum(epoch.tokens for epoch in made.epochs),

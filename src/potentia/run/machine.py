@@ -343,11 +343,11 @@ def _serve(
     import torch
 
     from potentia.run.local import answer_assignment
-    from potentia.tasks import reading_once
+    from potentia.tasks import reading_data_once
 
     there, shelf = count_gpus(), ModelCache(among=workers) if stays else None
     with (
-        reading_once() if stays else contextlib.nullcontext()
+        reading_data_once() if stays else contextlib.nullcontext()
     ):  # rounds of a selection differ in their caps alone
         while True:
             row: Row = pipe.recv()

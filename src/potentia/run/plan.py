@@ -197,7 +197,7 @@ def load_tasks(study: Study) -> LoadedTasks:
 
 def _load_task(study: Study, spec: TaskSpec) -> Task:
     """Load one task with the study's splits, caps and seed."""
-    from potentia.tasks import Division, OwnData, load
+    from potentia.tasks import Division, UserData, load
 
     source, own, columns = spec.source, None, spec.columns.given()
     if (
@@ -215,7 +215,7 @@ def _load_task(study: Study, spec: TaskSpec) -> Task:
             named = TaskName(files[0])
             files, form = (named.base,), named.form
         said = spec.dataset, spec.subset, columns, spec.prompt, dict(spec.labels)
-        own = OwnData(files, *said, drop_bad_rows=study.drop_bad_rows)
+        own = UserData(files, *said, drop_bad_rows=study.drop_bad_rows)
         source = f"{own.label}:{form}" if form else own.label
     fold = (spec.fold, spec.folds) if spec.fold is not None and spec.folds is not None else None
     return load(
@@ -252,7 +252,7 @@ def _load_auxiliary(study: Study, adjust: Adjust) -> Task:
     formed = bool(TaskName(Path(adjust.data).name).form)
     return (
         task
-        if formed or adjust.form == "own" or not task.options
+        if formed or adjust.form == "own" or not task.has_options
         else load(f"{adjust.data}:{adjust.form}", **how)
     )
 
@@ -281,7 +281,7 @@ def decide_scoring_kind(study: Study, model: ModelSpec) -> Kind | None:
 
 def plan_study(study: Study, *, tell: Callable[[str], Any] = lambda _: None) -> StudyPlan:
     """Find every cell's key and whether the store has it. Model files are hashed, not loaded; nothing is written."""
-    from potentia.tasks import quiet
+    from potentia.tasks import silence_libraries
 
     models = study.rows()
     for model in models:
@@ -290,7 +290,7 @@ def plan_study(study: Study, *, tell: Callable[[str], Any] = lambda _: None) -> 
         (model.source, model.revision, model.gguf_file, tuple(model.adapters)) for model in models
     ]
     prints = fingerprints(named)  # while tasks are read; a study that is refused waits for none
-    with quiet():  # once for all tasks
+    with silence_libraries():  # once for all tasks
         tasks = load_tasks(study)
     _check_adjust(study, tasks)
     key = study_key(study)

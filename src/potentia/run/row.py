@@ -396,7 +396,7 @@ class RowRun:
         description = {
             "fingerprint": self.plan.task_fingerprints[name],
             "metric": task.metric,
-            **task.described(),
+            **task.describe(),
         }
         provenance = TaskProvenance.from_dict(to_plain(description))
         spec = self.study.benchmark(name)

@@ -62,9 +62,9 @@ class Race:
 
     def run(self) -> ModelChoice:
         """Run the rounds and return the answer; the data is read once, and a model stays loaded if memory allows."""
-        from potentia.tasks import reading_once
+        from potentia.tasks import reading_data_once
 
-        with reading_once(), ModelSession() as self.stay:
+        with reading_data_once(), ModelSession() as self.stay:
             return self._run()
 
     def _run(self) -> ModelChoice:

@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from potentia.errors import EmptyStoreError, NoStoreError, StoreError, without_password
-from potentia.files import remove, whole_folder
+from potentia.files import atomic_folder, remove_path
 from potentia.store import schema as s
 from potentia.store.database import (
     identity,
@@ -181,7 +181,7 @@ class Store(Reading):
             if (kept := self.adapter(source)) is not None:
                 with (
                     speaking(self.where),
-                    whole_folder(self.adapters_folder / key, replace=True) as draft,
+                    atomic_folder(self.adapters_folder / key, replace=True) as draft,
                 ):
                     shutil.copytree(kept, draft, dirs_exist_ok=True)
             probe = next(iter(self.probes(key=source).values()), None)
@@ -321,7 +321,7 @@ class Store(Reading):
         cells = {path: path.name.lstrip(".").split(".")[0] for path in left}
         whole = self.names(list(dict.fromkeys(cells.values())))
         for path in (path for path, key in cells.items() if key in whole):
-            remove(path)
+            remove_path(path)
 
     def adapter(self, cell_key: str) -> Path | None:
         """Return the folder of a cell's tuned adapter, in PEFT's form; None where none was kept."""
@@ -331,7 +331,7 @@ class Store(Reading):
     def keep_adapter(self, key: str, save: Callable[[Path], None], note: Mapping[str, Any]) -> Path:
         """Keep what ``save`` writes, wholly or not at all; ``note`` says what it was made for."""
         folder = self.adapters_folder / key
-        with speaking(self.where), whole_folder(folder, replace=True) as draft:
+        with speaking(self.where), atomic_folder(folder, replace=True) as draft:
             save(draft)
             (draft / ADAPTER_NOTE).write_text(dumps(dict(note)), encoding="utf-8")
         return folder

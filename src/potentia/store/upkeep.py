@@ -16,7 +16,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 
 from potentia.errors import InputError, StoreError
-from potentia.files import remove, write_file
+from potentia.files import remove_path, write_file
 from potentia.store import schema as s
 from potentia.store.live import chunks
 from potentia.store.records import StudyRecord, items_path
@@ -134,7 +134,7 @@ def repair_store(store: Store, problems: list[Problem]) -> None:
         if problem.kind == "items" and problem.key is not None:
             write_file(items_path(store.items_folder, problem.key), b"")  # as a run sees at once
         if problem.kind == "stray" and problem.path is not None:
-            remove(problem.path)
+            remove_path(problem.path)
 
 
 LEAST = 6  # characters of a key that are taken for one

@@ -1,12 +1,25 @@
 """Benchmarks: the bridge to lm-eval, users' own files, splits, prompt forms, and the overlap check."""
 
 from potentia.study import Caps
-from potentia.tasks.checks import Overlap, overlap
-from potentia.tasks.data import LIMITED, OwnData, Record, file_records, from_records, quiet
+from potentia.tasks.checks import Overlap, measure_overlap
+from potentia.tasks.data import (
+    LIMITED,
+    Record,
+    UserData,
+    dataset_from_records,
+    read_records,
+    silence_libraries,
+)
 from potentia.tasks.definitions import read_stock_task, task_index
-from potentia.tasks.forms.open_answers import verified
-from potentia.tasks.grading import best
-from potentia.tasks.kinds import unanswered
-from potentia.tasks.leaf import Answer, ChatTemplate, Doc, Leaf, Prompt
-from potentia.tasks.loading import bad_rows, guess_columns, load, map_columns, reading_once
-from potentia.tasks.task import Division, Part, Split, SplitPlan, Task
+from potentia.tasks.forms.open_answers import verify_answer
+from potentia.tasks.grading import choose_answer
+from potentia.tasks.kinds import make_unanswered_documents
+from potentia.tasks.loading import (
+    bad_rows_error,
+    guess_columns,
+    load,
+    map_columns,
+    reading_data_once,
+)
+from potentia.tasks.subtask import Answer, ChatTemplate, Prompt, Subtask, TaskDocument
+from potentia.tasks.task import Division, PlannedSplit, Split, SplitPlan, Task

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from potentia.tasks import grading
-from potentia.tasks.loading import same_words
+from potentia.tasks.loading import normalise_words
 
 if TYPE_CHECKING:
-    from potentia.tasks.leaf import Doc
+    from potentia.tasks.subtask import TaskDocument
     from potentia.tasks.task import Task
 
 N = 13  # words of a run
@@ -42,10 +42,12 @@ class Overlap:
         return {key: value for key, value in asdict(self).items() if key != "train_ids"}
 
 
-def overlap(task: Task) -> Overlap:
+def measure_overlap(task: Task) -> Overlap:
     """Count the overlap between a task's train and test splits."""
     train, test = task.documents("train"), task.documents("test")
-    asked, tested = ([same_words(text) for text in task.asked(docs)] for docs in (train, test))
+    asked, tested = (
+        [normalise_words(text) for text in task.question_texts(docs)] for docs in (train, test)
+    )
     in_test, in_train = set(tested) - {""}, set(asked) - {""}
     exact = [doc.id for doc, text in zip(train, asked, strict=True) if text in in_test]
     of_test = [_runs(doc) for doc in test]
@@ -65,7 +67,7 @@ def overlap(task: Task) -> Overlap:
     )
 
 
-def _runs(doc: Doc) -> set[int]:
+def _runs(doc: TaskDocument) -> set[int]:
     """Return a hash of every run of thirteen words in every text column."""
     found: set[int] = set()
     for text in _texts(doc.data):
@@ -94,7 +96,7 @@ MANY = 20_000  # training documents beyond which the second of them is taken
 _known: dict[str, dict[str, dict[str, float]]] = {}  # by a task's fingerprint
 
 
-def baselines(task: Task) -> dict[str, dict[str, float]]:
+def compute_baselines(task: Task) -> dict[str, dict[str, float]]:
     """Return accuracy, macro-F1 and balanced accuracy of the most frequent class and of a linear classifier on words.
 
     Both learn from the training split that the models are tuned on and are tested on the same documents. A tuned model
@@ -112,18 +114,18 @@ def baselines(task: Task) -> dict[str, dict[str, float]]:
     return _known[task.fingerprint]
 
 
-def _labels(docs: Sequence[Doc]) -> list[int]:
+def _labels(docs: Sequence[TaskDocument]) -> list[int]:
     return [int(doc["label"]) for doc in docs]
 
 
 def _scored(gold: list[int], predicted: list[int]) -> dict[str, float]:
     pairs = [list(pair) for pair in zip(gold, predicted, strict=True)]
     right = [float(a == b) for a, b in pairs]
-    value, error = grading.aggregate(np.mean, right)
+    value, error = grading.aggregate_items(np.mean, right)
     return {
         "acc": value,
         "stderr": error,
-        **{name: of(pairs) for name, of in grading.OF_LABELS.items()},
+        **{name: of(pairs) for name, of in grading.LABEL_METRICS.items()},
     }
 
 
@@ -138,8 +140,8 @@ def _linear(task: Task) -> list[int]:
     words = TfidfVectorizer(
         ngram_range=(1, 2), sublinear_tf=True, max_features=200_000, token_pattern=r"\w+|[^\w\s]"
     )
-    learned: Any = words.fit_transform(task.asked(train))
-    held: Any = words.transform(task.asked(validation)) if validation else None
+    learned: Any = words.fit_transform(task.question_texts(train))
+    held: Any = words.transform(task.question_texts(validation)) if validation else None
     best: tuple[float, Any] = (-1.0, None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -147,4 +149,4 @@ def _linear(task: Task) -> list[int]:
             model = LogisticRegression(C=strength, max_iter=500).fit(learned, _labels(train))
             value = float(model.score(held, _labels(validation))) if validation else 0.0
             best = max(best, (value, model), key=lambda one: one[0])
-    return [int(label) for label in best[1].predict(words.transform(task.asked(test)))]
+    return [int(label) for label in best[1].predict(words.transform(task.question_texts(test)))]

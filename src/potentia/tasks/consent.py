@@ -24,7 +24,7 @@ from typing import Any
 import yaml
 
 from potentia.errors import PotentiaError, TaskError
-from potentia.files import CODE, allowed
+from potentia.files import CODE, is_allowed
 from potentia.tasks.data import LIMITED, as_list
 
 Definition = dict[str, Any]
@@ -87,7 +87,7 @@ def check_stock_consent(path: Path, name: str | None = None) -> None:
 
     Nothing of the definition is imported for this.
     """
-    if allowed(CODE):
+    if is_allowed(CODE):
         return
     chain = read_chain(path)
     definition = merge_definitions(*chain)
@@ -284,7 +284,7 @@ def apply_consent(
     ``stock`` are the definitions of lm-eval that it was made of.
     """
     try:
-        if allowed(CODE):
+        if is_allowed(CODE):
             permitted: Definition = replace_functions(definition, lambda _, name: _import(name))
         else:
             _refuse_code(definition)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from potentia import limited
 from potentia.errors import TaskError, first_line
-from potentia.files import CODE, LARGEST_DATA, allowed, plain_file, read_text
+from potentia.files import CODE, LARGEST_DATA, check_plain_file, is_allowed, read_text
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -58,12 +58,12 @@ class Record(dict[str, Any]):
         self.place = place
 
 
-Bad = list[TaskError]  # rows that cannot be used: each says where it is and why
+BadRows = list[TaskError]  # rows that cannot be used: each says where it is and why
 Records = list[Record]
 
 
 @dataclass(frozen=True)
-class OwnData:
+class UserData:
     """Where a user's documents are, which of their columns is what, and how a question is put.
 
     ``columns`` names the user's column of a field (``{"answer": "label"}``); ``choices`` may have several, one each.
@@ -102,7 +102,7 @@ class OwnData:
         splits = {} if self.dataset is not None else self.read(None, [])
         return sum(map(len, splits.values())) if len(splits) == 1 else None
 
-    def read(self, data_dir: Path | None, bad: Bad) -> dict[str, Records]:
+    def read(self, data_dir: Path | None, bad: BadRows) -> dict[str, Records]:
         """Read the records of every split, from files or from the hub (or the folder of datasets)."""
         if self.dataset is None:
             return read_files([Path(file).expanduser() for file in self.files], bad)
@@ -139,7 +139,7 @@ def _with_names(data: Any) -> Iterator[dict[str, Any]]:
         yield {**row, **named}
 
 
-def read_files(paths: Sequence[Path], bad: Bad) -> dict[str, Records]:
+def read_files(paths: Sequence[Path], bad: BadRows) -> dict[str, Records]:
     """Read one file or folder, or several files: the splits that they are named after, or all of them as one."""
     if missing := [path for path in paths if not path.exists()]:
         raise TaskError(f"there is no file or folder {missing[0]}", hint="check the path")
@@ -149,11 +149,11 @@ def read_files(paths: Sequence[Path], bad: Bad) -> dict[str, Records]:
         raise TaskError("give one folder, or several files", where=str(folders[0]))
     splits = {SPLIT_NAMES.get(path.stem.lower(), ""): path for path in paths}
     if len(paths) > 1 and "" not in splits and len(splits) == len(paths):
-        return {split: file_records(path, bad) for split, path in splits.items()}
-    return {"train": [record for path in paths for record in file_records(path, bad)]}
+        return {split: read_records(path, bad) for split, path in splits.items()}
+    return {"train": [record for path in paths for record in read_records(path, bad)]}
 
 
-def _read_folder(folder: Path, bad: Bad) -> dict[str, Records]:
+def _read_folder(folder: Path, bad: BadRows) -> dict[str, Records]:
     texts, others = sorted(folder.glob("*.txt")), find_splits(folder)
     found: dict[str, Path] = {}
     for name, file in {**{text.stem: text for text in texts}, **others}.items():
@@ -163,13 +163,13 @@ def _read_folder(folder: Path, bad: Bad) -> dict[str, Records]:
             raise TaskError(told, where=str(folder))
         found |= {split: file} if split else {}
     if found:
-        return {split: file_records(file, bad) for split, file in found.items()}
+        return {split: read_records(file, bad) for split, file in found.items()}
     if texts:  # each file is one document
         return {"train": [Record(str(file), {"text": _text(file)}) for file in texts]}
     if others:  # files of documents under other names: all of them as one
         return {
             "train": [
-                record for file in sorted(others.values()) for record in file_records(file, bad)
+                record for file in sorted(others.values()) for record in read_records(file, bad)
             ]
         }
     raise TaskError(
@@ -179,7 +179,7 @@ def _read_folder(folder: Path, bad: Bad) -> dict[str, Records]:
     )
 
 
-def file_records(file: Path, bad: Bad) -> Records:
+def read_records(file: Path, bad: BadRows) -> Records:
     """Read the rows of one file; those that are none go to ``bad``."""
     records = list(_rows(file, bad))
     if not records and not bad:
@@ -187,7 +187,7 @@ def file_records(file: Path, bad: Bad) -> Records:
     return records
 
 
-def _rows(file: Path, bad: Bad) -> Iterator[Record]:
+def _rows(file: Path, bad: BadRows) -> Iterator[Record]:
     if file.suffix not in (*SUFFIXES, ".txt"):
         raise TaskError(
             f"unknown kind of file {file.suffix or file.name!r}",
@@ -209,7 +209,7 @@ def _rows(file: Path, bad: Bad) -> Iterator[Record]:
     return _csv_rows(text, file, bad) if file.suffix == ".csv" else _json_rows(text, file, bad)
 
 
-def _json_rows(text: str, file: Path, bad: Bad) -> Iterator[Record]:
+def _json_rows(text: str, file: Path, bad: BadRows) -> Iterator[Record]:
     """Give the objects of a JSON file: one a line, or all of them in one list."""
     for where, value in _json_values(text, file, bad):
         if isinstance(value, dict):
@@ -221,7 +221,7 @@ def _json_rows(text: str, file: Path, bad: Bad) -> Iterator[Record]:
             )
 
 
-def _json_values(text: str, file: Path, bad: Bad) -> Iterator[tuple[str, Any]]:
+def _json_values(text: str, file: Path, bad: BadRows) -> Iterator[tuple[str, Any]]:
     if file.suffix == ".json" and text.lstrip().startswith("["):
         try:
             yield from (
@@ -240,7 +240,7 @@ def _json_values(text: str, file: Path, bad: Bad) -> Iterator[tuple[str, Any]]:
             bad.append(TaskError(f"not valid JSON: {first_line(error)}", where=where, hint=hint))
 
 
-def _csv_rows(text: str, file: Path, bad: Bad) -> Iterator[Record]:
+def _csv_rows(text: str, file: Path, bad: BadRows) -> Iterator[Record]:
     header = text[: text.find("\n")]
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=header.count))
     try:
@@ -277,14 +277,14 @@ def _text(file: Path) -> str:
 def read_dataset(file: Path, kind: str | None = None) -> Dataset:
     """Read one split file as a dataset in memory; no cache is written."""
     if (kind or file.suffix[1:]) != "parquet":
-        bad: Bad = []
-        records = file_records(file, bad)
+        bad: BadRows = []
+        records = read_records(file, bad)
         if bad:
             raise bad[0]
-        return from_records(records, where=str(file))
+        return dataset_from_records(records, where=str(file))
     try:
         return _dataset(
-            limited.read_parquet(str(plain_file(file, LARGEST_DATA, TaskError).resolve())),
+            limited.read_parquet(str(check_plain_file(file, LARGEST_DATA, TaskError).resolve())),
             str(file),
         )
     except limited.LimitError as error:
@@ -293,7 +293,7 @@ def read_dataset(file: Path, kind: str | None = None) -> Dataset:
         ) from error
 
 
-def from_records(records: Sequence[Mapping[str, Any]], *, where: str) -> Dataset:
+def dataset_from_records(records: Sequence[Mapping[str, Any]], *, where: str) -> Dataset:
     """Make a dataset of plain records; the columns are the union of all keys."""
     import pyarrow as pa
 
@@ -367,7 +367,7 @@ def _from_hub(
 
     path, name = config.get("dataset_path"), config.get("dataset_name")
     try:
-        with quiet(), _no_waiting():
+        with silence_libraries(), _no_waiting():
             if callable(custom := config.get("custom_dataset")):
                 return dict(custom(**(config.get("metadata") or {}), **options))
             return dict(datasets.load_dataset(path, name, **options))
@@ -397,7 +397,7 @@ def _named_files(config: Mapping[str, Any], options: Mapping[str, Any]) -> dict[
             for file in sorted(glob(one, recursive=True))  # noqa: PTH207
         ]
         for file in files:
-            with plain_file(file, LARGEST_DATA, TaskError).open("rb") as stream:
+            with check_plain_file(file, LARGEST_DATA, TaskError).open("rb") as stream:
                 if stream.read(8).startswith(_PACKED):
                     raise TaskError(
                         "a packed file could unpack to anything", where=str(file), hint="unpack it"
@@ -418,14 +418,14 @@ def _refuse_pickles(reader: Any) -> None:
 
     if not isinstance(reader, str | None):
         raise TaskError(f"dataset_path: {reader!r} is no name")
-    if reader in _PACKAGED_DATASETS_MODULES and reader not in _READERS and not allowed(CODE):
+    if reader in _PACKAGED_DATASETS_MODULES and reader not in _READERS and not is_allowed(CODE):
         raise TaskError(
             f"dataset_path: {reader} can run code", hint="write the data as json, csv or parquet"
         )
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def silence_libraries() -> Iterator[None]:
     """Keep lm-eval's and datasets' messages and progress bars off the screen while a task is built."""
     import logging
 

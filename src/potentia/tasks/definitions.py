@@ -28,7 +28,7 @@ from potentia.tasks.consent import (
     merge_definitions,
     read_chain,
 )
-from potentia.tasks.data import as_list, quiet
+from potentia.tasks.data import as_list, silence_libraries
 
 # --- the names of the harness ----------------------------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ def build_index(folder: Path) -> dict[str, HarnessEntry]:
     from lm_eval.tasks._index import TaskIndex
 
     kinds: dict[str, Any] = {"TASK": "task", "GROUP": "group", "TAG": "tag", "PY_TASK": "class"}
-    with quiet():
+    with silence_libraries():
         index = TaskIndex.build([folder])
     entries = {}
     for name, entry in index.items():

@@ -23,21 +23,21 @@ _SEED = 1234
 # --- one item --------------------------------------------------------------------------------------------------------
 
 
-def key(metric: str, filter_name: str, filters: int) -> str:
+def metric_key(metric: str, filter_name: str, filters: int) -> str:
     """Name a metric; with several filters, the filter is part of it (``exact_match|strict-match``)."""
     return metric if filters == 1 else f"{metric}|{filter_name}"
 
 
-def plain(value: Any) -> Any:
+def to_plain_values(value: Any) -> Any:
     """Turn an item's value into plain JSON values, unchanged in worth."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, (list, tuple)):
-        return [plain(v) for v in value]
+        return [to_plain_values(v) for v in value]
     if isinstance(value, dict):
-        return {str(k): plain(v) for k, v in value.items()}
+        return {str(k): to_plain_values(v) for k, v in value.items()}
     return value
 
 
@@ -57,7 +57,7 @@ def item_value(metric: str, value: Any) -> float:
     return math.nan
 
 
-def best(metric: str, choices: Sequence[str], given: Sequence[Any]) -> int:
+def choose_answer(metric: str, choices: Sequence[str], given: Sequence[Any]) -> int:
     """Return the place of the answer that a metric takes: the likeliest, by length or tokens where it divides by them.
 
     ``given`` are (log-likelihood, greedy?) pairs that may know how many tokens they have.
@@ -82,7 +82,7 @@ def best(metric: str, choices: Sequence[str], given: Sequence[Any]) -> int:
     )
 
 
-def of_choices(
+def choice_values(
     choices: Sequence[str],
     given: Sequence[Any],
     gold: Sequence[int],
@@ -98,7 +98,7 @@ def of_choices(
         PER_TOKEN in more
     )
     values: dict[str, Any] = {
-        metric: float(best(metric, choices, given) in gold) for metric in wanted
+        metric: float(choose_answer(metric, choices, given) in gold) for metric in wanted
     }
     if len(gold) == 1:
         logprobs = np.array([answer[0] for answer in given], dtype=np.float64)
@@ -106,14 +106,16 @@ def of_choices(
         shares /= shares.sum()
         shares[gold[0]] -= 1.0
         values["brier_score"] = float(np.sum(shares**2))
-        values |= {name: [gold[0], int(np.argmax(logprobs))] for name in OF_LABELS if name in more}
+        values |= {
+            name: [gold[0], int(np.argmax(logprobs))] for name in LABEL_METRICS if name in more
+        }
     return values
 
 
 # --- all items -------------------------------------------------------------------------------------------------------
 
 
-def scores(
+def score_outcomes(
     outcomes: Sequence[ItemOutcome],
     aggregations: Mapping[str, Any],
     metric_of: Callable[[str], Metric],
@@ -125,15 +127,15 @@ def scores(
     for outcome in outcomes:
         for name, value in outcome.detail["metrics"].items():
             values.setdefault(name, []).append(value)
-    functions = {**aggregations, **OF_LABELS, "brier_score": np.mean}
+    functions = {**aggregations, **LABEL_METRICS, "brier_score": np.mean}
     made = {}
     for name, items in values.items():
         function = functions.get(name.split("|")[0], mean)
-        made[name] = Score(*aggregate(function, items), len(items), metric_of(name))
+        made[name] = Score(*aggregate_items(function, items), len(items), metric_of(name))
     return made
 
 
-def pooled(scores: Sequence[Score], *, by_size: bool) -> Score:
+def pool_scores(scores: Sequence[Score], *, by_size: bool) -> Score:
     """Return a group's score as lm-eval takes it, with the pooled standard error."""
     from lm_eval.api.metrics import (
         aggregate_subtask_metrics,
@@ -152,14 +154,14 @@ def pooled(scores: Sequence[Score], *, by_size: bool) -> Score:
     return Score(value, error, sum(sizes), scores[0].metric)
 
 
-def aggregate(
+def aggregate_items(
     function: Callable[[Sequence[Any]], Any], items: Sequence[Any]
 ) -> tuple[float, float]:
     """Return value and standard error of one metric over the items."""
-    return float(function(items)), stderr(function, items)
+    return float(function(items)), estimate_stderr(function, items)
 
 
-def stderr(function: Callable[[Sequence[Any]], Any], items: Sequence[Any]) -> float:
+def estimate_stderr(function: Callable[[Sequence[Any]], Any], items: Sequence[Any]) -> float:
     """Estimate the standard error as lm-eval does, with its bootstraps vectorised and seeded.
 
     Means have a closed form. mcc and f1 depend on the counts of (gold, predicted) pairs alone, so resampling items is
@@ -242,11 +244,11 @@ def _balanced(hits: Floats, golds: Floats, guesses: Floats, labels: list[Any]) -
 
 # Metrics of labelled texts beside accuracy, of (gold, predicted) pairs: the mean F1 of the classes, each of which
 # counts the same however rare it is, and the mean of their recalls.
-OF_LABELS: dict[str, Callable[[Sequence[Any]], float]] = {
+LABEL_METRICS: dict[str, Callable[[Sequence[Any]], float]] = {
     "macro_f1": partial(_of_pairs, _macro_f1),
     "balanced_accuracy": partial(_of_pairs, _balanced),
 }
-_STATISTICS = dict(zip(OF_LABELS.values(), (_macro_f1, _balanced), strict=True))
+_STATISTICS = dict(zip(LABEL_METRICS.values(), (_macro_f1, _balanced), strict=True))
 
 
 def _ratio_stderr(items: Sequence[Any], *, exponent: bool) -> float:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from potentia import limited
 from potentia.errors import TaskError
-from potentia.files import CODE, allowed
-from potentia.tasks.data import LIMITED, quiet
+from potentia.files import CODE, is_allowed
+from potentia.tasks.data import LIMITED, silence_libraries
 from potentia.tasks.forms import OWN_KEYS
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SPLIT_KEYS = {"train": "training_split", "validation": "validation_split", "test": "test_split"}
 
 
-def build(config: Mapping[str, Any], data: Mapping[str, Dataset]) -> Any:
+def build_harness_task(config: Mapping[str, Any], data: Mapping[str, Dataset]) -> Any:
     """Make lm-eval's task object for a definition, on the splits at hand.
 
     A split that the definition names and the data lack is absent. The constructor lists all few-shot documents, so it
@@ -47,7 +47,7 @@ def build(config: Mapping[str, Any], data: Mapping[str, Dataset]) -> Any:
         name: split if name == evaluated else split.select(range(min(8, len(split))))
         for name, split in data.items()
     }
-    with quiet():
+    with silence_libraries():
         try:
             task = _bridged()(sample, config, limits)
         except TaskError:
@@ -91,10 +91,10 @@ _texts: dict[int, tuple[Mapping[str, Any], dict[str, Any]]] = {}  # by document
 _users: set[str] = set()  # templates of definitions from users' files
 
 
-def rendered(source: str, doc: Mapping[str, Any]) -> str:
+def render_template(source: str, doc: Mapping[str, Any]) -> str:
     """Render a template as lm-eval does: here where it is lm-eval's, in a process with limits where it is a user's."""
     if source in _users:
-        return str(_once(doc, source, lambda: _in_limits(limited.render, source, doc)))
+        return str(_once(doc, source, lambda: _in_limits(limited.render_template, source, doc)))
     return str(_once(doc, source, lambda: _template(source).render(**doc)))
 
 
@@ -113,11 +113,11 @@ def _once(doc: Mapping[str, Any], what: str, make: Callable[[], Any]) -> Any:
 @lru_cache(maxsize=512)
 def _template(source: str) -> Any:
     """Compile a prompt template once; lm-eval compiles it again for every document."""
-    return sandbox().from_string(source)
+    return sandboxed_environment().from_string(source)
 
 
 @cache
-def sandbox() -> Any:
+def sandboxed_environment() -> Any:
     """Return lm-eval's environment of templates as a sandbox: a template reads its document and nothing else."""
     from jinja2.sandbox import SandboxedEnvironment
     from lm_eval import utils
@@ -129,7 +129,7 @@ def sandbox() -> Any:
     made.filters.update(theirs.filters)
     utils.env, utils.apply_template = (
         made,
-        rendered,
+        render_template,
     )  # whatever lm-eval renders by itself is rendered here too
     return made
 
@@ -147,7 +147,7 @@ def _bridged() -> Any:
     """Derive a task class that takes its data from us."""
     from lm_eval.api.task import ConfigurableTask
 
-    sandbox()
+    sandboxed_environment()
 
     class Bridged(ConfigurableTask):  # type: ignore[misc]
         """A harness task on given data."""
@@ -192,7 +192,7 @@ class _Pattern:
         self.pattern = pattern
 
     def findall(self, text: str) -> list[Any]:
-        found: list[Any] = _in_limits(limited.find_all, self.pattern, text)
+        found: list[Any] = _in_limits(limited.find_matches, self.pattern, text)
         return found
 
 
@@ -200,7 +200,7 @@ def _in_limits(act: Callable[[str, Any], Any], source: str, given: Any) -> Any:
     try:
         return act(source, given)
     except limited.LimitError as error:
-        what = "template" if act is limited.render else "regular expression"
+        what = "template" if act is limited.render_template else "regular expression"
         raise TaskError(f"the {what} {source[:80]!r} cannot be used: {error}") from None
 
 
@@ -211,7 +211,7 @@ def _limit_patterns(task: Any) -> None:
         kept = make()
         if hasattr(kept, "regex_pattern"):
             kept.regex = _Pattern(kept.regex_pattern)
-        if getattr(kept, "regexes_to_ignore", None) and not allowed(CODE):
+        if getattr(kept, "regexes_to_ignore", None) and not is_allowed(CODE):
             raise TaskError(
                 "a filter with regexes_to_ignore needs --allow-code; a metric may have them"
             )
@@ -231,7 +231,9 @@ def _without(metric: Callable[..., Any], patterns: list[str], **given: Any) -> A
     """Call a metric on texts without what its patterns match, as lm-eval's ``exact_match`` does."""
     for side in ("predictions", "references"):
         for pattern in patterns:
-            given[side] = [_in_limits(limited.substitute, pattern, text) for text in given[side]]
+            given[side] = [
+                _in_limits(limited.remove_matches, pattern, text) for text in given[side]
+            ]
     return metric(**given)
 
 
@@ -251,19 +253,19 @@ _PLACE = {
 _PLACE |= {LIMITED}  # who wrote it plays no part either
 
 
-def fingerprint(
+def fingerprint_definition(
     config: Mapping[str, Any], documents: Iterable[tuple[str, int, Mapping[str, Any]]]
 ) -> str:
     """Hash a definition and its documents (split, id, content); the order of keys plays no part."""
     digest = hashlib.sha256()
-    digest.update(canonical(describe(config)).encode())
+    digest.update(canonical_json(describe_definition(config)).encode())
     for split, number, document in documents:
         digest.update(f"\n{split}:{number}:".encode())
-        digest.update(canonical(document).encode())
+        digest.update(canonical_json(document).encode())
     return digest.hexdigest()
 
 
-def describe(config: Mapping[str, Any]) -> dict[str, Any]:
+def describe_definition(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a definition as plain values: functions by name and by the text of the file that holds them."""
     return {
         key: _described(value)
@@ -272,7 +274,7 @@ def describe(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def canonical(value: Any) -> str:
+def canonical_json(value: Any) -> str:
     """Write a value as JSON with sorted keys, the same in every process."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str)
 

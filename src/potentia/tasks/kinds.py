@@ -14,20 +14,20 @@ from functools import partial
 from typing import Any
 
 from potentia.errors import TaskError
-from potentia.tasks.data import Bad, OwnData, Record, Records
+from potentia.tasks.data import BadRows, Record, Records, UserData
 from potentia.values.metric import Metric
 
 Config = dict[str, Any]
 Splits = Mapping[str, Records]
 Made = tuple[Config, dict[str, Records]]  # the definition, rows by split
-Make = Callable[[OwnData, Splits, Bad], Made]
+Make = Callable[[UserData, Splits, BadRows], Made]
 ENOUGH = 5  # documents, to tell answers that count from 1 from a slip
 MOST_LABELS = 200  # a column with more distinct values holds no labels
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def _rows(
-    own: OwnData, splits: Splits, bad: Bad, make: Callable[[Record], Config]
+    own: UserData, splits: Splits, bad: BadRows, make: Callable[[Record], Config]
 ) -> dict[str, Records]:
     """Make the rows of all splits; those that cannot be used go to ``bad``. A prompt may name the user's columns."""
 
@@ -40,7 +40,7 @@ def _rows(
     }
 
 
-def _made(make: Callable[[Record], Config], record: Record, bad: Bad) -> Config | None:
+def _made(make: Callable[[Record], Config], record: Record, bad: BadRows) -> Config | None:
     try:
         return make(record)
     except TaskError as error:
@@ -55,7 +55,9 @@ def _texts(record: Record) -> dict[str, str]:
     }
 
 
-def unanswered(config: Mapping[str, Any], records: Records, bad: Bad) -> list[Config | None]:
+def make_unanswered_documents(
+    config: Mapping[str, Any], records: Records, bad: BadRows
+) -> list[Config | None]:
     """Make the documents of rows whose answer may not be known, for a definition made here; None where a row is bad."""
     labels = list(config.get("labels") or {})
     fields = [
@@ -103,7 +105,7 @@ def _listed(*metrics: str, aggregation: str = "mean") -> list[Config]:
     ]
 
 
-def choice(own: OwnData, splits: Splits, bad: Bad) -> Made:
+def make_choice_task(own: UserData, splits: Splits, bad: BadRows) -> Made:
     """Make a multiple-choice benchmark of ``question, choices, answer``."""
     rows = _rows(own, splits, bad, _choice_row)
     readings = _readings([row for records in rows.values() for row in records])
@@ -211,7 +213,7 @@ def _answered(row: Mapping[str, Any], readings: Sequence[Read]) -> Config:
     raise TaskError(told, hint="give the choice's text, its number from 0, or its letter")
 
 
-def labelled(own: OwnData, splits: Splits, bad: Bad) -> Made:
+def make_classification(own: UserData, splits: Splits, bad: BadRows) -> Made:
     """Make a classification benchmark of ``text, label`` (or two texts): every label, in words, is a choice."""
     pair = any("text_pair" in record for records in splits.values() for record in records)
     fields = ("text", "text_pair") if pair else ("text",)
@@ -280,7 +282,7 @@ def _title(column: str) -> str:
     return words[:1].upper() + words[1:] if words else "Text"
 
 
-def generation(own: OwnData, splits: Splits, bad: Bad) -> Made:
+def make_generation_task(own: UserData, splits: Splits, bad: BadRows) -> Made:
     """Make a generation benchmark of ``prompt, completion``."""
     rows = _rows(
         own,
@@ -306,22 +308,22 @@ def generation(own: OwnData, splits: Splits, bad: Bad) -> Made:
             "max_gen_toks": min(1024, max(256, longest)),
             "do_sample": False,
         },
-        "process_results": same_text,
+        "process_results": judge_same_text,
         "metric_list": _listed("exact_match"),
     }
     return config, rows
 
 
-def same_text(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
+def judge_same_text(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
     """Judge a completion: the same text, but for white space around it."""
     return {"exact_match": float(results[0].strip() == doc["completion"].strip())}
 
 
 # What the fingerprint of a task knows of this judge, instead of the text of this whole file.
-same_text.fingerprint_parts = "same text, but for white space around it"  # type: ignore[attr-defined]
+judge_same_text.fingerprint_parts = "same text, but for white space around it"  # type: ignore[attr-defined]
 
 
-def corpus(own: OwnData, splits: Splits, bad: Bad) -> Made:
+def make_corpus(own: UserData, splits: Splits, bad: BadRows) -> Made:
     """Make a corpus of ``text``."""
     rows = _rows(own, splits, bad, lambda record: {"text": _string(record, "text")})
     metrics = _listed("bits_per_byte", aggregation="bits_per_byte")

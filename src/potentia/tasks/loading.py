@@ -23,12 +23,12 @@ from potentia.tasks import forms, kinds
 from potentia.tasks.data import (
     LIMITED,
     SUFFIXES,
-    Bad,
-    OwnData,
+    BadRows,
     Record,
     Records,
+    UserData,
     as_list,
-    from_records,
+    dataset_from_records,
     load_splits,
 )
 from potentia.tasks.definitions import (
@@ -39,7 +39,7 @@ from potentia.tasks.definitions import (
     task_index,
 )
 from potentia.tasks.harness import SPLIT_KEYS
-from potentia.tasks.leaf import Leaf
+from potentia.tasks.subtask import Subtask
 from potentia.tasks.task import Division, Split, Task
 from potentia.values.protocol import TaskName
 
@@ -53,7 +53,7 @@ SHOWN = 20  # bad rows that an error lists
 
 
 @dataclass(frozen=True)
-class OwnTask:
+class UserTask:
     """What a user's data became: a definition, its documents by split, and what was inferred or left out."""
 
     config: kinds.Config
@@ -72,7 +72,7 @@ def load(
     seed: int = 0,
     carve: float = 0.2,
     drop_overlap: bool | None = None,
-    own: OwnData | None = None,
+    own: UserData | None = None,
     division: Division | None = None,
     hold_out: int | None = None,
     mean: Mean | None = None,
@@ -103,26 +103,26 @@ def load(
         weights = dict.fromkeys((*named, "acc", "acc_norm", "brier_score"), mean == "items")
     task = Task(label, leaves, metric, weights, caps, seed, carve, division, hold_out)
     if mine is not None:
-        task.own = mine
+        task.user_task = mine
         task.notes += mine.notes
         if drop_overlap is None and hold_out is None:
             _drop_duplicates(task)
     if drop_overlap:
-        from potentia.tasks.checks import overlap
+        from potentia.tasks.checks import measure_overlap
 
-        dropped = task.without(overlap(task).train_ids)
+        dropped = task.drop_documents(measure_overlap(task).train_ids)
         task.notes += (
             [f"{dropped} training documents overlap the test and are dropped."] if dropped else []
         )
     return task
 
 
-Found = tuple[list[Leaf], Mapping[str, bool], str, str | None, OwnTask | None]
+Found = tuple[list[Subtask], Mapping[str, bool], str, str | None, UserTask | None]
 _remembered: dict[Any, Found] | None = None
 
 
 @contextmanager
-def reading_once() -> Iterator[None]:
+def reading_data_once() -> Iterator[None]:
     """Read the data of a task once meanwhile, however often it is loaded with other caps."""
     global _remembered
     before, _remembered = _remembered, {}
@@ -135,20 +135,20 @@ def reading_once() -> Iterator[None]:
 def _read(
     name: str,
     data_dir: Path | None,
-    own: OwnData | None,
+    own: UserData | None,
     answer_tokens: int | None,
     drop_bad_rows: bool,
 ) -> Found:
     """Read what a name means: its definitions with their data, weights in a group, label, metric, own data."""
     base, form = TaskName(name).base, TaskName(name).form
     path = None if own is not None else _own_path(base)
-    mine: OwnTask | None = None
+    mine: UserTask | None = None
     weights: Mapping[str, bool] = {}
     metric = None
     if path is not None and path.suffix not in (".yaml", ".yml"):
-        own = OwnData(files=(str(path),), drop_bad_rows=drop_bad_rows)
+        own = UserData(files=(str(path),), drop_bad_rows=drop_bad_rows)
     if own is not None:
-        mine = read_own(own, data_dir)
+        mine = read_user_data(own, data_dir)
         label = str(mine.config["task"])
         sources = [({**mine.config, LIMITED: bool(own.prompt)}, mine.data)]
     else:
@@ -188,10 +188,10 @@ def _drop_duplicates(task: Task) -> None:
     dropped: dict[Split, int] = {}
     for split in ("test", "validation", "train"):
         docs = task.documents(split)
-        keys = [same_words("\n".join(texts)) for texts in task.identifying(docs)]
+        keys = [normalise_words("\n".join(texts)) for texts in task.identifying_texts(docs)]
         if split != "test":
             repeated = frozenset(doc.id for doc, key in zip(docs, keys, strict=True) if key in seen)
-            dropped[split] = task.without(repeated, split)
+            dropped[split] = task.drop_documents(repeated, split)
         seen |= set(keys) - {""}
     repeats: dict[Split, str] = {
         "train": "validation and test repeat every training",
@@ -208,23 +208,23 @@ def _drop_duplicates(task: Task) -> None:
         )
 
 
-def same_words(text: str) -> str:
+def normalise_words(text: str) -> str:
     """Return a text without case and punctuation."""
     return " ".join(text.lower().translate(_MARKS).split())
 
 
 def _formed(
     config: Mapping[str, Any], data: Mapping[str, Dataset], form: str, answer_tokens: int | None
-) -> Leaf:
-    leaf = Leaf(config, data)
+) -> Subtask:
+    leaf = Subtask(config, data)
     if form:
-        leaf = Leaf(forms.rewrite(form, leaf.task, config), data)
+        leaf = Subtask(forms.rewrite_definition(form, leaf.task, config), data)
     if answer_tokens is None or leaf.kind != "generation":
         return leaf
     asked = {
         k: v for k, v in (leaf.config.get("generation_kwargs") or {}).items() if k not in LENGTHS
     }
-    return Leaf(
+    return Subtask(
         {**leaf.config, "generation_kwargs": {**asked, "max_gen_toks": answer_tokens}}, data
     )
 
@@ -244,20 +244,20 @@ def _own_path(name: str) -> Path | None:
 # --- a user's own data -----------------------------------------------------------------------------------------------
 
 
-def read_own(own: OwnData, data_dir: Path | None = None) -> OwnTask:
+def read_user_data(own: UserData, data_dir: Path | None = None) -> UserTask:
     """Read a user's files or dataset. Rows that cannot be used are told all at once, or dropped if asked for."""
-    bad: Bad = []
+    bad: BadRows = []
     splits = own.read(data_dir, bad)
     if bad and not any(splits.values()):
-        raise bad_rows(bad, len(bad))
+        raise bad_rows_error(bad, len(bad))
     own, make = _reading(own, splits)
     splits = {split: map_columns(records, own.columns) for split, records in splits.items()}
-    if own.prompt is not None and make is kinds.corpus:
+    if own.prompt is not None and make is kinds.make_corpus:
         raise TaskError("a text to predict has no prompt", hint="leave out `prompt`")
     config, rows = make(own, splits, bad)
     total = sum(map(len, rows.values())) + len(bad)
     if bad and not (own.drop_bad_rows and any(rows.values())):
-        raise bad_rows(bad, total)
+        raise bad_rows_error(bad, total)
     rows = {split: records for split, records in rows.items() if records}
     config = {
         "task": own.label,
@@ -265,11 +265,13 @@ def read_own(own: OwnData, data_dir: Path | None = None) -> OwnTask:
         **({} if own.prompt is None else {"doc_to_text": own.prompt}),
     }
     config |= {key: split if split in rows else None for split, key in SPLIT_KEYS.items()}
-    data = {split: from_records(records, where=own.label) for split, records in rows.items()}
-    return OwnTask(config, data, dict(own.columns), tuple(_notes(own, config, bad, total)))
+    data = {
+        split: dataset_from_records(records, where=own.label) for split, records in rows.items()
+    }
+    return UserTask(config, data, dict(own.columns), tuple(_notes(own, config, bad, total)))
 
 
-def bad_rows(bad: Bad, total: int) -> TaskError:
+def bad_rows_error(bad: BadRows, total: int) -> TaskError:
     """Say which rows cannot be used, all in one error."""
     if len(bad) == 1:
         return bad[0]
@@ -279,7 +281,7 @@ def bad_rows(bad: Bad, total: int) -> TaskError:
     return TaskError(f"{len(bad)} of {total} rows cannot be used\n" + "\n".join(lines), hint=hint)
 
 
-def _notes(own: OwnData, config: kinds.Config, bad: Bad, total: int) -> Iterator[str]:
+def _notes(own: UserData, config: kinds.Config, bad: BadRows, total: int) -> Iterator[str]:
     if bad:
         places = ", ".join((error.where or "").rpartition(", ")[2] for error in bad[:5]) + (
             " …" if bad[5:] else ""
@@ -339,10 +341,10 @@ _USUAL = {
     ),
 }
 _KINDS: tuple[tuple[tuple[str, ...], kinds.Make], ...] = (
-    (("question", "choices", "answer"), kinds.choice),
-    (("prompt", "completion"), kinds.generation),
-    (("text", "label"), kinds.labelled),
-    (("text",), kinds.corpus),
+    (("question", "choices", "answer"), kinds.make_choice_task),
+    (("prompt", "completion"), kinds.make_generation_task),
+    (("text", "label"), kinds.make_classification),
+    (("text",), kinds.make_corpus),
 )
 _PAIRS = (
     ("premise", "hypothesis"),
@@ -358,7 +360,7 @@ _PAIRS = (
 _FIELDS = (*_USUAL, "text_pair")
 
 
-def guess_columns(own: OwnData, data_dir: Path | None = None) -> dict[str, str]:
+def guess_columns(own: UserData, data_dir: Path | None = None) -> dict[str, str]:
     """Guess which columns stand for which fields, by the names that people give them; empty where they fit as they are.
 
     Raises where no kind of benchmark can be made of them.
@@ -366,9 +368,9 @@ def guess_columns(own: OwnData, data_dir: Path | None = None) -> dict[str, str]:
     splits = own.read(data_dir, [])
     columns = set().union(*(record.keys() for records in splits.values() for record in records))
     for fields, make in _KINDS:
-        if set(fields) <= columns and make is not kinds.corpus:
+        if set(fields) <= columns and make is not kinds.make_corpus:
             return {}
-        found = _pair(columns) if make is kinds.labelled else {}
+        found = _pair(columns) if make is kinds.make_classification else {}
         found |= _named(
             columns, [name for name in fields if name not in found], taken=found.values()
         )
@@ -396,7 +398,7 @@ def _pair(columns: set[str]) -> dict[str, str]:
     return {"text": lower[both[0]], "text_pair": lower[both[1]]} if both else {}
 
 
-def _reading(own: OwnData, splits: kinds.Splits) -> tuple[OwnData, kinds.Make]:
+def _reading(own: UserData, splits: kinds.Splits) -> tuple[UserData, kinds.Make]:
     """Decide what the columns make: a kind of benchmark, and for labelled texts which column is the label."""
     if odd := next((name for name in own.columns if name not in _FIELDS), None):
         raise TaskError(
@@ -417,7 +419,7 @@ def _reading(own: OwnData, splits: kinds.Splits) -> tuple[OwnData, kinds.Make]:
             taken=map(str, found.values()),
         )
         if {"text", "label"} <= set(found):
-            return replace(own, columns=found), kinds.labelled
+            return replace(own, columns=found), kinds.make_classification
     if "text" not in there:
         raise _no_benchmark(own, columns)
     everything = [record for records in splits.values() for record in records]
@@ -428,10 +430,10 @@ def _reading(own: OwnData, splits: kinds.Splits) -> tuple[OwnData, kinds.Make]:
             hint=f"say so in the task's entry: columns: {{text: text, label: {column}}} (--map label={column});"
             " for a corpus columns: {text: text} (--map text=text)",
         )
-    return own, kinds.corpus
+    return own, kinds.make_corpus
 
 
-def _no_benchmark(own: OwnData, columns: set[str]) -> TaskError:
+def _no_benchmark(own: UserData, columns: set[str]) -> TaskError:
     missing = ""
     for fields, _ in reversed(_KINDS[:2]):
         missing = (

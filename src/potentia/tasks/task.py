@@ -15,14 +15,14 @@ import numpy as np
 from potentia.errors import TaskError
 from potentia.study import Caps
 from potentia.tasks import grading
-from potentia.tasks.harness import fingerprint
-from potentia.tasks.leaf import Answer, ChatTemplate, Doc, Leaf, Prompt
+from potentia.tasks.harness import fingerprint_definition
+from potentia.tasks.subtask import Answer, ChatTemplate, Prompt, Subtask, TaskDocument
 from potentia.values.metric import Metric
 from potentia.values.requests import Example
 from potentia.values.scores import ItemOutcome, Score
 
 if TYPE_CHECKING:
-    from potentia.tasks.loading import OwnTask
+    from potentia.tasks.loading import UserTask
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, Split, Split] = ("train", "validation", "test")
@@ -36,7 +36,7 @@ _CARVE, _CAP = (
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PlannedSplit:
     """One split: the public split (or the rule) it came from, its size before and after the cap."""
 
     origin: str
@@ -48,9 +48,9 @@ class Part:
 class SplitPlan:
     """Where each split came from, how large it was and is, and the seed and fraction behind it; goes into manifests."""
 
-    train: Part
-    validation: Part
-    test: Part
+    train: PlannedSplit
+    validation: PlannedSplit
+    test: PlannedSplit
     caps: Caps
     seed: int
     carve: float
@@ -62,7 +62,7 @@ class SplitPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class SplitRows:
     """Row numbers in one public split of a subtask."""
 
     public: str
@@ -80,9 +80,9 @@ class Division:
     fold: tuple[int, int] | None = None  # (k from 1, K)
 
 
-def divide(
+def divide_documents(
     sizes: Mapping[str, int], *, seed: int, carve: float, division: Division | None = None
-) -> tuple[dict[Split, Rows], dict[Split, str]]:
+) -> tuple[dict[Split, SplitRows], dict[Split, str]]:
     """Decide the splits of one benchmark from the public splits it has, before any cap: rows, and where they are from.
 
     A benchmark with both validation and labelled test uses them. One without a labelled test is tested on its public
@@ -163,22 +163,22 @@ def _held(count: int, carve: float) -> int:
     return min(count - 1, max(1, round(count * carve)))
 
 
-def undivided(
+def hold_out_documents(
     sizes: Sequence[Mapping[str, int]], *, hold_out: int, seed: int
-) -> tuple[dict[Split, list[Rows]], dict[Split, str]]:
+) -> tuple[dict[Split, list[SplitRows]], dict[Split, str]]:
     """Leave auxiliary data whole: all of train is trained on, but for ``hold_out`` documents kept to choose by."""
     every = [_whole("train", size.get("train") or 0) for size in sizes]
     total = _count(every)
     if hold_out and hold_out >= total:
         raise TaskError(f"{hold_out} documents to hold out of {total} leave none to train on")
-    held = cap(every, hold_out, seed=seed)
-    rows: dict[Split, list[Rows]] = {
+    held = cap_rows(every, hold_out, seed=seed)
+    rows: dict[Split, list[SplitRows]] = {
         "train": [
-            Rows("train", tuple(sorted(set(whole.rows) - set(out.rows))))
+            SplitRows("train", tuple(sorted(set(whole.rows) - set(out.rows))))
             for whole, out in zip(every, held, strict=True)
         ],
         "validation": held,
-        "test": [Rows("test", ()) for _ in every],
+        "test": [SplitRows("test", ()) for _ in every],
     }
     return rows, {
         "train": "train",
@@ -187,7 +187,7 @@ def undivided(
     }
 
 
-def cap(parts: Sequence[Rows], limit: int | None, *, seed: int) -> list[Rows]:
+def cap_rows(parts: Sequence[SplitRows], limit: int | None, *, seed: int) -> list[SplitRows]:
     """Keep at most ``limit`` rows of a split that may span several sources: a seeded sample, in the public order."""
     total = _count(parts)
     if limit is None or total <= limit:
@@ -198,16 +198,16 @@ def cap(parts: Sequence[Rows], limit: int | None, *, seed: int) -> list[Rows]:
     return [replace(part, rows=tuple(row for row in part.rows if next(wanted))) for part in parts]
 
 
-def _count(parts: Sequence[Rows]) -> int:
+def _count(parts: Sequence[SplitRows]) -> int:
     return sum(len(part.rows) for part in parts)
 
 
-def _ordered(rows: Order) -> Rows:
-    return Rows("train", tuple(np.sort(rows).tolist()))
+def _ordered(rows: Order) -> SplitRows:
+    return SplitRows("train", tuple(np.sort(rows).tolist()))
 
 
-def _whole(public: str, size: int) -> Rows:
-    return Rows(public, tuple(range(size)))
+def _whole(public: str, size: int) -> SplitRows:
+    return SplitRows(public, tuple(range(size)))
 
 
 # --- the task --------------------------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ class Task:
     def __init__(
         self,
         name: str,
-        leaves: Sequence[Leaf],
+        leaves: Sequence[Subtask],
         metric: str | None,
         weights: Mapping[str, bool],
         caps: Caps | None,
@@ -239,15 +239,15 @@ class Task:
         self.labels: dict[str, str] = dict(
             first.config.get("labels") or {}
         )  # of a classification: its words by label
-        self.options = first.has_options  # whether its documents have options to choose from
+        self.has_options = first.has_options  # whether its documents have options to choose from
         self.metrics = first.metric_names  # that the definition asks for
         self.metric = self._main(first.config.get("main_metric") or metric)
         self.shots = int(first.config.get("shots") or 0)
         self.higher_is_better = first.higher_is_better(self.metric)
-        self.own: OwnTask | None = None  # where the user's own data made it
+        self.user_task: UserTask | None = None  # where the user's own data made it
         self.notes: list[str] = []  # what was inferred, dropped or is to be known of its data
         self._weights = dict(weights)
-        self._documents: dict[Split, list[Doc]] = {}
+        self._documents: dict[Split, list[TaskDocument]] = {}
         self._pools: dict[int, Sequence[Mapping[str, Any]]] = {}
         self.plan, self._rows = self._split(caps or Caps(), seed, carve, division, hold_out)
 
@@ -257,9 +257,9 @@ class Task:
 
     def _main(self, wanted: str | None) -> str:
         added: tuple[str, ...] = (
-            ("acc", "acc_norm", "brier_score", grading.PER_TOKEN) if self.options else ()
+            ("acc", "acc_norm", "brier_score", grading.PER_TOKEN) if self.has_options else ()
         )
-        added += tuple(grading.OF_LABELS) if self.labels else ()
+        added += tuple(grading.LABEL_METRICS) if self.labels else ()
         if wanted in (*self.metrics, *added):
             return str(wanted)
         if not self.metrics:
@@ -272,52 +272,55 @@ class Task:
     @cached_property
     def chance(self) -> float | None:
         """The accuracy of a uniform guess on the test split: the mean of 1/k over k options; None without options."""
-        docs = self.documents("test") if self.options else ()
+        docs = self.documents("test") if self.has_options else ()
         docs = docs[
             :: max(1, len(docs) // GUESSED)
         ]  # what a task's questions offer differs little from part to part
-        counts = [len(self._leaves[doc.leaf].choices(doc.data)) for doc in docs]
+        counts = [len(self._leaves[doc.subtask].choices(doc.data)) for doc in docs]
         return sum(1 / count for count in counts if count) / len(counts) if counts else None
 
     def _split(
         self, caps: Caps, seed: int, carve: float, division: Division | None, hold_out: int | None
-    ) -> tuple[SplitPlan, dict[Split, list[Rows]]]:
+    ) -> tuple[SplitPlan, dict[Split, list[SplitRows]]]:
         sizes = [leaf.sizes() for leaf in self._leaves]
         if hold_out is None:
-            each = [divide(size, seed=seed, carve=carve, division=division) for size in sizes]
+            each = [
+                divide_documents(size, seed=seed, carve=carve, division=division) for size in sizes
+            ]
             whole = {split: [rows[split] for rows, _ in each] for split in SPLITS}
             origins = {
                 split: ", ".join(dict.fromkeys(origin[split] for _, origin in each))
                 for split in SPLITS
             }
         else:
-            whole, origins = undivided(sizes, hold_out=hold_out, seed=seed)
+            whole, origins = hold_out_documents(sizes, hold_out=hold_out, seed=seed)
         rows = {
-            split: cap(parts, getattr(caps, split), seed=seed) for split, parts in whole.items()
+            split: cap_rows(parts, getattr(caps, split), seed=seed)
+            for split, parts in whole.items()
         }
         train, validation, test = (
-            Part(origins[s], _count(whole[s]), _count(rows[s])) for s in SPLITS
+            PlannedSplit(origins[s], _count(whole[s]), _count(rows[s])) for s in SPLITS
         )
         return SplitPlan(train, validation, test, caps, seed, carve), rows
 
-    def documents(self, split: Split) -> Sequence[Doc]:
+    def documents(self, split: Split) -> Sequence[TaskDocument]:
         """Return the documents of a split: after carving and caps, in the public order; empty where there is none."""
         if split not in SPLITS:
             raise TaskError(f"no split {split!r}", hint=f"the splits are {', '.join(SPLITS)}")
         if split not in self._documents:
-            docs: list[Doc] = []
+            docs: list[TaskDocument] = []
             start = 0
             for place, (leaf, part) in enumerate(zip(self._leaves, self._rows[split], strict=True)):
                 taken = leaf.take(part.public, part.rows) if part.rows else []
                 docs += [
-                    Doc(start + row, data, place)
+                    TaskDocument(start + row, data, place)
                     for row, data in zip(part.rows, taken, strict=True)
                 ]
                 start += len(leaf.public(part.public))
             self._documents[split] = docs
         return self._documents[split]
 
-    def without(self, ids: frozenset[int], split: Split = "train") -> int:
+    def drop_documents(self, ids: frozenset[int], split: Split = "train") -> int:
         """Drop these documents from a split, say so in the plan, and return how many they were."""
         before = self.documents(split)
         kept = [doc for doc in before if doc.id not in ids]
@@ -344,11 +347,11 @@ class Task:
             for number, doc in enumerate(self._own_pool(place) or ())
         )
         docs = ((split, doc.id, doc.data) for split in SPLITS for doc in self.documents(split))
-        return fingerprint(config, (*pools, *docs))
+        return fingerprint_definition(config, (*pools, *docs))
 
     def prompts(
         self,
-        docs: Sequence[Doc],
+        docs: Sequence[TaskDocument],
         *,
         shots: int = 0,
         chat: ChatTemplate | None = None,
@@ -368,9 +371,9 @@ class Task:
             raise TaskError(f"{self.name} is a corpus: it has no few-shot prompts")
         made = []
         for doc in docs:
-            leaf = self._leaves[doc.leaf]
+            leaf = self._leaves[doc.subtask]
             if shots:
-                leaf.draw(self._pool(doc.leaf), doc, shots=shots, seed=seed)
+                leaf.draw(self._pool(doc.subtask), doc, shots=shots, seed=seed)
             made.append(leaf.prompt(doc, shots=shots, chat=chat))
         return made
 
@@ -382,44 +385,48 @@ class Task:
         if place not in self._pools:
             pool = self._own_pool(place)
             for split in SPLITS:
-                pool = pool or [doc.data for doc in self.documents(split) if doc.leaf == place]
+                pool = pool or [doc.data for doc in self.documents(split) if doc.subtask == place]
             self._pools[place] = pool or []
         return self._pools[place]
 
     def examples(
-        self, docs: Sequence[Doc], *, chat: ChatTemplate | None = None, every_answer: bool = False
+        self,
+        docs: Sequence[TaskDocument],
+        *,
+        chat: ChatTemplate | None = None,
+        every_answer: bool = False,
     ) -> list[Example]:
         """Return training texts: the prompt and the right answer, divided where scoring divides them."""
         return [
-            self._leaves[doc.leaf].example(doc.data, chat=chat, every_answer=every_answer)
+            self._leaves[doc.subtask].example(doc.data, chat=chat, every_answer=every_answer)
             for doc in docs
         ]
 
-    def asked(self, docs: Sequence[Doc]) -> list[str]:
+    def question_texts(self, docs: Sequence[TaskDocument]) -> list[str]:
         """Return what each document asks, without examples or description: the texts that overlap compares."""
-        return [self._leaves[doc.leaf].asked(doc.data) for doc in docs]
+        return [self._leaves[doc.subtask].asked(doc.data) for doc in docs]
 
-    def identifying(self, docs: Sequence[Doc]) -> list[list[str]]:
+    def identifying_texts(self, docs: Sequence[TaskDocument]) -> list[list[str]]:
         """Return the texts that tell documents apart: what is asked, and the choices where they differ."""
-        asked = self.asked(docs)
-        if self.labels or not self.options:
+        asked = self.question_texts(docs)
+        if self.labels or not self.has_options:
             return [[text] for text in asked]
         return [
-            [text, *self._leaves[doc.leaf].choices(doc.data)]
+            [text, *self._leaves[doc.subtask].choices(doc.data)]
             for text, doc in zip(asked, docs, strict=True)
         ]
 
-    def described(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Say what a reader of its scores must know: the level of a guess, labels, baselines, how to ask it again."""
         told: dict[str, Any] = {} if self.chance is None else {"chance": self.chance}
         if self.labels:
-            from potentia.tasks.checks import baselines
+            from potentia.tasks.checks import compute_baselines
 
-            told |= {"labels": self.labels, "baselines": baselines(self)}
-        if self.own is not None:
+            told |= {"labels": self.labels, "baselines": compute_baselines(self)}
+        if self.user_task is not None:
             plain = (str, int, float, bool, list, dict)
             config = {k: v for k, v in self._leaves[0].config.items() if isinstance(v, plain)}
-            told |= {"config": config, "columns": self.own.columns}
+            told |= {"config": config, "columns": self.user_task.columns}
         return told
 
     def grade(
@@ -430,7 +437,7 @@ class Task:
             raise TaskError(f"{len(prompts)} prompts, but {len(responses)} responses")
         outcomes: dict[int, ItemOutcome] = {}
         for place, leaf in enumerate(self._leaves):
-            mine = [i for i, prompt in enumerate(prompts) if prompt.doc.leaf == place]
+            mine = [i for i, prompt in enumerate(prompts) if prompt.doc.subtask == place]
             graded = leaf.grade(
                 [prompts[i] for i in mine], [responses[i] for i in mine], self.metric
             )
@@ -453,8 +460,8 @@ class Task:
             mine = [o for o in outcomes if o.detail.get("subtask", leaf.name) == leaf.name]
             if mine:
                 members.append(
-                    grading.scores(
-                        mine, leaf.task.aggregation(), partial(self.metric_of, leaf=leaf)
+                    grading.score_outcomes(
+                        mine, leaf.task.aggregation(), partial(self.metric_named, leaf=leaf)
                     )
                 )
         if len(self._leaves) == 1:
@@ -462,12 +469,12 @@ class Task:
         made: dict[str, Score] = {}
         for name in dict.fromkeys(name for scores in members for name in scores):
             by_size = self._weights.get(name.split("|")[0], True)
-            made[name] = grading.pooled(
+            made[name] = grading.pool_scores(
                 [scores[name] for scores in members if name in scores], by_size=by_size
             )
         return made
 
-    def metric_of(self, name: str, leaf: Leaf | None = None) -> Metric:
+    def metric_named(self, name: str, leaf: Subtask | None = None) -> Metric:
         """Return what one of its metrics is: of a text where texts are predicted, whichever way is better."""
         up = (leaf or self._leaves[0]).higher_is_better(name)
         return Metric.of(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from potentia.errors import ModelError
-from potentia.files import keep_file
+from potentia.files import write_if_changed
 from potentia.zoo.benchmarks import BENCHMARKS, documents
 from potentia.zoo.world import (
     ASSISTANT,
@@ -155,7 +155,7 @@ def task_folder(cache_dir: Path, world: World | None = None) -> dict[str, Path]:
         files = {}
         for split, lines in documents(world, benchmark).items():
             file = folder / f"{split}.jsonl"
-            keep_file(file, "".join(json.dumps(line) + "\n" for line in lines))
+            write_if_changed(file, "".join(json.dumps(line) + "\n" for line in lines))
             files[split] = str(file)
         path = Path(cache_dir) / f"{benchmark.name}.yaml"
         data = {
@@ -163,7 +163,7 @@ def task_folder(cache_dir: Path, world: World | None = None) -> dict[str, Path]:
             "dataset_path": "json",
             "dataset_kwargs": {"data_files": files},
         }
-        keep_file(
+        write_if_changed(
             path, json.dumps(data | _SPLITS | _KINDS[benchmark.kind], indent=1) + "\n"
         )  # JSON is YAML
         tasks[benchmark.name] = path

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from potentia.analysis.left_out import NO_ENTRIES
 from potentia.errors import DataError, InputError
-from potentia.files import csv_rows
+from potentia.files import read_csv_rows
 
 if TYPE_CHECKING:
     from potentia.evidence import Evidence
@@ -174,7 +174,7 @@ def _read_rows(path: Path, needed: set[str]) -> Iterator[tuple[str, dict[str, st
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"it cannot be read: {error}", where=str(path)) from None
-    for place, row in csv_rows(text, str(path), check_columns):
+    for place, row in read_csv_rows(text, str(path), check_columns):
         if not all(row[name] for name in needed):
             raise DataError("a name is empty", where=place)
         yield place, row

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potentia.errors import ModelError
-from potentia.files import MISSING_WEIGHTS, allowed, read_json
+from potentia.files import MISSING_WEIGHTS, is_allowed, read_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -181,7 +181,7 @@ def check_loaded_weights(source: str, info: dict[str, Any]) -> dict[str, Any]:
     found = {kind: names for kind, names in odd.items() if names}
     if not found:
         return {"weights": "all in place"}
-    if not allowed(MISSING_WEIGHTS):
+    if not is_allowed(MISSING_WEIGHTS):
         parts = [f"{len(names)} {kind} ({_some(names)})" for kind, names in found.items()]
         raise ModelError(
             f"the weights of {source} do not fit its config: {', '.join(parts)}; {_cause(**odd)}",

@@ -18,11 +18,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from potentia import limited
 from potentia.errors import InputError, ModelError
 from potentia.files import (
-    LARGEST,
+    LARGEST_FILE,
     PICKLE,
-    allowed,
+    check_plain_file,
     describe_invalid,
-    plain_file,
+    is_allowed,
     read_json,
     read_json_object,
 )
@@ -142,7 +142,7 @@ def read_adapter(folder: Path) -> AdapterFiles:
 def read_adapter_config(folder: Path) -> AdapterConfig:
     """Read and check ``adapter_config.json``, its patterns on sample names included."""
     file = folder / ADAPTER_CONFIG
-    content = read_json_object(file, LARGEST, error=ModelError)
+    content = read_json_object(file, LARGEST_FILE, error=ModelError)
     try:
         config = AdapterConfig.model_validate(content)
     except ValidationError as error:
@@ -195,7 +195,7 @@ def _walk_numbers(value: Any, key: str) -> Iterator[tuple[str, int]]:
 
 def _check_weights(file: Path) -> None:
     """Refuse weights that are cut or say sizes that the file does not have; pickles are for PEFT to read."""
-    plain_file(file, LARGEST_ADAPTER, ModelError)
+    check_plain_file(file, LARGEST_ADAPTER, ModelError)
     if file.suffix != ".safetensors":
         return
     from safetensors import SafetensorError, safe_open
@@ -214,7 +214,9 @@ def _check_weights(file: Path) -> None:
 def _read_base(folder: Path, config: AdapterConfig) -> AdapterBase:
     """Return the base that an adapter's note names, or that PEFT's config does."""
     note_file = folder / ADAPTER_NOTE
-    note = read_json_object(note_file, LARGEST, error=ModelError) if note_file.is_file() else {}
+    note = (
+        read_json_object(note_file, LARGEST_FILE, error=ModelError) if note_file.is_file() else {}
+    )
     base = note.get("base")
     if base is None:
         return AdapterBase(None, config.base_model_name_or_path)
@@ -302,7 +304,7 @@ def check_model_folder(folder: Path, label: str = "") -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        config = read_json(file, LARGEST)
+        config = read_json(file, LARGEST_FILE)
     except InputError as error:
         raise InputError(f"{prefix}{error.message}", where=str(file)) from None
     except (OSError, ValueError):
@@ -333,7 +335,7 @@ def check_adapter_config(folder: Path, label: str = "") -> None:
 def refuse_pickles(files: Sequence[Path]) -> None:
     """Refuse weights that run code when they are read, unless they were allowed."""
     pickled = next((file for file in files if file.suffix not in PLAIN_WEIGHTS), None)
-    if pickled is not None and not allowed(PICKLE):
+    if pickled is not None and not is_allowed(PICKLE):
         raise ModelError(
             f"{pickled.name} in {pickled.parent} is a pickle, which can run code", hint=PICKLE_HINT
         )

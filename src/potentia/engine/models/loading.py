@@ -31,7 +31,7 @@ from potentia.engine.models.identity import (
 )
 from potentia.engine.models.tokenization import BosPolicy, Encoder
 from potentia.errors import InputError, MissingExtraError, PotentiaError
-from potentia.files import PICKLE, allowed
+from potentia.files import PICKLE, is_allowed
 
 if TYPE_CHECKING:
     import torch
@@ -157,7 +157,7 @@ def load(
     if gguf_file is not None:
         _need_gguf()
         options["gguf_file"] = gguf_file
-    elif not allowed(PICKLE):
+    elif not is_allowed(PICKLE):
         options["use_safetensors"] = True
     if adapters:  # before the weights are read: an adapter of another model is refused by its note
         fingerprint(name_or_path, revision=revision, gguf_file=gguf_file, adapters=adapters)

@@ -22,7 +22,7 @@ the names of its metrics where not every filter goes with every metric, and the 
 _FORMS: dict[str, tuple[Form, int]] = {}
 
 
-def register(name: str, version: int = 1) -> Callable[[Form], Form]:
+def register_form(name: str, version: int = 1) -> Callable[[Form], Form]:
     """Make a form known by this name; raise its ``version`` with every change of what it writes or how it judges."""
 
     def keep(form: Form) -> Form:
@@ -32,7 +32,7 @@ def register(name: str, version: int = 1) -> Callable[[Form], Form]:
     return keep
 
 
-class Template:
+class FormField:
     """A field of a definition that a form writes; the fingerprint holds what it takes the place of."""
 
     def __init__(
@@ -48,7 +48,7 @@ class Template:
         return self.write(doc)
 
 
-def rewrite(spec: str, task: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+def rewrite_definition(spec: str, task: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the definition of a task in another form; ``spec`` is ``form`` or ``form:argument``."""
     name, _, argument = spec.partition(":")
     if name not in _FORMS:

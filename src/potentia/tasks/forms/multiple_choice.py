@@ -23,15 +23,15 @@ from typing import Any
 import numpy as np
 
 from potentia.errors import TaskError
-from potentia.tasks.forms import Template, register
+from potentia.tasks.forms import FormField, register_form
 from potentia.tasks.forms import open_answers as reading
-from potentia.tasks.forms.open_answers import LETTERS, no_argument
+from potentia.tasks.forms.open_answers import LETTERS, refuse_argument
 
 _SAMPLING = ("sampler", "split", "samples", "process_docs", "fewshot_indices", "fewshot_delimiter")
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedQuestion:
     """One document as people ask it: the bare question, the options' texts, and the right one's place (−1: unknown)."""
 
     question: str
@@ -53,7 +53,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Draw:
+class OptionDraw:
     """How options are drawn: at most ``limit`` (0: all), shuffled where the answer always has the same place."""
 
     limit: int = 0
@@ -61,26 +61,28 @@ class Draw:
     shuffle: bool = False
 
 
-Read = Callable[[Mapping[str, Any]], Asked]
+Read = Callable[[Mapping[str, Any]], AskedQuestion]
 
 
-def _read(task: Any, draw: Draw, doc: Mapping[str, Any]) -> Asked:
+def _read(task: Any, draw: OptionDraw, doc: Mapping[str, Any]) -> AskedQuestion:
     """Read question, options and answer from the task's own prompt and columns."""
     if task.multiple_input:
         return _drawn(_sentence(task, doc), draw)
     choices = [str(choice) for choice in task.doc_to_choice(doc)]
     options = choices
     if reading.scores_labels(task, choices):
-        options = _listed_column(task, doc, len(choices)) or reading.options(task, doc)
+        options = _listed_column(task, doc, len(choices)) or reading.read_options(task, doc)
     prompt = str(task.doc_to_text(doc))
-    question = reading.bare(prompt[: _listing(prompt, options)])
-    return _drawn(Asked(question, tuple(options), _place(task.doc_to_target(doc), choices)), draw)
+    question = reading.strip_labels(prompt[: _listing(prompt, options)])
+    return _drawn(
+        AskedQuestion(question, tuple(options), _place(task.doc_to_target(doc), choices)), draw
+    )
 
 
-def _readable(task: Any, draw: Draw) -> Read:
+def _readable(task: Any, draw: OptionDraw) -> Read:
     """Return what reads documents whose options all have a letter."""
 
-    def read(doc: Mapping[str, Any]) -> Asked:
+    def read(doc: Mapping[str, Any]) -> AskedQuestion:
         asked = _read(task, draw, doc)
         if len(asked.options) > len(LETTERS):
             raise TaskError(
@@ -103,7 +105,7 @@ def _fields(
         "doc_to_choice": choose,
         "doc_to_target": lambda doc: read(doc).gold,
     }
-    made = {name: Template(write, config) for name, write in fields.items()}
+    made = {name: FormField(write, config) for name, write in fields.items()}
     return {**made, "target_delimiter": " ", "gen_prefix": None}
 
 
@@ -112,7 +114,7 @@ def _always_there(config: Mapping[str, Any]) -> bool:
     return isinstance(config.get("doc_to_target"), int)
 
 
-@register("choice")
+@register_form("choice")
 def choice(task: Any, config: Mapping[str, Any], argument: str) -> dict[str, Any]:
     """Options listed, letters scored: MMLU's form."""
     read = _readable(task, _draw(task, config, "choice", argument, shuffle=_always_there(config)))
@@ -120,7 +122,7 @@ def choice(task: Any, config: Mapping[str, Any], argument: str) -> dict[str, Any
     return {**fields, **_kept(config), **_metrics(config, ("acc",))}
 
 
-@register("cloze")
+@register_form("cloze")
 def cloze(task: Any, config: Mapping[str, Any], argument: str) -> dict[str, Any]:
     """Options not listed, their texts scored: ARC's form. A task that is so already stays as it is."""
     draw = _draw(task, config, "cloze", argument)
@@ -147,18 +149,18 @@ def cloze(task: Any, config: Mapping[str, Any], argument: str) -> dict[str, Any]
     return {**own, **_kept(config), "target_delimiter": task.config.target_delimiter}
 
 
-@register("option_ppl")
+@register_form("option_ppl")
 def option_ppl(task: Any, config: Mapping[str, Any], argument: str) -> dict[str, Any]:
     """Table 5: options listed, the likeliest letter wins."""
-    no_argument("option_ppl", argument)
-    read = _readable(task, Draw(shuffle=_always_there(config)))
+    refuse_argument("option_ppl", argument)
+    read = _readable(task, OptionDraw(shuffle=_always_there(config)))
     fields = _fields(
         config, read, lambda doc: f"Question: {read(doc).listed}", lambda doc: read(doc).letters
     )
     return _ranked(task, config, fields, "acc")
 
 
-@register("blank_ppl")
+@register_form("blank_ppl")
 def blank_ppl(task: Any, config: Mapping[str, Any], argument: str) -> dict[str, Any]:
     """Table 6: options not listed, the completed text of the lowest perplexity wins.
 
@@ -169,7 +171,7 @@ def blank_ppl(task: Any, config: Mapping[str, Any], argument: str) -> dict[str, 
     words = [word for word in argument.split(":") if word]
     metric = "acc_norm" if words[-1:] == ["character"] else "acc_token"
     part = ":".join(words[:-1] if metric == "acc_norm" else words)
-    read = partial(_read, task, Draw())
+    read = partial(_read, task, OptionDraw())
 
     def whole(doc: Mapping[str, Any]) -> list[str]:
         """Complete the question with each option; a task of sentences to complete has them whole."""
@@ -242,7 +244,7 @@ def _means(*names: str) -> list[dict[str, Any]]:
 
 def _draw(
     task: Any, config: Mapping[str, Any], form: str, argument: str, *, shuffle: bool = False
-) -> Draw:
+) -> OptionDraw:
     """Check that the task has options, and read the number of options and the seed behind the form's name."""
     name = config.get("task")
     if task.OUTPUT_TYPE != "multiple_choice":
@@ -263,7 +265,7 @@ def _draw(
         raise TaskError(
             f"{form}:{argument} does not say how many options", hint=f"such as {name}:{form}:4"
         )
-    return Draw(int(limit or 0), int(seed or 0), shuffle)
+    return OptionDraw(int(limit or 0), int(seed or 0), shuffle)
 
 
 def _lists_options(task: Any) -> bool:
@@ -306,7 +308,7 @@ def _listed_column(task: Any, doc: Mapping[str, Any], count: int) -> list[str] |
     return None
 
 
-def _sentence(task: Any, doc: Mapping[str, Any]) -> Asked:
+def _sentence(task: Any, doc: Mapping[str, Any]) -> AskedQuestion:
     """Read a sentence to complete (winogrande): what its contexts share, a blank, the rest; options fill the blank."""
     contexts = [str(context) for context in task.doc_to_choice(doc)]
     same = itertools.takewhile(
@@ -316,7 +318,7 @@ def _sentence(task: Any, doc: Mapping[str, Any]) -> Asked:
     shared = shared[: shared.rfind(" ") + 1]
     whole = f"{shared}_{task.config.target_delimiter}{task.doc_to_target(doc)}".strip()
     options = tuple(context[len(shared) :] for context in contexts)
-    return Asked(whole, options, _place(task.doc_to_text(doc), contexts))
+    return AskedQuestion(whole, options, _place(task.doc_to_text(doc), contexts))
 
 
 def _place(gold: Any, choices: list[str]) -> int:
@@ -327,7 +329,7 @@ def _place(gold: Any, choices: list[str]) -> int:
     return int(gold) if gold is not None and 0 <= int(gold) < len(choices) else -1
 
 
-def _drawn(asked: Asked, draw: Draw) -> Asked:
+def _drawn(asked: AskedQuestion, draw: OptionDraw) -> AskedQuestion:
     """Discard wrong options at random until ``limit`` remain, in their order; the same for a document everywhere."""
     count, gold = len(asked.options), asked.gold
     if gold < 0 or not (draw.shuffle or 0 < draw.limit < count):
@@ -344,4 +346,4 @@ def _drawn(asked: Asked, draw: Draw) -> Asked:
         )
     if draw.shuffle:
         kept = [kept[int(i)] for i in generator.permutation(len(kept))]
-    return Asked(asked.question, tuple(asked.options[i] for i in kept), kept.index(gold))
+    return AskedQuestion(asked.question, tuple(asked.options[i] for i in kept), kept.index(gold))

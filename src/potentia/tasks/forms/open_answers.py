@@ -29,7 +29,7 @@ from weakref import WeakKeyDictionary
 from potentia.errors import TaskError
 from potentia.facts import benchmark
 from potentia.tasks.data import as_list
-from potentia.tasks.forms import Template, register
+from potentia.tasks.forms import FormField, register_form
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 # Labels of questions and answers in the harness's languages (MGSM, CMMLU and others), a colon of any width behind them.
@@ -57,17 +57,17 @@ class Solution:
     answers: tuple[str, ...]
 
 
-def question(task: Any, doc: Mapping[str, Any]) -> str:
+def read_question(task: Any, doc: Mapping[str, Any]) -> str:
     """Return the question alone, without the task's labels and without listed options."""
     return _parts(task, doc)[0]
 
 
-def options(task: Any, doc: Mapping[str, Any]) -> list[str]:
+def read_options(task: Any, doc: Mapping[str, Any]) -> list[str]:
     """Return the options' texts, in the task's order."""
     return _parts(task, doc)[1]
 
 
-def solution(task: Any, doc: Mapping[str, Any]) -> Solution:
+def read_solution(task: Any, doc: Mapping[str, Any]) -> Solution:
     r"""Return reasoning and answers: divided at ``####`` or the last ``\boxed{}``, else the target is the answer."""
     targets = [str(target).strip() for target in as_list(task.doc_to_target(doc))] or [""]
     worked = doc.get("solution")
@@ -77,7 +77,7 @@ def solution(task: Any, doc: Mapping[str, Any]) -> Solution:
     if "####" in text:
         reasoning, _, answer = text.rpartition("####")
         return Solution(reasoning.strip(), (answer.strip(),))
-    found = last_boxed(text)
+    found = find_last_boxed(text)
     if found is not None:
         answer, start, end = found
         return Solution(f"{text[:start]}{answer}{text[end:]}".strip(), (answer.strip(),))
@@ -86,7 +86,7 @@ def solution(task: Any, doc: Mapping[str, Any]) -> Solution:
     return Solution("", tuple(targets))
 
 
-def last_boxed(text: str) -> tuple[str, int, int] | None:
+def find_last_boxed(text: str) -> tuple[str, int, int] | None:
     r"""Return the content of the last ``\boxed{…}``, with its place in the text; braces inside are balanced."""
     start = text.rfind("\\boxed{")
     if start < 0:
@@ -105,7 +105,7 @@ def _parts(task: Any, doc: Mapping[str, Any]) -> tuple[str, list[str]]:
     )
     prompt = str(task.doc_to_text(doc))
     if not scores_labels(task, choices):
-        return bare(prompt), choices
+        return strip_labels(prompt), choices
     listed = [
         match
         for match in _LISTED.finditer(prompt)
@@ -117,7 +117,7 @@ def _parts(task: Any, doc: Mapping[str, Any]) -> tuple[str, list[str]]:
             f"{task.config.task} scores letters, but its prompt does not list the options line by line",
             hint="a form needs the options' texts",
         )
-    return bare(prompt[: listed[0].start()]), [match[2] for match in listed]
+    return strip_labels(prompt[: listed[0].start()]), [match[2] for match in listed]
 
 
 def are_labels(choices: list[str]) -> bool:
@@ -144,7 +144,7 @@ def scores_labels(task: Any, choices: list[str]) -> bool:
     return _by_label[task]
 
 
-def bare(prompt: str) -> str:
+def strip_labels(prompt: str) -> str:
     """Return a prompt without its labels, such as "Question:" before and "Answer:" after it."""
     return _BEFORE.sub(
         "", _AFTER.sub("", prompt.rstrip() if not prompt.endswith("\n") else prompt)
@@ -183,17 +183,17 @@ class BothJudges:
     def __call__(self, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, Any]:
         """Judge one document's answer."""
         if isinstance(results[0], Generated):
-            answers = solution(self._task, doc).answers
-            return {METRIC: float(any(math_equal(answer, results[0]) for answer in answers))}
+            answers = read_solution(self._task, doc).answers
+            return {METRIC: float(any(is_equal_answer(answer, results[0]) for answer in answers))}
         own: dict[str, Any] = self._task.process_results(doc, results)
         return own
 
 
-def math_equal(gold: str, generated: str) -> bool:
+def is_equal_answer(gold: str, generated: str) -> bool:
     r"""Tell whether the generated text gives the right answer: the same ``\boxed{}`` text, or equal mathematically."""
     from math_verify import parse, verify
 
-    boxed = last_boxed(generated)
+    boxed = find_last_boxed(generated)
     if boxed is not None and _plain(boxed[0]) == _plain(gold):
         return True
     # math-verify stops runaway expressions with a signal, which only the main thread can get.
@@ -204,19 +204,19 @@ def math_equal(gold: str, generated: str) -> bool:
     return bool(right and given and verify(right, given, timeout_seconds=limit))
 
 
-def verified(metrics: Mapping[str, Any], gold: str, generated: str) -> float:
+def verify_answer(metrics: Mapping[str, Any], gold: str, generated: str) -> float:
     """Return math-verify's verdict on a stored answer: as a form stored it, else by the answers that count as right."""
     stored = metrics.get(f"{METRIC}|{FILTER}")
     if isinstance(stored, (int, float)):
         return float(stored)
-    return float(any(math_equal(answer, generated) for answer in gold.split(" | ")))
+    return float(any(is_equal_answer(answer, generated) for answer in gold.split(" | ")))
 
 
 def _plain(text: str) -> str:
     return " ".join(text.replace("$", "").split()).strip(" .").casefold()
 
 
-def judged_by_both(task: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+def judge_by_both(task: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of a definition that report both judges; the task's own filters stay first.
 
     A task whose own filters look for an answer in the text keeps its main metric. One that compares the whole text, or
@@ -268,32 +268,32 @@ _DOMAINS = {
 
 def _problem(task: Any, doc: Mapping[str, Any], steps: str = "") -> str:
     """Table 9: the problem and the start of its solution; in section 3.1 with the first words of every solution."""
-    return f"Problem: {question(task, doc)}\nSolution:{steps}"
+    return f"Problem: {read_question(task, doc)}\nSolution:{steps}"
 
 
 def _worked(task: Any, doc: Mapping[str, Any], *, steps: bool = False) -> str:
     r"""Write a standardised solution: reasoning, "The final answer is \boxed{…}"; in steps as section 3.1 has it."""
-    found = solution(task, doc)
+    found = read_solution(task, doc)
     reasoning = f"{found.reasoning}\n" if found.reasoning else ""
     start = STEPS + (" " if reasoning else "\n") if steps else ""
     return f"{start}{reasoning}The final answer is \\boxed{{{found.answers[0]}}}"
 
 
-@register("light")
+@register_form("light")
 def light(task: Any, config: Mapping[str, Any], argument: str) -> dict[str, Any]:
     """Table 9: a light instruction, no example."""
-    no_argument("light", argument)
+    refuse_argument("light", argument)
     return _light(task, config, _problem, partial(_worked, steps=True), 0)
 
 
-@register("light_cot")
+@register_form("light_cot")
 def light_cot(task: Any, config: Mapping[str, Any], argument: str) -> dict[str, Any]:
     """Section 3.1's template with an empty {cot}: the solution is opened with "let's think step by step."."""
-    no_argument("light_cot", argument)
+    refuse_argument("light_cot", argument)
     return _light(task, config, partial(_problem, steps=f" {STEPS}"), _worked, 0)
 
 
-@register("iclip")
+@register_form("iclip")
 def iclip(task: Any, config: Mapping[str, Any], argument: str) -> dict[str, Any]:
     """Table 10: standardised examples before the light instruction."""
     return _light(
@@ -305,11 +305,11 @@ def iclip(task: Any, config: Mapping[str, Any], argument: str) -> dict[str, Any]
     )
 
 
-@register("instruct")
+@register_form("instruct")
 def instruct(task: Any, config: Mapping[str, Any], argument: str) -> dict[str, Any]:
     """Tables 7 and 8: the instruction that is common for instruct models, without or with examples."""
     asked = _open(
-        task, config, "instruct", question, _worked, _shots("instruct", argument, 0, least=0)
+        task, config, "instruct", read_question, _worked, _shots("instruct", argument, 0, least=0)
     )
     return asked | {
         "description": INSTRUCTION.format(domain=_domain(config)),
@@ -336,10 +336,10 @@ def _open(
             hint="option_ppl and blank_ppl are for multiple choice",
         )
     return {
-        **judged_by_both(task, config),
+        **judge_by_both(task, config),
         "description": "",
-        "doc_to_text": Template(partial(ask, task), config),
-        "doc_to_target": Template(partial(answer, task), config),
+        "doc_to_text": FormField(partial(ask, task), config),
+        "doc_to_target": FormField(partial(answer, task), config),
         "doc_to_choice": None,
         "target_delimiter": " ",
         "fewshot_config": None,
@@ -368,7 +368,7 @@ def _shots(form: str, argument: str, default: int, *, least: int) -> int:
     return int(argument)
 
 
-def no_argument(form: str, argument: str) -> None:
+def refuse_argument(form: str, argument: str) -> None:
     """Refuse an argument of a form that takes none."""
     if argument:
         raise TaskError(f"the form {form} takes nothing after it, not {argument!r}")

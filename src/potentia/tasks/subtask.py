@@ -14,9 +14,9 @@ import numpy as np
 
 from potentia.errors import TaskError
 from potentia.tasks import grading
-from potentia.tasks.data import as_list, quiet
-from potentia.tasks.forms.open_answers import bare
-from potentia.tasks.harness import SPLIT_KEYS, build
+from potentia.tasks.data import as_list, silence_libraries
+from potentia.tasks.forms.open_answers import strip_labels
+from potentia.tasks.harness import SPLIT_KEYS, build_harness_task
 from potentia.values.metric import Metric
 from potentia.values.requests import (
     Continuation,
@@ -51,7 +51,7 @@ _LABELS_SEEN = 50  # documents looked at to tell a labelled split from an unlabe
 
 
 @dataclass(eq=False, slots=True)
-class Doc:
+class TaskDocument:
     """One document: its columns, with an id that is its place in the public split it came from.
 
     In a group, ids run on from one subtask to the next, so that they are unique within a split.
@@ -59,7 +59,7 @@ class Doc:
 
     id: int
     data: dict[str, Any]
-    leaf: int = 0
+    subtask: int = 0
 
     def __getitem__(self, key: str) -> Any:
         return self.data[key]
@@ -74,16 +74,16 @@ class Prompt:
     gold: str
     text: str
     choices: tuple[str, ...]
-    right: tuple[int, ...]  # places of the right choices
-    doc: Doc = field(repr=False, compare=False)
+    right_choices: tuple[int, ...]  # places of the right choices
+    doc: TaskDocument = field(repr=False, compare=False)
 
 
-class Leaf:
+class Subtask:
     """A harness task bound to its public splits. Documents are plain dicts, as lm-eval's functions take them."""
 
     def __init__(self, config: Mapping[str, Any], data: Mapping[str, Dataset]) -> None:
         self.config = dict(config)
-        self.task = build(config, data)
+        self.task = build_harness_task(config, data)
         self.name = str(self.task.config.task)
         if getattr(self.task, "MULTIMODAL", False):
             raise TaskError(f"{self.name} asks about images or sound; only text tasks can be run")
@@ -106,7 +106,7 @@ class Leaf:
     def _prepare(self, name: str, process: Callable[[Any], Any] | None) -> Any:
         if name == (self.task.config.test_split or self.task.config.validation_split):
             return self.task.task_docs  # prepared by lm-eval when the task was built
-        with quiet():
+        with silence_libraries():
             return self.task.dataset[name] if process is None else process(self.task.dataset[name])
 
     def sizes(self) -> dict[str, int]:
@@ -196,7 +196,7 @@ class Leaf:
             return "\n".join(map(str, [*self.choices(doc), self.task.doc_to_target(doc)]))
         return str(self.task.doc_to_text(doc)) or "\n".join(map(str, self.choices(doc)))
 
-    def prompt(self, doc: Doc, *, shots: int, chat: ChatTemplate | None) -> Prompt:
+    def prompt(self, doc: TaskDocument, *, shots: int, chat: ChatTemplate | None) -> Prompt:
         """Render one document; the text to read has each context where they differ."""
         requests = self.requests(doc.data, shots=shots, chat=chat)
         contexts = dict.fromkeys(r.text if isinstance(r, Document) else r.context for r in requests)
@@ -287,7 +287,9 @@ class Leaf:
             return None
         return list(settings.samples() if callable(settings.samples) else settings.samples)
 
-    def draw(self, pool: Sequence[Mapping[str, Any]], doc: Doc, *, shots: int, seed: int) -> None:
+    def draw(
+        self, pool: Sequence[Mapping[str, Any]], doc: TaskDocument, *, shots: int, seed: int
+    ) -> None:
         """Set what lm-eval shows before this document: examples that its sampler draws, never the document itself."""
         # One document's own seed: examples depend on the document, not on the order of asking.
         own = int.from_bytes(hashlib.sha256(f"{seed}:{doc.id}".encode()).digest()[:8], "big")
@@ -349,15 +351,19 @@ class Leaf:
         for ensemble in filters:
             filtered = [instance.filtered_resps[ensemble.name] for instance in instances]
             for name, value in self.task.process_results(doc, filtered).items():
-                values[grading.key(name, ensemble.name, len(filters))] = grading.plain(value)
+                values[grading.metric_key(name, ensemble.name, len(filters))] = (
+                    grading.to_plain_values(value)
+                )
         detail: dict[str, Any] = {"prompt": prompt.text, "metrics": values}
         prediction = ""
         if self.kind == "generation":
             detail["generated"] = given[0]
-            detail["question"] = bare(self.asked(doc))  # without examples: what a judge is shown
+            detail["question"] = strip_labels(
+                self.asked(doc)
+            )  # without examples: what a judge is shown
             shown = instances[0].filtered_resps
             prediction = str(
-                grading.plain(shown.get(metric.partition("|")[2], shown[filters[0].name]))
+                grading.to_plain_values(shown.get(metric.partition("|")[2], shown[filters[0].name]))
             )
         elif self.kind == "corpus":
             detail["logprobs"] = [float(given[0])]
@@ -367,11 +373,11 @@ class Leaf:
         if self.has_options:
             answers = given[: len(prompt.choices)]
             if len(answers) == len(prompt.choices):
-                values |= grading.of_choices(
-                    prompt.choices, answers, prompt.right, values, self._wanted
+                values |= grading.choice_values(
+                    prompt.choices, answers, prompt.right_choices, values, self._wanted
                 )
             detail["choices"] = list(prompt.choices)
-            prediction = prompt.choices[grading.best(metric, prompt.choices, answers)]
+            prediction = prompt.choices[grading.choose_answer(metric, prompt.choices, answers)]
         return ItemOutcome(
             prompt.doc_id,
             grading.item_value(metric, values.get(metric, math.nan)),
@@ -386,7 +392,7 @@ class Leaf:
         return frozenset(
             (
                 self.config.get("main_metric"),
-                *(grading.OF_LABELS if self.config.get("labels") else ()),
+                *(grading.LABEL_METRICS if self.config.get("labels") else ()),
             )
         )
 
@@ -397,7 +403,7 @@ class Leaf:
             return tuple(self.config["metric_names"])
         filters = self.task._filters
         return tuple(
-            grading.key(metric, f.name, len(filters))
+            grading.metric_key(metric, f.name, len(filters))
             for f in filters
             for metric in self.task.aggregation()
         )
