@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,3 +74,20 @@ def test_missing_weights_that_were_allowed_are_recorded_and_alike_every_time(
     assert one.record["load"]["missing"] == 9
     for name, weight in one.model.state_dict().items():
         assert torch.equal(weight, other.model.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("size", [4, 40, 5_000])
+def test_cut_weights_are_told_in_words(tmp_path: Path, size: int) -> None:
+    spoiled(tmp_path, dict)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:size])
+    with pytest.raises(ModelError, match="cannot load"):
+        load(str(tmp_path), device="cpu")
+
+
+def test_a_config_of_other_types_is_told_in_words(tmp_path: Path) -> None:
+    spoiled(tmp_path, dict)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "hidden_size": "32"}))
+    with pytest.raises(ModelError, match="cannot load"):
+        load(str(tmp_path), device="cpu")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potentia.errors import DataError
-from potentia.files import LARGEST_DATA, plain_file
+from potentia.files import LARGEST_DATA, check_plain_file
 from potentia.formats.columns import ColumnHints, TableLayout
 from potentia.formats.entries import (
     ScoreEntry,
@@ -70,7 +70,7 @@ class _FileReader:
 
     def read_file(self, path: Path) -> list[ScoreEntry]:
         """Read one file of any kind."""
-        with plain_file(path, LARGEST_DATA, DataError).open("rb") as file:
+        with check_plain_file(path, LARGEST_DATA, DataError).open("rb") as file:
             start = file.read(4096)
         if start.startswith(b"PAR1"):
             return self.read_table(read_parquet_table(path))
