@@ -9,7 +9,7 @@ import pytest
 from made_store import MODELS, make_store
 from potentia.analysis.rankings import CLAIM_PROBABILITY, build_scoreboard, find_pair, find_rankings
 from potentia.evidence import read
-from potentia.show import answer, make_report
+from potentia.show import make_answer, make_report
 
 
 def test_every_door_gives_the_same_answer(tmp_path, potentia):
@@ -18,7 +18,7 @@ def test_every_door_gives_the_same_answer(tmp_path, potentia):
     board = build_scoreboard(evidence)
     assert find_rankings(evidence).scoreboard.to_dict() == board.to_dict()
     report = make_report(evidence)
-    assert answer(report).headline.replace("\N{NO-BREAK SPACE}", " ") == board.headline()
+    assert make_answer(report).headline.replace("\N{NO-BREAK SPACE}", " ") == board.headline()
     printed = potentia("analyze", "rankings", store)
     assert board.headline() in printed.stdout
     second = next(m for m in board.ranking.models if m != board.first)

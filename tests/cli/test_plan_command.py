@@ -27,7 +27,7 @@ from potentia.run import (
     run_study,
 )
 from potentia.run.cost import CellWork, Pace, measure_pace, price_work
-from potentia.show import answer, make_report
+from potentia.show import make_answer, make_report
 from potentia.show.board.app import create_app
 from potentia.store import Store
 from potentia.study import Study, make_study
@@ -323,7 +323,7 @@ def every_door_says(found: dict, potentia) -> None:
     assert board.first == found["best"]
     assert {s.model: s.p_first for s in board.standings} == pytest.approx(first)
     assert board.ranking.rivals == tuple(found["close"])
-    told = answer(make_report(evidence))
+    told = make_answer(make_report(evidence))
     assert {s.model: s.p_first for s in told.standings} == pytest.approx(first)
     assert told.headline.replace("\N{NO-BREAK SPACE}", " ") == board.headline()
     printed = potentia("analyze", "rankings", found["store"], "--study", "select-final")

@@ -183,7 +183,7 @@ def test_a_study_runs_on_few_bits_under_keys_of_its_own_and_says_so(
     world: Path, tmp_path: Path
 ) -> None:
     from potentia.integrations import export_adapter
-    from potentia.show.how import _models
+    from potentia.show.how import _model_table
 
     asked = {how: study(world, tmp_path / "s.db", how, name=str(how)) for how in (None, *WAYS)}
     keys = {
@@ -195,7 +195,7 @@ def test_a_study_runs_on_few_bits_under_keys_of_its_own_and_says_so(
     with Store.open(str(tmp_path / "s.db"), readonly=True) as store:
         cell = next(cell for cell in store.cells() if cell.protocol == "train_before_test")
         assert cell.provenance.model.quantise == "4bit"
-        assert "float32, 4bit" in _models([cell]).rows[0]
+        assert "float32, 4bit" in _model_table([cell]).rows[0]
         written = export_adapter(store, cell, tmp_path / "out")
     room: dict[str, Any] = {}
     exec("\n".join(written.lines), room)  # the card's own words

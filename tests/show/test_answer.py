@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from potentia.analysis.rankings import CLAIM_PROBABILITY
 from potentia.evidence import Evidence
-from potentia.show import ReportData, answer, build_sections, make_report
+from potentia.show import ReportData, build_sections, make_answer, make_report
 from potentia.values.scores import ScoreMatrix
 
 
@@ -26,7 +26,7 @@ def make(values: np.ndarray, stderr: float, protocol: str = "train_before_test")
 
 def test_a_clear_winner_is_named_alone():
     skill = np.linspace(0.9, 0.2, 8)[:, None] - np.linspace(0, 0.05, 6)[None, :]
-    told = answer(make(skill, 0.001))
+    told = make_answer(make(skill, 0.001))
     assert (
         told.headline
         == "m0 is the best of 8 models after the same fine-tuning (over 99 % sure, 6 tasks)."
@@ -35,7 +35,7 @@ def test_a_clear_winner_is_named_alone():
 
 
 def test_equal_models_are_all_named_as_possible():
-    told = answer(
+    told = make_answer(
         make(np.full((3, 6), 0.5) + np.random.default_rng(0).normal(0, 0.001, (3, 6)), 0.05)
     )
     assert "most likely the best of 3 models" in told.headline
@@ -46,7 +46,7 @@ def test_equal_models_are_all_named_as_possible():
 @given(st.integers(0, 10_000), st.floats(0.001, 0.2))
 def test_the_headline_follows_the_intervals(seed: int, noise: float):
     values = np.random.default_rng(seed).random((5, 4))
-    told = answer(make(values, noise))
+    told = make_answer(make(values, noise))
     assert ("% sure" in told.headline) == (
         max(s.p_first for s in told.standings) >= CLAIM_PROBABILITY
     )
@@ -57,7 +57,7 @@ def test_the_headline_follows_the_intervals(seed: int, noise: float):
 
 
 def test_without_preparation_nothing_is_said_of_potential():
-    told = answer(
+    told = make_answer(
         make(np.linspace(0.9, 0.2, 8)[:, None] - np.linspace(0, 0.05, 6)[None, :], 0.001, "direct")
     )
     assert "fine-tuning" not in told.headline
@@ -75,7 +75,7 @@ def test_a_change_that_noise_explains_is_no_change():
     )
     data = make_report(Evidence.of({"direct": before, "train_before_test": after}))
     change = data.rankings.changes["direct", "train_before_test"]
-    told = answer(data)
+    told = make_answer(data)
     expected = {1: "more on", -1: "less on", 0: "It is open"}[change.direction]
     (said,) = [sentence for sentence in told.sentences if "after tuning" in sentence]
     assert expected in said
@@ -83,18 +83,18 @@ def test_a_change_that_noise_explains_is_no_change():
 
 def test_with_one_task_no_sentence_speaks_of_others():
     skill = np.linspace(0.9, 0.2, 8)[:, None]
-    told = answer(make(skill, 0.001))
+    told = make_answer(make(skill, 0.001))
     assert "1 task)" in told.headline
     assert not any(
         "other tasks" in sentence or "choice of tasks" in sentence for sentence in told.sentences
     )
-    told = answer(make(np.full((3, 1), 0.5) + np.array([[0.0], [0.001], [0.002]]), 0.05))
+    told = make_answer(make(np.full((3, 1), 0.5) + np.array([[0.0], [0.001], [0.002]]), 0.05))
     assert "most likely" in told.headline
     assert not any("choice of tasks" in sentence for sentence in told.sentences)
 
 
 def test_scores_without_errors_resolve_nothing():
-    told = answer(make(np.random.default_rng(0).random((4, 3)), float("nan")))
+    told = make_answer(make(np.random.default_rng(0).random((4, 3)), float("nan")))
     assert any("no difference can be called real" in s for s in told.sentences)
 
 
@@ -103,7 +103,7 @@ def test_a_model_with_a_gap_is_still_ranked(gap: bool):
     values = np.linspace(0.9, 0.2, 6)[:, None] - np.linspace(0, 0.05, 4)[None, :]
     if gap:
         values[2, 1] = np.nan
-    told = answer(make(values, 0.01))
+    told = make_answer(make(values, 0.01))
     assert len(told.standings) == 6
     assert told.method == "mean z"
 
@@ -120,7 +120,7 @@ def test_with_one_task_no_sentence_speaks_of_other_tasks():
         for protocol, v in (("direct", 0.5), ("train_before_test", 0.8))
     }
     data = make_report(Evidence.of(scores))
-    told = answer(data)
+    told = make_answer(data)
     spoken = " ".join([told.headline, *told.sentences, *(tile["note"] for tile in told.tiles)])
     page = next(html for id, _, html in build_sections(data) if id == "answer")
     for words in ("median task", "over tasks", "other tasks", "choice of tasks"):

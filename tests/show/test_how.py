@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from potentia.show.how import _computed, _study
+from potentia.show.how import _computation_table, _describe_study
 from potentia.store import CellRecord, StudyRecord
 from potentia.values.metric import Metric
 from potentia.values.provenance import Provenance
@@ -40,7 +40,7 @@ def test_slower_paths_and_odd_weights_come_first():
     fast = {"form": "fused"}
     other = {"form": "padded"}  # no fall-back: it has no fused layers
     slow = {"form": "one_row", "not_taken": {"padded": "gradients off by 0.2"}}
-    table = _computed(
+    table = _computation_table(
         [
             cell("a", "t", **fast),
             cell("a", "u", **fast),
@@ -65,7 +65,7 @@ def test_slower_paths_and_odd_weights_come_first():
 def test_cells_of_another_source_say_nothing():
     plain = cell("a", "t")
     assert (
-        _computed(
+        _computation_table(
             [
                 CellRecord(
                     "k", "s", "a", "t", "direct", plain.scores, "acc", Provenance(imported_from="x")
@@ -77,5 +77,5 @@ def test_cells_of_another_source_say_nothing():
 
 
 def test_imported_scores_are_called_so():
-    told = _study(StudyRecord("k", "scores.csv", {"name": "scores.csv", "imported": True}))
+    told = _describe_study(StudyRecord("k", "scores.csv", {"name": "scores.csv", "imported": True}))
     assert told["origin"] == "imported scores"

@@ -422,8 +422,8 @@ def test_a_finished_study_has_nothing_to_predict(tmp_path: Path):
 def test_a_page_of_very_many_models_shows_the_best_and_says_where_the_rest_is(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr("potentia.show.matrix.MOST_CELLS", 120)
-    monkeypatch.setattr("potentia.show.model_charts.MOST_RANKED", 10)
+    monkeypatch.setattr("potentia.show.matrix.MAX_CELLS", 120)
+    monkeypatch.setattr("potentia.show.model_charts.MAX_MODELS_RANKED", 10)
     stream = np.random.default_rng(0)
     models, tasks = [f"m{k:03d}" for k in range(40)], [f"t{k}" for k in range(5)]
     ability = np.sort(stream.normal(size=40))[:, None]

@@ -7,6 +7,7 @@ measured has a block of its own, marked as predicted: who may be best once all i
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +28,10 @@ from potentia.values.findings import Interval, short_names
 if TYPE_CHECKING:
     from potentia.show.source import ReportData
 
-TICKS = 5  # at most, on an axis
-TOP = 3  # places that the chance to be among the first is told for
-MOST_RUNGS = 200  # models of the ladder
+MAX_TICKS = 5  # on an axis
+TOP_PLACES = 3  # the chance to be among the first so many is shown
+MAX_RUNGS = 200  # models of the ladder
+MIN_CHANCE_SHOWN = 0.1  # to be best, of models named beside the first
 
 
 Tile = dict[str, str]  # a number, what it is of, and a note
@@ -55,237 +57,336 @@ class Answer:
         return "" if self.board is None else self.board.ranking.method
 
 
-def answer(data: ReportData) -> Answer:
+def make_answer(data: ReportData) -> Answer:
     """Put the findings into words; nothing is said that an interval does not hold."""
-    found, board, runs = data.rankings, data.board, data.runs
-    if board is None:
+    scoreboard = data.board
+    if scoreboard is None:
         reason = data.problem or "there are too few scores"
-        return Answer(f"No ranking yet: {reason}.", (), _tiles(data))
-    headline, sentences = (
-        (board.headline(), board.certainty())
-        if runs is None
-        else (runs.headline(), runs.sentences())
-    )
-    if found is not None:
-        agreed = agreement_sentence(
-            found.changes.get((data.first, data.main)), found.agreement.get(data.main)
-        )
-        sentences += [
-            s
-            for s in (agreed, resolution_sentence(found.significance.get(data.main)))
-            if s is not None
-        ]
-    return Answer(headline, tuple(map(unbroken, sentences)), _tiles(data), board)
+        return Answer(f"No ranking yet: {reason}.", (), _make_tiles(data))
+    if data.runs is None:
+        headline = scoreboard.headline()
+        sentences = list(scoreboard.certainty())
+    else:
+        headline = data.runs.headline()
+        sentences = list(data.runs.sentences())
+    sentences += _sentences_on_tasks(data)
+    unbroken_sentences = tuple(unbroken(sentence) for sentence in sentences)
+    return Answer(headline, unbroken_sentences, _make_tiles(data), scoreboard)
 
 
-def _tile(value: str, label: str, note: str) -> Tile:
+def _sentences_on_tasks(data: ReportData) -> list[str]:
+    """Say how far the tasks agree, and how many differences are significant, where that is known."""
+    if data.rankings is None:
+        return []
+    sentences = [
+        agreement_sentence(
+            data.rankings.changes.get((data.first, data.main)),
+            data.rankings.agreement.get(data.main),
+        ),
+        resolution_sentence(data.rankings.significance.get(data.main)),
+    ]
+    return [sentence for sentence in sentences if sentence is not None]
+
+
+# --- tiles ------------------------------------------------------------------------------------------------------------
+
+
+def _make_tile(value: str, label: str, note: str) -> Tile:
     return {"value": value, "label": label, "note": note}
 
 
-def _tiles(data: ReportData) -> tuple[Tile, ...]:
-    tiles = [_size(data), _first(data)]
+def _make_tiles(data: ReportData) -> tuple[Tile, ...]:
+    """Return the numbers that stand above the ladder."""
+    failures = None
     if data.failures:
-        tiles.append(
-            _tile(str(len(data.failures)), "failed cells", "shown with their reason, never as zero")
+        failures = _make_tile(
+            str(len(data.failures)), "failed cells", "shown with their reason, never as zero"
         )
-    tiles += [_agreement(data), _resolved(data)]
+    tiles = (
+        _size_tile(data),
+        _first_place_tile(data),
+        failures,
+        _agreement_tile(data),
+        _significance_tile(data),
+    )
     return tuple(tile for tile in tiles if tile is not None)
 
 
-def _size(data: ReportData) -> Tile:
-    matrices, runs = data.evidence.planned.values(), data.runs
-    corpora = {t for m in matrices for t in m.corpora().tasks}
-    tasks = {t for m in matrices for t in m.tasks} - corpora
-    cells = sum(int(np.isfinite(matrix.values).sum()) for matrix in data.evidence.scores.values())
-    note = count(cells, "score") + (
-        f", with {count(len(corpora), 'corpus', 'corpora')}" if corpora else ""
-    )
-    what = (
-        "models × tasks"
-        if runs is None
-        else f"checkpoints × tasks, of {count(len(runs.runs), 'run')}"
-    )
-    return _tile(f"{len(data.evidence.models)} × {len(tasks)}", what, note)
+def _size_tile(data: ReportData) -> Tile:
+    """Return how many models, tasks, corpora and scores there are."""
+    corpora: set[str] = set()
+    tasks: set[str] = set()
+    for matrix in data.evidence.planned.values():
+        corpora.update(matrix.corpora().tasks)
+        tasks.update(matrix.tasks)
+    tasks -= corpora
+    scores = sum(int(np.isfinite(matrix.values).sum()) for matrix in data.evidence.scores.values())
+    note = count(scores, "score")
+    if corpora:
+        note += f", with {count(len(corpora), 'corpus', 'corpora')}"
+    label = "models × tasks"
+    if data.runs is not None:
+        label = f"checkpoints × tasks, of {count(len(data.runs.runs), 'run')}"
+    return _make_tile(f"{len(data.evidence.models)} × {len(tasks)}", label, note)
 
 
-def _first(data: ReportData) -> Tile | None:
-    ranking = data.rankings.overall.get(data.main) if data.rankings is not None else None
-    if ranking is None or not ranking.can_claim or data.runs is not None:
+def _first_place_tile(data: ReportData) -> Tile | None:
+    """Return the probability that the first model is the best."""
+    if data.rankings is None or data.runs is not None:
         return None
-    return _tile(
-        chance(float(ranking.p_first.max())),
-        "P(first)",
-        f"by the {ranking.method.label}",
-    )
-
-
-def _agreement(data: ReportData) -> Tile | None:
-    if data.rankings is None or data.few:  # a τ of so few models takes few values
+    ranking = data.rankings.overall.get(data.main)
+    if ranking is None or not ranking.can_claim:
         return None
-    change, alone = (
-        data.rankings.changes.get((data.first, data.main)),
-        data.rankings.agreement.get(data.main),
-    )
+    probability = chance(float(ranking.p_first.max()))
+    return _make_tile(probability, "P(first)", f"by the {ranking.method.label}")
+
+
+def _agreement_tile(data: ReportData) -> Tile | None:
+    """Return how far the tasks rank the models alike, before and after tuning where both are known."""
+    if data.rankings is None or data.few:  # τ of so few models takes few values
+        return None
+    label = "agreement between tasks"
+    change = data.rankings.changes.get((data.first, data.main))
     if change is not None and np.isfinite([change.mean_before, change.mean_after]).all():
-        taus = f"{change.mean_before:.2f} → {change.mean_after:.2f}"
+        value = f"{change.mean_before:.2f} → {change.mean_after:.2f}"
         note = f"mean Kendall's τ, {change.before.label} → {change.after.label}"
-        return _tile(taus, "agreement between tasks", note)
-    if alone is not None and np.isfinite(alone.mean):
-        return _tile(f"{alone.mean:.2f}", "agreement between tasks", "mean Kendall's τ")
+        return _make_tile(value, label, note)
+    agreement = data.rankings.agreement.get(data.main)
+    if agreement is not None and np.isfinite(agreement.mean):
+        return _make_tile(f"{agreement.mean:.2f}", label, "mean Kendall's τ")
     return None
 
 
-def _resolved(data: ReportData) -> Tile | None:
-    found = data.rankings.significance.get(data.main) if data.rankings is not None else None
-    if found is None or not any(found.pairs) or data.failures:
+def _significance_tile(data: ReportData) -> Tile | None:
+    """Return the share of pairs of models on a task that differ significantly."""
+    if data.rankings is None or data.failures:
         return None
-    share = sum(found.significant) / sum(found.pairs)
-    return _tile(percent(share), "comparisons resolved", "pairs of models on a task, 95 %")
+    significance = data.rankings.significance.get(data.main)
+    if significance is None or not any(significance.pairs):
+        return None
+    share = sum(significance.significant) / sum(significance.pairs)
+    return _make_tile(percent(share), "comparisons resolved", "pairs of models on a task, 95 %")
+
+
+# --- the ladder -------------------------------------------------------------------------------------------------------
 
 
 def answer_context(data: ReportData) -> dict[str, Any]:
     """Return what the template of the answer needs."""
-    told = answer(data)
-    board = told.board
-    return {
+    answer = make_answer(data)
+    scoreboard = answer.board
+    context: dict[str, Any] = {
         "training": data.runs is not None,
-        "answer": told,
-        "most": MOST_RUNGS,
-        "board": board,
-        "ladder": None if board is None else _ladder(board),
-        "method": ""
-        if board is None
-        else AGGREGATE_LABELS[told.method]
-        if len(board.ranking.tasks) > 1
-        else "score",
-        "names": () if board is None else tuple(board.names.values()),
-        "outlook": None if data.completion is None else _outlook(data.completion),
+        "answer": answer,
+        "most": MAX_RUNGS,
+        "board": scoreboard,
+        "ladder": None,
+        "method": "",
+        "names": (),
+        "outlook": None,
     }
+    if scoreboard is not None:
+        context["ladder"] = _layout_ladder(scoreboard)
+        context["names"] = tuple(scoreboard.names.values())
+        has_several_tasks = len(scoreboard.ranking.tasks) > 1
+        context["method"] = AGGREGATE_LABELS[answer.method] if has_several_tasks else "score"
+    if data.completion is not None:
+        context["outlook"] = _layout_outlook(data.completion)
+    return context
 
 
-def _axis(scale: Scale) -> dict[str, Any]:
-    """Return the marks of a scale over 100 per cent, each with its place, and the distance of two."""
+def _layout_axis(scale: Scale) -> dict[str, Any]:
+    """Return the marks of a scale over 100 per cent, each with its position, and the distance of two."""
     marks = [(round(scale(value), 4), text) for value, text in scale.marks]
-    return {
-        "marks": marks,
-        "step": round(marks[1][0] - marks[0][0], 4) if len(marks) > 1 else 100.0,
-    }
+    step = 100.0
+    if len(marks) > 1:
+        step = round(marks[1][0] - marks[0][0], 4)
+    return {"marks": marks, "step": step}
 
 
-def _mark(scale: Scale, score: Interval | None) -> dict[str, float] | None:
-    """Return the places of a value and its ends; both are the value's where they are not known."""
-    if score is None:
+def _layout_interval(scale: Scale, interval: Interval | None) -> dict[str, float] | None:
+    """Return the positions of a value and its ends; the ends are at the value where they are not known."""
+    if interval is None:
         return None
-    low, high = (score.low, score.high) if math.isfinite(score.low) else (score.value, score.value)
+    low = interval.value
+    high = interval.value
+    if math.isfinite(interval.low):
+        low = interval.low
+        high = interval.high
     return {
-        name: _place(scale, value)
-        for name, value in (("at", score.value), ("low", low), ("high", high))
+        "at": _position(scale, interval.value),
+        "low": _position(scale, low),
+        "high": _position(scale, high),
     }
 
 
-def _place(scale: Scale, value: float) -> float:
-    return round(scale.inside(value), 2) if math.isfinite(value) else 0.0
+def _position(scale: Scale, value: float) -> float:
+    """Return where a value stands on a scale, in per cent of its width."""
+    if not math.isfinite(value):
+        return 0.0
+    return round(scale.inside(value), 2)
 
 
-def _ladder(board: Scoreboard) -> dict[str, Any]:
+def _layout_ladder(scoreboard: Scoreboard) -> dict[str, Any]:
     """Lay the scoreboard out: ranks, and the scores by the first protocol and by the one that ranks."""
-    ends = [k for k, p in enumerate(board.protocols) if p in (board.before, board.protocol)] or [-1]
-    known = [score for s in board.standings for k in ends if (score := s.scores[k]) is not None]
-    reach = [x for score in known for x in (score.value, score.low, score.high) if math.isfinite(x)]
-    ranks = _rank_scale(len(board.standings))
-    scores = make_scale(reach, 0.0, 100.0, most=TICKS) if board.tasks and known else None
+    columns = [
+        column
+        for column, protocol in enumerate(scoreboard.protocols)
+        if protocol in (scoreboard.before, scoreboard.protocol)
+    ]
+    after_column = columns[-1] if columns else -1
+    before_column = columns[0] if len(columns) > 1 else None
+    shown_columns = columns or [after_column]
+    scores = [
+        standing.scores[column] for standing in scoreboard.standings for column in shown_columns
+    ]
+    known_scores = [score for score in scores if score is not None]
+    rank_scale = _make_rank_scale(len(scoreboard.standings))
+    score_scale = None
+    if scoreboard.tasks and known_scores:
+        score_scale = make_scale(_finite_ends(known_scores), 0.0, 100.0, most=MAX_TICKS)
     rungs = []
-    for s in board.standings:
-        before, after = (s.scores[ends[0]] if len(ends) > 1 else None), s.scores[ends[-1]]
+    for standing in scoreboard.standings:
+        after = standing.scores[after_column]
+        before = None if before_column is None else standing.scores[before_column]
+        before_rank = None
+        if standing.before is not None:
+            before_rank = _position(rank_scale, standing.before)
+        rank = Interval(standing.rank, *standing.rank_interval)
         rungs.append(
             {
-                "model": s.model,
-                "name": board.names[s.model],
-                "standing": s,
-                "rank": _mark(ranks, Interval(s.rank, *s.rank_interval)),
-                "before_rank": None if s.before is None else _place(ranks, s.before),
-                "score": scores and _mark(scores, after),
-                "before": scores and _mark(scores, before),
-                "numbers": _numbers(before, after, s.gain),
+                "model": standing.model,
+                "name": scoreboard.names[standing.model],
+                "standing": standing,
+                "rank": _layout_interval(rank_scale, rank),
+                "before_rank": before_rank,
+                "score": score_scale and _layout_interval(score_scale, after),
+                "before": score_scale and _layout_interval(score_scale, before),
+                "numbers": _format_scores(before, after, standing.gain),
             }
         )
-    errors = any(math.isfinite(score.low) for score in known)
     return {
-        "ranks": _axis(ranks),
-        "scores": scores and _axis(scores),
+        "ranks": _layout_axis(rank_scale),
+        "scores": score_scale and _layout_axis(score_scale),
         "rungs": rungs,
-        "intervals": board.ranking.can_claim,
-        "errors": errors,
+        "intervals": scoreboard.ranking.can_claim,
+        "errors": any(math.isfinite(score.low) for score in known_scores),
     }
 
 
-def _rank_scale(models: int) -> Scale:
+def _finite_ends(intervals: Iterable[Interval]) -> list[float]:
+    """Return all values and ends of intervals that are known."""
+    ends = []
+    for interval in intervals:
+        for value in (interval.value, interval.low, interval.high):
+            if math.isfinite(value):
+                ends.append(value)
+    return ends
+
+
+def _make_rank_scale(models: int) -> Scale:
     """Return a scale from 1 to the last rank, marked at 1 and in even steps."""
     last = max(2, models)
-    step = max(1, math.ceil((last - 1) / (TICKS - 1)))
+    step = max(1, math.ceil((last - 1) / (MAX_TICKS - 1)))
     marks = [*range(1, last + 1, step)]
     if last - marks[-1] > step / 2:
         marks.append(last)
     return Scale(1, last, 0.0, 100.0, marks=tuple((mark, str(mark)) for mark in marks))
 
 
-def _numbers(
+def _format_scores(
     before: Interval | None, after: Interval | None, gain: Interval | None
 ) -> tuple[str, str]:
-    def half(score: Interval, sign: str = "") -> str:
-        width = (score.high - score.low) / 2
-        return f"{score.value:{sign}.3f}" + (f" ± {width:.3f}" if math.isfinite(width) else "")
-
+    """Write the scores of a rung, and the gain where there is one."""
     if after is None:
         return "", ""
     if before is None:
-        return half(after), ""
-    return f"{before.value:.3f} → {after.value:.3f}", "" if gain is None else half(gain, "+")
+        return _format_with_error(after), ""
+    scores = f"{before.value:.3f} → {after.value:.3f}"
+    if gain is None:
+        return scores, ""
+    return scores, _format_with_error(gain, "+")
 
 
-def _outlook(done: Completion) -> dict[str, Any]:
+def _format_with_error(score: Interval, sign: str = "") -> str:
+    text = f"{score.value:{sign}.3f}"
+    half_width = (score.high - score.low) / 2
+    if math.isfinite(half_width):
+        text += f" ± {half_width:.3f}"
+    return text
+
+
+# --- what is predicted ------------------------------------------------------------------------------------------------
+
+
+def _layout_outlook(completion: Completion) -> dict[str, Any]:
     """Lay the expected final ranking out, best first."""
-    scale, top = _rank_scale(len(done.models)), min(TOP, len(done.models))
-    order = [int(i) for i in np.argsort(done.rank, kind="stable")]
-    names = short_names([done.models[i] for i in order])
-    in_top, cells = done.p_top(top), done.measured.sum(axis=1)
+    scale = _make_rank_scale(len(completion.models))
+    top = min(TOP_PLACES, len(completion.models))
+    order = [int(row) for row in np.argsort(completion.rank, kind="stable")]
+    names = short_names([completion.models[row] for row in order])
+    probability_in_top = completion.p_top(top)
+    measured_cells = completion.measured.sum(axis=1)
     chances = []
-    for i, name in zip(order, names, strict=True):
-        rank = Interval(float(done.rank[i]), float(done.rank_low[i]), float(done.rank_high[i]))
-        odds = {"best": float(done.p_best[i]), "top": float(in_top[i]), "cells": int(cells[i])}
+    for row, name in zip(order, names, strict=True):
+        rank = Interval(
+            float(completion.rank[row]),
+            float(completion.rank_low[row]),
+            float(completion.rank_high[row]),
+        )
         chances.append(
             {
-                "model": done.models[i],
+                "model": completion.models[row],
                 "name": name,
                 "rank": rank,
-                "place": _mark(scale, rank),
-                **odds,
+                "place": _layout_interval(scale, rank),
+                "best": float(completion.p_best[row]),
+                "top": float(probability_in_top[row]),
+                "cells": int(measured_cells[row]),
             }
         )
-    words = {"headline": _headline(chances), "basis": _basis(done)}
     return {
-        "ranks": _axis(scale),
+        "ranks": _layout_axis(scale),
         "chances": chances,
         "top": top,
-        "tasks": len(done.tasks),
-        **words,
+        "tasks": len(completion.tasks),
+        "headline": _outlook_headline(chances),
+        "basis": _outlook_basis(completion),
     }
 
 
-def _headline(chances: list[dict[str, Any]]) -> str:
+def _outlook_headline(chances: list[dict[str, Any]]) -> str:
+    """Say who is probably the best once every cell is measured."""
     if len(chances) < 2:
         return f"There is one model, {chances[0]['name']}: nothing to rank, only its scores are predicted."
-    first, *others = sorted(chances, key=lambda c: -c["best"])
-    told = f"Once every cell is measured, {first['name']} is the best model with probability {chance(first['best'])}"
-    close = [f"{c['name']} {percent(c['best'])}" for c in others[:3] if c["best"] >= 0.1]
-    return told + ("; " + ", ".join(close) if close else "") + "."
+    first, *others = sorted(chances, key=lambda chance_of_model: -chance_of_model["best"])
+    sentence = (
+        f"Once every cell is measured, {first['name']} is the best model"
+        f" with probability {chance(first['best'])}"
+    )
+    rivals = [
+        f"{other['name']} {percent(other['best'])}"
+        for other in others[:3]
+        if other["best"] >= MIN_CHANCE_SHOWN
+    ]
+    if rivals:
+        sentence += "; " + ", ".join(rivals)
+    return sentence + "."
 
 
-def _basis(done: Completion) -> str:
-    measured, whole = int(done.measured.sum()), done.measured.size
-    a = done.agreement
-    told = f"Predicted from {measured:,} of {whole:,} tuned cells, scores before tuning and facts of the models"
-    told += f", and {done.history:,} rows of history" if done.history else ""
-    if len(done.models) > 1:
-        told += f"; expected agreement with the finished ranking τ {a.value:.2f} ({a.low:.2f} to {a.high:.2f})"
-    return told + "."
+def _outlook_basis(completion: Completion) -> str:
+    """Say what the prediction rests on."""
+    measured = int(completion.measured.sum())
+    sentence = (
+        f"Predicted from {measured:,} of {completion.measured.size:,} tuned cells,"
+        " scores before tuning and facts of the models"
+    )
+    if completion.history:
+        sentence += f", and {completion.history:,} rows of history"
+    if len(completion.models) > 1:
+        tau = completion.agreement
+        sentence += (
+            f"; expected agreement with the finished ranking τ {tau.value:.2f}"
+            f" ({tau.low:.2f} to {tau.high:.2f})"
+        )
+    return sentence + "."

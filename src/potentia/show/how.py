@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from potentia.store import CellRecord, StudyRecord
 from potentia.timing import format_duration
-from potentia.values.findings import Cell, Table
+from potentia.values.findings import Table
 from potentia.values.protocol import Protocol
 from potentia.values.provenance import EngineProvenance, ScorerProvenance, TrainingProvenance
 from potentia.values.training_form import TrainingForm
@@ -19,148 +19,197 @@ if TYPE_CHECKING:
 
 IN_PLACE = "all in place"  # as the engine says where nothing is odd
 BY_HAND = "hand-written layers"  # as the scorer notes it
+FINGERPRINT_CHARACTERS = 16
 
 
 def how_context(data: ReportData) -> dict[str, Any]:
     """Return what the section shows, gathered from the studies and the provenance of their cells."""
     measured = [cell for cell in data.cells if cell.provenance.was_measured]
-    made = {"made": data.made, "version": version("potentia"), "source": data.evidence.source}
-    tables = (_computed(measured), _costs(data.cells), _tasks(measured), _models(measured))
-    return made | {
-        "studies": [_study(record) for record in data.evidence.studies],
-        "versions": _distinct(cell.provenance.versions for cell in measured),
-        "recipes": _distinct(filter(None, (cell.provenance.tuning for cell in measured))),
-        "seeds": sorted(
-            {cell.provenance.seed for cell in measured if cell.provenance.seed is not None}
-        ),
+    seeds = {cell.provenance.seed for cell in measured}
+    recipes = [cell.provenance.tuning for cell in measured if cell.provenance.tuning]
+    tables = (
+        _computation_table(measured),
+        _cost_table(data.cells),
+        _data_table(measured),
+        _model_table(measured),
+    )
+    return {
+        "made": data.made,
+        "version": version("potentia"),
+        "source": data.evidence.source,
+        "studies": [_describe_study(study) for study in data.evidence.studies],
+        "versions": _distinct_mappings(cell.provenance.versions for cell in measured),
+        "recipes": _distinct_mappings(recipes),
+        "seeds": sorted(seed for seed in seeds if seed is not None),
         "shown": [table for table in tables if table.rows],
     }
 
 
-def _study(record: StudyRecord) -> dict[str, Any]:
+def _describe_study(study: StudyRecord) -> dict[str, Any]:
+    """Return a study with its file, where it can be run; else where its scores come from."""
     import yaml
 
-    runnable = "models" in record.spec and "tasks" in record.spec
-    spec = dict(record.spec)
+    spec = dict(study.spec)
+    is_runnable = "models" in spec and "tasks" in spec
+    study_file = ""
+    origin = ""
+    if is_runnable:
+        study_file = yaml.safe_dump(spec, sort_keys=False, allow_unicode=True)
+    else:
+        origin = str(spec.get("source") or "imported scores")
     return {
-        "name": record.name,
-        "key": record.key,
-        "created": record.created[:19].replace("T", " "),
-        "runnable": runnable,
-        "yaml": yaml.safe_dump(spec, sort_keys=False, allow_unicode=True) if runnable else "",
-        "origin": "" if runnable else str(spec.get("source") or "imported scores"),
+        "name": study.name,
+        "key": study.key,
+        "created": study.created[:19].replace("T", " "),
+        "runnable": is_runnable,
+        "yaml": study_file,
+        "origin": origin,
     }
 
 
-def _computed(cells: Iterable[CellRecord]) -> Table:
+# --- the engine's paths -----------------------------------------------------------------------------------------------
+
+
+class ComputationPath(NamedTuple):
+    """How the cells of one model and protocol were trained and scored: a row of the table."""
+
+    model: str
+    protocol: str
+    training_form: str | None
+    gradient_error: str | None
+    update_error: str | None
+    adapted_layers: str | None
+    scored_by: str | None
+    scoring_error: str | None
+    weights: str
+    slower_because: str | None
+
+    @property
+    def is_odd(self) -> bool:
+        """Whether a slower path was taken, or weights are not all in place."""
+        return self.slower_because is not None or self.weights != IN_PLACE
+
+
+COMPUTATION_COLUMNS = (
+    "model",
+    "protocol",
+    "trained as",
+    "gradients off by",
+    "updates off by",
+    "adapters on",
+    "scored by",
+    "scores off by",
+    "weights",
+    "slower because",
+    "cells",
+)
+
+
+def _computation_table(cells: Iterable[CellRecord]) -> Table:
     """Return how each model's cells were trained and scored; slower paths and odd weights come first."""
-    found = Counter(_path(cell) for cell in cells if cell.provenance.engine is not None)
-    odd = {row for row in found if row[-1] or row[-2] != IN_PLACE}
-    rows = sorted(found, key=lambda row: (row not in odd, str(row[0])))
-    cells_odd = sum(found[row] for row in odd)
-    told = (
-        f"{cells_odd} of {found.total()} cells took a slower path or have odd weights. "
-        if odd
-        else ""
+    cells_by_path = Counter(
+        _computation_path(cell) for cell in cells if cell.provenance.engine is not None
     )
+    paths = sorted(cells_by_path, key=lambda path: (not path.is_odd, path.model))
+    odd_cells = sum(cells_by_path[path] for path in paths if path.is_odd)
     note = (
-        f"{told}Trained as: the fastest form that gave the model's own losses and gradients; distances are its largest"
+        "Trained as: the fastest form that gave the model's own losses and gradients; distances are its largest"
         " from them, before anything was trained by it."
     )
-    columns = (
-        "model",
-        "protocol",
-        "trained as",
-        "gradients off by",
-        "updates off by",
-        "adapters on",
-        "scored by",
-        "scores off by",
-        "weights",
-        "slower because",
-        "cells",
-    )
-    return Table(
-        "How each model was computed", columns, tuple((*row, found[row]) for row in rows), note
-    )
+    if odd_cells:
+        note = f"{odd_cells} of {cells_by_path.total()} cells took a slower path or have odd weights. {note}"
+    rows = [(*path, cells_by_path[path]) for path in paths]
+    return Table("How each model was computed", COMPUTATION_COLUMNS, rows, note)
 
 
-def _path(cell: CellRecord) -> tuple[Cell, ...]:
+def _computation_path(cell: CellRecord) -> ComputationPath:
     training = cell.provenance.training or TrainingProvenance()
+    engine = cell.provenance.engine or EngineProvenance()
     scorer = cell.provenance.scorer
-    reasons = [f"{TrainingForm(form).words}: {why}" for form, why in training.not_taken.items()]
-    slower = "; ".join([*reasons, *scorer.fallbacks]) or None
-    trained = (
-        TrainingForm(training.form).words if training.form else None,
-        _size(training.gradient_error),
-        _size(training.update),
-        ", ".join(training.targets) or None,
+    reasons = [
+        f"{TrainingForm(form).words}: {reason}" for form, reason in training.not_taken.items()
+    ]
+    training_form = TrainingForm(training.form).words if training.form else None
+    return ComputationPath(
+        model=cell.model,
+        protocol=Protocol(cell.protocol).label,
+        training_form=training_form,
+        gradient_error=_format_error(training.gradient_error),
+        update_error=_format_error(training.update),
+        adapted_layers=", ".join(training.targets) or None,
+        scored_by=_describe_scoring(scorer),
+        scoring_error=_format_error(engine.largest_scoring_error),
+        weights=engine.weights or IN_PLACE,
+        slower_because="; ".join([*reasons, *scorer.fallbacks]) or None,
     )
-    scored = _scored(cell.provenance.engine or EngineProvenance(), scorer)
-    return (cell.model, Protocol(cell.protocol).label, *trained, *scored, slower)
 
 
-def _scored(engine: EngineProvenance, scorer: ScorerProvenance) -> tuple[Cell, Cell, str]:
+def _describe_scoring(scorer: ScorerProvenance) -> str | None:
     paths = sorted(scorer.rows_by_path)
     if scorer.layers == BY_HAND:
         paths.append(BY_HAND)
-    scoring_error = _size(engine.largest_scoring_error)
-    return ", ".join(paths) or None, scoring_error, engine.weights or IN_PLACE
+    return ", ".join(paths) or None
 
 
-def _size(value: float | None) -> str | None:
-    return None if value is None else f"{value:.0e}"
+def _format_error(error: float | None) -> str | None:
+    return None if error is None else f"{error:.0e}"
 
 
-def _costs(cells: Iterable[CellRecord]) -> Table:
-    seconds: dict[Protocol, list[float]] = {}
+# --- cost, data, models -----------------------------------------------------------------------------------------------
+
+
+def _cost_table(cells: Iterable[CellRecord]) -> Table:
+    """Return the time that the cells of each protocol took; nothing where it is not known."""
+    seconds_by_protocol: dict[Protocol, list[float]] = {}
     for cell in cells:
-        seconds.setdefault(Protocol(cell.protocol), []).append(cell.seconds)
-    if not any(map(sum, seconds.values())):
+        seconds_by_protocol.setdefault(Protocol(cell.protocol), []).append(cell.seconds)
+    all_seconds = [seconds for values in seconds_by_protocol.values() for seconds in values]
+    if not any(all_seconds):
         return Table("Cost", (), ())
-    rows = [(p.label, len(took), format_duration(sum(took))) for p, took in sorted(seconds.items())]
-    rows.append(
-        (
-            "in all",
-            sum(map(len, seconds.values())),
-            format_duration(sum(map(sum, seconds.values()))),
-        )
-    )
-    return Table("Cost", ("protocol", "cells", "time"), tuple(rows))
+    rows = [
+        (protocol.label, len(seconds), format_duration(sum(seconds)))
+        for protocol, seconds in sorted(seconds_by_protocol.items())
+    ]
+    rows.append(("in all", len(all_seconds), format_duration(sum(all_seconds))))
+    return Table("Cost", ("protocol", "cells", "time"), rows)
 
 
-def _tasks(cells: Iterable[CellRecord]) -> Table:
-    found = set()
+def _data_table(cells: Iterable[CellRecord]) -> Table:
+    """Return the splits that were used of each task."""
+    rows = set()
     for cell in cells:
         task = cell.provenance.task
-        used = task.splits.used_by_split().values()
-        found.add((cell.task, cell.metric, *used, task.fingerprint[:16]))
+        examples = task.splits.used_by_split().values()
+        fingerprint = task.fingerprint[:FINGERPRINT_CHARACTERS]
+        rows.add((cell.task, cell.metric, *examples, fingerprint))
     columns = ("task", "metric", "train", "validation", "test", "fingerprint")
-    return Table("Data", columns, tuple(sorted(found, key=str)))
+    return Table("Data", columns, sorted(rows, key=str))
 
 
-def _models(cells: Iterable[CellRecord]) -> Table:
-    found = set()
+def _model_table(cells: Iterable[CellRecord]) -> Table:
+    """Return where each model came from, and how it was loaded."""
+    rows = set()
     for cell in cells:
         model = cell.provenance.model
-        precision = ", ".join(filter(None, (model.dtype, model.quantise)))
-        found.add(
+        precision = ", ".join(part for part in (model.dtype, model.quantise) if part)
+        rows.add(
             (
                 cell.model,
                 model.source or None,
                 model.revision or None,
                 precision,
                 model.device or None,
-                model.fingerprint[:16],
+                model.fingerprint[:FINGERPRINT_CHARACTERS],
             )
         )
     columns = ("model", "from", "revision", "precision", "device", "fingerprint")
-    return Table("Models", columns, tuple(sorted(found, key=str)))
+    return Table("Models", columns, sorted(rows, key=str))
 
 
-def _distinct(mappings: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _distinct_mappings(mappings: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the different ones among many equal mappings."""
-    found: dict[str, dict[str, Any]] = {}
+    distinct: dict[str, dict[str, Any]] = {}
     for mapping in mappings:
-        found.setdefault(repr(sorted(mapping.items(), key=lambda pair: pair[0])), dict(mapping))
-    return list(found.values())
+        content = repr(sorted(mapping.items(), key=lambda pair: pair[0]))
+        distinct.setdefault(content, dict(mapping))
+    return list(distinct.values())

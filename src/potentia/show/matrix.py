@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, urlencode
@@ -20,6 +20,7 @@ from potentia.analysis.completion import Completion
 from potentia.analysis.rankings import AGGREGATE_LABELS
 from potentia.store import CellRecord, LaneRecord
 from potentia.values.findings import short_names
+from potentia.values.metric import Metric
 from potentia.values.protocol import Protocol, in_order
 from potentia.values.scores import ItemOutcome
 from potentia.values.selection import Selection
@@ -28,18 +29,17 @@ if TYPE_CHECKING:
     from potentia.show.answer import Answer
     from potentia.show.source import ItemSample, ReportData
 
-Place = tuple[str, str]  # model, task
-IN_LANES = (
-    "seeds",
-    "failed_lanes",
-    "validation_stderr",
-    "validation_right",
-)  # of a selection: the lanes say it
-LONGEST = 2_000  # characters of a prompt or an answer; the middle of longer ones is left out
-MOST_CELLS = 12_000  # scores of one table of the page; the best models come first
+ModelAndTask = tuple[str, str]
+# Parts of a selection that the page does not show: the lanes say them.
+SHOWN_BY_LANES = ("seeds", "failed_lanes", "validation_stderr", "validation_right")
+MAX_TEXT_CHARACTERS = 2_000  # of a prompt or an answer; the middle of longer ones is left out
+MAX_CHOICE_CHARACTERS = 300
+MAX_CELLS = 12_000  # of one table of the page; the best models come first
+MIN_MODELS = 20  # of one table, however many tasks there are
+SHADE_POWER = 1.7  # of the share of models that score less: the top is shaded steeper
 
 
-class Shown(NamedTuple):
+class ShownScore(NamedTuple):
     """What one cell shows: a measured score with its error, or a predicted one with its interval."""
 
     value: float
@@ -48,59 +48,71 @@ class Shown(NamedTuple):
 
 
 @dataclass(frozen=True)
-class View:
-    """One table of the matrix: models and tasks in the order of the page, and what its cells show."""
+class ScoreView:
+    """One table of the matrix: models and tasks in the order of the page, and what its cells show.
 
-    id: str
-    label: str
-    protocol: Protocol
+    The templates read its fields and methods.
+    """
+
     models: tuple[str, ...]
     tasks: tuple[str, ...]
-    ranks: dict[str, tuple[float, float, float]]
+    ranks: Mapping[str, tuple[float, float, float]]
     method: str
-    up: dict[str, bool]
-    facts: dict[str, dict[str, str]]  # family and kind of a model
-    failed: dict[tuple[str, str, str], str]  # model, task, protocol → reason
+    higher_is_better: Mapping[str, bool]  # by task
+    facts: Mapping[str, Mapping[str, str]]  # family and kind of a model
+    failed: Mapping[tuple[str, str, str], str]  # model, task, protocol → reason
     address: Callable[[str, str, str], str] | None  # of a cell's details
-    cells: dict[Place, Shown]
+    id: str = ""
+    label: str = ""
+    protocol: Protocol = field(default_factory=lambda: Protocol(""))
+    cells: Mapping[ModelAndTask, ShownScore] = field(default_factory=dict)
     gain: bool = False
 
     def shown_tasks(self) -> list[str]:
         """Return the tasks that some model has under this protocol: a column of dots says nothing."""
-        known = {t for _, t in self.cells} | {t for _, t, p in self.failed if p == self.protocol}
-        return [task for task in self.tasks if task in known]
+        tasks = {task for _, task in self.cells}
+        tasks |= {task for _, task, protocol in self.failed if protocol == self.protocol}
+        return [task for task in self.tasks if task in tasks]
 
     def names(self) -> list[tuple[str, str]]:
         """Return every model with its short name."""
         return list(zip(self.models, short_names(self.models), strict=True))
 
     @cached_property
-    def _spread(self) -> dict[str, list[float]]:
-        spread: dict[str, list[float]] = {}
-        for (_, task), cell in sorted(self.cells.items(), key=lambda at: at[1].value):
-            spread.setdefault(task, []).append(cell.value)
-        return spread
+    def _sorted_values(self) -> dict[str, list[float]]:
+        """The scores of each task, the smallest first."""
+        values_by_task: dict[str, list[float]] = {}
+        for (_, task), score in self.cells.items():
+            values_by_task.setdefault(task, []).append(score.value)
+        for values in values_by_task.values():
+            values.sort()
+        return values_by_task
 
     def cell(self, model: str, task: str) -> dict[str, Any]:
         """Return what the template writes of one cell."""
-        reason = "" if self.gain else self.failed.get((model, task, self.protocol), "")
-        cell = self.cells.get((model, task))
-        if cell is None:
+        reason = ""
+        if not self.gain:
+            reason = self.failed.get((model, task, self.protocol), "")
+        score = self.cells.get((model, task))
+        if score is None:
             return {"reason": reason, "value": None}
-        digits = 1 if abs(cell.value) >= 100 else 2 if cell.interval else 3
-        good, share = self._shade(cell.value, task)
-        linked = self.address is not None and not self.gain and cell.interval is None
+        digits = _digits_of(score)
+        sign = "+" if self.gain else ""
+        is_good, share = self._shade(score.value, task)
+        link = ""
+        if self.address is not None and not self.gain and score.interval is None:
+            link = self.address(model, task, self.protocol)
         return {
             "reason": reason,
-            "value": cell.value,
-            "text": f"{cell.value:{'+' if self.gain else ''}.{digits}f}",
-            "good": good,
+            "value": score.value,
+            "text": f"{score.value:{sign}.{digits}f}",
+            "good": is_good,
             "share": f"{share:.2f}",
-            "link": self.address(model, task, self.protocol) if self.address and linked else "",
-            "error": cell.stderr if math.isfinite(cell.stderr) else None,
-            "half": f"±{1.96 * cell.stderr:.{digits}f}",
-            "interval": cell.interval,
-            "ends": [f"{x:.{digits}f}" for x in cell.interval or ()],
+            "link": link,
+            "error": score.stderr if math.isfinite(score.stderr) else None,
+            "half": f"±{1.96 * score.stderr:.{digits}f}",
+            "interval": score.interval,
+            "ends": [f"{end:.{digits}f}" for end in score.interval or ()],
         }
 
     def _shade(self, value: float, task: str) -> tuple[bool, float]:
@@ -109,169 +121,254 @@ class View:
         Scores go by their place among the models of the task, and steeper at the top: there the models differ least
         and matter most. Gains go by their size.
         """
-        known, up = self._spread[task], self.up.get(task, True)
+        values = self._sorted_values[task]
+        higher_is_better = self.higher_is_better.get(task, True)
         if self.gain:
-            reach = max(abs(known[0]), abs(known[-1])) or 1.0
-            return (value > 0) == up or value == 0, abs(value) / reach
-        place = bisect_left(known, value) / (len(known) - 1) if len(known) > 1 else 0.5
-        return True, (place if up else 1 - place) ** 1.7
+            largest = max(abs(values[0]), abs(values[-1])) or 1.0
+            is_good = (value > 0) == higher_is_better or value == 0
+            return is_good, abs(value) / largest
+        share_below = 0.5
+        if len(values) > 1:
+            share_below = bisect_left(values, value) / (len(values) - 1)
+        if not higher_is_better:
+            share_below = 1 - share_below
+        return True, share_below**SHADE_POWER
 
 
-def score_views(data: ReportData, told: Answer, live: str) -> list[View]:
+def _digits_of(score: ShownScore) -> int:
+    if abs(score.value) >= 100:
+        return 1
+    return 2 if score.interval else 3
+
+
+# --- the tables of the page -------------------------------------------------------------------------------------------
+
+
+def make_score_views(data: ReportData, answer: Answer, live: str) -> list[ScoreView]:
     """Return the scores by every protocol, the one that ranks first, and the gains over the first."""
-    known = _known_of(data, told, live)
-    protocols = in_order({*data.evidence.scores, *(f.protocol for f in data.failures)})
-    cells = {p: _cells(data, p) for p in protocols}
-    first = protocols[0]
-    order = sorted(protocols, key=lambda p: p != data.main)
-    views = [View(**known, id=p, label=p.label, protocol=p, cells=cells[p]) for p in order]
-    for p in protocols[1:]:
-        both = (
-            (at, cells[first][at], cells[p][at]) for at in cells[p].keys() & cells[first].keys()
+    empty_view = _make_empty_view(data, answer, live)
+    failed_protocols = (failure.protocol for failure in data.failures)
+    protocols = in_order({*data.evidence.scores, *failed_protocols})
+    cells_by_protocol = {protocol: _read_cells(data, protocol) for protocol in protocols}
+    views = [
+        replace(
+            empty_view,
+            id=protocol,
+            label=protocol.label,
+            protocol=protocol,
+            cells=cells_by_protocol[protocol],
         )
-        gains = {at: Shown(b.value - a.value, math.hypot(a.stderr, b.stderr)) for at, a, b in both}
-        label = f"gain, {p.label}" if len(protocols) > 2 else "gain"
-        views.append(View(**known, id=f"gain-{p}", label=label, protocol=p, cells=gains, gain=True))
+        for protocol in sorted(protocols, key=lambda protocol: protocol != data.main)
+    ]
+    first, *others = protocols
+    for protocol in others:
+        label = f"gain, {protocol.label}" if len(protocols) > 2 else "gain"
+        gains = _compute_gains(cells_by_protocol[first], cells_by_protocol[protocol])
+        views.append(
+            replace(
+                empty_view,
+                id=f"gain-{protocol}",
+                label=label,
+                protocol=protocol,
+                cells=gains,
+                gain=True,
+            )
+        )
     return views
 
 
-def completed_view(data: ReportData, told: Answer, done: Completion, live: str) -> View:
+def _compute_gains(
+    before: Mapping[ModelAndTask, ShownScore], after: Mapping[ModelAndTask, ShownScore]
+) -> dict[ModelAndTask, ShownScore]:
+    """Return the differences of the cells that both have, with their errors."""
+    gains = {}
+    for place in after.keys() & before.keys():
+        difference = after[place].value - before[place].value
+        error = math.hypot(before[place].stderr, after[place].stderr)
+        gains[place] = ShownScore(difference, error)
+    return gains
+
+
+def make_completed_view(
+    data: ReportData, answer: Answer, completion: Completion, live: str
+) -> ScoreView:
     """Return the matrix that the study will have: measured cells, and predicted ones with their intervals."""
-    order = [int(i) for i in np.argsort(done.rank, kind="stable")][
-        : max(20, MOST_CELLS // len(done.tasks))
-    ]
-    known = _known_of(data, told, live) | {
-        "models": tuple(done.models[i] for i in order),
-        "tasks": done.tasks,
-        "ranks": {
-            done.models[i]: (done.rank[i], done.rank_low[i], done.rank_high[i]) for i in order
-        },
-        "method": "mean z score over tasks, predicted",
-        "up": dict(zip(done.tasks, done.higher_is_better, strict=True)),
+    max_models = max(MIN_MODELS, MAX_CELLS // len(completion.tasks))
+    order = [int(row) for row in np.argsort(completion.rank, kind="stable")][:max_models]
+    ranks = {
+        completion.models[row]: (
+            completion.rank[row],
+            completion.rank_low[row],
+            completion.rank_high[row],
+        )
+        for row in order
     }
-    measured = _cells(data, done.protocol)
-    cells = {}
-    for i, model in enumerate(done.models):
-        for j, task in enumerate(done.tasks):
-            guess = Shown(
-                float(done.mean[i, j]), interval=(float(done.low[i, j]), float(done.high[i, j]))
-            )
-            cells[model, task] = (
-                measured.get((model, task), guess) if done.measured[i, j] else guess
-            )
-    return View(
-        **known, id="completed", label=done.protocol.label, protocol=done.protocol, cells=cells
+    return replace(
+        _make_empty_view(data, answer, live),
+        models=tuple(completion.models[row] for row in order),
+        tasks=completion.tasks,
+        ranks=ranks,
+        method="mean z score over tasks, predicted",
+        higher_is_better=dict(zip(completion.tasks, completion.higher_is_better, strict=True)),
+        id="completed",
+        label=completion.protocol.label,
+        protocol=completion.protocol,
+        cells=_complete_cells(_read_cells(data, completion.protocol), completion),
     )
 
 
+def _complete_cells(
+    measured: Mapping[ModelAndTask, ShownScore], completion: Completion
+) -> dict[ModelAndTask, ShownScore]:
+    """Return the measured cells, and predictions for the others."""
+    cells = {}
+    for row, model in enumerate(completion.models):
+        for column, task in enumerate(completion.tasks):
+            predicted = ShownScore(
+                float(completion.mean[row, column]),
+                interval=(float(completion.low[row, column]), float(completion.high[row, column])),
+            )
+            cells[model, task] = predicted
+            if completion.measured[row, column]:
+                cells[model, task] = measured.get((model, task), predicted)
+    return cells
+
+
 def has_details(data: ReportData) -> bool:
-    """Say whether some cell has more to show than its score: lanes, items, or how it was made."""
-    return bool(data.items) or any(cell.provenance.task.fingerprint for cell in data.cells)
+    """Whether some cell has more to show than its score: lanes, items, or how it was made."""
+    if data.items:
+        return True
+    return any(cell.provenance.task.fingerprint for cell in data.cells)
 
 
-def cells_context(data: ReportData, told: Answer) -> dict[str, Any]:
+def cells_context(data: ReportData, answer: Answer) -> dict[str, Any]:
     """Return what the browser of single cells needs: which there are, and for a file what they hold, by model."""
-    (models, tasks), shown = names_of(data), shown_models(data, told)
+    models, tasks = list_models_and_tasks(data)
+    shown_models = list_shown_models(data, answer)
 
-    def index(live: str) -> dict[str, Any]:
+    def make_index(live: str) -> dict[str, Any]:
         """Return for every protocol and model a row of noughts and ones over the tasks."""
-        there = {(c.protocol, c.model, c.task) for c in data.cells}
-        names, protocols = models if live else shown, in_order({c.protocol for c in data.cells})
+        existing = {(cell.protocol, cell.model, cell.task) for cell in data.cells}
+        names = models if live else shown_models
+        protocols = in_order({cell.protocol for cell in data.cells})
+        rows_by_protocol = {}
+        for protocol in protocols:
+            rows = []
+            for model in names:
+                flags = ["1" if (protocol, model, task) in existing else "0" for task in tasks]
+                rows.append("".join(flags))
+            rows_by_protocol[protocol] = rows
         return {
             "models": names,
             "tasks": tasks,
-            "protocols": [{"name": p, "label": p.label} for p in protocols],
-            "there": {
-                p: ["".join("01"[(p, m, t) in there] for t in tasks) for m in names]
-                for p in protocols
-            },
+            "protocols": [{"name": protocol, "label": protocol.label} for protocol in protocols],
+            "there": rows_by_protocol,
             "main": data.main,
         }
 
-    def by_model() -> dict[
-        str, list[Any]
-    ]:  # for the file; the board fetches a cell when it is looked at
-        lanes: dict[str | None, list[Any]] = {}
-        for lane in data.evidence.lanes(shown if len(shown) < len(models) else None):
-            lanes.setdefault(lane.cell, []).append(lane)
-        made: dict[str, list[Any]] = {model: [] for model in shown}
+    def collect_cells() -> dict[str, list[Any]]:
+        """Return all cells by model, for the file; the board fetches a cell when it is looked at."""
+        lanes_by_cell: dict[str | None, list[LaneRecord]] = {}
+        only_models = shown_models if len(shown_models) < len(models) else None
+        for lane in data.evidence.lanes(only_models):
+            lanes_by_cell.setdefault(lane.cell, []).append(lane)
+        cells_by_model: dict[str, list[Any]] = {model: [] for model in shown_models}
         for cell in data.cells:
-            if cell.model in made:
-                made[cell.model].append(
-                    cell_payload(cell, lanes.get(cell.key, ()), data.items.get(cell.key))
-                )
-        return made
+            if cell.model in cells_by_model:
+                lanes = lanes_by_cell.get(cell.key, ())
+                payload = cell_payload(cell, lanes, data.items.get(cell.key))
+                cells_by_model[cell.model].append(payload)
+        return cells_by_model
 
-    return {"by_model": by_model, "index": index, "per_cell": data.items_per_cell}
+    return {"by_model": collect_cells, "index": make_index, "per_cell": data.items_per_cell}
 
 
-def names_of(data: ReportData) -> tuple[list[str], list[str]]:
+def list_models_and_tasks(data: ReportData) -> tuple[list[str], list[str]]:
     """Return every model and task that has a score or a failure, tasks in the order of the matrices."""
-    matrices = data.evidence.scores.values()
-    models = [
-        *(m for matrix in matrices for m in matrix.models),
-        *(failure.model for failure in data.failures),
-    ]
-    tasks = [
-        *(t for matrix in matrices for t in matrix.tasks),
-        *(failure.task for failure in data.failures),
-    ]
+    models: list[str] = []
+    tasks: list[str] = []
+    for matrix in data.evidence.scores.values():
+        models += matrix.models
+        tasks += matrix.tasks
+    for failure in data.failures:
+        models.append(failure.model)
+        tasks.append(failure.task)
     return list(dict.fromkeys(models)), list(dict.fromkeys(tasks))
 
 
-def shown_models(data: ReportData, told: Answer) -> list[str]:
+def list_shown_models(data: ReportData, answer: Answer) -> list[str]:
     """Return the models of the page: ranked ones first, of checkpoints in the order of their steps; no more than fit.
 
     A page of thousands of models would open in no browser; what is left out is told, and an export has it.
     """
-    models, tasks = names_of(data)
-    place = {s.model: k for k, s in enumerate(told.standings)}
-    models.sort(key=lambda name: (place.get(name, len(place)), name.casefold()))
+    models, tasks = list_models_and_tasks(data)
+    rank = {standing.model: number for number, standing in enumerate(answer.standings)}
+    models.sort(key=lambda name: (rank.get(name, len(rank)), name.casefold()))
     if data.runs is not None:
-        course = {
-            model: k for k, model in enumerate(m for run in data.runs.runs for m in run.models)
-        }
-        models.sort(key=lambda name: course.get(name, len(course)))
-    return models[: max(20, MOST_CELLS // max(1, len(tasks)))]
+        checkpoints = [model for run in data.runs.runs for model in run.models]
+        step = {model: number for number, model in enumerate(checkpoints)}
+        models.sort(key=lambda name: step.get(name, len(step)))
+    return models[: max(MIN_MODELS, MAX_CELLS // max(1, len(tasks)))]
 
 
-def _known_of(data: ReportData, told: Answer, live: str) -> dict[str, Any]:
+def _make_empty_view(data: ReportData, answer: Answer, live: str) -> ScoreView:
     """Return what all views share: models and tasks in the order of the page, and what is known of them."""
-    measured = {
-        t: m for x in data.evidence.scores.values() for t, m in zip(x.tasks, x.metrics, strict=True)
+    metric_by_task: dict[str, Metric] = {}
+    for matrix in data.evidence.scores.values():
+        metric_by_task.update(zip(matrix.tasks, matrix.metrics, strict=True))
+    corpora = {task for task, metric in metric_by_task.items() if metric.is_text}
+    models = list_shown_models(data, answer)
+    _, tasks = list_models_and_tasks(data)
+    tasks.sort(key=lambda task: task in corpora)  # corpora come after the tasks
+    background = data.evidence.background
+    facts = {
+        model: {
+            "family": background.families.get(model, ""),
+            "kind": background.kinds.get(model, ""),
+        }
+        for model in models
     }
-    models, (_, tasks) = shown_models(data, told), names_of(data)
-    tasks.sort(
-        key=lambda task: task in measured and measured[task].is_text
-    )  # texts to predict come after the tasks
-    known = data.evidence.background
-    return {
-        "models": tuple(models),
-        "tasks": tuple(tasks),
-        "ranks": {}
-        if data.runs is not None
-        else {s.model: (s.rank, *s.rank_interval) for s in told.standings},
-        "method": AGGREGATE_LABELS.get(told.method, told.method),
-        "up": {task: metric.higher_is_better for task, metric in measured.items()},
-        "facts": {
-            m: {"family": known.families.get(m, ""), "kind": known.kinds.get(m, "")} for m in models
+    ranks = {}
+    if data.runs is None:
+        ranks = {
+            standing.model: (standing.rank, *standing.rank_interval)
+            for standing in answer.standings
+        }
+    return ScoreView(
+        models=tuple(models),
+        tasks=tuple(tasks),
+        ranks=ranks,
+        method=AGGREGATE_LABELS.get(answer.method, answer.method),
+        higher_is_better={task: metric.higher_is_better for task, metric in metric_by_task.items()},
+        facts=facts,
+        failed={
+            (failure.model, failure.task, failure.protocol): failure.reason
+            for failure in data.failures
         },
-        "failed": {(f.model, f.task, f.protocol): f.reason for f in data.failures},
-        "address": partial(_address, live) if has_details(data) else None,
-    }
+        address=partial(_address_of_cell, live) if has_details(data) else None,
+    )
 
 
-def _address(live: str, model: str, task: str, protocol: str) -> str:
+def _address_of_cell(live: str, model: str, task: str, protocol: str) -> str:
     """Return where the details of a cell are: in the page, or on the board."""
     if live:
-        return f"{live}/cell?{urlencode({'model': model, 'task': task, 'protocol': protocol})}"
+        query = urlencode({"model": model, "task": task, "protocol": protocol})
+        return f"{live}/cell?{query}"
     return "#cell=" + "/".join(quote(part, safe="") for part in (model, task, protocol))
 
 
-def _cells(data: ReportData, protocol: Protocol) -> dict[Place, Shown]:
+def _read_cells(data: ReportData, protocol: Protocol) -> dict[ModelAndTask, ShownScore]:
+    """Return the measured scores of a protocol."""
     matrix = data.evidence.scores.get(protocol)
-    found = matrix.scores() if matrix is not None else ()
-    return {(model, task): Shown(score.value, score.stderr) for model, task, score in found}
+    if matrix is None:
+        return {}
+    return {
+        (model, task): ShownScore(score.value, score.stderr)
+        for model, task, score in matrix.scores()
+    }
+
+
+# --- one cell as plain values -----------------------------------------------------------------------------------------
 
 
 def cell_payload(
@@ -283,27 +380,39 @@ def cell_payload(
 ) -> dict[str, Any]:
     """Return one cell as plain values for the page or the API: score, what validation chose, lanes, items."""
     score = cell.score
-    documents_by_split = cell.provenance.task.splits.used_by_split()
-    made: dict[str, Any] = {
-        **_fields(cell, "key", "model", "task", "protocol", "metric", "created"),
-        "value": _known(score.value),
-        "stderr": _known(score.stderr),
+    examples_by_split = cell.provenance.task.splits.used_by_split()
+    payload: dict[str, Any] = {
+        "key": cell.key,
+        "model": cell.model,
+        "task": cell.task,
+        "protocol": cell.protocol,
+        "metric": cell.metric,
+        "created": cell.created,
+        "value": _finite_or_none(score.value),
+        "stderr": _finite_or_none(score.stderr),
         "n": score.n,
         "higher_is_better": score.higher_is_better,
-        "scores": {name: [_round(s.value), _round(s.stderr)] for name, s in cell.scores.items()},
+        "scores": {
+            name: [_round(one_score.value), _round(one_score.stderr)]
+            for name, one_score in cell.scores.items()
+        },
         "seconds": round(cell.seconds, 2),
-        "direct": _known(cell.direct_value),
-        "gain": _known(cell.gain),
+        "direct": _finite_or_none(cell.direct_value),
+        "gain": _finite_or_none(cell.gain),
         "selection": selection_payload(cell.selection),
-        "splits": {name: used for name, used in documents_by_split.items() if used is not None},
+        "splits": {split: used for split, used in examples_by_split.items() if used is not None},
         "lanes": [lane_payload(lane) for lane in lanes],
-        "items": [item_payload(item) for item in items.shown] if items else [],
-        "total": items.total if items else 0,
-        "right": items.right if items else None,
+        "items": [],
+        "total": 0,
+        "right": None,
     }
+    if items is not None:
+        payload["items"] = [item_payload(item) for item in items.shown]
+        payload["total"] = items.total
+        payload["right"] = items.right
     if with_provenance:
-        made["provenance"] = cell.provenance.to_dict()
-    return made
+        payload["provenance"] = cell.provenance.to_dict()
+    return payload
 
 
 def selection_payload(selection: Selection) -> dict[str, Any]:
@@ -315,74 +424,82 @@ def selection_payload(selection: Selection) -> dict[str, Any]:
     return {
         name: value
         for name, value in payload.items()
-        if name not in IN_LANES and value not in (None, [], {}, 0)
+        if name not in SHOWN_BY_LANES and value not in (None, [], {}, 0)
     }
 
 
 def lane_payload(lane: LaneRecord) -> dict[str, Any]:
     """Return one lane with its curve."""
-    made = _fields(
-        lane, "key", "task", "learning_rate", "style", "seed", "status", "selected", "note"
-    )
-    curves = {"value": "value", "stderr": "stderr", "loss": "train_loss"}
-    made["epoch"] = [point.epoch for point in lane.epochs]
-    return made | {
-        name: [_round(getattr(p, field)) for p in lane.epochs] for name, field in curves.items()
+    return {
+        "key": lane.key,
+        "task": lane.task,
+        "learning_rate": lane.learning_rate,
+        "style": lane.style,
+        "seed": lane.seed,
+        "status": lane.status,
+        "selected": lane.selected,
+        "note": lane.note,
+        "epoch": [epoch.epoch for epoch in lane.epochs],
+        "value": [_round(epoch.value) for epoch in lane.epochs],
+        "stderr": [_round(epoch.stderr) for epoch in lane.epochs],
+        "loss": [_round(epoch.train_loss) for epoch in lane.epochs],
     }
-
-
-def _fields(record: object, *names: str) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in names}
 
 
 def item_payload(item: ItemOutcome) -> dict[str, Any]:
     """Return one item: what was asked, what was right, what the model chose and how sure it was."""
-    detail = item.detail
-    choices, logprobs = detail.get("choices"), detail.get("logprobs")
-    made: dict[str, Any] = {
+    choices = item.detail.get("choices")
+    logprobs = item.detail.get("logprobs")
+    payload: dict[str, Any] = {
         "id": item.doc_id,
         "value": _round(item.value),
-        "prompt": shorten(str(detail.get("prompt", ""))),
-        "gold": shorten(item.gold),
-        "prediction": shorten(item.prediction),
+        "prompt": shorten_text(str(item.detail.get("prompt", ""))),
+        "gold": shorten_text(item.gold),
+        "prediction": shorten_text(item.prediction),
     }
     if isinstance(choices, Sequence) and not isinstance(choices, str):
-        made["choices"] = [shorten(str(choice), 300) for choice in choices]
+        payload["choices"] = [
+            shorten_text(str(choice), MAX_CHOICE_CHARACTERS) for choice in choices
+        ]
         if isinstance(logprobs, Sequence) and len(logprobs) == len(choices):
-            made["logprobs"] = [_round(value) for value in logprobs]
-    return made
+            payload["logprobs"] = [_round(value) for value in logprobs]
+    return payload
 
 
 def find_items(
     items: Sequence[ItemOutcome], *, query: str = "", outcome: str = "all"
 ) -> list[ItemOutcome]:
     """Return the items that are right or wrong as asked and hold the query in prompt, gold or answer, in any case."""
-    wanted = query.casefold().strip()
+    folded_query = query.casefold().strip()
 
-    def holds(item: ItemOutcome) -> bool:
+    def has_outcome(item: ItemOutcome) -> bool:
+        is_right = item.value > 0.5
+        return outcome == "all" or is_right == (outcome == "right")
+
+    def has_query(item: ItemOutcome) -> bool:
         texts = (str(item.detail.get("prompt", "")), item.gold, item.prediction, str(item.doc_id))
-        return any(wanted in text.casefold() for text in texts)
+        return any(folded_query in text.casefold() for text in texts)
 
-    return [
-        item
-        for item in items
-        if (outcome == "all" or (item.value > 0.5) == (outcome == "right")) and holds(item)
-    ]
+    return [item for item in items if has_outcome(item) and has_query(item)]
 
 
-def shorten(text: str, longest: int = LONGEST) -> str:
+def shorten_text(text: str, max_characters: int = MAX_TEXT_CHARACTERS) -> str:
     """Leave out the middle of a long text."""
-    if len(text) <= longest:
+    if len(text) <= max_characters:
         return text
-    half = longest // 2
-    return f"{text[:half]}\n… {len(text) - 2 * half:,} characters left out …\n{text[-half:]}"
+    half = max_characters // 2
+    left_out = len(text) - 2 * half
+    return f"{text[:half]}\n… {left_out:,} characters left out …\n{text[-half:]}"
 
 
-def _known(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+def _finite_or_none(value: float | None) -> float | None:
+    if value is None or not math.isfinite(value):
+        return None
+    return value
 
 
 def _round(value: Any) -> float | None:
-    return (
-        round(float(value), 5) if isinstance(value, (int, float)) and math.isfinite(value) else None
-    )
+    """Round a number to five digits; None where there is none."""
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return round(float(value), 5)

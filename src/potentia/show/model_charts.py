@@ -5,7 +5,8 @@ The alignment (appendix C of the train-before-test paper) undoes the crossings t
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,148 +24,192 @@ from potentia.values.scores import ScoreMatrix
 if TYPE_CHECKING:
     from potentia.show.source import ReportData
 
-MOST_RANKED = 80  # models of a rank chart, the best first
-MOST_BUMPS = 24  # tasks with a rank chart of their own, those first where most models move
-MOST_COMPARED = 40  # models of the map of evidence; `potentia compare` takes any two
+MAX_MODELS_RANKED = 80  # of a rank chart, the best first
+MAX_TASK_CHARTS = 24  # those first where most models move
+MAX_MODELS_COMPARED = 40  # of the map of evidence; `potentia compare` takes any two
+
+
+@dataclass(frozen=True)
+class TaskRankChange:
+    """How ranks change on one task: the chart, and how many models move by more than noise."""
+
+    chart: Bump
+    moved_models: int
+
+
+# --- ranks ------------------------------------------------------------------------------------------------------------
 
 
 def rank_charts(data: ReportData) -> list[Bump]:
     """Return direct → tuned over all tasks, on each task where a model moves, then the alignments of two tasks."""
     if data.rankings is None:
         return []
-    found: list[Bump] = []
+    charts: list[Bump] = []
     if data.first != data.main:
-        before, after = (
-            data.rankings.overall.get(protocol) for protocol in (data.first, data.main)
+        task_charts, note = _charts_by_task(data)
+        overall = _chart_over_all_tasks(
+            data.rankings.overall.get(data.first), data.rankings.overall.get(data.main), note
         )
-        single, note = _by_task(data)
-        found = [*_overall(before, after, note), *single]
-    found += [
-        c for one in data.rankings.alignment.values() for c in one.charts() if isinstance(c, Bump)
-    ]
+        if overall is not None:
+            charts.append(overall)
+        charts += task_charts
+    for alignment in data.rankings.alignment.values():
+        charts += [chart for chart in alignment.charts() if isinstance(chart, Bump)]
     families = data.evidence.background.families
-    return [
-        _shown(replace(c, groups=tuple(families.get(m, "") for m in c.models) if families else ()))
-        for c in found
-    ]
+    return [_keep_best_models(_color_by_family(chart, families)) for chart in charts]
 
 
-def _shown(chart: Bump) -> Bump:
-    """Keep the models that end first: more lines than that are none."""
+def _color_by_family(chart: Bump, families: dict[str, str] | Any) -> Bump:
+    if not families:
+        return replace(chart, groups=())
+    return replace(chart, groups=tuple(families.get(model, "") for model in chart.models))
+
+
+def _keep_best_models(chart: Bump) -> Bump:
+    """Keep the models that end first: more lines than that cannot be told apart."""
     models = len(chart.models)
-    if models <= MOST_RANKED:
+    if models <= MAX_MODELS_RANKED:
         return chart
-    best = np.sort(
-        np.argsort(np.nan_to_num(chart.ranks[:, -1], nan=np.inf), kind="stable")[:MOST_RANKED]
+    final_ranks = np.nan_to_num(chart.ranks[:, -1], nan=np.inf)
+    best = np.sort(np.argsort(final_ranks, kind="stable")[:MAX_MODELS_RANKED])
+    groups: tuple[str, ...] = ()
+    if chart.groups:
+        groups = tuple(chart.groups[row] for row in best)
+    return replace(
+        chart,
+        models=tuple(chart.models[row] for row in best),
+        ranks=chart.ranks[best],
+        groups=groups,
+        caption=f"{chart.caption} The first {MAX_MODELS_RANKED} of {models:,} models.",
     )
-    groups = tuple(chart.groups[k] for k in best) if chart.groups else ()
-    caption = f"{chart.caption} The first {MOST_RANKED} of {models:,} models."
-    names = tuple(chart.models[k] for k in best)
-    return replace(chart, models=names, ranks=chart.ranks[best], groups=groups, caption=caption)
 
 
-def _overall(before: Ranking | None, after: Ranking | None, note: str) -> list[Bump]:
+def _chart_over_all_tasks(before: Ranking | None, after: Ranking | None, note: str) -> Bump | None:
     """Join the two overall rankings; both are made by the same rule."""
-    models = [model for model in after.models if model in before.models] if before and after else []
-    if before is None or after is None or len(models) < 2 or len(after.tasks) < 2:
-        return []
-    chart = Bump(
+    if before is None or after is None or len(after.tasks) < 2:
+        return None
+    models = [model for model in after.models if model in before.models]
+    if len(models) < 2:
+        return None
+    ranks = [[before.rank_of(model), after.rank_of(model)] for model in models]
+    return Bump(
         name="bump-all-tasks",
         title=f"{before.protocol.label} → {after.protocol.label}: all tasks",
         caption=f"Ranks over all tasks, as in the answer: by the {after.method.label}, since {after.reason}.{note}",
         models=tuple(models),
         columns=(before.protocol.label, after.protocol.label),
-        ranks=np.array([[before.rank_of(m), after.rank_of(m)] for m in models], dtype=np.float64),
+        ranks=np.array(ranks, dtype=np.float64),
     )
-    return [chart]
 
 
-def _by_task(data: ReportData) -> tuple[list[Bump], str]:
-    """Return the charts of tasks on which a model moves by more than noise, and a word on the other tasks."""
-    first, second = (data.evidence.planned[p].benchmarks() for p in (data.first, data.main))
-    models = [m for m in second.models if m in first.models]
-    shared = [t for t in second.tasks if t in first.tasks] if len(models) > 1 else []
-    known = [
-        c
-        for t in shared
-        if (c := _on_task(t, *(m.select(models=models, tasks=[t]) for m in (first, second))))
-    ]
-    moved = [(count, chart) for count, chart in known if count]
-    most = sorted(range(len(moved)), key=lambda k: -moved[k][0])[:MOST_BUMPS]
-    still = len(known) - len(moved)
-    note = (
-        f" On {still} of {len(shared)} tasks no model changes its rank by more than test noise."
-        if still
-        else ""
-    )
-    if len(moved) > len(most):
-        note += f" Charts of single tasks: the {len(most)} on which most models move."
-    return [moved[k][1] for k in sorted(most)], note
+def _charts_by_task(data: ReportData) -> tuple[list[Bump], str]:
+    """Return the charts of tasks on which a model moves by more than noise, and a note on the other tasks."""
+    before = data.evidence.planned[data.first].benchmarks()
+    after = data.evidence.planned[data.main].benchmarks()
+    models = [model for model in after.models if model in before.models]
+    tasks: list[str] = []
+    if len(models) > 1:
+        tasks = [task for task in after.tasks if task in before.tasks]
+    changes = []
+    for task in tasks:
+        change = _compare_ranks_on_task(
+            task,
+            before.select(models=models, tasks=[task]),
+            after.select(models=models, tasks=[task]),
+        )
+        if change is not None:
+            changes.append(change)
+    moving = [change for change in changes if change.moved_models]
+    by_movement = sorted(range(len(moving)), key=lambda number: -moving[number].moved_models)
+    shown = sorted(by_movement[:MAX_TASK_CHARTS])
+    note = ""
+    unmoved = len(changes) - len(moving)
+    if unmoved:
+        note = f" On {unmoved} of {len(tasks)} tasks no model changes its rank by more than test noise."
+    if len(moving) > len(shown):
+        note += f" Charts of single tasks: the {len(shown)} on which most models move."
+    return [moving[number].chart for number in shown], note
 
 
-def _on_task(task: str, one: ScoreMatrix, two: ScoreMatrix) -> tuple[int, Bump] | None:
-    """Align the two protocols as if they were two tasks, and count the models that move; None where an error lacks."""
-    names = (one.protocol.label, two.protocol.label)
+def _compare_ranks_on_task(
+    task: str, before: ScoreMatrix, after: ScoreMatrix
+) -> TaskRankChange | None:
+    """Align the two protocols as if they were two tasks; None where a standard error is missing."""
+    names = (before.protocol.label, after.protocol.label)
     joined = ScoreMatrix.build(
-        one.models,
+        before.models,
         names,
-        np.concatenate([one.oriented(), two.oriented()], axis=1),
-        stderr=np.concatenate([one.stderr, two.stderr], axis=1),
+        np.concatenate([before.oriented(), after.oriented()], axis=1),
+        stderr=np.concatenate([before.stderr, after.stderr], axis=1),
         protocol=task,
     )
-    whole = joined.complete()
-    if whole.shape[0] < 2 or not np.isfinite(whole.stderr).all():
+    complete = joined.complete()
+    if complete.shape[0] < 2 or not np.isfinite(complete.stderr).all():
         return None
     aligned = align_rankings(joined, *names)
-    taus = [
-        "undefined" if tau != tau else f"{tau:.2f}" for tau in (aligned.tau, aligned.aligned_tau)
-    ]  # all may tie
-    caption = (
-        f"{aligned.moved} of {len(aligned.models)} models change rank by more than test noise; Kendall's τ "
-        f"{taus[0]} as measured, {taus[1]} aligned. Crossings that noise could explain are undone."
-    )
     chart = aligned.charts()[0]
     assert isinstance(chart, Bump)
-    return aligned.moved, replace(
-        chart, name=f"bump-{task}", title=f"{names[0]} → {names[1]}: {task}", caption=caption
+    caption = (
+        f"{aligned.moved} of {len(aligned.models)} models change rank by more than test noise; Kendall's τ "
+        f"{_format_tau(aligned.tau)} as measured, {_format_tau(aligned.aligned_tau)} aligned."
+        " Crossings that noise could explain are undone."
     )
+    title = f"{names[0]} → {names[1]}: {task}"
+    return TaskRankChange(
+        replace(chart, name=f"bump-{task}", title=title, caption=caption), aligned.moved
+    )
+
+
+def _format_tau(tau: float) -> str:
+    """Write a τ, which is not defined where all models tie."""
+    return "undefined" if math.isnan(tau) else f"{tau:.2f}"
+
+
+# --- evidence ---------------------------------------------------------------------------------------------------------
 
 
 def evidence_maps(data: ReportData) -> dict[Protocol, EvidenceMap]:
     """Return the evidence between every two models, the most prepared protocol first, models by rank."""
-    ranking = data.rankings.overall.get(data.main) if data.rankings is not None else None
-    place = {model: k for k, model in enumerate(ranking.models)} if ranking is not None else {}
-    weighed = {}
+    position: dict[str, int] = {}
+    ranking = None if data.rankings is None else data.rankings.overall.get(data.main)
+    if ranking is not None:
+        position = {model: number for number, model in enumerate(ranking.models)}
+    maps = {}
     for protocol, matrix in reversed(data.evidence.planned.items()):
-        ordered = matrix.select(
-            models=sorted(matrix.models, key=lambda m: place.get(m, len(place)))[:MOST_COMPARED]
+        models = sorted(matrix.models, key=lambda model: position.get(model, len(position)))
+        evidence_map = map_evidence(
+            matrix.select(models=models[:MAX_MODELS_COMPARED]),
+            data.evidence.outcomes.get(protocol),
         )
-        if (found := map_evidence(ordered, data.evidence.outcomes.get(protocol))) is not None:
-            weighed[protocol] = found
-    return weighed
+        if evidence_map is not None:
+            maps[protocol] = evidence_map
+    return maps
 
 
-def evidence_chart(found: EvidenceMap, models: int) -> Heatmap:
+def evidence_chart(evidence_map: EvidenceMap, models: int) -> Heatmap:
     """Draw the share of tasks that the model of a row wins minus the share that it loses, significant ones alone."""
-    wins, losses, ties = found.count_outcomes()
-    met = wins + losses + ties
-    first, second = np.triu_indices(len(found.models), 1)
-    balance = np.full((len(found.models),) * 2, np.nan)
+    wins, losses, ties = evidence_map.count_outcomes()
+    compared = wins + losses + ties
+    shown_models = len(evidence_map.models)
     with np.errstate(invalid="ignore", divide="ignore"):
-        share = np.where(met > 0, (wins - losses) / met, np.nan)
-    balance[first, second], balance[second, first] = share, -share
-    left_out = (
-        f" The first {len(found.models)} of {models} models." if models > len(found.models) else ""
-    )
-    tasks = "task" if len(found.tasks) == 1 else "tasks"
+        share = np.where(compared > 0, (wins - losses) / compared, np.nan)
+    first, second = np.triu_indices(shown_models, 1)
+    balance = np.full((shown_models, shown_models), np.nan)
+    balance[first, second] = share
+    balance[second, first] = -share
+    left_out = ""
+    if models > shown_models:
+        left_out = f" The first {shown_models} of {models} models."
+    task_count = len(evidence_map.tasks)
+    tasks = "task" if task_count == 1 else "tasks"
     return Heatmap(
-        f"evidence-{found.protocol}",
-        f"Evidence over {len(found.tasks)} {tasks}: {found.protocol.label}",
+        f"evidence-{evidence_map.protocol}",
+        f"Evidence over {task_count} {tasks}: {evidence_map.protocol.label}",
         f"Share of tasks won minus share lost by the model of the row, counting only differences that are significant "
-        f"({100 * (1 - found.level):.0f} % level). Blue: more won; orange: more lost; faint: as many won as lost, or "
-        f"the tests cannot tell.{left_out}",
-        rows=found.models,
-        columns=found.models,
+        f"({100 * (1 - evidence_map.level):.0f} % level). Blue: more won; orange: more lost; faint: as many won as"
+        f" lost, or the tests cannot tell.{left_out}",
+        rows=evidence_map.models,
+        columns=evidence_map.models,
         values=balance,
         low=-1.0,
         high=1.0,
@@ -174,22 +219,23 @@ def evidence_chart(found: EvidenceMap, models: int) -> Heatmap:
     )
 
 
-def evidence_payload(found: EvidenceMap) -> dict[str, Any]:
+def evidence_payload(evidence_map: EvidenceMap) -> dict[str, Any]:
     """Return every pair (as in ``triu_indices``) on every task: difference, p, whether Benjamini–Hochberg keeps it."""
-    kept = np.isfinite(found.p) & (found.p <= found.critical)
-
-    def short(row: Any) -> list[float | None]:
-        return [float(f"{value:.3g}") if np.isfinite(value) else None for value in row.tolist()]
-
+    is_significant = np.isfinite(evidence_map.p) & (evidence_map.p <= evidence_map.critical)
     return {
-        "protocol": found.protocol,
-        "label": found.protocol.label,
-        "models": found.models,
-        "tasks": found.tasks,
-        "basis": found.basis,
-        "level": found.level,
-        "difference": [short(row) for row in found.difference],
-        "p": [short(row) for row in found.p],
-        "kept": ["".join("01"[int(k)] for k in row) for row in kept],
-        "pairs": [list(row) for row in found.pair_rows()],
+        "protocol": evidence_map.protocol,
+        "label": evidence_map.protocol.label,
+        "models": evidence_map.models,
+        "tasks": evidence_map.tasks,
+        "basis": evidence_map.basis,
+        "level": evidence_map.level,
+        "difference": [_short_numbers(row.tolist()) for row in evidence_map.difference],
+        "p": [_short_numbers(row.tolist()) for row in evidence_map.p],
+        "kept": ["".join("1" if flag else "0" for flag in row) for row in is_significant],
+        "pairs": [list(row) for row in evidence_map.pair_rows()],
     }
+
+
+def _short_numbers(values: list[float]) -> list[float | None]:
+    """Round to three digits, so that the page stays small; None where nothing is known."""
+    return [float(f"{value:.3g}") if math.isfinite(value) else None for value in values]

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,15 +25,15 @@ from potentia.errors import InputError
 from potentia.evidence import read
 from potentia.extensions import ExtensionKind, load_extensions
 from potentia.files import write_file
-from potentia.show.answer import answer, answer_context
+from potentia.show.answer import answer_context, make_answer
 from potentia.show.how import how_context
 from potentia.show.matrix import (
     cells_context,
-    completed_view,
     has_details,
-    names_of,
-    score_views,
-    shown_models,
+    list_models_and_tasks,
+    list_shown_models,
+    make_completed_view,
+    make_score_views,
 )
 from potentia.show.model_charts import evidence_chart, evidence_maps, evidence_payload, rank_charts
 from potentia.show.page import (
@@ -48,8 +48,13 @@ from potentia.show.page import (
     tables_of,
 )
 from potentia.show.source import ReportData, ReportOptions, make_report
-from potentia.values.findings import Finding, Heatmap, Table
+from potentia.values.findings import Chart, Finding, Heatmap, Table
 from potentia.values.protocol import Protocol
+
+SectionMaker = Callable[[ReportData], Section | None]
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
 
 
 def write_report(
@@ -62,9 +67,8 @@ def write_report(
     options: ReportOptions | None = None,
 ) -> Path:
     """Write the report of a store or of any file of scores into one HTML file, and return the file."""
-    return save_report(
-        make_report(read(source, study=study, facts=facts), items=items, options=options), out
-    )
+    evidence = read(source, study=study, facts=facts)
+    return save_report(make_report(evidence, items=items, options=options), out)
 
 
 def save_report(data: ReportData, out: Path) -> Path:
@@ -89,9 +93,10 @@ def save_report(data: ReportData, out: Path) -> Path:
 def report_page(data: ReportData) -> str:
     """Return the whole page. Its own policy lets no other script run, whatever the scores contain."""
     script = "\n".join(asset(name) for name in SCRIPTS)
-    ours = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
+    digest = hashlib.sha256(script.encode("utf-8")).digest()
+    script_hash = base64.b64encode(digest).decode("ascii")
     policy = (
-        f"default-src 'none'; script-src 'sha256-{ours}'; style-src 'unsafe-inline'; img-src data: blob:; "
+        f"default-src 'none'; script-src 'sha256-{script_hash}'; style-src 'unsafe-inline'; img-src data: blob:; "
         "font-src data:; base-uri 'none'; form-action 'none'"
     )
     return render(
@@ -108,33 +113,56 @@ def report_page(data: ReportData) -> str:
 
 def build_sections(data: ReportData, parts: Parts | None = None) -> list[tuple[str, str, str]]:
     """Return id, title and HTML of every section that the data has something for; ``parts`` takes their data."""
-    parts = parts or Parts()
-    found = (section for make in list_sections() if (section := make(data)) is not None)
-    return [(section.id, section.title, section.html(parts)) for section in found]
+    page_parts = parts or Parts()
+    sections = []
+    for make_section in list_sections():
+        section = make_section(data)
+        if section is not None:
+            sections.append((section.id, section.title, section.html(page_parts)))
+    return sections
 
 
-def _said(found: Iterable[Any]) -> str:
-    return " ".join(sentence for finding in found for sentence in finding.sentences())
+# --- what sections share ----------------------------------------------------------------------------------------------
 
 
-def _split(
-    found: Mapping[Protocol, Finding], data: ReportData
-) -> tuple[list[Finding], list[Finding]]:
-    """Part the findings to compare (of the least prepared protocol, and of the one that ranks) from the rest."""
-    compared = (data.first, data.main)
-    return [f for p, f in found.items() if p in compared], [
-        f for p, f in found.items() if p not in compared
-    ]
+@dataclass(frozen=True)
+class ProtocolFindings:
+    """Findings by protocol: those to compare with each other, and the rest, which is folded away."""
+
+    compared: Sequence[Finding]
+    other: Sequence[Finding]
+
+    @classmethod
+    def divide(cls, findings: Mapping[Protocol, Finding], data: ReportData) -> ProtocolFindings:
+        """Compare the least prepared protocol with the one that ranks."""
+        compared = []
+        other = []
+        for protocol, finding in findings.items():
+            if protocol in (data.first, data.main):
+                compared.append(finding)
+            else:
+                other.append(finding)
+        return cls(compared, other)
 
 
-def _of_few(section: Section | None, data: ReportData) -> Section | None:
+def _join_sentences(findings: Iterable[Any]) -> str:
+    return " ".join(sentence for finding in findings for sentence in finding.sentences())
+
+
+def _fold_for_few_models(section: Section | None, data: ReportData) -> Section | None:
     """Fold the figures of a few models away: they say nothing of other models."""
     if section is None or not data.few:
         return section
-    lead = f"It takes {ENOUGH_MODELS} models or more to say something of others: the figures are folded."
     return replace(
-        section, lead=lead, charts=(), more=[*section.charts, *section.more], more_title="Figures"
+        section,
+        lead=f"It takes {ENOUGH_MODELS} models or more to say something of others: the figures are folded.",
+        charts=(),
+        more=[*section.charts, *section.more],
+        more_title="Figures",
     )
+
+
+# --- the sections -----------------------------------------------------------------------------------------------------
 
 
 def apart_section(data: ReportData) -> Section | None:
@@ -142,82 +170,97 @@ def apart_section(data: ReportData) -> Section | None:
     groups = (data.evidence, *data.evidence.apart)
     if len(groups) < 2:
         return None
-    tables = [
-        replace(table, title=f"{number}. {group.name}", note=" ".join((*group.notes, table.note)))
-        for number, group in enumerate(groups, start=1)
-        for table in build_scoreboard(group).tables()[:1]
-    ]
+    tables = []
+    for number, group in enumerate(groups, start=1):
+        for table in build_scoreboard(group).tables()[:1]:
+            note = " ".join((*group.notes, table.note))
+            tables.append(replace(table, title=f"{number}. {group.name}", note=note))
     return Section("apart", "Groups", "", tables=tables, heading="Scores that cannot be compared")
 
 
 def answer_section(data: ReportData) -> Section:
     """The answer first."""
     runs = [] if data.runs is None else [data.runs]
-    charts, tables, context = charts_of(runs), tables_of(runs), answer_context(data)
     return Section(
-        "answer", "Answer", charts=charts, tables=tables, template="answer.html", context=context
+        "answer",
+        "Answer",
+        charts=charts_of(runs),
+        tables=tables_of(runs),
+        template="answer.html",
+        context=answer_context(data),
     )
 
 
 def reading_section(data: ReportData) -> Section | None:
-    """Say how a foreign table was read: metric, direction, scale and kind of each column, and why."""
-    read = data.evidence.table_layout
-    return None if read is None else Section("reading", "How it was read", table=read.tables()[0])
+    """How a foreign table was read: metric, direction, scale and kind of each column, and why."""
+    table_layout = data.evidence.table_layout
+    if table_layout is None:
+        return None
+    return Section("reading", "How it was read", table=table_layout.tables()[0])
 
 
 def scores_section(data: ReportData) -> Section:
     """The score matrix, and which tasks to distrust."""
-    models, tasks = names_of(data)
-    told, known = answer(data), data.evidence.background
-    scored = {
-        p.label: int(np.isfinite(matrix.values).sum()) for p, matrix in data.evidence.scores.items()
-    }
-    flagged = (
-        []
-        if data.rankings is None or not data.rankings.screening.flags
-        else [data.rankings.screening]
-    )
-    failed = tuple(
-        (f.model, f.task, Protocol(f.protocol).label, f"{f.reason} {f.hint or ''}".strip())
-        for f in data.failures
-    )
+    models, tasks = list_models_and_tasks(data)
+    answer = make_answer(data)
+    background = data.evidence.background
+    families = {family for model, family in background.families.items() if model in models}
+    kinds = {background.kinds.get(model) for model in models} - {None}
+    failed_cells = [
+        (
+            failure.model,
+            failure.task,
+            Protocol(failure.protocol).label,
+            f"{failure.reason} {failure.hint or ''}".strip(),
+        )
+        for failure in data.failures
+    ]
+    flags = None
+    more_tables: Sequence[Table] = ()
+    if data.rankings is not None and data.rankings.screening.flags:
+        flags = data.rankings.screening.tables()[0]
+        more_tables = tables_of([data.rankings.screening])[1:]
     context = {
-        "views": partial(score_views, data, told),
-        "shown": len(shown_models(data, told)),
+        "views": partial(make_score_views, data, answer),
+        "shown": len(list_shown_models(data, answer)),
         "models": len(models),
         "source": data.evidence.source,
         "details": has_details(data),
-        "families": sorted({f for m, f in known.families.items() if m in models}, key=str.casefold),
-        "kinds": len({known.kinds.get(m) for m in models} - {None}) > 1,
-        "gaps": {
-            name: len(models) * len(tasks) - n
-            for name, n in scored.items()
-            if n < len(models) * len(tasks)
-        },
-        "failures": Table("Failed cells", ("model", "task", "protocol", "reason"), tuple(failed)),
-        "flags": flagged[0].tables()[0] if flagged else None,
+        "families": sorted(families, key=str.casefold),
+        "kinds": len(kinds) > 1,
+        "gaps": _count_gaps(data, len(models) * len(tasks)),
+        "failures": Table("Failed cells", ("model", "task", "protocol", "reason"), failed_cells),
+        "flags": flags,
     }
-    return Section(
-        "scores", "Scores", tables=tables_of(flagged)[1:], template="scores.html", context=context
-    )
+    return Section("scores", "Scores", tables=more_tables, template="scores.html", context=context)
+
+
+def _count_gaps(data: ReportData, cells: int) -> dict[str, int]:
+    """Return the number of missing scores of each protocol that has some."""
+    gaps = {}
+    for protocol, matrix in data.evidence.scores.items():
+        missing = cells - int(np.isfinite(matrix.values).sum())
+        if missing > 0:
+            gaps[protocol.label] = missing
+    return gaps
 
 
 def predicted_section(data: ReportData) -> Section | None:
     """The cells that are not measured yet, hatched among those that are."""
-    done = data.completion
-    if done is None:
+    completion = data.completion
+    if completion is None:
         return None
     context = {
-        "view": partial(completed_view, data, answer(data), done),
-        "done": done,
-        "count_measured": int(done.measured.sum()),
-        "count_predicted": int((~done.measured).sum()),
-        "failed": any(f.protocol == done.protocol for f in data.failures),
+        "view": partial(make_completed_view, data, make_answer(data), completion),
+        "done": completion,
+        "count_measured": int(completion.measured.sum()),
+        "count_predicted": int((~completion.measured).sum()),
+        "failed": any(failure.protocol == completion.protocol for failure in data.failures),
     }
     return Section(
         "predicted",
         "Predicted",
-        tables=tables_of([done]),
+        tables=tables_of([completion]),
         template="predicted.html",
         context=context,
     )
@@ -227,122 +270,161 @@ def ranks_section(data: ReportData) -> Section | None:
     """Rank bump charts, and the aggregate ranking with its intervals."""
     if data.rankings is None or data.runs is not None:  # steps are no rivals
         return None
-    found, bumps = data.rankings.aggregate, rank_charts(data)
-    several = {
-        p: f for p, f in found.items() if len(data.evidence.planned[p].benchmarks().tasks) > 1
+    aggregate = data.rankings.aggregate
+    over_several_tasks = {
+        protocol: finding
+        for protocol, finding in aggregate.items()
+        if len(data.evidence.planned[protocol].benchmarks().tasks) > 1
     }
-    both, rest = (
-        [c for c in charts_of(part) if isinstance(c, Heatmap)] for part in _split(several, data)
-    )
-    tables = tables_of([*data.rankings.overall.values(), *found.values()])
-    lead = (
-        "How the order of the models changes from one protocol to the next. Over all tasks ranks are shown as they "
-        "are; on a single task, crossings that test noise alone could explain are undone as far as possible."
-    )
-    lead = (
-        lead
-        if bumps
-        else "The order of the models over all tasks, by each way of taking tasks together."
-    )
+    divided = ProtocolFindings.divide(over_several_tasks, data)
+    bumps = rank_charts(data)
+    lead = "The order of the models over all tasks, by each way of taking tasks together."
+    if bumps:
+        lead = (
+            "How the order of the models changes from one protocol to the next. Over all tasks ranks are shown as they "
+            "are; on a single task, crossings that test noise alone could explain are undone as far as possible."
+        )
     return Section(
-        "ranks", "Ranks", lead, [*bumps[:1], *both], [*bumps[1:], *rest], "More rank charts", tables
+        "ranks",
+        "Ranks",
+        lead,
+        charts=[*bumps[:1], *_heatmaps(divided.compared)],
+        more=[*bumps[1:], *_heatmaps(divided.other)],
+        more_title="More rank charts",
+        tables=tables_of([*data.rankings.overall.values(), *aggregate.values()]),
     )
+
+
+def _heatmaps(findings: Sequence[Finding]) -> list[Chart]:
+    return [chart for chart in charts_of(findings) if isinstance(chart, Heatmap)]
 
 
 def tuning_section(data: ReportData) -> Section | None:
     """Whether the fine-tuning was the same for all, and which cells may have more in them."""
-    found = list(data.rankings.tuning.values()) if data.rankings is not None else []
-    said = _said(found)
-    section = of_findings("tuning", "Tuning", said, found, heading="Was it the same for all?")
+    findings = [] if data.rankings is None else list(data.rankings.tuning.values())
+    sentences = _join_sentences(findings)
+    section = of_findings(
+        "tuning", "Tuning", sentences, findings, heading="Was it the same for all?"
+    )
     if section is None:
         return None
     first, *rest = section.tables
-    return replace(
-        section, table=replace(first, note=first.note.removeprefix(said).strip()), tables=rest
-    )
+    note = first.note.removeprefix(sentences).strip()  # the section says it above the table
+    return replace(section, table=replace(first, note=note), tables=rest)
 
 
 def agreement_section(data: ReportData) -> Section | None:
     """The mean bars of every task, the heat maps side by side, categories, and groups of models."""
-    if data.rankings is None or not data.rankings.agreement:
+    rankings = data.rankings
+    if rankings is None or not rankings.agreement:
         return None
-    found = data.rankings
-    both, others = _split(found.agreement, data)
-    fewer, fewer_aside = _split(found.task_curves, data)
-    main = [change for pair, change in found.changes.items() if pair == (data.first, data.main)]
-    aside = [change for pair, change in found.changes.items() if pair != (data.first, data.main)]
-    measures = [] if found.measures is None else [found.measures]
-    charts = charts_of([*main, *both, *fewer, *found.groups.values()])
-    more = charts_of([*aside, *others, *fewer_aside])
-    tables = tables_of(
-        [
-            *found.agreement.values(),
-            *measures,
-            *found.changes.values(),
-            *found.task_curves.values(),
-            *found.groups.values(),
-        ]
+    agreement = ProtocolFindings.divide(rankings.agreement, data)
+    curves = ProtocolFindings.divide(rankings.task_curves, data)
+    main_changes = []
+    other_changes = []
+    for protocols, change in rankings.changes.items():
+        if protocols == (data.first, data.main):
+            main_changes.append(change)
+        else:
+            other_changes.append(change)
+    groups = list(rankings.groups.values())
+    measures = [] if rankings.measures is None else [rankings.measures]
+    section = Section(
+        "agreement",
+        "Agreement",
+        "",
+        charts=charts_of([*main_changes, *agreement.compared, *curves.compared, *groups]),
+        more=charts_of([*other_changes, *agreement.other, *curves.other]),
+        more_title="The other protocols",
+        tables=tables_of(
+            [
+                *rankings.agreement.values(),
+                *measures,
+                *rankings.changes.values(),
+                *rankings.task_curves.values(),
+                *groups,
+            ]
+        ),
     )
-    return _of_few(
-        Section("agreement", "Agreement", "", charts, more, "The other protocols", tables), data
-    )
+    return _fold_for_few_models(section, data)
 
 
 def evidence_section(data: ReportData) -> Section | None:
     """Model × model evidence, and how much each task resolves."""
-    weighed = evidence_maps(data)
-    if not weighed or data.rankings is None:
+    maps = evidence_maps(data)
+    rankings = data.rankings
+    if not maps or rankings is None:
         return None
-    found = data.rankings
-    maps = [evidence_chart(e, len(data.evidence.planned[p].models)) for p, e in weighed.items()]
-    kinds: tuple[Mapping[Protocol, Finding], ...] = (found.significance, found.tau_b, found.ranks)
-    both, rest = ([f for by in kinds for f in _split(by, data)[k]] for k in (0, 1))
-    tables = tables_of([*(f for by in kinds for f in by.values()), *found.tau_b_changes.values()])
-    charts, more = [maps[0], *charts_of(both)], [*maps[1:], *charts_of(rest)]
-    context = {"evidence": [evidence_payload(e) for e in weighed.values()]}
+    map_charts = [
+        evidence_chart(evidence_map, len(data.evidence.planned[protocol].models))
+        for protocol, evidence_map in maps.items()
+    ]
+    kinds: tuple[Mapping[Protocol, Finding], ...] = (
+        rankings.significance,
+        rankings.tau_b,
+        rankings.ranks,
+    )
+    compared: list[Finding] = []
+    other: list[Finding] = []
+    all_findings: list[Finding] = []
+    for by_protocol in kinds:
+        divided = ProtocolFindings.divide(by_protocol, data)
+        compared += divided.compared
+        other += divided.other
+        all_findings += by_protocol.values()
     return Section(
         "evidence",
         "Evidence",
         "",
-        charts,
-        more,
-        "The other protocols",
-        tables,
+        charts=[map_charts[0], *charts_of(compared)],
+        more=[*map_charts[1:], *charts_of(other)],
+        more_title="The other protocols",
+        tables=tables_of([*all_findings, *rankings.tau_b_changes.values()]),
         template="evidence.html",
-        context=context,
+        context={"evidence": [evidence_payload(evidence_map) for evidence_map in maps.values()]},
     )
 
 
 def structure_section(data: ReportData) -> Section | None:
     """Principal components of all protocols, and PC1 against compute; families apart."""
-    if data.rankings is None or not data.rankings.components:
+    rankings = data.rankings
+    if rankings is None or not rankings.components:
         return None
-    found = data.rankings
-    shown, folded = zip(_split(found.components, data), _split(found.compute, data), strict=True)
-    families = [c for by in found.family_components.values() for c in by.values()]
-    tables = tables_of([*found.components.values(), *found.compute.values(), *families])
-    charts, more = (
-        [*charts_of(components), *charts_of(compute)] for components, compute in (shown, folded)
+    components = ProtocolFindings.divide(rankings.components, data)
+    compute = ProtocolFindings.divide(rankings.compute, data)
+    families = [
+        finding
+        for by_family in rankings.family_components.values()
+        for finding in by_family.values()
+    ]
+    more_title = "The other protocols"
+    if families:
+        more_title = "The other protocols, and each family by itself"
+    section = Section(
+        "structure",
+        "Structure",
+        "",
+        charts=[*charts_of(components.compared), *charts_of(compute.compared)],
+        more=[*charts_of(components.other), *charts_of(compute.other), *charts_of(families)],
+        more_title=more_title,
+        tables=tables_of([*rankings.components.values(), *rankings.compute.values(), *families]),
     )
-    more += charts_of(families)
-    title = "The other protocols, and each family by itself" if families else "The other protocols"
-    return _of_few(Section("structure", "Structure", "", charts, more, title, tables), data)
+    return _fold_for_few_models(section, data)
 
 
 def benchmarks_section(data: ReportData) -> Section | None:
-    """Say of every benchmark whether to keep, fix or drop it; its own page is folded away."""
+    """Whether to keep, fix or drop each benchmark; its own page is folded away."""
     if not data.benchmarks:
         return None
-    lists = {
-        v: ", ".join(b.task for b in data.benchmarks if b.verdict == v) for v in ("drop", "fix")
-    }
-    said = " ".join(
-        f"{verdict.capitalize()}: {tasks}." for verdict, tasks in lists.items() if tasks
-    )
+    sentences = []
+    for verdict in ("drop", "fix"):
+        tasks = [benchmark.task for benchmark in data.benchmarks if benchmark.verdict == verdict]
+        if tasks:
+            sentences.append(f"{verdict.capitalize()}: {', '.join(tasks)}.")
     return Section(
         "benchmarks",
         "Benchmarks",
-        said or "All may stay.",
+        " ".join(sentences) or "All may stay.",
         more=charts_of(data.benchmarks),
         more_title="Agreement of each benchmark with the others",
         tables=tables_of(data.benchmarks),
@@ -351,39 +433,33 @@ def benchmarks_section(data: ReportData) -> Section | None:
     )
 
 
-def _perplexity(data: ReportData) -> Iterable[Finding]:
-    ranked = data.rankings
-    return (
-        () if ranked is None else (*ranked.perplexity.values(), *ranked.perplexity_by_kind.values())
+def classes_section(data: ReportData) -> Section | None:
+    """Labelled texts of one's own: models beside what needs no language model, class by class."""
+    return of_findings(
+        "classes",
+        "Classes",
+        _join_sentences(data.labelled),
+        data.labelled,
+        heading="Labelled texts, class by class",
     )
 
 
-def _show(
-    id: str,
-    title: str,
-    find: Callable[[ReportData], Iterable[Any]],
-    *,
-    heading: str = "",
-    said: bool = False,
-    few: bool = False,
-) -> Callable[[ReportData], Section | None]:
-    """Make a section of findings alone, with what they say above them, folded for a few models; None is left out."""
-
-    def section(data: ReportData) -> Section | None:
-        found = [finding for finding in find(data) if finding is not None]
-        made = of_findings(id, title, _said(found) if said else "", found, heading=heading)
-        return _of_few(made, data) if few else made
-
-    return section
+def perplexity_section(data: ReportData) -> Section | None:
+    """How far the perplexity of texts ranks the models as the tasks do."""
+    findings: list[Finding] = []
+    if data.rankings is not None:
+        findings += data.rankings.perplexity.values()
+        findings += data.rankings.perplexity_by_kind.values()
+    section = of_findings("perplexity", "Perplexity", "", findings)
+    return _fold_for_few_models(section, data)
 
 
 def cells_section(data: ReportData) -> Section | None:
     """One cell at a time: curves, prompts, items."""
     if not has_details(data):
         return None
-    return Section(
-        "cells", "Cells", template="cells.html", context=cells_context(data, answer(data))
-    )
+    context = cells_context(data, make_answer(data))
+    return Section("cells", "Cells", template="cells.html", context=context)
 
 
 def how_section(data: ReportData) -> Section:
@@ -391,36 +467,30 @@ def how_section(data: ReportData) -> Section:
     return Section("how", "How", template="how.html", context={"how": how_context(data)})
 
 
-def registered_section(id: str, declared: ReportSection) -> SectionMaker:
+def registered_section(section_id: str, declared: ReportSection) -> SectionMaker:
     """Make a section of what a paper of ours or another package registers."""
 
-    def section(data: ReportData) -> Section | None:
-        content = data.registered.get(id)
+    def make_section(data: ReportData) -> Section | None:
+        content = data.registered.get(section_id)
         if content is None:
             return None
-        made = of_findings(
-            id, declared.title, content.lead, content.shown, heading=declared.heading
+        section = of_findings(
+            section_id, declared.title, content.lead, content.shown, heading=declared.heading
         )
-        return made and replace(made, problems=(*made.problems, *content.problems))
+        if section is None:
+            return None
+        return replace(section, problems=(*section.problems, *content.problems))
 
-    return section
+    return make_section
 
 
-SectionMaker = Callable[[ReportData], Section | None]
-BUILT_IN_SECTIONS: dict[
-    str, SectionMaker
-] = {  # in reading order; the ids are addresses of the board
+# In reading order; the ids are addresses of the board.
+BUILT_IN_SECTIONS: dict[str, SectionMaker] = {
     "apart": apart_section,
     "answer": answer_section,
     "reading": reading_section,
     "scores": scores_section,
-    "classes": _show(
-        "classes",
-        "Classes",
-        lambda data: data.labelled,
-        heading="Labelled texts, class by class",
-        said=True,
-    ),
+    "classes": classes_section,
     "predicted": predicted_section,
     "ranks": ranks_section,
     "tuning": tuning_section,
@@ -428,7 +498,7 @@ BUILT_IN_SECTIONS: dict[
     "evidence": evidence_section,
     "structure": structure_section,
     "benchmarks": benchmarks_section,
-    "perplexity": _show("perplexity", "Perplexity", _perplexity, few=True),
+    "perplexity": perplexity_section,
     "cells": cells_section,
     "how": how_section,
 }
@@ -439,10 +509,10 @@ def list_sections() -> list[SectionMaker]:
     """Return all sections in reading order: the built-in ones, and those registered at the places they ask for."""
     order = list(BUILT_IN_SECTIONS)
     makers = dict(BUILT_IN_SECTIONS)
-    for id, declared in load_extensions(ExtensionKind.SECTION).items():
-        makers[id] = registered_section(id, declared)
+    for section_id, declared in load_extensions(ExtensionKind.SECTION).items():
+        makers[section_id] = registered_section(section_id, declared)
         if declared.after in order:
-            order.insert(order.index(declared.after) + 1, id)
+            order.insert(order.index(declared.after) + 1, section_id)
         else:
-            order.insert(order.index(LAST_OF_FINDINGS), id)
-    return [makers[id] for id in order]
+            order.insert(order.index(LAST_OF_FINDINGS), section_id)
+    return [makers[section_id] for section_id in order]

@@ -33,11 +33,12 @@ from potentia.values.findings import Finding
 from potentia.values.protocol import Protocol
 from potentia.values.scores import ItemOutcome
 
-ITEMS = 40  # of each cell, half of them wrong, where the whole stays under ITEM_BUDGET
-ITEM_BUDGET = 6_000  # items in one file
-READ_BUDGET = 300_000  # items read to choose them from; cells after that show none
+MAX_ITEMS_PER_CELL = 40  # half of them wrong, where the whole stays under MAX_ITEMS
+MAX_ITEMS = 6_000  # in one file
+MAX_ITEMS_READ = 300_000  # to choose them from; cells after that show none
+RIGHT_ABOVE = 0.5  # an item with a larger value counts as right
 
-Found = TypeVar("Found")
+FindingT = TypeVar("FindingT")
 
 
 @dataclass(frozen=True)
@@ -53,22 +54,19 @@ class ItemSample:
 class ReportOptions:
     """What a report is asked beyond its scores; what is not asked is shown where the evidence is there by itself."""
 
-    test_task: TestTaskOptions | None = (
-        None  # else newer models against older ones, where models were adjusted
-    )
+    # Without them: newer models against older ones, where models were adjusted.
+    test_task: TestTaskOptions | None = None
     proxies: ProxyOptions | None = None  # which task to predict
     baseline: str | None = None  # the method that stability and consistency are compared with
-    history: Evidence | None = (
-        None  # other models' scores, to predict cells that are not measured yet
-    )
-    sections: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # options of other registered sections, by id
+    history: Evidence | None = None  # other models' scores, to predict cells not measured yet
+    sections: Mapping[str, Any] = field(default_factory=dict)  # of other registered ones, by id
 
     def options_by_section(self) -> dict[str, Any]:
         """Return the options of registered sections by the section's id."""
         by_section = {"test-task": self.test_task, "proxies": self.proxies, **self.sections}
-        return {id: options for id, options in by_section.items() if options is not None}
+        return {
+            section_id: options for section_id, options in by_section.items() if options is not None
+        }
 
 
 @dataclass(frozen=True)
@@ -84,9 +82,7 @@ class ReportData:
     registered: Mapping[str, SectionContent] = field(default_factory=dict)  # by the section's id
     labelled: tuple[Classification, ...] = ()  # tests on labelled texts of one's own
     training: Training | None = None  # of checkpoints: the runs that they are of
-    completion: Completion | None = (
-        None  # of a study with cells not measured yet: predictions, never scores
-    )
+    completion: Completion | None = None  # predictions of cells not measured yet, never scores
     cells: tuple[CellRecord, ...] = ()
     failures: tuple[FailureRecord, ...] = ()
     items: Mapping[str, ItemSample] = field(default_factory=dict)
@@ -105,27 +101,32 @@ class ReportData:
     @property
     def few(self) -> bool:
         """Whether there are too few models to say anything of others."""
-        return (
-            len(self.evidence.planned[self.main].benchmarks().models) < ENOUGH_MODELS
-            if self.main
-            else True
-        )
+        if not self.main:
+            return True
+        models = self.evidence.planned[self.main].benchmarks().models
+        return len(models) < ENOUGH_MODELS
 
     @property
     def runs(self) -> Training | None:
         """The runs of a study of checkpoints alone: their steps are no rivals."""
-        return self.training if self.training is not None and self.training.whole else None
+        if self.training is None or not self.training.whole:
+            return None
+        return self.training
 
     def named(self) -> dict[str, Finding]:
         """Return every finding under the name that the command line and the board's API give it."""
-        found: dict[str, Finding] = {}
+        findings: dict[str, Finding] = {}
         if self.rankings is not None:
-            found |= self.rankings.named()
+            findings |= self.rankings.named()
         for content in self.registered.values():
-            found |= content.named
-        found |= {f"classification-{one.task}": one for one in self.labelled}
-        single = {"training": self.training, "completion": self.completion}
-        return found | {name: f for name, f in single.items() if f is not None}
+            findings |= content.named
+        for classification in self.labelled:
+            findings[f"classification-{classification.task}"] = classification
+        if self.training is not None:
+            findings["training"] = self.training
+        if self.completion is not None:
+            findings["completion"] = self.completion
+        return findings
 
 
 def make_report(
@@ -137,39 +138,43 @@ def make_report(
     so many that one file could not hold them; 0 means none.
     """
     options = options or ReportOptions()
-    rankings, problem = None, ""
+    rankings = None
+    problem = ""
     try:
         rankings = find_rankings(evidence)
     except PotentiaError as error:
         problem = error.message
-    training = _or_none(find_training, evidence)
-    ends = (
-        evidence.narrowed(models=training.finals)
-        if training is not None and training.whole
-        else None
-    )
-    board = rankings.scoreboard if rankings is not None else None
-    if ends is not None or rankings is None:  # of checkpoints the runs, each at its end
-        board = _or_none(build_scoreboard, ends or evidence, but=PotentiaError)
+    training = _find_or_none(find_training, evidence)
+    final_checkpoints = None
+    if training is not None and training.whole:
+        final_checkpoints = evidence.narrowed(models=training.finals)
+    scoreboard = None if rankings is None else rankings.scoreboard
+    if final_checkpoints is not None or rankings is None:  # of checkpoints the runs, at their ends
+        scoreboard = _find_or_none(
+            build_scoreboard, final_checkpoints or evidence, expected_error=PotentiaError
+        )
+    completion = None
+    if final_checkpoints is None:
+        completion = _find_or_none(partial(find_outlook, history=options.history), evidence)
     cells = tuple(evidence.cells())
-    share = items if items is not None else min(ITEMS, ITEM_BUDGET // max(1, len(cells)))
+    items_per_cell = items
+    if items_per_cell is None:
+        items_per_cell = min(MAX_ITEMS_PER_CELL, MAX_ITEMS // max(1, len(cells)))
     return ReportData(
         evidence=evidence,
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         rankings=rankings,
-        board=board,
+        board=scoreboard,
         problem=problem,
         benchmarks=find_benchmarks(evidence),
         registered=_find_registered(evidence, options),
         labelled=tuple(find_classification(evidence)),
         training=training,
-        completion=None
-        if ends is not None
-        else _or_none(partial(find_outlook, history=options.history), evidence),
+        completion=completion,
         cells=cells,
         failures=tuple(evidence.failures()),
-        items=_samples(evidence, cells, share),
-        items_per_cell=share,
+        items=_sample_items(evidence, cells, items_per_cell),
+        items_per_cell=items_per_cell,
     )
 
 
@@ -178,48 +183,57 @@ def _find_registered(evidence: Evidence, options: ReportOptions) -> dict[str, Se
     request = SectionRequest(evidence, options.baseline, options.options_by_section())
     sections: dict[str, ReportSection] = load_extensions(ExtensionKind.SECTION)
     contents = {}
-    for id, section in sections.items():
+    for section_id, section in sections.items():
         content = section.find(request)
         if content is not None:
-            contents[id] = content
+            contents[section_id] = content
     return contents
 
 
-def _or_none(
-    find: Callable[[Evidence], Found], evidence: Evidence, but: type[PotentiaError] = InputError
-) -> Found | None:
+def _find_or_none(
+    find: Callable[[Evidence], FindingT],
+    evidence: Evidence,
+    expected_error: type[PotentiaError] = InputError,
+) -> FindingT | None:
     """Return a finding; None where the evidence is not enough for it."""
     try:
         return find(evidence)
-    except but:
+    except expected_error:
         return None
 
 
-def _samples(
-    evidence: Evidence, cells: tuple[CellRecord, ...], share: int
+def _sample_items(
+    evidence: Evidence, cells: tuple[CellRecord, ...], items_per_cell: int
 ) -> dict[str, ItemSample]:
     """Take items of each cell, until so many were read that the reader would wait."""
-    found: dict[str, ItemSample] = {}
-    judged = {
-        c.key: c.score.higher_is_better and not c.score.metric.is_text for c in cells
-    }  # right or wrong
-    sizes: dict[str, tuple[int, int | None]] = {}
+    if not items_per_cell:
+        return {}
+    is_right_or_wrong = {
+        cell.key: cell.score.higher_is_better and not cell.score.metric.is_text for cell in cells
+    }
+    total_items: dict[str, int] = {}
+    right_items: dict[str, int | None] = {}
 
-    def choose(key: str, values: list[float]) -> list[int]:
+    def choose_items(key: str, values: list[float]) -> list[int]:
         """Take the first wrong and the first right items; where one kind is short the other fills up."""
-        right = [k for k, value in enumerate(values) if value > 0.5]
-        sizes[key] = len(values), len(right) if judged[key] else None
-        if not judged[key]:
-            return list(range(min(share, len(values))))
-        wrong = [k for k, value in enumerate(values) if value <= 0.5]
-        few = min(len(wrong), max(share // 2, share - len(right)))
-        return [*wrong[:few], *right[: share - few]]
+        total_items[key] = len(values)
+        right_items[key] = None
+        if not is_right_or_wrong[key]:
+            return list(range(min(items_per_cell, len(values))))
+        right = [number for number, value in enumerate(values) if value > RIGHT_ABOVE]
+        wrong = [number for number, value in enumerate(values) if value <= RIGHT_ABOVE]
+        right_items[key] = len(right)
+        wrong_shown = min(len(wrong), max(items_per_cell // 2, items_per_cell - len(right)))
+        return [*wrong[:wrong_shown], *right[: items_per_cell - wrong_shown]]
 
-    left = READ_BUDGET
-    for key, outcomes in evidence.samples(list(judged), choose) if share else ():
-        shown = sorted(outcomes, key=lambda item: item.doc_id) if judged[key] else outcomes
-        found[key] = ItemSample(*sizes[key], tuple(shown))
-        left -= sizes[key][0]
-        if left <= 0:
+    samples: dict[str, ItemSample] = {}
+    items_to_read = MAX_ITEMS_READ
+    for key, outcomes in evidence.samples(list(is_right_or_wrong), choose_items):
+        shown = list(outcomes)
+        if is_right_or_wrong[key]:
+            shown.sort(key=lambda item: item.doc_id)
+        samples[key] = ItemSample(total_items[key], right_items[key], tuple(shown))
+        items_to_read -= total_items[key]
+        if items_to_read <= 0:
             break
-    return found
+    return samples

@@ -16,7 +16,7 @@ from potentia.analysis.rankings.sentences import missing_sentence
 from potentia.analysis.stats.first_place import first_place_shares, shrink_draws
 from potentia.evidence import Evidence
 from potentia.facts import Background
-from potentia.show import answer, make_report
+from potentia.show import make_answer, make_report
 from potentia.values.scores import ScoreMatrix
 
 
@@ -141,7 +141,7 @@ def test_nothing_that_is_shown_is_nan():
         {"direct": matrix(values - 0.1, protocol="direct"), "train_before_test": matrix(values)}
     )
     board = build_scoreboard(evidence)
-    told = answer(make_report(evidence))
+    told = make_answer(make_report(evidence))
     shown = [
         *board.tables()[0].rows,
         board.headline(),
@@ -225,7 +225,7 @@ def test_of_few_models_no_change_of_agreement_is_claimed(models):
     both = {p: matrix(rng.random((models, 6)), protocol=p) for p in ("direct", "train_before_test")}
     data = make_report(Evidence.of(both))
     assert data.rankings.changes["direct", "train_before_test"].direction == 0
-    said = " ".join(answer(data).sentences)
+    said = " ".join(make_answer(data).sentences)
     assert "agree more on" not in said
     assert "agree less on" not in said
 

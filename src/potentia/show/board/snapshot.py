@@ -21,7 +21,7 @@ from typing import Any
 from potentia.errors import PotentiaError, StoreError
 from potentia.evidence import read
 from potentia.processes import exit_with_parent
-from potentia.show import ReportOptions, answer, build_sections, make_report
+from potentia.show import ReportOptions, build_sections, make_answer, make_report
 from potentia.show.page import Parts
 from potentia.values.findings import jsonable
 
@@ -72,7 +72,7 @@ def make_snapshot(
         sections=tuple(sections),
         parts=parts.kept,
         problem=data.problem,
-        answer=jsonable(answer(data)),
+        answer=jsonable(make_answer(data)),
         findings={name: json.dumps(finding.to_dict()) for name, finding in data.named().items()},
         scores={
             name: json.dumps(jsonable(matrix)) for name, matrix in data.evidence.scores.items()
