@@ -1,4 +1,4 @@
-"""Who is left out of an analysis, and why: said with its answer, never silently."""
+"""Which models and tasks an analysis leaves out, and why: told with its answer, never silently."""
 
 from __future__ import annotations
 
@@ -12,25 +12,29 @@ NO_ENTRIES: Mapping[str, Any] = MappingProxyType({})  # where nothing is known o
 
 def join_first_names(names: Collection[str], most: int = 3) -> str:
     """Return the first names, and how many more there are."""
-    shown = ", ".join(list(names)[:most])
-    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
+    listed = ", ".join(list(names)[:most])
+    if len(names) > most:
+        return f"{listed} and {len(names) - most} more"
+    return listed
 
 
-def keep_names_in(names: Iterable[N], *there: Collection[object]) -> list[N]:
-    """Return the names that are in all of these."""
-    return [name for name in names if all(name in part for part in there)]
+def keep_names_in(names: Iterable[N], *collections: Collection[object]) -> list[N]:
+    """Return the names that are in all of these collections."""
+    return [name for name in names if all(name in collection for collection in collections)]
 
 
-def drop_names_in(names: Iterable[N], there: Collection[object]) -> list[N]:
-    """Return the names that are not there."""
-    return [name for name in names if name not in there]
+def drop_names_in(names: Iterable[N], collection: Collection[object]) -> list[N]:
+    """Return the names that are not in the collection."""
+    return [name for name in names if name not in collection]
 
 
 def describe_left_out(reasons: Mapping[str, Collection[str]]) -> tuple[str, ...]:
-    """Return a line for each reason that leaves somebody out."""
-    return tuple(
-        f"left out, {why}: {join_first_names(names)}" for why, names in reasons.items() if names
-    )
+    """Return a line for each reason that leaves out a model or a task."""
+    lines = []
+    for reason, names in reasons.items():
+        if names:
+            lines.append(f"left out, {reason}: {join_first_names(names)}")
+    return tuple(lines)
 
 
 def format_notes(lines: Collection[str]) -> str:

@@ -11,7 +11,7 @@ from scipy.stats import norm
 from potentia.analysis.rankings import build_scoreboard, find_rankings, summarize_rankings
 from potentia.analysis.rankings.decide import decide_ranking
 from potentia.analysis.rankings.lead import estimate_missing_evidence
-from potentia.analysis.rankings.scoreboard import _gains
+from potentia.analysis.rankings.scoreboard import ScoresWithItems, measure_gains
 from potentia.analysis.rankings.sentences import missing_sentence
 from potentia.errors import InputError
 from potentia.evidence import Evidence
@@ -242,7 +242,9 @@ def test_seeds_count_in_gains_that_are_paired_by_documents():
     for seeds in ((0.2, 0.5, 0.8), (0.5, 0.5, 0.5)):
         cells = {("m", "t"): Score(0.5, 0.1, 40, Metric.of("acc"), seeds=seeds)}
         direct, tuned = (ScoreMatrix.of_cells(p, cells) for p in ("direct", "train_before_test"))
-        gain = _gains(direct, tuned, ["m"], ["t"], (before, after), 0.95)["m"]
+        scores_before = ScoresWithItems(direct, before)
+        scores_after = ScoresWithItems(tuned, after)
+        gain = measure_gains(scores_before, scores_after, ["m"], ["t"], 0.95)["m"]
         width[seeds] = gain.high - gain.low
     assert width[0.2, 0.5, 0.8] ** 2 - width[0.5, 0.5, 0.5] ** 2 == pytest.approx(
         2 * (2 * 1.96) ** 2 * 0.03, rel=1e-3

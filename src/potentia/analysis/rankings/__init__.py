@@ -17,6 +17,7 @@ from potentia.analysis.rankings.decide import (
     Ranking,
     decide_ranking,
 )
+from potentia.analysis.rankings.elicitation import Elicitation, measure_elicitation
 from potentia.analysis.rankings.evidence_map import EvidenceMap, map_evidence
 from potentia.analysis.rankings.findings import (
     RankingOptions,
@@ -30,4 +31,3 @@ from potentia.analysis.rankings.pair import ModelComparison, TaskComparison, fin
 from potentia.analysis.rankings.scoreboard import ModelStanding, Scoreboard
 from potentia.analysis.rankings.screening import Screening, screen_tasks
 from potentia.analysis.rankings.sentences import agreement_sentence, resolution_sentence
-from potentia.analysis.rankings.tuning import Elicitation, measure_elicitation

@@ -2,8 +2,8 @@
 
 This is the answer of a study, made once: ``potentia run`` ends with it, ``analyze rankings`` begins with it, the report
 and the board lead with it. Scores are means over the tasks that all models have, so that they can be compared; their
-intervals are of test noise alone, while ranks and P(first) are those of ``decide``. A gain has the errors of the paired
-differences where items are stored, since both scores are of the same documents.
+intervals are of test noise alone, while ranks and P(first) are those of ``decide_ranking``. A gain has the errors of
+the paired differences where items are stored, since both scores are of the same documents.
 """
 
 from __future__ import annotations
@@ -18,11 +18,7 @@ import numpy as np
 from scipy.stats import norm
 
 from potentia.analysis.left_out import drop_names_in, keep_names_in
-from potentia.analysis.rankings import sentences
-from potentia.analysis.rankings.decide import (
-    Ranking,
-    format_rank_span,
-)
+from potentia.analysis.rankings.decide import Ranking, format_rank_span
 from potentia.analysis.rankings.lead import (
     Lead,
     MissingEvidence,
@@ -30,8 +26,9 @@ from potentia.analysis.rankings.lead import (
     measure_lead,
 )
 from potentia.analysis.rankings.noise import is_mean_of, stack_outcomes
+from potentia.analysis.rankings.sentences import certainty_sentences, headline_sentence
 from potentia.analysis.stats.significance import estimate_test_sizes
-from potentia.analysis.wording import format_percent, format_plus_minus
+from potentia.analysis.wording import capitalize_first, format_percent, format_plus_minus
 from potentia.values.findings import (
     Chart,
     Finding,
@@ -44,6 +41,8 @@ from potentia.values.findings import (
 )
 from potentia.values.protocol import Protocol, main_protocol
 from potentia.values.scores import Floats, Outcomes, ScoreMatrix
+
+MOST_RIVALS = 20  # that are looked at for what is missing
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,14 @@ class ModelStanding:
     @property
     def rank_interval(self) -> tuple[float, float]:
         """The interval of the rank, to draw: the rank alone where none is known."""
-        return (self.low, self.high) if math.isfinite(self.low) else (self.rank, self.rank)
+        if math.isfinite(self.low):
+            return self.low, self.high
+        return self.rank, self.rank
+
+    def format_rank(self) -> str:
+        """Write the rank, with its interval where it is known."""
+        span = format_rank_span(self.low, self.high)
+        return f"{self.rank:g}" if span is None else f"{self.rank:g} ({span})"
 
 
 @dataclass(frozen=True)
@@ -91,21 +97,21 @@ class Scoreboard(Finding):
     @property
     def names(self) -> dict[str, str]:
         """The models by the short names that people read."""
-        models = [s.model for s in self.standings]
+        models = [standing.model for standing in self.standings]
         return dict(zip(models, short_names(models), strict=True))
 
     def headline(self) -> str:
         """Say who is the best, or who is most likely to be."""
-        return sentences.headline_sentence(self.ranking)
+        return headline_sentence(self.ranking)
 
     def certainty(self) -> list[str]:
         """Say how sure the first place is, and what would make it so."""
-        return sentences.certainty_sentences(self.ranking, self.lead, self.missing)
+        return certainty_sentences(self.ranking, self.lead, self.missing)
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field, and the answer in words."""
-        found = {f.name: jsonable(getattr(self, f.name)) for f in fields(self)}
-        return found | {
+        content = {field.name: jsonable(getattr(self, field.name)) for field in fields(self)}
+        return content | {
             "first": self.first,
             "sure": self.ranking.is_first_certain,
             "answer": [self.headline(), *self.certainty()],
@@ -113,141 +119,165 @@ class Scoreboard(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return one row per model, best first."""
-        ranked, scored = len(self.standings) > 1, bool(self.tasks)
-        ranks = (
-            f"{s.rank:g}" + (f" ({reach})" if (reach := format_rank_span(s.low, s.high)) else "")
-            for s in self.standings
-        )
-        chances = (format_percent(s.p_first) for s in self.standings)
-        columns: dict[str, Iterable[str | None]] = {"rank": ranks} if ranked else {}
-        columns |= {"model": self.names.values()} | (
-            {"P(first)": chances} if ranked and self.ranking.can_claim else {}
-        )
-        for k, protocol in enumerate(self.protocols if scored else ()):
-            columns[protocol.label] = [format_score(s.scores[k]) for s in self.standings]
-        if scored and any(s.gain is not None for s in self.standings):
+        is_ranked = len(self.standings) > 1
+        columns: dict[str, Iterable[str | None]] = {}
+        if is_ranked:
+            columns["rank"] = [standing.format_rank() for standing in self.standings]
+        columns["model"] = self.names.values()
+        if is_ranked and self.ranking.can_claim:
+            columns["P(first)"] = [format_percent(s.p_first) for s in self.standings]
+        if self.tasks:
+            for k, protocol in enumerate(self.protocols):
+                columns[protocol.label] = [format_score(s.scores[k]) for s in self.standings]
+        if self.tasks and any(standing.gain is not None for standing in self.standings):
             columns["gain"] = [format_score(s.gain, sign=True) for s in self.standings]
-        return [
-            Table(
-                self._title(), columns, zip(*columns.values(), strict=True), " ".join(self._notes())
-            )
-        ]
+        rows = zip(*columns.values(), strict=True)
+        return [Table(self._title(), columns, rows, " ".join(self._notes()))]
 
     def charts(self) -> Sequence[Chart]:
         """Return the scores before and after tuning, a line for each model."""
-        shown = [s for s in self.standings if all(score is not None for score in s.scores)]
+        shown = []
+        for standing in self.standings:
+            if all(score is not None for score in standing.scores):
+                shown.append(standing)
         if not self.tasks or not shown:
             return []
-        places, names, points = np.arange(1.0, len(shown) + 1), tuple(s.model for s in shown), []
-        for k, protocol in enumerate(self.protocols):
-            scores = [score for s in shown if (score := s.scores[k]) is not None]
-            value, low, high = np.array(
-                [(score.value, score.low, score.high) for score in scores]
-            ).T
-            reach = (low, high) if np.isfinite(low).all() else ()
+        points = []
+        for column, protocol in enumerate(self.protocols):
             if protocol in (self.before, self.protocol):
-                points.append(Points(protocol.label, places, value, names, *reach))
-        caption = f"{self._notes()[0]} Models by rank over all tasks ({self.protocol.label})."
-        drawn = tuple(points), (), "model, by rank", self._mean()
-        return [Plot("scoreboard", self._title(), caption, *drawn, joined=True)]
-
-    def _mean(self) -> str:
-        what = self.metric or "score"
-        return (
-            f"mean {what} over {len(self.tasks)} tasks"
-            if len(self.tasks) > 1
-            else f"{what} on {self.tasks[0]}"
+                points.append(_score_points(protocol, column, shown))
+        chart = Plot(
+            "scoreboard",
+            self._title(),
+            f"{self._notes()[0]} Models by rank over all tasks ({self.protocol.label}).",
+            tuple(points),
+            (),
+            x_label="model, by rank",
+            y_label=self._describe_mean(),
+            joined=True,
         )
+        return [chart]
+
+    def _describe_mean(self) -> str:
+        """Say what the scores are means of."""
+        measure = self.metric or "score"
+        if len(self.tasks) > 1:
+            return f"mean {measure} over {len(self.tasks)} tasks"
+        return f"{measure} on {self.tasks[0]}"
 
     def _title(self) -> str:
         if not self.tasks:
             return f"Ranks by {self.protocol.label}"
-        mean = self._mean()
-        return mean[:1].upper() + mean[1:]
+        return capitalize_first(self._describe_mean())
 
     def _notes(self) -> list[str]:
         """Say what the scores are means of, what ± is, and how the ranks are made."""
         level = f"{100 * self.ranking.level:.0f} %"
-        known = any(
-            score is not None and math.isfinite(score.low)
-            for s in self.standings
-            for score in s.scores
-        )
-        errors = f"± is the half-width of the {level} interval of test noise." if known else ""
-        parts = [errors] if known else []
+        error_note = ""
+        if self._has_intervals():
+            error_note = f"± is the half-width of the {level} interval of test noise."
+        notes = []
         if not self.tasks:
-            parts = ["No task has a score of every model, so there is no mean to compare."]
+            notes.append("No task has a score of every model, so there is no mean to compare.")
         elif len(self.tasks) > 1:
-            part = (
-                f" of {len(self.ranking.tasks)}"
-                if len(self.tasks) < len(self.ranking.tasks)
-                else ""
-            )
-            tasks = "tasks of one scale" if part else "tasks"
-            lacking = sum(all(score is None for score in s.scores) for s in self.standings)
-            who = (
-                "all models have" if not lacking else f"{len(self.standings) - lacking} models have"
-            )
-            parts = [
-                f"Means over the {len(self.tasks)}{part} {tasks} that {who}{'; ' if known else '.'}{errors}"
-            ]
+            mean_note = self._describe_tasks()
+            notes.append(f"{mean_note}; {error_note}" if error_note else f"{mean_note}.")
+        elif error_note:
+            notes.append(error_note)
         if len(self.standings) > 1:
-            how = f"Ranks are by {self.protocol.label}, by the {self.ranking.method.label}: {self.ranking.reason}."
-            parts.append(
-                f"{how} In brackets: the {level} interval." if self.ranking.can_claim else how
-            )
-        return parts
+            method = f"by the {self.ranking.method.label}: {self.ranking.reason}"
+            rank_note = f"Ranks are by {self.protocol.label}, {method}."
+            if self.ranking.can_claim:
+                rank_note += f" In brackets: the {level} interval."
+            notes.append(rank_note)
+        return notes
+
+    def _has_intervals(self) -> bool:
+        """Whether any score has an interval."""
+        for standing in self.standings:
+            for score in standing.scores:
+                if score is not None and math.isfinite(score.low):
+                    return True
+        return False
+
+    def _describe_tasks(self) -> str:
+        """Say which tasks the means are over, and how many models have them."""
+        tasks = f"{len(self.tasks)} tasks"
+        if len(self.tasks) < len(self.ranking.tasks):
+            tasks = f"{len(self.tasks)} of {len(self.ranking.tasks)} tasks of one scale"
+        lacking = 0
+        for standing in self.standings:
+            lacking += all(score is None for score in standing.scores)
+        models = "all models have"
+        if lacking:
+            models = f"{len(self.standings) - lacking} models have"
+        return f"Means over the {tasks} that {models}"
+
+
+def _score_points(protocol: Protocol, column: int, standings: Sequence[ModelStanding]) -> Points:
+    """Return the scores under one protocol as points, with their intervals where all are known."""
+    scores = [standing.scores[column] for standing in standings]
+    ends = [(score.value, score.low, score.high) for score in scores if score is not None]
+    values, low, high = np.array(ends).T
+    positions = np.arange(1.0, len(standings) + 1)
+    names = tuple(standing.model for standing in standings)
+    if not np.isfinite(low).all():
+        return Points(protocol.label, positions, values, names)
+    return Points(protocol.label, positions, values, names, low, high)
 
 
 def format_score(score: Interval | None, *, sign: bool = False) -> str | None:
-    """Write a score with the half-width of its interval; nothing where there is none."""
-    return (
-        None
-        if score is None
-        else format_plus_minus(score.value, (score.high - score.low) / 2, sign=sign)
-    )
+    """Write a score with the half-width of its interval; None where there is none."""
+    if score is None:
+        return None
+    return format_plus_minus(score.value, (score.high - score.low) / 2, sign=sign)
 
 
 def scoreboard_from_rankings(
-    given: Sequence[ScoreMatrix],
+    matrices: Sequence[ScoreMatrix],
     overall: Mapping[Protocol, Ranking],
     items: Mapping[Protocol, Outcomes],
 ) -> Scoreboard:
     """Put scores, gains and ranks side by side; the matrices hold the tasks alone, from the least preparation on."""
-    matrices = {m.protocol: m for m in given}
-    first, main = given[0].protocol, main_protocol(matrices) or given[-1].protocol
-    ranking, earlier = overall[main], overall.get(first) if first != main else None
-    level, models = ranking.level, list(ranking.models)
-    shown, tasks = _shared(matrices, models, [p for p in matrices if p in (first, main)])
-    means = [_means(matrices[p], models, tasks, level) for p in shown]
+    by_protocol = {matrix.protocol: matrix for matrix in matrices}
+    first = matrices[0].protocol
+    main = main_protocol(by_protocol) or matrices[-1].protocol
+    ranking = overall[main]
+    ranking_before = overall.get(first) if first != main else None
+    models = list(ranking.models)
+    ends = [protocol for protocol in by_protocol if protocol in (first, main)]
+    protocols, tasks = _choose_shared_tasks(by_protocol, models, ends)
+    means = [_average_scores(by_protocol[p], models, tasks, ranking.level) for p in protocols]
     gains: dict[str, Interval] = {}
-    if first != main and first in shown and tasks:
-        stored = items.get(first, {}), items.get(main, {})
-        gains = _gains(matrices[first], matrices[main], models, tasks, stored, level)
-    missing = _hardest(ranking, matrices[main], items.get(main))
-    second = next(iter(drop_names_in(models, [ranking.first])), None)
-    rival = missing.rival if missing is not None else next(iter(ranking.rivals), second)
-    lead = (
-        measure_lead(ranking, matrices[main], items.get(main), ranking.first, rival)
-        if rival
-        else None
-    )
-    metrics = {metric.name for metric in matrices[main].select(tasks=tasks).metrics}
-    by_model = ranking.ranks, ranking.low, ranking.high, ranking.p_first
+    if first != main and first in protocols and tasks:
+        gains = measure_gains(
+            ScoresWithItems(by_protocol[first], items.get(first, {})),
+            ScoresWithItems(by_protocol[main], items.get(main, {})),
+            models,
+            tasks,
+            ranking.level,
+        )
+    missing = _find_hardest_rival(ranking, by_protocol[main], items.get(main))
+    lead = _measure_first_lead(ranking, by_protocol[main], items.get(main), missing)
+    metrics = {metric.name for metric in by_protocol[main].select(tasks=tasks).metrics}
     standings = []
-    for m, rank, low, high, chance in zip(
-        models, *(array.tolist() for array in by_model), strict=True
-    ):
-        before = None if earlier is None else earlier.rank_of(m)
+    for row, model in enumerate(models):
         standings.append(
             ModelStanding(
-                m, rank, low, high, chance, before, tuple(by.get(m) for by in means), gains.get(m)
+                model=model,
+                rank=float(ranking.ranks[row]),
+                low=float(ranking.low[row]),
+                high=float(ranking.high[row]),
+                p_first=float(ranking.p_first[row]),
+                before=None if ranking_before is None else ranking_before.rank_of(model),
+                scores=tuple(mean_by_model.get(model) for mean_by_model in means),
+                gain=gains.get(model),
             )
         )
     return Scoreboard(
-        protocols=tuple(shown),
+        protocols=tuple(protocols),
         ranking=ranking,
-        before=None if earlier is None else first,
+        before=None if ranking_before is None else first,
         tasks=tuple(tasks),
         metric=metrics.pop() if len(metrics) == 1 else "",
         standings=tuple(standings),
@@ -256,25 +286,50 @@ def scoreboard_from_rankings(
     )
 
 
-def _hardest(
+def _find_hardest_rival(
     ranking: Ranking, matrix: ScoreMatrix, items: Outcomes | None
 ) -> MissingEvidence | None:
     """Return what separates the first from the rival that is hardest to tell from it, and no variant of it."""
-    sizes = estimate_test_sizes(matrix)
+    test_sizes = estimate_test_sizes(matrix)
     rivals = drop_names_in(ranking.rivals, ranking.rival_variants) or ranking.rivals
-    every = [
-        estimate_missing_evidence(ranking, matrix, items, sizes, ranking.first, rival)
-        for rival in rivals[:20]
-    ]
-    found = [missing for missing in every if missing is not None]
-    return (
-        max(found, key=lambda m: (m.times, math.inf if m.tasks is None else m.tasks))
-        if found
-        else None
-    )
+    candidates = []
+    for rival in rivals[:MOST_RIVALS]:
+        missing = estimate_missing_evidence(
+            ranking, matrix, items, test_sizes, ranking.first, rival
+        )
+        if missing is not None:
+            candidates.append(missing)
+    if not candidates:
+        return None
+    return max(candidates, key=_evidence_needed)
 
 
-def _shared(
+def _evidence_needed(missing: MissingEvidence) -> tuple[float, float]:
+    """Return how much is missing, by documents and then by tasks, to compare rivals by."""
+    tasks = math.inf if missing.tasks is None else float(missing.tasks)
+    return missing.times, tasks
+
+
+def _measure_first_lead(
+    ranking: Ranking,
+    matrix: ScoreMatrix,
+    items: Outcomes | None,
+    missing: MissingEvidence | None,
+) -> Lead | None:
+    """Return the lead of the first over its hardest rival, its likeliest one, or the second; None if it is alone."""
+    others = drop_names_in(ranking.models, [ranking.first])
+    if missing is not None:
+        rival = missing.rival
+    elif ranking.rivals:
+        rival = ranking.rivals[0]
+    elif others:
+        rival = others[0]
+    else:
+        return None
+    return measure_lead(ranking, matrix, items, ranking.first, rival)
+
+
+def _choose_shared_tasks(
     matrices: Mapping[Protocol, ScoreMatrix], models: Sequence[str], ends: list[Protocol]
 ) -> tuple[list[Protocol], list[str]]:
     """Return protocols, as many as possible, and the tasks of which every model has all scores under them.
@@ -284,70 +339,91 @@ def _shared(
     nothing.
     """
     for protocols in (list(matrices), ends, ends[-1:]):
-        if kept := _common([matrices[p] for p in protocols], models):
-            return protocols, kept
+        tasks = _list_common_tasks([matrices[protocol] for protocol in protocols], models)
+        if tasks:
+            return protocols, tasks
     return ends[-1:], []
 
 
-def _common(matrices: Sequence[ScoreMatrix], models: Sequence[str]) -> list[str]:
+def _list_common_tasks(matrices: Sequence[ScoreMatrix], models: Sequence[str]) -> list[str]:
     """Return the tasks of which every model has all scores, but for models that lack more than half of them."""
     metrics = dict(zip(matrices[-1].tasks, matrices[-1].metrics, strict=True))
-    tasks = keep_names_in(metrics, *(one.tasks for one in matrices))
-    tasks = [t for t in tasks if metrics[t].higher_is_better] or tasks
-    tasks = [
-        t for t in tasks if metrics[t].scale in ("share", None) or metrics[t].guess == "zero"
-    ] or tasks
-    known = np.logical_and.reduce([np.isfinite(m.laid_out(models, tasks)[0]) for m in matrices])
-    whole = known[known.sum(axis=1) > 0.5 * len(tasks)]
-    return list(compress(tasks, whole.all(axis=0))) if len(whole) else []
+    tasks = keep_names_in(metrics, *(matrix.tasks for matrix in matrices))
+    tasks = [task for task in tasks if metrics[task].higher_is_better] or tasks
+    of_one_scale = []
+    for task in tasks:
+        if metrics[task].scale in ("share", None) or metrics[task].guess == "zero":
+            of_one_scale.append(task)
+    tasks = of_one_scale or tasks
+    measured = [np.isfinite(matrix.laid_out(models, tasks)[0]) for matrix in matrices]
+    under_all = np.logical_and.reduce(measured)
+    counted = under_all[under_all.sum(axis=1) > 0.5 * len(tasks)]
+    if not len(counted):
+        return []
+    return list(compress(tasks, counted.all(axis=0)))
 
 
-def _means(
+def _average_scores(
     matrix: ScoreMatrix, models: Sequence[str], tasks: Sequence[str], level: float
 ) -> dict[str, Interval]:
+    """Return the mean score of every model over these tasks, with its interval of test noise."""
     if not tasks:
         return {}
     values, stderr, _ = matrix.laid_out(models, tasks)
-    return _intervals(
-        models, values.mean(axis=1), np.sqrt((stderr**2).sum(axis=1)) / len(tasks), level
-    )
+    errors = np.sqrt((stderr**2).sum(axis=1)) / len(tasks)
+    return _intervals_by_model(models, values.mean(axis=1), errors, level)
 
 
-def _gains(
-    before: ScoreMatrix,
-    after: ScoreMatrix,
+@dataclass(frozen=True)
+class ScoresWithItems:
+    """The scores of one protocol with their stored outcomes."""
+
+    matrix: ScoreMatrix
+    items: Outcomes
+
+    def outcomes_of(self, model: str, task: str) -> Mapping[int, float]:
+        """Return the stored outcomes of one model on one task, by document."""
+        return self.items.get(task, {}).get(model, {})
+
+
+def measure_gains(
+    before: ScoresWithItems,
+    after: ScoresWithItems,
     models: Sequence[str],
     tasks: Sequence[str],
-    items: tuple[Outcomes, Outcomes],
     level: float,
 ) -> dict[str, Interval]:
-    one, error_one, _ = before.laid_out(models, tasks)
-    two, error_two, _ = after.laid_out(models, tasks)
-    variance = error_one**2 + error_two**2
-    for i, j in np.ndindex(variance.shape):
-        stored = [part.get(tasks[j], {}).get(models[i], {}) for part in items]
-        both = stack_outcomes(stored)
-        if (
-            both is not None
-            and is_mean_of(stored[0], float(one[i, j]))
-            and is_mean_of(stored[1], float(two[i, j]))
-        ):
-            seeds = [matrix.seed_error(models[i], tasks[j]) for matrix in (before, after)]
-            variance[i, j] = float(np.var(both[1] - both[0], ddof=1)) / both.shape[1] + np.dot(
-                seeds, seeds
-            )
-    sign = after.select(tasks=tasks).sign.min()  # of a loss, less is a gain
-    return _intervals(
-        models, sign * (two - one).mean(axis=1), np.sqrt(variance.sum(axis=1)) / len(tasks), level
-    )
+    """Return the mean gain of every model over these tasks, with its interval of test noise."""
+    values_before, errors_before, _ = before.matrix.laid_out(models, tasks)
+    values_after, errors_after, _ = after.matrix.laid_out(models, tasks)
+    variance = errors_before**2 + errors_after**2
+    for row, column in np.ndindex(variance.shape):
+        model, task = models[row], tasks[column]
+        outcomes_before = before.outcomes_of(model, task)
+        outcomes_after = after.outcomes_of(model, task)
+        paired = stack_outcomes([outcomes_before, outcomes_after])
+        if paired is None:
+            continue
+        if not is_mean_of(outcomes_before, float(values_before[row, column])):
+            continue
+        if not is_mean_of(outcomes_after, float(values_after[row, column])):
+            continue
+        seed_errors = [scores.matrix.seed_error(model, task) for scores in (before, after)]
+        paired_variance = float(np.var(paired[1] - paired[0], ddof=1)) / paired.shape[1]
+        variance[row, column] = paired_variance + np.dot(seed_errors, seed_errors)
+    sign = after.matrix.select(tasks=tasks).sign.min()  # of a loss, less is a gain
+    gains = sign * (values_after - values_before).mean(axis=1)
+    errors = np.sqrt(variance.sum(axis=1)) / len(tasks)
+    return _intervals_by_model(models, gains, errors, level)
 
 
-def _intervals(
+def _intervals_by_model(
     models: Sequence[str], values: Floats, errors: Floats, level: float
 ) -> dict[str, Interval]:
-    half = float(norm.ppf(0.5 + level / 2)) * errors
-    return {
-        m: Interval.around(v, h, level)
-        for m, v, h in zip(models, values, half, strict=True)
-        if math.isfinite(v)
-    }
+    """Return the normal interval of each model's value; models without a value are left out."""
+    half_widths = float(norm.ppf(0.5 + level / 2)) * errors
+    intervals = {}
+    for model, value, half_width in zip(models, values, half_widths, strict=True):
+        if math.isfinite(value):
+            intervals[model] = Interval.around(value, half_width, level)
+    return intervals
