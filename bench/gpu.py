@@ -112,7 +112,7 @@ def study_rows(bench: Bench) -> None:
         specs = []
         for task in STUDY:
             texts = lanes.texts(shape, task, batch * (warm + steps + 6))
-            data = TokenisedExamples.of(texts, [max(1, len(text) - 4) for text in texts])
+            data = TokenisedExamples.from_lists(texts, [max(1, len(text) - 4) for text in texts])
             for rate in (2e-4, 1e-3):
                 schedule = Schedule(epochs=1, batch=batch, learning_rate=rate, loss="completion")
                 lora = LoraConfig(dropout=0.0, targets=("all-linear",))

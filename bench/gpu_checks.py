@@ -82,7 +82,7 @@ def operation_checks(
     """Make the checks of one shape: each runs an operation both ways on random numbers."""
     from potentia.engine.lane_spec import LoraConfig
     from potentia.engine.layers.adapter_bank import AdapterBank
-    from potentia.engine.layers.row_layout import Route, ThinGroup
+    from potentia.engine.layers.row_layout import AdapterGroup, LaneRoute
     from potentia.engine.operations import Gain, Rows, operations, plain, tile
 
     ours = operations(device)
@@ -150,7 +150,7 @@ def operation_checks(
     lanes.SHAPES["one layer"] = one_layer
     bank = AdapterBank(lanes.build("one layer", device, dtype), LoraConfig(dropout=0.1), lane_count)
     bank.weights[:lane_count] = draw(lane_count, bank.width, kind=torch.float32) * 0.05
-    bank.refresh()
+    bank.refresh_work()
     owners = (
         torch.arange(lane_count, device=device).repeat_interleave(per_lane // 16).to(torch.int32)
     )
@@ -159,9 +159,9 @@ def operation_checks(
         [torch.arange(lane_count, device=device), begins, begins + per_lane - 3], dim=1
     ).to(torch.int32)
     drops = torch.randint(0, 1 << 31, (tokens,), generator=stream, device=device).to(torch.int32)
-    route = Route(bank, owners, spans, drops, rows.tiles)
+    route = LaneRoute(bank, owners, spans, drops, rows.tiles)
     columns = {"q_proj": 0, "k_proj": heads * head, "v_proj": (heads + kept) * head}
-    group = ThinGroup(
+    group = AdapterGroup(
         [(site, columns[site.name.rsplit(".", 1)[-1]]) for site in bank.sites],
         bank.lora.r,
         torch.device(device),
@@ -261,8 +261,8 @@ def captures(bench: Bench) -> None:
     """Capture a step of lanes part by part, and tell which part cannot be captured and at which line."""
     from potentia.engine.lane_spec import LoraConfig
     from potentia.engine.layers.adapter_bank import AdapterBank
-    from potentia.engine.layers.packed_pass import Blocks, StaticPass, StaticRun, _within_rows
-    from potentia.engine.layers.row_layout import Bucket, Route, StaticInputs, lay
+    from potentia.engine.layers.packed_pass import FusedLayers, PackedPass, PackedRun, _within_rows
+    from potentia.engine.layers.row_layout import Bucket, LaneRoute, PackedInputs, lay_out_rows
     from potentia.engine.models.split_model import SplitModel, attending
     from potentia.engine.steps.lane_states import UPDATE_COLUMNS, LaneStates
     from potentia.engine.steps.packed_steps import PackedSteps
@@ -274,17 +274,17 @@ def captures(bench: Bench) -> None:
     model = lanes.build("short", device, torch.bfloat16 if device.type == "cuda" else torch.float32)
     bank = AdapterBank(model, LoraConfig(dropout=0.1), slots)
     for slot in range(slots):
-        bank.weights[slot].copy_(bank.fresh(slot))
-    bank.refresh()
+        bank.weights[slot].copy_(bank.fresh_row(slot))
+    bank.refresh_work()
     riders = [Lane(spec) for _, spec in lanes.row_of_lanes("short", slots, 1)]
     for slot, rider in enumerate(riders):
         rider.slot = slot
-    row = lay([row for rider in riders for row in rider.batch(2048)])
-    inputs = StaticInputs.on(
+    row = lay_out_rows([row for rider in riders for row in rider.next_rows(2048)])
+    inputs = PackedInputs.on(
         device, Bucket.holding(len(row.ids), len(row.targets), slots, few=True)
     )
     inputs.buffer.copy_(torch.from_numpy(row.filled(inputs.bucket)))
-    ours = StaticPass(SplitModel(model), bank, Blocks.of(model))
+    ours = PackedPass(SplitModel(model), bank, FusedLayers.of(model))
     steps = PackedSteps(ours, LaneStates(slots, bank.width, device))
     steps.update(np.ones((slots, UPDATE_COLUMNS), np.float32))
     states = torch.randn(inputs.bucket.targets, model.config.hidden_size, device=device).to(
@@ -293,13 +293,13 @@ def captures(bench: Bench) -> None:
     group = ours._groups[0]
     x = torch.randn(inputs.bucket.tokens, group.sites[0].fan_in, device=device).to(bank.dtype)
     y = torch.zeros(inputs.bucket.tokens, group.sites[0].fan_out, device=device, dtype=bank.dtype)
-    route = Route(bank, inputs.owners, inputs.spans, inputs.keys, inputs.tiles)
+    route = LaneRoute(bank, inputs.owners, inputs.spans, inputs.keys, inputs.tiles)
 
     def forward() -> None:
         with torch.no_grad(), attending(ours._configs, _within_rows(run)), ours.blocks.active(run):
             ours.split.hidden(inputs.ids.long().unsqueeze(0), inputs.places.long().unsqueeze(0))
 
-    run = StaticRun(ours.operations, inputs, route)
+    run = PackedRun(ours.operations, inputs, route)
     parts: list[tuple[str, Callable[[], Any]]] = [
         ("a product", lambda: x @ x.t()),
         ("a kernel", lambda: ours.operations.thin(x, y, group, route)),
@@ -362,7 +362,7 @@ def compare(shape: str, device: torch.device, dtype: torch.dtype) -> dict[str, A
     """Run the same five steps through plain passes and through static ones, and float32 passes for the truth."""
     from potentia.engine.lane_spec import LoraConfig
     from potentia.engine.layers.adapter_bank import AdapterBank
-    from potentia.engine.layers.packed_pass import Blocks, StaticPass
+    from potentia.engine.layers.packed_pass import FusedLayers, PackedPass
     from potentia.engine.models.split_model import SplitModel
     from potentia.engine.proof.training_check import check_lanes
     from potentia.engine.steps.lane_states import LaneStates
@@ -379,14 +379,14 @@ def compare(shape: str, device: torch.device, dtype: torch.dtype) -> dict[str, A
     bank = AdapterBank(model, lora, slots)
     noise = torch.randn(bank.width, generator=torch.Generator().manual_seed(0)).to(device) * 0.02
     for slot in range(slots):
-        bank.weights[slot].copy_(bank.fresh(slot).to(device) + noise.roll(slot))
-    bank.refresh()
+        bank.weights[slot].copy_(bank.fresh_row(slot).to(device) + noise.roll(slot))
+    bank.refresh_work()
     batches = []
     riders = [Lane(spec) for _, spec in lanes.row_of_lanes(shape, slots, steps)]
     for slot, rider in enumerate(riders):
         rider.slot = slot
     for _ in range(steps):
-        batches.append([row for rider in riders for row in rider.batch(2048)])
+        batches.append([row for rider in riders for row in rider.next_rows(2048)])
         for rider in riders:
             rider.step += 1
     split = SplitModel(model)
@@ -410,23 +410,23 @@ def compare(shape: str, device: torch.device, dtype: torch.dtype) -> dict[str, A
     kept = bank.weights.clone()
     bank = AdapterBank(model, lora, slots)
     bank.weights.copy_(kept)
-    bank.refresh()
-    found = StaticPass(
-        split, bank, Blocks.of(model) if verdict.form == TrainingForm.FUSED else None
+    bank.refresh_work()
+    found = PackedPass(
+        split, bank, FusedLayers.of(model) if verdict.form == TrainingForm.FUSED else None
     )
     moving = PackedSteps(found, LaneStates(slots, bank.width, device))
     results: list[Tensor] = []
     for rows in [*batches, *batches]:  # the second time all buckets are known
         bank.grads.zero_()
         found.losses.zero_()
-        moving.gradients(rows, plan)
+        moving.add_gradients(rows, plan)
         results.append(bank.grads[:slots].clone())
     moving.capturing = False
     moving.release()
     eager = []
     for rows in batches:
         bank.grads.zero_()
-        moving.gradients(rows, plan)
+        moving.add_gradients(rows, plan)
         eager.append(bank.grads[:slots].clone())
     bank.grads.zero_()
 
@@ -452,7 +452,7 @@ def compare(shape: str, device: torch.device, dtype: torch.dtype) -> dict[str, A
     if exact is not None:
         own = AdapterBank(exact, lora, slots)
         own.weights.copy_(bank.weights)
-        own.refresh()
+        own.refresh_work()
         truth = plain_grads(SplitModel(exact), own)
         told |= {
             "plain_off_float32": worst(wanted, truth),
@@ -497,13 +497,19 @@ def beside_peft(device: torch.device, dtype: torch.dtype, kept: dict[str, Any]) 
         ids = [stream.integers(3, vocabulary, stream.integers(8, 60)).tolist() for _ in range(32)]
         schedule = Schedule(epochs=2, batch=8, learning_rate=1e-3)
         specs.append(
-            LaneSpec(f"l{n}", TokenisedExamples.of(ids), schedule, LoraConfig(dropout=0.0), seed=n)
+            LaneSpec(
+                f"l{n}",
+                TokenisedExamples.from_lists(ids),
+                schedule,
+                LoraConfig(dropout=0.0),
+                seed=n,
+            )
         )
     start = lanes.build("short", device, torch.float32).to(dtype)
     with LaneTrainer(start) as trainer:
         results = trainer.train(specs)
         bank = trainer.bank(specs[2].lora, trainer.plan.slots if trainer.plan else 1)
-        initial = bank.state(bank.fresh(specs[2].seed))
+        initial = bank.peft_state(bank.fresh_row(specs[2].seed))
         ours = trainer.adapter_state("l2")
         way = type(trainer.run_under_way.steps).__name__ if trainer.run_under_way else ""
     theirs = with_peft(lanes.build("short", device, torch.float32).to(dtype), specs[2], initial)
@@ -551,7 +557,7 @@ def with_peft(model: Any, lane: Any, initial: dict[str, Tensor]) -> dict[str, Te
     for epoch in range(schedule.epochs):
         order = data_order(lane.seed, epoch, len(lane.examples))
         for begin in range(0, len(order), schedule.batch):
-            texts = [lane.text(int(i))[0] for i in order[begin : begin + schedule.batch]]
+            texts = [lane.text_of_example(int(i))[0] for i in order[begin : begin + schedule.batch]]
             width = max(map(len, texts))
             ids, labels = (
                 torch.zeros(len(texts), width, dtype=torch.long),
@@ -562,7 +568,9 @@ def with_peft(model: Any, lane: Any, initial: dict[str, Tensor]) -> dict[str, Te
                 ids[i, : len(text)] = labels[i, : len(text)] = torch.as_tensor(text)
                 mask[i, : len(text)] = 1
             for settings in adam.param_groups:
-                settings["lr"] = schedule.learning_rate * schedule.factor(done, lane.total_steps)
+                settings["lr"] = schedule.learning_rate * schedule.rate_share(
+                    done, lane.total_steps
+                )
             loss = wrapped(
                 input_ids=ids.to(device), labels=labels.to(device), attention_mask=mask.to(device)
             ).loss
@@ -641,7 +649,7 @@ def write_with_adapters(bench: Bench) -> dict[str, Any]:
     specs = [
         LaneSpec(
             f"l{n}",
-            TokenisedExamples.of([stream.integers(3, 500, 20).tolist() for _ in range(16)]),
+            TokenisedExamples.from_lists([stream.integers(3, 500, 20).tolist() for _ in range(16)]),
             Schedule(epochs=2, learning_rate=0.02),
             LoraConfig(),
             seed=n,

@@ -52,7 +52,13 @@ def jobs(vocabulary: int) -> list[Any]:
         ids = [stream.integers(3, vocabulary, stream.integers(8, 60)).tolist() for _ in range(24)]
         schedule = Schedule(epochs=1, batch=8, learning_rate=1e-3)
         made.append(
-            LaneSpec(f"l{n}", TokenisedExamples.of(ids), schedule, LoraConfig(dropout=0.1), seed=n)
+            LaneSpec(
+                f"l{n}",
+                TokenisedExamples.from_lists(ids),
+                schedule,
+                LoraConfig(dropout=0.1),
+                seed=n,
+            )
         )
     return made
 
@@ -79,7 +85,7 @@ def everything(bench: Bench, loaded: Any) -> dict[str, Any]:
         trainer.train(specs)
         way = type(trainer.run_under_way.steps).__name__ if trainer.run_under_way else ""
         bank = trainer.bank(specs[0].lora, trainer.plan.slots if trainer.plan else 1)
-        first = [bank.state(bank.fresh(spec.seed)) for spec in specs]
+        first = [bank.peft_state(bank.fresh_row(spec.seed)) for spec in specs]
         states = [trainer.adapter_state(spec.key) for spec in specs]
     update = torch.cat(
         [(s[k] - f[k]).flatten() for s, f in zip(states, first, strict=True) for k in sorted(s)]
@@ -185,7 +191,7 @@ def few_bits(bench: Bench, home: torch.device, bits: str) -> dict[str, Any]:
     with LaneTrainer(model) as trainer:
         trainer.train([lane])
         bank = trainer.bank(lane.lora, trainer.plan.slots if trainer.plan else 1)
-        initial = bank.state(bank.fresh(lane.seed))
+        initial = bank.peft_state(bank.fresh_row(lane.seed))
         ours = trainer.adapter_state(lane.key)
         way = type(trainer.run_under_way.steps).__name__ if trainer.run_under_way else ""
     theirs = with_peft(model, lane, initial)

@@ -255,7 +255,7 @@ def _serve_treated(pipe: Any, number: int, shapes: list[str], device: str) -> No
         names = ("commonsense_qa", "social_iqa", "boolq", "cola")
         ids = [text for name in names for text in lanes.texts(shapes[0], name, 16 * steps // 4)]
         lora = LoraConfig(dropout=0.0, targets=("all-linear",))
-        data = TokenisedExamples.of(ids, [len(text) - 3 for text in ids])
+        data = TokenisedExamples.from_lists(ids, [len(text) - 3 for text in ids])
         spec = LaneSpec(
             "copy",
             data,

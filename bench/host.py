@@ -173,7 +173,7 @@ def scoring(tell: Told, loaded: Any, requests: list[Any], device: str) -> None:
             tell(f"the device computes for {busy:.0%} of {seconds:.3f} s")
             tell("\n".join(kernels))
         with LaneTrainer(loaded) as trainer:
-            trainer.bank(LoraConfig(targets=("all-linear",)), 12).randomise()
+            trainer.bank(LoraConfig(targets=("all-linear",)), 12).make_up_adapters()
             tuned = Scorer(loaded, router=trainer.router, by_hand=by_hand)
             times = [
                 gpu.clock(device, lambda s=tuned: s.loglikelihood(requests, owners=owners))[0]
@@ -193,12 +193,12 @@ def attention(tell: Told, device: str) -> None:
     from torch.nn.functional import scaled_dot_product_attention as attend
 
     import lanes
-    from potentia.engine.layers.recomputation import usual_attention
+    from potentia.engine.layers.recomputation import standard_attention
 
     place = torch.device(device)
     for name, way in (
         ("as torch chooses", nullcontext),
-        ("no plans", lambda: usual_attention(place)),
+        ("no plans", lambda: standard_attention(place)),
     ):
         for masked in (True, False):
             first, again = [], []
@@ -251,7 +251,11 @@ def one_lane(tell: Told, loaded: Any, device: str, steps: int) -> None:
     random.Random(0).shuffle(texts)
     schedule = Schedule(epochs=1, batch=lanes.BATCH, learning_rate=1e-4)
     spec = LaneSpec(
-        "mixed", TokenisedExamples.of(texts), schedule, LoraConfig(targets=("all-linear",)), seed=0
+        "mixed",
+        TokenisedExamples.from_lists(texts),
+        schedule,
+        LoraConfig(targets=("all-linear",)),
+        seed=0,
     )
     marks: list[float] = []
 

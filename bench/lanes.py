@@ -109,7 +109,7 @@ def row_of_lanes(shape: str, lanes: int, steps: int) -> list[tuple[str, LaneSpec
     out = []
     for n in range(lanes):
         task = tasks[(n // len(RATES)) % len(tasks)]
-        data = TokenisedExamples.of(texts(shape, task, BATCH * steps))
+        data = TokenisedExamples.from_lists(texts(shape, task, BATCH * steps))
         schedule = Schedule(epochs=1, batch=BATCH, learning_rate=RATES[n % len(RATES)])
         out.append((task, LaneSpec(f"{n}-{task}", data, schedule, LoraConfig(), seed=n)))
     return out

@@ -16,8 +16,8 @@ from triton.runtime.jit import JITFunction
 from lane_models import place, spec, tiny
 from potentia.engine.lane_spec import LoraConfig
 from potentia.engine.layers.adapter_bank import AdapterBank
-from potentia.engine.layers.packed_pass import Blocks, StaticPass
-from potentia.engine.layers.row_layout import lay
+from potentia.engine.layers.packed_pass import FusedLayers, PackedPass
+from potentia.engine.layers.row_layout import lay_out_rows
 from potentia.engine.models.split_model import SplitModel
 from potentia.engine.operations import kernels, ready
 from potentia.engine.steps.lane_states import UPDATE_COLUMNS, LaneStates
@@ -45,8 +45,10 @@ def main() -> None:
     lanes = [Lane(spec(f"l{slot}", seed=slot, dropout=dropout)) for slot in range(3)]
     for slot, lane in enumerate(lanes):
         lane.slot = slot
-    inputs = place(lay([row for lane in lanes for row in lane.batch(64)]), bank, few=True)
-    found = StaticPass(SplitModel(model), bank, Blocks.of(model))
+    inputs = place(
+        lay_out_rows([row for lane in lanes for row in lane.next_rows(64)]), bank, few=True
+    )
+    found = PackedPass(SplitModel(model), bank, FusedLayers.of(model))
     assert found.blocks is not None
     found.operations = kernels
     states, table = LaneStates(3, bank.width, bank.device), torch.ones(3, UPDATE_COLUMNS)

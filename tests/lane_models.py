@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from potentia.engine.layers.adapter_bank import AdapterBank
-from potentia.engine.layers.row_layout import Bucket, LongRow, StaticInputs
+from potentia.engine.layers.row_layout import Bucket, PackedInputs, PackedRows
 from potentia.engine.training import LaneSpec, LoraConfig, Schedule, TokenisedExamples
 
 VOCAB = 96
@@ -88,7 +88,7 @@ def examples(n: int = 80, seed: int = 0, low: int = 5, high: int = 20) -> Tokeni
         start = int(stream.integers(3, VOCAB))
         ids.append([(start + 7 * i) % (VOCAB - 3) + 3 for i in range(length)])
         prompts.append(int(stream.integers(1, length)))
-    return TokenisedExamples.of(ids, prompts)
+    return TokenisedExamples.from_lists(ids, prompts)
 
 
 def spec(
@@ -106,10 +106,10 @@ def spec(
     )
 
 
-def place(row: LongRow, bank: AdapterBank, *, few: bool) -> StaticInputs:
+def place(row: PackedRows, bank: AdapterBank, *, few: bool) -> PackedInputs:
     """Put a long row into a bucket of its own."""
     bucket = Bucket.holding(len(row.ids), len(row.targets), bank.slots, few=few)
-    inputs = StaticInputs.on(bank.device, bucket)
+    inputs = PackedInputs.on(bank.device, bucket)
     inputs.buffer.copy_(torch.from_numpy(row.filled(bucket)))
     return inputs
 

@@ -34,8 +34,8 @@ from potentia.engine import LoadedModel, lane_spec
 from potentia.engine.layers import lane_layers, recomputation
 from potentia.engine.layers import packed_pass as static
 from potentia.engine.layers.adapter_bank import AdapterBank
-from potentia.engine.layers.packed_pass import Block
-from potentia.engine.layers.row_layout import Picked
+from potentia.engine.layers.packed_pass import FusedLayer
+from potentia.engine.layers.row_layout import LossTokens
 from potentia.engine.models.float32_copy import Twin, twin
 from potentia.engine.models.split_model import SplitModel
 from potentia.engine.operations import Gain, dropout, plain
@@ -145,7 +145,7 @@ def _less_one(own: Any, module: Any) -> Any:
 
 
 def _branch_back(change: Callable[..., Any]) -> Callable[[], Any]:
-    return changed(Block, "norm_branch_back", change)
+    return changed(FusedLayer, "norm_branch_back", change)
 
 
 def _rotate_forward_only(own: Any, *args: Any, back: bool = False) -> Tensor:
@@ -531,12 +531,12 @@ def first_step_breaks() -> list[Break]:
         Break(
             "routing: slot modulo four",
             first,
-            changed(padded_pass, "assemble", _slots_modulo_four),
+            changed(padded_pass, "assemble_batch", _slots_modulo_four),
         ),
         Break(
             "routing: slot modulo four, packed",
             packed,
-            changed(packed_steps, "lay", _stretches_modulo_four),
+            changed(packed_steps, "lay_out_rows", _stretches_modulo_four),
         ),
         Break(lost, first, changed(padded_pass, "divide_rows", _last_pass_lost)),
         Break(
@@ -544,14 +544,16 @@ def first_step_breaks() -> list[Break]:
             first,
             changed(pass_plan, "divide_into_padded_passes", _last_pass_lost),
         ),
-        Break(f"{lost}, packed", packed, changed(PackedSteps, "gradients", _packed_last_lost)),
+        Break(f"{lost}, packed", packed, changed(PackedSteps, "add_gradients", _packed_last_lost)),
         Break(
             f"{lost}, packed, told too",
             packed,
             changed(packed_steps, "divide_into_packed_passes", _last_pass_lost),
         ),
         Break(twice, first, changed(padded_pass, "divide_rows", _first_pass_twice)),
-        Break(f"{twice}, packed", packed, changed(PackedSteps, "gradients", _packed_first_twice)),
+        Break(
+            f"{twice}, packed", packed, changed(PackedSteps, "add_gradients", _packed_first_twice)
+        ),
         Break(
             "gradient: the seventh row of a pass lost",
             first,
@@ -560,7 +562,7 @@ def first_step_breaks() -> list[Break]:
         Break(
             "gradient: the seventh row of a pass lost, packed",
             packed,
-            changed(packed_steps, "lay", _packed_seventh_lost),
+            changed(packed_steps, "lay_out_rows", _packed_seventh_lost),
         ),
         Break("gradient: not cleared", first, changed(plain, "update_", _gradients_kept)),
         Break(
@@ -590,7 +592,7 @@ def first_step_breaks() -> list[Break]:
         Break(
             "rate: twice, in the schedule",
             first,
-            changed(Schedule, "factor", _scaled(0, 2.0)),
+            changed(Schedule, "rate_share", _scaled(0, 2.0)),
         ),
         Break(
             "rate: twice, in the update's table",
@@ -610,27 +612,33 @@ def first_step_breaks() -> list[Break]:
             ),
         ),
         Break(
-            "loss: the end of text is not learned", first, changed(LaneSpec, "text", _end_unlearned)
+            "loss: the end of text is not learned",
+            first,
+            changed(LaneSpec, "text_of_example", _end_unlearned),
         ),
-        Break("loss: the prompt is learned", first, changed(LaneSpec, "text", _prompt_learned)),
+        Break(
+            "loss: the prompt is learned",
+            first,
+            changed(LaneSpec, "text_of_example", _prompt_learned),
+        ),
         Break(
             "loss: the answer's first token is not learned",
             first,
-            changed(LaneSpec, "text", _answer_begins_late),
+            changed(LaneSpec, "text_of_example", _answer_begins_late),
         ),
         Break(
             "order: an example twice in an epoch",
             first,
             changed(lane_spec, "data_order", _first_example_twice),
         ),
-        Break("order: batches one short", first, changed(LaneSpec, "rows", _batch_short)),
+        Break("order: batches one short", first, changed(LaneSpec, "rows_of_step", _batch_short)),
         Break("resume: moments not saved", resumed, changed(LaneRun, "_state", _moments_not_saved)),
         Break(
             "resume: lanes in each other's slots",
             resumed,
             changed(LaneRun, "_take_up", _slots_swapped),
         ),
-        Break("resume: an epoch again", resumed, changed(Lane, "recall", _epoch_forgotten)),
+        Break("resume: an epoch again", resumed, changed(Lane, "take_up_record", _epoch_forgotten)),
     ]
 
 
@@ -665,13 +673,13 @@ def check_breaks() -> list[Break]:
         Break(
             "norm: queries' and keys' left out",
             hand,
-            changed(Block, "norm_heads", _not_normed),
+            changed(FusedLayer, "norm_heads", _not_normed),
             "gemma3_text",
         ),
         Break(
             "norm: keys by the queries' gain",
             hand,
-            changed(Block, "norm_heads", _one_gain),
+            changed(FusedLayer, "norm_heads", _one_gain),
             "gemma3_text",
         ),
         Break(
@@ -751,9 +759,13 @@ def check_breaks() -> list[Break]:
             "mistral",
         ),
         Break(
-            "tail: what is computed one token early", hand, changed(Picked, "of", _picked_before)
+            "tail: what is computed one token early",
+            hand,
+            changed(LossTokens, "of", _picked_before),
         ),
-        Break("routing: answers by another's adapter", hand, changed(Picked, "of", _picked_owners)),
+        Break(
+            "routing: answers by another's adapter", hand, changed(LossTokens, "of", _picked_owners)
+        ),
         Break("routing: the stretch before", long, changed(plain, "thin", _thin_owners)),
         Break("routing: one adapter for all", long, changed(plain, "thin", _thin_last)),
         Break(
@@ -767,7 +779,9 @@ def check_breaks() -> list[Break]:
             changed(plain, "thin_sums", _thin_back_grads(1, 1.05)),
         ),
         Break(
-            "gradient: a lane's first token lost", long, changed(packed_steps, "lay", _spans_short)
+            "gradient: a lane's first token lost",
+            long,
+            changed(packed_steps, "lay_out_rows", _spans_short),
         ),
         Break(
             "routing: a row without its adapter",
@@ -784,8 +798,8 @@ def check_breaks() -> list[Break]:
             shared,
             changed(lane_layers, "_share_back", _steeper),
         ),
-        Break("scale: α/r left out", shared, changed(AdapterBank, "refresh", _refresh(0.5))),
-        Break("scale: α/√r for α/r", shared, changed(AdapterBank, "refresh", _refresh(2.0))),
+        Break("scale: α/r left out", shared, changed(AdapterBank, "refresh_work", _refresh(0.5))),
+        Break("scale: α/√r for α/r", shared, changed(AdapterBank, "refresh_work", _refresh(2.0))),
         Break(
             "dropout: kept values not scaled",
             shared,
@@ -809,20 +823,24 @@ def check_breaks() -> list[Break]:
         Break(
             "loss: the prompt's last token counts",
             shared,
-            changed(padded_pass, "assemble", _first_target),
+            changed(padded_pass, "assemble_batch", _first_target),
         ),
         Break(
             "tokens: every row's second is another",
             shared,
-            changed(padded_pass, "assemble", _last_token),
+            changed(padded_pass, "assemble_batch", _last_token),
         ),
         Break(
             "positions: run on from row to row",
             long,
-            changed(packed_steps, "lay", _places_run_on),
+            changed(packed_steps, "lay_out_rows", _places_run_on),
             "gpt2",
         ),
-        Break("loss: the last target lost", long, changed(packed_steps, "lay", _last_target_lost)),
+        Break(
+            "loss: the last target lost",
+            long,
+            changed(packed_steps, "lay_out_rows", _last_target_lost),
+        ),
         Break(
             "tail: logits 1 % too large", shared, changed(SplitModel, "logits", _scaled(0, 1.01))
         ),
@@ -923,7 +941,9 @@ def lanes(model: str, by: str, count: int = 3, p: float = 0.1) -> list[LaneSpec]
             loss="completion",
         )
         specs.append(
-            LaneSpec(f"l{number}", TokenisedExamples.of(ids, prompts), schedule, lora, number)
+            LaneSpec(
+                f"l{number}", TokenisedExamples.from_lists(ids, prompts), schedule, lora, number
+            )
         )
     return specs
 
@@ -975,7 +995,7 @@ def _check(model: Any, by: str, name: str) -> TrainingForm | None:
         return found.form if found.recomputes else None
     if by != "long":
         return check.check_lanes(model, specs[0].lora, specs, static=by == "hand").form
-    with patch.object(check.Blocks, "of", lambda _: None):
+    with patch.object(check.FusedLayers, "of", lambda _: None):
         return check.check_lanes(model, specs[0].lora, specs, static=True).form
 
 
@@ -1028,7 +1048,7 @@ def _trusted(by: str, model: Any) -> bool:
         if by == "adapters":  # after the bare model, as in a row
             Scorer(loaded).loglikelihood_ids(pairs)
             trainer = stack.enter_context(LaneTrainer(loaded))
-            trainer.bank(LoraConfig(r=4, alpha=8, dropout=0.0), 3).randomise()
+            trainer.bank(LoraConfig(r=4, alpha=8, dropout=0.0), 3).make_up_adapters()
             owners = [number % 3 for number in range(len(pairs))]
             Scorer(loaded, router=trainer.router).loglikelihood_ids(pairs, owners=owners)
         elif by == "score":
@@ -1057,11 +1077,11 @@ def moved(broken: Break, dtype: torch.dtype) -> float | None:
     )
     try:
         rounding = own.distance(check.reference_gradients(model, own.bank, rows), truth).lane
-        own.blocks = check.Blocks.of(model) if broken.by in ("hand", "again") else None
+        own.blocks = check.FusedLayers.of(model) if broken.by in ("hand", "again") else None
         with broken.made():
             update = check.update_distance(own.bank, truth[1], specs[0].schedule)
-            own.bank.refresh()
-            gap = own.distance(own.gradients(FORM[broken.by], rows), truth).lane
+            own.bank.refresh_work()
+            gap = own.distance(own.form_gradients(FORM[broken.by], rows), truth).lane
         return max(gap, update) / rounding
     finally:
         own.bank.close()

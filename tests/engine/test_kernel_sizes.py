@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from potentia.engine.layers.row_layout import STRETCH, ThinGroup
+from potentia.engine.layers.row_layout import STRETCH, AdapterGroup
 from potentia.engine.operations import TILE, Gain, Rows
 
 with pytest.MonkeyPatch.context() as patch:
@@ -172,7 +172,7 @@ def test_adapter_kernels(model: Widths, launches: Launches, rank: int) -> None:
         for number, fan_out in enumerate(fan_outs):
             sites.append((site(number, offset, fan_in, fan_out), columns[number]))
             offset += rank * (fan_in + fan_out)
-        group = ThinGroup(sites, rank, torch.device("cpu"))
+        group = AdapterGroup(sites, rank, torch.device("cpu"))
         for dtype in (torch.bfloat16, torch.float32):
             route = thin_route(numbers, rank, dtype)
             x, y = empty(TOKENS, fan_in, dtype=dtype), empty(TOKENS, sum(fan_outs), dtype=dtype)
@@ -202,7 +202,7 @@ def test_inner_values_beyond_32_bits(
         (site(index, index * rank * (width + fan_out), width, fan_out), index * fan_out)
         for index in range(number)
     ]
-    group = ThinGroup(sites, rank, torch.device("cpu"))
+    group = AdapterGroup(sites, rank, torch.device("cpu"))
     work, grads = torch.randn(2, numbers), torch.zeros(2, numbers)
     lora = SimpleNamespace(r=rank, dropout=0.0, scale=1.0)
     begin = tokens - STRETCH

@@ -14,7 +14,7 @@ from architectures.tiny import build, words
 from lane_models import examples, gap, spec
 from lane_models import tiny as lane_model
 from potentia.engine import LoadedModel
-from potentia.engine.lane_spec import Lesson
+from potentia.engine.lane_spec import TrainingRow
 from potentia.engine.models.device_layout import give_back, may_give_back
 from potentia.engine.scoring import Scorer
 from potentia.engine.steps.lane_states import UPDATE_COLUMNS
@@ -157,11 +157,11 @@ def test_captured_passes_are_let_go_and_made_again_in_fewer_sizes() -> None:
         assert not give_back(torch.device("cpu"))
 
 
-def lanes_rows(specs: list[LaneSpec]) -> list[Lesson]:
+def lanes_rows(specs: list[LaneSpec]) -> list[TrainingRow]:
     made = [Lane(spec) for spec in specs]
     for slot, lane in enumerate(made):
         lane.slot = slot
-    return [row for lane in made for row in lane.batch(64)]
+    return [row for lane in made for row in lane.next_rows(64)]
 
 
 def test_a_pass_that_finds_no_memory_when_it_is_captured_is_made_smaller(
@@ -189,11 +189,11 @@ def test_a_pass_that_finds_no_memory_when_it_is_captured_is_made_smaller(
 
         def compute(plan: PassPlan) -> None:
             plans.append(plan.token_budget)
-            steps.gradients(rows, plan)
+            steps.add_gradients(rows, plan)
             steps.capturing = plan.token_budget > 256  # smaller ones do fit
-            steps.gradients(rows, plan)
+            steps.add_gradients(rows, plan)
 
-        trainer.in_passes(rows, compute, steps.clear, "")
+        trainer.run_in_passes(rows, compute, steps.clear, "")
         steps.capturing = True
         steps._updating.uses = 1
         steps.update(

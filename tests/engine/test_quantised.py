@@ -107,7 +107,7 @@ def with_peft(
         chosen = data_order(lane.seed, epoch, len(lane.examples))[
             at * plan.batch : (at + 1) * plan.batch
         ]
-        texts = [lane.text(int(i), None) for i in chosen]
+        texts = [lane.text_of_example(int(i), None) for i in chosen]
         targets = sum(len(ids) - first for ids, first in texts)
         for ids, first in texts:
             row = torch.as_tensor(ids)[None]
@@ -119,7 +119,7 @@ def with_peft(
             (losses / targets).backward()
         torch.nn.utils.clip_grad_norm_(trained, plan.clip)
         for group in optimizer.param_groups:
-            group["lr"] = plan.learning_rate * plan.factor(step, lane.total_steps)
+            group["lr"] = plan.learning_rate * plan.rate_share(step, lane.total_steps)
         optimizer.step()
         optimizer.zero_grad()
     return get_peft_model_state_dict(adapted)
@@ -133,7 +133,7 @@ def test_a_lane_on_a_quantised_base_equals_pefts_on_the_same_base(kind: str, qua
     with LaneTrainer(model) as trainer:
         trainer.train([lane])
         ours, bank = trainer.adapter_state("lane"), trainer._bank
-        initial = bank.state(bank.fresh(lane.seed))
+        initial = bank.peft_state(bank.fresh_row(lane.seed))
     theirs = with_peft(model, lane, initial)
     moved = max(float((ours[name] - initial[name]).abs().max()) for name in ours)
     assert moved > 1e-3

@@ -170,7 +170,7 @@ def test_longer_rows_are_checked_by_two_of_them_and_processes_of_a_run_hear_of_f
         assert (found.form, found.recomputes, found.longest) == (
             TrainingForm.PADDED,
             True,
-            max(one.longest for one in long),
+            max(one.longest_text for one in long),
         )
         assert "judged" in found.facts
         assert "update" in found.facts["in_full"]
@@ -183,7 +183,7 @@ def test_adapters_are_tried_on_a_few_rows_where_the_bare_model_is_right() -> Non
     kind, asked = type(loaded.model.model), pairs(length=70)
     bare = passes(kind, lambda: Scorer(loaded).loglikelihood_ids(asked))
     with LaneTrainer(loaded) as trainer:
-        trainer.bank(LoraConfig(dropout=0.0), 3).randomise()
+        trainer.bank(LoraConfig(dropout=0.0), 3).make_up_adapters()
         owners = [number % 3 for number in range(len(asked))]
         scorer = Scorer(loaded, router=trainer.router)
         tuned = passes(kind, lambda: scorer.loglikelihood_ids(asked, owners=owners))

@@ -14,7 +14,7 @@ import tiny
 from potentia import engine, tasks
 from potentia.engine.scoring import Scorer
 from potentia.engine.training import FullLanes
-from potentia.engine.training.full import Job
+from potentia.engine.training.full import FullTuningJob
 from potentia.errors import InputError, ModelError, TuningError
 from potentia.evidence import read
 from potentia.run import plan_study, run_study
@@ -265,9 +265,9 @@ def test_a_copy_of_all_weights_that_could_not_be_kept_is_not_tuned_again(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[int] = []
-    gradients = Job._gradients
+    gradients = FullTuningJob._gradients
     monkeypatch.setattr(
-        Job, "_gradients", lambda self, rows: made.append(1) or gradients(self, rows)
+        FullTuningJob, "_gradients", lambda self, rows: made.append(1) or gradients(self, rows)
     )
     recipe = {"method": "full", "learning_rates": [2e-3], "epochs": 2, "dropout": 0.0}
     models = [{"name": "base", "path": str(world / "base")}]

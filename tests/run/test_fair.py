@@ -278,7 +278,7 @@ def test_the_papers_recipe_learns_all_answers_and_the_end_of_every_text(
 
         def last(tuning: Tuning, data: object) -> list[int]:
             made = learned(tuning, loaded, [data])
-            return made.cut(0, 1024)[0].tolist()[-2:]
+            return made.cut_text(0, 1024)[0].tolist()[-2:]
 
         paper, fair = Tuning(recipe="paper"), Tuning()
         assert last(paper, task) == [green, end]

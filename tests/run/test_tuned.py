@@ -70,7 +70,7 @@ def trainer_losses(world: Path, recipe: dict) -> list[float]:
     task = tasks.load(str(world / "colours.jsonl"))
     texts = [replace(text, end=True) for text in task.examples(task.documents("train"))]
     encoded = encode_examples(loaded.encoder, texts, end_id=loaded.tokenizer.eos_token_id)
-    rows = [encoded.cut(i, 1024)[0].tolist() for i in range(len(encoded))]
+    rows = [encoded.cut_text(i, 1024)[0].tolist() for i in range(len(encoded))]
     order = [int(i) for epoch in range(recipe["epochs"]) for i in data_order(0, epoch, len(rows))]
     batch = 8
     assert len(rows) % batch == 0, "epochs end where batches do, so they can be laid end to end"
@@ -320,7 +320,7 @@ def test_a_stopped_adjustment_scores_no_step_twice(
 def test_a_stopped_full_tuning_before_the_test_goes_on_where_it_was(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from potentia.engine.training.full import Job
+    from potentia.engine.training.full import FullTuningJob
     from potentia.run.fine_tuning import FineTuning
 
     tuning = TUNING | {"method": "full", "learning_rates": [1e-3, 3e-3]}
@@ -328,9 +328,9 @@ def test_a_stopped_full_tuning_before_the_test_goes_on_where_it_was(
         study(world, tmp_path / f"{n}.db", "train_before_test", tuning=tuning) for n in "ab"
     )
     made: list[int] = []
-    gradients = Job._gradients
+    gradients = FullTuningJob._gradients
     monkeypatch.setattr(
-        Job, "_gradients", lambda self, rows: made.append(1) or gradients(self, rows)
+        FullTuningJob, "_gradients", lambda self, rows: made.append(1) or gradients(self, rows)
     )
     expected, lanes = ran(whole)
     once = len(made)

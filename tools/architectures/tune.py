@@ -19,7 +19,7 @@ from torch import nn
 
 from potentia.engine.comparison.peft_comparison import (
     State,
-    distance,
+    adapter_distance,
     train_by_peft,
     wrapped_by_peft,
 )
@@ -95,10 +95,10 @@ def measure_own_noise(
     with LaneTrainer(copy.deepcopy(model)) as trainer:
         bank = trainer.bank(lora, 1)
         for spec in lanes(lora, words, positions, draw):
-            start = bank.state(bank.fresh(spec.seed))
+            start = bank.peft_state(bank.fresh_row(spec.seed))
             adapter = by_peft(copy.deepcopy(model), spec, start, bank)
             moved_adapter = by_peft(copy.deepcopy(moved_model), spec, start, bank)
-            distances.append(distance(moved_adapter, adapter, start))
+            distances.append(adapter_distance(moved_adapter, adapter, start))
     return max(distances)
 
 
@@ -113,7 +113,7 @@ def _compare(
     try:
         with LaneTrainer(copy.deepcopy(model)) as trainer:
             bank = trainer.bank(lora, 1)
-            starts = {spec.key: bank.state(bank.fresh(spec.seed)) for spec in specs}
+            starts = {spec.key: bank.peft_state(bank.fresh_row(spec.seed)) for spec in specs}
             layers, names = len(bank.sites), list(bank.targets)
     except TuningError as error:
         return Tuning(_shown(targets), 0, 0, 0, 0, 0, refused=str(error))
@@ -130,7 +130,9 @@ def _compare(
             if failed:
                 raise TuningError(f"a lane failed: {failed[0].reason}")
             states = {spec.key: trainer.adapter_state(spec.key) for spec in specs}
-            apart.append(max(distance(states[key], wanted[key], starts[key]) for key in wanted))
+            apart.append(
+                max(adapter_distance(states[key], wanted[key], starts[key]) for key in wanted)
+            )
             if not recompute:
                 saved, effect = read_back(trainer, specs[0].key, mine, bare)
     return Tuning(", ".join(names), layers, apart[0], apart[1], saved, effect)
@@ -151,7 +153,9 @@ def lanes(lora: LoraConfig, vocabulary: int, positions: int, draw: int = 0) -> l
             loss="completion" if number % 2 else "text",
         )
         specs.append(
-            LaneSpec(f"lane-{number}", TokenisedExamples.of(ids, prompts), schedule, lora, number)
+            LaneSpec(
+                f"lane-{number}", TokenisedExamples.from_lists(ids, prompts), schedule, lora, number
+            )
         )
     return specs
 

@@ -175,7 +175,7 @@ def check(options: CheckModelOptions) -> None:
 
       potentia models check ./my-model --dtype bfloat16 --json
     """
-    from potentia.engine.comparison import beside_peft
+    from potentia.engine.comparison import compare_with_peft
     from potentia.engine.training import LoraConfig
 
     is_path = options.model.startswith((".", "/", "~"))
@@ -194,7 +194,7 @@ def check(options: CheckModelOptions) -> None:
     with errors.status("comparing with transformers and PEFT …"):
         targets = tuple(options.targets or ()) or None
         adapter_config = LoraConfig(4, 8, 0.0, targets, options.adapter)  # type: ignore[arg-type]
-        comparisons = beside_peft(loaded, adapter_config)
+        comparisons = compare_with_peft(loaded, adapter_config)
     dtype = str(loaded.dtype).removeprefix("torch.")
     description = f"{type(loaded.model).__name__} in {dtype} on {loaded.device}"
     rows = [

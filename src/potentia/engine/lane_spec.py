@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from potentia.values.requests import Example
 
 
-Ints = npt.NDArray[np.int64]
+IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class TokenisedExamples:
     ``start_id`` names the start-of-text token of a model that needs it: a text cut at the front keeps it.
     """
 
-    flat: Ints
-    starts: Ints  # (n + 1,)
-    prompts: Ints  # (n,)
+    flat: IntArray
+    starts: IntArray  # (n + 1,)
+    prompts: IntArray  # (n,)
     start_id: int | None = None
 
     @classmethod
-    def of(
+    def from_lists(
         cls,
         ids: Iterable[Sequence[int]],
         prompts: Iterable[int] | None = None,
@@ -64,11 +64,11 @@ class TokenisedExamples:
         return len(self.starts) - 1
 
     @property
-    def lengths(self) -> Ints:
+    def lengths(self) -> IntArray:
         """Tokens of each text, uncut."""
         return np.diff(self.starts)
 
-    def cut(self, index: int, most: int) -> tuple[Ints, int]:
+    def cut_text(self, index: int, most: int) -> tuple[IntArray, int]:
         """Return one text of at most ``most`` ids and its prompt's length. Prompts lose the start, texts the end."""
         begin, end = int(self.starts[index]), int(self.starts[index + 1])
         prompt = int(self.prompts[index])
@@ -83,7 +83,7 @@ class TokenisedExamples:
             kept = self.flat[end - most : end]
         return kept, max(0, prompt - over)
 
-    def repeated(self, times: int) -> TokenisedExamples:
+    def repeat_texts(self, times: int) -> TokenisedExamples:
         """Return every text so many times: an epoch of several passes."""
         lengths = np.tile(self.lengths, times)
         starts = np.concatenate([[0], np.cumsum(lengths)])
@@ -112,7 +112,7 @@ def encode_examples(
             )
         ids.append([*context, *rest, *([end_id] if example.end and end_id is not None else [])])
         prompts.append(len(context))
-    return TokenisedExamples.of(
+    return TokenisedExamples.from_lists(
         ids, prompts, encoder.bos.prefix_id if encoder.bos.required else None
     )
 
@@ -189,7 +189,7 @@ class Schedule:
         """All steps of a lane with this many examples."""
         return self.epochs * self.steps_per_epoch(examples)
 
-    def factor(self, step: int, total: int) -> float:
+    def rate_share(self, step: int, total: int) -> float:
         """Return the share of the peak learning rate used by the update number ``step`` (from 0) of ``total``."""
         if step < self.warmup_steps:
             return step / max(1, self.warmup_steps)
@@ -201,10 +201,10 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Lesson:
+class TrainingRow:
     """One example in one step of one lane."""
 
-    ids: Ints
+    ids: IntArray
     first_target: int
     slot: int
     seed: int
@@ -234,29 +234,29 @@ class LaneSpec:
         return self.schedule.steps_per_epoch(len(self.examples))
 
     @property
-    def longest(self) -> int:
+    def longest_text(self) -> int:
         """Tokens of the longest example as trained on, where the model sets no limit."""
         return min(self.schedule.max_tokens, int(self.examples.lengths.max()))
 
-    def text(self, index: int, limit: int | None = None) -> tuple[Ints, int]:
+    def text_of_example(self, index: int, limit: int | None = None) -> tuple[IntArray, int]:
         """Return the ids of one example as trained on, and the first position that is a target."""
         most = min(self.schedule.max_tokens, limit) if limit else self.schedule.max_tokens
-        ids, prompt = self.examples.cut(index, most)
+        ids, prompt = self.examples.cut_text(index, most)
         return ids, max(1, prompt) if self.schedule.loss == "completion" else 1
 
-    def rows(self, step: int, limit: int | None = None, slot: int = 0) -> list[Lesson]:
+    def rows_of_step(self, step: int, limit: int | None = None, slot: int = 0) -> list[TrainingRow]:
         """Return the examples of the update number ``step`` (from 0), each weighted by all their target tokens."""
         epoch, at = divmod(step, self.steps_per_epoch)
         batch = self.schedule.batch
         chosen = data_order(self.seed, epoch, len(self.examples))[at * batch : (at + 1) * batch]
-        texts = [self.text(int(i), limit) for i in chosen]
+        texts = [self.text_of_example(int(i), limit) for i in chosen]
         weight = 1.0 / max(1, sum(len(ids) - first for ids, first in texts))
         return [
-            Lesson(ids, first, slot, self.seed, step, place, weight)
+            TrainingRow(ids, first, slot, self.seed, step, place, weight)
             for place, (ids, first) in enumerate(texts)
         ]
 
-    def step_tokens(self, limit: int | None = None) -> Ints:
+    def tokens_by_step(self, limit: int | None = None) -> IntArray:
         """Return the tokens of every update."""
         most = min(self.schedule.max_tokens, limit) if limit else self.schedule.max_tokens
         lengths, count = np.minimum(self.examples.lengths, most), len(self.examples)
@@ -277,7 +277,7 @@ class LaneSpec:
 
 
 @lru_cache(maxsize=128)
-def data_order(seed: int, epoch: int, examples: int) -> Ints:
+def data_order(seed: int, epoch: int, examples: int) -> IntArray:
     """Return the order in which a lane reads its examples in one epoch (from 0): the same for every model."""
     stream = np.random.Generator(
         np.random.PCG64(np.random.SeedSequence([seed & 0xFFFFFFFF, epoch]))

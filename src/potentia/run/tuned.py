@@ -69,7 +69,9 @@ def learned(
     end = loaded.tokenizer.eos_token_id
     if end is not None:
         texts = [replace(e, end=bool(e.context) or tuning.end_of_text == "texts") for e in texts]
-    return encode_examples(loaded.encoder, texts, end_id=end).repeated(tuning.rounds(len(texts))[1])
+    return encode_examples(loaded.encoder, texts, end_id=end).repeat_texts(
+        tuning.rounds(len(texts))[1]
+    )
 
 
 def adapter(tuning: Tuning) -> LoraConfig:
@@ -336,7 +338,7 @@ class Probing:
             self.loaded.encoder, examples, end_id=self.loaded.tokenizer.eos_token_id
         )
         most = min(MAX_TOKENS, self.loaded.encoder.max_length)
-        cut = [encoded.cut(i, most) for i in range(len(encoded))]
+        cut = [encoded.cut_text(i, most) for i in range(len(encoded))]
         answers = [len(one.continuation.encode()) for one in examples]
         wholes = [
             len(one.context.encode()) + answer
@@ -415,7 +417,7 @@ class Probing:
             loss=self.loss,
             max_tokens=MAX_TOKENS,
         )
-        return LaneSpec(name, TokenisedExamples.of(ids, prompts), schedule, lora)
+        return LaneSpec(name, TokenisedExamples.from_lists(ids, prompts), schedule, lora)
 
     def _learned(self, name: str, split: SplitName) -> Rows:
         """Return the documents that are learned from, or as many of another split."""

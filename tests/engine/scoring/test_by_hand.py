@@ -10,7 +10,7 @@ import torch
 
 from architectures.tiny import build, words
 from potentia.engine import LoadedModel
-from potentia.engine.layers.row_layout import Route, ThinGroup
+from potentia.engine.layers.row_layout import AdapterGroup, LaneRoute
 from potentia.engine.operations import TILE, plain
 from potentia.engine.scoring import Scorer
 from potentia.engine.scoring.network import HAND, OWN
@@ -67,7 +67,9 @@ def test_requests_of_several_adapters_and_of_none(
 ) -> None:
     own, lengths = plain.thin, set()
 
-    def tiled(x: torch.Tensor, y: torch.Tensor, group: ThinGroup, route: Route) -> torch.Tensor:
+    def tiled(
+        x: torch.Tensor, y: torch.Tensor, group: AdapterGroup, route: LaneRoute
+    ) -> torch.Tensor:
         """Tiles, which kernels alone read, hold every token once, and none holds those of two owners."""
         owners = route.owners.repeat_interleave(route.stretch).tolist()
         seen = [range(start, min(start + TILE, stop)) for start, stop in route.tiles.tolist()]
@@ -79,7 +81,7 @@ def test_requests_of_several_adapters_and_of_none(
     monkeypatch.setattr(plain, "thin", tiled)
     loaded = made(case, dtype)
     with LaneTrainer(loaded) as trainer:
-        trainer.bank(LoraConfig(targets=("all-linear",), dropout=0.1), 3).randomise()
+        trainer.bank(LoraConfig(targets=("all-linear",), dropout=0.1), 3).make_up_adapters()
         apart, scorer = told(loaded, router=trainer.router, owners=[2, -1, 0, 1])
     assert scorer.notes["layers"] == HAND
     assert apart < (1e-4 if dtype is torch.float32 else 0.5)
@@ -137,7 +139,7 @@ def test_a_broken_operation_is_noticed(
     monkeypatch.setattr(plain, name, BREAKS[name](getattr(plain, name)))
     loaded = made("llama", dtype)
     with LaneTrainer(loaded) as trainer:
-        trainer.bank(LoraConfig(targets=("all-linear",), dropout=0.0), 3).randomise()
+        trainer.bank(LoraConfig(targets=("all-linear",), dropout=0.0), 3).make_up_adapters()
         apart, scorer = told(loaded, router=trainer.router, owners=[0, 1, 2])
     assert scorer.notes["layers"] == OWN
     assert any("by hand" in message for message in scorer.notes["fallbacks"])

@@ -254,7 +254,7 @@ def test_requests_of_several_adapters_are_not_mixed_up(name: str) -> None:
     loaded = wrapped(model)
     with LaneTrainer(loaded) as trainer:
         bank = trainer.bank(LoraConfig(targets=targets, dropout=0.0), 3)
-        bank.randomise()
+        bank.make_up_adapters()
         pairs = long_pairs(6, 40)
         owners = [n % 3 for n in range(len(pairs))]
         assert agreeing(loaded, pairs, owners=owners, router=trainer.router) < 1e-3
@@ -280,7 +280,7 @@ def test_texts_of_several_adapters_are_written_apart() -> None:
     model = ODD["attention in [s, b, h]"]()
     loaded = wrapped(model)
     with LaneTrainer(loaded) as trainer:
-        trainer.bank(LoraConfig(dropout=0.0), 3).randomise()
+        trainer.bank(LoraConfig(dropout=0.0), 3).make_up_adapters()
         requests = [Generation(f"the river {n}", (), 6) for n in range(6)]
         owners = [n % 3 for n in range(6)]
         together = Scorer(loaded, router=trainer.router).generate(requests, owners=owners)

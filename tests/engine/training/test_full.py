@@ -61,7 +61,7 @@ def plain_loop(model, data, recipe: Schedule, seed: int) -> dict[str, torch.Tens
     for epoch in range(recipe.epochs):
         order = data_order(seed, epoch, len(data))
         for at in range(0, len(order), recipe.batch):
-            rows = [lane.text(int(i))[0] for i in order[at : at + recipe.batch]]
+            rows = [lane.text_of_example(int(i))[0] for i in order[at : at + recipe.batch]]
             width = max(map(len, rows))
             ids = torch.tensor([row.tolist() + [0] * (width - len(row)) for row in rows])
             labels = torch.tensor([row.tolist() + [-100] * (width - len(row)) for row in rows])

@@ -64,7 +64,7 @@ def test_each_lane_is_a_full_tuning_and_a_held_state_comes_back(
                 sum(step.loss for step in steps[at : at + per]) / per
                 for at in range(0, len(steps), per)
             ]
-            tokens = sum(len(spec.text(i)[0]) for i in range(len(spec.examples)))
+            tokens = sum(len(spec.text_of_example(i)[0]) for i in range(len(spec.examples)))
             assert [epoch.tokens for epoch in results[spec.key].epochs] == [tokens] * 3
         trainer.restore("lane-0", 3)
         assert equal(weights(model), judge.seen["lane-0", 3])

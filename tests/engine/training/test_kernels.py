@@ -15,7 +15,7 @@ import torch
 from lane_models import tiny
 from potentia.engine.lane_spec import LoraConfig
 from potentia.engine.layers.adapter_bank import AdapterBank
-from potentia.engine.layers.row_layout import Route, ThinGroup
+from potentia.engine.layers.row_layout import AdapterGroup, LaneRoute
 from potentia.engine.operations import Gain, Rows, plain, tile
 
 CUDA = torch.cuda.is_available()
@@ -222,7 +222,7 @@ def test_thin_products(names: tuple[str, ...], dropout: float) -> None:
         tiny("llama").to(DEVICE), LoraConfig(r=4, alpha=8, dropout=dropout, targets=names), 3
     )
     bank.weights[:3] = draw(3, bank.width)
-    bank.refresh()
+    bank.refresh_work()
     tokens = 96
     owners = torch.tensor([0, 0, 2, 2, 2, 3], dtype=torch.int32, device=DEVICE)
     spans = torch.tensor([[2, 32, 80], [0, 0, 32], [0, 0, 0]], dtype=torch.int32, device=DEVICE)
@@ -230,7 +230,7 @@ def test_thin_products(names: tuple[str, ...], dropout: float) -> None:
         torch.randint(0, 1 << 31, (tokens,), dtype=torch.int32, device=DEVICE) if dropout else None
     )
     tiles = torch.from_numpy(tile([32, 80, tokens]).reshape(-1, 2)).to(DEVICE)
-    route = Route(bank, owners, spans, keys, tiles)
+    route = LaneRoute(bank, owners, spans, keys, tiles)
     starts = {"q_proj": 0, "k_proj": 32, "v_proj": 48}
     sites = [
         (site, starts[name])
@@ -238,7 +238,7 @@ def test_thin_products(names: tuple[str, ...], dropout: float) -> None:
         for name in names
         if site.name.endswith(name)
     ]
-    group = ThinGroup(sites, bank.lora.r, DEVICE)
+    group = AdapterGroup(sites, bank.lora.r, DEVICE)
     x, y, dy = draw(tokens, 32), draw(tokens, 64, seed=1), draw(tokens, 64, seed=2)
     dy[80:] = 0
     results = []
@@ -274,7 +274,7 @@ def test_no_place_is_called_aligned_that_is_not() -> None:
             tiny("llama").to(DEVICE), LoraConfig(r=rank, targets=("k_proj", "v_proj")), 1
         )
         site = bank.sites[1]
-        group = ThinGroup([(site, 34 if rank < 4 else 32)], rank, DEVICE)
+        group = AdapterGroup([(site, 34 if rank < 4 else 32)], rank, DEVICE)
         assert group.align == wanted
         assert all(number % group.align == 0 for number in group.table[0, :4].tolist())
 

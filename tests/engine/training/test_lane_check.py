@@ -12,14 +12,14 @@ import torch
 
 from architectures.odd import ODD
 from architectures.tiny import build
-from architectures.tune import by_peft, distance, read_back
+from architectures.tune import adapter_distance, by_peft, read_back
 from architectures.tune import lanes as specs_of
 from lane_models import examples, spec, tiny
 from potentia.engine import operations
 from potentia.engine.layers import recomputation as passes
 from potentia.engine.models import float32_copy as twin
 from potentia.engine.operations import plain
-from potentia.engine.proof.training_check import check_lanes, recheck
+from potentia.engine.proof.training_check import check_lanes, recheck_lanes
 from potentia.engine.training import LaneSpec, LaneTrainer, LoraConfig, Schedule
 from potentia.errors import TuningError
 from potentia.values.training_form import TrainingForm
@@ -57,10 +57,10 @@ def test_odd_models_are_tuned_as_peft_tunes_them(name: str, static: bool) -> Non
         assert trainer.record["training"]["form"] == RIGHT[name][static].value
         states = {lane.key: trainer.adapter_state(lane.key) for lane in lanes}
         bank = trainer.bank(lanes[0].lora, trainer.plan.slots)
-        starts = {lane.key: bank.state(bank.fresh(lane.seed)) for lane in lanes}
+        starts = {lane.key: bank.peft_state(bank.fresh_row(lane.seed)) for lane in lanes}
     for lane in lanes:
         theirs = by_peft(ODD[name](), lane, starts[lane.key], bank)
-        assert distance(states[lane.key], theirs, starts[lane.key]) < 2e-3
+        assert adapter_distance(states[lane.key], theirs, starts[lane.key]) < 2e-3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -117,8 +117,8 @@ def test_a_model_that_no_form_computes_is_tuned_row_by_row_by_its_own_code(
         assert "gradients by" in trainer.record["training"]["not_taken"][TrainingForm.PADDED.value]
         ours = trainer.adapter_state(lanes[0].key)
         bank = trainer.bank(lanes[0].lora, trainer.plan.slots)
-        start = bank.state(bank.fresh(lanes[0].seed))
-    assert distance(ours, by_peft(tiny("llama"), lanes[0], start, bank), start) < 2e-3
+        start = bank.peft_state(bank.fresh_row(lanes[0].seed))
+    assert adapter_distance(ours, by_peft(tiny("llama"), lanes[0], start, bank), start) < 2e-3
 
 
 def test_wrong_updates_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,12 +162,12 @@ def test_adapters_of_every_kind_are_pefts(case: str, kind: Any, static: bool) ->
         assert trainer.record["training"]["form"] == (fast if static else TrainingForm.PADDED).value
         ours = {lane.key: trainer.adapter_state(lane.key) for lane in lanes}
         bank = trainer.bank(lora, trainer.plan.slots)
-        starts = {lane.key: bank.state(bank.fresh(lane.seed)) for lane in lanes}
+        starts = {lane.key: bank.peft_state(bank.fresh_row(lane.seed)) for lane in lanes}
         saved, effect = read_back(trainer, lanes[0].key, model, build(case))
         assert saved < 1e-4 < 1e-3 < effect
     for lane in lanes:
         theirs = by_peft(build(case), lane, starts[lane.key], bank)
-        assert distance(ours[lane.key], theirs, starts[lane.key]) < 2e-3
+        assert adapter_distance(ours[lane.key], theirs, starts[lane.key]) < 2e-3
 
 
 KERNELS = {
@@ -234,7 +234,7 @@ def test_fewer_blocks_are_the_ones_that_they_were(kind: str) -> None:
     found = check_lanes(model, lanes[0].lora, lanes, static=True)
     assert found.form == TrainingForm.FUSED
     assert found.recomputes, found.facts["recomputing"]
-    again = recheck(model, lanes[0].lora, lanes, found, limit=128, recompute=False)
+    again = recheck_lanes(model, lanes[0].lora, lanes, found, limit=128, recompute=False)
     assert again is not None
     assert again.facts["judged_blocks"].startswith("2 of 12" if kind == "llama" else "4 of 12")
     assert len(getattr(model.config, "layer_types", None) or range(12)) == 12

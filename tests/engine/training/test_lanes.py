@@ -74,7 +74,7 @@ def trainer_with_peft(
     rows = []
     for epoch in range(lane.schedule.epochs):
         for i in data_order(lane.seed, epoch, len(lane.examples)):
-            ids, first = lane.text(int(i))
+            ids, first = lane.text_of_example(int(i))
             labels = np.where(np.arange(len(ids)) >= first, ids, -100)
             rows.append({"input_ids": ids.tolist(), "labels": labels.tolist()})
 
@@ -127,7 +127,7 @@ def test_a_lane_equals_peft_under_the_trainer(
         ours = trainer.adapter_state("mine")
         bank = trainer._bank
         assert bank is not None
-        initial = bank.state(bank.fresh(lane.seed))
+        initial = bank.peft_state(bank.fresh_row(lane.seed))
     theirs = trainer_with_peft(tiny(kind), lane, initial, tmp_path)
     assert gap(ours, theirs) < 1e-5
     assert gap(ours, initial) > 1e-3
@@ -223,10 +223,10 @@ def test_activations_are_computed_again_in_mid_run_only_where_that_was_checked(
 
         return own(self, rows, tight, clear, hint)
 
-    own, again = trainer.Trainer.in_passes, passes.checkpoint
+    own, again = trainer.Trainer.run_in_passes, passes.checkpoint
     specs = neighbours(2)
     plain = states(tiny("llama"), specs)
-    monkeypatch.setattr(trainer.Trainer, "in_passes", short_of_memory)
+    monkeypatch.setattr(trainer.Trainer, "run_in_passes", short_of_memory)
     if not right:
         monkeypatch.setattr(
             passes, "checkpoint", lambda *given, **options: again(*given, **options) * 1.02
@@ -353,7 +353,7 @@ def test_a_lane_that_diverges_fails_with_its_loss() -> None:
     model = tiny("llama")
     with torch.no_grad():  # a model that repeats the last token, and is right to
         model.lm_head.weight.copy_(20 * model.model.embed_tokens.weight)
-    data = TokenisedExamples.of([[token] * 10 for token in range(3, 83)])
+    data = TokenisedExamples.from_lists([[token] * 10 for token in range(3, 83)])
     with LaneTrainer(model) as trainer:
         results = trainer.train(
             [

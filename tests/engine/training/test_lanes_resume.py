@@ -13,7 +13,7 @@ import torch
 from lane_models import examples, gap, spec, tiny
 from potentia.engine.training import lane_run
 from potentia.engine.training.lanes import LaneTrainer
-from potentia.engine.training.snapshot import Shelf, Snapshots, read_sealed, write_sealed
+from potentia.engine.training.snapshot import SavedStates, Snapshots, read_sealed, write_sealed
 from potentia.errors import TuningError
 
 
@@ -163,7 +163,7 @@ def test_a_broken_snapshot_falls_back_to_the_one_before(
 
 def test_a_broken_adapter_file_changes_no_bit(tmp_path: Path) -> None:
     _, whole = finish(tiny("llama"), tmp_path)
-    path = Shelf(next(tmp_path.iterdir())).path("lane-2", 2)
+    path = SavedStates(next(tmp_path.iterdir())).path_of_state("lane-2", 2)
     damage(path, "flipped")
     with LaneTrainer(tiny("llama"), workspace=tmp_path, token_budget=512) as trainer:
         trainer.train(row_of_lanes())

@@ -80,8 +80,8 @@ def test_a_layer_keeps_its_own_forward(kind: type[nn.Linear]) -> None:
         before = model(ids).logits
     with LaneTrainer(model) as trainer:
         bank = trainer.bank(LoraConfig(dropout=0.0), 2)
-        bank.weights[0].copy_(bank.fresh(0))  # B is zero: nothing may change
-        bank.refresh()
+        bank.weights[0].copy_(bank.fresh_row(0))  # B is zero: nothing may change
+        bank.refresh_work()
         with torch.no_grad():
             for owners in ([0, 1], [0, 0]):
                 trainer.route(torch.tensor(owners))
@@ -199,7 +199,9 @@ def test_an_update_too_small_for_half_precision_is_an_update() -> None:
 
 def test_a_batch_without_a_target_is_a_step_without_a_loss() -> None:
     ids = [[5, 6, 7, 8]] * 8 + [[9, 10, 11, 12, 13]] * 8
-    whole = TokenisedExamples.of(ids, [4] * 8 + [2] * 8)  # the first eight are prompts alone
+    whole = TokenisedExamples.from_lists(
+        ids, [4] * 8 + [2] * 8
+    )  # the first eight are prompts alone
     lane = LaneSpec(
         "half", whole, Schedule(epochs=2, batch=4, loss="completion"), LoraConfig(dropout=0.0), 0
     )
@@ -210,11 +212,11 @@ def test_a_batch_without_a_target_is_a_step_without_a_loss() -> None:
 
 
 def test_recomputing_changes_no_mode() -> None:
-    from potentia.engine.layers.recomputation import recomputing
+    from potentia.engine.layers.recomputation import recomputed_activations
 
     model = build("opt+dropout")
     before = {name: set(module.__dict__) for name, module in model.named_modules()}
-    with recomputing(model, True):
+    with recomputed_activations(model, True):
         assert not any(module.training for module in model.modules())
     assert {name: set(module.__dict__) for name, module in model.named_modules()} == {
         n: set(d) for n, d in before.items()

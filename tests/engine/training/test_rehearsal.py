@@ -140,7 +140,7 @@ def test_learning_rates_are_those_of_transformers(decay: Any, warmup: int, floor
     schedule = Schedule(learning_rate=3e-4, decay=decay, warmup_steps=warmup, floor=floor)
     rate = reference_learning_rate(schedule, 40)
     for step in range(40):
-        ours = schedule.learning_rate * schedule.factor(step, 40)
+        ours = schedule.learning_rate * schedule.rate_share(step, 40)
         assert ours == pytest.approx(rate(step), rel=1e-9, abs=1e-15)
 
 
@@ -164,10 +164,10 @@ def test_defaults_are_those_of_the_trainer_of_transformers() -> None:
 @pytest.mark.parametrize("start_id", [None, 1])
 def test_rows_of_long_texts_are_those_that_the_cut_leaves(loss: Any, start_id: int | None) -> None:
     texts = [[1, *range(5, 5 + length)] for length in (3, 8, 20, 30)]
-    data = TokenisedExamples.of(texts, [1, 4, 6, 28], start_id)
+    data = TokenisedExamples.from_lists(texts, [1, 4, 6, 28], start_id)
     spec = LaneSpec("l", data, Schedule(epochs=1, batch=2, max_tokens=12, loss=loss))
     for step in range(spec.total_steps):
-        rows = spec.rows(step, 10)
+        rows = spec.rows_of_step(step, 10)
         assert find_batch_fault(spec, step, rows, 10) is None
         late = replace(rows[0], first_target=rows[0].first_target + 1)
         assert "targets" in str(find_batch_fault(spec, step, [late, *rows[1:]], 10))

@@ -13,11 +13,11 @@ import torch
 
 from capture_audit import Audit
 from lane_models import VOCAB, examples, gap, place, spec, tiny
-from potentia.engine.lane_spec import Lesson, LoraConfig, TokenisedExamples
+from potentia.engine.lane_spec import LoraConfig, TokenisedExamples, TrainingRow
 from potentia.engine.layers import packed_pass as static_module
 from potentia.engine.layers.adapter_bank import AdapterBank
-from potentia.engine.layers.packed_pass import Blocks
-from potentia.engine.layers.row_layout import STRETCH, Bucket, StaticInputs, lay
+from potentia.engine.layers.packed_pass import FusedLayers
+from potentia.engine.layers.row_layout import STRETCH, Bucket, PackedInputs, lay_out_rows
 from potentia.engine.models import split_model as split_module
 from potentia.engine.models.split_model import SplitModel
 from potentia.engine.proof.training_check import TrainingVerdict, check_lanes
@@ -41,21 +41,21 @@ FORMS = {
 }
 
 
-def lessons(slots: tuple[int, ...], **options) -> list[Lesson]:
+def lessons(slots: tuple[int, ...], **options) -> list[TrainingRow]:
     rows = []
     for slot in slots:
         lane = Lane(spec(f"l{slot}", seed=slot, **options))
         lane.slot = slot
-        rows += lane.batch(64)
+        rows += lane.next_rows(64)
     return rows
 
 
 def test_a_long_row_holds_what_its_rows_say() -> None:
     rows = lessons((0, 2, 5), dropout=0.1, loss="completion")
-    row = lay(rows)
+    row = lay_out_rows(rows)
     assert len(row.ids) % STRETCH == 0
     bucket = Bucket.holding(len(row.ids), len(row.targets), 6, few=True)
-    inputs = StaticInputs.on(torch.device("cpu"), bucket)
+    inputs = PackedInputs.on(torch.device("cpu"), bucket)
     inputs.buffer.copy_(torch.from_numpy(row.filled(bucket)))
     first, last, real = inputs.first.tolist(), inputs.last.tolist(), set()
     spans = {slot: (begin, end) for slot, begin, end in inputs.spans.tolist() if begin < end}
@@ -121,7 +121,7 @@ def test_the_form_of_a_model_is_found_by_trying(kind: str, targets: tuple[str, .
     verdict = check_lanes(model, LoraConfig(dropout=0.1, targets=targets), specs, static=True)
     assert verdict.form == FORMS[kind], verdict.facts
     if kind == "neox":  # the hand-written layer has no such parts, and is not tried
-        assert Blocks.of(model) is None
+        assert FusedLayers.of(model) is None
         assert verdict.facts.get("not_taken", {}) == {}
     assert all("forward" not in module.__dict__ for module in model.modules())
 
@@ -131,8 +131,8 @@ def test_a_pass_and_an_update_can_be_captured(kind: str) -> None:
     """Nothing is sent from the host or read by it, and no mask of tokens × tokens is made."""
     model = tiny(kind)
     bank = AdapterBank(model, LoraConfig(dropout=0.1, targets=("all-linear",)), 4)
-    found = static_module.StaticPass(SplitModel(model), bank, Blocks.of(model))
-    inputs = place(lay(lessons((0, 1, 3), dropout=0.1)), bank, few=True)
+    found = static_module.PackedPass(SplitModel(model), bank, FusedLayers.of(model))
+    inputs = place(lay_out_rows(lessons((0, 1, 3), dropout=0.1)), bank, few=True)
     steps = PackedSteps(found, LaneStates(4, bank.width, bank.device))
     found(inputs)  # the first pass of a run is never captured
     steps.update(np.ones((4, UPDATE_COLUMNS), np.float32))
@@ -150,17 +150,19 @@ def test_the_end_of_the_last_layer_is_computed_where_losses_look(
 ) -> None:
     model = tiny(kind)
     bank = AdapterBank(model, LoraConfig(r=4, dropout=dropout, targets=("all-linear",)), 4)
-    bank.randomise()
-    found = static_module.StaticPass(SplitModel(model), bank, Blocks.of(model))
+    bank.make_up_adapters()
+    found = static_module.PackedPass(SplitModel(model), bank, FusedLayers.of(model))
     stream = np.random.default_rng(0)
     rows = []
     for slot in (3, 0, 1):  # in no order, and one is absent
         ids = [stream.integers(3, VOCAB, n).tolist() for n in stream.integers(30, 60, 8)]
-        data = TokenisedExamples.of(ids, [len(row) - 1 - k % 3 for k, row in enumerate(ids)])
+        data = TokenisedExamples.from_lists(
+            ids, [len(row) - 1 - k % 3 for k, row in enumerate(ids)]
+        )
         lane = Lane(spec(f"l{slot}", seed=slot, data=data, dropout=dropout, loss="completion"))
         lane.slot = slot
-        rows += lane.batch(64)
-    inputs = place(lay(rows), bank, few=False)
+        rows += lane.next_rows(64)
+    inputs = place(lay_out_rows(rows), bank, few=False)
     sizes, gates = [], found.operations.gate
     monkeypatch.setattr(
         found.operations, "gate", lambda both, gelu: (sizes.append(len(both)), gates(both, gelu))[1]
@@ -168,7 +170,7 @@ def test_the_end_of_the_last_layer_is_computed_where_losses_look(
     results = []
     for picking in (True, False):
         if not picking:
-            monkeypatch.setattr(static_module.Picked, "of", lambda *_: None)
+            monkeypatch.setattr(static_module.LossTokens, "of", lambda *_: None)
         bank.grads.zero_()
         found.losses.zero_()
         found(inputs)
@@ -184,7 +186,7 @@ def test_the_end_of_the_last_layer_is_computed_where_losses_look(
         assert float((ours - theirs).norm()) < 1e-6 * float(theirs.norm())
     monkeypatch.undo()
     bank.weights[3].fill_(float("nan"))  # what fills up whole stretches is one token for all lanes
-    bank.refresh()
+    bank.refresh_work()
     bank.grads.zero_()
     found.losses.zero_()
     found(inputs)
@@ -220,7 +222,7 @@ def test_the_largest_pass_is_captured_first_and_none_twice(monkeypatch: pytest.M
                 adapters.append([trainer.adapter_state(one.key) for one in specs])
                 steps = trainer.run_under_way.steps
                 assert steps.most_tokens >= max(
-                    sum(map(len, (row.ids for row in one.rows(0)))) for one in specs
+                    sum(map(len, (row.ids for row in one.rows_of_step(0)))) for one in specs
                 )
     sizes = [bucket.tokens for bucket in buckets]
     assert len(set(sizes)) > 2
@@ -233,17 +235,18 @@ def test_tokens_of_steps_are_those_of_their_rows() -> None:
     one = spec("l", data=examples(50, high=60), epochs=2)
     for limit in (None, 24):
         wanted = [
-            sum(len(row.ids) for row in one.rows(step, limit)) for step in range(one.total_steps)
+            sum(len(row.ids) for row in one.rows_of_step(step, limit))
+            for step in range(one.total_steps)
         ]
-        assert one.step_tokens(limit).tolist() == wanted
+        assert one.tokens_by_step(limit).tolist() == wanted
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
 def test_activations_take_what_passes_are_planned_by(kind: str) -> None:
     model = tiny(kind).to(torch.bfloat16)
     bank = AdapterBank(model, LoraConfig(r=1, targets=("all-linear",)), 3)
-    found = static_module.StaticPass(SplitModel(model), bank, Blocks.of(model))
-    inputs, kept = place(lay(lessons((0, 1, 2))), bank, few=False), dict[int, int]()
+    found = static_module.PackedPass(SplitModel(model), bank, FusedLayers.of(model))
+    inputs, kept = place(lay_out_rows(lessons((0, 1, 2))), bank, few=False), dict[int, int]()
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         whole = tensor.untyped_storage()
@@ -260,14 +263,14 @@ def test_activations_take_what_passes_are_planned_by(kind: str) -> None:
 
 
 def test_a_wrong_form_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = Blocks.of
+    own = FusedLayers.of
 
     def wrong(model):
         blocks = own(model)
         blocks.blocks[1].scale *= 1.01
         return blocks
 
-    monkeypatch.setattr(Blocks, "of", wrong)
+    monkeypatch.setattr(FusedLayers, "of", wrong)
     specs = [spec(f"l{i}", seed=i) for i in range(3)]
     for dtype in (torch.float32, torch.bfloat16):
         verdict = check_lanes(tiny("llama").to(dtype), specs[0].lora, specs, static=True)
@@ -332,7 +335,7 @@ def test_running_out_of_memory_leaves_static_adapters_the_same(
     specs = mixed(6, dropout=0.1)
     plain = states(tiny("llama"), specs, static=True)
     refused = []
-    whole = static_module.StaticPass.__call__
+    whole = static_module.PackedPass.__call__
 
     def refuse(self, inputs, **options):
         if inputs.bucket.tokens > 256:
@@ -340,7 +343,7 @@ def test_running_out_of_memory_leaves_static_adapters_the_same(
             raise torch.OutOfMemoryError("CUDA out of memory (simulated)")
         return whole(self, inputs, **options)
 
-    monkeypatch.setattr(static_module.StaticPass, "__call__", refuse)
+    monkeypatch.setattr(static_module.PackedPass, "__call__", refuse)
     monkeypatch.setattr(
         lanes_module, "check_lanes", lambda *_, **__: TrainingVerdict(TrainingForm.FUSED)
     )  # it is not what is tested
@@ -360,13 +363,13 @@ def test_recomputed_layers_give_the_same_gradients() -> None:
         bank.weights[slot] = (
             torch.randn(bank.width, generator=torch.Generator().manual_seed(slot)) * 0.05
         )
-    bank.refresh()
-    for form in (Blocks.of(model), None):
-        ours = static_module.StaticPass(SplitModel(model), bank, form)
+    bank.refresh_work()
+    for form in (FusedLayers.of(model), None):
+        ours = static_module.PackedPass(SplitModel(model), bank, form)
         found = []
         for recompute in (False, True):
             bank.grads.zero_()
-            ours(place(lay(rows), bank, few=False), recompute=recompute)
+            ours(place(lay_out_rows(rows), bank, few=False), recompute=recompute)
             found.append(bank.grads.clone())
         assert float(found[0].norm()) > 0
         assert torch.allclose(*found, rtol=1e-4, atol=1e-7)
@@ -380,9 +383,9 @@ def test_logits_in_pieces_give_the_same_gradients(monkeypatch: pytest.MonkeyPatc
         bank.weights[slot] = (
             torch.randn(bank.width, generator=torch.Generator().manual_seed(slot)) * 0.05
         )
-    bank.refresh()
-    ours = static_module.StaticPass(SplitModel(model), bank, None)
-    inputs = place(lay(rows), bank, few=False)
+    bank.refresh_work()
+    ours = static_module.PackedPass(SplitModel(model), bank, None)
+    inputs = place(lay_out_rows(rows), bank, few=False)
     assert inputs.bucket.targets > split_module.LEAST_PIECE
     found = []
     for size in (1 << 30, 1):

@@ -58,9 +58,9 @@ class Comparison:
         return self.off <= self.most
 
 
-def beside_peft(loaded: LoadedModel, lora: LoraConfig) -> list[Comparison]:
+def compare_with_peft(loaded: LoadedModel, lora: LoraConfig) -> list[Comparison]:
     """Compare a loaded model's scores, texts, gradients and updates with plain transformers' and PEFT's."""
-    pairs, specs = _pairs(loaded), lanes(lora, loaded)
+    pairs, specs = _pairs(loaded), make_comparison_lanes(lora, loaded)
     found = [
         _nats(
             "log-likelihoods",
@@ -81,7 +81,7 @@ def beside_peft(loaded: LoadedModel, lora: LoraConfig) -> list[Comparison]:
         assert trainer.plan is not None
         bank = trainer.bank(lora, trainer.plan.slots)
         ours = [trainer.adapter_state(spec.key) for spec in specs]
-        starts = [bank.state(bank.fresh(spec.seed)) for spec in specs]
+        starts = [bank.peft_state(bank.fresh_row(spec.seed)) for spec in specs]
         owners = [trainer.restore(spec.key, EPOCHS) for spec in specs]
         tuned = _said(
             loaded, pairs, trainer, [owners[number % LANES] for number in range(len(pairs))]
@@ -116,7 +116,7 @@ def beside_peft(loaded: LoadedModel, lora: LoraConfig) -> list[Comparison]:
         )
     found.append(Comparison("updates", facts["update"], 1e-4, form, "three of AdamW's"))
     theirs, exact = _own_and_exact(loaded.model, train)
-    off, own = (max(map(distance, some, exact, starts)) for some in (ours, theirs))
+    off, own = (max(map(adapter_distance, some, exact, starts)) for some in (ours, theirs))
     note = "of their movement" + (f"; PEFT's own 16 bits are off by {own:.2g}" if own else "")
     found.append(
         Comparison("adapters after four steps", off, max(EXACT["adapter"], TIMES * own), form, note)
@@ -125,7 +125,7 @@ def beside_peft(loaded: LoadedModel, lora: LoraConfig) -> list[Comparison]:
     return found
 
 
-def lanes(lora: LoraConfig, loaded: LoadedModel) -> list[LaneSpec]:
+def make_comparison_lanes(lora: LoraConfig, loaded: LoadedModel) -> list[LaneSpec]:
     """Make lanes of made-up texts: two tokens up to as long as the model reads, here at most 192."""
     vocabulary = int(loaded.model.get_input_embeddings().weight.shape[0])
     longest = min(LONGEST, loaded.max_length)
@@ -142,7 +142,9 @@ def lanes(lora: LoraConfig, loaded: LoadedModel) -> list[LaneSpec]:
             loss="completion" if number % 2 else "text",
         )
         specs.append(
-            LaneSpec(f"lane-{number}", TokenisedExamples.of(ids, prompts), schedule, lora, number)
+            LaneSpec(
+                f"lane-{number}", TokenisedExamples.from_lists(ids, prompts), schedule, lora, number
+            )
         )
     return specs
 
@@ -282,7 +284,7 @@ def train_by_peft(wrapped: Any, spec: LaneSpec, start: State) -> State:
         parameters, schedule.learning_rate, schedule.betas, schedule.eps, schedule.weight_decay
     )
     for step in range(spec.total_steps):
-        for row in spec.rows(step):
+        for row in spec.rows_of_step(step):
             with torch.autocast(
                 device.type, dtype=few, enabled=few in (torch.float16, torch.bfloat16)
             ):
@@ -290,7 +292,7 @@ def train_by_peft(wrapped: Any, spec: LaneSpec, start: State) -> State:
             torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(parameters, schedule.clip if schedule.clip > 0 else math.inf)
         for group in optimizer.param_groups:
-            group["lr"] = schedule.learning_rate * schedule.factor(step, spec.total_steps)
+            group["lr"] = schedule.learning_rate * schedule.rate_share(step, spec.total_steps)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     return {
@@ -298,7 +300,7 @@ def train_by_peft(wrapped: Any, spec: LaneSpec, start: State) -> State:
     }
 
 
-def distance(ours: State, theirs: State, start: State) -> float:
+def adapter_distance(ours: State, theirs: State, start: State) -> float:
     """Return how far two adapters are from each other, as a share of how far the second moved."""
     names = sorted(theirs)
     if sorted(ours) != names:

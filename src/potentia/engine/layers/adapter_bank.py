@@ -19,14 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from potentia.engine.lane_spec import LoraConfig
-from potentia.engine.layers.adapter_targets import Stacked, Targets, find_targets
-from potentia.engine.layers.lane_layers import ADAPTERS, LaneForward, StackedForward
+from potentia.engine.layers.adapter_targets import AdapterTargets, StackedParameter, find_targets
+from potentia.engine.layers.lane_layers import ADAPTERS, AdaptedLinear, AdaptedStack
 from potentia.engine.models.installed_adapters import installed_on, note_installed
 from potentia.engine.models.split_model import asking, computing
 
 
 @dataclass(frozen=True)
-class Site:
+class AdapterSite:
     """One adapted layer: its name, its place in the flat row, its widths, and the columns between them.
 
     A stacked parameter has the columns of all its ``experts``; ``out_first`` says that it is (experts, out, in).
@@ -54,7 +54,7 @@ def bank_on(model: nn.Module) -> AdapterBank | None:
     return adapters if isinstance(adapters, AdapterBank) else None
 
 
-class Routing:
+class PassRouting:
     """Which slot each row of the pass under way uses, and the rows' dropout keys (training only)."""
 
     def __init__(self) -> None:
@@ -64,9 +64,9 @@ class Routing:
             None  # (R, P): the rows' adapters, gathered once for all layers of a pass
         )
         self.single = False
-        self.long_row: Callable[[Tensor, Site, Tensor, Tensor | None], Tensor] | None = (
-            None  # static passes' products
-        )
+        self.packed_linear: (
+            Callable[[Tensor, AdapterSite, Tensor, Tensor | None], Tensor] | None
+        ) = None  # static passes' products
         self.count = 0  # tokens in the pass
 
 
@@ -75,7 +75,7 @@ class AdapterBank:
 
     def __init__(self, model: nn.Module, lora: LoraConfig, slots: int) -> None:
         self.model, self.lora, self.slots = model, lora, slots
-        self.adapter, self.routing = ADAPTERS[lora.kind], Routing()
+        self.adapter, self.routing = ADAPTERS[lora.kind], PassRouting()
         found = find_targets(model, lora)
         self.targets, self._config, self.sites = found.names, found.config, _sites(found, lora)
         self.width = sum(site.size for site in self.sites)
@@ -92,7 +92,7 @@ class AdapterBank:
         self._frozen.enter_context(asking(model, False))
         plain, stacked = self.sites[: len(found.layers)], self.sites[len(found.layers) :]
         self._forwards: dict[nn.Module, Any] = {
-            module: LaneForward(self, site, module)
+            module: AdaptedLinear(self, site, module)
             for site, (_, module) in zip(plain, found.layers, strict=True)
         }
         names = {module: name for name, module in model.named_modules()}
@@ -100,7 +100,7 @@ class AdapterBank:
             int, tuple[str, str]
         ] = {}  # site → its module's name and its parameter's
         for entry, site in zip(found.stacked, stacked, strict=True):
-            forward = self._forwards.setdefault(entry.module, StackedForward(self, entry.module))
+            forward = self._forwards.setdefault(entry.module, AdaptedStack(self, entry.module))
             forward.sites.append((site, entry.parameter))
             self.stacked_at[site.index] = names[entry.module], entry.parameter
         self._put_on()
@@ -136,23 +136,23 @@ class AdapterBank:
         self._frozen.close()
         self._forwards = {}
 
-    def refresh(self, slots: Iterable[int] | None = None) -> None:
+    def refresh_work(self, slots: Iterable[int] | None = None) -> None:
         """Bring the copies that passes multiply with up to date: in the base's dtype, A already scaled by α/r."""
         rows = range(self.slots + 1) if slots is None else slots
         for slot in rows:  # one at a time: all of them are a gigabyte
             self.work[slot].copy_(self.weights[slot] * self.factors)
 
     @torch.no_grad()
-    def randomise(self, slots: int | None = None) -> None:
+    def make_up_adapters(self, slots: int | None = None) -> None:
         """Give slots an adapter of their own that changes what the model computes: trials are made with these."""
         stream = torch.Generator().manual_seed(0)
         for slot in range(self.slots if slots is None else slots):
             self.weights[slot].copy_(self.made_up_row(slot, stream))
-        self.refresh()
+        self.refresh_work()
 
     def made_up_row(self, seed: int, stream: torch.Generator) -> Tensor:
         """Draw an adapter's flat row that changes what the model computes: a fresh one has a B of zeros."""
-        row = self.fresh(seed)
+        row = self.fresh_row(seed)
         for site in self.sites:
             _, b = self.views(row[None], site)
             size = TRIED / (site.scale * max(1, site.rank) ** 0.5)
@@ -169,18 +169,18 @@ class AdapterBank:
             self.lora = kept
 
     @contextmanager
-    def trying(self, most: int) -> Iterator[int]:
+    def made_up_adapters(self, most: int) -> Iterator[int]:
         """Multiply with adapters made up for a trial, in so many slots, inside the block; the real ones are kept."""
         count = min(most, self.slots)
         kept = self.weights[:count].clone()
         try:
-            self.randomise(count)
+            self.make_up_adapters(count)
             yield count
         finally:
             self.weights[:count].copy_(kept)
-            self.refresh()
+            self.refresh_work()
 
-    def views(self, flat: Tensor, site: Site) -> tuple[Tensor, Tensor]:
+    def views(self, flat: Tensor, site: AdapterSite) -> tuple[Tensor, Tensor]:
         """View one layer's A (K + 1, d, r) and B (K + 1, r, o) inside a flat (K + 1, P) matrix."""
         r, cut = site.rank, site.offset + site.fan_in * site.rank
         stop = cut + r * site.fan_out
@@ -191,7 +191,7 @@ class AdapterBank:
         )
         return a.transpose(1, 2), b  # both lie as (r, width)
 
-    def fresh(self, seed: int) -> Tensor:
+    def fresh_row(self, seed: int) -> Tensor:
         """Draw a new adapter's flat row from the seed alone, as PEFT draws it."""
         row = torch.zeros(1, self.width)
         stream = torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
@@ -199,7 +199,7 @@ class AdapterBank:
             self.adapter.start(self, row, site, stream)
         return row[0]
 
-    def state(self, row: Tensor) -> dict[str, Tensor]:
+    def peft_state(self, row: Tensor) -> dict[str, Tensor]:
         """Return a flat row as PEFT's state dict."""
         row = row.detach().cpu().float().unsqueeze(0)
         return {
@@ -216,7 +216,7 @@ class AdapterBank:
         config.inference_mode = inference
         return config
 
-    def gathered(self, site: Site) -> tuple[Tensor, Tensor]:
+    def gather_factors(self, site: AdapterSite) -> tuple[Tensor, Tensor]:
         """Return A (R, d, r) and B (R, r, o) of one layer for every row of the pass under way."""
         if self.routing.gathered is not None:
             return self.views(self.routing.gathered, site)
@@ -237,7 +237,7 @@ class AdapterBank:
         self.routing.owners = owners
 
     @contextmanager
-    def training_rows(
+    def route_training_rows(
         self, owners: Tensor, keys: Tensor | None, *, alone: bool = False
     ) -> Iterator[None]:
         """Route one pass of training: its rows' slots and dropout keys. All rows are one lane's where it is ``alone``.
@@ -262,14 +262,16 @@ def lane_state_bytes(model: nn.Module, lora: LoraConfig) -> int:
     return width * (4 * torch.float32.itemsize + dtype.itemsize)
 
 
-def _sites(found: Targets, lora: LoraConfig) -> list[Site]:
+def _sites(found: AdapterTargets, lora: LoraConfig) -> list[AdapterSite]:
     """Lay the adapters of all layers side by side in a row."""
-    sites: list[Site] = []
+    sites: list[AdapterSite] = []
     offset = 0
     for name, module in found.layers:
         fan_in, fan_out = _widths(module)
         size = ADAPTERS[lora.kind].size(fan_in, fan_out, lora.r)
-        sites.append(Site(name, len(sites), fan_in, fan_out, offset, size, lora.r, lora.scale))
+        sites.append(
+            AdapterSite(name, len(sites), fan_in, fan_out, offset, size, lora.r, lora.scale)
+        )
         offset += size
     for entry in found.stacked:
         sites.append(_stacked_site(entry, len(sites), offset))
@@ -285,7 +287,7 @@ def _widths(module: nn.Module) -> tuple[int, int]:
     return int(weight.shape[0]), int(weight.shape[1])
 
 
-def _stacked_site(entry: Stacked, index: int, offset: int) -> Site:
+def _stacked_site(entry: StackedParameter, index: int, offset: int) -> AdapterSite:
     """Read a stacked parameter's sizes as PEFT does: (experts, out, in), or (experts, in, out) where it says so."""
     shape = tuple(getattr(entry.module, entry.parameter).shape)
     experts, one, two = shape if len(shape) == 3 else (1, *shape)
@@ -293,6 +295,6 @@ def _stacked_site(entry: Stacked, index: int, offset: int) -> Site:
     fan_in, fan_out = (two, one) if out_first else (one, two)
     rank = entry.rank * experts
     size = (fan_in + fan_out) * rank
-    return Site(
+    return AdapterSite(
         entry.name, index, fan_in, fan_out, offset, size, rank, entry.scale, experts, out_first
     )

@@ -27,7 +27,7 @@ ALL_LINEAR = "all-linear"
 
 
 @dataclass(frozen=True)
-class Stacked:
+class StackedParameter:
     """A parameter that holds the weights of many experts, or of a router: (experts, out, in), (experts, in, out)."""
 
     name: str  # PEFT's, of the wrapper around its module
@@ -38,16 +38,16 @@ class Stacked:
 
 
 @dataclass(frozen=True)
-class Targets:
+class AdapterTargets:
     """The layers to adapt, by name, the stacked parameters beside them, and PEFT's config that says the same."""
 
     names: tuple[str, ...]  # as chosen: endings of names
     layers: list[tuple[str, nn.Module]]
-    stacked: list[Stacked] = field(default_factory=list)
+    stacked: list[StackedParameter] = field(default_factory=list)
     config: Any = None
 
 
-def find_targets(model: nn.Module, lora: LoraConfig) -> Targets:
+def find_targets(model: nn.Module, lora: LoraConfig) -> AdapterTargets:
     """Find what an adapter of this shape is put on."""
     chosen, whole = _chosen(model, lora)
     config = _by_peft(model, lora, chosen)
@@ -78,7 +78,7 @@ def find_targets(model: nn.Module, lora: LoraConfig) -> Targets:
     config.target_modules = [name for name, _ in layers]
     config.fan_in_fan_out = any(isinstance(module, Conv1D) for _, module in layers)
     shown = (ALL_LINEAR,) if whole else names
-    return Targets(shown, layers, stacked, config)
+    return AdapterTargets(shown, layers, stacked, config)
 
 
 def _chosen(model: nn.Module, lora: LoraConfig) -> tuple[str | list[str], bool]:
@@ -251,12 +251,12 @@ def _kind(name: str) -> str:
     return re.sub(r"\.\d+(?=\.|$)", ".N", name)
 
 
-def _stacked(model: nn.Module, config: Any, lora: LoraConfig) -> list[Stacked]:
+def _stacked(model: nn.Module, config: Any, lora: LoraConfig) -> list[StackedParameter]:
     """Find the stacked parameters that PEFT's config names, each under the name of the wrapper PEFT puts around it."""
     from peft.utils.other import get_pattern_key
 
     wanted = sorted(config.target_parameters or ())
-    found: list[Stacked] = []
+    found: list[StackedParameter] = []
     for name, module in model.named_modules() if wanted else ():
         mine = [
             parameter
@@ -273,7 +273,9 @@ def _stacked(model: nn.Module, config: Any, lora: LoraConfig) -> list[Stacked]:
                 get_pattern_key(config.alpha_pattern, full), lora.alpha
             )
             wrapper = name + ".base_layer" * (len(mine) - 1 - place)
-            found.append(Stacked(wrapper, module, parameter, int(rank), lora.scale_at(rank, alpha)))
+            found.append(
+                StackedParameter(wrapper, module, parameter, int(rank), lora.scale_at(rank, alpha))
+            )
     return found
 
 

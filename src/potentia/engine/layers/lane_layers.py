@@ -1,6 +1,6 @@
 """The layers that lanes train: a linear layer, and a module of stacked parameters, each with an adapter per row.
 
-What an adapter adds is its kind's affair (:class:`Adapter`: LoRA, rsLoRA): its numbers, forward, backward and
+What an adapter adds is its kind's affair (:class:`LowRankAdapter`: LoRA, rsLoRA): its numbers, forward, backward and
 PEFT's names of its parts. Low-rank kinds compute y = x W + b + s · dropout(x) A_k B_k, where k is the slot of the row;
 the base product runs once on all rows, the adapters as batched products. A layer that is more than ``nn.Linear``
 (quantised, scaled) keeps its own forward, and the adapters' share is added. Stacked parameters have no such form: their
@@ -23,10 +23,10 @@ from potentia.engine.operations.dropout import Dropout
 from potentia.errors import TuningError
 
 if TYPE_CHECKING:
-    from potentia.engine.layers.adapter_bank import AdapterBank, Routing, Site
+    from potentia.engine.layers.adapter_bank import AdapterBank, AdapterSite, PassRouting
 
 
-def grouped(x: Tensor, routing: Routing, name: str) -> tuple[int, int]:
+def tokens_per_row(x: Tensor, routing: PassRouting, name: str) -> tuple[int, int]:
     """Divide the tokens in ``x`` (…, d) among the rows of the pass: how many rows, and tokens of each.
 
     Rows keep their order in whatever shape a model gives its tokens; tokens picked from several rows have lost it.
@@ -42,10 +42,10 @@ def grouped(x: Tensor, routing: Routing, name: str) -> tuple[int, int]:
     return rows, count // rows
 
 
-class LaneForward:
+class AdaptedLinear:
     """The forward of an adapted linear layer, set on the instance for as long as the bank is installed."""
 
-    def __init__(self, bank: AdapterBank, site: Site, module: nn.Module) -> None:
+    def __init__(self, bank: AdapterBank, site: AdapterSite, module: nn.Module) -> None:
         self.bank, self.site = bank, site
         self.own = module.forward
         self.weight = plain_weight(module)
@@ -55,10 +55,10 @@ class LaneForward:
     def __call__(self, x: Tensor) -> Tensor:
         """Compute the layer, each row with the adapter of its slot."""
         routing = self.bank.routing
-        if routing.long_row is not None:
+        if routing.packed_linear is not None:
             if self.weight is None:
                 raise NotImplementedError(f"layer {self.site.name} is more than linear")
-            return routing.long_row(x, self.site, self.weight, self.bias)
+            return routing.packed_linear(x, self.site, self.weight, self.bias)
         if routing.owners is None:
             return self.own(x)  # type: ignore[no-any-return]
         out: Tensor = _Adapted.apply(
@@ -88,7 +88,7 @@ class _Adapted(torch.autograd.Function):
         x: Tensor,
         anchor: Tensor,
         bank: AdapterBank,
-        site: Site,
+        site: AdapterSite,
         weight: Tensor | None,
         bias: Tensor | None,
     ) -> Tensor:
@@ -100,7 +100,7 @@ class _Adapted(torch.autograd.Function):
         return ctx.bank.adapter.backward(ctx, grads[0]), None, None, None, None, None
 
 
-class Adapter:
+class LowRankAdapter:
     """One kind of adapter: its numbers in a layer, how it computes and learns, and what PEFT calls its parts.
 
     This is LoRA and rsLoRA: y = x W + b + s · dropout(x) A B, where s is α/r or α/√r.
@@ -110,12 +110,14 @@ class Adapter:
         """Return how many numbers it has in a layer."""
         return (fan_in + fan_out) * rank
 
-    def start(self, bank: AdapterBank, row: Tensor, site: Site, stream: torch.Generator) -> None:
+    def start(
+        self, bank: AdapterBank, row: Tensor, site: AdapterSite, stream: torch.Generator
+    ) -> None:
         """Draw its numbers in a layer of a new row (1, P) as PEFT does: A uniform in ±1/√d, B zero."""
         a, _ = bank.views(row, site)
         a.copy_((torch.rand(a.shape, generator=stream) * 2 - 1) * site.fan_in**-0.5)
 
-    def parts(self, bank: AdapterBank, row: Tensor, site: Site) -> dict[str, Tensor]:
+    def parts(self, bank: AdapterBank, row: Tensor, site: AdapterSite) -> dict[str, Tensor]:
         """View its numbers in a layer of a row (1, P) by the names and in the shapes that PEFT gives them."""
         a, b = bank.views(row, site)
         return {"lora_A.weight": a[0].t(), "lora_B.weight": b[0].t()}
@@ -125,7 +127,7 @@ class Adapter:
         ctx: Any,
         x: Tensor,
         bank: AdapterBank,
-        site: Site,
+        site: AdapterSite,
         weight: Tensor | None,
         bias: Tensor | None,
     ) -> Tensor:
@@ -147,10 +149,10 @@ class Adapter:
         return _share_back(ctx, slope, ctx.base)
 
 
-ADAPTERS: dict[str, Adapter] = {"lora": Adapter(), "rslora": Adapter()}
+ADAPTERS: dict[str, LowRankAdapter] = {"lora": LowRankAdapter(), "rslora": LowRankAdapter()}
 
 
-def _share(ctx: Any, x: Tensor, bank: AdapterBank, site: Site, *, into: Tensor) -> None:
+def _share(ctx: Any, x: Tensor, bank: AdapterBank, site: AdapterSite, *, into: Tensor) -> None:
     """Add the adapters' outputs to ``into`` (N, o), and keep what the way back needs."""
     routing = bank.routing
     owners = routing.owners
@@ -159,9 +161,9 @@ def _share(ctx: Any, x: Tensor, bank: AdapterBank, site: Site, *, into: Tensor) 
         a, b = (beside(part[owners[0]], x) for part in bank.views(bank.work, site))
         into.addmm_(x.reshape(-1, x.shape[-1]) @ a, b)
         return
-    rows, tokens = grouped(x, routing, site.name)
+    rows, tokens = tokens_per_row(x, routing, site.name)
     parts = x.reshape(rows, tokens, x.shape[-1])
-    a, b = (beside(part, x) for part in bank.gathered(site))
+    a, b = (beside(part, x) for part in bank.gather_factors(site))
     dropout = _dropout(bank, site, rows, tokens, x)
     kept = parts if dropout is None else dropout(parts)
     h = torch.bmm(kept, a)  # scaled, because A is
@@ -170,7 +172,9 @@ def _share(ctx: Any, x: Tensor, bank: AdapterBank, site: Site, *, into: Tensor) 
     ctx.held = bank, site, owners, dropout, x.shape
 
 
-def _dropout(bank: AdapterBank, site: Site, rows: int, tokens: int, x: Tensor) -> Dropout | None:
+def _dropout(
+    bank: AdapterBank, site: AdapterSite, rows: int, tokens: int, x: Tensor
+) -> Dropout | None:
     """Return a layer's dropout in the pass under way; a layer that sees fewer tokens of each row takes the first keys.
 
     A layer that sees tokens more than once (experts) goes round.
@@ -207,7 +211,13 @@ def _share_back(ctx: Any, slope: Tensor, base: Tensor | None) -> Tensor | None:
 
 
 def _add_gradients(
-    bank: AdapterBank, site: Site, owners: Tensor, kept: Tensor, h: Tensor, dy: Tensor, dh: Tensor
+    bank: AdapterBank,
+    site: AdapterSite,
+    owners: Tensor,
+    kept: Tensor,
+    h: Tensor,
+    dy: Tensor,
+    dh: Tensor,
 ) -> None:
     """Add the gradients of A and B, row by row in order."""
     da, db = bank.views(bank.grads, site)
@@ -218,21 +228,21 @@ def _add_gradients(
     )
 
 
-class StackedForward:
+class AdaptedStack:
     """The forward of a module whose stacked parameters are adapted: once for each slot, on its own tokens."""
 
     def __init__(self, bank: AdapterBank, module: nn.Module) -> None:
         self.bank, self.module, self.own = bank, module, module.forward
-        self.sites: list[tuple[Site, str]] = []  # with the names of their parameters
+        self.sites: list[tuple[AdapterSite, str]] = []  # with the names of their parameters
 
     def __call__(self, x: Tensor, *more: Any, **options: Any) -> Any:
         """Compute the module slot by slot."""
         owners = self.bank.routing.owners
-        if self.bank.routing.long_row is not None:
+        if self.bank.routing.packed_linear is not None:
             raise NotImplementedError(f"layer {self.sites[0][0].name} is a stack of parameters")
         if owners is None:
             return self.own(x, *more, **options)
-        rows, _ = grouped(x, self.bank.routing, self.sites[0][0].name)
+        rows, _ = tokens_per_row(x, self.bank.routing, self.sites[0][0].name)
         size = x.shape[0]
         answers: list[Any] = []
         last = 0
@@ -271,7 +281,7 @@ class _StackedWeight(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, bank: AdapterBank, site: Site, slot: int, weight: Tensor
+        ctx: Any, anchor: Tensor, bank: AdapterBank, site: AdapterSite, slot: int, weight: Tensor
     ) -> Tensor:
         a, b = (beside(part, weight) for part in _factors(bank, site, slot))
         delta = torch.bmm(b, a)  # (E, o, i), scaled, because A is
@@ -300,7 +310,7 @@ class _StackedWeight(torch.autograd.Function):
         return None, None, None, None, None
 
 
-def _factors(bank: AdapterBank, site: Site, slot: int) -> tuple[Tensor, Tensor]:
+def _factors(bank: AdapterBank, site: AdapterSite, slot: int) -> tuple[Tensor, Tensor]:
     """Return A (E, r, i) and B (E, o, r): PEFT numbers A's columns expert by expert, B's rank by rank."""
     a, b = (part[slot] for part in bank.views(bank.work, site))
     each = site.rank // site.experts

@@ -27,10 +27,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from potentia.engine.layers.adapter_bank import AdapterBank, Site
-from potentia.engine.layers.lane_layers import LaneForward
-from potentia.engine.layers.recomputation import recomputing, usual_attention
-from potentia.engine.layers.row_layout import Picked, Route, StaticInputs, StaticRun, ThinGroup
+from potentia.engine.layers.adapter_bank import AdapterBank, AdapterSite
+from potentia.engine.layers.lane_layers import AdaptedLinear
+from potentia.engine.layers.recomputation import recomputed_activations, standard_attention
+from potentia.engine.layers.row_layout import (
+    AdapterGroup,
+    LaneRoute,
+    LossTokens,
+    PackedInputs,
+    PackedRun,
+)
 from potentia.engine.models.device_layout import find_blocks
 from potentia.engine.models.split_model import SplitModel, attending, computing, configs_of
 from potentia.engine.operations import Gain, operations, ready
@@ -44,7 +50,7 @@ BEFORE, AFTER = (
 HEADS = ("q_norm", "k_norm")
 
 
-class Block:
+class FusedLayer:
     """One layer: its weights, side by side where they read the same input, and its adapters' places.
 
     Without ``joined`` the weights stay where they are, and there are no ``products``: scoring moves nothing that a
@@ -75,7 +81,7 @@ class Block:
         ]
         biases = [self.parts[name].bias for name in GROUPS[0]]  # of all three, or of none
         self.bias = torch.cat([bias.detach() for bias in biases]) if biases[0] is not None else None
-        self.adapters: list[ThinGroup | None] = [None] * len(GROUPS)
+        self.adapters: list[AdapterGroup | None] = [None] * len(GROUPS)
 
     def _refuse(self) -> None:
         """Refuse layers that have more to them than is written out here, as biases of gates."""
@@ -104,7 +110,7 @@ class Block:
         parts = (*self.norms.values(), *self.parts.values())
         return any(map(_altered, (self.layer, self.layer.self_attn, self.layer.mlp, *parts)))
 
-    def adapt(self, bank: AdapterBank, where: Mapping[int, Site]) -> None:
+    def adapt(self, bank: AdapterBank, where: Mapping[int, AdapterSite]) -> None:
         """Note where the bank's adapters of this layer lie, given the sites of all layers' parts."""
         for number, group in enumerate(GROUPS):
             sites, column = [], 0
@@ -112,7 +118,7 @@ class Block:
                 if id(self.parts[name]) in where:
                     sites.append((where[id(self.parts[name])], column))
                 column += self.parts[name].weight.shape[0]
-            self.adapters[number] = ThinGroup(sites, bank.lora.r, bank.device) if sites else None
+            self.adapters[number] = AdapterGroup(sites, bank.lora.r, bank.device) if sites else None
 
     def queries_keys_values(self, turned: Tensor, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """View queries and keys as heads (N, H, d), (N, K, d), and the joint product's values (N, K, d)."""
@@ -154,15 +160,15 @@ class Block:
         return slope if scale is None else do.norm_back(slope, y, self.gains[place], scale)
 
 
-class Blocks:
+class FusedLayers:
     """All layers of a model, where all are of this kind."""
 
     def __init__(self, layers: Sequence[nn.Module], *, joined: bool = True) -> None:
-        self.blocks = [Block(layer, joined=joined) for layer in layers]
+        self.blocks = [FusedLayer(layer, joined=joined) for layer in layers]
         self._adapted: weakref.ref[AdapterBank] | None = None
 
     @classmethod
-    def of(cls, model: nn.Module) -> Blocks | None:
+    def of(cls, model: nn.Module) -> FusedLayers | None:
         """Look for layers that have the attributes of this kind; None where some layer has not."""
         with suppress(AttributeError, TypeError, ValueError, RuntimeError, ModelError):
             return cls(find_blocks(model))
@@ -195,7 +201,7 @@ class Blocks:
             self._adapted = weakref.ref(bank)
 
     @contextmanager
-    def active(self, run: StaticRun) -> Iterator[None]:
+    def active(self, run: PackedRun) -> Iterator[None]:
         """Let the layers compute in this form inside the block."""
         self.adapt(run.route.bank)
         early, last = replace(run, picked=None), self.blocks[-1]
@@ -208,7 +214,7 @@ class Blocks:
 class _Forward:
     """The forward of a layer, set on the instance for as long as the form is active."""
 
-    def __init__(self, block: Block, run: StaticRun) -> None:
+    def __init__(self, block: FusedLayer, run: PackedRun) -> None:
         self.block, self.run = block, run
 
     def __call__(
@@ -223,7 +229,13 @@ class _Forward:
 class _Layer(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, h: Tensor, anchor: Tensor, cos: Tensor, sin: Tensor, block: Block, run: StaticRun
+        ctx: Any,
+        h: Tensor,
+        anchor: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        block: FusedLayer,
+        run: PackedRun,
     ) -> Tensor:
         do, inputs = run.operations, run.inputs
         to_qkv, to_out, to_gates, to_down = block.products
@@ -407,7 +419,7 @@ def _is_gelu(opens: Callable[[Tensor], Tensor]) -> bool:
 
 
 def _altered(module: nn.Module) -> bool:
-    own = isinstance(module.__dict__.get("forward"), LaneForward | None)
+    own = isinstance(module.__dict__.get("forward"), AdaptedLinear | None)
     return not own or bool(module._forward_hooks) or bool(module._forward_pre_hooks)
 
 
@@ -424,17 +436,17 @@ def _side_by_side(parts: Sequence[nn.Linear]) -> Tensor:
     return whole
 
 
-class StaticPass:
+class PackedPass:
     """A model as static passes see it; ``blocks`` is None where its own layers run."""
 
-    def __init__(self, split: SplitModel, bank: AdapterBank, blocks: Blocks | None) -> None:
+    def __init__(self, split: SplitModel, bank: AdapterBank, blocks: FusedLayers | None) -> None:
         self.split, self.bank, self.blocks = split, bank, blocks
         self.operations = operations(bank.device)
         self.losses = torch.zeros(
             bank.slots + 1, device=bank.device
         )  # of the step under way, by slot
         self._groups = {
-            s.index: ThinGroup([(s, 0)], bank.lora.r, bank.device)
+            s.index: AdapterGroup([(s, 0)], bank.lora.r, bank.device)
             for s in bank.sites
             if not s.experts
         }
@@ -443,7 +455,7 @@ class StaticPass:
             False  # the operations that the first pass launches are compiled side by side before it
         )
 
-    def __call__(self, inputs: StaticInputs, *, recompute: bool = False) -> None:
+    def __call__(self, inputs: PackedInputs, *, recompute: bool = False) -> None:
         """Add a laid-out pass's gradients to the bank's and its losses to the slots'."""
         if not self._ready:
             lora, heads = (
@@ -456,25 +468,27 @@ class StaticPass:
             self._ready = True
         self._pass(inputs, recompute=recompute)
 
-    def _pass(self, inputs: StaticInputs, *, recompute: bool) -> None:
+    def _pass(self, inputs: PackedInputs, *, recompute: bool) -> None:
         dropped = self.bank.lora.dropout > 0
-        route = Route(
+        route = LaneRoute(
             self.bank, inputs.owners, inputs.spans, inputs.keys if dropped else None, inputs.tiles
         )
-        run = StaticRun(
+        run = PackedRun(
             self.operations,
             inputs,
             route,
-            Picked.of(inputs, route) if self.blocks is not None else None,
+            LossTokens.of(inputs, route) if self.blocks is not None else None,
         )
         with (
-            usual_attention(self.bank.device),
+            standard_attention(self.bank.device),
             # in this thread, whose streams and handles are known: another would have to be woken for every pass
             torch.autograd.set_multithreading_enabled(False),
             # also where the layers' own attention is not called: the model makes no mask of tokens × tokens for it
             attending(self._configs, _within_rows(run)),
             self.blocks.active(run) if self.blocks is not None else self._stretches(run),
-            recomputing(self.split.model, recompute),  # of whichever form the layers have
+            recomputed_activations(
+                self.split.model, recompute
+            ),  # of whichever form the layers have
         ):
             hidden = self.split.hidden(
                 inputs.ids.long().unsqueeze(0), inputs.places.long().unsqueeze(0)
@@ -485,22 +499,22 @@ class StaticPass:
             self.losses.index_add_(0, inputs.target_owners, values * inputs.weights)
 
     @contextmanager
-    def _stretches(self, run: StaticRun) -> Iterator[None]:
+    def _stretches(self, run: PackedRun) -> Iterator[None]:
         """Let adapted layers treat their input as the long row's stretches."""
         routing = self.bank.routing
 
-        def linear(x: Tensor, site: Site, weight: Tensor, bias: Tensor | None) -> Tensor:
+        def linear(x: Tensor, site: AdapterSite, weight: Tensor, bias: Tensor | None) -> Tensor:
             flat = x.reshape(-1, x.shape[-1])
             y: Tensor = _ThinLinear.apply(
                 flat, self.bank.anchor, weight, bias, self._groups[site.index], run
             )  # type: ignore[no-untyped-call]
             return y.view(*x.shape[:-1], y.shape[-1])
 
-        routing.long_row = linear
+        routing.packed_linear = linear
         try:
             yield
         finally:
-            routing.long_row = None
+            routing.packed_linear = None
 
 
 class _ThinLinear(torch.autograd.Function):
@@ -513,8 +527,8 @@ class _ThinLinear(torch.autograd.Function):
         anchor: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        group: ThinGroup,
-        run: StaticRun,
+        group: AdapterGroup,
+        run: PackedRun,
     ) -> Tensor:
         y = x @ weight if bias is None else torch.addmm(bias, x, weight)
         ctx.save_for_backward(x, run.operations.thin(x, y, group, run.route))
@@ -537,7 +551,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, run: StaticRun, scale: float, window: int | None
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, run: PackedRun, scale: float, window: int | None
     ) -> Tensor:
         out, lse = run.operations.attend(q, k, v, run.inputs, scale, window)
         ctx.save_for_backward(q, k, v, out, lse)
@@ -557,7 +571,7 @@ class _Attention(torch.autograd.Function):
         return *into, None, None, None
 
 
-def _within_rows(run: StaticRun) -> Callable[..., Tensor]:
+def _within_rows(run: PackedRun) -> Callable[..., Tensor]:
     """Return attention within the rows of a pass, as ``attending`` takes it."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:

@@ -13,7 +13,7 @@ from potentia.engine.models.device_layout import find_blocks
 from potentia.engine.models.split_model import computing
 
 
-def usual_attention(device: torch.device) -> AbstractContextManager[None]:
+def standard_attention(device: torch.device) -> AbstractContextManager[None]:
     """Leave attention aside that compiles a plan for every new shape: lanes bring new shapes all the time."""
     if device.type != "cuda":
         return nullcontext()
@@ -24,7 +24,7 @@ def usual_attention(device: torch.device) -> AbstractContextManager[None]:
     )
 
 
-def recomputing(model: nn.Module, wanted: bool) -> AbstractContextManager[None]:
+def recomputed_activations(model: nn.Module, wanted: bool) -> AbstractContextManager[None]:
     """Recompute each block in the backward pass instead of keeping its activations.
 
     The blocks' forwards are wrapped, and their modes left alone: a block in training mode would drop out again.

@@ -19,8 +19,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from potentia.engine.lane_spec import Lesson
-from potentia.engine.layers.adapter_bank import AdapterBank, Site
+from potentia.engine.lane_spec import TrainingRow
+from potentia.engine.layers.adapter_bank import AdapterBank, AdapterSite
 from potentia.engine.operations import TILE, tile
 from potentia.engine.operations.dropout import keys_within, layer_mix, row_keys
 
@@ -30,7 +30,7 @@ STRETCH = (
 
 
 @dataclass(frozen=True)
-class Route:
+class LaneRoute:
     """The lanes of one long row: the owner of every stretch, the slots' spans of tokens, the tokens' dropout keys."""
 
     bank: AdapterBank
@@ -41,10 +41,12 @@ class Route:
     stretch: int = STRETCH
 
 
-class ThinGroup:
+class AdapterGroup:
     """The adapted layers that read the same input and write side by side into the same output."""
 
-    def __init__(self, sites: Sequence[tuple[Site, int]], rank: int, device: torch.device) -> None:
+    def __init__(
+        self, sites: Sequence[tuple[AdapterSite, int]], rank: int, device: torch.device
+    ) -> None:
         self.sites = tuple(site for site, _ in sites)
         self.columns = tuple(column for _, column in sites)
         self.widest = max(site.fan_out for site in self.sites)
@@ -63,7 +65,7 @@ class ThinGroup:
             16, *(number for row in rows for number in row[:4])
         )  # of all places and widths
 
-    def parts(self) -> Iterator[tuple[Site, slice]]:
+    def parts(self) -> Iterator[tuple[AdapterSite, slice]]:
         """Each site with its columns of the output."""
         for site, column in zip(self.sites, self.columns, strict=True):
             yield site, slice(column, column + site.fan_out)
@@ -137,7 +139,7 @@ def _eighth(count: int) -> int:
 
 
 @dataclass(frozen=True)
-class LongRow:
+class PackedRows:
     """Rows of lanes laid end to end, before they are put into a bucket."""
 
     ids: Ints32  # (n,), lanes filled up to whole stretches
@@ -195,7 +197,7 @@ def _spans(found: Iterable[tuple[int, int, int]]) -> Ints32:
     return np.array(sorted(found, key=lambda span: span[1] - span[2]), np.int32).ravel()
 
 
-def lay(rows: Sequence[Lesson]) -> LongRow:
+def lay_out_rows(rows: Sequence[TrainingRow]) -> PackedRows:
     """Lay rows, which come slot by slot, end to end."""
     count = len(rows)
     lengths = np.fromiter((len(row.ids) for row in rows), np.int64, count)
@@ -231,7 +233,7 @@ def lay(rows: Sequence[Lesson]) -> LongRow:
         return out
 
     alone = np.arange(n)
-    return LongRow(
+    return PackedRows(
         ids=spread(ids),
         places=spread(places),
         keys=spread(keys_within(shared[row_of], places)),
@@ -250,11 +252,11 @@ def lay(rows: Sequence[Lesson]) -> LongRow:
     )
 
 
-class StaticInputs(SimpleNamespace):
+class PackedInputs(SimpleNamespace):
     """The device's copy of a bucket's buffer, and the bucket's fields as views of it, by their names."""
 
     @classmethod
-    def on(cls, device: torch.device, bucket: Bucket) -> StaticInputs:
+    def on(cls, device: torch.device, bucket: Bucket) -> PackedInputs:
         """Make room for a bucket on the device."""
         buffer = torch.zeros(bucket.size, dtype=torch.int32, device=device)
         views = dict(
@@ -267,14 +269,14 @@ class StaticInputs(SimpleNamespace):
 
 
 @dataclass(frozen=True)
-class Picked:
+class LossTokens:
     """The tokens that a loss looks at, few among all: beyond the last layer's attention no other matters."""
 
     at: Tensor  # (M,) tokens, lane by lane; those that fill up are no real ones, and have no gradient
-    route: Route
+    route: LaneRoute
 
     @classmethod
-    def of(cls, inputs: StaticInputs, route: Route) -> Picked | None:
+    def of(cls, inputs: PackedInputs, route: LaneRoute) -> LossTokens | None:
         """Return them; None where they are so many that leaving others out saves little."""
         if 2 * inputs.picked.shape[0] > inputs.ids.shape[0]:
             return None
@@ -282,7 +284,9 @@ class Picked:
         keys = None if route.keys is None else route.keys.index_select(0, at)
         return cls(
             at,
-            Route(route.bank, inputs.picked_owners, inputs.picked_spans, keys, inputs.picked_tiles),
+            LaneRoute(
+                route.bank, inputs.picked_owners, inputs.picked_spans, keys, inputs.picked_tiles
+            ),
         )
 
     def gather(self, *wholes: Tensor) -> list[Tensor]:
@@ -298,14 +302,14 @@ class Picked:
 
 
 @dataclass(frozen=True)
-class StaticRun:
+class PackedRun:
     """What every layer of a pass reads: the operations, the rows' bounds, the lanes."""
 
     operations: Any
-    inputs: StaticInputs
-    route: Route
-    picked: Picked | None = None
+    inputs: PackedInputs
+    route: LaneRoute
+    picked: LossTokens | None = None
 
-    def route_of(self, group: int) -> Route:
+    def route_of(self, group: int) -> LaneRoute:
         """Return the lanes of the tokens that the layers of a group see."""
         return self.picked.route if self.picked and group else self.route

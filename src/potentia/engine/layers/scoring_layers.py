@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from potentia.engine.layers.adapter_bank import bank_on
-from potentia.engine.layers.packed_pass import AFTER, BEFORE, GROUPS, Block, Blocks
-from potentia.engine.layers.row_layout import STRETCH, Route
+from potentia.engine.layers.packed_pass import AFTER, BEFORE, GROUPS, FusedLayer, FusedLayers
+from potentia.engine.layers.row_layout import STRETCH, LaneRoute
 from potentia.engine.models.device_layout import find_blocks, is_spread
 from potentia.engine.models.split_model import computing
 from potentia.engine.operations import TILE, compared_kernels, operations, ready
@@ -31,9 +31,9 @@ class HandWritten:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.operations = operations(next(model.parameters()).device)
-        self.blocks = Blocks(find_blocks(model), joined=False)
+        self.blocks = FusedLayers(find_blocks(model), joined=False)
         self.forwards = {block.layer: _Forward(block, self) for block in self.blocks.blocks}
-        self.route: Route | None = None  # of the pass under way
+        self.route: LaneRoute | None = None  # of the pass under way
         self.ready = set[bool]()  # whether kernels without and with adapters are compiled
         self._angles: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
 
@@ -69,7 +69,7 @@ class HandWritten:
                 + torch.arange(0, length, TILE, dtype=torch.int32, device=owners.device)
             )
             tiles = torch.stack([starts, ends.expand_as(starts)], dim=2).view(-1, 2)
-            self.route = Route(bank, each, each, None, tiles)  # spans are gradients' affair
+            self.route = LaneRoute(bank, each, each, None, tiles)  # spans are gradients' affair
         self._angles.clear()
         with computing(self.forwards):
             yield
@@ -103,7 +103,7 @@ class HandWritten:
 class _Forward:
     """The forward of a layer, set on the instance for as long as the form is active."""
 
-    def __init__(self, block: Block, whole: HandWritten) -> None:
+    def __init__(self, block: FusedLayer, whole: HandWritten) -> None:
         self.block, self.whole = block, whole
 
     def __call__(

@@ -16,7 +16,7 @@ from torch import Tensor
 from potentia.engine.operations.dropout import keep_mask
 
 if TYPE_CHECKING:
-    from potentia.engine.layers.row_layout import Route, ThinGroup
+    from potentia.engine.layers.row_layout import AdapterGroup, LaneRoute
     from potentia.engine.operations import Gain, Rows
 
 
@@ -181,7 +181,7 @@ def attend_cached(
     ).to(q.dtype)
 
 
-def thin(x: Tensor, y: Tensor, group: ThinGroup, route: Route) -> Tensor:
+def thin(x: Tensor, y: Tensor, group: AdapterGroup, route: LaneRoute) -> Tensor:
     """Add every site's adapter product to its columns of ``y`` (N, …), in place; returns the inner values (S, N, r)."""
     h = x.new_empty(len(group.sites), x.shape[0], route.bank.lora.r)
     lines = x.view(-1, route.stretch, x.shape[1])  # (stretches, 16, d)
@@ -197,7 +197,7 @@ def thin(x: Tensor, y: Tensor, group: ThinGroup, route: Route) -> Tensor:
     return h
 
 
-def thin_back(dy: Tensor, dx: Tensor | None, group: ThinGroup, route: Route) -> Tensor:
+def thin_back(dy: Tensor, dx: Tensor | None, group: AdapterGroup, route: LaneRoute) -> Tensor:
     """Add the adapters' share to ``dx`` (where given) in place; returns the gradients of the inner values (S, N, r)."""
     dh = dy.new_empty(len(group.sites), dy.shape[0], route.bank.lora.r)
     for number, (site, columns) in enumerate(group.parts()):
@@ -211,7 +211,9 @@ def thin_back(dy: Tensor, dx: Tensor | None, group: ThinGroup, route: Route) -> 
     return dh
 
 
-def thin_sums(x: Tensor, dy: Tensor, h: Tensor, dh: Tensor, group: ThinGroup, route: Route) -> None:
+def thin_sums(
+    x: Tensor, dy: Tensor, h: Tensor, dh: Tensor, group: AdapterGroup, route: LaneRoute
+) -> None:
     """Add the adapters' own gradients to the lanes' sums."""
     for number, (site, columns) in enumerate(group.parts()):
         kept = _kept(x, site.index, route)
@@ -224,7 +226,7 @@ def thin_sums(x: Tensor, dy: Tensor, h: Tensor, dh: Tensor, group: ThinGroup, ro
                 sums_b[slot] += (h[number, begin:end].t() @ dy[begin:end, columns]).float()
 
 
-def _kept(x: Tensor, layer: int, route: Route) -> Tensor:
+def _kept(x: Tensor, layer: int, route: LaneRoute) -> Tensor:
     if route.keys is None:
         return x
     return x * keep_mask(route.keys, layer, x.shape[1], route.bank.lora.dropout).to(x.dtype).mul_(

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from potentia.engine.layers.adapter_bank import AdapterBank, Site
+from potentia.engine.layers.adapter_bank import AdapterBank, AdapterSite
 from potentia.engine.models.device_layout import beside
 from potentia.engine.operations.dropout import keep_mask, token_keys
 
 if TYPE_CHECKING:
-    from potentia.engine.lane_spec import Lesson, Schedule
+    from potentia.engine.lane_spec import Schedule, TrainingRow
 
 Gradients = tuple[Tensor, Tensor]  # losses by slot, and gradients (slots + 1, P)
 RowLoss = Callable[..., Tensor]
@@ -31,7 +31,7 @@ NO_TARGET = -100  # transformers' label of a token without a loss
 def reference_gradients(
     model: nn.Module,
     bank: AdapterBank,
-    rows: Sequence[Lesson],
+    rows: Sequence[TrainingRow],
     *,
     padding: int = 0,
     loss: RowLoss | None = None,
@@ -60,7 +60,7 @@ def reference_gradients(
 
 
 def reference_loss(
-    model: nn.Module, row: Lesson, device: torch.device, *, padding: int = 0
+    model: nn.Module, row: TrainingRow, device: torch.device, *, padding: int = 0
 ) -> Tensor:
     """Return a row's share of its lane's loss by the model's own forward on the row alone."""
     ids = _padded_ids(row, device, padding)
@@ -71,7 +71,7 @@ def reference_loss(
 
 
 def transformers_loss(
-    model: nn.Module, row: Lesson, device: torch.device, *, padding: int = 0
+    model: nn.Module, row: TrainingRow, device: torch.device, *, padding: int = 0
 ) -> Tensor:
     """Return the same share by transformers' own loss, which shifts labels and leaves the prompt out itself."""
     from transformers.loss.loss_utils import ForCausalLMLoss
@@ -92,7 +92,7 @@ def transformers_loss(
     return loss
 
 
-def _padded_ids(row: Lesson, device: torch.device, padding: int) -> Tensor:
+def _padded_ids(row: TrainingRow, device: torch.device, padding: int) -> Tensor:
     return torch.from_numpy(np.concatenate([row.ids, np.zeros(padding, np.int64)])).to(device)
 
 
@@ -123,7 +123,7 @@ def site_scales(bank: AdapterBank) -> list[float]:
     return [_site_scale(config, bank, site) for site in bank.sites]
 
 
-def _site_scale(config: Any, bank: AdapterBank, site: Site) -> float:
+def _site_scale(config: Any, bank: AdapterBank, site: AdapterSite) -> float:
     rank, alpha = config.r, config.lora_alpha
     if site.experts:
         from peft.utils.other import get_pattern_key
@@ -136,7 +136,7 @@ def _site_scale(config: Any, bank: AdapterBank, site: Site) -> float:
 
 @contextmanager
 def _adapters_by_hooks(
-    bank: AdapterBank, scales: Sequence[float], leaves: Sequence[Tensor], row: Lesson
+    bank: AdapterBank, scales: Sequence[float], leaves: Sequence[Tensor], row: TrainingRow
 ) -> Iterator[None]:
     """Put one lane's adapters on by hooks, as PEFT computes them: y + s · dropout(x) A B."""
     modules = dict(bank.model.named_modules())
@@ -156,7 +156,7 @@ def _adapters_by_hooks(
 
 
 def _add_adapter(
-    bank: AdapterBank, site: Site, a: Tensor, b: Tensor, row: Lesson
+    bank: AdapterBank, site: AdapterSite, a: Tensor, b: Tensor, row: TrainingRow
 ) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]:
     """Return a hook that adds a layer's adapter to its output: s · x A B, where x is dropped out."""
 
@@ -168,7 +168,7 @@ def _add_adapter(
     return add
 
 
-def _dropped(x: Tensor, bank: AdapterBank, site: Site, row: Lesson) -> Tensor:
+def _dropped(x: Tensor, bank: AdapterBank, site: AdapterSite, row: TrainingRow) -> Tensor:
     """Return a layer's input with the elements dropped that a lane's dropout drops in this row."""
     p = bank.lora.dropout
     if p == 0:
@@ -181,7 +181,7 @@ def _dropped(x: Tensor, bank: AdapterBank, site: Site, row: Lesson) -> Tensor:
 
 @contextmanager
 def _stacked_adapter(
-    module: nn.Module, name: str, site: Site, a: Tensor, b: Tensor
+    module: nn.Module, name: str, site: AdapterSite, a: Tensor, b: Tensor
 ) -> Iterator[None]:
     """Put W + s · B A in the place of a stacked parameter: experts side by side in A's columns, apart in B's rows."""
     base = module._parameters[name]

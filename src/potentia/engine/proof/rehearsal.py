@@ -31,7 +31,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from potentia.engine.lane_spec import LaneSpec, Lesson, data_order
+from potentia.engine.lane_spec import LaneSpec, TrainingRow, data_order
 from potentia.engine.layers.adapter_bank import AdapterBank
 from potentia.engine.models.device_layout import out_of_memory
 from potentia.engine.proof.reference import (
@@ -68,7 +68,7 @@ class TrainingSteps(Protocol):
 
     losses: Tensor
 
-    def divide_rows(self, rows: Sequence[Lesson], plan: Any) -> list[list[Lesson]]:
+    def divide_rows(self, rows: Sequence[TrainingRow], plan: Any) -> list[list[TrainingRow]]:
         """Return the rows of every pass of a step."""
 
     def update(self, table: npt.NDArray[np.float32]) -> None:
@@ -106,10 +106,10 @@ class RehearsedRun(Protocol):
     def saved_adapter(self, lane: Lane) -> Tensor | None:
         """Return the adapter that was saved at the end of a lane's last epoch."""
 
-    def next_rows(self, lanes: Sequence[Lane]) -> list[Lesson]:
+    def next_rows(self, lanes: Sequence[Lane]) -> list[TrainingRow]:
         """Return the rows of the next step."""
 
-    def compute_gradients(self, rows: Sequence[Lesson]) -> None:
+    def compute_gradients(self, rows: Sequence[TrainingRow]) -> None:
         """Add the gradients of a step."""
 
     def update_table(self, lanes: Sequence[Lane]) -> npt.NDArray[np.float32]:
@@ -169,7 +169,7 @@ def _state_restored(run: RehearsedRun, lanes: Sequence[Lane]) -> Iterator[None]:
         for lane, values in zip(lanes, counters, strict=True):
             lane.step, lane.slot, lane.status, lane.tokens, lane.began = values
         run.steps.clear()
-        run.bank.refresh()
+        run.bank.refresh_work()
 
 
 class _Rehearsal:
@@ -233,9 +233,9 @@ class _Rehearsal:
         for lane in self.compared:
             row = self.bank.made_up_row(lane.spec.seed, stream)
             self.bank.weights[_slot_of(lane)].copy_(row)
-        self.bank.refresh()
+        self.bank.refresh_work()
 
-    def _compare_two_steps(self, rows: Sequence[Lesson]) -> Refusal | None:
+    def _compare_two_steps(self, rows: Sequence[TrainingRow]) -> Refusal | None:
         """Make two steps of the same rows, and compare gradients and updates with the reference's."""
         bank, steps = self.bank, self.run.steps
         compared_rows = self._rows_of_compared_lanes(rows)
@@ -268,11 +268,11 @@ class _Rehearsal:
                     lane.step += 1
         return self._compare_updates(optimizers, starts, all_starts)
 
-    def _rows_of_compared_lanes(self, rows: Sequence[Lesson]) -> list[Lesson]:
+    def _rows_of_compared_lanes(self, rows: Sequence[TrainingRow]) -> list[TrainingRow]:
         slots = {_slot_of(lane) for lane in self.compared}
         return [row for row in rows if row.slot in slots]
 
-    def _reference(self, rows: Sequence[Lesson]) -> Gradients | None:
+    def _reference(self, rows: Sequence[TrainingRow]) -> Gradients | None:
         """Return the reference's losses and gradients; None, with a warning, where it has no memory for a row."""
         try:
             return reference_gradients(self.run.model, self.bank, rows, loss=transformers_loss)
@@ -299,10 +299,10 @@ class _Rehearsal:
     def _put_adapters(self, slots: Sequence[int], rows: Tensor) -> None:
         for slot, row in zip(slots, rows, strict=True):
             self.bank.weights[slot].copy_(row)
-        self.bank.refresh(slots)
+        self.bank.refresh_work(slots)
 
     def _compare_gradients(
-        self, rows: Sequence[Lesson], reference: Gradients, slots: Sequence[int]
+        self, rows: Sequence[TrainingRow], reference: Gradients, slots: Sequence[int]
     ) -> Refusal | None:
         """Return how losses and gradients of the compared lanes differ from the reference's, or None."""
         if not slots:
@@ -323,7 +323,7 @@ class _Rehearsal:
         return WHOLE_BITS if is_whole(self.bank.dtype) else FEW_ROWS
 
     def _measured_tolerance(
-        self, rows: Sequence[Lesson], reference: Gradients, slots: Sequence[int]
+        self, rows: Sequence[TrainingRow], reference: Gradients, slots: Sequence[int]
     ) -> Distance:
         """Return a multiple of how far the model's own 16 bits are from themselves on rows of another shape."""
         padded = reference_gradients(
@@ -331,7 +331,7 @@ class _Rehearsal:
         )
         return slots_distance(self.bank, padded, reference, slots).times(MULTIPLE, FEW_ROWS)
 
-    def _find_idle_lane(self, rows: Sequence[Lesson]) -> Refusal | None:
+    def _find_idle_lane(self, rows: Sequence[TrainingRow]) -> Refusal | None:
         """Refuse a step in which some lane has targets and no gradient."""
         norms = torch.linalg.vector_norm(self.bank.grads, dim=1).tolist()
         learning = {row.slot for row in rows if row.first_target < len(row.ids)}
@@ -438,7 +438,9 @@ class _ReferenceOptimizer:
         return error / moved if moved > 0 else error
 
 
-def choose_compared_lanes(lanes: Sequence[Lane], passes: Sequence[Sequence[Lesson]]) -> list[Lane]:
+def choose_compared_lanes(
+    lanes: Sequence[Lane], passes: Sequence[Sequence[TrainingRow]]
+) -> list[Lane]:
     """Choose the lane in the last slot, another one, and more where some pass has rows of neither."""
     slots_by_pass = [{row.slot for row in rows} for rows in passes]
     compared = [lanes[-1]]
@@ -470,7 +472,9 @@ def find_rate_fault(lanes: Sequence[Lane]) -> str | None:
     return None
 
 
-def find_row_fault(lanes: Sequence[Lane], rows: Sequence[Lesson], limit: int | None) -> str | None:
+def find_row_fault(
+    lanes: Sequence[Lane], rows: Sequence[TrainingRow], limit: int | None
+) -> str | None:
     """Return what is wrong with the rows of a step, given the lanes' examples, or None."""
     if [row.slot for row in rows] != sorted(row.slot for row in rows):
         return "its rows do not come slot by slot"
@@ -485,7 +489,7 @@ def find_row_fault(lanes: Sequence[Lane], rows: Sequence[Lesson], limit: int | N
 
 
 def find_batch_fault(
-    spec: LaneSpec, step: int, rows: Sequence[Lesson], limit: int | None
+    spec: LaneSpec, step: int, rows: Sequence[TrainingRow], limit: int | None
 ) -> str | None:
     """Return what is wrong with the rows of one lane's step, or None: which texts, where cut, where the loss is."""
     count, batch = len(spec.examples), spec.schedule.batch
@@ -512,7 +516,7 @@ def find_batch_fault(
     return None
 
 
-def _is_text_of_example(spec: LaneSpec, index: int, row: Lesson, most: int) -> bool:
+def _is_text_of_example(spec: LaneSpec, index: int, row: TrainingRow, most: int) -> bool:
     """Return whether a row has its example's tokens: all, or those that the cut leaves."""
     examples = spec.examples
     text = examples.flat[examples.starts[index] : examples.starts[index + 1]].tolist()

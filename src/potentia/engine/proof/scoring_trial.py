@@ -302,7 +302,7 @@ class Trials:
         if bank is None:
             yield _Stage(self.network, sorted(owners)[:SLOTS], few)
             return
-        with bank.trying(SLOTS) as count:
+        with bank.made_up_adapters(SLOTS) as count:
             yield _Stage(self.network, [-1, *range(count)], few)
 
     @contextmanager
@@ -323,7 +323,7 @@ class Trials:
             if bank is not None:
                 copied = AdapterBank(judge.model, bank.lora, len(own.owners) - 1)
                 stack.callback(copied.close)
-                copied.randomise()
+                copied.make_up_adapters()
             upcast = replace(
                 self.loaded, model=judge.model, dtype=torch.float32, checked={}, record={}
             )

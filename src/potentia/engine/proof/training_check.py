@@ -30,9 +30,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from potentia.engine.lane_spec import LaneSpec, Lesson, LoraConfig, Schedule
+from potentia.engine.lane_spec import LaneSpec, LoraConfig, Schedule, TrainingRow
 from potentia.engine.layers.adapter_bank import AdapterBank
-from potentia.engine.layers.packed_pass import Blocks
+from potentia.engine.layers.packed_pass import FusedLayers
 from potentia.engine.models.device_layout import out_of_memory
 from potentia.engine.models.float32_copy import Twin, twin
 from potentia.engine.models.split_model import SplitModel
@@ -53,7 +53,7 @@ from potentia.engine.proof.tolerance import (
 )
 from potentia.engine.proof.training_steps import make_steps
 from potentia.engine.steps.lane_states import LaneStates, apply_update, update_settings
-from potentia.engine.steps.pass_plan import LARGER, PassPlan, too_long
+from potentia.engine.steps.pass_plan import MEMORY_HINT, PassPlan, row_too_long_error
 from potentia.errors import TuningError
 from potentia.values.training_form import TrainingForm
 
@@ -194,7 +194,7 @@ def _log_slower_form(
     log.log(level, "%s: lanes run as %s, %s (%s)", model_name, form.words, COSTS[form], reasons)
 
 
-def recheck(
+def recheck_lanes(
     model: nn.Module,
     lora: LoraConfig,
     specs: Sequence[LaneSpec],
@@ -209,7 +209,7 @@ def recheck(
     Of all its weights the model itself is asked whether they are numbers.
     """
     began = time.monotonic()
-    shortest = min(trial_rows(specs, limit), key=lambda row: len(row.ids))
+    shortest = min(choose_trial_rows(specs, limit), key=lambda row: len(row.ids))
     with torch.no_grad():
         loss = reference_loss(model, shortest, next(model.parameters()).device)
     settings = CheckSettings(lora, specs, limit, recompute)
@@ -269,17 +269,17 @@ class TrainingCheck:
         self.split = SplitModel(self.model)
         self.bank = AdapterBank(self.model, settings.lora, SLOTS)
         if exact is None:
-            self.bank.randomise()
+            self.bank.make_up_adapters()
         else:
             self.bank.weights.copy_(exact.bank.weights)
-            self.bank.refresh()
+            self.bank.refresh_work()
         self.facts: dict[str, Any] = {"judged_in": str(self.bank.dtype).removeprefix("torch.")}
         if not float32_copy.whole:
             blocks = f"{float32_copy.blocks} of {float32_copy.of}, two of each kind"
             self.facts["judged_blocks"] = blocks
         self.longest = settings.limit
-        self.blocks: Blocks | None = None
-        self._references: dict[tuple[int, bool], tuple[list[Lesson], Gradients]] = {}
+        self.blocks: FusedLayers | None = None
+        self._references: dict[tuple[int, bool], tuple[list[TrainingRow], Gradients]] = {}
 
     @contextmanager
     def dropout_of(self, form: TrainingForm) -> Iterator[None]:
@@ -291,13 +291,13 @@ class TrainingCheck:
                     stack.enter_context(self.exact.bank.without_dropout())
             yield
 
-    def rows_and_reference(self, draw: int = 0) -> tuple[list[Lesson], Gradients]:
+    def rows_and_reference(self, draw: int = 0) -> tuple[list[TrainingRow], Gradients]:
         """Return rows and the reference's losses and gradients; shorter rows where memory does not hold the longest."""
         if self.exact is not None:
             return self.exact.rows_and_reference(draw)
         key = draw, self.bank.lora.dropout > 0
         while key not in self._references:
-            rows = trial_rows(self.settings.specs, self.longest, draw)
+            rows = choose_trial_rows(self.settings.specs, self.longest, draw)
             if self.few_rows:
                 rows = [row for row in rows if row.place == 0][:2]
             try:
@@ -315,17 +315,17 @@ class TrainingCheck:
             self._references[key] = rows, reference
         return self._references[key]
 
-    def _shorten(self, rows: Sequence[Lesson], error: Exception) -> None:
+    def _shorten(self, rows: Sequence[TrainingRow], error: Exception) -> None:
         """Halve the longest row, or give up where rows are short."""
         longest = max(len(row.ids) for row in rows)
         if longest <= SHORTEST:
-            raise too_long(rows, LARGER) from error
+            raise row_too_long_error(rows, MEMORY_HINT) from error
         self.longest = longest // 2
 
     def find_refusal(self, form: TrainingForm) -> Refusal | None:
         """Return what is wrong with a form on this model, or None."""
         if form is TrainingForm.FUSED and self.blocks is None:
-            self.blocks = Blocks.of(self.model)
+            self.blocks = FusedLayers.of(self.model)
             if self.blocks is None:
                 return ABSENT
         refusal: Refusal | None = None
@@ -348,7 +348,7 @@ class TrainingCheck:
         except Exception as error:  # whatever it is, the form is not taken
             return _refusal_of_error(error)
 
-    def _operations(self, rows: Sequence[Lesson]) -> Any:
+    def _operations(self, rows: Sequence[TrainingRow]) -> Any:
         """Return plain operations for a copy, kernels beside them for a model of 16 bits; None for the device's own."""
         if max(len(row.ids) for row in rows) > MOST_PLAIN:
             return None
@@ -357,17 +357,17 @@ class TrainingCheck:
         return compared_kernels(self.bank.device, self.bank.dtype)
 
     def _compare(
-        self, form: TrainingForm, rows: Sequence[Lesson], reference: Gradients
+        self, form: TrainingForm, rows: Sequence[TrainingRow], reference: Gradients
     ) -> Refusal | None:
         """Return how a form's losses, gradients and updates differ from the reference's by too much, or None."""
         allowed = self._tolerance(rows, reference)
-        distance = self.distance(self.gradients(form, rows), reference)
+        distance = self.distance(self.form_gradients(form, rows), reference)
         fact = "distance" if self.exact is None else "distance_in_few_bits"
         self.facts[fact] = distance.as_dict()
         if not distance.within(allowed):
             return Refusal(distance.compared_with(allowed), retry=True)
         if form is TrainingForm.PADDED and self.exact is None:
-            reversed_rows = self.distance(self.gradients(form, rows[::-1]), reference)
+            reversed_rows = self.distance(self.form_gradients(form, rows[::-1]), reference)
             if not reversed_rows.within(allowed):
                 reason = f"losses and gradients depend on the order of rows: {reversed_rows}"
                 return Refusal(reason, retry=True)
@@ -379,7 +379,7 @@ class TrainingCheck:
             return Refusal(f"its updates are off by {error:.1e} from AdamW's")
         return None
 
-    def _tolerance(self, rows: Sequence[Lesson], reference: Gradients) -> Distance:
+    def _tolerance(self, rows: Sequence[TrainingRow], reference: Gradients) -> Distance:
         """Return how far a form may be off: in 16 bits by the model's own rounding, on other shapes or from float32."""
         if is_whole(self.bank.dtype):
             return WHOLE_BITS
@@ -396,7 +396,7 @@ class TrainingCheck:
         """Return how far losses and gradients of all slots are from the reference's."""
         return slots_distance(self.bank, ours, reference, range(self.bank.slots))
 
-    def gradients(self, form: TrainingForm, rows: Sequence[Lesson]) -> Gradients:
+    def form_gradients(self, form: TrainingForm, rows: Sequence[TrainingRow]) -> Gradients:
         """Return the losses and gradients that a form gives on these rows, all in one pass where it shares passes."""
         states = LaneStates(self.bank.slots, self.bank.width, self.bank.device)
         steps = make_steps(form, self.split, self.bank, states, self.blocks)
@@ -407,7 +407,7 @@ class TrainingCheck:
             checkpointing=self.settings.recompute,
         )
         steps.clear()
-        steps.gradients(rows, one_pass)
+        steps.add_gradients(rows, one_pass)
         losses, gradients = steps.losses.clone(), self.bank.grads.clone()
         steps.clear()
         return losses, gradients
@@ -439,22 +439,24 @@ def _refusal_of_error(error: Exception) -> Refusal:
     return Refusal(f"{type(error).__name__}: {str(error).strip()[:200]}")
 
 
-def trial_rows(specs: Sequence[LaneSpec], limit: int | None, draw: int = 0) -> list[Lesson]:
+def choose_trial_rows(
+    specs: Sequence[LaneSpec], limit: int | None, draw: int = 0
+) -> list[TrainingRow]:
     """Choose real rows for three lanes: the longest of all, some of other lengths, and some cut short."""
     stream = np.random.default_rng(draw)
-    longest = max(range(len(specs)), key=lambda number: specs[number].longest)
+    longest = max(range(len(specs)), key=lambda number: specs[number].longest_text)
     chosen = [specs[(longest + lane) % len(specs)] for lane in range(SLOTS)]
-    rows: list[Lesson] = []
+    rows: list[TrainingRow] = []
     for slot, spec in enumerate(chosen):
         count = len(spec.examples)
         first = int(spec.examples.lengths.argmax()) if slot == 0 else int(stream.integers(count))
         second = int(stream.integers(count))
-        ids, start = spec.text(second, limit)
+        ids, start = spec.text_of_example(second, limit)
         half = max(2, len(ids) // (2 + slot))
-        texts = [spec.text(first, limit), (ids[:half], min(start, half - 1))]
+        texts = [spec.text_of_example(first, limit), (ids[:half], min(start, half - 1))]
         targets = sum(len(ids) - start for ids, start in texts)
         for place, (ids, start) in enumerate(texts):
-            row = Lesson(
+            row = TrainingRow(
                 ids=ids,
                 first_target=start,
                 slot=slot,
@@ -507,7 +509,7 @@ def update_distance(bank: AdapterBank, gradients: Tensor, schedule: Schedule) ->
     finally:
         bank.grads.zero_()
         bank.weights.copy_(start)
-        bank.refresh()
+        bank.refresh_work()
 
 
 def _adamw(leaf: Tensor, schedule: Schedule) -> torch.optim.AdamW:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from potentia.engine.lane_spec import Lesson
+from potentia.engine.lane_spec import TrainingRow
 from potentia.engine.layers.adapter_bank import AdapterBank
-from potentia.engine.layers.packed_pass import Blocks, StaticPass
-from potentia.engine.layers.recomputation import recomputing
+from potentia.engine.layers.packed_pass import FusedLayers, PackedPass
+from potentia.engine.layers.recomputation import recomputed_activations
 from potentia.engine.models.split_model import SplitModel
 from potentia.engine.proof.reference import reference_gradients
 from potentia.engine.steps.lane_states import LaneStates
@@ -20,9 +20,9 @@ from potentia.values.training_form import TrainingForm
 class ReferenceSteps(PaddedSteps):
     """Every row alone through the model's own code."""
 
-    def gradients(self, rows: Sequence[Lesson], plan: PassPlan) -> None:
+    def add_gradients(self, rows: Sequence[TrainingRow], plan: PassPlan) -> None:
         """Add the gradients of one step of every lane into the bank."""
-        with recomputing(self.split.model, plan.checkpointing):
+        with recomputed_activations(self.split.model, plan.checkpointing):
             self.losses, gradients = reference_gradients(self.split.model, self.bank, rows)
         self.bank.grads += gradients
 
@@ -35,7 +35,7 @@ def make_steps(
     split: SplitModel,
     bank: AdapterBank,
     states: LaneStates,
-    fused_layers: Blocks | None = None,
+    fused_layers: FusedLayers | None = None,
 ) -> TrainingSteps:
     """Make the steps of a form; ``fused_layers`` are given where they are made already."""
     if form is TrainingForm.ONE_ROW:
@@ -43,7 +43,7 @@ def make_steps(
     if not form.is_packed:
         return PaddedSteps(split, bank, states, form)
     if form is TrainingForm.FUSED and fused_layers is None:
-        fused_layers = Blocks.of(split.model)
+        fused_layers = FusedLayers.of(split.model)
     if form is TrainingForm.PACKED:
         fused_layers = None
-    return PackedSteps(StaticPass(split, bank, fused_layers), states)
+    return PackedSteps(PackedPass(split, bank, fused_layers), states)

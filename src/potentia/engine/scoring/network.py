@@ -265,11 +265,11 @@ class Network:
 
         This is the reference of all faster paths: one sequence at a time.
         """
-        from potentia.engine.layers.recomputation import usual_attention
+        from potentia.engine.layers.recomputation import standard_attention
 
         ids = torch.tensor([strand.ids] * copies, device=self.device)
         self.route([strand.owner] * copies)
-        with usual_attention(self.device):  # every length is a new shape
+        with standard_attention(self.device):  # every length is a new shape
             logits = self.model(input_ids=ids[:, :-1], use_cache=False).logits[
                 0, -strand.scored :
             ]  # (scored, V)

@@ -43,7 +43,7 @@ UPDATE_COLUMNS = (
 
 def update_settings(schedule: Schedule, step: int, total_steps: int) -> UpdateSettings:
     """Return the numbers of the update number ``step`` (from 0)."""
-    learning_rate = schedule.learning_rate * schedule.factor(step, total_steps)
+    learning_rate = schedule.learning_rate * schedule.rate_share(step, total_steps)
     beta1, beta2 = schedule.betas
     count = step + 1
     return UpdateSettings(

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from potentia.engine.lane_spec import Lesson
-from potentia.engine.layers.packed_pass import StaticPass
-from potentia.engine.layers.row_layout import GRAIN, STRETCH, Bucket, StaticInputs, lay
+from potentia.engine.lane_spec import TrainingRow
+from potentia.engine.layers.packed_pass import PackedPass
+from potentia.engine.layers.row_layout import GRAIN, STRETCH, Bucket, PackedInputs, lay_out_rows
 from potentia.engine.models.device_layout import may_give_back, out_of_memory
 from potentia.engine.steps.lane_states import UPDATE_COLUMNS, LaneStates, UpdateTable, apply_update
-from potentia.engine.steps.padded_pass import send
+from potentia.engine.steps.padded_pass import copy_into
 from potentia.engine.steps.pass_plan import PassPlan, divide_into_packed_passes
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ HURRIED = 2e12
 class _Piece:
     """Work that runs operation by operation at first, which readies every kernel, and is captured later."""
 
-    inputs: StaticInputs | None = None
+    inputs: PackedInputs | None = None
     hurried: bool = False
     graph: torch.cuda.CUDAGraph | None = None
     uses: int = 0
@@ -52,7 +52,7 @@ class PackedSteps:
     outlasts its launches, nothing is captured. Nothing here waits for the device.
     """
 
-    def __init__(self, static: StaticPass, states: LaneStates) -> None:
+    def __init__(self, static: PackedPass, states: LaneStates) -> None:
         self.static, self.states, self.losses = static, states, static.losses
         self.bank = static.bank
         self.device = self.bank.device
@@ -68,14 +68,14 @@ class PackedSteps:
         self._table = torch.zeros(self.bank.slots, UPDATE_COLUMNS, device=self.device)
         self._updating = _Piece()
 
-    def divide_rows(self, rows: Sequence[Lesson], plan: PassPlan) -> list[list[Lesson]]:
+    def divide_rows(self, rows: Sequence[TrainingRow], plan: PassPlan) -> list[list[TrainingRow]]:
         """Return the rows of every pass of a step."""
         return divide_into_packed_passes(rows, plan)
 
-    def gradients(self, rows: Sequence[Lesson], plan: PassPlan) -> None:
+    def add_gradients(self, rows: Sequence[TrainingRow], plan: PassPlan) -> None:
         """Add the gradients of one step of every lane into the bank, and its losses into the pass's."""
         for chosen in self.divide_rows(rows, plan):
-            row = lay(chosen)
+            row = lay_out_rows(chosen)
             tokens = len(row.ids)
             worth = (
                 self.capturing
@@ -97,16 +97,16 @@ class PackedSteps:
             if worth:
                 piece = self._pass(bucket)
                 assert piece.inputs is not None
-                send(row.filled(bucket), piece.inputs.buffer)
+                copy_into(row.filled(bucket), piece.inputs.buffer)
                 self._run(piece, partial(self.static, piece.inputs))
             else:
-                inputs = StaticInputs.on(self.device, bucket)
-                send(row.filled(bucket), inputs.buffer)
+                inputs = PackedInputs.on(self.device, bucket)
+                copy_into(row.filled(bucket), inputs.buffer)
                 self.static(inputs, recompute=plan.checkpointing)
 
     def update(self, table: UpdateTable) -> None:
         """Update the lanes that ``table`` (slots, 11) names, by the gradients added since the last update."""
-        send(table, self._table)
+        copy_into(table, self._table)
         self._run(self._updating, self._update)
 
     def _update(self) -> None:
@@ -127,7 +127,7 @@ class PackedSteps:
             while len(self._passes) >= self.most_graphs:
                 self._passes.popitem(last=False)
             hurried = bucket.tokens * self.parameters < HURRIED
-            self._passes[bucket] = _Piece(StaticInputs.on(self.device, bucket), hurried)
+            self._passes[bucket] = _Piece(PackedInputs.on(self.device, bucket), hurried)
         self._passes.move_to_end(bucket)
         return self._passes[bucket]
 

@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from potentia.engine.lane_spec import Lesson
+from potentia.engine.lane_spec import TrainingRow
 from potentia.engine.layers.adapter_bank import AdapterBank
-from potentia.engine.layers.recomputation import recomputing, usual_attention
+from potentia.engine.layers.recomputation import recomputed_activations, standard_attention
 from potentia.engine.models.device_layout import pinned
 from potentia.engine.models.split_model import SplitModel
 from potentia.engine.operations.dropout import token_keys
@@ -22,7 +22,7 @@ from potentia.values.training_form import TrainingForm
 
 
 @dataclass(frozen=True)
-class Batch:
+class PaddedBatch:
     """One pass on the device: rows padded to one length (R, T)."""
 
     ids: Tensor
@@ -34,7 +34,9 @@ class Batch:
     weights: Tensor
 
 
-def assemble(rows: Sequence[Lesson], length: int, device: torch.device, dropout: bool) -> Batch:
+def assemble_batch(
+    rows: Sequence[TrainingRow], length: int, device: torch.device, dropout: bool
+) -> PaddedBatch:
     """Lay rows out as a right-padded batch, with the positions whose next token is a target."""
     count = len(rows)
     ids = np.zeros((count, length), np.int64)
@@ -60,7 +62,9 @@ def assemble(rows: Sequence[Lesson], length: int, device: torch.device, dropout:
     drawn = token_keys(seeds[:, None], steps[:, None], order[:, None], columns) if dropout else None
     keys = to_device(drawn, device) if drawn is not None else None
     tokens = tokens.view(count, length)
-    return Batch(tokens, whose, keys, positions, targets, target_owners, to_device(weights, device))
+    return PaddedBatch(
+        tokens, whose, keys, positions, targets, target_owners, to_device(weights, device)
+    )
 
 
 def to_device(values: npt.NDArray[Any], device: torch.device) -> Tensor:
@@ -73,7 +77,7 @@ def to_device(values: npt.NDArray[Any], device: torch.device) -> Tensor:
     )
 
 
-def send(values: npt.NDArray[Any], into: Tensor) -> None:
+def copy_into(values: npt.NDArray[Any], into: Tensor) -> None:
     """Copy an array into a tensor without waiting for the device; torch keeps the pinned copy until it has arrived."""
     into.copy_(pinned(values) if into.is_cuda else torch.from_numpy(values), non_blocking=True)
 
@@ -81,7 +85,7 @@ def send(values: npt.NDArray[Any], into: Tensor) -> None:
 def compute_step_gradients(
     split: SplitModel,
     bank: AdapterBank,
-    rows: Sequence[Lesson],
+    rows: Sequence[TrainingRow],
     plan: PassPlan,
     form: TrainingForm = TrainingForm.PADDED,
 ) -> Tensor:
@@ -92,16 +96,16 @@ def compute_step_gradients(
     one_lane = form is TrainingForm.ONE_LANE
     losses = torch.zeros(bank.slots + 1, device=bank.device)
     has_dropout = bank.lora.dropout > 0
-    with usual_attention(bank.device), recomputing(split.model, plan.checkpointing):
+    with standard_attention(bank.device), recomputed_activations(split.model, plan.checkpointing):
         for chosen, length in divide_rows(rows, plan, form):
-            batch = assemble(chosen, length, bank.device, has_dropout)
-            with bank.training_rows(batch.owners, batch.keys, alone=one_lane):
+            batch = assemble_batch(chosen, length, bank.device, has_dropout)
+            with bank.route_training_rows(batch.owners, batch.keys, alone=one_lane):
                 values = backpropagate(split, batch, whole=one_lane)
             losses.index_add_(0, batch.target_owners, values * batch.weights)
     return losses
 
 
-def backpropagate(split: SplitModel, batch: Batch, *, whole: bool = False) -> Tensor:
+def backpropagate(split: SplitModel, batch: PaddedBatch, *, whole: bool = False) -> Tensor:
     """Run one pass forward and backward; returns the loss at each target.
 
     Without ``whole`` the head runs at targets alone; with it the model's own forward makes all logits.
@@ -110,12 +114,12 @@ def backpropagate(split: SplitModel, batch: Batch, *, whole: bool = False) -> Te
         return split.backward(
             split.hidden(batch.ids), batch.positions, batch.targets, batch.weights
         )
-    values = own_losses(split.model, batch)
+    values = model_losses(split.model, batch)
     torch.autograd.backward((values * batch.weights).sum())
     return values.detach()
 
 
-def own_losses(model: nn.Module, batch: Batch) -> Tensor:
+def model_losses(model: nn.Module, batch: PaddedBatch) -> Tensor:
     """Return the loss at each target by the model's own forward."""
     logits = model(input_ids=batch.ids, use_cache=False).logits.flatten(0, 1)
     picked = logits.index_select(0, batch.positions).float()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from potentia.engine.lane_spec import Lesson
+from potentia.engine.lane_spec import TrainingRow
 from potentia.engine.layers.adapter_bank import AdapterBank
 from potentia.engine.models.split_model import SplitModel
 from potentia.engine.steps.lane_states import LaneStates, UpdateTable, apply_update
@@ -29,11 +29,11 @@ class PaddedSteps:
             bank.slots + 1, device=bank.device
         )  # of the step under way, by slot
 
-    def divide_rows(self, rows: Sequence[Lesson], plan: PassPlan) -> list[list[Lesson]]:
+    def divide_rows(self, rows: Sequence[TrainingRow], plan: PassPlan) -> list[list[TrainingRow]]:
         """Return the rows of every pass of a step."""
         return [chosen for chosen, _ in divide_rows(rows, plan, self.form)]
 
-    def gradients(self, rows: Sequence[Lesson], plan: PassPlan) -> None:
+    def add_gradients(self, rows: Sequence[TrainingRow], plan: PassPlan) -> None:
         """Add the gradients of one step of every lane into the bank. Rows come slot by slot."""
         self.losses = compute_step_gradients(self.split, self.bank, rows, plan, self.form)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from potentia.engine.lane_spec import Lesson
+from potentia.engine.lane_spec import TrainingRow
 from potentia.errors import TuningError
 from potentia.values.training_form import TrainingForm
 
@@ -101,7 +101,7 @@ def _lanes_in_flight(workload: Workload, budget: int) -> int:
     return min(workload.lanes, in_flight)
 
 
-def token_bytes(config: Any, item: int) -> int:
+def estimate_token_bytes(config: Any, item: int) -> int:
     """Estimate the activations kept per token, layer by layer: norms in fp32, attention, the gated product."""
     width = int(getattr(config, "hidden_size", 0) or 1024)
     inner = (
@@ -112,7 +112,7 @@ def token_bytes(config: Any, item: int) -> int:
     return layers * (8 * width + item * (6 * width + 4 * inner))
 
 
-def pack(
+def pack_rows(
     lengths: Sequence[int] | npt.NDArray[np.int64], plan: PassPlan
 ) -> list[tuple[npt.NDArray[np.int64], int]]:
     """Cut rows into passes: for each, the row numbers (in their given order) and the padded length."""
@@ -158,10 +158,12 @@ def _best_cuts(
         high = came[high]
 
 
-PaddedRows = tuple[list[Lesson], int]  # rows of a pass, and the length that they are padded to
+PaddedRows = tuple[list[TrainingRow], int]  # rows of a pass, and the length that they are padded to
 
 
-def divide_rows(rows: Sequence[Lesson], plan: PassPlan, form: TrainingForm) -> list[PaddedRows]:
+def divide_rows(
+    rows: Sequence[TrainingRow], plan: PassPlan, form: TrainingForm
+) -> list[PaddedRows]:
     """Divide the rows of a step into padded passes as a form wants them: of all lanes, of one lane, of one row."""
     if form is TrainingForm.ONE_ROW:
         return [([row], len(row.ids)) for row in rows]
@@ -170,13 +172,13 @@ def divide_rows(rows: Sequence[Lesson], plan: PassPlan, form: TrainingForm) -> l
     return divide_into_padded_passes(rows, plan)
 
 
-def divide_into_padded_passes(rows: Sequence[Lesson], plan: PassPlan) -> list[PaddedRows]:
+def divide_into_padded_passes(rows: Sequence[TrainingRow], plan: PassPlan) -> list[PaddedRows]:
     """Divide the rows of a step into padded passes of all lanes."""
-    passes = pack([len(row.ids) for row in rows], plan)
+    passes = pack_rows([len(row.ids) for row in rows], plan)
     return [([rows[number] for number in chosen], length) for chosen, length in passes]
 
 
-def divide_into_lane_passes(rows: Sequence[Lesson], plan: PassPlan) -> list[PaddedRows]:
+def divide_into_lane_passes(rows: Sequence[TrainingRow], plan: PassPlan) -> list[PaddedRows]:
     """Divide the rows of a step into padded passes of one lane each."""
     passes: list[PaddedRows] = []
     for slot in dict.fromkeys(row.slot for row in rows):
@@ -185,22 +187,24 @@ def divide_into_lane_passes(rows: Sequence[Lesson], plan: PassPlan) -> list[Padd
     return passes
 
 
-def divide_into_packed_passes(rows: Sequence[Lesson], plan: PassPlan) -> list[list[Lesson]]:
+def divide_into_packed_passes(
+    rows: Sequence[TrainingRow], plan: PassPlan
+) -> list[list[TrainingRow]]:
     """Divide the rows of a step into packed passes of about one size."""
     ends = np.cumsum([len(row.ids) for row in rows])
     total = int(ends[-1])
     count = -(-total // plan.token_budget)
     pass_numbers = np.minimum((ends - 1) * count // total, count - 1)
-    passes: list[list[Lesson]] = [[] for _ in range(count)]
+    passes: list[list[TrainingRow]] = [[] for _ in range(count)]
     for row, number in zip(rows, pass_numbers.tolist(), strict=True):
         passes[number].append(row)
     return [chosen for chosen in passes if chosen]
 
 
-LARGER = "lower max_tokens, or tune on a device with more memory"
+MEMORY_HINT = "lower max_tokens, or tune on a device with more memory"
 
 
-def too_long(rows: Sequence[Lesson], hint: str) -> TuningError:
+def row_too_long_error(rows: Sequence[TrainingRow], hint: str) -> TuningError:
     """Return the error of a row that fits in no memory."""
     return TuningError(
         f"one example of {max(len(row.ids) for row in rows)} tokens does not fit in memory",

@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from potentia.engine.lane_spec import LaneSpec, Lesson, Schedule
-from potentia.engine.layers.recomputation import recomputing
+from potentia.engine.lane_spec import LaneSpec, Schedule, TrainingRow
+from potentia.engine.layers.recomputation import recomputed_activations
 from potentia.engine.models.split_model import SplitModel, asking
 from potentia.engine.proof.reference import Gradients, reference_loss
 from potentia.engine.proof.tolerance import DRAWS, WHOLE_BITS, Distance
-from potentia.engine.proof.training_check import TrainingVerdict, trial_rows
-from potentia.engine.steps.padded_pass import assemble, backpropagate
+from potentia.engine.proof.training_check import TrainingVerdict, choose_trial_rows
+from potentia.engine.steps.padded_pass import assemble_batch, backpropagate
 from potentia.engine.steps.pass_plan import PassPlan, divide_rows
 from potentia.engine.training.snapshot import Snapshots
 from potentia.engine.training.trainer import Trainer
@@ -54,7 +54,7 @@ class FullStep(NamedTuple):
         return math.isfinite(self.loss) and math.isfinite(self.norm)
 
 
-class Job:
+class FullTuningJob:
     """A job: its masters, its optimizer, and what is saved of it (weights, both moments, the steps)."""
 
     def __init__(
@@ -66,22 +66,22 @@ class Job:
         self.masters = [
             p if p.dtype == torch.float32 else p.detach().float() for p in self.parameters
         ]
-        self.optimizer = adamw(self.masters, spec.schedule)
+        self.optimizer = make_adamw(self.masters, spec.schedule)
         small = sum(12 * master.numel() for master in self.masters) <= MOST_BYTES
         self.snapshots = Snapshots(folder if small else None, SNAPSHOT_SECONDS)
         self._saved = 0  # steps
 
-    def step(self, rows: list[Lesson], rate: float) -> FullStep:
+    def step(self, rows: list[TrainingRow], rate: float) -> FullStep:
         """Make one update, or none where loss or gradient are no numbers."""
         loss = self._gradients(rows)
         for master, parameter in zip(self.masters, self.parameters, strict=True):
             if master is not parameter and parameter.grad is not None:
                 master.grad, parameter.grad = parameter.grad.float(), None
         made = FullStep(
-            loss, clipped_norm(self.masters, self.schedule), sum(len(row.ids) for row in rows)
+            loss, clip_gradients(self.masters, self.schedule), sum(len(row.ids) for row in rows)
         )
         if made.sound:
-            update(self.optimizer, rate)
+            make_update(self.optimizer, rate)
             self._put()
         return made
 
@@ -94,13 +94,13 @@ class Job:
     def show(self) -> None:
         """The model has its weights after every step."""
 
-    def _gradients(self, rows: list[Lesson]) -> float:
+    def _gradients(self, rows: list[TrainingRow]) -> float:
         def compute(plan: PassPlan) -> float:
-            with recomputing(self.trainer.model, plan.checkpointing):
-                return float(sum(passes_of(self.trainer.split, rows, plan, self.form)))
+            with recomputed_activations(self.trainer.model, plan.checkpointing):
+                return float(sum(run_passes(self.trainer.split, rows, plan, self.form)))
 
         hint = "lower max_tokens, or use method: lora"
-        return self.trainer.in_passes(rows, compute, self.trainer.model.zero_grad, hint)
+        return self.trainer.run_in_passes(rows, compute, self.trainer.model.zero_grad, hint)
 
     def save(self, done: Sequence[FullStep], *, now: bool = False) -> None:
         """Save the state; unless asked to at once, not more often than pays."""
@@ -130,13 +130,13 @@ class Job:
         return done
 
 
-def passes_of(
-    split: SplitModel, rows: Sequence[Lesson], plan: PassPlan, form: TrainingForm
+def run_passes(
+    split: SplitModel, rows: Sequence[TrainingRow], plan: PassPlan, form: TrainingForm
 ) -> Iterator[Tensor]:
     """Run rows forward and backward in passes; yields the loss of each."""
     device = next(split.model.parameters()).device
     for chosen, length in divide_rows(rows, plan, form):
-        batch = assemble(chosen, length, device, dropout=False)
+        batch = assemble_batch(chosen, length, device, dropout=False)
         yield (backpropagate(split, batch, whole=form != TrainingForm.PADDED) * batch.weights).sum()
 
 
@@ -148,15 +148,15 @@ def check_full(
     split, plan, told = SplitModel(model), PassPlan(1, 1 << 40, 1 << 40), ""
     for form in forms:
         for draw in range(DRAWS):
-            rows = [replace(row, slot=0) for row in trial_rows([spec], limit, draw)]
+            rows = [replace(row, slot=0) for row in choose_trial_rows([spec], limit, draw)]
             own = _full_gradients(model, _own(model, rows))
             distance = _full_distance(
-                _full_gradients(model, passes_of(split, rows, plan, form)), own
+                _full_gradients(model, run_passes(split, rows, plan, form)), own
             )
             if distance.within(WHOLE_BITS):
                 recomputes = False
-                with suppress(Exception), recomputing(model, True):
-                    again = _full_gradients(model, passes_of(split, rows, plan, form))
+                with suppress(Exception), recomputed_activations(model, True):
+                    again = _full_gradients(model, run_passes(split, rows, plan, form))
                     recomputes = _full_distance(again, own).within(WHOLE_BITS)
                 facts = {
                     "distance": distance.as_dict(),
@@ -176,7 +176,7 @@ def _full_distance(ours: Gradients, own: Gradients) -> Distance:
     return Distance(float((loss - own_loss).abs() / own_loss.abs()), gap, gap)
 
 
-def _own(model: nn.Module, rows: Sequence[Lesson]) -> Iterator[Tensor]:
+def _own(model: nn.Module, rows: Sequence[TrainingRow]) -> Iterator[Tensor]:
     """Run each row alone through the model's own code, forward and backward; yields its loss."""
     device = next(model.parameters()).device
     for row in rows:
@@ -195,7 +195,7 @@ def _full_gradients(model: nn.Module, losses: Iterator[Tensor]) -> Gradients:
     return loss, torch.cat([slope.float().flatten() for slope in slopes])
 
 
-def clipped_norm(parameters: list[Tensor], schedule: Schedule) -> float:
+def clip_gradients(parameters: list[Tensor], schedule: Schedule) -> float:
     """Clip the gradients' norm; returns what it was."""
     norm: Any = nn.utils.clip_grad_norm_(
         parameters, schedule.clip if schedule.clip > 0 else math.inf
@@ -203,7 +203,7 @@ def clipped_norm(parameters: list[Tensor], schedule: Schedule) -> float:
     return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
 
-def update(optimizer: torch.optim.AdamW, rate: float) -> None:
+def make_update(optimizer: torch.optim.AdamW, rate: float) -> None:
     """Make a step at a learning rate, and let the gradients go."""
     for group in optimizer.param_groups:
         group["lr"] = rate
@@ -211,7 +211,7 @@ def update(optimizer: torch.optim.AdamW, rate: float) -> None:
     optimizer.zero_grad(set_to_none=True)
 
 
-def adamw(parameters: list[Tensor], schedule: Schedule) -> torch.optim.AdamW:
+def make_adamw(parameters: list[Tensor], schedule: Schedule) -> torch.optim.AdamW:
     """Return the optimizer of a job: weight decay on matrices alone."""
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": schedule.weight_decay},

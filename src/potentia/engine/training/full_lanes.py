@@ -25,11 +25,11 @@ from potentia.engine.lane_spec import LaneSpec
 from potentia.engine.models.float32_copy import twin
 from potentia.engine.models.quantization import is_quantised
 from potentia.engine.models.split_model import asking
-from potentia.engine.training.full import FullStep, Job, check_full
+from potentia.engine.training.full import FullStep, FullTuningJob, check_full
 from potentia.engine.training.lane import Lane, LaneEpoch, StepInfo
 from potentia.engine.training.sharded import Shards
-from potentia.engine.training.snapshot import Shelf, read_sealed, write_sealed
-from potentia.engine.training.trainer import Trainer, Watch
+from potentia.engine.training.snapshot import SavedStates, read_sealed, write_sealed
+from potentia.engine.training.trainer import Trainer, TrainingListener
 from potentia.errors import TuningError
 from potentia.timing import spending
 from potentia.values.training_form import TrainingForm
@@ -71,7 +71,7 @@ class FullLanes(Trainer):
         self._originals = [parameter.detach().to("cpu", copy=True) for parameter in self.parameters]
         self._asking = ExitStack()
         self._asking.enter_context(asking(self.model, True))
-        self._shelves: dict[str, Shelf] = {}  # of the lanes trained here
+        self._shelves: dict[str, SavedStates] = {}  # of the lanes trained here
         self.now: State | None = (
             None  # what the model is; None for anything but the end of an epoch
         )
@@ -99,10 +99,10 @@ class FullLanes(Trainer):
 
     # ---- training -------------------------------------------------------------------------------------------------
 
-    def _train(self, lanes: dict[str, Lane], watch: Watch) -> None:
+    def _train(self, lanes: dict[str, Lane], watch: TrainingListener) -> None:
         for lane in lanes.values():
             _FullLane(self, lane, watch).go()
-            if not lane.over:
+            if not lane.is_over:
                 break
 
     def begin(self, spec: LaneSpec) -> Path | None:
@@ -114,10 +114,12 @@ class FullLanes(Trainer):
                 f"full lane 1\n{self.fingerprint}\n{spec.fingerprint()}".encode()
             ).hexdigest()
             folder = self.workspace / name[:24]
-        self._shelves[spec.key] = Shelf(folder)
+        self._shelves[spec.key] = SavedStates(folder)
         return folder
 
-    def job(self, spec: LaneSpec, folder: Path | None) -> AbstractContextManager[Job | Shards]:
+    def job(
+        self, spec: LaneSpec, folder: Path | None
+    ) -> AbstractContextManager[FullTuningJob | Shards]:
         """Make a lane's job, here or in several processes, in a form that is the model's own."""
         self._check(
             spec,
@@ -128,14 +130,14 @@ class FullLanes(Trainer):
         if self.shards > 1:
             return Shards(self, spec, self.form, self.shards)
         # weights, gradients, masters and two moments stay on the device
-        self.plan = self.pack(1, 1.0, more=self.parameters[0].element_size() + 12)
+        self.plan = self.plan_passes(1, 1.0, more=self.parameters[0].element_size() + 12)
         return nullcontext(
-            Job(self, spec, self.form, folder / UNDER_WAY if folder is not None else None)
+            FullTuningJob(self, spec, self.form, folder / UNDER_WAY if folder is not None else None)
         )
 
     def _check(self, spec: LaneSpec, forms: Sequence[TrainingForm]) -> None:
         """Find the first form whose losses and gradients are the model's own."""
-        longest = min(self.limit, spec.longest)
+        longest = min(self.limit, spec.longest_text)
         if self._checked >= longest:
             return
         with spending("check"), twin(self.model) as judge:
@@ -152,16 +154,16 @@ class FullLanes(Trainer):
         """Keep these lanes' epochs, the current one now, and let go of all others."""
         if self.now is not None and self.now in states:
             weights = {str(place): weight for place, weight in enumerate(self.weights())}
-            self._shelves[self.now[0]].put(*self.now, weights)
+            self._shelves[self.now[0]].save_state(*self.now, weights)
         for shelf in self._shelves.values():
-            shelf.keep(states)
+            shelf.keep_only(states)
 
     def restore(self, lane_key: str, epoch: int) -> None:
         """Put a held state back into the model."""
         if self.now == (lane_key, epoch):
             return
         shelf = self._shelves.get(lane_key)
-        held = shelf.get(lane_key, epoch) if shelf is not None else None
+        held = shelf.load_state(lane_key, epoch) if shelf is not None else None
         if held is None:
             if (
                 shelf is not None and shelf.folder is not None
@@ -183,7 +185,7 @@ class FullLanes(Trainer):
 class _FullLane:
     """One lane from its first step, or from its notes, to its end or a request to stop."""
 
-    def __init__(self, trainer: FullLanes, lane: Lane, watch: Watch) -> None:
+    def __init__(self, trainer: FullLanes, lane: Lane, watch: TrainingListener) -> None:
         self.trainer, self.lane, self.spec, self.watch = trainer, lane, lane.spec, watch
         self.folder = trainer.begin(lane.spec)
 
@@ -191,23 +193,23 @@ class _FullLane:
         lane, spec = self.lane, self.spec
         lane.status = "training"
         self._recall()
-        if lane.over:
+        if lane.is_over:
             return
         with self.trainer.job(spec, self.folder) as job:
             steps = self.trainer.steps = job.restore()
             before, lane.began = len(steps), time.monotonic()
-            while len(steps) < spec.total_steps and not lane.over and not self.watch.stop():
+            while len(steps) < spec.total_steps and not lane.is_over and not self.watch.stop():
                 self._one_step(job, steps, before)
-            if not lane.over and len(steps) < spec.total_steps:
+            if not lane.is_over and len(steps) < spec.total_steps:
                 job.save(steps, now=True)
-            elif not lane.over:
+            elif not lane.is_over:
                 lane.status, self.trainer.now = "done", (spec.key, lane.epochs[-1].epoch)
         self._note()
 
-    def _one_step(self, job: Job | Shards, steps: list[FullStep], before: int) -> None:
+    def _one_step(self, job: FullTuningJob | Shards, steps: list[FullStep], before: int) -> None:
         lane, schedule, at = self.lane, self.spec.schedule, len(steps) + 1
-        rate = schedule.learning_rate * schedule.factor(at - 1, self.spec.total_steps)
-        made = job.step(self.spec.rows(at - 1, self.trainer.limit), rate)
+        rate = schedule.learning_rate * schedule.rate_share(at - 1, self.spec.total_steps)
+        made = job.step(self.spec.rows_of_step(at - 1, self.trainer.limit), rate)
         self.trainer.now = None
         if not made.sound:
             lane.status = "failed"
@@ -244,8 +246,8 @@ class _FullLane:
     def _note(self) -> None:
         if self.folder is None:
             return
-        write_sealed(self.folder / NOTES, {}, self.lane.record())
-        if self.lane.over:
+        write_sealed(self.folder / NOTES, {}, self.lane.to_record())
+        if self.lane.is_over:
             shutil.rmtree(self.folder / UNDER_WAY, ignore_errors=True)
 
     def _recall(self) -> None:
@@ -254,7 +256,7 @@ class _FullLane:
             return
         found = read_sealed(self.folder / NOTES)
         if found is not None:
-            self.lane.recall(found[1])
+            self.lane.take_up_record(found[1])
             self.watch.on_recall(self.lane.epochs)
         else:
             shutil.rmtree(self.folder, ignore_errors=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from potentia.engine.lane_spec import LaneSpec, Lesson
+from potentia.engine.lane_spec import LaneSpec, TrainingRow
 
 
 @dataclass
@@ -64,29 +64,29 @@ class Lane:
         return self.spec.key
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Nothing is left to do."""
         return self.status in ("done", "dropped", "failed")
 
-    def ended(self) -> Lane:
+    def mark_ended(self) -> Lane:
         """Return the lane as a run leaves it: interrupted, where it is not over."""
-        self.status = self.status if self.over else "interrupted"
+        self.status = self.status if self.is_over else "interrupted"
         return self
 
-    def batch(self, limit: int | None) -> list[Lesson]:
+    def next_rows(self, limit: int | None) -> list[TrainingRow]:
         """Return the rows of the lane's next step."""
         assert self.slot is not None
-        rows = self.spec.rows(self.step, limit, self.slot)
+        rows = self.spec.rows_of_step(self.step, limit, self.slot)
         self.tokens += sum(len(row.ids) for row in rows)
         return rows
 
-    def record(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, Any]:
         """Plain values for a snapshot."""
         kept = {
             name: getattr(self, name) for name in ("step", "slot", "status", "reason", "tokens")
         }
         return kept | {"epochs": [asdict(epoch) for epoch in self.epochs]}
 
-    def recall(self, record: Mapping[str, Any]) -> None:
+    def take_up_record(self, record: Mapping[str, Any]) -> None:
         """Take up a snapshot's values."""
         vars(self).update(record, epochs=[LaneEpoch(**epoch) for epoch in record["epochs"]])

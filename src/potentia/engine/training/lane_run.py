@@ -19,19 +19,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from potentia.engine.lane_spec import Lesson, LoraConfig
+from potentia.engine.lane_spec import LoraConfig, TrainingRow
 from potentia.engine.layers.adapter_bank import AdapterBank, lane_state_bytes
-from potentia.engine.layers.packed_pass import Blocks
+from potentia.engine.layers.packed_pass import FusedLayers
 from potentia.engine.models.device_layout import find_blocks
 from potentia.engine.models.quantization import count_parameters
 from potentia.engine.proof.rehearsal import RehearsalFailedError, rehearse_first_step
 from potentia.engine.proof.training_steps import TrainingSteps, make_steps
 from potentia.engine.steps.lane_states import UPDATE_COLUMNS, LaneStates, update_settings
 from potentia.engine.steps.packed_steps import PackedSteps
-from potentia.engine.steps.pass_plan import LARGER, LEAST_TOKENS, PassPlan
+from potentia.engine.steps.pass_plan import LEAST_TOKENS, MEMORY_HINT, PassPlan
 from potentia.engine.training.lane import Lane, LaneEpoch, StepInfo
-from potentia.engine.training.snapshot import Shelf, Snapshots
-from potentia.engine.training.trainer import Watch
+from potentia.engine.training.snapshot import SavedStates, Snapshots
+from potentia.engine.training.trainer import TrainingListener
 from potentia.timing import spending
 from potentia.values.training_form import TrainingForm
 
@@ -47,7 +47,7 @@ class LaneRun:
     """Lanes in their slots, from the first step or a snapshot to the end of the queue or a request to stop."""
 
     def __init__(
-        self, trainer: LaneTrainer, lora: LoraConfig, lanes: Sequence[Lane], watch: Watch
+        self, trainer: LaneTrainer, lora: LoraConfig, lanes: Sequence[Lane], watch: TrainingListener
     ) -> None:
         self.trainer, self.lora, self.watch = trainer, lora, watch
         # the longest lanes first: what is left for the end is short; ties keep the given order
@@ -64,12 +64,12 @@ class LaneRun:
             folder = (
                 Path(trainer.workspace) / hashlib.sha256("\n".join(facts).encode()).hexdigest()[:24]
             )
-        self.shelf = Shelf(folder)
+        self.shelf = SavedStates(folder)
         self.snapshots = Snapshots(folder, SNAPSHOT_SECONDS)
         self.step = 0
         self._before = 0  # steps that a snapshot brought
 
-    def go(self) -> None:
+    def train_to_the_end(self) -> None:
         """Train until every lane is over or ``stop`` says so."""
         found = self.snapshots.latest()
         plan = self.trainer.plan = PassPlan(**found[1]["plan"]) if found else self._first_plan()
@@ -99,14 +99,14 @@ class LaneRun:
         for lane in self.lanes.values():
             lane.targets = self.bank.targets
 
-    def _make_steps(self, plan: PassPlan, blocks: Blocks | None) -> TrainingSteps:
+    def _make_steps(self, plan: PassPlan, blocks: FusedLayers | None) -> TrainingSteps:
         """Make the steps in the form that the check found; ``blocks`` are fused layers that are made already."""
         form = self.trainer.verdict(self.lora).form
         steps = make_steps(form, self.trainer.split, self.bank, self.states, blocks)
         if isinstance(steps, PackedSteps):
             # lanes that start together; those that wait have shorter company
             together = [
-                lane.spec.step_tokens(self.trainer.limit)
+                lane.spec.tokens_by_step(self.trainer.limit)
                 for lane in list(self.lanes.values())[: plan.slots]
             ]
             steps.most_tokens = int(max(map(sum, zip_longest(*together, fillvalue=0))))
@@ -158,9 +158,9 @@ class LaneRun:
         ):  # embeddings and head are no work of most tokens
             blocks = find_blocks(self.trainer.model)
             known["parameters"] = sum(map(count_parameters, blocks))
-            known["kept"] = Blocks(blocks, joined=False).kept_bytes
+            known["kept"] = FusedLayers(blocks, joined=False).kept_bytes
         known["lane_bytes"] = lane_state_bytes(self.trainer.model, self.lora)
-        plan = self.trainer.pack(len(tokens), sum(tokens) / len(tokens), **known)
+        plan = self.trainer.plan_passes(len(tokens), sum(tokens) / len(tokens), **known)
         if (
             plan.checkpointing and not self.trainer.recomputes
         ):  # adapters take the room of activations
@@ -184,14 +184,14 @@ class LaneRun:
             self.put_into_slot(lane, slot)
             active.append(lane)
         if free and waiting:
-            self.bank.refresh()
+            self.bank.refresh_work()
         self.trainer.occupy({lane.spec.key: lane.slot for lane in active if lane.slot is not None})
         return self._active()
 
     def put_into_slot(self, lane: Lane, slot: int) -> None:
         """Begin a lane in a slot: a fresh adapter, and nothing of the lane that had the slot before."""
         lane.slot, lane.status, lane.began = slot, "training", time.monotonic()
-        self.bank.weights[slot].copy_(self.bank.fresh(lane.spec.seed))
+        self.bank.weights[slot].copy_(self.bank.fresh_row(lane.spec.seed))
         self.states.reset(slot)
 
     def _end(self, lane: Lane, status: str, reason: str | None = None) -> None:
@@ -221,16 +221,18 @@ class LaneRun:
 
     def saved_adapter(self, lane: Lane) -> Tensor | None:
         """Return the adapter that was saved at the end of a lane's last epoch."""
-        tensors = self.shelf.get(lane.key, lane.epochs[-1].epoch)
+        tensors = self.shelf.load_state(lane.key, lane.epochs[-1].epoch)
         return None if tensors is None else tensors["adapter"]
 
-    def next_rows(self, lanes: Sequence[Lane]) -> list[Lesson]:
+    def next_rows(self, lanes: Sequence[Lane]) -> list[TrainingRow]:
         """Return the rows of the next step of lanes, slot by slot."""
-        return [row for lane in lanes for row in lane.batch(self.trainer.limit)]
+        return [row for lane in lanes for row in lane.next_rows(self.trainer.limit)]
 
-    def compute_gradients(self, rows: Sequence[Lesson]) -> None:
+    def compute_gradients(self, rows: Sequence[TrainingRow]) -> None:
         """Add the gradients of a step, in smaller passes where memory runs out."""
-        self.trainer.in_passes(rows, partial(self.steps.gradients, rows), self.steps.clear, LARGER)
+        self.trainer.run_in_passes(
+            rows, partial(self.steps.add_gradients, rows), self.steps.clear, MEMORY_HINT
+        )
 
     def update_table(self, active: Sequence[Lane]) -> npt.NDArray[np.float32]:
         """Return the table of an update: the settings of lanes that take a step, by slot."""
@@ -273,7 +275,7 @@ class LaneRun:
                 reason = f"diverged: mean loss {loss:.3g} in epoch {epoch.epoch}, {starts[slot]:.3g} at the first step"
                 self._end(lane, "failed", reason)
                 continue
-            self.shelf.put(spec.key, epoch.epoch, {"adapter": self.bank.weights[slot]})
+            self.shelf.save_state(spec.key, epoch.epoch, {"adapter": self.bank.weights[slot]})
             lane.epochs.append(epoch)
             ended[spec.key] = epoch
         dropped = (self.watch.on_epoch(list(ended.values())) if ended else None) or ()
@@ -296,7 +298,7 @@ class LaneRun:
         plan, at = self.trainer.plan, [lane.slot for lane in self._active()]
         assert plan is not None
         tensors = {name: part.cpu()[at] for name, part in self._state().items()}
-        lanes = {key: lane.record() for key, lane in self.lanes.items()}
+        lanes = {key: lane.to_record() for key, lane in self.lanes.items()}
         self.snapshots.save(
             tensors, {"plan": asdict(plan), "step": self.step, "lanes": lanes, "slots": at}
         )
@@ -309,7 +311,7 @@ class LaneRun:
         records = facts["lanes"]
         assert isinstance(records, dict)
         if any(
-            self.shelf.get(key, e["epoch"]) is None
+            self.shelf.load_state(key, e["epoch"]) is None
             for key in self.lanes
             for e in records[key]["epochs"]
         ):
@@ -319,6 +321,6 @@ class LaneRun:
             part.index_copy_(0, at, tensors[name].to(self.bank.device))
         self.step = int(facts["step"])  # type: ignore[call-overload]
         for key, lane in self.lanes.items():
-            lane.recall(records[key])
+            lane.take_up_record(records[key])
         self._before = self._done()
-        self.bank.refresh()
+        self.bank.refresh_work()

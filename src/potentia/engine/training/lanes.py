@@ -28,10 +28,10 @@ from potentia.engine.models.device_layout import is_spread
 from potentia.engine.models.identity import Verdicts
 from potentia.engine.proof.refusal import Refusal
 from potentia.engine.proof.rehearsal import RehearsalFailedError
-from potentia.engine.proof.training_check import FORMS, TrainingVerdict, check_lanes, recheck
+from potentia.engine.proof.training_check import FORMS, TrainingVerdict, check_lanes, recheck_lanes
 from potentia.engine.training.lane import Lane
 from potentia.engine.training.lane_run import LaneRun
-from potentia.engine.training.trainer import Trainer, Watch, _nothing
+from potentia.engine.training.trainer import Trainer, TrainingListener, _nothing
 from potentia.errors import TuningError
 from potentia.timing import spending
 
@@ -82,24 +82,26 @@ class LaneTrainer(Trainer):
 
     # ---- training -------------------------------------------------------------------------------------------------
 
-    def _train(self, lanes: dict[str, Lane], watch: Watch) -> None:
+    def _train(self, lanes: dict[str, Lane], watch: TrainingListener) -> None:
         groups: dict[LoraConfig, list[Lane]] = {}
         for lane in lanes.values():
             groups.setdefault(lane.spec.lora, []).append(lane)
         for lora, group in groups.items():
             specs = [lane.spec for lane in group]
-            self.pack(1, 1.0, lane_bytes=lane_state_bytes(self.model, lora))  # no room is an error
+            self.plan_passes(
+                1, 1.0, lane_bytes=lane_state_bytes(self.model, lora)
+            )  # no room is an error
             self._check(lora, specs)
             while not self._run_group(lora, group, watch):
                 # the run that was refused has told of the epochs that it found
                 watch = replace(watch, on_recall=_nothing)
 
-    def _run_group(self, lora: LoraConfig, group: Sequence[Lane], watch: Watch) -> bool:
+    def _run_group(self, lora: LoraConfig, group: Sequence[Lane], watch: TrainingListener) -> bool:
         """Train lanes of one shape; return False where the rehearsal refuses the form, and a slower one is next."""
         run = self.run_under_way = LaneRun(self, lora, group, watch)
         self._runs |= dict.fromkeys(run.lanes, run)
         try:
-            run.go()
+            run.train_to_the_end()
         except RehearsalFailedError as failure:
             self._take_slower_form(lora, [lane.spec for lane in group], failure.refusal)
             return False
@@ -138,7 +140,7 @@ class LaneTrainer(Trainer):
 
     def _check(self, lora: LoraConfig, specs: Sequence[LaneSpec]) -> None:
         """Compare lanes with the model's own code, once a model for a shape of adapters and the longest rows so far."""
-        longest, way = min(self.limit, max(spec.longest for spec in specs)), self._way(lora)
+        longest, way = min(self.limit, max(spec.longest_text for spec in specs)), self._way(lora)
         known = self._verdicts.get(way)
         if known is None or longest > known.longest:
             self._take_off()
@@ -154,7 +156,7 @@ class LaneTrainer(Trainer):
         found = self._shared.get(*alike)
         if found is not None:
             before = TrainingVerdict.from_dict(found)
-            verdict = recheck(self.model, lora, specs, before, **how)
+            verdict = recheck_lanes(self.model, lora, specs, before, **how)
             if verdict is not None:
                 return verdict
         verdict = check_lanes(self.model, lora, specs, static=self.static, **how)
@@ -177,7 +179,7 @@ class LaneTrainer(Trainer):
     @property
     def recomputes(self) -> bool:
         """Whether activations are computed again: where it is asked for, or memory is short."""
-        return self.pack(1, 1.0).checkpointing if self.recompute is None else self.recompute
+        return self.plan_passes(1, 1.0).checkpointing if self.recompute is None else self.recompute
 
     def occupy(self, slots: dict[str, int]) -> None:
         """Note which lanes train in which slots; what a slot held before is gone."""
@@ -210,7 +212,7 @@ class LaneTrainer(Trainer):
             if not run.lanes[lane_key].epochs:
                 raise TuningError(f"lane {lane_key} finished no epoch")
             epoch = run.lanes[lane_key].epochs[-1].epoch
-        kept = run.shelf.get(lane_key, epoch)
+        kept = run.shelf.load_state(lane_key, epoch)
         if kept is None:
             raise TuningError(
                 f"lane {lane_key} has no whole adapter of epoch {epoch}",
@@ -221,7 +223,7 @@ class LaneTrainer(Trainer):
     def adapter_state(self, lane_key: str, epoch: int | None = None) -> dict[str, Tensor]:
         """Return a lane's adapter after an epoch (the last one by default) as PEFT's state dict, fp32 on the CPU."""
         bank, row = self._row(lane_key, epoch)
-        return bank.state(row)
+        return bank.peft_state(row)
 
     def save_peft(self, lane_key: str, folder: Path, epoch: int | None = None) -> None:
         """Write a lane's adapter as PEFT does; ``PeftModel.from_pretrained`` reads it."""
@@ -231,7 +233,9 @@ class LaneTrainer(Trainer):
         folder.mkdir(parents=True, exist_ok=True)
         bank.peft_config().save_pretrained(str(folder))
         save_file(
-            bank.state(row), str(folder / "adapter_model.safetensors"), metadata={"format": "pt"}
+            bank.peft_state(row),
+            str(folder / "adapter_model.safetensors"),
+            metadata={"format": "pt"},
         )
 
     @property
@@ -271,5 +275,5 @@ class LaneTrainer(Trainer):
         self._resident.pop(lane_key, None)
         self._resident[lane_key] = slot
         bank.weights[slot].copy_(row)
-        bank.refresh()
+        bank.refresh_work()
         return slot

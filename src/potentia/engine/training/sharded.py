@@ -1,9 +1,9 @@
 """Full tuning over several processes (FSDP): weights, gradients and moments in shards, a process and a GPU for each.
 
-The job is :class:`~potentia.engine.training.full.Job`'s: the same rows in the same order, one effective batch an
-update, the loss a mean over all its target tokens; each process takes every n-th row. Blocks are gathered when a pass
-needs them (PyTorch's ``fully_shard``), computed in the base's dtype and updated in float32. The model that is scored
-stays here, and gets the weights when somebody looks. A job that is interrupted starts over.
+The job is :class:`~potentia.engine.training.full.FullTuningJob`'s: the same rows in the same order, one effective batch
+an update, the loss a mean over all its target tokens; each process takes every n-th row. Blocks are gathered when a
+pass needs them (PyTorch's ``fully_shard``), computed in the base's dtype and updated in float32. The model that is
+scored stays here, and gets the weights when somebody looks. A job that is interrupted starts over.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from potentia.engine.lane_spec import LaneSpec, Lesson
+from potentia.engine.lane_spec import LaneSpec, TrainingRow
 from potentia.engine.models.device_layout import find_blocks
-from potentia.engine.steps.padded_pass import assemble, own_losses
-from potentia.engine.training.full import FullStep, adamw, clipped_norm, update
+from potentia.engine.steps.padded_pass import assemble_batch, model_losses
+from potentia.engine.training.full import FullStep, clip_gradients, make_adamw, make_update
 from potentia.errors import TuningError
 from potentia.processes import exit_with_parent
 from potentia.values.training_form import TrainingForm
@@ -103,7 +103,7 @@ class Shards:
     def save(self, done: Sequence[FullStep], *, now: bool = False) -> None:
         """Nothing is saved."""
 
-    def step(self, rows: Sequence[Lesson], rate: float) -> FullStep:
+    def step(self, rows: Sequence[TrainingRow], rate: float) -> FullStep:
         """Make one update."""
         loss, norm = self.ask("step", rows, rate)
         return FullStep(loss, norm, sum(len(row.ids) for row in rows))
@@ -171,9 +171,9 @@ class _Shard:
             fully_shard(block, mesh=mesh, mp_policy=policy)
         fully_shard(self.model, mesh=mesh, mp_policy=policy)
         self.parameters = list(self.model.parameters())
-        self.optimizer = adamw(self.parameters, self.schedule)
+        self.optimizer = make_adamw(self.parameters, self.schedule)
 
-    def step(self, rows: Sequence[Lesson], rate: float) -> tuple[float, float]:
+    def step(self, rows: Sequence[TrainingRow], rate: float) -> tuple[float, float]:
         """Make one update by all rows of an effective batch; returns its loss and its gradient's norm."""
         each = -(-len(rows) // self.count)
         own = list(rows[self.rank :: self.count])
@@ -185,15 +185,15 @@ class _Shard:
         ):  # as many passes in every process: each gathers blocks from all
             total += self._pass(own[first : first + size])
         torch.distributed.all_reduce(total)
-        norm = clipped_norm(self.parameters, self.schedule)
-        update(self.optimizer, rate)
+        norm = clip_gradients(self.parameters, self.schedule)
+        make_update(self.optimizer, rate)
         return float(total), norm
 
-    def _pass(self, rows: Sequence[Lesson]) -> Tensor:
+    def _pass(self, rows: Sequence[TrainingRow]) -> Tensor:
         """Add the gradients of some rows; without any, of a text that counts for nothing."""
-        rows = rows or [Lesson(np.zeros(2, np.int64), 1, 0, 0, 0, 0, 0.0)]
-        batch = assemble(rows, max(len(row.ids) for row in rows), self.device, dropout=False)
-        loss = (own_losses(self.model, batch) * batch.weights).sum()
+        rows = rows or [TrainingRow(np.zeros(2, np.int64), 1, 0, 0, 0, 0, 0.0)]
+        batch = assemble_batch(rows, max(len(row.ids) for row in rows), self.device, dropout=False)
+        loss = (model_losses(self.model, batch) * batch.weights).sum()
         torch.autograd.backward(loss * self.count)  # gradients are averaged over processes
         return loss.detach()
 

@@ -71,42 +71,44 @@ def read_sealed(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         return None
 
 
-class Shelf:
+class SavedStates:
     """What lanes were after their epochs: sealed files in a folder, or memory where there is none."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
         self._memory: dict[tuple[str, int], dict[str, Tensor]] = {}
 
-    def path(self, key: str, epoch: int) -> Path:
+    def path_of_state(self, key: str, epoch: int) -> Path:
         """Return where a state lies."""
         assert self.folder is not None
         name = hashlib.sha256(key.encode()).hexdigest()[:24]
         return self.folder / name / f"epoch-{epoch}.sealed"
 
-    def put(self, key: str, epoch: int, tensors: dict[str, Tensor]) -> None:
+    def save_state(self, key: str, epoch: int, tensors: dict[str, Tensor]) -> None:
         """Keep what a lane is after ``epoch`` (from 1)."""
         if self.folder is None:
             self._memory[key, epoch] = {
                 name: part.detach().cpu().clone() for name, part in tensors.items()
             }
         else:
-            write_sealed(self.path(key, epoch), tensors, {"key": key, "epoch": epoch}, synced=False)
+            write_sealed(
+                self.path_of_state(key, epoch), tensors, {"key": key, "epoch": epoch}, synced=False
+            )
 
-    def get(self, key: str, epoch: int) -> dict[str, Tensor] | None:
+    def load_state(self, key: str, epoch: int) -> dict[str, Tensor] | None:
         """Return what was kept, or None where it is absent or broken."""
         if self.folder is None:
             return self._memory.get((key, epoch))
-        found = read_sealed(self.path(key, epoch))
+        found = read_sealed(self.path_of_state(key, epoch))
         return found[0] if found is not None and found[1] == {"key": key, "epoch": epoch} else None
 
-    def keep(self, states: Collection[tuple[str, int]]) -> None:
+    def keep_only(self, states: Collection[tuple[str, int]]) -> None:
         """Let go of all but these keys and epochs."""
         self._memory = {
             state: tensors for state, tensors in self._memory.items() if state in states
         }
         if self.folder is not None:
-            kept = {self.path(*state) for state in states}
+            kept = {self.path_of_state(*state) for state in states}
             for file in set(self.folder.glob("*/epoch-*.sealed")) - kept:
                 file.unlink(missing_ok=True)
 

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import nn
 
-from potentia.engine.lane_spec import LaneSpec, Lesson
+from potentia.engine.lane_spec import LaneSpec, TrainingRow
 from potentia.engine.models.device_layout import (
     give_back,
     on_stream,
@@ -20,7 +20,13 @@ from potentia.engine.models.device_layout import (
 from potentia.engine.models.loading import context_length
 from potentia.engine.models.quantization import count_parameters
 from potentia.engine.models.split_model import SplitModel
-from potentia.engine.steps.pass_plan import PassPlan, Workload, make_plan, token_bytes, too_long
+from potentia.engine.steps.pass_plan import (
+    PassPlan,
+    Workload,
+    estimate_token_bytes,
+    make_plan,
+    row_too_long_error,
+)
 from potentia.engine.training.lane import Lane, LaneEpoch, StepInfo
 from potentia.errors import InputError
 
@@ -35,7 +41,7 @@ def _nothing(_: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Watch:
+class TrainingListener:
     """Whom a training tells of ends of epochs, of steps and of epochs that it found done, and who may stop it."""
 
     on_epoch: OnEpoch = _nothing
@@ -97,14 +103,16 @@ class Trainer:
             raise InputError("two lanes have the same key")
         self._train(
             lanes,
-            Watch(on_epoch or _nothing, on_step or _nothing, on_recall or _nothing, stop or bool),
+            TrainingListener(
+                on_epoch or _nothing, on_step or _nothing, on_recall or _nothing, stop or bool
+            ),
         )
-        return {key: lane.ended() for key, lane in lanes.items()}
+        return {key: lane.mark_ended() for key, lane in lanes.items()}
 
-    def _train(self, lanes: dict[str, Lane], watch: Watch) -> None:
+    def _train(self, lanes: dict[str, Lane], watch: TrainingListener) -> None:
         raise NotImplementedError
 
-    def pack(
+    def plan_passes(
         self,
         lanes: int,
         tokens_per_step: float,
@@ -120,7 +128,7 @@ class Trainer:
         ``lane_bytes`` those of a lane's adapter and its optimizer.
         """
         config = getattr(self.model.config, "text_config", None) or self.model.config
-        kept = kept or token_bytes(config, next(self.model.parameters()).element_size())
+        kept = kept or estimate_token_bytes(config, next(self.model.parameters()).element_size())
         workload = Workload(
             lanes=lanes,
             tokens_per_step=tokens_per_step,
@@ -131,9 +139,9 @@ class Trainer:
         memory = room_for_passes(self.model, more=more)
         return make_plan(workload, memory=memory, token_budget=self.token_budget)
 
-    def in_passes(
+    def run_in_passes(
         self,
-        rows: Sequence[Lesson],
+        rows: Sequence[TrainingRow],
         compute: Callable[[PassPlan], Found],
         clear: Callable[[], None],
         hint: str,
@@ -150,7 +158,7 @@ class Trainer:
                     raise
                 smaller = self.plan.smaller(recompute=self.may_recompute)
                 if smaller is None and pressed:
-                    raise too_long(rows, hint) from error
+                    raise row_too_long_error(rows, hint) from error
             clear()
             if (
                 not give_back(next(self.model.parameters()).device) or pressed
