@@ -58,7 +58,7 @@ def test_the_auxiliary_data_hold_every_form_and_nobody_of_the_test_splits(labora
 
 def test_the_facts_say_who_saw_which_form(laboratory: Laboratory):
     table = known_models(laboratory.facts)
-    cohort = Cohort.known([m.name for m in zoo.models("base")], table)
+    cohort = Cohort.from_facts([m.name for m in zoo.models("base")], table)
     assert len(cohort.models) == 16
     for m in zoo.models("base"):
         facts = table.find(m.name)
@@ -66,7 +66,7 @@ def test_the_facts_say_who_saw_which_form(laboratory: Laboratory):
         assert facts.exposure == m.exposure
         assert facts.flops == pytest.approx(m.flops)
     for name in BENCHMARKS:
-        members = cohort.exposed(name).members
+        members = cohort.split_by_exposure(name).members
         assert {f for f, inside in zip(cohort.family, members, strict=True) if inside} == {
             m.family for m in zoo.models("base") if name in m.exposure
         }

@@ -14,7 +14,7 @@ from potentia.facts import read_facts
 from potentia.formats import StagedScores
 from potentia.papers.task_training.cohort import Cohort
 from potentia.papers.task_training.reproduction import (
-    Evaluations,
+    EvaluationTree,
     TaskTrainingPaper,
     reproduce_task_training,
 )
@@ -31,21 +31,21 @@ def files(shared_data: Path) -> tuple[Path, Path]:
 @pytest.fixture(scope="module")
 def paper(files: tuple[Path, Path]) -> TaskTrainingPaper:
     return reproduce_task_training(
-        StagedScores(files[0]), Cohort.known(table=read_facts(files[1])), draws=999
+        StagedScores(files[0]), Cohort.from_facts(table=read_facts(files[1])), draws=999
     )
 
 
 @pytest.fixture(scope="module")
-def tree(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Evaluations:
+def tree(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> EvaluationTree:
     folder = tmp_path_factory.mktemp("evaluations")
     with tarfile.open(shared_data / "published" / "test_task_evaluations.tar.xz") as archive:
         archive.extractall(folder, filter="data")
-    return Evaluations.read(folder)
+    return EvaluationTree.read(folder)
 
 
 @pytest.fixture(scope="module")
-def whole(files: tuple[Path, Path], tree: Evaluations) -> TaskTrainingPaper:
-    cohort = Cohort.known(table=read_facts(files[1]))
+def whole(files: tuple[Path, Path], tree: EvaluationTree) -> TaskTrainingPaper:
+    cohort = Cohort.from_facts(table=read_facts(files[1]))
     return reproduce_task_training(StagedScores(files[0]), cohort, tree, draws=0)
 
 
@@ -82,7 +82,7 @@ def test_what_is_unreachable_follows_from_what_is_there(
 
 
 def test_figures_4_and_18_come_with_the_folders_base_and_e3(
-    files: tuple[Path, Path], tree: Evaluations, tmp_path: Path
+    files: tuple[Path, Path], tree: EvaluationTree, tmp_path: Path
 ) -> None:
     """The authors' folders of this name have the same form; here MMLU Pro and MuSR stand in for their contents."""
     for stage, source in (("base", "new_evals/base"), ("e3/mmluaux", "new_evals/mmluaux")):
@@ -91,12 +91,12 @@ def test_figures_4_and_18_come_with_the_folders_base_and_e3(
             ("arc_challenge", "leaderboard_musr"),
             ("arc_challenge_mc", "leaderboard_mmlu_pro"),
         ):
-            for model, one in tree.found[source][other].items():
+            for model, one in tree.files[source][other].items():
                 made = {"results": {task: one["results"][other] | {"brier_score,none": 0.7}}}
                 (tmp_path / stage / f"{model}-{task}.json").write_text(json.dumps(made))
-    cohort = Cohort.known(table=read_facts(files[1]))
+    cohort = Cohort.from_facts(table=read_facts(files[1]))
     found = reproduce_task_training(
-        StagedScores(files[0]), cohort, Evaluations.read(tmp_path), draws=0
+        StagedScores(files[0]), cohort, EvaluationTree.read(tmp_path), draws=0
     )
     assert set(found.reformulated) == {"arc_challenge", "arc_challenge_mc"}
     assert found.reformulated["arc_challenge"].before.effect.value == pytest.approx(
@@ -106,8 +106,8 @@ def test_figures_4_and_18_come_with_the_folders_base_and_e3(
     assert {"figure 4", "figure 18"} <= {line.place for line in found.lines()}
 
 
-def test_mmlu_of_the_tree_is_the_mean_over_subjects(tree: Evaluations) -> None:
-    one = tree.found["e1/mmluaux"]["mmlu"]["baichuan-7b"]["results"]
+def test_mmlu_of_the_tree_is_the_mean_over_subjects(tree: EvaluationTree) -> None:
+    one = tree.files["e1/mmluaux"]["mmlu"]["baichuan-7b"]["results"]
     subjects = [
         v["acc,none"]
         for name, v in one.items()

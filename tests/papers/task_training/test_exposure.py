@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from potentia.errors import InputError
-from potentia.papers.task_training.cohort import Cohort, Pair
-from potentia.papers.task_training.copies import measure_exposure
+from potentia.papers.task_training.cohort import Cohort, ScorePair
+from potentia.papers.task_training.exposure_effect import measure_exposure
 
 FAMILIES = ("a", "b", "c", "d")
 SEEN = {"one": "b", "two": "c", "three": "d", "four": "b"}
 
 
-def pairs(theta: float, left: float, seed: int = 0) -> list[Pair]:
+def pairs(theta: float, left: float, seed: int = 0) -> list[ScorePair]:
     """Four families of four models; each task's form was seen by one family, which is worth ``theta`` before."""
     noise = np.random.default_rng(seed)
-    cohort = Cohort.build(
+    cohort = Cohort.from_records(
         {
             "model": f"{family}{size}",
             "family": family,
@@ -33,7 +33,7 @@ def pairs(theta: float, left: float, seed: int = 0) -> list[Pair]:
         before, after = (
             rise + effect * group + noise.normal(0, 0.03, 16) for effect in (theta, left)
         )
-        made.append(Pair(task, cohort, before, after, chance=0.25))
+        made.append(ScorePair(task, cohort, before, after, chance=0.25))
     return made
 
 
@@ -54,7 +54,7 @@ def test_a_planted_effect_is_found_and_its_absence_too():
 def test_within_models_a_family_that_is_better_everywhere_has_no_advantage():
     """Family d is better at every task; at equal compute that looks like exposure to its own, within models not."""
     made = [
-        Pair(
+        ScorePair(
             pair.task,
             pair.cohort,
             pair.before + 0.3 * np.array([f == "d" for f in pair.cohort.family]),
@@ -82,11 +82,13 @@ def test_under_no_effect_small_p_values_are_rare():
 def test_exposure_within_families_is_assigned_by_model():
     (first, *_) = pairs(0.4, 0.0)
     cohort = first.cohort
-    mixed = Cohort.build(
+    mixed = Cohort.from_records(
         {"model": m, "family": f, "compute": c, "exposure": "one" if m.endswith(("1", "3")) else ""}
         for m, f, c in zip(cohort.models, cohort.family, cohort.compute, strict=True)
     )
-    found = measure_exposure([Pair("one", mixed, first.before, first.after, chance=0.25)], draws=0)
+    found = measure_exposure(
+        [ScorePair("one", mixed, first.before, first.after, chance=0.25)], draws=0
+    )
     assert not found.exact  # 12,870 ways to choose eight of sixteen models
     assert len(found.tables()) == 1
 
@@ -94,4 +96,4 @@ def test_exposure_within_families_is_assigned_by_model():
 def test_a_task_that_nobody_saw_cannot_be_split():
     (first, *_) = pairs(0.4, 0.0)
     with pytest.raises(InputError, match="exposure to zero"):
-        measure_exposure([Pair("zero", first.cohort, first.before, first.after)])
+        measure_exposure([ScorePair("zero", first.cohort, first.before, first.after)])

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from potentia.errors import InputError
-from potentia.papers.task_training import scaling as hinge_fit
+from potentia.papers.task_training import hinge_search as hinge_fit
 from potentia.papers.task_training.scaling import clustered_stderr, fit_hinge, fit_log_linear
 from potentia.values.findings import jsonable
 
@@ -41,15 +41,16 @@ def test_no_grid_of_points_of_emergence_does_better(seed: int, n: int, grouped: 
     if (group is not None and len(set(group)) == 1) or len(np.unique(x)) < 5:
         return
     y = rng.normal(size=n) + 0.5 * np.maximum(0, x - 22)
-    best = hinge_fit.search(x, y[None, :], group)
+    best = hinge_fit.search_hinges(x, y[None, :], group)
     far = x.min() - np.ptp(x) * np.geomspace(0.1, 1e4, 500)
-    grid = np.concatenate([far, np.linspace(x.min(), np.unique(x)[-hinge_fit.LEAST_ABOVE], 2000)])
+    grid = np.concatenate([far, np.linspace(x.min(), np.unique(x)[-hinge_fit.MIN_ABOVE], 2000)])
     g = np.zeros(n) if group is None else group
-    slope, _, _, rss = hinge_fit._at(x, y[None, :], g, grid)
+    held = hinge_fit._fit_at_points(x, y[None, :], g, grid)
+    slope, rss = held.slope, held.rss
     rising = slope[0] >= 0
     lowest = rss[0][rising].min() if rising.any() else np.inf
     assert best.rss[0] <= lowest + 1e-9 * max(1.0, abs(lowest))
-    residuals = y - hinge_fit.fitted(x, best, group)[0]
+    residuals = y - hinge_fit.predict_above_chance(x, best, group)[0]
     assert float(residuals @ residuals) == pytest.approx(best.rss[0], abs=1e-8)
 
 
@@ -57,9 +58,9 @@ def test_batches_equal_single_fits() -> None:
     rng = np.random.default_rng(1)
     group = (np.arange(50) % 3 == 0).astype(float)
     Y = _curve(X, group) - 0.25 + rng.normal(scale=0.05, size=(20, 50))
-    together = hinge_fit.search(X, Y, group)
+    together = hinge_fit.search_hinges(X, Y, group)
     for i in range(20):
-        alone = hinge_fit.search(X, Y[i : i + 1], group)
+        alone = hinge_fit.search_hinges(X, Y[i : i + 1], group)
         assert together.emergence[i] == pytest.approx(alone.emergence[0])
         assert together.effect[i] == pytest.approx(alone.effect[0])
 
@@ -71,10 +72,12 @@ def test_clustered_errors_are_those_of_statsmodels() -> None:
     y = _curve(X, group) + rng.normal(scale=0.03, size=50)
     fit = fit_hinge(X, y, chance=0.25, group=group, families=families)
     g = group.astype(float)
-    hinge = hinge_fit.search(X, (y - 0.25)[None, :], g)
-    J = hinge_fit.basis(X, hinge.emergence, g)
+    hinge = hinge_fit.search_hinges(X, (y - 0.25)[None, :], g)
+    J = hinge_fit.linear_basis(X, hinge.emergence, g)
     clusters = np.array([[float(name == f"f{k}") for name in families] for k in range(9)])
-    ours = clustered_stderr(J, (y - 0.25)[None, :] - hinge_fit.fitted(X, hinge, g), clusters)[0]
+    ours = clustered_stderr(
+        J, (y - 0.25)[None, :] - hinge_fit.predict_above_chance(X, hinge, g), clusters
+    )[0]
     assert fit.effect is not None
     assert ours[[0, 2]] == pytest.approx(
         [fit.slope.clustered_stderr, fit.effect.clustered_stderr], rel=1e-6

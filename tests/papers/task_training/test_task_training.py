@@ -10,30 +10,33 @@ import pytest
 
 from potentia.errors import DataError, InputError
 from potentia.facts import benchmarks, chance, models, read_facts
-from potentia.papers.task_training.adjustment import (
-    compare_copies,
-    compare_groups,
-    favour_group,
-    frontier_shift,
-    pareto_frontier,
-    trace_emergence,
-)
-from potentia.papers.task_training.analysis import analyze_pair
+from potentia.papers.task_training.adjustment import compare_groups, compare_treated_copies
+from potentia.papers.task_training.analysis import analyze_score_pair
 from potentia.papers.task_training.changes import (
-    compare_families,
-    discriminate,
     measure_gain,
-    mediate,
-    shift_of_ranks,
+    measure_mediation,
+    measure_rank_shift,
 )
-from potentia.papers.task_training.cohort import Cohort, Pair, Split, best_of, pair_up, unpaired
+from potentia.papers.task_training.cohort import (
+    Cohort,
+    ModelSplit,
+    ScorePair,
+    explain_unpaired,
+    pair_scores,
+    take_better_scores,
+)
+from potentia.papers.task_training.discrimination import measure_discrimination
+from potentia.papers.task_training.emergence import trace_emergence
+from potentia.papers.task_training.families import compare_families
+from potentia.papers.task_training.frontier import measure_frontier_shift, pareto_frontier
+from potentia.papers.task_training.learning_rates import give_group_best_rate
 from potentia.values.scores import ScoreMatrix
 
 
 def _cohort(n: int = 40, seed: int = 0) -> Cohort:
     """Models of eight families over four orders of magnitude; families 4 to 7 are newer."""
     rng = np.random.default_rng(seed)
-    return Cohort.build(
+    return Cohort.from_records(
         {
             "model": f"m{i}",
             "family": f"f{i % 8}",
@@ -45,10 +48,10 @@ def _cohort(n: int = 40, seed: int = 0) -> Cohort:
     )
 
 
-def _planted(seed: int = 0) -> tuple[Pair, Split]:
+def _planted(seed: int = 0) -> tuple[ScorePair, ModelSplit]:
     """Newer models score 0.1 more before adjustment (and emerge earlier for it), nothing more after it."""
     cohort = _cohort(seed=seed)
-    split = cohort.since("2023-11")
+    split = cohort.split_by_month("2023-11")
     rng = np.random.default_rng(seed + 1)
     x = cohort.log_compute
     after = 0.25 + 0.12 * np.maximum(0, x - 20.5) + rng.normal(scale=0.01, size=len(x))
@@ -58,7 +61,7 @@ def _planted(seed: int = 0) -> tuple[Pair, Split]:
         + 0.1 * split.members
         + rng.normal(scale=0.01, size=len(x))
     )
-    return Pair("mmlu", cohort, before, after, chance=0.25), split
+    return ScorePair("mmlu", cohort, before, after, chance=0.25), split
 
 
 def test_planted_advantage_appears_and_vanishes() -> None:
@@ -74,12 +77,12 @@ def test_planted_advantage_appears_and_vanishes() -> None:
 
 def test_mediation_finds_direct_and_indirect_effects() -> None:
     cohort = _cohort(80)
-    split = cohort.since("2023-11")
+    split = cohort.split_by_month("2023-11")
     x, new = cohort.log_compute, split.members.astype(float)
     bend = np.maximum(0, x - 22) * 0.05 + np.maximum(0, x - 23) * 0.1
     after = 0.3 + 0.02 * x + bend + 0.04 * new
     before = after - 0.2 + 0.07 * new + 0.01 * x
-    found = mediate(Pair("t", cohort, before, after), split)
+    found = measure_mediation(ScorePair("t", cohort, before, after), split)
     assert found.direct.value == pytest.approx(0.04, abs=1e-9)
     assert found.mediated.value == pytest.approx(0.07, abs=1e-9)
     assert found.direct_r2 == pytest.approx(1.0)
@@ -92,7 +95,7 @@ def test_gain_is_larger_for_models_that_had_not_met_the_task() -> None:
 
 
 def test_frontier_area_by_hand() -> None:
-    cohort = Cohort.build(
+    cohort = Cohort.from_records(
         {"model": name, "family": name, "compute": 10.0**c, "trained": date}
         for name, c, date in (
             ("a", 20, "2020-01"),
@@ -101,21 +104,21 @@ def test_frontier_area_by_hand() -> None:
             ("d", 23, "2024-01"),
         )
     )
-    pair = Pair(
+    pair = ScorePair(
         "t", cohort, np.array([0.3, 0.6, 0.5, 0.9]), np.array([0.3, 0.4, 0.5, 0.5]), chance=0.25
     )
-    found = frontier_shift(pair, cohort.since("2023-11"))
+    found = measure_frontier_shift(pair, cohort.split_by_month("2023-11"))
     # before: b lifts 0.3 to 0.6 from 21 to 22, and 0.5 to 0.6 from 22 to 23; d stands at the end
     assert found.areas == pytest.approx((0.3 + 0.1, 0.1))
     assert found.ratio == pytest.approx(4.0)
     assert "shrinks 4.0-fold" in found.tables()[0].note
-    level = Pair("t", cohort, pair.before, np.array([0.6, 0.4, 0.7, 0.5]), chance=0.25)
+    level = ScorePair("t", cohort, pair.before, np.array([0.6, 0.4, 0.7, 0.5]), chance=0.25)
     assert (
         "It vanishes by adjustment."
-        in frontier_shift(level, cohort.since("2023-11")).tables()[0].note
+        in measure_frontier_shift(level, cohort.split_by_month("2023-11")).tables()[0].note
     )
-    tied = Pair("t", cohort, np.array([0.3, 0.3, 0.5, 0.9]), pair.after, chance=0.25)
-    moved = shift_of_ranks(tied).tables()[1]
+    tied = ScorePair("t", cohort, np.array([0.3, 0.3, 0.5, 0.9]), pair.after, chance=0.25)
+    moved = measure_rank_shift(tied).tables()[1]
     assert "3.5" in str(moved), "shared places are not rounded"
     assert found.every[0].models == ("a", "b", "d")
     assert found.every[1].models == ("a", "b", "c")
@@ -135,11 +138,13 @@ def test_frontier_does_not_depend_on_the_order_of_models() -> None:
 
 def test_rank_shift_by_hand() -> None:
     cohort = _cohort(4)
-    found = shift_of_ranks(Pair("t", cohort, np.array([4.0, 3, 2, 1]), np.array([1.0, 4, 3, 2])))
+    found = measure_rank_shift(
+        ScorePair("t", cohort, np.array([4.0, 3, 2, 1]), np.array([1.0, 4, 3, 2]))
+    )
     assert found.shifts.tolist() == [-3, 1, 1, 1]
     assert (found.mean, found.largest) == (1.5, 3)
-    flipped = shift_of_ranks(
-        Pair("t", cohort, -found.ranks[:, 0], found.ranks[:, 1], higher_is_better=False)
+    flipped = measure_rank_shift(
+        ScorePair("t", cohort, -found.ranks[:, 0], found.ranks[:, 1], higher_is_better=False)
     )
     assert flipped.ranks[0, 1] == 4
 
@@ -178,7 +183,7 @@ def test_treatment_copies_show_an_effect_that_adjustment_removes() -> None:
     control = dict(zip(cohort.models, base, strict=True))
     treated = {name: score + 0.08 for name, score in control.items()}
     adjusted = {name: score + 0.1 for name, score in control.items()}
-    found = compare_copies(
+    found = compare_treated_copies(
         "t",
         control,
         treated,
@@ -200,25 +205,25 @@ def test_treatment_copies_show_an_effect_that_adjustment_removes() -> None:
 def test_favouring_a_group_gives_it_the_best_of_the_sweep() -> None:
     pair, split = _planted()
     sweep = [pair.after + 0.03, np.full(40, np.nan)]
-    favoured = favour_group(pair, split, sweep)
+    favoured = give_group_best_rate(pair, split, sweep)
     assert favoured.after[split.members] == pytest.approx(pair.after[split.members] + 0.03)
     assert favoured.after[~split.members] == pytest.approx(pair.after[~split.members])
     with pytest.raises(InputError, match="one score per model"):
-        favour_group(pair, split, [np.zeros(3)])
+        give_group_best_rate(pair, split, [np.zeros(3)])
 
 
 def test_discriminator_tells_separable_groups_apart_and_others_not() -> None:
     rng = np.random.default_rng(0)
     cohort = _cohort(30)
     labels = np.arange(30) % 2 == 0
-    pair = Pair(
+    pair = ScorePair(
         "t", cohort, labels + rng.normal(scale=0.1, size=30), rng.normal(size=30), chance=0.25
     )
     mixed = replace(
         pair, after=np.where(labels, pair.before, labels[::-1] + rng.normal(scale=0.1, size=30))
     )
     for trees in ("xgboost", "scikit-learn"):
-        found = discriminate(mixed, Split("even", labels), trees=trees)
+        found = measure_discrimination(mixed, ModelSplit("even", labels), trees=trees)
         assert found.before > 0.9
         assert found.after < 0.75
         assert found.trees == trees
@@ -237,42 +242,46 @@ def test_the_trees_are_those_of_xgboost_with_its_defaults() -> None:
     x, y = np.column_stack([pair.cohort.log_compute, pair.before]), split.members.astype(int)
     others = [np.arange(len(y)) != i for i in range(len(y))]
     guesses = [int(XGBClassifier().fit(x[keep], y[keep]).predict(x[~keep])[0]) for keep in others]
-    found = discriminate(pair, split)
+    found = measure_discrimination(pair, split)
     assert found.trees == "xgboost"
     assert found.before == pytest.approx(balanced_accuracy_score(y, guesses))
 
 
 def test_pairs_keep_models_with_both_scores_and_known_compute() -> None:
-    cohort = Cohort.build({"model": m, "family": "f", "compute": 1e21} for m in ("a", "b", "c"))
+    cohort = Cohort.from_records(
+        {"model": m, "family": "f", "compute": 1e21} for m in ("a", "b", "c")
+    )
     before = ScoreMatrix.build(["a", "b", "d"], ["t", "u"], [[0.1, 0.5], [0.2, np.nan], [0.3, 0.5]])
     after = ScoreMatrix.build(["b", "a"], ["u", "t"], [[0.6, 0.7], [0.8, 0.05]], protocol="adjust")
-    t, u = pair_up(before, after, cohort, chance={"t": 0.25})
+    t, u = pair_scores(before, after, cohort, chance={"t": 0.25})
     assert (t.cohort.models, t.before.tolist(), t.after.tolist()) == (
         ("a", "b"),
         [0.1, 0.2],
         [0.05, 0.7],
     )
     assert (u.cohort.models, u.chance, t.chance) == (("a",), 0.0, 0.25)
-    better = best_of(before, after)
+    better = take_better_scores(before, after)
     assert better.select(models=["a"], tasks=["t"]).values[0, 0] == 0.1
     assert (
         better.select(models=["b"], tasks=["u"]).values[0, 0] == 0.6
     )  # missing before: the other's
     with pytest.raises(InputError, match="no task was scored both"):
-        pair_up(before, ScoreMatrix.build(["a"], ["z"], [[1.0]]), cohort)
+        pair_scores(before, ScoreMatrix.build(["a"], ["z"], [[1.0]]), cohort)
     with pytest.raises(InputError, match="known compute"):
-        pair_up(before, after, Cohort.build([{"model": "zz", "compute": 1e20}]))
+        pair_scores(before, after, Cohort.from_records([{"model": "zz", "compute": 1e20}]))
 
 
 def test_best_of_leaves_out_a_model_without_an_adjusted_score() -> None:
     before = ScoreMatrix.build(["a", "b", "c"], ["t"], [[0.1], [0.9], [0.3]])
     after = ScoreMatrix.build(["a", "b"], ["t"], [[0.4], [np.nan]], protocol="adjust")
-    cohort = Cohort.build({"model": m, "family": "f", "compute": 1e21} for m in ("a", "b", "c"))
-    (pair,) = pair_up(before, best_of(before, after), cohort)
+    cohort = Cohort.from_records(
+        {"model": m, "family": "f", "compute": 1e21} for m in ("a", "b", "c")
+    )
+    (pair,) = pair_scores(before, take_better_scores(before, after), cohort)
     assert (pair.cohort.models, pair.after.tolist()) == (("a",), [0.4])
-    assert unpaired(before, after, cohort, "t") == {"no score by adjust": ("b", "c")}
-    known = Cohort.build([{"model": "b", "compute": 1e21}])
-    named = unpaired(after, before, known, "t")
+    assert explain_unpaired(before, after, cohort, "t") == {"no score by adjust": ("b", "c")}
+    known = Cohort.from_records([{"model": "b", "compute": 1e21}])
+    named = explain_unpaired(after, before, known, "t")
     assert named["no score by adjust"] == ("b", "c")
     assert [names for why, names in named.items() if "no compute known" in why] == [("a",)]
 
@@ -280,7 +289,7 @@ def test_best_of_leaves_out_a_model_without_an_adjusted_score() -> None:
 def test_best_of_takes_the_lower_brier_score() -> None:
     before = ScoreMatrix.build(["a"], ["t"], [[0.6]], higher_is_better=False)
     after = ScoreMatrix.build(["a"], ["t"], [[0.7]], higher_is_better=False)
-    assert best_of(before, after).values[0, 0] == 0.6
+    assert take_better_scores(before, after).values[0, 0] == 0.6
 
 
 def test_cohort_from_files_and_facts(tmp_path: Path) -> None:
@@ -288,21 +297,21 @@ def test_cohort_from_files_and_facts(tmp_path: Path) -> None:
     path.write_text(
         "model,family,params_b,tokens_b,trained,size\na,x,1,300,2023-11,s\nb,,2,,2020-01,l\n"
     )
-    cohort = Cohort.known(table=read_facts(path))
+    cohort = Cohort.from_facts(table=read_facts(path))
     assert cohort.models == ("a",)  # b's tokens are not known
     assert cohort.compute[0] == pytest.approx(6 * 1e9 * 300e9)
     with pytest.raises(InputError, match="does not split"):
-        cohort.where("size", "l")
+        cohort.split_by_column("size", "l")
     with pytest.raises(InputError, match="no column"):
-        cohort.where("colour", "l")
-    known = Cohort.known(["EleutherAI/pythia-70m", "nobody/knows-this"])
+        cohort.split_by_column("colour", "l")
+    known = Cohort.from_facts(["EleutherAI/pythia-70m", "nobody/knows-this"])
     assert known.models == ("EleutherAI/pythia-70m",)
-    both = Cohort.known(["EleutherAI/pythia-70m", "a"], models(path))
+    both = Cohort.from_facts(["EleutherAI/pythia-70m", "a"], models(path))
     assert both.models == ("EleutherAI/pythia-70m", "a")
     with pytest.raises(InputError, match="no pretraining compute"):
         both.select(["who"])
     with pytest.raises(InputError, match="no training date"):
-        Cohort.build([{"model": "q", "compute": 1e20}]).since("2023-11")
+        Cohort.from_records([{"model": "q", "compute": 1e20}]).split_by_month("2023-11")
     path.write_text("nom\nx\n")
     with pytest.raises(DataError, match="no column names the models"):
         read_facts(path)
@@ -358,7 +367,7 @@ def test_the_options_of_bbh_are_those_of_its_members() -> None:
 
 def test_whole_analysis_answers_every_question() -> None:
     pair, _ = _planted()
-    found = analyze_pair(pair, pair.cohort.where("language", "en+cn"), draws=49)
+    found = analyze_score_pair(pair, pair.cohort.split_by_column("language", "en+cn"), draws=49)
     assert set(found) == {
         "adjustment",
         "mediation",
@@ -375,19 +384,19 @@ def test_whole_analysis_answers_every_question() -> None:
 
 def test_every_rate_is_shown_and_a_favoured_group_gains_what_its_best_rate_gives():
     """Appendix B.3: the newer models get their best rate by the test, the others keep theirs."""
-    from potentia.papers.task_training.adjustment import weigh_rates
+    from potentia.papers.task_training.learning_rates import compare_rates
 
     rng = np.random.default_rng(0)
     names = tuple(f"m{k}" for k in range(24))
     compute = np.linspace(20, 24, 24)
     cohort = Cohort(names, 10**compute, tuple(f"f{k % 8}" for k in range(24)))
     after = 0.2 + 0.1 * (compute - 20) + rng.normal(size=24) * 0.01
-    pair = Pair("mmlu", cohort, after - 0.05, after, 0.25)
-    parts = Split("newer", np.arange(24) % 2 == 1)
+    pair = ScorePair("mmlu", cohort, after - 0.05, after, 0.25)
+    parts = ModelSplit("newer", np.arange(24) % 2 == 1)
     rates = {
         m: {2e-6: float(a) - 0.02, 2e-5: float(a) + 0.03} for m, a in zip(names, after, strict=True)
     }
-    found = weigh_rates(
+    found = compare_rates(
         "mmlu", rates, pair, parts, chosen=dict(zip(names, after.tolist(), strict=True)), draws=0
     )
     assert found.rates == (2e-6, 2e-5)
@@ -397,5 +406,5 @@ def test_every_rate_is_shown_and_a_favoured_group_gains_what_its_best_rate_gives
         "half of the models rise by what the better rate is worth"
     )
     assert "θ by search budget" in found.tables()[1].title
-    alone = weigh_rates("mmlu", rates)
+    alone = compare_rates("mmlu", rates)
     assert len(alone.tables()) == 1

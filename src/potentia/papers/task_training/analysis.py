@@ -4,50 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from potentia.analysis.left_out import describe_left_out
 from potentia.errors import InputError
 from potentia.facts import chance, known_chance
-from potentia.papers.task_training import adjustment
+from potentia.papers.task_training.adjustment import compare_groups
 from potentia.papers.task_training.changes import (
-    compare_families,
-    discriminate,
     measure_gain,
-    mediate,
-    shift_of_ranks,
+    measure_mediation,
+    measure_rank_shift,
 )
-from potentia.papers.task_training.cohort import Cohort, Pair, Split, best_of, pair_up, unpaired
-from potentia.papers.task_training.copies import (
-    Copies,
-    ExposureEffect,
-    measure_copies,
-    measure_exposure,
+from potentia.papers.task_training.cohort import (
+    Cohort,
+    ModelSplit,
+    ScorePair,
+    explain_unpaired,
+    pair_scores,
+    take_better_scores,
+)
+from potentia.papers.task_training.copies import CopyAdvantages, measure_copies
+from potentia.papers.task_training.discrimination import measure_discrimination
+from potentia.papers.task_training.emergence import MIN_MODELS, trace_emergence
+from potentia.papers.task_training.exposure_effect import ExposureEffect, measure_exposure
+from potentia.papers.task_training.families import MIN_FAMILY_MODELS, compare_families
+from potentia.papers.task_training.frontier import measure_frontier_shift
+from potentia.papers.task_training.learning_rates import (
+    RateScores,
+    compare_rates,
+    read_stored_rates,
 )
 from potentia.papers.task_training.options import FIRST_NEW_MONTH, TestTaskOptions
-from potentia.study import adjust_tuning
+from potentia.study import Study, adjust_tuning
 from potentia.values.findings import Finding, Findings, slug
-from potentia.values.protocol import Protocol
+from potentia.values.protocol import ADJUST, Protocol
 from potentia.values.scores import ScoreMatrix
 
 if TYPE_CHECKING:
     from potentia.evidence import Evidence
 
-BATCH = 64  # examples per step of the document's recipe (appendix B.2)
-SMALLEST_GROUP = 5  # models of each group, to tell the groups apart by their scores
-
-
-def _divide_models(options: TestTaskOptions, cohort: Cohort, task: str) -> Split:
-    """Make the yes/no variable N from the facts of whatever models remain."""
-    if options.exposed:
-        return cohort.exposed(task)
-    if options.column is None or options.value is None:
-        return cohort.since(options.since or FIRST_NEW_MONTH)
-    return cohort.where(options.column, options.value)
+PAPER_BATCH = 64  # examples per step of the document's recipe (appendix B.2)
+MIN_GROUP = 5  # models of each group, to tell the groups apart by their scores
+USUAL_BEFORE = ("direct", "base")  # base: before tuning, in the published scores
+USUAL_AFTER = ("adjust", "train_before_test")
 
 
 @dataclass(frozen=True)
-class TestTask(Findings):
+class TestTaskFindings(Findings):
     """Every finding about training on the test task, by task, and why some are missing."""
 
     __test__ = False  # no test of ours
@@ -56,97 +59,246 @@ class TestTask(Findings):
     after: Protocol
     tasks: dict[str, dict[str, Finding]] = field(default_factory=dict)  # by task, by name
     exposure: ExposureEffect | None = None
-    copies: Copies | None = None
+    copies: CopyAdvantages | None = None
     problems: tuple[str, ...] = ()
 
     def named(self) -> dict[str, Finding]:
         """Return every finding under a name of its own, in reading order."""
-        found: dict[str, Finding | None] = {"copies": self.copies, "exposure": self.exposure}
-        for task, by in self.tasks.items():
-            found |= {f"{slug(task)}-{name}": finding for name, finding in by.items()}
-        return {name: finding for name, finding in found.items() if finding is not None}
+        findings: dict[str, Finding] = {}
+        if self.copies is not None:
+            findings["copies"] = self.copies
+        if self.exposure is not None:
+            findings["exposure"] = self.exposure
+        for task, by_name in self.tasks.items():
+            for name, finding in by_name.items():
+                findings[f"{slug(task)}-{name}"] = finding
+        return findings
 
 
-def find_test_task(evidence: Evidence, options: TestTaskOptions | None = None) -> TestTask:
+@dataclass(frozen=True, eq=False)
+class AdjustmentSteps:
+    """The scores at steps of the adjustment, and how many examples a step takes."""
+
+    scores: Mapping[int, ScoreMatrix]
+    batch: int
+
+
+def find_test_task(evidence: Evidence, options: TestTaskOptions | None = None) -> TestTaskFindings:
     """Ask what a group of models has more at equal compute, before and after all were tuned on the same task data."""
     options = options or TestTaskOptions()
-    before = _pick(
-        evidence, options.before, ("direct", "base")
-    )  # base: before tuning, in the published scores
-    after = _pick(evidence, options.after, ("adjust", "train_before_test"))
-    first, second = evidence.scores[before].benchmarks(), evidence.scores[after].benchmarks()
-    later = best_of(first, second) if options.best else second
-    cohort = Cohort.known(first.models, evidence.facts)
-    pairs, problems = _pairs(evidence, options, first, second, later, cohort)
-    copies = measure_copies(evidence.planned, evidence.exposed_copies, _shown(evidence))
+    before_protocol = _choose_protocol(evidence, options.before, USUAL_BEFORE)
+    after_protocol = _choose_protocol(evidence, options.after, USUAL_AFTER)
+    before = evidence.scores[before_protocol].benchmarks()
+    after = evidence.scores[after_protocol].benchmarks()
+    counted_after = take_better_scores(before, after) if options.best else after
+    cohort = Cohort.from_facts(before.models, evidence.facts)
+    pairs, problems = _pair_tasks(evidence, options, before, after, counted_after, cohort)
+    copies = measure_copies(evidence.planned, evidence.exposed_copies, _find_shown_tasks(evidence))
     if not pairs and not problems and copies is None:
-        pair_up(first, later, cohort)  # says what is missing
+        pair_scores(before, counted_after, cohort)  # raises an error that says what is missing
     exposure = None
     if options.exposed:
-        pairs, unseen = _divided(pairs)
-        problems += unseen
-        exposure = (
-            measure_exposure(pairs, draws=options.draws, seed=options.seed) if pairs else None
-        )
-    stage = Protocol(options.steps) if options.steps else after
-    steps = {
-        p.step: m for p, m in evidence.scores.items() if p.step is not None and p.base == stage
-    }
-    batch = options.batch or (_batch(evidence, stage) if steps else BATCH)
+        pairs, undivided = _keep_tasks_divided_by_exposure(pairs)
+        problems += undivided
+        if pairs:
+            exposure = measure_exposure(pairs, draws=options.draws, seed=options.seed)
+    steps = _find_adjustment_steps(evidence, options, after_protocol)
+    rates_by_task = read_stored_rates(evidence, after_protocol)
     tasks: dict[str, dict[str, Finding]] = {}
-    rates = adjustment.stored_rates(evidence, after)
     for pair in pairs:
-        tasks[pair.task], problem = _of_task(pair, options, steps, batch, rates.get(pair.task, {}))
-        problems += [f"{pair.task}: {problem}"] if problem else []
-    return TestTask(before, after, tasks, exposure, copies, tuple(problems))
+        rates = rates_by_task.get(pair.task, {})
+        tasks[pair.task], problem = _analyze_task(pair, options, steps, rates)
+        if problem:
+            problems.append(f"{pair.task}: {problem}")
+    return TestTaskFindings(
+        before=before_protocol,
+        after=after_protocol,
+        tasks=tasks,
+        exposure=exposure,
+        copies=copies,
+        problems=tuple(problems),
+    )
 
 
-def _pairs(
+# --- what is compared ------------------------------------------------------------------------------------------------
+
+
+def _choose_protocol(evidence: Evidence, name: str | None, usual: Sequence[str]) -> Protocol:
+    """Return the protocol named, else the first of the usual ones that has scores."""
+    chosen = Protocol(name) if name else _find_usual_protocol(evidence, usual)
+    if chosen is None or chosen not in evidence.scores:
+        wanted = chosen or " or ".join(usual)
+        raise InputError(
+            f"no scores by {wanted} in {evidence.source}",
+            hint=f"there are: {', '.join(evidence.planned)}",
+        )
+    return chosen
+
+
+def _find_usual_protocol(evidence: Evidence, usual: Sequence[str]) -> Protocol | None:
+    for name in usual:
+        for protocol in evidence.planned:
+            if name in (protocol.kind, protocol):
+                return protocol
+    return None
+
+
+def _pair_tasks(
     evidence: Evidence,
     options: TestTaskOptions,
-    first: ScoreMatrix,
-    second: ScoreMatrix,
-    later: ScoreMatrix,
+    before: ScoreMatrix,
+    after: ScoreMatrix,
+    counted_after: ScoreMatrix,
     cohort: Cohort,
-) -> tuple[list[Pair], list[str]]:
+) -> tuple[list[ScorePair], list[str]]:
     """Return the scores of every task before and after, and who is left out of which tasks."""
-    pairs: list[Pair] = []
+    pairs: list[ScorePair] = []
     problems: list[str] = []
-    missing: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-    for task in (task for task in first.tasks if task in second.tasks):
+    tasks_by_gap: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for task in before.tasks:
+        if task not in after.tasks:
+            continue
         try:
-            guessing = _chance(first, task, evidence.background.chance, options)
-            pairs += pair_up(first, later, cohort, tasks=[task], chance=guessing)
+            guess = _find_chance(before, task, evidence.background.chance, options)
+            pairs += pair_scores(before, counted_after, cohort, tasks=[task], chance=guess)
         except InputError as error:
             problems.append(f"{task}: {error.message}")
-        for why, names in unpaired(first, second, cohort, task).items():
-            missing.setdefault((why, names), []).append(task)
-    for (why, names), where in missing.items():
-        problems += [f"{', '.join(where)}: {line}" for line in describe_left_out({why: names})]
+        for reason, models in explain_unpaired(before, after, cohort, task).items():
+            tasks_by_gap.setdefault((reason, models), []).append(task)
+    for (reason, models), tasks in tasks_by_gap.items():
+        for line in describe_left_out({reason: models}):
+            problems.append(f"{', '.join(tasks)}: {line}")
     return pairs, problems
 
 
-def _divided(pairs: Sequence[Pair]) -> tuple[list[Pair], list[str]]:
+def _find_chance(
+    matrix: ScoreMatrix, task: str, known: Mapping[str, float], options: TestTaskOptions
+) -> float:
+    """Return the score of guessing: as given for the task, as known of it, else the number given for the others."""
+    given = options.chance
+    if isinstance(given, Mapping) and task in given:
+        return given[task]
+    metric = matrix.metrics[matrix.tasks.index(task)]
+    is_known = known_chance(task, metric, known) is not None
+    if not is_known and isinstance(given, (int, float)):
+        return float(given)
+    return chance(task, metric=metric.name, higher_is_better=metric.higher_is_better, known=known)
+
+
+def _keep_tasks_divided_by_exposure(
+    pairs: Sequence[ScorePair],
+) -> tuple[list[ScorePair], list[str]]:
     """Return the tasks that some models saw and some did not, and why the others are left out."""
-    kept, problems = [], []
+    divided = []
+    problems = []
     for pair in pairs:
         try:
-            pair.cohort.exposed(pair.task)
-            kept.append(pair)
+            pair.cohort.split_by_exposure(pair.task)
+            divided.append(pair)
         except InputError as error:
             problems.append(f"{pair.task} is left out: {error.message}")
-    return kept, problems
+    return divided, problems
 
 
-def _shown(evidence: Evidence) -> dict[str, tuple[str, ...]]:
-    """Return which tasks every treated copy was shown, by the facts."""
-    known = {copy: evidence.facts.find(copy) for copy in evidence.exposed_copies}
-    return {copy: facts.exposure for copy, facts in known.items() if facts is not None}
+def _find_shown_tasks(evidence: Evidence) -> dict[str, tuple[str, ...]]:
+    """Return which tasks every exposed copy was shown, by the facts."""
+    shown = {}
+    for copy in evidence.exposed_copies:
+        facts = evidence.facts.find(copy)
+        if facts is not None:
+            shown[copy] = facts.exposure
+    return shown
 
 
-def analyze_pair(
-    pair: Pair,
-    parts: Split,
+def _find_adjustment_steps(
+    evidence: Evidence, options: TestTaskOptions, after: Protocol
+) -> AdjustmentSteps:
+    stage = Protocol(options.steps) if options.steps else after
+    scores = {
+        protocol.step: matrix
+        for protocol, matrix in evidence.scores.items()
+        if protocol.step is not None and protocol.base == stage
+    }
+    batch = options.batch
+    if not batch:
+        batch = _find_batch(evidence, stage) if scores else PAPER_BATCH
+    return AdjustmentSteps(scores, batch)
+
+
+def _find_batch(evidence: Evidence, stage: Protocol) -> int:
+    """Return the examples per step of the studies' own tuning; the document's where no study is known."""
+    from potentia.evidence import parse_study_record
+
+    batches = set()
+    for study in map(parse_study_record, evidence.studies):
+        if study is not None and stage in study.protocols:
+            batches.add(_batch_of_study(study, stage))
+    if len(batches) > 1:
+        sizes = " and ".join(map(str, sorted(batches)))
+        raise InputError(
+            f"the studies have batches of {sizes} examples: their steps do not compare",
+            hint="choose one: --study NAME",
+        )
+    return batches.pop() if batches else PAPER_BATCH
+
+
+def _batch_of_study(study: Study, stage: Protocol) -> int:
+    tuning = adjust_tuning(study) if stage.kind == ADJUST else study.tuning
+    return int(tuning.batch)
+
+
+# --- one task --------------------------------------------------------------------------------------------------------
+
+
+def _analyze_task(
+    pair: ScorePair, options: TestTaskOptions, steps: AdjustmentSteps, rates: RateScores
+) -> tuple[dict[str, Finding], str]:
+    """Return what one task shows; where its models cannot be divided, what needs no division, and why."""
+    others: Sequence[str] = pair.cohort.models
+    split = None
+    problem = ""
+    try:
+        split = _divide_models(options, pair.cohort, pair.task)
+        findings = analyze_score_pair(
+            pair, split, families=options.families, draws=options.draws, seed=options.seed
+        )
+        others = pair.cohort.select_names(~split.members)
+    except InputError as error:
+        split = None
+        problem = error.message
+        findings = {
+            "gain": measure_gain(pair),
+            "ranks": measure_rank_shift(pair),
+            **_compare_families(pair, options.families),
+        }
+    findings |= _trace_emergence(pair, others, steps)
+    chosen = dict(zip(pair.cohort.models, pair.after.tolist(), strict=True))
+    known_rates = {model: by_rate for model, by_rate in rates.items() if model in chosen}
+    if known_rates:
+        findings["rates"] = compare_rates(
+            pair.task,
+            known_rates,
+            pair,
+            split,
+            chosen=chosen,
+            draws=options.draws,
+            seed=options.seed,
+        )
+    return findings, problem
+
+
+def _divide_models(options: TestTaskOptions, cohort: Cohort, task: str) -> ModelSplit:
+    """Make the yes/no variable N from the facts of whatever models remain."""
+    if options.exposed:
+        return cohort.split_by_exposure(task)
+    if options.column is None or options.value is None:
+        return cohort.split_by_month(options.since or FIRST_NEW_MONTH)
+    return cohort.split_by_column(options.column, options.value)
+
+
+def analyze_score_pair(
+    pair: ScorePair,
+    split: ModelSplit,
     *,
     families: Sequence[str] | None = None,
     draws: int = 1999,
@@ -156,115 +308,47 @@ def analyze_pair(
 
     Families are compared where at least two have three models; groups told apart where both have five.
     """
-    found: dict[str, Finding] = {
-        "adjustment": adjustment.compare_groups(pair, parts, draws=draws, seed=seed),
-        "mediation": mediate(pair, parts),
-        "gain": measure_gain(pair, parts),
-        "frontier": adjustment.frontier_shift(pair, parts),
-        "ranks": shift_of_ranks(pair),
-        **_families(pair, families),
+    findings: dict[str, Finding] = {
+        "adjustment": compare_groups(pair, split, draws=draws, seed=seed),
+        "mediation": measure_mediation(pair, split),
+        "gain": measure_gain(pair, split),
+        "frontier": measure_frontier_shift(pair, split),
+        "ranks": measure_rank_shift(pair),
+        **_compare_families(pair, families),
     }
-    if min(parts.size, len(parts.members) - parts.size) >= SMALLEST_GROUP:
-        found["discrimination"] = discriminate(pair, parts, seed=seed)
-    return found
+    smaller_group = min(split.size, len(split.members) - split.size)
+    if smaller_group >= MIN_GROUP:
+        findings["discrimination"] = measure_discrimination(pair, split, seed=seed)
+    return findings
 
 
-def _of_task(
-    pair: Pair,
-    options: TestTaskOptions,
-    steps: Mapping[int, ScoreMatrix],
-    batch: int,
-    rates: adjustment.Rates,
-) -> tuple[dict[str, Finding], str]:
-    """Return what one task shows; where its models cannot be divided, what needs no division, and why."""
-    outside: Sequence[str] = pair.cohort.models
-    parts, problem = None, ""
-    how: dict[str, Any] = {"draws": options.draws, "seed": options.seed}
-    try:
-        parts = _divide_models(options, pair.cohort, pair.task)
-        found = analyze_pair(pair, parts, families=options.families, **how)
-        outside = pair.cohort.named(~parts.members)
-    except InputError as error:
-        parts, problem = None, error.message
-        found = {
-            "gain": measure_gain(pair),
-            "ranks": shift_of_ranks(pair),
-            **_families(pair, options.families),
-        }
-    found |= _emergence(pair, outside, steps, batch)
-    chosen = dict(zip(pair.cohort.models, pair.after.tolist(), strict=True))
-    if rated := {model: by for model, by in rates.items() if model in chosen}:
-        found["rates"] = adjustment.weigh_rates(pair.task, rated, pair, parts, chosen=chosen, **how)
-    return found, problem
-
-
-def _pick(evidence: Evidence, name: str | None, usual: Sequence[str]) -> Protocol:
-    there = (p for one in usual for p in evidence.planned if one in (p.kind, p))
-    chosen = Protocol(name) if name else next(there, None)
-    if chosen is None or chosen not in evidence.scores:
-        wanted = chosen or " or ".join(usual)
-        known = ", ".join(evidence.planned)
-        raise InputError(f"no scores by {wanted} in {evidence.source}", hint=f"there are: {known}")
-    return chosen
-
-
-def _chance(
-    matrix: ScoreMatrix, task: str, known: Mapping[str, float], options: TestTaskOptions
-) -> float:
-    """Return the score of guessing: as given for the task, as known of it, else the number given for the others."""
-    given = options.chance
-    if isinstance(given, Mapping) and task in given:
-        return given[task]
-    metric = matrix.metrics[matrix.tasks.index(task)]
-    found = known_chance(task, metric, known)
-    if found is None and isinstance(given, (int, float)):
-        return float(given)
-    return chance(task, metric=metric.name, higher_is_better=metric.higher_is_better, known=known)
-
-
-def _families(pair: Pair, families: Sequence[str] | None) -> dict[str, Finding]:
+def _compare_families(pair: ScorePair, families: Sequence[str] | None) -> dict[str, Finding]:
+    """Compare the families named, else those with three models where there are two such families."""
     sizes = [pair.cohort.family.count(family) for family in set(pair.cohort.family)]
-    several = families or sum(size >= 3 for size in sizes) >= 2
-    return {"families": compare_families(pair, families)} if several else {}
+    large_families = sum(size >= MIN_FAMILY_MODELS for size in sizes)
+    if not families and large_families < 2:
+        return {}
+    return {"families": compare_families(pair, families)}
 
 
-def _batch(evidence: Evidence, stage: Protocol) -> int:
-    """Return the examples per step of the studies' own tuning; the document's where no study is known."""
-    from potentia.evidence import parse_study_record
-
-    studies = [
-        study
-        for study in map(parse_study_record, evidence.studies)
-        if study is not None and stage in study.protocols
-    ]
-    found = {
-        int((adjust_tuning(study) if stage.kind == "adjust" else study.tuning).batch)
-        for study in studies
-    }
-    if len(found) > 1:
-        message = f"the studies have batches of {' and '.join(map(str, sorted(found)))} examples"
-        raise InputError(f"{message}: their steps do not compare", hint="choose one: --study NAME")
-    return found.pop() if found else BATCH
-
-
-def _emergence(
-    pair: Pair, models: Sequence[str], steps: Mapping[int, ScoreMatrix], batch: int
+def _trace_emergence(
+    pair: ScorePair, models: Sequence[str], steps: AdjustmentSteps
 ) -> dict[str, Finding]:
     """Trace emergence over the steps of the adjustment, over the models outside the group."""
-    stages = {0: dict(zip(pair.cohort.models, pair.before.tolist(), strict=True))}
-    for step, matrix in steps.items():
+    scores_by_examples = {0: dict(zip(pair.cohort.models, pair.before.tolist(), strict=True))}
+    for step, matrix in steps.scores.items():
         if pair.task in matrix.tasks:
             column = matrix.select(tasks=[pair.task]).values[:, 0]
-            stages[batch * step] = dict(zip(matrix.models, column.tolist(), strict=True))
-    if len(stages) == 1 or len(models) < adjustment.LEAST_MODELS:
+            scores = dict(zip(matrix.models, column.tolist(), strict=True))
+            scores_by_examples[steps.batch * step] = scores
+    if len(scores_by_examples) == 1 or len(models) < MIN_MODELS:
         return {}
-    how: dict[str, Any] = {
-        "chance": pair.chance,
-        "higher_is_better": pair.higher_is_better,
-        "batch": batch,
-    }
-    return {
-        "emergence": adjustment.trace_emergence(
-            pair.task, stages, pair.cohort.select(models), **how
-        )
-    }
+    curve = trace_emergence(
+        pair.task,
+        scores_by_examples,
+        pair.cohort.select(models),
+        chance=pair.chance,
+        higher_is_better=pair.higher_is_better,
+        batch=steps.batch,
+    )
+    return {"emergence": curve}

@@ -18,15 +18,15 @@ from potentia.values.findings import Line, Plot, Points, picked
 from potentia.values.protocol import TaskName
 from potentia.values.scores import Floats, ScoreMatrix
 
-Flags = npt.NDArray[np.bool_]
+Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
+class ModelSplit:
     """A yes/no variable of the models (N of equation 1), and who belongs to it. Labels follow the word "models"."""
 
     label: str
-    members: Flags  # (models,)
+    members: Mask  # (models,)
     others: str = "of the other side"
 
     @property
@@ -34,20 +34,17 @@ class Split:
         """How many models belong to it."""
         return int(np.sum(self.members))
 
-    def sides(self) -> list[tuple[str, Flags]]:
+    def sides(self) -> list[tuple[str, Mask]]:
         """Return the others and the group, each with its members; one where the models are not divided."""
-        inside = np.asarray(self.members, dtype=bool)
-        return [
-            (name, mask)
-            for name, mask in ((self.others, ~inside), (self.label, inside))
-            if mask.any()
-        ]
+        members = np.asarray(self.members, dtype=bool)
+        both = ((self.others, ~members), (self.label, members))
+        return [(name, mask) for name, mask in both if mask.any()]
 
-    def points(self, cohort: Cohort, values: Floats) -> tuple[Points, ...]:
+    def to_points(self, cohort: Cohort, values: Floats) -> tuple[Points, ...]:
         """Return both sides' values against compute."""
-        x = cohort.compute
         return tuple(
-            Points(name, x[mask], values[mask], cohort.named(mask)) for name, mask in self.sides()
+            Points(name, cohort.compute[mask], values[mask], cohort.select_names(mask))
+            for name, mask in self.sides()
         )
 
 
@@ -62,93 +59,103 @@ class Cohort:
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
-    def build(cls, records: Iterable[Mapping[str, Any]]) -> Cohort:
+    def from_records(cls, records: Iterable[Mapping[str, Any]]) -> Cohort:
         """Make a cohort from ``model``, ``compute`` (FLOPs), ``family``, ``trained`` and other columns of each model.
 
         Models without compute are left out.
         """
         rows = [record for record in records if record.get("compute")]
-        extra = sorted(set().union(*rows) - {"model", "family", "compute"})
-        columns = {key: tuple(_text(row.get(key)) for row in rows) for key in extra}
-        models, compute = (tuple(row[key] for row in rows) for key in ("model", "compute"))
-        family = tuple(row.get("family") or row["model"] for row in rows)
-        trained = tuple(date[:7] for date in columns.get("trained", ("",) * len(rows)))
-        return cls(models, np.array(compute, dtype=np.float64), family, trained, columns)
+        other_columns = sorted(set().union(*rows) - {"model", "family", "compute"})
+        columns = {}
+        for column in other_columns:
+            columns[column] = tuple(_to_text(row.get(column)) for row in rows)
+        unknown_dates = ("",) * len(rows)
+        return cls(
+            models=tuple(row["model"] for row in rows),
+            compute=np.array([row["compute"] for row in rows], dtype=np.float64),
+            family=tuple(row.get("family") or row["model"] for row in rows),
+            trained=tuple(date[:7] for date in columns.get("trained", unknown_dates)),
+            columns=columns,
+        )
 
     @classmethod
-    def known(cls, models: Iterable[str] | None = None, table: ModelTable | None = None) -> Cohort:
+    def from_facts(
+        cls, models: Iterable[str] | None = None, table: ModelTable | None = None
+    ) -> Cohort:
         """Return what the facts say of these models, or of all in the table; those without compute are left out."""
         table = table or known_models()
         names = [facts.name for facts in table] if models is None else models
-        found = ((name, facts) for name in names if (facts := table.find(name)) is not None)
-        rows = []
-        for name, facts in found:
-            told = {
+        records = []
+        for name in names:
+            facts = table.find(name)
+            if facts is None:
+                continue
+            record = {
+                **facts.extra,
                 "model": name,
                 "family": facts.family,
                 "compute": facts.flops,
                 "trained": facts.date,
-            }
-            told |= {
                 "language": facts.language,
                 "kind": facts.kind,
                 "exposure": ";".join(facts.exposure),
             }
-            rows.append({**facts.extra, **told})
-        return cls.build(rows)
+            records.append(record)
+        return cls.from_records(records)
 
     @property
     def log_compute(self) -> Floats:
         """log₁₀ of the pretraining FLOPs."""
         return np.asarray(np.log10(self.compute), dtype=np.float64)
 
-    def named(self, mask: Flags) -> tuple[str, ...]:
+    def select_names(self, mask: Mask) -> tuple[str, ...]:
         """Return the names of some of the models."""
         return tuple(compress(self.models, mask))
 
     def select(self, models: Sequence[str]) -> Cohort:
         """Return the facts of these models, in the order given."""
-        index = {name: i for i, name in enumerate(self.models)}
-        if missing := drop_names_in(models, index):
-            hint = "add their parameters and training tokens to the facts (--facts models.csv)"
+        index = {name: place for place, name in enumerate(self.models)}
+        missing = drop_names_in(models, index)
+        if missing:
             raise InputError(
-                f"no pretraining compute known for {join_first_names(missing, 5)}", hint=hint
+                f"no pretraining compute known for {join_first_names(missing, 5)}",
+                hint="add their parameters and training tokens to the facts (--facts models.csv)",
             )
         places = [index[name] for name in models]
-        trained = picked(self.trained, places) if self.trained else ()
-        columns = {key: picked(values, places) for key, values in self.columns.items()}
         return Cohort(
-            tuple(models), self.compute[places], picked(self.family, places), trained, columns
+            models=tuple(models),
+            compute=self.compute[places],
+            family=picked(self.family, places),
+            trained=picked(self.trained, places) if self.trained else (),
+            columns={name: picked(values, places) for name, values in self.columns.items()},
         )
 
-    def since(self, cutoff: str) -> Split:
+    def split_by_month(self, cutoff: str) -> ModelSplit:
         """Split by training month: N = 1 for models trained in ``cutoff`` ("2023-11") or later."""
-        unknown = (
-            self.named(np.array([not date for date in self.trained], dtype=bool))
-            if self.trained
-            else ()
-        )
-        if not self.trained or unknown:
-            hint = "add a column `trained` (year-month) to the facts, or split by another column"
+        is_unknown = np.array([not date for date in self.trained], dtype=bool)
+        undated = self.select_names(is_unknown) if self.trained else ()
+        if not self.trained or undated:
             raise InputError(
-                f"no training date known for {', '.join(unknown[:5]) or 'these models'}", hint=hint
+                f"no training date known for {', '.join(undated[:5]) or 'these models'}",
+                hint="add a column `trained` (year-month) to the facts, or split by another column",
             )
         members = np.array([date >= cutoff for date in self.trained], dtype=bool)
-        return Split(f"trained {cutoff} or later", members, f"trained before {cutoff}")
+        return ModelSplit(f"trained {cutoff} or later", members, f"trained before {cutoff}")
 
-    def exposed(self, task: str) -> Split:
+    def split_by_exposure(self, task: str) -> ModelSplit:
         """Split by what the facts say of exposure: N = 1 where the column ``exposure`` (a;b;c) names the task."""
-        name = TaskName(task).base
-        seen = self.columns.get("exposure", ("",) * len(self.models))
-        members = np.array([name in map(str.strip, cell.split(";")) for cell in seen], dtype=bool)
+        benchmark = TaskName(task).base
+        cells = self.columns.get("exposure", ("",) * len(self.models))
+        is_exposed = [benchmark in map(str.strip, cell.split(";")) for cell in cells]
+        members = np.array(is_exposed, dtype=bool)
         if not members.any() or members.all():
-            hint = "give --facts with a column `exposure` that lists the tasks a model has seen, as ask;table"
             raise InputError(
-                f"the facts do not divide these models by exposure to {name}", hint=hint
+                f"the facts do not divide these models by exposure to {benchmark}",
+                hint="give --facts with a column `exposure` that lists the tasks a model has seen, as ask;table",
             )
-        return Split(f"shown the form of {name}", members, "not shown it")
+        return ModelSplit(f"shown the form of {benchmark}", members, "not shown it")
 
-    def where(self, column: str, value: str) -> Split:
+    def split_by_column(self, column: str, value: str) -> ModelSplit:
         """Split by any column of the facts: N = 1 where it has this value."""
         if column not in self.columns:
             raise InputError(
@@ -157,36 +164,44 @@ class Cohort:
         cells = np.array(self.columns[column])
         members = cells == value
         if not members.any() or members.all():
-            seen = ", ".join(np.unique(cells)[:8])
+            values = ", ".join(np.unique(cells)[:8])
             raise InputError(
-                f"{column} = {value!r} does not split these models", hint=f"values there: {seen}"
+                f"{column} = {value!r} does not split these models", hint=f"values there: {values}"
             )
-        return Split(f"of {column} {value}", members, f"of another {column}")
+        return ModelSplit(f"of {column} {value}", members, f"of another {column}")
 
 
-def against_compute(
+def plot_against_compute(
     name: str,
     title: str,
     caption: str,
     points: tuple[Points, ...],
     lines: tuple[Line, ...] = (),
-    what: str = "score",
+    y_label: str = "score",
 ) -> Plot:
     """Draw points and lines over pretraining compute."""
     return Plot(
-        name, title, caption, points, lines, "pretraining compute (FLOPs)", what, log_x=True
+        name,
+        title,
+        caption,
+        points=points,
+        lines=lines,
+        x_label="pretraining compute (FLOPs)",
+        y_label=y_label,
+        log_x=True,
     )
 
 
-def _text(value: Any) -> str:
-    return "" if value is None or value != value else str(value)
+def _to_text(value: Any) -> str:
+    is_nan = value != value
+    return "" if value is None or is_nan else str(value)
 
 
 # --- scores of one task, before and after ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
-class Pair:
+class ScorePair:
     """Scores of the same models on one task, before and after all of them were tuned on the same task data."""
 
     task: str
@@ -202,73 +217,85 @@ class Pair:
         return sign * self.before, sign * self.after
 
 
-def pair_up(
+def pair_scores(
     before: ScoreMatrix,
     after: ScoreMatrix,
     cohort: Cohort,
     *,
     tasks: Sequence[str] | None = None,
     chance: Mapping[str, float] | float = 0.0,
-) -> tuple[Pair, ...]:
+) -> tuple[ScorePair, ...]:
     """Join two protocols task by task, keeping the models with both scores and known compute."""
-    shared = keep_names_in(tasks or before.tasks, before.tasks, after.tasks)
-    if not shared:
-        hint = f"{before.protocol}: {', '.join(before.tasks[:6])}; {after.protocol}: {', '.join(after.tasks[:6])}"
+    shared_tasks = keep_names_in(tasks or before.tasks, before.tasks, after.tasks)
+    if not shared_tasks:
+        tasks_before = ", ".join(before.tasks[:6])
+        tasks_after = ", ".join(after.tasks[:6])
         raise InputError(
-            f"no task was scored both as {before.protocol} and as {after.protocol}", hint=hint
+            f"no task was scored both as {before.protocol} and as {after.protocol}",
+            hint=f"{before.protocol}: {tasks_before}; {after.protocol}: {tasks_after}",
         )
     models = keep_names_in(before.models, cohort.models, after.models)
     if not models:
-        hint = "add the models' parameters and training tokens to the facts (--facts models.csv)"
-        raise InputError("no model has both scores and known compute", hint=hint)
-    first, second = (
-        before.select(models=models, tasks=shared),
-        after.select(models=models, tasks=shared),
-    )
+        raise InputError(
+            "no model has both scores and known compute",
+            hint="add the models' parameters and training tokens to the facts (--facts models.csv)",
+        )
+    before = before.select(models=models, tasks=shared_tasks)
+    after = after.select(models=models, tasks=shared_tasks)
     pairs = []
-    for j, task in enumerate(shared):
-        whole = np.isfinite(first.values[:, j]) & np.isfinite(second.values[:, j])
-        scores = first.values[whole, j], second.values[whole, j]
-        guess = chance if isinstance(chance, (int, float)) else chance.get(task, 0.0)
-        here = cohort.select(list(compress(models, whole)))
-        pairs.append(Pair(task, here, *scores, guess, first.higher_is_better[j]))
+    for index, task in enumerate(shared_tasks):
+        scores_before = before.values[:, index]
+        scores_after = after.values[:, index]
+        has_both = np.isfinite(scores_before) & np.isfinite(scores_after)
+        pairs.append(
+            ScorePair(
+                task=task,
+                cohort=cohort.select(list(compress(models, has_both))),
+                before=scores_before[has_both],
+                after=scores_after[has_both],
+                chance=chance if isinstance(chance, (int, float)) else chance.get(task, 0.0),
+                higher_is_better=before.higher_is_better[index],
+            )
+        )
     return tuple(pairs)
 
 
-def best_of(before: ScoreMatrix, after: ScoreMatrix) -> ScoreMatrix:
+def take_better_scores(before: ScoreMatrix, after: ScoreMatrix) -> ScoreMatrix:
     """Return the better of both scores, model by model: what the published tables report (`selection: paper`).
 
     Models or tasks that only one matrix has are left out. So is a model without a score after: its score before is
     none of what all models were tuned for.
     """
-    tasks, models = (
-        keep_names_in(after.tasks, before.tasks),
-        keep_names_in(after.models, before.models),
+    tasks = keep_names_in(after.tasks, before.tasks)
+    models = keep_names_in(after.models, before.models)
+    before = before.select(models=models, tasks=tasks)
+    after = after.select(models=models, tasks=tasks)
+    is_before_better = before.oriented() > after.oriented()  # false where one is missing
+    return replace(
+        after,
+        values=np.where(is_before_better, before.values, after.values),
+        stderr=np.where(is_before_better, before.stderr, after.stderr),
+        n=np.where(is_before_better, before.n, after.n),
     )
-    first, second = (
-        before.select(models=models, tasks=tasks),
-        after.select(models=models, tasks=tasks),
-    )
-    worse = first.oriented() > second.oriented()  # false where one is missing
-    parts = {
-        part: np.where(worse, getattr(first, part), getattr(second, part))
-        for part in ("values", "stderr", "n")
-    }
-    return replace(second, **parts)
 
 
-def unpaired(
+def explain_unpaired(
     before: ScoreMatrix, after: ScoreMatrix, cohort: Cohort, task: str
 ) -> dict[str, tuple[str, ...]]:
     """Name the models with a score on a task that are in no comparison of the two, by the reason."""
-    columns = [matrix.select(tasks=[task]) for matrix in (before, after)]
-    first, second = (list(compress(c.models, np.isfinite(c.values[:, 0]))) for c in columns)
-    missing = drop_names_in(first, second)
-    found = {
-        f"no score by {after.protocol}": missing,
-        f"no score by {before.protocol}": drop_names_in(second, first),
+    models_before = _list_scored_models(before, task)
+    models_after = _list_scored_models(after, task)
+    without_after = drop_names_in(models_before, models_after)
+    names_by_reason = {
+        f"no score by {after.protocol}": without_after,
+        f"no score by {before.protocol}": drop_names_in(models_after, models_before),
         "no compute known (parameters and tokens, --facts)": drop_names_in(
-            first, {*missing, *cohort.models}
+            models_before, {*without_after, *cohort.models}
         ),
     }
-    return {why: tuple(names) for why, names in found.items() if names}
+    return {reason: tuple(names) for reason, names in names_by_reason.items() if names}
+
+
+def _list_scored_models(matrix: ScoreMatrix, task: str) -> list[str]:
+    column = matrix.select(tasks=[task])
+    return list(compress(column.models, np.isfinite(column.values[:, 0])))

@@ -21,7 +21,7 @@ from potentia.values.protocol import ADJUST
 
 if TYPE_CHECKING:
     from potentia.evidence import Evidence
-    from potentia.papers.task_training.analysis import TestTask
+    from potentia.papers.task_training.analysis import TestTaskFindings
 
 
 def analyze_test_task(evidence: Evidence, options: TestTaskOptions) -> AnalysisOutput:
@@ -82,8 +82,8 @@ def find_test_task_content(request: SectionRequest) -> SectionContent | None:
     return SectionContent(shown=[result], named=result.named())
 
 
-def _find_test_task(evidence: Evidence, options: TestTaskOptions | None) -> TestTask | None:
-    from potentia.papers.task_training.analysis import TestTask, find_test_task
+def _find_test_task(evidence: Evidence, options: TestTaskOptions | None) -> TestTaskFindings | None:
+    from potentia.papers.task_training.analysis import TestTaskFindings, find_test_task
 
     if options is not None:
         return find_test_task(evidence, options)
@@ -94,7 +94,7 @@ def _find_test_task(evidence: Evidence, options: TestTaskOptions | None) -> Test
         return find_test_task(evidence)
     except PotentiaError as error:
         protocols = list(evidence.planned)
-        return TestTask(protocols[0], protocols[-1], problems=(error.message,))
+        return TestTaskFindings(protocols[0], protocols[-1], problems=(error.message,))
 
 
 def find_exposure_content(request: SectionRequest) -> SectionContent | None:
@@ -132,13 +132,14 @@ def reproduce_paper(request: ReproductionRequest) -> Finding:
     from potentia.facts import read_facts
     from potentia.formats import StagedScores
     from potentia.papers.task_training.cohort import Cohort
-    from potentia.papers.task_training.reproduction import Evaluations, reproduce_task_training
+    from potentia.papers.task_training.evaluations import EvaluationTree
+    from potentia.papers.task_training.reproduction import reproduce_task_training
 
     scores_path, facts_path = map(Path, request.files)
     evaluations = None
     if request.evaluations is not None:
-        evaluations = Evaluations.read(request.evaluations)
-    cohort = Cohort.known(table=read_facts(facts_path))
+        evaluations = EvaluationTree.read(request.evaluations)
+    cohort = Cohort.from_facts(table=read_facts(facts_path))
     scores = StagedScores(scores_path)
     draws = request.resamples or 1999
     return reproduce_task_training(scores, cohort, evaluations, draws=draws)

@@ -1,0 +1,148 @@
+"""Whether newer models can be told from older ones by their scores (appendix D.3).
+
+The document does so by XGBoost classifiers. Where the package is installed (``pip install 'potentia[trees]'``) it is
+taken, with its defaults; else scikit-learn's boosted trees with settings as near as they come, and the finding says
+which. Some fifty models make either unstable: a single model weighs two to three points, so each accuracy has an
+interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import numpy as np
+
+from potentia.errors import InputError
+from potentia.papers.task_training.cohort import Mask, ModelSplit, ScorePair
+from potentia.values.findings import Finding, Interval, Table
+from potentia.values.scores import Floats
+
+XGBOOST = "xgboost"
+SCIKIT_LEARN = "scikit-learn"
+TREES = {
+    XGBOOST: "XGBoost's defaults",
+    SCIKIT_LEARN: "scikit-learn's trees, set like XGBoost's",
+}
+RESAMPLES = 2_000
+
+
+@dataclass(frozen=True)
+class Discrimination(Finding):
+    """Leave-one-out balanced accuracy of telling a group from the others; 0.5 is chance."""
+
+    task: str
+    group: str
+    n: int
+    members: int
+    trees: str  # xgboost or scikit-learn
+    before: float  # the group against the others as they are
+    after: float  # the group as it is against the others after tuning
+    before_interval: Interval  # over models
+    after_interval: Interval
+    tuned: int  # models of the row after tuning
+
+    def tables(self) -> Sequence[Table]:
+        """Return both accuracies."""
+        rows = [
+            (f"the others against models {self.group}", self.before_interval),
+            (f"tuned others against models {self.group}", self.after_interval),
+        ]
+        smaller_group = min(self.members, self.n - self.members)
+        note = (
+            f"{self.n} models, {self.tuned} with the others tuned. "
+            f"Balanced accuracy on log compute and score, leave-one-out, by {TREES[self.trees]}; "
+            f"chance 0.5. Unstable: one model of the smaller group weighs {0.5 / smaller_group:.3f}; "
+            "intervals draw models anew."
+        )
+        columns = ("", "balanced accuracy", "low", "high")
+        return (Table(f"{self.task}: can the groups be told apart?", columns, rows, note),)
+
+
+def measure_discrimination(
+    pair: ScorePair, split: ModelSplit, *, seed: int = 0, trees: str | None = None
+) -> Discrimination:
+    """Tell the split's members (as they are, ``pair.before``) from the others, untuned and tuned (``pair.after``)."""
+    members = np.asarray(split.members)
+    if trees is None:
+        trees = XGBOOST if find_spec("xgboost") else SCIKIT_LEARN
+    others_tuned = np.where(members, pair.before, pair.after)
+    before = _measure_accuracy(pair, pair.before, members, trees=trees, seed=seed)
+    after = _measure_accuracy(pair, others_tuned, members, trees=trees, seed=seed)
+    return Discrimination(
+        task=pair.task,
+        group=split.label,
+        n=len(pair.cohort.models),
+        members=split.size,
+        trees=trees,
+        before=before.value,
+        after=after.value,
+        before_interval=before,
+        after_interval=after,
+        tuned=int(np.isfinite(others_tuned).sum()),
+    )
+
+
+def _measure_accuracy(
+    pair: ScorePair, scores: Floats, members: Mask, *, trees: str, seed: int
+) -> Interval:
+    """Return the balanced accuracy by compute and score; a model without a score takes no part."""
+    is_known = np.isfinite(scores)
+    features = np.column_stack([pair.cohort.log_compute, scores])[is_known]
+    labels = members[is_known]
+    is_right = guess_left_out(features, labels, trees=trees, seed=seed) == labels
+    return _resample_accuracy(is_right, labels, seed)
+
+
+def guess_left_out(features: Floats, labels: Mask, *, trees: str, seed: int = 0) -> Mask:
+    """Guess the label of every model from all the others (leave-one-out)."""
+    from sklearn.model_selection import LeaveOneOut, cross_val_predict
+    from threadpoolctl import threadpool_limits
+
+    if min(labels.sum(), (~labels).sum()) < 2:
+        raise InputError("both groups need two models at least to be told apart")
+    classifier = _make_classifier(trees, seed)
+    with threadpool_limits(1):  # the data are tiny; threads only wait for each other
+        guessed = cross_val_predict(classifier, features, labels.astype(int), cv=LeaveOneOut())
+    return np.asarray(guessed, dtype=bool)
+
+
+def _make_classifier(trees: str, seed: int) -> object:
+    if trees == XGBOOST:
+        from xgboost import XGBClassifier
+
+        return XGBClassifier(n_jobs=1, random_state=seed)
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    return HistGradientBoostingClassifier(
+        max_depth=6,
+        max_leaf_nodes=None,
+        min_samples_leaf=1,
+        l2_regularization=1.0,
+        learning_rate=0.3,
+        max_iter=100,
+        early_stopping=False,
+        random_state=seed,
+    )
+
+
+def _compute_balanced_accuracy(is_right: Mask, labels: Mask) -> Floats:
+    """Return the mean of the two groups' shares of right guesses, row by row."""
+    of_members = np.where(labels, is_right, 0).sum(axis=1) / np.maximum(labels.sum(axis=1), 1)
+    of_others = np.where(~labels, is_right, 0).sum(axis=1) / np.maximum((~labels).sum(axis=1), 1)
+    return np.asarray((of_members + of_others) / 2)
+
+
+def _resample_accuracy(is_right: Mask, labels: Mask, seed: int) -> Interval:
+    """Draw the models of both groups anew, their guesses as they were."""
+    rng = np.random.default_rng(seed)
+    members = np.flatnonzero(labels)
+    others = np.flatnonzero(~labels)
+    drawn_members = rng.choice(members, size=(RESAMPLES, len(members)))
+    drawn_others = rng.choice(others, size=(RESAMPLES, len(others)))
+    drawn = np.concatenate([drawn_members, drawn_others], axis=1)
+    accuracies = _compute_balanced_accuracy(is_right[drawn], labels[drawn])
+    low, high = np.percentile(accuracies, [2.5, 97.5])
+    accuracy = _compute_balanced_accuracy(is_right[None], labels[None])[0]
+    return Interval(float(accuracy), float(low), float(high))

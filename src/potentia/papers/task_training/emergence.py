@@ -1,0 +1,160 @@
+"""Emergence and training on the test task: as models train on it, c_e falls and a line describes them (figure 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from potentia.errors import InputError
+from potentia.papers.task_training.cohort import Cohort, plot_against_compute
+from potentia.papers.task_training.scaling import (
+    HingeFit,
+    LogLinearFit,
+    fit_hinge,
+    fit_log_linear,
+)
+from potentia.values.findings import Chart, Finding, Line, Plot, Table
+
+MIN_MODELS = 8  # that a curve is fitted to
+CURVES_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class EmergenceCurve(Finding):
+    """The hinge and the line fitted at each amount of test-task training (number of examples)."""
+
+    task: str
+    examples: tuple[int, ...]
+    hinges: tuple[HingeFit, ...]
+    lines: tuple[LogLinearFit, ...]
+    span: tuple[float, float]  # log₁₀ FLOPs of the smallest and the largest model
+    batch: int | None = None  # examples per optimizer step, where amounts come from steps
+
+    def tables(self) -> Sequence[Table]:
+        """Return one row per amount of training."""
+        rows = []
+        for examples, hinge, line in zip(self.examples, self.hinges, self.lines, strict=True):
+            alpha, emergence, bounds, r2, _ = hinge.curve_row()
+            flops = f"{10**hinge.emergence.value:.1e}"
+            rows.append((examples, hinge.n, emergence, bounds, flops, alpha, r2, line.r2))
+        columns = ("examples", "models", "c_e", "c_e 95 %", "FLOPs", "α", "R² hinge")
+        note = "c_e: log₁₀ of the FLOPs from which models rise above chance; a log-linear R² near 1 means no emergence."
+        if self.batch is not None:
+            note += f" Examples: optimizer steps × {self.batch}, the batch."
+        title = f"{self.task}: emergence by amount of test-task training"
+        return (Table(title, (*columns, "R² log-linear"), rows, note),)
+
+    def charts(self) -> Sequence[Chart]:
+        """Return c_e and R² against the number of training examples, and some of the fitted curves."""
+        r2_line = Line("log-linear R²", self._example_axis(), [line.r2 for line in self.lines])
+        return [
+            self._plot_curves(),
+            self._plot_by_examples(
+                "emergence",
+                "point of emergence",
+                self._emergence_line(),
+                "log₁₀ FLOPs of emergence",
+            ),
+            self._plot_by_examples(
+                "log-linear",
+                "how log-linear the scaling is",
+                r2_line,
+                "R² of the log-linear fit",
+            ),
+        ]
+
+    def _example_axis(self) -> list[float]:
+        """Return the amounts as a logarithmic axis shows them: none stands left of the smallest."""
+        smallest = min((amount for amount in self.examples if amount), default=3)
+        return [amount or smallest / 3 for amount in self.examples]
+
+    def _emergence_line(self) -> Line:
+        points = np.array([hinge.emergence.value for hinge in self.hinges])
+        lows = np.array([hinge.emergence_interval.low for hinge in self.hinges])
+        highs = np.array([hinge.emergence_interval.high for hinge in self.hinges])
+        return Line(
+            "c_e",
+            self._example_axis(),
+            points,
+            low=np.where(np.isfinite(lows), lows, points),
+            high=np.where(np.isfinite(highs), highs, points),
+        )
+
+    def _plot_curves(self) -> Plot:
+        grid = np.linspace(*self.span, 200)
+        shown = sorted(
+            {round(index) for index in np.linspace(0, len(self.examples) - 1, CURVES_SHOWN)}
+        )
+        curves = []
+        for index in shown:
+            fitted = self.hinges[index].predict(grid)
+            curves.append(Line(f"{self.examples[index]:,} examples", 10**grid, fitted))
+        return plot_against_compute(
+            f"{self.task}-curves",
+            f"{self.task}: scaling as models train on the test task",
+            "Each curve is the hinge fitted after that much training.",
+            points=(),
+            lines=tuple(curves),
+        )
+
+    def _plot_by_examples(self, name: str, title: str, line: Line, y_label: str) -> Plot:
+        return Plot(
+            f"{self.task}-{name}",
+            f"{self.task}: {title}",
+            "Training on the test task moves emergence to smaller scales. The first point is before any training.",
+            lines=(line,),
+            x_label="training examples",
+            y_label=y_label,
+            log_x=True,
+        )
+
+
+def trace_emergence(
+    task: str,
+    stages: Mapping[int, Mapping[str, float]],
+    cohort: Cohort,
+    *,
+    chance: float = 0.0,
+    higher_is_better: bool = True,
+    batch: int | None = None,
+) -> EmergenceCurve:
+    """Fit both curves at each amount of training: ``stages`` maps examples seen to model → score.
+
+    Amounts at which fewer than ``MIN_MODELS`` were scored are left out, as their fits would compare other models.
+    """
+    models = set(cohort.models)
+    examples = []
+    hinges = []
+    lines = []
+    for amount in sorted(stages):
+        score_by_model = {
+            model: score
+            for model, score in stages[amount].items()
+            if model in models and np.isfinite(score)
+        }
+        if len(score_by_model) < MIN_MODELS:
+            continue
+        scored = cohort.select(list(score_by_model))
+        scores = np.array(list(score_by_model.values()))
+        hinge = fit_hinge(
+            scored.log_compute,
+            scores,
+            chance=chance,
+            families=scored.family,
+            higher_is_better=higher_is_better,
+        )
+        examples.append(amount)
+        hinges.append(hinge)
+        lines.append(fit_log_linear(scored.log_compute, scores, families=scored.family))
+    if not examples:
+        raise InputError(f"no stage of {task} has {MIN_MODELS} models of known compute")
+    return EmergenceCurve(
+        task=task,
+        examples=tuple(examples),
+        hinges=tuple(hinges),
+        lines=tuple(lines),
+        span=(float(cohort.log_compute.min()), float(cohort.log_compute.max())),
+        batch=batch,
+    )
