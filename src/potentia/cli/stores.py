@@ -387,19 +387,21 @@ def serve(options: ServeOptions) -> None:
         raise MissingExtraError(
             "the live board needs FastAPI", hint="pip install 'potentia[web]'"
         ) from error
-    from potentia.show.board.app import address, bind, choose_token
-    from potentia.show.board.app import serve as run_server
+    from potentia.show.board.app import bind_listener, browser_address, choose_token
+    from potentia.show.board.app import serve_board as run_server
 
     # What is wrong with the store or the history is said before a server starts.
     potentia.store.Store.open(options.store, readonly=True).close()
     read_history(options.history)
     token = choose_token(options.host, options.token)
-    listener = bind(options.host, options.port)
+    listener = bind_listener(options.host, options.port)
     port = listener.getsockname()[1]
-    address_with_token = address(options.host, port, token)
+    address_with_token = browser_address(options.host, port, token)
     shown_address = address_with_token
     if options.token is not None:  # who gave a token knows it
-        shown_address = f"{address(options.host, port, None)} (it asks for the token you gave)"
+        shown_address = (
+            f"{browser_address(options.host, port, None)} (it asks for the token you gave)"
+        )
     print_lines(f"the board of {without_password(options.store)} is at {shown_address}")
     print_lines("it only reads; Ctrl-C stops it", style="dim")
     if options.open_browser:

@@ -21,8 +21,8 @@ from made_store import DOCUMENT, EVIL, MODELS, STUDY, make_store
 from potentia.evidence import read
 from potentia.show import ReportOptions, make_report
 from potentia.show.board.app import create_app
-from potentia.show.board.board_state import Watch
-from potentia.show.board.snapshot import Snapshots
+from potentia.show.board.board_state import StudyWatch
+from potentia.show.board.snapshot import SnapshotCache
 from potentia.store import Store
 
 SECTIONS = (
@@ -284,7 +284,7 @@ def test_the_stream_tells_new_states(tmp_path: Path):
 
     async def follow() -> list[dict]:
         with Store.open(path, readonly=True) as reading, Store.open(path) as writing:
-            stream = Watch(reading, reading.studies()[0]).stream()
+            stream = StudyWatch(reading, reading.studies()[0]).stream()
             first = await anext(stream)
             writing.put_progress(
                 STUDY,
@@ -307,7 +307,7 @@ def test_a_row_that_went_silent_does_not_run(tmp_path: Path):
         store.put_progress(
             STUDY, "row", {"phase": "tuning", "done": 3, "total": 9, "at": time.time() - 3600}
         )
-        assert Watch(store, store.studies()[0]).look()["running"] == 0
+        assert StudyWatch(store, store.studies()[0]).current_state()["running"] == 0
 
 
 def test_time_left_is_by_cells_and_by_nothing_else_that_is_told(tmp_path: Path):
@@ -321,12 +321,14 @@ def test_time_left_is_by_cells_and_by_nothing_else_that_is_told(tmp_path: Path):
         store.put_progress(
             STUDY, "row", {"phase": "tuning", "done": 3, "total": 9, "at": now, "began": now - 100}
         )
-        assert Watch(store, store.studies()[0]).look()["left"] == pytest.approx(100, rel=0.05)
+        assert StudyWatch(store, store.studies()[0]).current_state()["left"] == pytest.approx(
+            100, rel=0.05
+        )
 
 
 def test_snapshots_are_made_once_and_not_too_often(store: Path):
     async def ask() -> tuple:
-        snapshots = Snapshots(str(store), ThreadPoolExecutor(1))
+        snapshots = SnapshotCache(str(store), ThreadPoolExecutor(1))
         first = await asyncio.gather(*(snapshots.get(STUDY, (22, 1)) for _ in range(20)))
         again = await snapshots.get(STUDY, (23, 1))
         return first, again

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from potentia.show.board.app import bind, create_app
+from potentia.show.board.app import bind_listener, create_app
 from potentia.show.board.request_timeout import TimedRequestProtocol
 
 SECONDS = 1.0
@@ -24,7 +24,7 @@ def port(store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     monkeypatch.setattr(TimedRequestProtocol, "request_seconds", SECONDS)
     app = create_app(str(store), "a-long-secret", executor=ThreadPoolExecutor(1))
     server = uvicorn.Server(uvicorn.Config(app, http=TimedRequestProtocol, log_level="error"))
-    listener = bind("127.0.0.1", 0)
+    listener = bind_listener("127.0.0.1", 0)
     thread = threading.Thread(target=lambda: server.run(sockets=[listener]))
     thread.start()
     try:

@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 
 from made_store import STUDY
 from potentia.errors import InputError
-from potentia.show.board.app import Sparing, choose_token
+from potentia.show.board.app import RateLimitedLog, choose_token
 from potentia.show.board.security import is_loopback
 
 POTENTIA = str(Path(sys.executable).with_name("potentia"))
@@ -137,12 +137,12 @@ def test_a_flood_of_errors_is_a_few_lines(
     from potentia.show.board import app as server
 
     logger = logging.Logger("flooded")
-    logger.addFilter(Sparing())
+    logger.addFilter(RateLimitedLog())
     logger.addHandler(caplog.handler)
     for _ in range(5000):
         logger.error("socket.accept() out of system resource")
-    assert len(caplog.records) == server.MOST_LINES
-    monkeypatch.setattr(server, "EACH_SECONDS", 0.0)
+    assert len(caplog.records) == server.LINES_PER_PERIOD
+    monkeypatch.setattr(server, "PERIOD_SECONDS", 0.0)
     logger.error("once more")
     assert "4990 more before it" in caplog.records[-1].getMessage()
 

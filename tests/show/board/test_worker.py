@@ -10,16 +10,16 @@ import time
 
 import pytest
 
-from potentia.show.board.snapshot import Snapshot, Snapshots
+from potentia.show.board.snapshot import SnapshotCache, StudySnapshot
 
 SERVER = """
 import sys, time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from potentia.show.board.snapshot import _settle
+from potentia.show.board.snapshot import _prepare_worker
 import os
 if __name__ == "__main__":
-    pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_settle)
+    pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_prepare_worker)
     print(pool.submit(os.getpid).result(), flush=True)
     time.sleep(120)
 """
@@ -59,6 +59,6 @@ def test_a_killed_server_leaves_no_worker_behind(tmp_path):
 )
 def test_an_answer_is_renewed_by_cells_and_by_time(known, now, age, due):
     """An answer that took half a minute is not kept for ten minutes while a run goes on."""
-    snapshots = Snapshots("nowhere")
-    snapshot = Snapshot("s", known, seconds=30.0, made=time.time() - age)
-    assert snapshots._due("s", snapshot, now) is due
+    snapshots = SnapshotCache("nowhere")
+    snapshot = StudySnapshot("s", known, seconds=30.0, made=time.time() - age)
+    assert snapshots._is_due("s", snapshot, now) is due

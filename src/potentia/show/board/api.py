@@ -13,15 +13,28 @@ from pydantic import BaseModel
 
 from potentia.run import is_running
 from potentia.show import cell_payload, find_items, item_payload, lane_payload
-from potentia.show.board.board_state import Desk, there
+from potentia.show.board.board_state import BoardState, found_or_404
 from potentia.values.findings import jsonable
 
 Name = Annotated[str, Path(min_length=1, max_length=300)]
-Page = Annotated[int, Query(ge=0, le=1_000_000, description="counted from 0")]
-Size = Annotated[int, Query(ge=1, le=200, description="entries on a page")]
-Wanted = Annotated[str | None, Query(max_length=300, pattern="^[^\0]*$")]
+PageNumber = Annotated[int, Query(ge=0, le=1_000_000, description="counted from 0")]
+PageSize = Annotated[int, Query(ge=1, le=200, description="entries on a page")]
+OptionalName = Annotated[str | None, Query(max_length=300, pattern="^[^\0]*$")]
 Sample = tuple[Mapping[str, str], float]
-COUNTS = "text/plain; version=0.0.4; charset=utf-8"
+CELL_FIELDS = (  # of a list of cells
+    "key",
+    "model",
+    "task",
+    "protocol",
+    "metric",
+    "value",
+    "stderr",
+    "n",
+    "seconds",
+    "created",
+    "gain",
+)
+PROMETHEUS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class StudySummary(BaseModel):
@@ -46,7 +59,7 @@ class Listing(BaseModel):
     entries: list[dict[str, Any]]
 
 
-class Names(BaseModel):
+class FindingNames(BaseModel):
     """What there is, by name, as of how many cells, and when it was made (seconds since 1970)."""
 
     names: list[str]
@@ -55,8 +68,8 @@ class Names(BaseModel):
     problem: str
 
 
-def make_api(desk: Desk) -> APIRouter:
-    """Make the routes on one desk."""
+def make_api(board: BoardState) -> APIRouter:
+    """Make the routes of the API."""
     api = APIRouter(
         prefix="/api", responses={404: {"description": "there is nothing of that name"}}
     )
@@ -64,19 +77,19 @@ def make_api(desk: Desk) -> APIRouter:
     @api.get("/studies")
     def studies() -> list[StudySummary]:
         """Return all studies of the store, the one opened last first."""
-        return [StudySummary(**summary) for summary in desk.summaries()]
+        return [StudySummary(**asdict(counts)) for counts in board.summaries()]
 
     @api.get("/studies/{study}")
     def study(study: Name) -> dict[str, Any]:
         """Return what runs now: rows, lanes of running rows, counts, recent events."""
-        return desk.watch(study).look()
+        return board.watch(study).current_state()
 
     events_only: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 
     @api.get("/studies/{study}/stream", response_class=StreamingResponse, responses=events_only)
     async def stream(study: Name) -> StreamingResponse:
         """Follow a study: server-sent events named ``state``, one whenever something changes."""
-        watch = desk.watch(study)
+        watch = board.watch(study)
         return StreamingResponse(
             watch.stream(), media_type="text/event-stream", headers={"cache-control": "no-store"}
         )
@@ -84,77 +97,82 @@ def make_api(desk: Desk) -> APIRouter:
     @api.get("/studies/{study}/answer")
     async def answer(study: Name) -> dict[str, Any]:
         """Return the answer: headline, sentences, and every model's rank with its interval."""
-        return (await desk.snapshot(desk.study(study).key)).answer
+        return (await board.snapshot(board.require_study(study).key)).answer
 
     @api.get("/studies/{study}/outlook", response_model=dict[str, Any])
     async def outlook(study: Name) -> Any:
         """Return what is predicted of cells not measured yet: P(best), ranks with intervals; 404 once all is there."""
-        return _json((await desk.snapshot(desk.study(study).key)).findings.get("completion"))
+        return _answer_json(
+            (await board.snapshot(board.require_study(study).key)).findings.get("completion")
+        )
 
     @api.get("/studies/{study}/findings")
-    async def findings(study: Name) -> Names:
+    async def findings(study: Name) -> FindingNames:
         """Name the findings of the study."""
-        made = await desk.snapshot(desk.study(study).key)
-        return Names(
-            names=list(made.findings), cells=made.stamp[0], made=made.made, problem=made.problem
+        snapshot = await board.snapshot(board.require_study(study).key)
+        return FindingNames(
+            names=list(snapshot.findings),
+            cells=snapshot.stamp[0],
+            made=snapshot.made,
+            problem=snapshot.problem,
         )
 
     @api.get("/studies/{study}/findings/{name}", response_model=dict[str, Any])
     async def finding(study: Name, name: Name) -> Any:
         """Return one finding, as ``potentia analyze rankings --json`` prints it."""
-        return _json((await desk.snapshot(desk.study(study).key)).findings.get(name))
+        return _answer_json(
+            (await board.snapshot(board.require_study(study).key)).findings.get(name)
+        )
 
     @api.get("/studies/{study}/scores/{protocol}", response_model=dict[str, Any])
     async def scores(study: Name, protocol: Name) -> Any:
         """Return the score matrix of one protocol; missing scores are null."""
-        return _json((await desk.snapshot(desk.study(study).key)).scores.get(protocol))
+        return _answer_json(
+            (await board.snapshot(board.require_study(study).key)).scores.get(protocol)
+        )
 
     @api.get("/studies/{study}/cells")
     def cells(
         study: Name,
-        protocol: Wanted = None,
-        model: Wanted = None,
-        task: Wanted = None,
-        page: Page = 0,
-        size: Size = 50,
+        protocol: OptionalName = None,
+        model: OptionalName = None,
+        task: OptionalName = None,
+        page: PageNumber = 0,
+        size: PageSize = 50,
     ) -> Listing:
         """Return committed cells in the order of their making."""
-        only = {"study": desk.study(study).key, "protocol": protocol, "model": model, "task": task}
-        found = desk.store.cells(**only, limit=size, offset=page * size)
-        wanted = (
-            "key",
-            "model",
-            "task",
-            "protocol",
-            "metric",
-            "value",
-            "stderr",
-            "n",
-            "seconds",
-            "created",
-            "gain",
-        )
-        entries = [
-            {name: value for name, value in cell_payload(cell, ()).items() if name in wanted}
-            for cell in found
-        ]
-        return Listing(total=desk.store.count(**only), page=page, size=size, entries=entries)
+        filters = {
+            "study": board.require_study(study).key,
+            "protocol": protocol,
+            "model": model,
+            "task": task,
+        }
+        records = board.store.cells(**filters, limit=size, offset=page * size)
+        entries = []
+        for record in records:
+            payload = cell_payload(record, ())
+            entries.append({name: payload[name] for name in payload if name in CELL_FIELDS})
+        return Listing(total=board.store.count(**filters), page=page, size=size, entries=entries)
 
     @api.get("/studies/{study}/lanes")
-    def lanes(study: Name, model: Wanted = None, page: Page = 0, size: Size = 50) -> Listing:
+    def lanes(
+        study: Name, model: OptionalName = None, page: PageNumber = 0, size: PageSize = 50
+    ) -> Listing:
         """Return lanes with their curves."""
-        key = desk.study(study).key
-        shown = desk.store.lanes(study=key, model=model, limit=size, offset=page * size)
-        entries = [{"model": lane.model, "cell": lane.cell, **lane_payload(lane)} for lane in shown]
-        total = desk.store.count_lanes(study=key, model=model)
+        key = board.require_study(study).key
+        records = board.store.lanes(study=key, model=model, limit=size, offset=page * size)
+        entries = [
+            {"model": lane.model, "cell": lane.cell, **lane_payload(lane)} for lane in records
+        ]
+        total = board.store.count_lanes(study=key, model=model)
         return Listing(total=total, page=page, size=size, entries=jsonable(entries))
 
     @api.get("/studies/{study}/failures")
-    def failures(study: Name, page: Page = 0, size: Size = 50) -> Listing:
+    def failures(study: Name, page: PageNumber = 0, size: PageSize = 50) -> Listing:
         """Return the cells that failed, with the reason."""
-        found = desk.store.failures(study=desk.study(study).key)
-        entries = [asdict(failure) for failure in found[page * size : (page + 1) * size]]
-        return Listing(total=len(found), page=page, size=size, entries=entries)
+        records = board.store.failures(study=board.require_study(study).key)
+        entries = [asdict(failure) for failure in records[page * size : (page + 1) * size]]
+        return Listing(total=len(records), page=page, size=size, entries=entries)
 
     @api.get("/studies/{study}/events")
     def events(
@@ -163,30 +181,31 @@ def make_api(desk: Desk) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=1000)] = 200,
     ) -> list[dict[str, Any]]:
         """Return the log after an entry, oldest first."""
-        found = desk.store.events(desk.study(study).key, after_id=after, limit=limit)
-        return [jsonable(asdict(event)) for event in found]
+        records = board.store.events(board.require_study(study).key, after_id=after, limit=limit)
+        return [jsonable(asdict(event)) for event in records]
 
     @api.get("/cells/{key}")
     def cell(key: Name) -> dict[str, Any]:
         """Return one cell: scores, what validation chose, lanes with curves, and how it was made."""
-        record = desk.cell(key)
-        return cell_payload(record, desk.store.lanes(cell=key), with_provenance=True)
+        record = board.require_cell(key)
+        return cell_payload(record, board.store.lanes(cell=key), with_provenance=True)
 
     @api.get("/cells/{key}/items")
     def items(
         key: Name,
-        page: Page = 0,
-        size: Size = 20,
+        page: PageNumber = 0,
+        size: PageSize = 20,
         query: Annotated[
             str, Query(max_length=300, description="text in prompt, answer or right answer")
         ] = "",
         outcome: Literal["all", "right", "wrong"] = "all",
     ) -> Listing:
         """Return a cell's items with the model's answers, searched and paged."""
-        desk.cell(key)
-        found = find_items(desk.items(key), query=query, outcome=outcome)
-        shown = [jsonable(item_payload(item)) for item in found[page * size : (page + 1) * size]]
-        return Listing(total=len(found), page=page, size=size, entries=shown)
+        board.require_cell(key)
+        matching = find_items(board.items(key), query=query, outcome=outcome)
+        on_page = matching[page * size : (page + 1) * size]
+        entries = [jsonable(item_payload(item)) for item in on_page]
+        return Listing(total=len(matching), page=page, size=size, entries=entries)
 
     @api.get("/{rest:path}", include_in_schema=False)
     def nothing(rest: str) -> None:
@@ -195,65 +214,76 @@ def make_api(desk: Desk) -> APIRouter:
     return api
 
 
-def _json(text: str | None) -> Response:
+def _answer_json(text: str | None) -> Response:
     """Answer with JSON made earlier, or 404."""
-    return Response(there(text), media_type="application/json")
+    return Response(found_or_404(text), media_type="application/json")
 
 
-def metrics(desk: Desk) -> str:
+def render_prometheus_metrics(board: BoardState) -> str:
     """Return every study's counts, and the pace of the rows that run now."""
-    studies = [({"study": s["name"], "key": s["key"]}, s) for s in desk.summaries()]
-    states = ("asked", "done", "failed")  # imported scores were never asked for
-    cells = [
-        ({**of, "state": state}, s[state])
-        for of, s in studies
-        for state in states
-        if s[state] is not None
+    cells: list[Sample] = []
+    running: list[Sample] = []
+    seconds: list[Sample] = []
+    rows: list[tuple[Mapping[str, str], Mapping[str, Any]]] = []  # labels, and what a row reports
+    for study in board.summaries():
+        labels = {"study": study.name, "key": study.key}
+        if study.asked is not None:  # imported scores were never asked for
+            cells.append(({**labels, "state": "asked"}, study.asked))
+        cells.append(({**labels, "state": "done"}, study.done))
+        cells.append(({**labels, "state": "failed"}, study.failed))
+        running.append((labels, study.running))
+        seconds.append((labels, study.seconds))
+        if not study.running:
+            continue
+        for model, progress in board.store.get_progress(study.key).items():
+            if is_running(progress):
+                rows.append(({"study": study.name, "model": model}, progress))
+
+    def samples_of_rows(field: str) -> list[Sample]:
+        return [(labels, row[field]) for labels, row in rows if row.get(field) is not None]
+
+    silent = [(labels, max(0.0, time.time() - at)) for labels, at in samples_of_rows("at")]
+    families = [
+        _render_family("cells", "Cells of a study: asked for, done and failed.", cells),
+        _render_family("rows_running", "Rows (models) of a study that are computed now.", running),
+        _render_family(
+            "cell_seconds_total",
+            "Seconds that the cells of a study took to compute.",
+            seconds,
+            metric_type="counter",
+        ),
+        _render_family(
+            "row_tokens_per_second",
+            "Tokens a second of a row.",
+            samples_of_rows("tokens_per_second"),
+        ),
+        _render_family(
+            "row_seconds_left",
+            "Seconds that the present phase of a row will take.",
+            samples_of_rows("left"),
+        ),
+        _render_family(
+            "row_lanes", "Lanes of a row that are tuned now.", samples_of_rows("lanes_active")
+        ),
+        _render_family("row_silent_seconds", "Seconds since a running row last spoke.", silent),
     ]
-    running, seconds = ([(of, s[name]) for of, s in studies] for name in ("running", "seconds"))
-    rows = [
-        ({"study": s["name"], "model": name}, state)
-        for _, s in studies
-        if s["running"]
-        for name, state in desk.store.get_progress(s["key"]).items()
-        if is_running(state)
-    ]
-
-    def of_rows(field: str) -> list[Sample]:
-        return [(labels, state[field]) for labels, state in rows if state.get(field) is not None]
-
-    silent = [(labels, max(0.0, time.time() - at)) for labels, at in of_rows("at")]
-    return "".join(
-        [
-            _family("cells", "Cells of a study: asked for, done and failed.", cells),
-            _family("rows_running", "Rows (models) of a study that are computed now.", running),
-            _family(
-                "cell_seconds_total",
-                "Seconds that the cells of a study took to compute.",
-                seconds,
-                "counter",
-            ),
-            _family(
-                "row_tokens_per_second", "Tokens a second of a row.", of_rows("tokens_per_second")
-            ),
-            _family(
-                "row_seconds_left",
-                "Seconds that the present phase of a row will take.",
-                of_rows("left"),
-            ),
-            _family("row_lanes", "Lanes of a row that are tuned now.", of_rows("lanes_active")),
-            _family("row_silent_seconds", "Seconds since a running row last spoke.", silent),
-        ]
-    )
+    return "".join(families)
 
 
-def _family(name: str, words: str, samples: Iterable[Sample], kind: str = "gauge") -> str:
+def _render_family(
+    name: str, description: str, samples: Iterable[Sample], *, metric_type: str = "gauge"
+) -> str:
     name = f"potentia_{name}"
-    lines = [f"{name}{{{_labels(labels)}}} {float(value):.10g}" for labels, value in samples]
-    return "\n".join([f"# HELP {name} {words}", f"# TYPE {name} {kind}", *lines, ""])
+    lines = [f"# HELP {name} {description}", f"# TYPE {name} {metric_type}"]
+    for labels, value in samples:
+        lines.append(f"{name}{{{_render_labels(labels)}}} {float(value):.10g}")
+    return "\n".join([*lines, ""])
 
 
-def _labels(labels: Mapping[str, str]) -> str:
-    plain = {name: value.encode("utf-8", "replace").decode() for name, value in labels.items()}
-    escaped = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
-    return ",".join(f'{name}="{value.translate(escaped)}"' for name, value in plain.items())
+def _render_labels(labels: Mapping[str, str]) -> str:
+    escapes = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+    rendered = []
+    for name, value in labels.items():
+        plain = value.encode("utf-8", "replace").decode()
+        rendered.append(f'{name}="{plain.translate(escapes)}"')
+    return ",".join(rendered)

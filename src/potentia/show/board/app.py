@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,10 +27,10 @@ from starlette.exceptions import HTTPException
 
 from potentia.errors import InputError, PotentiaError
 from potentia.show import cell_payload
-from potentia.show.board.api import COUNTS, Name, make_api, metrics
-from potentia.show.board.board_state import Desk, there
-from potentia.show.board.security import Guard, is_loopback
-from potentia.show.board.snapshot import Snapshot, Snapshots, make_snapshot
+from potentia.show.board.api import PROMETHEUS_TYPE, Name, make_api, render_prometheus_metrics
+from potentia.show.board.board_state import BoardState, found_or_404
+from potentia.show.board.security import RequestGuard, is_loopback
+from potentia.show.board.snapshot import SnapshotCache, StudySnapshot, make_snapshot
 from potentia.show.page import SCRIPTS, STYLES, asset, environment
 from potentia.store import Store
 from potentia.timing import format_duration
@@ -37,8 +38,10 @@ from potentia.timing import format_duration
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-MOST_LINES, EACH_SECONDS = 10, 60.0  # of the server's own log
-Wanted = Annotated[str, Query(pattern="^[^\0]*$")]
+LINES_PER_PERIOD = 10  # of the server's own log
+PERIOD_SECONDS = 60.0
+MOST_DESCRIPTORS = 65_536
+CellName = Annotated[str, Query(pattern="^[^\0]*$")]
 
 
 def create_app(
@@ -53,14 +56,14 @@ def create_app(
     ``executor`` runs the analyses; by default one niced process of its own. ``history`` are stores or score files of
     other models, to predict cells that are not measured yet.
     """
-    snapshots = Snapshots(store_url, executor, partial(make_snapshot, history=history))
-    desk = Desk(Store.open(store_url, readonly=True), snapshots)
+    snapshots = SnapshotCache(store_url, executor, partial(make_snapshot, history=history))
+    board = BoardState(Store.open(store_url, readonly=True), snapshots)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await desk.warm()
+        await board.begin_first_snapshot()
         yield
-        desk.close()
+        board.close()
 
     app = FastAPI(
         title="Potentia",
@@ -70,171 +73,195 @@ def create_app(
         redoc_url=None,
         lifespan=lifespan,
     )
-    app.state.desk = desk
-    app.include_router(make_api(desk))
-    app.include_router(make_pages(desk))
-    app.add_middleware(Guard, token=token)
+    app.state.board = board
+    app.include_router(make_api(board))
+    app.include_router(make_pages(board))
+    app.add_middleware(RequestGuard, token=token)
 
     @app.get("/metrics", include_in_schema=False)
-    def counts() -> Response:
-        return Response(metrics(desk), headers={"content-type": COUNTS})
+    def prometheus_metrics() -> Response:
+        return Response(render_prometheus_metrics(board), headers={"content-type": PROMETHEUS_TYPE})
 
-    def told(
-        request: Request, status: int, detail: Any, page: str, headers: Any = None
+    def answer_error(
+        request: Request, status: int, detail: Any, page_detail: str, headers: Any = None
     ) -> Response:
-        if not request.url.path.startswith("/api/") and "text/html" in request.headers.get(
-            "accept", ""
-        ):
-            return _page(
-                "error.html", status=404 if status == 422 else status, title="not here", detail=page
+        is_api = request.url.path.startswith("/api/")
+        if not is_api and "text/html" in request.headers.get("accept", ""):
+            page_status = 404 if status == 422 else status
+            return _render_page(
+                "error.html", status=page_status, title="not here", detail=page_detail
             )
         return JSONResponse({"detail": detail}, status, headers=headers)
 
     @app.exception_handler(HTTPException)
-    async def refused(request: Request, error: HTTPException) -> Response:
-        return told(request, error.status_code, error.detail, str(error.detail), error.headers)
+    async def answer_refusal(request: Request, error: HTTPException) -> Response:
+        return answer_error(
+            request, error.status_code, error.detail, str(error.detail), error.headers
+        )
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> Response:
+    async def answer_invalid(request: Request, error: RequestValidationError) -> Response:
         problems = [
             {"loc": list(e["loc"]), "msg": e["msg"], "type": e["type"]} for e in error.errors()
         ]
-        return told(request, 422, problems, "there is no such page")
+        return answer_error(request, 422, problems, "there is no such page")
 
     @app.exception_handler(PotentiaError)
-    async def broken(request: Request, error: PotentiaError) -> Response:
-        return told(request, 503, error.message, error.message)
+    async def answer_own_error(request: Request, error: PotentiaError) -> Response:
+        return answer_error(request, 503, error.message, error.message)
 
     @app.exception_handler(OSError)
-    async def away(
-        request: Request, error: OSError
-    ) -> Response:  # no descriptors are left, and no page can be read
+    async def answer_system_error(request: Request, error: OSError) -> Response:
+        # No descriptors are left, and no page can be read.
         return PlainTextResponse(f"try again in a moment: {error.strerror or error}\n", 503)
 
     return app
 
 
-def make_pages(desk: Desk) -> APIRouter:
-    """Make the routes of the pages on one desk."""
+def make_pages(board: BoardState) -> APIRouter:
+    """Make the routes of the pages."""
     pages = APIRouter(default_response_class=HTMLResponse, include_in_schema=False)
 
     @pages.get("/assets/{name}")
-    def assets(name: str, request: Request) -> Response:
+    def serve_asset(name: str, request: Request) -> Response:
         if name not in (*SCRIPTS, *STYLES):
             raise HTTPException(404, "there is no such asset")
-        body, packed, _ = _asset(name)
+        served = _load_asset(name)
         headers = {
             "cache-control": "public, max-age=31536000, immutable",
             "vary": "accept-encoding",
         }
+        body = served.body
         if "gzip" in request.headers.get("accept-encoding", ""):
-            body, headers = packed, {**headers, "content-encoding": "gzip"}
-        kind = "text/css" if name.endswith(".css") else "text/javascript"
-        return Response(body, media_type=f"{kind}; charset=utf-8", headers=headers)
+            body = served.packed
+            headers["content-encoding"] = "gzip"
+        media_type = "text/css" if name.endswith(".css") else "text/javascript"
+        return Response(body, media_type=f"{media_type}; charset=utf-8", headers=headers)
 
     @pages.get("/")
-    async def home() -> HTMLResponse:
-        return _page("home.html", title="studies", studies=await desk.overview())
+    async def show_home() -> HTMLResponse:
+        return _render_page(
+            "home.html", title="studies", studies=await board.summaries_with_leaders()
+        )
 
     @pages.get("/studies/{study}")
-    async def board(study: Name) -> HTMLResponse:
-        record = await run_in_threadpool(desk.study, study)
-        state = await run_in_threadpool(desk.watch(record.key).look)
-        made = await desk.peek(record.key)  # the board itself never waits for findings
-        known = made or Snapshot(record.key, (0, 0), 0.0, 0.0)
-        return _page(
+    async def show_study(study: Name) -> HTMLResponse:
+        record = await run_in_threadpool(board.require_study, study)
+        state = await run_in_threadpool(board.watch(record.key).current_state)
+        latest = await board.latest_snapshot(record.key)  # the page never waits for findings
+        snapshot = latest or StudySnapshot(record.key, stamp=(0, 0), seconds=0.0, made=0.0)
+        return _render_page(
             "board.html",
             title=record.name,
             state=state,
-            answer=known.section("answer") or "",
-            problem=known.problem,
-            cells=known.stamp[0],
-            made=known.made,
-            pending=made is None,
+            answer=snapshot.section("answer") or "",
+            problem=snapshot.problem,
+            cells=snapshot.stamp[0],
+            made=snapshot.made,
+            pending=latest is None,
             key=record.key,
-            sections=known.sections,
+            sections=snapshot.sections,
             here="live",
         )
 
     @pages.get("/studies/{study}/cell")
-    async def cell_of(study: Name, model: Wanted, task: Wanted, protocol: Wanted) -> HTMLResponse:
-        record = await run_in_threadpool(desk.study, study)
-        wanted = partial(
-            desk.store.cells, study=record.key, model=model, task=task, protocol=protocol, limit=1
+    async def show_named_cell(
+        study: Name, model: CellName, task: CellName, protocol: CellName
+    ) -> HTMLResponse:
+        record = await run_in_threadpool(board.require_study, study)
+        find_cells = partial(
+            board.store.cells, study=record.key, model=model, task=task, protocol=protocol, limit=1
         )
-        found = await run_in_threadpool(wanted)
-        return await cell(study, there(next(iter(found), None), "there is no such cell").key)
+        cells = await run_in_threadpool(find_cells)
+        found = found_or_404(next(iter(cells), None), "there is no such cell")
+        return await show_cell(study, found.key)
 
     @pages.get("/studies/{study}/{section}")
-    async def section(study: Name, section: Name) -> HTMLResponse:
-        record = await run_in_threadpool(desk.study, study)
-        made = await desk.snapshot(record.key)
-        html = there(made.section(section), "this study has nothing to show here, or not yet")
-        behind = (await run_in_threadpool(desk.stamp, record.key))[0] - made.stamp[0]
-        return _page(
+    async def show_section(study: Name, section: Name) -> HTMLResponse:
+        record = await run_in_threadpool(board.require_study, study)
+        snapshot = await board.snapshot(record.key)
+        html = found_or_404(
+            snapshot.section(section), "this study has nothing to show here, or not yet"
+        )
+        cells, _ = await run_in_threadpool(board.count_results, record.key)
+        return _render_page(
             "section.html",
             title=record.name,
             section=html,
-            behind=behind,
-            made=made.made,
+            behind=cells - snapshot.stamp[0],
+            made=snapshot.made,
             key=record.key,
-            sections=made.sections,
+            sections=snapshot.sections,
             here=section,
         )
 
     @pages.get("/studies/{study}/data/{name}")
-    async def data(study: Name, name: Name) -> Response:
-        record = await run_in_threadpool(desk.study, study)
-        packed = there((await desk.snapshot(record.key)).parts.get(name))
+    async def serve_section_data(study: Name, name: Name) -> Response:
+        record = await run_in_threadpool(board.require_study, study)
+        packed = found_or_404((await board.snapshot(record.key)).parts.get(name))
         return Response(packed, media_type="application/json", headers={"content-encoding": "gzip"})
 
     @pages.get("/studies/{study}/cells/{cell}")
-    async def cell(study: Name, cell: Name) -> HTMLResponse:
-        record = await run_in_threadpool(desk.study, study)
-        found = await run_in_threadpool(desk.cell, cell)
-        lanes = await run_in_threadpool(lambda: desk.store.lanes(cell=cell))
-        made = await desk.snapshot(record.key)
-        return _page(
+    async def show_cell(study: Name, cell: Name) -> HTMLResponse:
+        record = await run_in_threadpool(board.require_study, study)
+        found = await run_in_threadpool(board.require_cell, cell)
+        lanes = await run_in_threadpool(lambda: board.store.lanes(cell=cell))
+        snapshot = await board.snapshot(record.key)
+        return _render_page(
             "cell.html",
             title=record.name,
             cell=cell_payload(found, lanes),
             key=record.key,
             provenance=found.provenance.to_dict(),
-            sections=made.sections,
+            sections=snapshot.sections,
             here="cells",
         )
 
     return pages
 
 
-def _page(template: str, *, status: int = 200, **context: Any) -> HTMLResponse:
-    known = {"http_status": status, "key": "", "sections": (), "here": "", **context}
-    return HTMLResponse(_templates().get_template(template).render(**known), status_code=status)
+def _render_page(template: str, *, status: int = 200, **context: Any) -> HTMLResponse:
+    variables = {"http_status": status, "key": "", "sections": (), "here": "", **context}
+    return HTMLResponse(
+        _load_templates().get_template(template).render(**variables), status_code=status
+    )
 
 
 @cache
-def _templates() -> Any:
+def _load_templates() -> Any:
     """Return the report's templates with the board's own before them."""
     from jinja2 import ChoiceLoader, PackageLoader
 
-    base = environment()
-    made = base.overlay(
-        loader=ChoiceLoader([PackageLoader("potentia.show.board", "templates"), base.loader])
+    report_templates = environment()
+    board_templates = PackageLoader("potentia.show.board", "templates")
+    templates = report_templates.overlay(
+        loader=ChoiceLoader([board_templates, report_templates.loader])
     )
-    made.filters.update(age=lambda when: f"{format_duration(max(0.0, time.time() - when))} ago")
-    made.globals.update(asset_url=lambda name: _asset(name)[2], scripts=SCRIPTS, styles=STYLES)
-    return made
+    templates.filters.update(age=_format_age)
+    templates.globals.update(
+        asset_url=lambda name: _load_asset(name).address, scripts=SCRIPTS, styles=STYLES
+    )
+    return templates
+
+
+def _format_age(moment: float) -> str:
+    return f"{format_duration(max(0.0, time.time() - moment))} ago"
+
+
+@dataclass(frozen=True)
+class _ServedAsset:
+    """An asset, packed, and its address: with the hash of its content, so that browsers keep it."""
+
+    body: bytes
+    packed: bytes
+    address: str
 
 
 @cache
-def _asset(name: str) -> tuple[bytes, bytes, str]:
-    """Return an asset, packed, and its address: with the hash of its content, so that browsers keep it."""
+def _load_asset(name: str) -> _ServedAsset:
     body = asset(name).encode()
-    return (
-        body,
-        gzip.compress(body, mtime=0),
-        f"/assets/{name}?v={hashlib.sha256(body).hexdigest()[:12]}",
-    )
+    digest = hashlib.sha256(body).hexdigest()[:12]
+    return _ServedAsset(body, gzip.compress(body, mtime=0), address=f"/assets/{name}?v={digest}")
 
 
 def choose_token(host: str, token: str | None) -> str | None:
@@ -247,67 +274,80 @@ def choose_token(host: str, token: str | None) -> str | None:
     return token if token is not None or is_loopback(host) else secrets.token_urlsafe(24)
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind_listener(host: str, port: int) -> socket.socket:
     """Take the address, or say why not."""
     try:
-        made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind((host.strip("[]"), port))
-        made.listen(128)  # early readers wait instead of being refused
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host.strip("[]"), port))
+        listener.listen(128)  # early readers wait instead of being refused
     except OSError as error:
-        taken = error.errno == errno.EADDRINUSE
-        hint = "another program has it: give another --port" if taken else "check --host and --port"
+        hint = "check --host and --port"
+        if error.errno == errno.EADDRINUSE:
+            hint = "another program has it: give another --port"
         raise InputError(
             f"{host}:{port} cannot be used: {error.strerror or error}", hint=hint
         ) from error
-    return made
+    return listener
 
 
-def address(host: str, port: int, token: str | None) -> str:
+def browser_address(host: str, port: int, token: str | None) -> str:
     """Return what to open in a browser."""
-    shown = f"[{host}]" if ":" in host and not host.startswith("[") else host
-    return f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
+    if ":" in host and not host.startswith("["):
+        host = f"[{host}]"
+    query = f"?token={token}" if token else ""
+    return f"http://{host}:{port}/{query}"
 
 
-class Sparing(logging.Filter):
+class RateLimitedLog(logging.Filter):
     """Lets a few records a minute through: with descriptors exhausted, every refused connection is one of its own."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.began, self.told, self.kept_back = time.monotonic(), 0, 0
+        self._start_period()
+
+    def _start_period(self) -> None:
+        self.period_began = time.monotonic()
+        self.records = 0
+        self.suppressed = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Say whether to write this one; the first after a silence tells how many were left out."""
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-            record.msg, record.args, record.exc_info = (
-                "no descriptors are left (ulimit -n): new readers wait",
-                (),
-                None,
-            )
-        if time.monotonic() - self.began > EACH_SECONDS:
-            if self.kept_back:
-                record.msg, record.args = (
-                    f"{record.getMessage()} ({self.kept_back} more before it)",
-                    (),
-                )
-            self.began, self.told, self.kept_back = time.monotonic(), 0, 0
-        self.told += 1
-        self.kept_back += self.told > MOST_LINES
-        return self.told <= MOST_LINES
+            _replace_message(record, "no descriptors are left (ulimit -n): new readers wait")
+            record.exc_info = None
+        if time.monotonic() - self.period_began > PERIOD_SECONDS:
+            if self.suppressed:
+                message = f"{record.getMessage()} ({self.suppressed} more before it)"
+                _replace_message(record, message)
+            self._start_period()
+        self.records += 1
+        if self.records <= LINES_PER_PERIOD:
+            return True
+        self.suppressed += 1
+        return False
 
 
-def _descriptors() -> int:
+def _replace_message(record: logging.LogRecord, message: str) -> None:
+    record.msg = message
+    record.args = ()
+
+
+def _raise_descriptor_limit() -> int:
     """Take all the descriptors that this process may have, and return their number."""
     import resource
 
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    wanted = 65_536 if most == resource.RLIM_INFINITY else min(most, 65_536)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
-    return wanted
+    hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    limit = MOST_DESCRIPTORS
+    if hard_limit != resource.RLIM_INFINITY:
+        limit = min(hard_limit, MOST_DESCRIPTORS)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard_limit))
+    return limit
 
 
-def serve(
+def serve_board(
     store_url: str,
     listener: socket.socket,
     *,
@@ -325,7 +365,7 @@ def serve(
         """Ends the open streams when asked to stop; they would hold it up."""
 
         def handle_exit(self, sig: int, frame: Any) -> None:
-            app.state.desk.stop()
+            app.state.board.stop()
             super().handle_exit(sig, frame)
 
     config = uvicorn.Config(
@@ -335,9 +375,9 @@ def serve(
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=3,
-        limit_concurrency=_descriptors()
-        // 2,  # the rest is for files; who comes too late gets a 503
+        # Half of the descriptors are for files; who comes too late gets a 503.
+        limit_concurrency=_raise_descriptor_limit() // 2,
     )
     for name in ("asyncio", "uvicorn.error"):
-        logging.getLogger(name).addFilter(Sparing())
+        logging.getLogger(name).addFilter(RateLimitedLog())
     Server(config).run(sockets=[listener])

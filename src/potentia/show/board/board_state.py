@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -24,15 +25,16 @@ from potentia.values.findings import jsonable
 from potentia.values.scores import ItemOutcome
 
 if TYPE_CHECKING:
-    from potentia.show.board.snapshot import Snapshot, Snapshots
+    from potentia.show.board.snapshot import SnapshotCache, StudySnapshot
 
-LED = 6  # studies of the home page whose leader is told: each costs its findings
-EVERY = 1.0  # seconds between two looks at the store, however many ask
-BEAT = 15.0  # seconds after which a silent stream says that it is there
-RECENT = 40  # events told to a new listener
-MOST_ROWS = 60  # rows told in full
-MOST_LANES = 24  # lanes of a running row whose curves are told
-ROW = (
+MOST_HEADLINES = 6  # studies of the home page whose leader is shown: each costs its findings
+LOOK_SECONDS = 1.0  # seconds between two looks at the store, however many ask
+HEARTBEAT_SECONDS = 15.0  # seconds after which a silent stream says that it is there
+RECENT_EVENTS = 40  # events sent to a new listener
+MOST_ROWS = 60  # rows sent in full
+MOST_LANES = 24  # lanes of a running row whose curves are sent
+MOST_ROWS_WITH_LANES = 8
+ROW_FIELDS = (
     "phase",
     "done",
     "total",
@@ -52,14 +54,38 @@ ROW = (
 T = TypeVar("T")
 
 
-class Desk:
+@dataclass(frozen=True)
+class StudyCounts:
+    """How far a study is; ``asked`` is None for imported scores."""
+
+    key: str
+    name: str
+    created: str
+    asked: int | None
+    done: int
+    failed: int
+    running: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class StudyOverview(StudyCounts):
+    """A study as the home page shows it: also the seconds left, and who leads, maybe of a part of the results."""
+
+    left: float | None
+    headline: str
+    so_far: bool
+
+
+class BoardState:
     """Everything that pages and API share. Reads the store, never writes it."""
 
-    def __init__(self, store: Store, snapshots: Snapshots) -> None:
-        self.store, self.snapshots = store, snapshots
-        self._watches: dict[str, Watch] = {}
-        self._read: dict[str, tuple[float, Any]] = {}  # name → when, and what was read
-        self.items = lru_cache(maxsize=4)(self._items)
+    def __init__(self, store: Store, snapshots: SnapshotCache) -> None:
+        self.store = store
+        self.snapshots = snapshots
+        self._watches: dict[str, StudyWatch] = {}
+        self._cache: dict[str, tuple[float, Any]] = {}  # name → when it was read, and what
+        self.items = lru_cache(maxsize=4)(self._read_items)
 
     def stop(self) -> None:
         """End what waits: streams, and pages whose findings are being made."""
@@ -72,169 +98,184 @@ class Desk:
         self.snapshots.close()
         self.store.close()
 
-    def _fresh(self, name: str, read: Callable[[], T]) -> T:
+    def _read_cached(self, name: str, read: Callable[[], T]) -> T:
         """Return what is read, as of a second ago at most."""
-        at, known = self._read.get(name, (-EVERY, None))
-        if time.monotonic() - at > EVERY:
-            known = read()
-            self._read[name] = (time.monotonic(), known)
-        return cast(T, known)
+        read_at, value = self._cache.get(name, (-LOOK_SECONDS, None))
+        if time.monotonic() - read_at > LOOK_SECONDS:
+            value = read()
+            self._cache[name] = (time.monotonic(), value)
+        return cast(T, value)
 
     def studies(self) -> list[StudyRecord]:
         """Return the studies."""
-        return self._fresh("studies", self.store.studies)
+        return self._read_cached("studies", self.store.studies)
 
-    def summaries(self) -> list[dict[str, Any]]:
+    def summaries(self) -> list[StudyCounts]:
         """Return every study with its counts."""
-        return self._fresh(
-            "summaries", lambda: [self.watch(record.key).counts() for record in self.studies()]
-        )
 
-    def stamp(self, key: str) -> tuple[int, int]:
+        def count_every_study() -> list[StudyCounts]:
+            return [self.watch(record.key).count_cells() for record in self.studies()]
+
+        return self._read_cached("summaries", count_every_study)
+
+    def count_results(self, key: str) -> tuple[int, int]:
         """Return how many cells and failures a study has."""
-        return self._fresh(
-            f"stamp {key}",
-            lambda: (self.store.count(study=key), len(self.store.failures(study=key))),
-        )
 
-    async def overview(self) -> list[dict[str, Any]]:
+        def count() -> tuple[int, int]:
+            return (self.store.count(study=key), len(self.store.failures(study=key)))
+
+        return self._read_cached(f"results of {key}", count)
+
+    async def summaries_with_leaders(self) -> list[StudyOverview]:
         """Return the summaries with the time left of what runs, and who leads in the studies opened last."""
-        told = []
-        for place, summary in enumerate(await run_in_threadpool(self.summaries)):
-            key, left, headline, behind = summary["key"], None, "", False
-            if summary["running"]:
-                left = (await run_in_threadpool(self.watch(key).look))["left"]
-            if place < LED and summary["done"]:
-                made = await self.peek(
-                    key
-                )  # the page never waits for findings; the next one has them
-                if made is not None:
-                    headline = str(made.answer.get("headline", ""))
-                    behind = made.stamp[0] < (summary["asked"] or summary["done"])
-            told.append({**summary, "left": left, "headline": headline, "so_far": behind})
-        return told
+        overviews = []
+        for position, counts in enumerate(await run_in_threadpool(self.summaries)):
+            seconds_left = None
+            headline = ""
+            is_partial = False
+            if counts.running:
+                state = await run_in_threadpool(self.watch(counts.key).current_state)
+                seconds_left = state["left"]
+            if position < MOST_HEADLINES and counts.done:
+                # The page never waits for findings; the next one has them.
+                snapshot = await self.latest_snapshot(counts.key)
+                if snapshot is not None:
+                    headline = str(snapshot.answer.get("headline", ""))
+                    is_partial = snapshot.stamp[0] < (counts.asked or counts.done)
+            overview = StudyOverview(
+                **asdict(counts), left=seconds_left, headline=headline, so_far=is_partial
+            )
+            overviews.append(overview)
+        return overviews
 
-    def study(self, name: str) -> StudyRecord:
+    def require_study(self, name: str) -> StudyRecord:
         """Return the study with this key or name, or answer 404; one that began this second is looked for anew."""
-        found = find_study(self.studies(), name) or find_study(self.store.studies(), name)
-        return there(found, "there is no such study")
+        record = find_study(self.studies(), name) or find_study(self.store.studies(), name)
+        return found_or_404(record, "there is no such study")
 
-    def watch(self, name: str) -> Watch:
+    def watch(self, name: str) -> StudyWatch:
         """Return the watch of a study; all its listeners share one."""
-        record = self.study(name)
+        record = self.require_study(name)
         if record.key not in self._watches:
-            self._watches[record.key] = Watch(self.store, record)
+            self._watches[record.key] = StudyWatch(self.store, record)
         return self._watches[record.key]
 
-    async def snapshot(self, key: str) -> Snapshot:
-        """Return the study's latest snapshot."""
-        return await self.snapshots.get(key, await run_in_threadpool(self.stamp, key))
+    async def snapshot(self, key: str) -> StudySnapshot:
+        """Return the study's latest snapshot; the first is waited for."""
+        return await self.snapshots.get(key, await run_in_threadpool(self.count_results, key))
 
-    async def peek(self, key: str) -> Snapshot | None:
+    async def latest_snapshot(self, key: str) -> StudySnapshot | None:
         """Return the study's latest snapshot, or None while the first is being made."""
-        return self.snapshots.peek(key, await run_in_threadpool(self.stamp, key))
+        stamp = await run_in_threadpool(self.count_results, key)
+        return self.snapshots.get_latest(key, stamp)
 
-    async def warm(self) -> None:
+    async def begin_first_snapshot(self) -> None:
         """Begin the first snapshot of the study opened last, before anyone asks."""
-        if records := await run_in_threadpool(self.studies):
-            await self.peek(records[0].key)
+        records = await run_in_threadpool(self.studies)
+        if records:
+            await self.latest_snapshot(records[0].key)
 
-    def cell(self, key: str) -> CellRecord:
+    def require_cell(self, key: str) -> CellRecord:
         """Return one cell, or answer 404."""
-        return there(None if "\0" in key else self.store.cell(key), "there is no such cell")
+        cell = None if "\0" in key else self.store.cell(key)
+        return found_or_404(cell, "there is no such cell")
 
-    def _items(self, key: str) -> list[ItemOutcome]:
+    def _read_items(self, key: str) -> list[ItemOutcome]:
         try:
             return self.store.items(key)
         except StoreError as error:  # the items folder was left behind
             raise HTTPException(404, error.message) from error
 
 
-def there(found: T | None, otherwise: str = "there is nothing of that name") -> T:
-    """Return what was found, or answer 404."""
-    if found is None:
+def found_or_404(value: T | None, otherwise: str = "there is nothing of that name") -> T:
+    """Return a value that is there, or answer 404."""
+    if value is None:
         raise HTTPException(404, otherwise)
-    return found
+    return value
 
 
-class Watch:
-    """The state of one study, read once a second and told to any number of listeners."""
+class StudyWatch:
+    """The state of one study, read once a second and sent to any number of listeners."""
 
     def __init__(self, store: Store, record: StudyRecord) -> None:
-        self.store, self.record = store, record
+        self.store = store
+        self.record = record
         self.stopped = False
-        self._events: deque[dict[str, Any]] = deque(maxlen=RECENT)
-        self._ends: deque[float] = deque(maxlen=PACED + 1)  # the moments at which cells ended
-        self._last_event = store.last_event(record.key, before=RECENT)
+        self._events: deque[dict[str, Any]] = deque(maxlen=RECENT_EVENTS)
+        self._end_times: deque[float] = deque(maxlen=PACED + 1)  # at which cells ended
+        self._last_event = store.last_event(record.key, before=RECENT_EVENTS)
         self._listeners: set[asyncio.Queue[str]] = set()
         self._task: asyncio.Task[None] | None = None
-        self._state = ""
-        self._asked: tuple[int, int | None] = (-1, None)  # as of so many cells
+        self._sent_state = ""
+        self._planned_cells: tuple[int, int | None] = (-1, None)  # as of so many finished cells
         self._lock = threading.Lock()
-        self._seen: tuple[float, dict[str, Any]] = (-EVERY, {})
+        self._last_look: tuple[float, dict[str, Any]] = (-LOOK_SECONDS, {})
 
-    def counts(self) -> dict[str, Any]:
+    def count_cells(self) -> StudyCounts:
         """Return how far the study is, from a few short queries."""
         key = self.record.key
-        done = self.store.count(study=key)
-        if done != self._asked[0]:
-            self._asked = done, count_planned_cells(self.store, self.record)
-        return {
-            "key": key,
-            "name": self.record.name,
-            "created": self.record.created,
-            "asked": self._asked[1],
-            "done": done,
-            "failed": len(self.store.failures(study=key)),
-            "running": sum(map(is_running, self.store.get_progress(key).values())),
-            "seconds": self.store.seconds(study=key),
-        }
+        finished = self.store.count(study=key)
+        if finished != self._planned_cells[0]:
+            self._planned_cells = (finished, count_planned_cells(self.store, self.record))
+        return StudyCounts(
+            key=key,
+            name=self.record.name,
+            created=self.record.created,
+            asked=self._planned_cells[1],
+            done=finished,
+            failed=len(self.store.failures(study=key)),
+            running=sum(map(is_running, self.store.get_progress(key).values())),
+            seconds=self.store.seconds(study=key),
+        )
 
-    def look(self) -> dict[str, Any]:
+    def current_state(self) -> dict[str, Any]:
         """Return the state, read from the store no more than once a second however many ask."""
         with self._lock:
-            at, seen = self._seen
-            if time.monotonic() - at >= 0.9 * EVERY:
-                seen = self._read()
-                self._seen = (time.monotonic(), seen)
-            return seen
+            looked_at, state = self._last_look
+            if time.monotonic() - looked_at >= 0.9 * LOOK_SECONDS:
+                state = self._read_state()
+                self._last_look = (time.monotonic(), state)
+            return state
 
-    def _read(self) -> dict[str, Any]:
+    def _read_state(self) -> dict[str, Any]:
         """Read rows, lanes of running rows, counts and recent events from the store."""
         key = self.record.key
-        while news := self.store.events(key, after_id=self._last_event):
-            self._last_event = news[-1].id
-            for event in news[-RECENT:]:
-                said = {k: v for k, v in event.payload.items() if k != "traceback"}
-                self._events.append(
-                    {"id": event.id, "kind": event.kind, "at": event.moment, **said}
-                )
-            self._ends.extend(event.moment for event in news if event.kind in ("cell", "failure"))
+        self._read_new_events()
         progress = self.store.get_progress(key)
-        rows: list[dict[str, Any]] = [
-            {"name": name, "running": is_running(state), **{k: state.get(k) for k in ROW}}
-            for name, state in progress.items()
-        ]
+        rows = [_row_payload(name, row_progress) for name, row_progress in progress.items()]
         rows.sort(key=lambda row: (not row["running"], -(row["at"] or 0)))
-        running = [row["name"] for row in rows if row["running"]]
-        counts = self.counts()
-        began = min(
-            (float(progress[name].get("began", math.inf)) for name in running), default=math.inf
-        )
-        todo = (counts["asked"] or 0) - counts["done"] - counts["failed"]
-        told: dict[str, Any] = {
-            **counts,
+        running_rows = [row["name"] for row in rows if row["running"]]
+        start_times = [float(progress[name].get("began", math.inf)) for name in running_rows]
+        counts = self.count_cells()
+        pending = (counts.asked or 0) - counts.done - counts.failed
+        lanes = {}
+        for name in running_rows[:MOST_ROWS_WITH_LANES]:
+            lanes[name] = self._read_lanes(progress[name].get("model", name))
+        began = min(start_times, default=math.inf)
+        state = {
+            **asdict(counts),
             "study": key,
-            "running": len(running),
+            "running": len(running_rows),
             "rows_total": len(rows),
-            "left": estimate_seconds_left(began, self._ends, todo),
+            "left": estimate_seconds_left(began, self._end_times, pending),
             "rows": rows[:MOST_ROWS],
-            "lanes": {name: self._lanes(progress[name].get("model", name)) for name in running[:8]},
+            "lanes": lanes,
             "events": list(self._events)[::-1],
         }
-        return cast(dict[str, Any], jsonable(told))
+        return cast(dict[str, Any], jsonable(state))
 
-    def _lanes(self, model: str) -> list[dict[str, Any]]:
+    def _read_new_events(self) -> None:
+        while events := self.store.events(self.record.key, after_id=self._last_event):
+            self._last_event = events[-1].id
+            for event in events[-RECENT_EVENTS:]:
+                payload = {"id": event.id, "kind": event.kind, "at": event.moment, **event.payload}
+                payload.pop("traceback", None)
+                self._events.append(payload)
+            for event in events:
+                if event.kind in ("cell", "failure"):
+                    self._end_times.append(event.moment)
+
+    def _read_lanes(self, model: str) -> list[dict[str, Any]]:
         lanes = self.store.lanes(study=self.record.key, model=model)
         lanes.sort(key=lambda lane: (lane.status != "training", lane.task, lane.learning_rate))
         return [lane_payload(lane) for lane in lanes[:MOST_LANES]]
@@ -244,34 +285,41 @@ class Watch:
         queue: asyncio.Queue[str] = asyncio.Queue(maxsize=1)
         self._listeners.add(queue)
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._follow())
-        if self._state:
-            queue.put_nowait(self._state)
-        told = time.monotonic()
+            self._task = asyncio.create_task(self._follow_study())
+        if self._sent_state:
+            queue.put_nowait(self._sent_state)
+        last_sent = time.monotonic()
         try:
             while not self.stopped:
                 try:
-                    yield f"event: state\ndata: {await asyncio.wait_for(queue.get(), EVERY)}\n\n"
-                    told = time.monotonic()
+                    state = await asyncio.wait_for(queue.get(), LOOK_SECONDS)
+                    yield f"event: state\ndata: {state}\n\n"
+                    last_sent = time.monotonic()
                 except TimeoutError:
-                    if time.monotonic() - told > BEAT:
-                        told = time.monotonic()
+                    if time.monotonic() - last_sent > HEARTBEAT_SECONDS:
+                        last_sent = time.monotonic()
                         yield ": still here\n\n"
         finally:
             self._listeners.discard(queue)
 
-    async def _follow(self) -> None:
+    async def _follow_study(self) -> None:
+        """Look at the store once a second and send every change, as long as anyone listens."""
         while self._listeners:
             try:
-                state = json.dumps(await asyncio.to_thread(self.look))
+                state = json.dumps(await asyncio.to_thread(self.current_state))
             except Exception:  # the store is busy or gone for a moment: look again
-                await asyncio.sleep(5 * EVERY)
+                await asyncio.sleep(5 * LOOK_SECONDS)
                 continue
-            if state != self._state:
-                self._state = state
+            if state != self._sent_state:
+                self._sent_state = state
                 for queue in list(self._listeners):
                     if queue.full():
                         queue.get_nowait()  # a slow reader gets the newest state, not a backlog
                     queue.put_nowait(state)
-            await asyncio.sleep(EVERY)
+            await asyncio.sleep(LOOK_SECONDS)
         self._task = None
+
+
+def _row_payload(name: str, progress: dict[str, Any]) -> dict[str, Any]:
+    fields = {field: progress.get(field) for field in ROW_FIELDS}
+    return {"name": name, "running": is_running(progress), **fields}

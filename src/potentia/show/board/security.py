@@ -41,13 +41,13 @@ HEADERS = {
 }
 
 
-class Guard:
+class RequestGuard:
     """Lets a request through only where it may read, and puts the security headers on every answer."""
 
     def __init__(self, app: ASGIApp, *, token: str | None) -> None:
         self.app = app
         self.token = token
-        self.cookie = (
+        self.cookie_value = (
             hashlib.sha256(f"potentia board {token}".encode()).hexdigest() if token else ""
         )
 
@@ -57,7 +57,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
 
-        async def guarded(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
@@ -71,45 +71,44 @@ class Guard:
                 refusal = JSONResponse(
                     {"detail": "this board answers on a loopback address only"}, 403
                 )
-        elif not self._known(request):
-            refusal = await self._ask(request)
-        await (refusal or self.app)(scope, receive, guarded)
+        elif not self._is_admitted(request):
+            refusal = await self._ask_for_token(request)
+        await (refusal or self.app)(scope, receive, send_with_headers)
 
-    def _known(self, request: Request) -> bool:
-        kind, _, bearer = request.headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and self._is_token(bearer):
+    def _is_admitted(self, request: Request) -> bool:
+        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and self._is_token(bearer):
             return True
-        return hmac.compare_digest(request.cookies.get(COOKIE, "").encode(), self.cookie.encode())
+        return hmac.compare_digest(
+            request.cookies.get(COOKIE, "").encode(), self.cookie_value.encode()
+        )
 
-    def _is_token(self, given: str) -> bool:
-        return hmac.compare_digest(given.strip().encode(), (self.token or "").encode())
+    def _is_token(self, text: str) -> bool:
+        return hmac.compare_digest(text.strip().encode(), (self.token or "").encode())
 
-    async def _ask(self, request: Request) -> Response:
+    async def _ask_for_token(self, request: Request) -> Response:
         """Answer a request without the right cookie: take a token from the address or the form, or ask for it."""
-        wrong = False
-        if request.method == "GET" and self._is_token(request.query_params.get("token", "")):
-            rest = urlencode(
-                [
-                    (name, value)
-                    for name, value in request.query_params.multi_items()
-                    if name != "token"
-                ]
-            )
-            return self._welcome(request, request.url.path + (f"?{rest}" if rest else ""))
+        is_wrong = False
+        parameters = request.query_params
+        if request.method == "GET" and self._is_token(parameters.get("token", "")):
+            others = [pair for pair in parameters.multi_items() if pair[0] != "token"]
+            query = f"?{urlencode(others)}" if others else ""
+            return self._admit(request, request.url.path + query)
         if request.method == "POST" and request.url.path == "/login":
-            if self._is_token(parse_qs(await _body(request)).get("token", [""])[0]):
-                return self._welcome(request, "/")
-            wrong = True
+            form = parse_qs(await _read_form(request))
+            if self._is_token(form.get("token", [""])[0]):
+                return self._admit(request, "/")
+            is_wrong = True
         headers = {"www-authenticate": 'Bearer realm="Potentia"'}
-        if wrong or "text/html" in request.headers.get("accept", ""):
-            return HTMLResponse(render("login.html", wrong=wrong), 401, headers)
+        if is_wrong or "text/html" in request.headers.get("accept", ""):
+            return HTMLResponse(render("login.html", wrong=is_wrong), 401, headers)
         return JSONResponse(
             {"detail": "a token is needed: send it as Authorization: Bearer TOKEN"}, 401, headers
         )
 
-    def _welcome(self, request: Request, target: str) -> Response:
+    def _admit(self, request: Request, target: str) -> Response:
         secure = "; Secure" if request.url.scheme == "https" else ""
-        cookie = f"{COOKIE}={self.cookie}; Path=/; HttpOnly; SameSite=Strict{secure}"
+        cookie = f"{COOKIE}={self.cookie_value}; Path=/; HttpOnly; SameSite=Strict{secure}"
         # One slash: "//elsewhere" would be another host. A page, not a redirect: a strict cookie is not sent along
         # with the redirect of a link from another site.
         return HTMLResponse(
@@ -135,7 +134,7 @@ def parse_host(header: str) -> str:
     return parts["host"] if parts else ""
 
 
-async def _body(request: Request) -> str:
+async def _read_form(request: Request) -> str:
     body = b""
     async for part in request.stream():
         body += part

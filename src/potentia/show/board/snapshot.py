@@ -26,13 +26,13 @@ from potentia.show.page import Parts
 from potentia.values.findings import jsonable
 
 LEAST_SECONDS = 5.0  # between two snapshots of a study
-SHARE = 20  # and this many times as long as the last one took, where little is new
-OLDEST = 120.0  # seconds: no longer than this, unless a snapshot takes half of it
-GROWN = 1.25  # times as many cells: due at once
+REST_RATIO = 20  # and this many times as long as the last one took, where little is new
+OLDEST_SECONDS = 120.0  # seconds: no longer than this, unless a snapshot takes half of it
+GROWTH = 1.25  # times as many cells: due at once
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class StudySnapshot:
     """What the pages and the API say of a study at one moment."""
 
     study: str
@@ -40,9 +40,8 @@ class Snapshot:
     seconds: float
     made: float = field(default_factory=time.time)  # when
     sections: tuple[tuple[str, str, str], ...] = ()  # id, title, HTML
-    parts: dict[str, bytes] = field(
-        default_factory=dict
-    )  # name → packed JSON that the pages fetch by need
+    # name → packed JSON that the pages fetch by need
+    parts: dict[str, bytes] = field(default_factory=dict)
     problem: str = ""
     answer: dict[str, Any] = field(default_factory=dict)
     findings: dict[str, str] = field(default_factory=dict)  # name → JSON
@@ -50,12 +49,15 @@ class Snapshot:
 
     def section(self, name: str) -> str | None:
         """Return the HTML of a section."""
-        return next((html for id, _, html in self.sections if id == name), None)
+        for section_id, _, html in self.sections:
+            if section_id == name:
+                return html
+        return None
 
 
 def make_snapshot(
     where: str, study: str, stamp: tuple[int, int], history: tuple[str, ...] = ()
-) -> Snapshot:
+) -> StudySnapshot:
     """Read a study and compute everything; runs in the worker."""
     began = time.monotonic()
     try:
@@ -64,8 +66,8 @@ def make_snapshot(
         parts = Parts(f"/studies/{study}")
         sections = build_sections(data, parts)
     except PotentiaError as error:
-        return Snapshot(study, stamp, time.monotonic() - began, problem=error.message)
-    return Snapshot(
+        return StudySnapshot(study, stamp, time.monotonic() - began, problem=error.message)
+    return StudySnapshot(
         study=study,
         stamp=stamp,
         seconds=time.monotonic() - began,
@@ -80,13 +82,13 @@ def make_snapshot(
     )
 
 
-def _settle() -> None:
+def _prepare_worker() -> None:
     os.nice(10)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server stops its worker itself
     exit_with_parent()
 
 
-class Snapshots:
+class SnapshotCache:
     """The latest snapshot of each study; a newer one is made in the background.
 
     Everything is computed by one niced process, or by the ``executor`` given; where it was killed there is a new one.
@@ -96,12 +98,14 @@ class Snapshots:
         self,
         where: str,
         executor: Executor | None = None,
-        make: Callable[[str, str, tuple[int, int]], Snapshot] = make_snapshot,
+        make: Callable[[str, str, tuple[int, int]], StudySnapshot] = make_snapshot,
     ) -> None:
-        self.where, self.stopped = where, False
-        self._executor, self._make = executor, make
-        self._latest: dict[str, Snapshot] = {}
-        self._making: dict[str, asyncio.Future[Snapshot]] = {}
+        self.where = where
+        self.stopped = False
+        self._executor = executor
+        self._make = make
+        self._latest: dict[str, StudySnapshot] = {}
+        self._pending: dict[str, asyncio.Future[StudySnapshot]] = {}
         self._not_before: dict[str, float] = {}
 
     def close(self) -> None:
@@ -109,54 +113,61 @@ class Snapshots:
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
 
-    async def get(self, study: str, stamp: tuple[int, int]) -> Snapshot:
+    async def get(self, study: str, stamp: tuple[int, int]) -> StudySnapshot:
         """Return the latest snapshot, at once where there is one; the first is waited for."""
-        known = self.peek(study, stamp)
-        if known is not None:
-            return known
-        making = self._making[study]
-        while not making.done():
-            await asyncio.wait({making}, timeout=0.5)
+        latest = self.get_latest(study, stamp)
+        if latest is not None:
+            return latest
+        pending = self._pending[study]
+        while not pending.done():
+            await asyncio.wait({pending}, timeout=0.5)
             if self.stopped:
                 raise StoreError("the board is stopping")
         try:
-            return making.result()
+            return pending.result()
         except Exception as error:
             raise StoreError(
                 f"the findings could not be made: {error}", hint="try again in a moment"
             ) from error
 
-    def peek(self, study: str, stamp: tuple[int, int]) -> Snapshot | None:
+    def get_latest(self, study: str, stamp: tuple[int, int]) -> StudySnapshot | None:
         """Return the latest snapshot, or None while the first is being made; sees to it that a newer one will come."""
-        known = self._latest.get(study)
-        if known is not None and (known.stamp == stamp or not self._due(study, known, stamp)):
-            return known
-        if study not in self._making:
-            if self._executor is None:
-                self._executor = ProcessPoolExecutor(
-                    1, mp_context=get_context("spawn"), initializer=_settle
-                )
-            task = asyncio.get_running_loop().run_in_executor(
-                self._executor, self._make, self.where, study, stamp
-            )
-            self._making[study] = task
-            task.add_done_callback(lambda done: self._keep(study, done))
-        return known
+        latest = self._latest.get(study)
+        if latest is not None and latest.stamp == stamp:
+            return latest
+        is_due = latest is None or self._is_due(study, latest, stamp)
+        if is_due and study not in self._pending:
+            self._start_snapshot(study, stamp)
+        return latest
 
-    def _due(self, study: str, known: Snapshot, stamp: tuple[int, int]) -> bool:
+    def _start_snapshot(self, study: str, stamp: tuple[int, int]) -> None:
+        if self._executor is None:
+            self._executor = ProcessPoolExecutor(
+                1, mp_context=get_context("spawn"), initializer=_prepare_worker
+            )
+        pending = asyncio.get_running_loop().run_in_executor(
+            self._executor, self._make, self.where, study, stamp
+        )
+        self._pending[study] = pending
+        pending.add_done_callback(lambda finished: self._store_snapshot(study, finished))
+
+    def _is_due(self, study: str, latest: StudySnapshot, stamp: tuple[int, int]) -> bool:
         if time.monotonic() < self._not_before.get(study, 0.0):
             return False
-        rest = 2 * known.seconds  # the worker never does this alone
-        grown = sum(stamp) >= GROWN * sum(known.stamp)
-        wait = rest if grown else min(SHARE * known.seconds, max(OLDEST, rest))
-        return time.time() - known.made >= wait
+        shortest_wait = 2 * latest.seconds  # the worker never does this alone
+        if sum(stamp) >= GROWTH * sum(latest.stamp):
+            wait = shortest_wait
+        else:
+            wait = min(REST_RATIO * latest.seconds, max(OLDEST_SECONDS, shortest_wait))
+        return time.time() - latest.made >= wait
 
-    def _keep(self, study: str, done: asyncio.Future[Snapshot]) -> None:
-        self._making.pop(study, None)
+    def _store_snapshot(self, study: str, finished: asyncio.Future[StudySnapshot]) -> None:
+        self._pending.pop(study, None)
         self._not_before[study] = time.monotonic() + LEAST_SECONDS
-        if done.cancelled():
+        if finished.cancelled():
             return
-        if (error := done.exception()) is None:
-            self._latest[study] = done.result()
+        error = finished.exception()
+        if error is None:
+            self._latest[study] = finished.result()
         elif isinstance(error, BrokenExecutor):
             self._executor = None  # killed: the next snapshot gets another
