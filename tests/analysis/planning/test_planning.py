@@ -11,7 +11,7 @@ import pytest
 from potentia import read
 from potentia.analysis.completion import Completion, complete_matrix
 from potentia.analysis.completion.factors import FactorProblem, FactorWeights, _objective
-from potentia.analysis.completion.features import TaskLinks
+from potentia.analysis.completion.links import TaskLinks
 from potentia.analysis.planning import (
     CandidateStanding,
     CellCosts,

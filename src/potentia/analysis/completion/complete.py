@@ -5,45 +5,29 @@ model (``factors``) joins whatever is known: the study's measured cells, other t
 perplexity before tuning, and facts. What comes out is kept apart from what went in: ``measured`` holds scores, and
 ``mean``, ``low`` and ``high`` hold predictions for the other cells alone. The ranking is by mean z score over tasks,
 as in ``aggregate_ranks``: what the finished study would say. Its probabilities come from joint draws of all unseen
-cells.
-
-How far predictions were off where it can be checked: intervals that cover as often as they say.
-
-The factor model gives every unseen cell a mean and a standard deviation; how often the truth lies within so many of
-these is learned from the known scores. Rows that are nearly whole are hidden, fold by fold, down to the cells that
-the study's unfinished rows have, and predicted from the others; folds keep a lineage together where the study asks
-about models without known relatives, or a whole family where it asks about a family that nobody has measured. The
-distances in standard deviations replace the normal quantiles. A few distances say little, so they are pooled with
-those of a normal distribution.
-
-Families differ in how well they are predicted, and a new one may be the worst so far. Where a family is new, its scale
-is drawn as well: the scales of the known families (root mean square distances) are taken for a normal sample on the
-log scale, a new one follows its predictive distribution (a Student t, with a weak belief about the spread), and the
-distances of all families, each divided by its own scale and each family counting alike, are multiplied with it.
+cells, with intervals that were checked on known scores (``calibration``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtri
 from scipy.stats import rankdata
-from scipy.stats import t as student
 
+from potentia.analysis.completion.calibration import IntervalCalibration, calibrate_intervals
 from potentia.analysis.completion.factors import (
-    MOST_ROWS,
     CellPosterior,
     FactorProblem,
-    FactorSolution,
     FactorWeights,
     fit_weights,
     predict_cells,
     solve_abilities,
 )
-from potentia.analysis.completion.features import LinkScale, build_problem
+from potentia.analysis.completion.features import build_problem
+from potentia.analysis.completion.links import LinkScale
 from potentia.analysis.rank_chart import plot_ranks
 from potentia.analysis.stats.bootstrap import kendall_by_row, percentile_interval
 from potentia.analysis.stats.standardize import mean_z_scores
@@ -54,203 +38,14 @@ from potentia.values.findings import Bars, Chart, Finding, Heatmap, Interval, Ta
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
-Rows = npt.NDArray[np.intp]
-Labels = npt.NDArray[np.str_]
-FOLDS = 5
-PSEUDO = 150  # distances of a normal distribution in the pool
-LEAST_CELLS = 40  # known cells of a study that tell something of its unknown ones
-PSEUDO_ROWS, PSEUDO_CELLS = 10, 30  # that were off as far as expected
-SCALE_SPREAD, SCALE_WEIGHT = (
-    0.3,
-    2.0,
-)  # families' scales differ by so much on the log scale; a belief worth two of them
-KNOWN_SHARE = 0.3  # of a family's rows that are whole, from which on the family is known
-LIKE = 3  # a hidden row takes the gaps of one of so many unfinished rows of like ability
-_LEVELS = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995])
-
-
-@dataclass(frozen=True)
-class IntervalCalibration:
-    """The distance, in standard deviations of the model, within which the truth lies with each of ``_LEVELS``."""
-
-    distances: Floats  # (levels,)
-    checked: int  # known cells that were hidden and predicted
-    wider: float  # by which the standard deviation of a row's sum has to be multiplied
-    freedom: int  # of that estimate
-
-    def distance(self, level: float) -> float:
-        """Half-width of the interval of this level, in standard deviations of the model."""
-        grid, normal = ndtri(0.5 + _LEVELS / 2.0), float(ndtri(0.5 + level / 2.0))
-        beyond = normal * float(self.distances[-1] / grid[-1])
-        return beyond if normal > grid[-1] else float(np.interp(normal, grid, self.distances))
-
-
-def pool_distances(distances: Floats, rows: Floats) -> IntervalCalibration:
-    """Make the calibration from observed distances |truth − mean| / sd of cells and of whole rows' sums.
-
-    A ranking hangs on sums. Rows show errors of the abilities, which move all cells of a row, and cells the others,
-    so both count alike; how well the scale is known goes by the rows, which are fewer.
-    """
-    wider = np.sqrt((_mean_square(distances, PSEUDO_CELLS) + _mean_square(rows, PSEUDO_ROWS)) / 2.0)
-    return IntervalCalibration(
-        _quantiles(distances), len(distances), float(wider), len(rows) + PSEUDO_ROWS
-    )
-
-
-def _mean_square(distances: Floats, pseudo: int) -> float:
-    return (float((distances**2).sum()) + pseudo) / (len(distances) + pseudo)
-
-
-def _quantiles(distances: Floats) -> Floats:
-    found = np.quantile(np.concatenate([np.abs(distances), _typical(PSEUDO)]), _LEVELS)
-    found[0] = 0.0
-    return np.asarray(found)
-
-
-def distances_for_new_family(distances: Sequence[Floats]) -> Floats:
-    """Return the distances at ``_LEVELS`` for a family not seen yet from those of each known one."""
-    known = [np.abs(d) for d in distances if len(d)]
-    typical = _typical(PSEUDO // 10)
-    scales = np.array([np.sqrt(np.mean(np.concatenate([d, typical]) ** 2)) for d in known])
-    middle, count = float(np.log(scales).mean()), len(scales)
-    squares = float(((np.log(scales) - middle) ** 2).sum())
-    freedom = count - 1 + SCALE_WEIGHT
-    spread = np.sqrt((squares + SCALE_WEIGHT * SCALE_SPREAD**2) / freedom * (1.0 + 1.0 / count))
-    drawn = np.exp(middle + spread * student.ppf(_shares(60), freedom))
-    shapes = [np.quantile(d / scale, _shares(200)) for d, scale in zip(known, scales, strict=True)]
-    quantiles = np.quantile(
-        np.multiply.outer(np.concatenate([*shapes, _typical(200)]), drawn), _LEVELS
-    )
-    quantiles[0] = 0.0
-    return np.asarray(quantiles)
-
-
-def _typical(count: int) -> Floats:
-    """Distances of a normal distribution, evenly over its quantiles."""
-    return np.asarray(ndtri(0.5 + _shares(count) / 2.0))
-
-
-def _shares(count: int) -> Floats:
-    return (np.arange(count) + 0.5) / count
-
-
-def calibrate_intervals(
-    problem: FactorProblem,
-    solved: FactorSolution,
-    study: Rows,
-    *,
-    lineage: Sequence[str],
-    family: Sequence[str],
-) -> IntervalCalibration:
-    """Hide known scores as the study's are hidden and see how far the predictions are off.
-
-    Whole rows take the gaps of unfinished ones. Where too few are whole, each row has half of its known cells hidden;
-    that check may widen a cell's interval, not narrow it.
-    """
-    known, rng = problem.known, np.random.default_rng(0)
-    open_rows = study[~known[study].all(axis=1)]
-    share = known.mean(axis=1)
-    whole = np.flatnonzero(share >= np.clip(share[open_rows].max(initial=0.0), 0.6, 0.9))
-    whole = whole[~np.isin(whole, open_rows)]
-    families = np.asarray(family)
-    new = len(open_rows) > 0 and _met(families, open_rows, whole) < KNOWN_SHARE
-    labels = families if new else _groups(np.asarray(lineage), open_rows, whole, rng)
-    enough = len(open_rows) > 0 and len(np.unique(labels[whole])) >= (3 if new else 4)
-    if enough:
-        rows, hidden = whole, known[whole] & ~known[_alike(solved.mean[0], whole, open_rows, rng)]
-    else:
-        rows = study[known[study].sum(axis=1) > 1]
-        hidden = np.array([_half(row, rng) for row in known[rows]]).reshape(
-            len(rows), known.shape[1]
-        )
-        labels = np.arange(len(known)).astype(str)
-    if hidden.sum() < (1 if enough else LEAST_CELLS):
-        return pool_distances(np.zeros(0), np.zeros(0))
-    if len(rows) > MOST_ROWS:  # enough of them tell
-        few = np.sort(rng.permutation(len(rows))[:MOST_ROWS])
-        rows, hidden = rows[few], hidden[few]
-    if len(known) > MOST_ROWS:
-        problem, labels, rows = problem.select_rows(rows), labels[rows], np.arange(len(rows))
-    found = _by_rows(problem, rows, hidden, labels[rows], rng, new=bool(new and enough))
-    return (
-        found
-        if enough
-        else replace(found, distances=np.maximum(found.distances, _quantiles(np.zeros(0))))
-    )
-
-
-def _alike(ability: Floats, whole: Rows, open_rows: Rows, rng: np.random.Generator) -> Rows:
-    """Return an unfinished row of like ability for every whole one."""
-    apart = np.abs(ability[whole][:, None] - ability[open_rows])
-    near = np.argsort(apart, axis=1, kind="stable")[:, :LIKE]
-    return open_rows[near[np.arange(len(whole)), rng.integers(near.shape[1], size=len(whole))]]
-
-
-def _half(known: npt.NDArray[np.bool_], rng: np.random.Generator) -> npt.NDArray[np.bool_]:
-    """Choose half of the known cells of a row."""
-    cells = np.flatnonzero(known)
-    return np.isin(np.arange(len(known)), rng.permutation(cells)[: len(cells) // 2])
-
-
-def _met(families: Labels, open_rows: Rows, whole: Rows) -> float:
-    """How much of its family an open row can lean on: the share of the family's rows that are whole, on average."""
-    there = np.array([(families[whole] == f).sum() for f in families[open_rows]], dtype=np.float64)
-    missing = np.array([(families[open_rows] == f).sum() for f in families[open_rows]])
-    return float((there / (there + missing)).mean())
-
-
-def _groups(lineage: Labels, open_rows: Rows, whole: Rows, rng: np.random.Generator) -> Labels:
-    """Lineages, as many of them taken apart row by row as open rows have a relative that is known.
-
-    A base model helps to predict its instruct version where it is known, and the check must lean on it as often.
-    """
-    share = float(np.isin(lineage[open_rows], lineage[whole]).mean()) if len(open_rows) else 0.0
-    names = np.unique(lineage)
-    apart = np.isin(lineage, names[rng.random(len(names)) < share])
-    return np.where(apart, np.array([f"row {i}" for i in range(len(lineage))]), lineage)
-
-
-def _by_rows(
-    problem: FactorProblem,
-    rows: Rows,
-    hide: npt.NDArray[np.bool_],
-    labels: Labels,
-    rng: np.random.Generator,
-    *,
-    new: bool,
-) -> IntervalCalibration:
-    """Hide these cells of the rows, a fold of groups at a time, learn everything anew, and predict them."""
-    groups, tasks = rng.permutation(np.unique(labels)), np.arange(problem.z.shape[1])
-    off: dict[str, list[Floats]] = {}  # by family, or all together
-    sums = [np.zeros(0)]
-    for fold in range(min(FOLDS, len(groups))):
-        inside = np.isin(labels, groups[fold::FOLDS]) & hide.any(axis=1)
-        some, gone = rows[inside], hide[inside]
-        if not len(some):
-            continue
-        hidden = np.zeros_like(problem.known)
-        hidden[some] = gone
-        less = problem.hide_cells(hidden)
-        posterior = predict_cells(less, solve_abilities(less, fit_weights(less)), some, tasks)
-        error = np.where(gone, problem.z[some] - posterior.mean, 0.0)
-        distance = error / np.sqrt(np.maximum(posterior.variance, 1e-12))
-        for label, row, cells in zip(labels[inside].tolist(), distance, gone, strict=True):
-            off.setdefault(label if new else "", []).append(row[cells])
-        total, _ = posterior.covariance_with(gone.astype(np.float64))
-        sums.append(error.sum(axis=1) / np.sqrt(np.maximum(np.diag(total), 1e-12)))
-    families = [np.concatenate(one) for one in off.values()]
-    found = pool_distances(np.concatenate([np.zeros(0), *families]), np.concatenate(sums))
-    return (
-        replace(found, distances=distances_for_new_family(families)) if len(families) > 1 else found
-    )
-
-
 DRAWS = 1_000
 LEVEL = 0.95
 # How far apart the models will be in all is known to so much, before anything is measured: tasks that agree more than
 # expected stretch the mean z scores of all models alike.
 STRETCH = 0.05
 TIE = 1e-9  # aggregates closer than this are equal but for rounding
+LEAST_COMPARED_DRAWS = 20
+MOST_COMPARED_NUMBERS = 2_000_000  # pairs of models in the draws that rankings are compared on
 
 
 @dataclass(frozen=True)
@@ -289,16 +84,16 @@ class Completion(Finding):
     posterior: CellPosterior = field(repr=False)
     noise: Floats = field(
         repr=False
-    )  # (models,): standard error of the aggregates by the tests that were made
+    )  # (models,): standard error of the aggregates by the tests made
     draws: Floats = field(repr=False)  # (draws, models): aggregates as they may turn out
 
     def p_top(self, k: int) -> Floats:
-        """P(rank ≤ k) of every model."""
+        """Return P(rank ≤ k) of every model."""
         return np.asarray(self.p_rank[:, : max(k, 0)].sum(axis=1))
 
     @property
     def check(self) -> str:
-        """Say what the intervals were checked on."""
+        """What the intervals were checked on, in words."""
         if not self.checked:
             return (
                 "Too few cells are known to check the intervals; they assume a normal distribution."
@@ -308,56 +103,97 @@ class Completion(Finding):
 
     def order(self) -> list[str]:
         """Return the models from the best to the worst."""
-        return list(picked(self.models, np.argsort(self.rank, kind="stable")))
+        return list(picked(self.models, self._best_first()))
+
+    def _best_first(self) -> npt.NDArray[np.intp]:
+        return np.argsort(self.rank, kind="stable")
+
+    def _describe_measured(self) -> str:
+        return f"{int(self.measured.sum())} of {self.measured.size} cells"
 
     def tables(self) -> Sequence[Table]:
         """Return the ranking with its probabilities, and the predicted cells."""
+        if self.measured.all():
+            return [self._tabulate_ranking()]
+        return [self._tabulate_ranking(), self._tabulate_predictions()]
+
+    def _tabulate_ranking(self) -> Table:
         top = min(3, len(self.models))
-        in_top = self.p_top(top)
-        count = self.measured.sum(axis=1)
-        spans = map("{:g} ({:.0f}–{:.0f})".format, self.rank, self.rank_low, self.rank_high)
-        cells = (f"{k} of {len(self.tasks)}" for k in count)
-        rows = list(zip(self.models, spans, self.p_best, in_top, cells, strict=True))
-        row, task = np.nonzero(~self.measured)
-        spread = (x[row, task] for x in (self.mean, self.low, self.high))
-        unseen = list(zip(picked(self.models, row), picked(self.tasks, task), *spread, strict=True))
-        low, high = self.agreement.low, self.agreement.high
-        tau = f"{self.agreement.value:.3f} ({100 * self.level:.0f} % interval {low:.3f} to {high:.3f})"
-        known = f"{int(count.sum())} of {self.measured.size} cells"
-        title = f"Ranking of the finished study, predicted from {known} ({self.protocol})"
-        columns = ("model", "rank", "P(best)", f"P(top {top})", "measured")
-        note = (
+        cells_of_models = self.measured.sum(axis=1)
+        rows = list(
+            zip(
+                self.models,
+                map("{:g} ({:.0f}–{:.0f})".format, self.rank, self.rank_low, self.rank_high),
+                self.p_best,
+                self.p_top(top),
+                [f"{cells} of {len(self.tasks)}" for cells in cells_of_models],
+                strict=True,
+            )
+        )
+        tau = self.agreement
+        level = f"{100 * self.level:.0f} %"
+        expected_tau = f"{tau.value:.3f} ({level} interval {tau.low:.3f} to {tau.high:.3f})"
+        return Table(
+            f"Ranking of the finished study, predicted from {self._describe_measured()} "
+            f"({self.protocol})",
+            ("model", "rank", "P(best)", f"P(top {top})", "measured"),
+            picked(rows, self._best_first()),
             f"Ranks with {self.level:.0%} intervals; they and both probabilities allow for test noise. "
-            f"The finished ranking should agree with this one: τ {tau}."
+            f"The finished ranking should agree with this one: τ {expected_tau}.",
+            digits=2,
         )
-        ranking = Table(
-            title, columns, picked(rows, np.argsort(self.rank, kind="stable")), note, digits=2
+
+    def _tabulate_predictions(self) -> Table:
+        row, column = np.nonzero(~self.measured)
+        rows = zip(
+            picked(self.models, row),
+            picked(self.tasks, column),
+            self.mean[row, column],
+            self.low[row, column],
+            self.high[row, column],
+            strict=True,
         )
-        title = f"Predicted cells ({self.protocol}); none of them is measured"
-        note = f"{self.level:.0%} intervals. {self.check}"
-        predicted = Table(title, ("model", "task", "predicted", "low", "high"), unseen, note)
-        return [ranking, predicted] if unseen else [ranking]
+        return Table(
+            f"Predicted cells ({self.protocol}); none of them is measured",
+            ("model", "task", "predicted", "low", "high"),
+            rows,
+            f"{self.level:.0%} intervals. {self.check}",
+        )
 
     def charts(self) -> Sequence[Chart]:
         """Return P(best), the rank intervals, and how sure each predicted cell is."""
-        order, level, p = np.argsort(self.rank, kind="stable"), f"{self.level:.0%}", self.protocol
+        order = self._best_first()
         names = picked(self.models, order)
-        width = np.where(self.measured, 0.0, self.high - self.low)
-        best, ranks = f"Probability to be the best model: {p}", f"Rank in the finished study: {p}"
-        known, bars = (
-            f"From {int(self.measured.sum())} of {self.measured.size} cells.",
-            {"P(best)": self.p_best[order]},
-        )
-        span, of = (
-            f"Predicted rank with {level} intervals.",
-            (self.models, self.rank, self.rank_low, self.rank_high),
-        )
-        unseen = f"Width of the {level} interval of each predicted cell; 0 where measured."
-        cells = f"What is not measured yet: {p}", unseen, names, self.tasks, width[order]
+        level = f"{self.level:.0%}"
+        widths = np.where(self.measured, 0.0, self.high - self.low)
         return [
-            Bars(f"planning-best-{p}", best, known, names, bars, y_label="P(best)"),
-            plot_ranks(f"planning-ranks-{p}", ranks, span, *of),
-            Heatmap(f"planning-cells-{p}", *cells, low=0.0, unit="width"),
+            Bars(
+                f"planning-best-{self.protocol}",
+                f"Probability to be the best model: {self.protocol}",
+                f"From {self._describe_measured()}.",
+                names,
+                {"P(best)": self.p_best[order]},
+                y_label="P(best)",
+            ),
+            plot_ranks(
+                f"planning-ranks-{self.protocol}",
+                f"Rank in the finished study: {self.protocol}",
+                f"Predicted rank with {level} intervals.",
+                self.models,
+                self.rank,
+                self.rank_low,
+                self.rank_high,
+            ),
+            Heatmap(
+                f"planning-cells-{self.protocol}",
+                f"What is not measured yet: {self.protocol}",
+                f"Width of the {level} interval of each predicted cell; 0 where measured.",
+                names,
+                self.tasks,
+                widths[order],
+                low=0.0,
+                unit="width",
+            ),
         ]
 
 
@@ -382,51 +218,33 @@ def complete_matrix(
     """
     if not tuned.models or not tuned.tasks:
         raise InputError("there is nothing to complete: no models or no tasks")
-    before, past = _several(direct), _several(history)
-    table = facts if facts is not None else known_models()
+    histories = _as_list(history)
     problem, scale, kinship = build_problem(
-        tuned, before, past, table, chances, fitted.scale if fitted else None
+        tuned,
+        _as_list(direct),
+        histories,
+        facts if facts is not None else known_models(),
+        chances,
+        fitted.scale if fitted else None,
     )
-    rows, tasks = np.arange(len(tuned.models)), np.arange(len(tuned.tasks))
+    rows = np.arange(len(tuned.models))
     weights = fitted.weights if fitted else fit_weights(problem)
-    solved = solve_abilities(problem, weights)
+    solution = solve_abilities(problem, weights)
     if fitted:
         calibration = fitted.calibration
     elif check:
         calibration = calibrate_intervals(
-            problem, solved, rows, lineage=kinship.lineage, family=kinship.family
+            problem, solution, rows, lineage=kinship.lineage, family=kinship.family
         )
     else:
-        calibration = pool_distances(np.zeros(0), np.zeros(0))
-    posterior = predict_cells(problem, solved, rows, tasks)
-    measured = np.isfinite(tuned.values)
-    reach = calibration.distance(LEVEL) * np.sqrt(posterior.variance)
-    middle, one, other = (scale.to_scores(posterior.mean + k * reach) for k in (0.0, -1.0, 1.0))
-    completed = np.where(measured, tuned.values, middle)
-    spread = expected_spread(completed, posterior, scale)
-    oriented = completed * tuned.sign
-    aggregate = divide_by_spread(oriented - oriented.mean(axis=0), spread).mean(
-        axis=1
-    )  # ``mean_z_scores`` where all is measured
-    rng = np.random.default_rng(0)
-    drawn = _draw_aggregates(tuned, posterior, scale, draws, rng)
-    freedom = calibration.freedom
-    wider = calibration.wider * np.sqrt(freedom / rng.chisquare(freedom, size=(draws, 1)))
-    stretch = 1.0 + STRETCH * (1.0 - problem.known.mean()) * rng.standard_normal((draws, 1))
-    drawn = aggregate * stretch + wider * (drawn - drawn.mean(axis=0))
-    errors = divide_by_spread(
-        np.where(measured, np.nan_to_num(tuned.stderr), 0.0), spread
-    )  # drawn cells hold their noise
-    noise = np.sqrt((errors**2).sum(axis=1)) / len(tasks)
-    luck = np.random.default_rng([0, 1])  # of the tests; among models that tie, chance decides
-    true = drawn + noise * luck.standard_normal(drawn.shape) + TIE * luck.uniform(size=drawn.shape)
-    ranks = rankdata(-true, axis=1, method="ordinal").astype(int)  # (draws, models)
-    shares = np.stack([np.bincount(column - 1, minlength=len(rows)) for column in ranks.T]) / draws
+        calibration = IntervalCalibration.normal()
+    posterior = predict_cells(problem, solution, rows, np.arange(len(tuned.tasks)))
+    cells = _PredictedCells.from_posterior(tuned, posterior, scale, calibration)
+    aggregates = _DrawnAggregates.draw(tuned, problem, posterior, scale, calibration, cells, draws)
+    ranks = aggregates.ranks
+    rank_shares = _count_ranks(ranks)
     tail = (1.0 - LEVEL) / 2.0
-    alike = kendall_by_row(aggregate, drawn[: min(draws, max(20, 2_000_000 // len(rows) ** 2))])
-    alike = np.nan_to_num(
-        alike, nan=1.0 if len(rows) == 1 or measured.all() else 0.0
-    )  # all tied: no order to agree on
+    measured = cells.measured
     return Completion(
         protocol=tuned.protocol,
         models=tuned.models,
@@ -434,42 +252,152 @@ def complete_matrix(
         higher_is_better=tuned.higher_is_better,
         measured=measured,
         values=np.where(measured, tuned.values, np.nan),
-        mean=np.where(measured, np.nan, middle),
-        low=np.where(measured, np.nan, np.minimum(one, other)),
-        high=np.where(measured, np.nan, np.maximum(one, other)),
+        mean=np.where(measured, np.nan, cells.median),
+        low=np.where(measured, np.nan, cells.low),
+        high=np.where(measured, np.nan, cells.high),
         level=LEVEL,
-        aggregate=aggregate,
-        rank=rankdata(-aggregate),
+        aggregate=cells.aggregate,
+        rank=rankdata(-cells.aggregate),
         rank_low=np.quantile(ranks, tail, axis=0, method="lower"),
         rank_high=np.quantile(ranks, 1.0 - tail, axis=0, method="higher"),
-        p_best=shares[:, 0],
-        p_rank=shares,
-        agreement=percentile_interval(float(alike.mean()), alike, level=LEVEL),
-        history=sum(len(m.models) for m in past),
+        p_best=rank_shares[:, 0],
+        p_rank=rank_shares,
+        agreement=_expect_agreement(cells, aggregates.draws),
+        history=sum(len(matrix.models) for matrix in histories),
         checked=calibration.checked,
         fitted=FittedModel(weights, scale, calibration),
         posterior=posterior,
-        noise=noise,
-        draws=drawn,
+        noise=aggregates.noise,
+        draws=aggregates.draws,
     )
 
 
+def _as_list(matrices: ScoreMatrix | Sequence[ScoreMatrix] | None) -> list[ScoreMatrix]:
+    """Return one matrix, several or none as a list."""
+    if matrices is None:
+        return []
+    if isinstance(matrices, ScoreMatrix):
+        return [matrices]
+    return list(matrices)
+
+
+@dataclass(frozen=True)
+class _PredictedCells:
+    """The completed matrix: predicted scores with their intervals, and what it says of the ranking."""
+
+    measured: npt.NDArray[np.bool_]  # (models, tasks)
+    median: Floats  # (models, tasks), as are the next two
+    low: Floats
+    high: Floats
+    spread: Floats  # (tasks,): how far apart the models will be
+    aggregate: Floats  # (models,)
+
+    @classmethod
+    def from_posterior(
+        cls,
+        tuned: ScoreMatrix,
+        posterior: CellPosterior,
+        scale: LinkScale,
+        calibration: IntervalCalibration,
+    ) -> _PredictedCells:
+        """Turn the distribution of the cells on the link scale into scores."""
+        measured = np.isfinite(tuned.values)
+        half_width = calibration.distance(LEVEL) * np.sqrt(posterior.variance)
+        median = scale.to_scores(posterior.mean)
+        # Where lower is better, the link turns the interval round.
+        lower_end = scale.to_scores(posterior.mean - half_width)
+        upper_end = scale.to_scores(posterior.mean + half_width)
+        completed = np.where(measured, tuned.values, median)
+        spread = expected_spread(completed, posterior, scale)
+        oriented = completed * tuned.sign
+        # This is ``mean_z_scores`` where all is measured.
+        z_scores = divide_by_spread(oriented - oriented.mean(axis=0), spread)
+        return cls(
+            measured=measured,
+            median=median,
+            low=np.minimum(lower_end, upper_end),
+            high=np.maximum(lower_end, upper_end),
+            spread=spread,
+            aggregate=z_scores.mean(axis=1),
+        )
+
+
+@dataclass(frozen=True)
+class _DrawnAggregates:
+    """Aggregates of the models as they may turn out, and as they truly are beyond the noise of the tests."""
+
+    draws: Floats  # (draws, models)
+    noise: Floats  # (models,): standard error of the aggregates by the tests that were made
+    ranks: npt.NDArray[np.int_]  # (draws, models)
+
+    @classmethod
+    def draw(
+        cls,
+        tuned: ScoreMatrix,
+        problem: FactorProblem,
+        posterior: CellPosterior,
+        scale: LinkScale,
+        calibration: IntervalCalibration,
+        cells: _PredictedCells,
+        count: int,
+    ) -> _DrawnAggregates:
+        """Draw the aggregates, as wide as the calibration has them, and the noise of the tests."""
+        rng = np.random.default_rng(0)
+        drawn = _draw_aggregates(tuned, posterior, scale, count, rng)
+        freedom = calibration.freedom
+        chi_square = rng.chisquare(freedom, size=(count, 1))
+        widening = calibration.wider * np.sqrt(freedom / chi_square)
+        unknown_share = 1.0 - problem.known.mean()
+        stretch = 1.0 + STRETCH * unknown_share * rng.standard_normal((count, 1))
+        drawn = cells.aggregate * stretch + widening * (drawn - drawn.mean(axis=0))
+        # Drawn cells hold their noise already.
+        stderr = np.where(cells.measured, np.nan_to_num(tuned.stderr), 0.0)
+        errors = divide_by_spread(stderr, cells.spread)
+        noise = np.sqrt((errors**2).sum(axis=1)) / len(tuned.tasks)
+        # The luck of the tests; among models that tie, chance decides.
+        luck = np.random.default_rng([0, 1])
+        true_aggregates = drawn + noise * luck.standard_normal(drawn.shape)
+        true_aggregates = true_aggregates + TIE * luck.uniform(size=drawn.shape)
+        ranks = rankdata(-true_aggregates, axis=1, method="ordinal").astype(int)
+        return cls(drawn, noise, ranks)
+
+
+def _count_ranks(ranks: npt.NDArray[np.int_]) -> Floats:
+    """Return how often every model has every rank, as a share of the draws: (models, ranks)."""
+    draws, models = ranks.shape
+    counts = [np.bincount(column - 1, minlength=models) for column in ranks.T]
+    return np.asarray(np.stack(counts) / draws)
+
+
+def _expect_agreement(cells: _PredictedCells, draws: Floats) -> Interval:
+    """Return the expected τ of the predicted ranking with the finished study's."""
+    models = len(cells.aggregate)
+    compared = max(LEAST_COMPARED_DRAWS, MOST_COMPARED_NUMBERS // models**2)
+    tau = kendall_by_row(cells.aggregate, draws[: min(len(draws), compared)])
+    # Where all models tie there is no order to agree on.
+    tau_of_ties = 1.0 if models == 1 or cells.measured.all() else 0.0
+    tau = np.nan_to_num(tau, nan=tau_of_ties)
+    return percentile_interval(float(tau.mean()), tau, level=LEVEL)
+
+
 def expected_spread(completed: Floats, posterior: CellPosterior, scale: LinkScale) -> Floats:
-    """How far apart the models will be on each task: predictions lie closer together than the scores to come will.
+    """Return how far apart the models will be on each task: predictions lie closer together than the scores to come.
 
     How hard the task is moves all models alike, and them no further apart.
     """
-    rise = measure_steepness(posterior, scale)
-    unseen = (rise**2 * posterior.variance).mean(axis=0) - rise.mean(axis=0) ** 2 * posterior.common
-    return np.asarray(np.sqrt(completed.var(axis=0) + np.maximum(unseen, 0.0)))
+    slope = measure_steepness(posterior, scale)
+    variance_of_cells = (slope**2 * posterior.variance).mean(axis=0)
+    variance_in_common = slope.mean(axis=0) ** 2 * posterior.common
+    unseen = np.maximum(variance_of_cells - variance_in_common, 0.0)
+    return np.asarray(np.sqrt(completed.var(axis=0) + unseen))
 
 
 def measure_steepness(posterior: CellPosterior, scale: LinkScale) -> Floats:
-    """How much a score moves with its standardised link value, at the prediction."""
+    """Return how much a score moves with its standardized link value, at the prediction."""
     step = 1e-3
-    return np.abs(
-        scale.to_scores(posterior.mean + step) - scale.to_scores(posterior.mean - step)
-    ) / (2 * step)
+    above = scale.to_scores(posterior.mean + step)
+    below = scale.to_scores(posterior.mean - step)
+    return np.asarray(np.abs(above - below) / (2 * step))
 
 
 def divide_by_spread(scores: Floats, spread: Floats) -> Floats:
@@ -481,27 +409,21 @@ def _draw_aggregates(
     tuned: ScoreMatrix,
     posterior: CellPosterior,
     scale: LinkScale,
-    draws: int,
+    count: int,
     rng: np.random.Generator,
 ) -> Floats:
-    """Mean z score of every model in joint draws of the unseen cells: (draws, models).
+    """Return the mean z score of every model in joint draws of the unseen cells: (draws, models).
 
-    Cells are drawn as wide as the posterior has them; how wide their sums should be is ``Calibration.wider``.
+    Cells are drawn as wide as the posterior has them; how wide their sums should be is
+    ``IntervalCalibration.wider``.
     """
     measured = np.isfinite(tuned.values)
     if measured.all():
-        return np.repeat(mean_z_scores(tuned.oriented())[None], draws, axis=0)
-    result = []
-    for chunk in posterior.draw_cells(draws, rng):
-        scores = (
-            np.where(measured, tuned.values, scale.to_scores(chunk)) * tuned.sign
-        )  # (chunk, models, tasks)
+        return np.repeat(mean_z_scores(tuned.oriented())[None], count, axis=0)
+    aggregates = []
+    for chunk in posterior.draw_cells(count, rng):  # (draws, models, tasks)
+        scores = np.where(measured, tuned.values, scale.to_scores(chunk)) * tuned.sign
         centred = scores - scores.mean(axis=1, keepdims=True)
-        result.append(divide_by_spread(centred, scores.std(axis=1, keepdims=True)).mean(axis=2))
-    return np.concatenate(result)
-
-
-def _several(given: ScoreMatrix | Sequence[ScoreMatrix] | None) -> list[ScoreMatrix]:
-    if given is None:
-        return []
-    return [given] if isinstance(given, ScoreMatrix) else list(given)
+        spread = scores.std(axis=1, keepdims=True)
+        aggregates.append(divide_by_spread(centred, spread).mean(axis=2))
+    return np.concatenate(aggregates)

@@ -21,14 +21,10 @@ from potentia.values.scores import Floats, ScoreMatrix
 if TYPE_CHECKING:
     from potentia.evidence import Evidence
 
-MOST_PREDICTED, LEAST_PREDICTED = (
-    200,
-    20,
-)  # models whose missing cells a ranking predicts; draws it has no use for
-
-CellSampler = Callable[
-    [int, np.random.Generator], Iterator[Floats]
-]  # draws of all cells, in chunks of (k, models, tasks)
+MOST_PREDICTED_MODELS = 200  # models whose missing cells a ranking predicts
+UNUSED_DRAWS = 20  # of aggregates, which a ranking draws itself
+# Draws of all cells, in chunks of (draws, models, tasks).
+CellSampler = Callable[[int, np.random.Generator], Iterator[Floats]]
 
 
 @dataclass(frozen=True)
@@ -42,10 +38,10 @@ class StudyGrid:
 
     def lay_out(self, matrix: ScoreMatrix | None) -> ScoreMatrix:
         """Return the scores of this grid; NaN where there are none."""
-        none = np.full((len(self.models), len(self.tasks)), np.nan)
-        values, stderr, n = (
-            (none, none, none) if matrix is None else matrix.laid_out(self.models, self.tasks)
-        )
+        if matrix is None:
+            values = stderr = n = np.full((len(self.models), len(self.tasks)), np.nan)
+        else:
+            values, stderr, n = matrix.laid_out(self.models, self.tasks)
         return ScoreMatrix(self.protocol, self.models, self.tasks, values, stderr, n, self.metrics)
 
 
@@ -56,36 +52,49 @@ def build_grid(evidence: Evidence) -> StudyGrid:
     task of which nothing is known yet, under no protocol, has no metric either and waits; a row of which every tuned
     cell failed is no candidate.
     """
-    from potentia.evidence import (
-        parse_study_record,
-    )  # rankings are also made of scores without a store
+    # Rankings are also made of scores without a store.
+    from potentia.evidence import parse_study_record
 
     studies = list(filter(None, map(parse_study_record, evidence.studies)))
-    every = {protocol for study in studies for protocol in study.protocols}
-    protocol = next(iter(keep_names_in((TRAIN_BEFORE_TEST, ADJUST), every)), None)
-    if protocol is None:
+    requested_protocols: set[str] = set()
+    requested_tasks: dict[str, None] = {}  # in the order of first use
+    requested_models: dict[str, None] = {}
+    for study in studies:
+        requested_protocols.update(study.protocols)
+        requested_tasks |= dict.fromkeys(TaskName(task.name).whole for task in study.benchmarks())
+        requested_models |= dict.fromkeys(row.name for row in study.rows())
+    tuned_protocols = keep_names_in((TRAIN_BEFORE_TEST, ADJUST), requested_protocols)
+    if not tuned_protocols:
         raise InputError("there is nothing to predict: no study of these scores tunes models")
+    protocol = Protocol(tuned_protocols[0])
     metrics: dict[str, Metric] = {}
     for matrix in reversed(evidence.planned.values()):
         metrics |= dict(zip(matrix.tasks, matrix.metrics, strict=True))
-    asked = dict.fromkeys(
-        TaskName(task.name).whole for study in studies for task in study.benchmarks()
-    )
-    tasks = tuple(t for t in keep_names_in(asked, metrics) if not metrics[t].is_text)
-    failed = {
-        (f.model, TaskName(f.task).whole) for f in evidence.failures() if f.protocol == protocol
-    }
-    rows = dict.fromkeys(row.name for study in studies for row in study.rows())
-    models = tuple(m for m in rows if not {(m, t) for t in tasks} <= failed)
+    with_metric = keep_names_in(requested_tasks, metrics)
+    tasks = tuple(task for task in with_metric if not metrics[task].is_text)
+    failed = set()
+    for failure in evidence.failures():
+        if failure.protocol == protocol:
+            failed.add((failure.model, TaskName(failure.task).whole))
+    models = []
+    for model in requested_models:
+        if not all((model, task) in failed for task in tasks):
+            models.append(model)
     if not models or not tasks:
         raise InputError("there is nothing to predict: no model has a score on any task yet")
-    return StudyGrid(models, tasks, tuple(metrics[t] for t in tasks), Protocol(protocol))
+    return StudyGrid(
+        models=tuple(models),
+        tasks=tasks,
+        metrics=tuple(metrics[task] for task in tasks),
+        protocol=protocol,
+    )
 
 
 def find_outlook(evidence: Evidence, *, history: Evidence | None = None) -> Completion | None:
     """Complete what the studies of the evidence ask for, as report and board show it; None once all is measured."""
     grid = build_grid(evidence)
-    if np.isfinite(grid.lay_out(evidence.scores.get(grid.protocol)).values).all():
+    measured = grid.lay_out(evidence.scores.get(grid.protocol))
+    if np.isfinite(measured.values).all():
         return None
     return complete_grid(grid, evidence, history=history)
 
@@ -104,21 +113,22 @@ def complete_grid(
     ``measured`` (True where a cell may be read) hides the others, so that a decision can be made again as it was made.
     """
     sources = [source for source in (evidence, history) if source is not None]
-    tuned = grid.lay_out(evidence.scores.get(grid.protocol) if evidence is not None else None)
+    tuned = grid.lay_out(None if evidence is None else evidence.scores.get(grid.protocol))
     if measured is not None:
         tuned = replace(tuned, values=np.where(measured, tuned.values, np.nan))
     chances: dict[str, float] = {}
-    for source in reversed(sources):  # the study's own say comes last
+    for source in reversed(sources):  # what the study itself says comes last and holds
         chances |= source.background.chance
-    past = history.scores.get(grid.protocol) if history is not None else None
-    with threadpool_limits(
-        1, user_api="blas"
-    ):  # small matrices: threads that wait for each other cost ten times more
+    past = None if history is None else history.scores.get(grid.protocol)
+    if facts is None and sources:
+        facts = sources[0].facts
+    # Small matrices: threads that wait for each other cost ten times more.
+    with threadpool_limits(1, user_api="blas"):
         return complete_matrix(
             tuned,
             direct=[source.scores[DIRECT] for source in sources if DIRECT in source.scores],
             history=None if past is None else past.benchmarks(),
-            facts=sources[0].facts if facts is None and sources else facts,
+            facts=facts,
             chances=chances,
             draws=draws,
         )
@@ -131,28 +141,31 @@ def predict_missing_cells(
 
     That takes direct scores of the models and enough of them; else a fit of model + task will do.
     """
-    gappy = [
-        m
-        for m in matrices
-        if ENOUGH_MODELS <= len(m.models) <= MOST_PREDICTED and not np.isfinite(m.values).all()
-    ]
-    if not gappy or not evidence.studies or DIRECT not in evidence.planned:
+    unfinished = [matrix for matrix in matrices if _can_predict_gaps(matrix)]
+    if not unfinished or not evidence.studies or DIRECT not in evidence.planned:
         return {}
     try:
         grid = build_grid(evidence)
     except InputError:
         return {}
-    matrix = next((m for m in gappy if m.protocol == grid.protocol), None)
-    if matrix is None or not (
-        set(matrix.models) <= set(grid.models) and set(matrix.tasks) <= set(grid.tasks)
-    ):
+    matrix = next((matrix for matrix in unfinished if matrix.protocol == grid.protocol), None)
+    if matrix is None:
         return {}
-    done = complete_grid(grid, evidence, draws=LEAST_PREDICTED)
-    rows = [grid.models.index(m) for m in matrix.models]
-    columns = [grid.tasks.index(t) for t in matrix.tasks]
+    if not set(matrix.models) <= set(grid.models) or not set(matrix.tasks) <= set(grid.tasks):
+        return {}
+    completion = complete_grid(grid, evidence, draws=UNUSED_DRAWS)
+    rows = [grid.models.index(model) for model in matrix.models]
+    columns = [grid.tasks.index(task) for task in matrix.tasks]
 
-    def draw(count: int, rng: np.random.Generator) -> Iterator[Floats]:
-        for chunk in done.posterior.draw_cells(count, rng):
-            yield done.fitted.scale.to_scores(chunk)[:, rows][:, :, columns]
+    def draw_cells(count: int, rng: np.random.Generator) -> Iterator[Floats]:
+        for chunk in completion.posterior.draw_cells(count, rng):
+            yield completion.fitted.scale.to_scores(chunk)[:, rows][:, :, columns]
 
-    return {matrix.protocol: draw}
+    return {matrix.protocol: draw_cells}
+
+
+def _can_predict_gaps(matrix: ScoreMatrix) -> bool:
+    """Whether a matrix has gaps and neither too few nor too many models to predict them."""
+    if not ENOUGH_MODELS <= len(matrix.models) <= MOST_PREDICTED_MODELS:
+        return False
+    return not np.isfinite(matrix.values).all()
