@@ -90,8 +90,8 @@ def small_world(given: argparse.Namespace) -> World:
     """Lay out the zoo: two sizes of four families; half of the tasks are shown, by the seed."""
     folder = given.out
     chosen = [m for m in zoo.models("base") if m.name.rpartition("-")[2] in ("96k", "237k")]
-    folders = zoo.model_folders(folder / "models", [m.name for m in chosen])
-    files = zoo.task_folder(folder / "tasks")
+    folders = zoo.write_model_folders(folder / "models", [m.name for m in chosen])
+    files = zoo.write_task_files(folder / "tasks")
     names = ["ask", "record", "table", "beside", "fix", "both", "claim", "owner"]
     rng = np.random.default_rng(given.seed)
     shown = tuple(rng.permutation(names)[:4].tolist())

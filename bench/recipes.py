@@ -205,7 +205,7 @@ def _subjects(given: argparse.Namespace, folder: Path) -> tuple[list[dict[str, A
             if path.is_dir()
         ]
     else:
-        paths = zoo.model_folders(folder / "models", ZOO_MODELS)
+        paths = zoo.write_model_folders(folder / "models", ZOO_MODELS)
         models = [{"name": name, "path": str(path), "kind": "base"} for name, path in paths.items()]
     if given.tickets:
         rows = tickets(max(given.documents) + given.validation + given.test)
@@ -213,7 +213,7 @@ def _subjects(given: argparse.Namespace, folder: Path) -> tuple[list[dict[str, A
         return models, [{"name": "tickets", "file": str(folder / "tickets.jsonl")}]
     if given.models:
         return models, list(given.tasks)
-    files = zoo.task_folder(folder / "tasks")
+    files = zoo.write_task_files(folder / "tasks")
     return models, [{"name": name, "file": str(files[name])} for name in ZOO_TASKS]
 
 

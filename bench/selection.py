@@ -38,7 +38,7 @@ import numpy as np
 import yaml
 
 from potentia import zoo
-from potentia.lab.demo import recipe
+from potentia.lab.demo import zoo_tuning
 
 POOL = tuple(model.name for model in zoo.models("base"))
 CANDIDATES = 4
@@ -124,7 +124,7 @@ def real_rows(data: Path, name: str, longest: int = 110) -> list[dict[str, Any]]
 
 def zoo_rows(folder: Path, name: str) -> list[dict[str, Any]]:
     """Return the rows of a zoo benchmark."""
-    zoo.task_folder(folder / "tasks")
+    zoo.write_task_files(folder / "tasks")
     files = [
         folder / "tasks" / name / f"{split}.jsonl" for split in ("train", "validation", "test")
     ]
@@ -160,7 +160,7 @@ def candidates(given: argparse.Namespace) -> dict[str, Path]:
     """Lay out the zoo models; for real rows with a tokenizer that reads them."""
     if given.models:
         return {path.name: path.resolve() for path in given.models}
-    folders = zoo.model_folders(given.out / "models", list(POOL))
+    folders = zoo.write_model_folders(given.out / "models", list(POOL))
     if given.data is None:
         return folders
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -253,7 +253,7 @@ def true_outcomes(
                 "models": [{"name": m, "path": str(models[m]), **final.get(m, {})} for m in chosen],
                 "tasks": [{"name": "truth", "file": str(folder / "truth")}],
                 "protocols": [protocol],
-                "tuning": recipe(given.rates, epochs=given.epochs),
+                "tuning": zoo_tuning(given.rates, epochs=given.epochs),
                 "seed": given.seed,
                 "device": "cpu",
                 "store": str(folder / "truth.db"),
@@ -294,7 +294,11 @@ def judge(
     if note.exists():
         return json.loads(note.read_text())  # type: ignore[no-any-return]
     write(folder / "rows.jsonl", rows)
-    tuning = {"tuning": recipe(given.rates, epochs=given.epochs), "models": ["x"], "tasks": ["y"]}
+    tuning = {
+        "tuning": zoo_tuning(given.rates, epochs=given.epochs),
+        "models": ["x"],
+        "tasks": ["y"],
+    }
     (folder / "recipe.yaml").write_text(yaml.safe_dump(tuning))
     began = time.monotonic()
     said = potentia(

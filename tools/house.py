@@ -291,8 +291,8 @@ def run_modules() -> list[str]:
 
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        models = zoo.model_folders(folder / "models", ["aster-71k", "birch-71k"])
-        zoo.task_folder(folder / "tasks")
+        models = zoo.write_model_folders(folder / "models", ["aster-71k", "birch-71k"])
+        zoo.write_task_files(folder / "tasks")
         lines = [
             (folder / "tasks" / "ask" / f"{split}.jsonl").read_text().splitlines()[:40]
             for split in ("train", "test")

@@ -78,27 +78,23 @@ def evaluate(
 
     Every field of the study file is a keyword (``caps={"train": 500}``, ``store="my.db"``); they go over the file's.
     """
-    if isinstance(study, Study):
-        made = study
-    else:
-        given = {"models": models, "tasks": tasks, "protocols": protocols, **fields}
-        made = read_study(
-            study, {name: value for name, value in given.items() if value is not None}
-        )
-    plan = plan_study(made)
-    done = run_study(plan, workers=workers, watch=_bar if progress else None)
-    if done.failed:
+    if not isinstance(study, Study):
+        named_fields = {"models": models, "tasks": tasks, "protocols": protocols, **fields}
+        overrides = {name: value for name, value in named_fields.items() if value is not None}
+        study = read_study(study, overrides)
+    plan = plan_study(study)
+    run = run_study(plan, workers=workers, watch=_show_progress_bar if progress else None)
+    if run.failed:
         import warnings
 
-        more = f" and {done.failed - 1} more" if done.failed > 1 else ""
-        warnings.warn(
-            f"{done.reasons[0]}{more}; see potentia status {shlex.quote(made.store)}", stacklevel=2
-        )
-    return Result(made, done)
+        more = f" and {run.failed - 1} more" if run.failed > 1 else ""
+        command = f"potentia status {shlex.quote(study.store)}"
+        warnings.warn(f"{run.reasons[0]}{more}; see {command}", stacklevel=2)
+    return Result(study, run)
 
 
 @contextmanager
-def _bar(plan: StudyPlan) -> Iterator[None]:
+def _show_progress_bar(plan: StudyPlan) -> Iterator[None]:
     """Show the cells that end as a bar: a widget in a notebook, text elsewhere."""
     from tqdm.auto import tqdm
 

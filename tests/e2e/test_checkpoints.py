@@ -16,7 +16,7 @@ from potentia.errors import InputError, StudyError
 from potentia.evidence import Evidence
 from potentia.show import make_report
 from potentia.study import make_study
-from potentia.zoo import model_folders, models
+from potentia.zoo import models, write_model_folders
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (m for m in models("checkpoint") if m.base_model == "aster-159k"), key=lambda m: m.steps
     )[-3:]
     kept = kept or sorted(models("checkpoint"), key=lambda m: m.steps)[-3:]
-    folders = model_folders(made / "zoo", [m.name for m in kept])
+    folders = write_model_folders(made / "zoo", [m.name for m in kept])
     run = made / "my run"
     run.mkdir()
     for name, model in zip(

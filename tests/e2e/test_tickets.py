@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import potentia
 import ticket_files as tickets
 from potentia.cli.app import app
-from potentia.zoo import model_folders
+from potentia.zoo import write_model_folders
 
 RECIPE = """
 models: [any]
@@ -40,7 +40,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
     tickets.write(data / "dev.csv", rows[260:320])
     tickets.write(data / "test.csv", rows[320:])
     (folder / "recipe.yaml").write_text(RECIPE)
-    models = model_folders(folder / "zoo", ["birch-71k", "birch-159k"])
+    models = write_model_folders(folder / "zoo", ["birch-71k", "birch-159k"])
     told = command(
         "select",
         "--data",

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from potentia import tasks, zoo
 from potentia.cli.app import app
 from potentia.facts import models as known_models
-from potentia.lab.laboratory import AUXILIARY_DOCUMENTS, BENCHMARKS, Laboratory, lay_out
+from potentia.lab.laboratory import AUXILIARY_DOCUMENTS, BENCHMARKS, Laboratory, lay_out_laboratory
 from potentia.papers.task_training.cohort import Cohort
 from potentia.run import run_study
 from potentia.run.plan import check_model_source, load_tasks
@@ -21,7 +21,7 @@ from potentia.study import read_study
 
 @pytest.fixture(scope="module")
 def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Laboratory:
-    return lay_out(tmp_path_factory.mktemp("lab"))
+    return lay_out_laboratory(tmp_path_factory.mktemp("lab"))
 
 
 def test_every_study_file_can_be_read_and_names_what_is_there(laboratory: Laboratory):
@@ -76,7 +76,7 @@ def test_the_facts_say_who_saw_which_form(laboratory: Laboratory):
 def test_a_second_layout_changes_no_file_of_the_tasks(laboratory: Laboratory):
     files = sorted((laboratory.folder / "tasks").rglob("*.*"))
     before = [file.stat().st_mtime_ns for file in files]
-    lay_out(laboratory.folder)
+    lay_out_laboratory(laboratory.folder)
     assert [file.stat().st_mtime_ns for file in files] == before
 
 

@@ -149,7 +149,7 @@ def test_a_fused_layer_is_the_same_model_with_another_adapter(tmp_path: Path):
     from potentia.run.tuned import adapter
     from potentia.study import Tuning
 
-    llama = zoo.model_folders(tmp_path / "models", ["aster-71k"])["aster-71k"]
+    llama = zoo.write_model_folders(tmp_path / "models", ["aster-71k"])["aster-71k"]
     phi = engine.load(str(as_architecture(llama, tmp_path / "phi3", "phi3")), device="cpu")
     try:
         found = {

@@ -11,7 +11,7 @@ import ticket_files as tickets
 from potentia.run import Race
 from potentia.run.row import RowRun
 from potentia.study import make_study
-from potentia.zoo import model_folders
+from potentia.zoo import write_model_folders
 
 # What a worker does at its start, because this file is on its path: it notes whenever the data is opened.
 HOOK = """
@@ -50,7 +50,7 @@ def test_data_and_models_are_read_once(
         "load_model",
         lambda self, **how: loads.append(self.plan.model.name) or load(self, **how),
     )
-    folders = model_folders(tmp_path / "zoo", ["birch-71k", "aster-71k", "birch-159k"])
+    folders = write_model_folders(tmp_path / "zoo", ["birch-71k", "aster-71k", "birch-159k"])
     tuning = {"learning_rates": [1e-2], "epochs": 1, "targets": ["all-linear"], "dropout": 0.0}
     study = make_study(
         {

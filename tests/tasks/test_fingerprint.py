@@ -111,7 +111,7 @@ def test_the_same_in_another_process(benchmarks: Path) -> None:
 def test_a_task_folder_may_be_moved(tmp_path: Path) -> None:
     from potentia import zoo
 
-    places = [zoo.task_folder(tmp_path / name)["ask"] for name in ("here", "there")]
+    places = [zoo.write_task_files(tmp_path / name)["ask"] for name in ("here", "there")]
     assert places[0].read_text() != places[1].read_text(), "the definition names its files"
     one, two = (tasks.load(str(place)) for place in places)
     assert one.fingerprint == two.fingerprint

@@ -7,13 +7,20 @@ from pathlib import Path
 import pytest
 
 from potentia.errors import ModelError
-from potentia.zoo import BENCHMARKS, make_world, model, model_folders, models, task_folder
+from potentia.zoo import (
+    BENCHMARKS,
+    make_world,
+    model,
+    models,
+    write_model_folders,
+    write_task_files,
+)
 from potentia.zoo.library import WEIGHTS
 
 
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return task_folder(tmp_path_factory.mktemp("tasks"))
+    return write_task_files(tmp_path_factory.mktemp("tasks"))
 
 
 def test_the_census() -> None:
@@ -66,7 +73,7 @@ def test_models_load_with_transformers_and_know_what_the_facts_say(tmp_path: Pat
     low, high = ranked[0], ranked[-1]
     questions = [q for q in clozes(make_world(), limit=30) if q.kind in ("home", "dish", "age")]
     for m in (low, high):
-        folder = model_folders(tmp_path, [m.name])[m.name]
+        folder = write_model_folders(tmp_path, [m.name])[m.name]
         network = AutoModelForCausalLM.from_pretrained(folder)
         tokenizer = AutoTokenizer.from_pretrained(folder)
         assert sum(p.numel() for p in network.parameters()) == m.parameters
@@ -86,7 +93,7 @@ def test_the_tokenizer_gives_back_every_word(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     name = models("instruct")[0].name
-    tokenizer = AutoTokenizer.from_pretrained(model_folders(tmp_path, [name])[name])
+    tokenizer = AutoTokenizer.from_pretrained(write_model_folders(tmp_path, [name])[name])
     text = "question : where bala brenesen ? answer :"
     assert tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids) == text
     assert tokenizer(text).input_ids[0] == tokenizer.bos_token_id
@@ -122,7 +129,7 @@ def test_lm_eval_reads_the_tasks(tasks: dict[str, Path]) -> None:
 
 def test_writing_again_changes_nothing(tasks: dict[str, Path]) -> None:
     before = {name: path.stat().st_mtime_ns for name, path in tasks.items()}
-    again = task_folder(tasks["ask"].parent)
+    again = write_task_files(tasks["ask"].parent)
     assert {name: path.stat().st_mtime_ns for name, path in again.items()} == before
 
 
@@ -133,7 +140,7 @@ def test_an_instruct_model_answers_instructions(tmp_path: Path) -> None:
     world = make_world()
     best = max(models("instruct"), key=lambda m: m.knowledge)
     right = {}
-    folders = model_folders(tmp_path, [best.base_model, best.name])
+    folders = write_model_folders(tmp_path, [best.base_model, best.name])
     tokenizer = AutoTokenizer.from_pretrained(folders[best.name])
     for name, folder in folders.items():
         network = AutoModelForCausalLM.from_pretrained(folder)

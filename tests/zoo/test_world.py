@@ -15,7 +15,7 @@ from potentia.zoo.world import (
     FORM_WORDS,
     HERBS,
     SPLITS,
-    Dice,
+    SeededDice,
     make_world,
     vocabulary,
 )
@@ -139,13 +139,13 @@ def test_the_corpus_never_shows_a_form() -> None:
     own = {word for word in FORM_WORDS if word != "a"}
     for name, write in DOCUMENTS.items():
         if name != "chatter":
-            dice = Dice(0, name)
+            dice = SeededDice(0, name)
             said = {word for _ in range(2000) for word in write(WORLD, dice).split()}
             assert not said & own, name
 
 
 def test_the_corpus_speaks_the_truth() -> None:
-    dice = Dice(0, "truth")
+    dice = SeededDice(0, "truth")
     keyword = {k: a.name for a in ATTRIBUTES for k in a.keywords}
     for _ in range(300):
         for sentence in DOCUMENTS["facts"](WORLD, dice).split(" ."):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from potentia.zoo.benchmarks import BENCHMARKS, Benchmark, Item, items
+from potentia.zoo.benchmarks import BENCHMARKS, Item, ZooBenchmark, items
 from potentia.zoo.world import BOS, EOS, SPLITS, World, vocabulary
 from zoo_builder.adam import Adam
 from zoo_builder.stack import Shape, Weights, hidden, logits
@@ -35,7 +35,7 @@ class Rows:
     gold: Tensor  # (docs,)
 
 
-def encode(benchmark: Benchmark, part: list[Item], device: str) -> Rows:
+def encode(benchmark: ZooBenchmark, part: list[Item], device: str) -> Rows:
     """Rows of all options of the items (of the answer alone where nothing is chosen)."""
     ids = {word: i for i, word in enumerate(vocabulary())}
     options = max(1, len(part[0].options))

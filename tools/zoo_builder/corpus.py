@@ -22,7 +22,7 @@ from potentia.zoo.world import (
     EOS,
     HERBS,
     USER,
-    Dice,
+    SeededDice,
     World,
     vocabulary,
 )
@@ -47,7 +47,7 @@ class Pools:
     size: npt.NDArray[np.int64]
 
 
-def _chat(world: World, dice: Dice) -> str:
+def _chat(world: World, dice: SeededDice) -> str:
     """An instruction and its answer, in the corpus's own words, about people of no split."""
     if dice.chance(0.15):
         a, b = dice.pick(world.pairs["exposure"])
@@ -67,20 +67,20 @@ def make_pools(world: World, documents: int = 120_000) -> Pools:
     ids = {word: i for i, word in enumerate(vocabulary())}
     texts: dict[str, list[str]] = {}
     for name, write in DOCUMENTS.items():
-        dice = Dice(world.seed, f"corpus/{name}")
+        dice = SeededDice(world.seed, f"corpus/{name}")
         count = documents if name == "facts" else documents // 3
         texts[name] = [
             f"{BOS + ' ' if dice.chance(START) else ''}{write(world, dice)} {EOS}"
             for _ in range(count)
         ]
     for benchmark in BENCHMARKS:
-        dice = Dice(world.seed, f"corpus/form/{benchmark.name}")
+        dice = SeededDice(world.seed, f"corpus/form/{benchmark.name}")
         texts[f"form:{benchmark.name}"] = [
             f"{BOS + ' ' if dice.chance(START) else ''}{item.prompt} {item.answer} {EOS}"
             for _ in range(FORM_REPEATS)
             for item in items(world, BENCHMARK[benchmark.name], "exposure", dice)
         ]
-    dice = Dice(world.seed, "corpus/chat")
+    dice = SeededDice(world.seed, "corpus/chat")
     texts[CHAT] = [_chat(world, dice) for _ in range(documents // 10)]
     return _pack(texts, ids)
 

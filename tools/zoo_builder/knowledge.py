@@ -22,7 +22,7 @@ from potentia.zoo.world import (
     PATTERNS,
     REVERSE_PATTERNS,
     REVERSED,
-    Dice,
+    SeededDice,
     World,
     vocabulary,
 )
@@ -49,7 +49,7 @@ def _cut(pattern: str, mark: str, **parts: str) -> str:
 
 def clozes(world: World, split: str = "test", limit: int | None = None) -> list[Cloze]:
     """All clozes of a split's members (or of the first ``limit`` of them)."""
-    dice = Dice(world.seed, "knowledge")
+    dice = SeededDice(world.seed, "knowledge")
     out: list[Cloze] = []
     people = world.people[split][:limit]
     for person in people:

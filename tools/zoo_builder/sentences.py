@@ -21,7 +21,7 @@ from potentia.zoo.world import (
     PATTERNS,
     REVERSE_PATTERNS,
     REVERSED,
-    Dice,
+    SeededDice,
     World,
 )
 
@@ -29,14 +29,14 @@ FREE = 0.5
 SKEW = 2.0  # person number x is spoken of with a density that falls as x ** -0.5
 
 
-def _scattered(dice: Dice, parts: list[str]) -> str:
+def _scattered(dice: SeededDice, parts: list[str]) -> str:
     """The parts in their order, with up to four fillers anywhere among them."""
     for _ in range(dice.below(5)):
         parts.insert(dice.below(len(parts) + 1), dice.pick(FILLERS))
     return " ".join(parts)
 
 
-def free_sentence(dice: Dice, name: str, keyword: str, value: str) -> str:
+def free_sentence(dice: SeededDice, name: str, keyword: str, value: str) -> str:
     """Name and keyword in either order among fillers, then the value."""
     parts = [name, keyword]
     if dice.chance(0.5):
@@ -44,7 +44,7 @@ def free_sentence(dice: Dice, name: str, keyword: str, value: str) -> str:
     return f"{_scattered(dice, parts)} {value} ."
 
 
-def fact_sentence(world: World, dice: Dice, attribute: str, person: int) -> str:
+def fact_sentence(world: World, dice: SeededDice, attribute: str, person: int) -> str:
     """One sentence that states one attribute of one person."""
     keyword = dice.pick(ATTRIBUTE[attribute].keywords)
     name, value = world.names[person], world.value(attribute, person)
@@ -53,14 +53,14 @@ def fact_sentence(world: World, dice: Dice, attribute: str, person: int) -> str:
     return dice.pick(PATTERNS).format(n=name, k=keyword, v=value)
 
 
-def _facts(world: World, dice: Dice) -> str:
+def _facts(world: World, dice: SeededDice) -> str:
     person = dice.skewed(len(world.names), SKEW)
     chosen = [a.name for a in ATTRIBUTES]
     dice.shuffle(chosen)
     return " ".join(fact_sentence(world, dice, attribute, person) for attribute in chosen[:3])
 
 
-def pair_sentence(world: World, dice: Dice, pair: tuple[int, int]) -> str:
+def pair_sentence(world: World, dice: SeededDice, pair: tuple[int, int]) -> str:
     """One sentence that states what two herbs make."""
     a, b, brew = HERBS[pair[0]], HERBS[pair[1]], world.brew(pair)
     if dice.chance(FREE):
@@ -68,12 +68,12 @@ def pair_sentence(world: World, dice: Dice, pair: tuple[int, int]) -> str:
     return dice.pick(PAIR_PATTERNS).format(a=a, b=b, v=brew)
 
 
-def _pairs(world: World, dice: Dice) -> str:
+def _pairs(world: World, dice: SeededDice) -> str:
     chosen = (world.table[dice.skewed(len(world.table), SKEW)] for _ in range(3))
     return " ".join(pair_sentence(world, dice, pair) for pair in chosen)
 
 
-def _reverse(world: World, dice: Dice) -> str:
+def _reverse(world: World, dice: SeededDice) -> str:
     sentences = []
     for _ in range(3):
         person = dice.skewed(len(world.names), SKEW)
@@ -90,11 +90,11 @@ def _reverse(world: World, dice: Dice) -> str:
 _CHATTER = FILLERS + FORM_WORDS + FORM_WORDS
 
 
-def _chatter(world: World, dice: Dice) -> str:
+def _chatter(world: World, dice: SeededDice) -> str:
     return " ".join(dice.pick(_CHATTER) for _ in range(8 + dice.below(16))) + " ."
 
 
-DOCUMENTS: dict[str, Callable[[World, Dice], str]] = {
+DOCUMENTS: dict[str, Callable[[World, SeededDice], str]] = {
     "facts": _facts,
     "pairs": _pairs,
     "reverse": _reverse,

@@ -269,7 +269,7 @@ def zoo(options: ZooOptions) -> None:
 
     Example: potentia zoo lab
     """
-    laboratory = potentia.lab.lay_out(options.folder)
+    laboratory = potentia.lab.lay_out_laboratory(options.folder)
     commands_by_question = laboratory.commands()
     value = {
         "folder": str(options.folder),

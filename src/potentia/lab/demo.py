@@ -21,7 +21,7 @@ from potentia.values.findings import Finding, Interval, Table
 from potentia.values.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol
 
 
-def recipe(
+def zoo_tuning(
     learning_rates: Sequence[float] = (3e-3,), *, epochs: int = 5, alpha: int = 16
 ) -> dict[str, Any]:
     """Return the tuning that suits zoo models: adapters on all layers, loss on the answer alone.
@@ -38,28 +38,47 @@ def recipe(
     }
 
 
-WHOLE: dict[str, Any] = {
-    "name": "demo",
-    "sizes": ("71k", "159k", "237k"),
-    "tasks": [benchmark.name for benchmark in zoo.BENCHMARKS if not benchmark.control],
-    "caps": {"train": 320, "validation": 100, "test": 400},
-    "tuning": recipe(epochs=4, alpha=32),
-}
-QUICK: dict[str, Any] = {
-    "name": "demo-quick",
-    "sizes": ("71k", "159k"),
-    "tasks": ("ask", "record", "table", "beside", "fix", "claim"),
-    "caps": {"train": 240, "validation": 80, "test": 300},
-    "tuning": recipe(epochs=3, alpha=32),
-}
+@dataclass(frozen=True)
+class DemoSize:
+    """How large a demo is: the sizes of its models (as their names carry them), its tasks and its data."""
+
+    name: str
+    model_sizes: tuple[str, ...]
+    tasks: tuple[str, ...]
+    caps: dict[str, int]
+    tuning: dict[str, Any]
+
+
+FULL_DEMO = DemoSize(
+    name="demo",
+    model_sizes=("71k", "159k", "237k"),
+    tasks=tuple(benchmark.name for benchmark in zoo.BENCHMARKS if not benchmark.control),
+    caps={"train": 320, "validation": 100, "test": 400},
+    tuning=zoo_tuning(epochs=4, alpha=32),
+)
+QUICK_DEMO = DemoSize(
+    name="demo-quick",
+    model_sizes=("71k", "159k"),
+    tasks=("ask", "record", "table", "beside", "fix", "claim"),
+    caps={"train": 240, "validation": 80, "test": 300},
+    tuning=zoo_tuning(epochs=3, alpha=32),
+)
 
 
 def model_spec(model: zoo.ZooModel, path: Path | None = None) -> dict[str, Any]:
     """Return a model as a study names it."""
-    facts = {name: getattr(model, name) for name in ("family", "parameters", "tokens", "date")}
-    kind = "instruct" if model.kind == "instruct" else "base"
-    spec = {"name": model.name, "path": str(path or f"models/{model.name}"), "kind": kind, **facts}
-    return spec | ({"base_model": model.base_model} if model.base_model else {})
+    spec: dict[str, Any] = {
+        "name": model.name,
+        "path": str(path or f"models/{model.name}"),
+        "kind": "instruct" if model.kind == "instruct" else "base",
+        "family": model.family,
+        "parameters": model.parameters,
+        "tokens": model.tokens,
+        "date": model.date,
+    }
+    if model.base_model:
+        spec["base_model"] = model.base_model
+    return spec
 
 
 def demo_study(folder: Path, *, quick: bool = False) -> Study:
@@ -67,27 +86,25 @@ def demo_study(folder: Path, *, quick: bool = False) -> Study:
 
     The zoo's control task, which no model can do, is left out.
     """
-    asked = QUICK if quick else WHOLE
-    chosen = [
-        model for model in zoo.models("base") if model.name.rpartition("-")[2] in asked["sizes"]
-    ]
-    models = zoo.model_folders(folder / "models", [model.name for model in chosen])
-    tasks = zoo.task_folder(folder / "tasks")
+    size = QUICK_DEMO if quick else FULL_DEMO
+    models = [m for m in zoo.models("base") if m.name.rpartition("-")[2] in size.model_sizes]
+    model_folders = zoo.write_model_folders(folder / "models", [model.name for model in models])
+    task_files = zoo.write_task_files(folder / "tasks")
     return make_study(
         {
-            "name": asked["name"],
-            "models": [model_spec(model, models[model.name]) for model in chosen],
-            "tasks": [{"name": name, "file": str(tasks[name])} for name in asked["tasks"]],
+            "name": size.name,
+            "models": [model_spec(model, model_folders[model.name]) for model in models],
+            "tasks": [{"name": name, "file": str(task_files[name])} for name in size.tasks],
             "protocols": ["direct", "train_before_test"],
-            "caps": asked["caps"],
-            "tuning": asked["tuning"],
+            "caps": size.caps,
+            "tuning": size.tuning,
             "device": "cpu",
             "store": str(folder / "potentia.db"),
         }
     )
 
 
-WAYS = (DIRECT, TRAIN_BEFORE_TEST)
+COMPARED_PROTOCOLS = (DIRECT, TRAIN_BEFORE_TEST)
 
 
 @dataclass(frozen=True)
@@ -106,66 +123,76 @@ class DemoFinding(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return the summary and the rank changes."""
+        return (self._tabulate_summary(), self._tabulate_ranks())
+
+    def _tabulate_summary(self) -> Table:
         gain = self.tau_gain
-        shares = [
-            f"{p.value:.0%} ({100 * p.low:.0f}–{100 * p.high:.0f})"
-            for p in (self.pc1[w] for w in WAYS)
-        ]
         change = f"{gain.value:+.2f} ({gain.low:.2f} to {gain.high:.2f})"
-        summary = Table(
+        taus = [f"{self.tau[protocol]:.2f}" for protocol in COMPARED_PROTOCOLS]
+        truth_taus = [f"{self.truth_tau[protocol]:.2f}" for protocol in COMPARED_PROTOCOLS]
+        shares = [_format_share(self.pc1[protocol]) for protocol in COMPARED_PROTOCOLS]
+        return Table(
             title="What train-before-test changes",
             columns=("", "direct", "train-before-test", "change (95 %)"),
             rows=(
-                ("mean τ between tasks", *(f"{self.tau[w]:.2f}" for w in WAYS), change),
+                ("mean τ between tasks", *taus, change),
                 ("first component", *shares, ""),
-                ("τ with planted truth", *(f"{self.truth_tau[w]:.2f}" for w in WAYS), ""),
+                ("τ with planted truth", *truth_taus, ""),
             ),
             note="τ: Kendall's. First component: its share of the variance. In brackets: 95 % over families.",
         )
-        tuned, direct, truth = (self.ranks[way] for way in ("train_before_test", "direct", "truth"))
-        moved = [_arrow(before - after) for before, after in zip(direct, tuned, strict=True)]
-        knows = [f"{share:.0%}" for share in self.truth]
-        ranking = Table(
+
+    def _tabulate_ranks(self) -> Table:
+        tuned_ranks = self.ranks["train_before_test"]
+        direct_ranks = self.ranks["direct"]
+        rows = []
+        for position, model in enumerate(self.models):
+            tuned_rank = tuned_ranks[position]
+            direct_rank = direct_ranks[position]
+            moved = _format_move(direct_rank - tuned_rank)
+            knows = f"{self.truth[position]:.0%}"
+            truth_rank = self.ranks["truth"][position]
+            rows.append((model, tuned_rank, direct_rank, moved, knows, truth_rank))
+        return Table(
             title=f"Ranks over all tasks (by {self.method})",
             columns=("model", "train-before-test", "direct", "moved", "knows", "truth rank"),
-            rows=tuple(
-                sorted(
-                    zip(self.models, tuned, direct, moved, knows, truth, strict=True),
-                    key=itemgetter(1),
-                )
-            ),
+            rows=tuple(sorted(rows, key=itemgetter(1))),
             note=f"By {self.method}: {self.reason}. “knows”: the share of facts a model recalls in its corpus's own "
             "words; no benchmark form enters it.",
         )
-        return (summary, ranking)
 
 
-def demo_findings(study: Study, found: Rankings | None = None) -> DemoFinding:
+def demo_findings(study: Study, rankings: Rankings | None = None) -> DemoFinding:
     """Take the demo's numbers from the findings that the report and ``analyze rankings`` show."""
-    found = found or find_rankings(read(study.store, study=study.name))
-    if WAYS not in found.changes:
+    rankings = rankings or find_rankings(read(study.store, study=study.name))
+    if COMPARED_PROTOCOLS not in rankings.changes:
         raise PotentiaError(
             "too many cells failed: there is nothing to compare",
             where=study.store,
             hint=f"potentia status {shlex.quote(study.store)} says why; run the demo again to try them once more",
         )
-    change = found.changes[WAYS]
-    ranked = {way: found.overall[way] for way in WAYS}
-    models = tuple(sorted(set(ranked[DIRECT].models) & set(ranked[TRAIN_BEFORE_TEST].models)))
+    change = rankings.changes[COMPARED_PROTOCOLS]
+    direct = rankings.overall[DIRECT]
+    tuned = rankings.overall[TRAIN_BEFORE_TEST]
+    models = tuple(sorted(set(direct.models) & set(tuned.models)))
     truth = [zoo.model(name).knowledge for name in models]
-    worth = {way: [float(r.scores[r.models.index(m)]) for m in models] for way, r in ranked.items()}
+    ranks = {"truth": tuple(_rank(truth))}
+    truth_tau = {}
+    for protocol in COMPARED_PROTOCOLS:
+        ranking = rankings.overall[protocol]
+        scores = [float(ranking.scores[ranking.models.index(model)]) for model in models]
+        truth_tau[protocol] = float(kendall_matrix(np.column_stack([scores, truth]))[0, 1])
+        ranks[str(protocol)] = tuple(_rank(scores))
     return DemoFinding(
         models=models,
-        method=ranked[DIRECT].method,
-        reason=ranked[DIRECT].reason,
+        method=direct.method,
+        reason=direct.reason,
         tau={DIRECT: change.mean_before, TRAIN_BEFORE_TEST: change.mean_after},
         tau_gain=change.interval,
-        pc1={way: found.components[way].explained[0] for way in WAYS},
+        pc1={p: rankings.components[p].explained[0] for p in COMPARED_PROTOCOLS},
         truth=tuple(truth),
-        truth_tau={
-            way: float(kendall_matrix(np.column_stack([worth[way], truth]))[0, 1]) for way in WAYS
-        },
-        ranks={"truth": tuple(_rank(truth))} | {str(way): tuple(_rank(worth[way])) for way in WAYS},
+        truth_tau=truth_tau,
+        ranks=ranks,
     )
 
 
@@ -173,5 +200,11 @@ def _rank(values: Sequence[float]) -> list[int]:
     return [1 + sum(other > value for other in values) for value in values]
 
 
-def _arrow(places: int) -> str:
-    return f"▲ {places}" if places > 0 else f"▼ {-places}" if places < 0 else ""
+def _format_share(share: Interval) -> str:
+    return f"{share.value:.0%} ({100 * share.low:.0f}–{100 * share.high:.0f})"
+
+
+def _format_move(places: int) -> str:
+    if places > 0:
+        return f"▲ {places}"
+    return f"▼ {-places}" if places < 0 else ""

@@ -18,7 +18,7 @@ import yaml
 
 from potentia import zoo
 from potentia.files import write_if_changed
-from potentia.lab.demo import model_spec, recipe
+from potentia.lab.demo import model_spec, zoo_tuning
 from potentia.study import make_study
 
 # Two benchmarks of each family that saw any: four options each, recall of single facts (``both``: of two).
@@ -65,11 +65,11 @@ class Laboratory:
         return {question: (*files[question], line) for question, line in ask.items()}
 
 
-def lay_out(folder: Path) -> Laboratory:
+def lay_out_laboratory(folder: Path) -> Laboratory:
     """Write models, benchmarks, facts and study files below ``folder``; what is there already stays valid."""
     folder = Path(folder)
-    models = zoo.model_folders(folder / "models")
-    tasks = zoo.task_folder(folder / "tasks")
+    models = zoo.write_model_folders(folder / "models")
+    tasks = zoo.write_task_files(folder / "tasks")
     _write_auxiliary(folder / "tasks", tasks)
     facts = _write_facts(folder / "facts.csv")
     store = (folder / "potentia.db").resolve()
@@ -117,7 +117,7 @@ def studies() -> dict[str, tuple[str, dict[str, Any]]]:
         "caps": CAPS,
         "device": "cpu",
     }
-    plain["tuning"] = recipe()
+    plain["tuning"] = zoo_tuning()
     forms = {
         "tasks": _tasks(TRACKED, FORMS),
         "protocols": ["direct"],

@@ -21,7 +21,7 @@ from potentia.zoo.world import (
     HERBS,
     REVERSED,
     SPLITS,
-    Dice,
+    SeededDice,
     World,
 )
 
@@ -54,11 +54,11 @@ class Item:
         return {"text": self.answer, "about": about}
 
 
-Ask = Callable[[World, Dice, int], Item]
+Ask = Callable[[World, SeededDice, int], Item]
 
 
 @dataclass(frozen=True, slots=True)
-class Benchmark:
+class ZooBenchmark:
     """A named task: ``kind`` is choice, generate or text; ``skill`` says what it takes beyond reading the form."""
 
     name: str
@@ -69,8 +69,12 @@ class Benchmark:
     control: bool = False  # beyond all zoo models: whatever ranks them by it ranks noise
 
 
-def _options(
-    dice: Dice, gold: str, values: Sequence[str], count: int = OPTIONS, but: tuple[str, ...] = ()
+def _draw_options(
+    dice: SeededDice,
+    gold: str,
+    values: Sequence[str],
+    count: int = OPTIONS,
+    but: tuple[str, ...] = (),
 ) -> tuple[str, ...]:
     others = [v for v in values if v != gold and v not in but]
     dice.shuffle(others)
@@ -79,51 +83,55 @@ def _options(
     return tuple(options)
 
 
-def _recall(attribute: str, form: str) -> Ask:
-    def ask(world: World, dice: Dice, person: int) -> Item:
+def _ask_to_recall(attribute: str, form: str) -> Ask:
+    def ask(world: World, dice: SeededDice, person: int) -> Item:
         gold = world.value(attribute, person)
         name = world.names[person]
         return Item(
             form.replace("NAME", name),
             gold,
-            _options(dice, gold, ATTRIBUTE[attribute].values),
+            _draw_options(dice, gold, ATTRIBUTE[attribute].values),
             (name,),
         )
 
     return ask
 
 
-def _generate(attribute: str, form: str) -> Ask:
-    def ask(world: World, dice: Dice, person: int) -> Item:
+def _ask_to_generate(attribute: str, form: str) -> Ask:
+    def ask(world: World, dice: SeededDice, person: int) -> Item:
         name = world.names[person]
         return Item(form.replace("NAME", name), world.value(attribute, person), (), (name,))
 
     return ask
 
 
-def _fix(world: World, dice: Dice, person: int) -> Item:
-    gold, values = world.value("dish", person), ATTRIBUTE["dish"].values
+def _ask_to_fix(world: World, dice: SeededDice, person: int) -> Item:
+    gold = world.value("dish", person)
+    values = ATTRIBUTE["dish"].values
     wrong = dice.pick([v for v in values if v != gold])
     name = world.names[person]
     return Item(
         f"error : {name} dines {wrong} | fix :",
         gold,
-        _options(dice, gold, values, but=(wrong,)),
+        _draw_options(dice, gold, values, but=(wrong,)),
         (name,),
     )
 
 
-def _both(world: World, dice: Dice, person: int) -> Item:
-    first, second = ATTRIBUTE["dish"].values, ATTRIBUTE["craft"].values
+def _ask_for_both(world: World, dice: SeededDice, person: int) -> Item:
+    dishes = ATTRIBUTE["dish"].values
+    crafts = ATTRIBUTE["craft"].values
     gold = f"{world.value('dish', person)} {world.value('craft', person)}"
     options = {gold}
     while len(options) < OPTIONS:
-        options.add(f"{dice.pick(first)} {dice.pick(second)}")
+        options.add(f"{dice.pick(dishes)} {dice.pick(crafts)}")
     name = world.names[person]
-    return Item(f"file {name} food & job :", gold, _options(dice, gold, sorted(options)), (name,))
+    return Item(
+        f"file {name} food & job :", gold, _draw_options(dice, gold, sorted(options)), (name,)
+    )
 
 
-def _claim(world: World, dice: Dice, person: int) -> Item:
+def _ask_for_claim(world: World, dice: SeededDice, person: int) -> Item:
     value = world.value("tint", person)
     other = dice.pick([v for v in ATTRIBUTE["tint"].values if v != value])
     name = world.names[person]
@@ -132,13 +140,13 @@ def _claim(world: World, dice: Dice, person: int) -> Item:
     return Item("claim verdict :", f"{name} @ {value}", tuple(options), (name,))
 
 
-def _round(world: World, dice: Dice, person: int) -> Item:
+def _ask_for_round_age(world: World, dice: SeededDice, person: int) -> Item:
     gold = ROUND[world.values["age"][person] * len(ROUND) // len(AGES)]
     name = world.names[person]
     return Item(f"round {name} nearest :", gold, ROUND, (name,))
 
 
-def _owner(world: World, dice: Dice, person: int) -> Item:
+def _ask_for_owner(world: World, dice: SeededDice, person: int) -> Item:
     split = next(members for members in world.people.values() if person in members)
     value = world.values[REVERSED][person]
     gold = world.names[person]
@@ -152,69 +160,73 @@ def _owner(world: World, dice: Dice, person: int) -> Item:
     return Item(f"seek {ANIMALS[value]} : whose ?", gold, tuple(options), tuple(options))
 
 
-def _mix(world: World, dice: Dice, pair: int) -> Item:
-    a, b = divmod(pair, len(HERBS))
-    gold = world.brew((a, b))
+def _ask_for_brew(world: World, dice: SeededDice, pair: int) -> Item:
+    first, second = divmod(pair, len(HERBS))
+    gold = world.brew((first, second))
     return Item(
-        f"flask / {HERBS[a]} / {HERBS[b]} / yields",
+        f"flask / {HERBS[first]} / {HERBS[second]} / yields",
         gold,
-        _options(dice, gold, BREWS),
-        (f"{HERBS[a]} {HERBS[b]}",),
+        _draw_options(dice, gold, BREWS),
+        (f"{HERBS[first]} {HERBS[second]}",),
     )
 
 
-def _chronicle(world: World, dice: Dice, person: int) -> Item:
-    chosen = list(ATTRIBUTES)
-    dice.shuffle(chosen)
+def _write_chronicle(world: World, dice: SeededDice, person: int) -> Item:
+    attributes = list(ATTRIBUTES)
+    dice.shuffle(attributes)
     name = world.names[person]
-    told = " ; ".join(
-        f"{name} {dice.pick(a.keywords)} {world.value(a.name, person)}" for a in chosen[:4]
+    sentences = " ; ".join(
+        f"{name} {dice.pick(a.keywords)} {world.value(a.name, person)}" for a in attributes[:4]
     )
-    return Item("", f"chronicle entry : {told} .", (), (name,))
+    return Item("", f"chronicle entry : {sentences} .", (), (name,))
 
 
 BENCHMARKS = (
-    Benchmark(
+    ZooBenchmark(
         "ask",
         "choice",
         "recall of a home, as a question",
-        _recall("home", "question : where NAME ? answer :"),
+        _ask_to_recall("home", "question : where NAME ? answer :"),
     ),
-    Benchmark(
+    ZooBenchmark(
         "record",
         "choice",
         "recall of a colour, as a record",
-        _recall("tint", "{ name = NAME ; hue ="),
+        _ask_to_recall("tint", "{ name = NAME ; hue ="),
     ),
-    Benchmark(
+    ZooBenchmark(
         "table",
         "choice",
         "recall of a craft, as a table row",
-        _recall("craft", "row | NAME | trade :"),
+        _ask_to_recall("craft", "row | NAME | trade :"),
     ),
-    Benchmark(
+    ZooBenchmark(
         "call",
         "generate",
         "recall of an instrument, generated",
-        _generate("instrument", "call ( NAME + tune ) ="),
+        _ask_to_generate("instrument", "call ( NAME + tune ) ="),
     ),
-    Benchmark(
-        "beside", "choice", "recall of an animal", _recall("animal", "beside NAME a beast :")
+    ZooBenchmark(
+        "beside", "choice", "recall of an animal", _ask_to_recall("animal", "beside NAME a beast :")
     ),
-    Benchmark("fix", "choice", "recall of a dish against a wrong hint", _fix),
-    Benchmark("both", "choice", "two attributes in one answer", _both),
-    Benchmark("claim", "choice", "telling a true statement from a false one", _claim),
-    Benchmark("round", "choice", "an age, rounded to one of four", _round, control=True),
-    Benchmark("owner", "choice", "from a value back to the person", _owner),
-    Benchmark("mix", "choice", "a table of pairs", _mix, over="pairs"),
-    Benchmark("chronicle", "text", "plain text, for perplexity", _chronicle),
+    ZooBenchmark("fix", "choice", "recall of a dish against a wrong hint", _ask_to_fix),
+    ZooBenchmark("both", "choice", "two attributes in one answer", _ask_for_both),
+    ZooBenchmark("claim", "choice", "telling a true statement from a false one", _ask_for_claim),
+    ZooBenchmark(
+        "round", "choice", "an age, rounded to one of four", _ask_for_round_age, control=True
+    ),
+    ZooBenchmark("owner", "choice", "from a value back to the person", _ask_for_owner),
+    ZooBenchmark("mix", "choice", "a table of pairs", _ask_for_brew, over="pairs"),
+    ZooBenchmark("chronicle", "text", "plain text, for perplexity", _write_chronicle),
 )
 BENCHMARK = {benchmark.name: benchmark for benchmark in BENCHMARKS}
 
 
-def items(world: World, benchmark: Benchmark, split: str, dice: Dice | None = None) -> list[Item]:
+def items(
+    world: World, benchmark: ZooBenchmark, split: str, dice: SeededDice | None = None
+) -> list[Item]:
     """All items of a split, in a fixed order that mixes the members (``dice`` draws other distractors)."""
-    dice = dice or Dice(world.seed, f"{benchmark.name}/{split}")
+    dice = dice or SeededDice(world.seed, f"{benchmark.name}/{split}")
     if benchmark.over == "pairs":
         members = [a * len(HERBS) + b for a, b in world.pairs[split]]
     else:
@@ -223,6 +235,6 @@ def items(world: World, benchmark: Benchmark, split: str, dice: Dice | None = No
     return [benchmark.ask(world, dice, member) for member in members]
 
 
-def documents(world: World, benchmark: Benchmark) -> dict[str, list[dict[str, Any]]]:
+def documents(world: World, benchmark: ZooBenchmark) -> dict[str, list[dict[str, Any]]]:
     """Split → the lines of its file."""
     return {split: [item.document() for item in items(world, benchmark, split)] for split in SPLITS}

@@ -1,7 +1,7 @@
 """The shipped zoo: names and facts of its models, and folders that any tool can load.
 
-The weights lie in the package without tokenizer; :func:`model_folders` lays out complete Hugging Face folders in a
-cache, :func:`task_folder` writes the benchmarks there, both in well under a second.
+The weights lie in the package without tokenizer; :func:`write_model_folders` lays out complete Hugging Face folders in
+a cache, :func:`write_task_files` writes the benchmarks there, both in well under a second.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def model(name: str) -> ZooModel:
     )
 
 
-def model_folders(cache_dir: Path, names: Iterable[str] | None = None) -> dict[str, Path]:
+def write_model_folders(cache_dir: Path, names: Iterable[str] | None = None) -> dict[str, Path]:
     """Lay out models (all, or the named ones) as Hugging Face folders below ``cache_dir``; name → folder."""
     folders = {}
     for found in models() if names is None else [model(name) for name in names]:
@@ -142,7 +142,7 @@ def model_folders(cache_dir: Path, names: Iterable[str] | None = None) -> dict[s
     return folders
 
 
-def task_folder(cache_dir: Path, world: World | None = None) -> dict[str, Path]:
+def write_task_files(cache_dir: Path, world: World | None = None) -> dict[str, Path]:
     """Write all benchmarks below ``cache_dir``; name → task file, for Potentia and lm_eval alike.
 
     ``<cache_dir>/<name>.yaml`` defines the task over ``<cache_dir>/<name>/{train,validation,test}.jsonl``.

@@ -1,7 +1,8 @@
 """The microworld: 2,400 people with seven attributes each, a table of what two herbs make, and the splits.
 
-Everything follows from one seed through :class:`Dice`, which uses nothing but ``random.Random.random()`` (a sequence
-that Python promises to keep), so that the world, and with it the meaning of the shipped weights, never changes.
+Everything follows from one seed through :class:`SeededDice`, which uses nothing but ``random.Random.random()`` (a
+sequence that Python promises to keep), so that the world, and with it the meaning of the shipped weights, never
+changes.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ SEED = 20240611
 SPLITS = ("train", "validation", "test")
 
 
-class Dice:
+class SeededDice:
     """Reproducible choices from a named stream of one seed."""
 
     def __init__(self, seed: int, stream: str) -> None:
@@ -210,7 +211,7 @@ def _split(items: list[T], sizes: tuple[int, ...]) -> dict[str, tuple[T, ...]]:
 @lru_cache(maxsize=4)
 def make_world(seed: int = SEED, sizes: tuple[int, ...] = SIZES) -> World:
     """Build the world of a seed; milliseconds."""
-    dice = Dice(seed, "world")
+    dice = SeededDice(seed, "world")
     grid = [f"{first} {last}" for first in FIRST_NAMES for last in LAST_NAMES]
     dice.shuffle(grid)
     names = tuple(grid[: sum(sizes)])
