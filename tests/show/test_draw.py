@@ -10,9 +10,10 @@ import pytest
 
 from potentia.errors import InputError
 from potentia.show import draw, draw_all
-from potentia.show.charts import by_position
-from potentia.show.page import asset, inline_svg
-from potentia.show.svg import FONT, cut, make_scale, width_of
+from potentia.show.charts import stand_in_row
+from potentia.show.drawing import inline_svg
+from potentia.show.page import asset
+from potentia.show.svg import FONT_SIZE, estimate_width, make_scale, shorten_names
 from potentia.values.findings import Bars, Bump, Chart, Heatmap, Line, Plot, Points, short_names
 
 MODELS = tuple(f"organisation/A-Rather-Long-Name-{i}-Instruct" for i in range(61))
@@ -128,7 +129,7 @@ def _boxes(svg: str) -> list[tuple[float, float, float, float]]:
         text = (node.text or "").strip()
         if "x" not in node.attrib or "Rather" not in text:
             continue
-        wide = width_of(text, FONT - 2 if node.get("class") == "small" else FONT)
+        wide = estimate_width(text, FONT_SIZE - 2 if node.get("class") == "small" else FONT_SIZE)
         x, y = float(node.attrib["x"]), float(node.attrib["y"])
         left = x - wide if node.get("text-anchor") == "end" else x
         boxes.append((left, y - 5, left + wide, y + 5))
@@ -157,11 +158,11 @@ def test_long_names_lose_their_middle():
         "TinyLlama-1.1B-Chat-v1.0-a-long-suffix+exposed",
         "short",
     ]
-    shown = cut(names, 26)
+    shown = shorten_names(names, 26)
     assert shown[2] == "short"
     assert shown[1].endswith("fix+exposed")
     assert len(set(shown)) == 3
-    assert cut(["a" * 40 + "b" * 40, "a" * 41 + "b" * 40], 20) == [
+    assert shorten_names(["a" * 40 + "b" * 40, "a" * 41 + "b" * 40], 20) == [
         "a" * 40 + "b" * 40,
         "a" * 41 + "b" * 40,
     ]
@@ -218,9 +219,9 @@ def test_unknown_format_and_chart():
 def test_names_lose_their_organisation_only_where_that_is_safe():
     assert short_names(("a/x", "b/y")) == ["x", "y"]
     assert short_names(("a/x", "b/x", "c/z")) == ["a/x", "b/x", "z"]
-    assert by_position((1.0, 2.0), ("a", "b"))
-    assert not by_position((1.0, 3.0), ("a", "b"))
-    assert not by_position((), ())
+    assert stand_in_row((1.0, 2.0), ("a", "b"))
+    assert not stand_in_row((1.0, 3.0), ("a", "b"))
+    assert not stand_in_row((), ())
 
 
 def test_colours_differ_in_lightness_for_any_eye():
@@ -259,7 +260,7 @@ def test_what_the_colours_mean_is_not_cut():
     svg, width = inline_svg(chart)
     start = re.search(rf'<text x="([\d.]+)"[^>]*>{words}<', svg)
     assert start is not None
-    assert float(start[1]) + width_of(words) <= width
+    assert float(start[1]) + estimate_width(words) <= width
 
 
 def test_agreement_below_zero_has_a_colour_of_its_own():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import singledispatch
 from typing import Any, NamedTuple
@@ -13,25 +13,25 @@ import numpy as np
 
 from potentia.errors import InputError
 from potentia.show.svg import (
+    COLORS,
     DASHES,
-    FONT,
-    HUES,
-    LINE,
+    FONT_SIZE,
+    LINE_HEIGHT,
     Scale,
     Sheet,
-    cut,
+    estimate_width,
     make_scale,
-    widest,
-    width_of,
+    shorten_names,
+    widest_text,
 )
 from potentia.values.findings import Bars, Bump, Chart, Heatmap, Line, Plot, Points, short_names
+from potentia.values.scores import Floats
 
-HALF = 520.0  # pixels of a figure on half of the page
-TALL = 30  # rows of a heat map, from which on its columns are named above
-TIPS = 2_500  # squares of a heat map that are each told by the pointer
-WRITTEN = 16  # columns of a heat map whose squares have room for a number
-OPAQUE = 0.62  # of the darkest square, so that a number in it stays readable
-HIGH = 300.0  # pixels of the axis of a plot
+HALF_PAGE = 520.0  # pixels of a figure on half of the page
+PLOT_HEIGHT = 300.0  # pixels of the axis of a plot
+RIGHT_MARGIN = 16
+LABEL_SIZE = FONT_SIZE - 2  # of the names of points
+MAX_BUMP_NAME_LETTERS = 26
 
 
 class Drawn(NamedTuple):
@@ -48,21 +48,26 @@ def draw_chart(chart: Chart) -> Drawn:
     raise InputError(f"no drawing for a {type(chart).__name__}")
 
 
-def _names(names: Sequence[str]) -> list[str]:
-    return cut(short_names(names))
+# --- what charts share ------------------------------------------------------------------------------------------------
 
 
-def _known(values: Any) -> list[float]:
-    return [float(v) for v in np.asarray(values, dtype=np.float64).ravel() if math.isfinite(v)]
+class LegendKind(NamedTuple):
+    """How a legend shows a series: by its mark, or by a line that may be dashed or a fit over all points."""
+
+    is_mark: bool = False
+    is_dashed: bool = False
+    is_fit: bool = False
 
 
-def _told(value: float) -> str:
-    return (
-        "–" if not math.isfinite(value) else f"{value:.4g}" if abs(value) >= 100 else f"{value:.3f}"
-    )
+class LegendEntry(NamedTuple):
+    """One series of a legend: its name, and its number, which chooses color, mark and dash."""
+
+    name: str
+    series: int
+    kind: LegendKind
 
 
-class _Mark(NamedTuple):
+class ShownValue(NamedTuple):
     """One value of a series, with its interval and what the pointer shows; NaN ends where there is none."""
 
     value: float
@@ -71,180 +76,277 @@ class _Mark(NamedTuple):
     tip: str
 
     @property
-    def spans(self) -> bool:
+    def has_interval(self) -> bool:
         """Whether its interval is known."""
         return math.isfinite(self.low + self.high)
 
 
-def _mark(points: Points, k: int, name: str) -> _Mark:
-    value = points.y[k]
-    low, high = (
-        (points.low[k], points.high[k]) if points.low and points.high else (math.nan, math.nan)
-    )
-    span = f" ({_told(low)} to {_told(high)})" if math.isfinite(low + high) else ""
-    return _Mark(value, low, high, f"{name}: {_told(value)}{span}")
+def _display_names(names: Sequence[str]) -> list[str]:
+    return shorten_names(short_names(names))
 
 
-def _legend(
-    sheet: Sheet, entries: Sequence[tuple[str, int, str]], left: float, width: float
-) -> float:
-    """Write the names of series (name, place, mark or line) in rows, and return the height that they take."""
+def _finite_values(values: Any) -> list[float]:
+    flat = np.asarray(values, dtype=np.float64).ravel()
+    return [float(value) for value in flat if math.isfinite(value)]
+
+
+def _format_value(value: float) -> str:
+    if not math.isfinite(value):
+        return "–"
+    return f"{value:.4g}" if abs(value) >= 100 else f"{value:.3f}"
+
+
+def _shown_value(points: Points, index: int, name: str) -> ShownValue:
+    value = points.y[index]
+    low = math.nan
+    high = math.nan
+    if points.low and points.high:
+        low = points.low[index]
+        high = points.high[index]
+    tip = f"{name}: {_format_value(value)}"
+    if math.isfinite(low + high):
+        tip += f" ({_format_value(low)} to {_format_value(high)})"
+    return ShownValue(value, low, high, tip)
+
+
+def _draw_legend(sheet: Sheet, entries: Sequence[LegendEntry], left: float, width: float) -> float:
+    """Write the names of series in rows, and return the height that they take."""
     if len(entries) < 2:
         return 4.0
-    x, y = left, LINE / 2
-    for name, place, kind in entries:
-        room = width_of(name) + 34
-        if x > left and x + room > left + width:
-            x, y = left, y + LINE
-        if kind == "mark":
-            sheet.marker(x + 8, y, place)
+    x = left
+    y = LINE_HEIGHT / 2
+    for name, series, kind in entries:
+        entry_width = estimate_width(name) + 34
+        if x > left and x + entry_width > left + width:
+            x = left
+            y += LINE_HEIGHT
+        if kind.is_mark:
+            sheet.marker(x + 8, y, series)
+        elif kind.is_fit:
+            sheet.line(x, y, x + 16, y, "fit")
         else:
-            hue = "fit" if kind == "fit" else f"s{place % HUES}"
-            sheet.line(
-                x, y, x + 16, y, hue, "" if kind == "fit" else _dash(place, dashed=kind == "dashed")
-            )
+            dash = _dash_of(series, dashed=kind.is_dashed)
+            sheet.line(x, y, x + 16, y, f"s{series % COLORS}", dash)
         sheet.text(x + 21, y, name)
-        x += room
-    return y + LINE / 2 + 8
+        x += entry_width
+    return y + LINE_HEIGHT / 2 + 8
 
 
-def _dash(place: int, *, dashed: bool = False) -> str:
+def _dash_of(series: int, *, dashed: bool = False) -> str:
     """Return the dashes of the n-th series, which tell it from one of the same colour."""
-    return "6 4" if dashed else DASHES[place // HUES % len(DASHES)]
+    if dashed:
+        return "6 4"
+    return DASHES[series // COLORS % len(DASHES)]
 
 
-def _axis_below(sheet: Sheet, scale: Scale, top: float, bottom: float, label: str) -> float:
+def _grid_class(value: float, scale: Scale) -> str:
+    return "zero" if value == 0 and not scale.log else "grid"
+
+
+def _draw_axis_below(sheet: Sheet, scale: Scale, top: float, bottom: float, label: str) -> float:
     """Draw an axis below, its grid and its label; return where the drawing ends."""
     for value, text in scale.marks:
-        at = scale(value)
-        sheet.line(at, top, at, bottom, "zero" if value == 0 and not scale.log else "grid")
-        sheet.text(at, bottom + 11, text, "muted", "middle")
-    if label:
-        sheet.text((scale.start + scale.end) / 2, bottom + 28, label, "muted", "middle")
-    return bottom + (38 if label else 22)
+        x = scale(value)
+        sheet.line(x, top, x, bottom, _grid_class(value, scale))
+        sheet.text(x, bottom + 11, text, "muted", "middle")
+    if not label:
+        return bottom + 22
+    sheet.text((scale.start + scale.end) / 2, bottom + 28, label, "muted", "middle")
+    return bottom + 38
+
+
+# --- heat maps --------------------------------------------------------------------------------------------------------
+
+TALL_HEATMAP = 30  # rows, from which on the columns are named above
+MAX_TIPS = 2_500  # squares that each have a tip for the pointer
+MAX_COLUMNS_WITH_NUMBERS = 16  # whose squares have room for a number
+MAX_NUMBERS_MEASURED = 400  # to find out how wide a number is
+OPACITY_UNDER_NUMBERS = 0.62  # of the darkest square, so that a number in it stays readable
+COLOR_BAR_STEPS = 21
+
+
+class SquareGrid(NamedTuple):
+    """Where the squares of a heat map lie, and whether numbers are written into them."""
+
+    left: float
+    top: float
+    width: float
+    height: float
+    has_numbers: bool
+
+    def middle_of_column(self, column: int) -> float:
+        """Return the middle of a column."""
+        return self.left + (column + 0.5) * self.width
+
+    def middle_of_row(self, row: int) -> float:
+        """Return the middle of a row."""
+        return self.top + (row + 0.5) * self.height
 
 
 @draw_chart.register
-def _heatmap(chart: Heatmap) -> Drawn:
-    chart = _trimmed(chart)
-    rows, columns = _names(chart.rows), _names(chart.columns)
-    sheet, left, above = Sheet(), widest(rows) + 8, len(rows) > TALL
-    written = chart.digits is not None and len(columns) <= WRITTEN
-    number = (
-        widest((f"{v:.{chart.digits}f}" for v in _known(chart.values)[:400]), FONT - 1) + 6
-        if written
-        else 13.0
+def _draw_heatmap(chart: Heatmap) -> Drawn:
+    chart = _without_empty_rows(chart)
+    rows = _display_names(chart.rows)
+    columns = _display_names(chart.columns)
+    sheet = Sheet()
+    left = widest_text(rows) + 8
+    names_above = len(rows) > TALL_HEATMAP
+    has_numbers = chart.digits is not None and len(columns) <= MAX_COLUMNS_WITH_NUMBERS
+    square_width = min(
+        max(_min_square_width(chart, has_numbers), (HALF_PAGE - left) / max(1, len(columns))), 64.0
     )
-    wide = min(max(number, (HALF - left) / max(1, len(columns))), 64.0)
-    high = LINE if written or not above else 12.0
-    shown = (
-        columns if len(columns) <= TALL or rows != columns else []
-    )  # else the rows name them, in the same order
-    flat = widest(shown) <= wide - 4
-    room = 0.0 if not shown else LINE if flat else widest(shown) + 10
-    right = 0.0 if written else _colour_bar(sheet, chart, left)
-    top = (4.0 if written else 24.0) + (room if above else 0.0)
-    bottom = top + high * len(rows)
-    for i, name in enumerate(rows):
-        sheet.text(left - 6, top + (i + 0.5) * high, name, anchor="end", tip=chart.rows[i])
-    y, side = (top - 6, "start") if above else (bottom + 6, "end")
-    turn, anchor, off = (0, "middle", -4 if above else 5) if flat else (-90, side, 0)
-    for j, name in enumerate(shown):
-        sheet.text(
-            left + (j + 0.5) * wide, y + off, name, anchor=anchor, turn=turn, tip=chart.columns[j]
-        )
-    _squares(sheet, chart, left, top, wide, high, written=written)
-    return Drawn(
-        sheet, max(right, left + wide * len(columns)) + 4, bottom + (4.0 if above else room + 6)
-    )
+    square_height = LINE_HEIGHT if has_numbers or not names_above else 12.0
+    # Where there are many, and the rows name the same in the same order, columns have no names.
+    shown_columns = columns
+    if len(columns) > TALL_HEATMAP and rows == columns:
+        shown_columns = []
+    names_fit_flat = widest_text(shown_columns) <= square_width - 4
+    names_height = _height_of_column_names(shown_columns, flat=names_fit_flat)
+    color_bar_end = 0.0
+    top = 4.0
+    if not has_numbers:
+        color_bar_end = _draw_color_bar(sheet, chart, left)
+        top = 24.0
+    if names_above:
+        top += names_height
+    grid = SquareGrid(left, top, square_width, square_height, has_numbers)
+    bottom = top + square_height * len(rows)
+    for row, name in enumerate(rows):
+        sheet.text(left - 6, grid.middle_of_row(row), name, anchor="end", tip=chart.rows[row])
+    names_y = top - 6 if names_above else bottom + 6
+    for column, name in enumerate(shown_columns):
+        x = grid.middle_of_column(column)
+        tip = chart.columns[column]
+        if names_fit_flat:
+            offset = -4 if names_above else 5
+            sheet.text(x, names_y + offset, name, anchor="middle", tip=tip)
+        else:
+            anchor = "start" if names_above else "end"
+            sheet.text(x, names_y, name, anchor=anchor, turn=-90, tip=tip)
+    _draw_squares(sheet, chart, grid)
+    width = max(color_bar_end, left + square_width * len(columns)) + 4
+    height = bottom + (4.0 if names_above else names_height + 6)
+    return Drawn(sheet, width, height)
 
 
-def _squares(
-    sheet: Sheet,
-    chart: Heatmap,
-    left: float,
-    top: float,
-    wide: float,
-    high: float,
-    *,
-    written: bool,
-) -> None:
+def _min_square_width(chart: Heatmap, has_numbers: bool) -> float:
+    """Return how wide a square must be for the number in it."""
+    if not has_numbers:
+        return 13.0
+    values = _finite_values(chart.values)[:MAX_NUMBERS_MEASURED]
+    numbers = (f"{value:.{chart.digits}f}" for value in values)
+    return widest_text(numbers, FONT_SIZE - 1) + 6
+
+
+def _height_of_column_names(names: Sequence[str], *, flat: bool) -> float:
+    if not names:
+        return 0.0
+    return LINE_HEIGHT if flat else widest_text(names) + 10
+
+
+def _draw_squares(sheet: Sheet, chart: Heatmap, grid: SquareGrid) -> None:
     """Draw every known value as a square of its colour, then the numbers over them."""
-    values, shares = chart.values, _shares(chart, chart.values)
-    tips, strongest = values.size <= TIPS, OPAQUE if written else 1.0
+    values = chart.values
+    shares = _color_shares(chart, values)
+    has_tips = values.size <= MAX_TIPS
+    strongest = OPACITY_UNDER_NUMBERS if grid.has_numbers else 1.0
     known = np.argwhere(np.isfinite(values)).tolist()
-    for i, j in known:
-        share = float(shares[i, j])
-        tip = f"{chart.rows[i]}, {chart.columns[j]}: {_told(float(values[i, j]))}" if tips else ""
+    for row, column in known:
+        share = float(shares[row, column])
+        tip = ""
+        if has_tips:
+            value = _format_value(float(values[row, column]))
+            tip = f"{chart.rows[row]}, {chart.columns[column]}: {value}"
         sheet.add(
             "rect",
             tip,
-            x=left + j * wide,
-            y=top + i * high,
-            width=wide - 1,
-            height=high - 1,
+            x=grid.left + column * grid.width,
+            y=grid.top + row * grid.height,
+            width=grid.width - 1,
+            height=grid.height - 1,
             class_="down" if share < 0 else "up",
             fill_opacity=f"{max(0.02, abs(share) * strongest):.2f}",
         )
-    for i, j in known if written else ():
-        text = f"{values[i, j]:z.{chart.digits}f}"
-        sheet.text(left + (j + 0.5) * wide, top + (i + 0.5) * high, text, "number", "middle")
+    if not grid.has_numbers:
+        return
+    for row, column in known:
+        text = f"{values[row, column]:z.{chart.digits}f}"
+        x = grid.middle_of_column(column)
+        sheet.text(x, grid.middle_of_row(row), text, "number", "middle")
 
 
-def _trimmed(chart: Heatmap) -> Heatmap:
+def _without_empty_rows(chart: Heatmap) -> Heatmap:
     """Leave out the rows and columns in which there is no number."""
     values = np.asarray(chart.values, dtype=np.float64).reshape(len(chart.rows), len(chart.columns))
-    rows, columns = (np.flatnonzero(np.isfinite(values).any(axis=axis)) for axis in (1, 0))
+    is_known = np.isfinite(values)
+    rows = np.flatnonzero(is_known.any(axis=1))
+    columns = np.flatnonzero(is_known.any(axis=0))
     return replace(
         chart,
-        rows=tuple(chart.rows[i] for i in rows),
-        columns=tuple(chart.columns[j] for j in columns),
+        rows=tuple(chart.rows[row] for row in rows),
+        columns=tuple(chart.columns[column] for column in columns),
         values=values[np.ix_(rows, columns)],
     )
 
 
-def _limits(chart: Heatmap) -> tuple[float, float, bool]:
-    """Return where the colours end, and whether they part at the centre: numbers below zero have another colour."""
-    known = _known(chart.values)
-    low = chart.low if chart.low is not None else min(known, default=0.0)
-    high = chart.high if chart.high is not None else max(known, default=1.0)
+class ColorRange(NamedTuple):
+    """Where the colours end, and whether they part at the centre: numbers below it have another colour."""
+
+    low: float
+    high: float
+    is_diverging: bool
+
+
+def _color_range(chart: Heatmap) -> ColorRange:
+    known = _finite_values(chart.values)
+    low = min(known, default=0.0) if chart.low is None else chart.low
+    high = max(known, default=1.0) if chart.high is None else chart.high
     if chart.diverging or low < chart.centre < high:
         reach = max(abs(high - chart.centre), abs(low - chart.centre)) or 1.0
-        return chart.centre - reach, chart.centre + reach, True
-    return low, (high if high > low else low + 1.0), False
+        return ColorRange(chart.centre - reach, chart.centre + reach, is_diverging=True)
+    if high <= low:
+        high = low + 1.0
+    return ColorRange(low, high, is_diverging=False)
 
 
-def _shares(chart: Heatmap, values: Any) -> Any:
+def _color_shares(chart: Heatmap, values: Floats) -> Floats:
     """Return how strong each value's colour is, from 0 to 1; below zero in the other colour."""
-    low, high, parted = _limits(chart)
-    if parted:
-        return np.clip((values - chart.centre) / (high - chart.centre), -1, 1)
-    share = np.clip((values - low) / (high - low), 0, 1)
-    return 0.04 + 0.96 * (1 - share if chart.fewer else share)
+    low, high, is_diverging = _color_range(chart)
+    if is_diverging:
+        signed: Floats = np.clip((values - chart.centre) / (high - chart.centre), -1, 1)
+        return signed
+    share: Floats = np.clip((values - low) / (high - low), 0, 1)
+    if chart.fewer:
+        share = 1 - share
+    return 0.04 + 0.96 * share
 
 
-def _colour_bar(sheet: Sheet, chart: Heatmap, left: float) -> float:
+def _draw_color_bar(sheet: Sheet, chart: Heatmap, left: float) -> float:
     """Say what the colours mean, where the squares hold no numbers; return how far to the right that reaches."""
-    low, high, _ = _limits(chart)
-    x = left + width_of(f"{low:.3g}") + 4
+    low, high, _ = _color_range(chart)
+    x = left + estimate_width(f"{low:.3g}") + 4
     sheet.text(left, 9, f"{low:.3g}", "muted")
-    for k, share in enumerate(_shares(chart, np.linspace(low, high, 21))):
+    shares = _color_shares(chart, np.linspace(low, high, COLOR_BAR_STEPS))
+    for step, share in enumerate(shares):
         sheet.add(
             "rect",
-            x=x + 5 * k,
+            x=x + 5 * step,
             y=4.0,
             width=5,
             height=10,
             class_="down" if share < 0 else "up",
             fill_opacity=f"{abs(float(share)):.2f}",
         )
-    end = f"{high:.3g}  {chart.unit}".rstrip()
-    sheet.text(x + 110, 9, end, "muted")
-    return x + 110 + width_of(end)
+    end_text = f"{high:.3g}  {chart.unit}".rstrip()
+    sheet.text(x + 110, 9, end_text, "muted")
+    return x + 110 + estimate_width(end_text)
+
+
+# --- bars and dots beside names ---------------------------------------------------------------------------------------
 
 
 @draw_chart.register
-def _bars(chart: Bars) -> Drawn:
+def _draw_bars(chart: Bars) -> Drawn:
     series = [
         Points(
             name,
@@ -256,10 +358,11 @@ def _bars(chart: Bars) -> Drawn:
         )
         for name, values in chart.series.items()
     ]
-    return _named_rows(chart, series, 9.0 if len(series) > 1 else 11.0, bars=True)
+    step = 9.0 if len(series) > 1 else 11.0
+    return _draw_named_rows(chart, series, step, bars=True)
 
 
-def _named_rows(
+def _draw_named_rows(
     chart: Bars | Plot,
     series: Sequence[Points],
     step: float,
@@ -268,240 +371,344 @@ def _named_rows(
     joined: bool = False,
 ) -> Drawn:
     """Draw a bar or a dot of every series beside every name on the left, ``step`` apart, with a scale below."""
-    labels, high = series[0].labels, max(LINE, step * len(series) + 6)
-    names, sheet = _names(labels), Sheet()
-    left = min(widest(names), 0.5 * HALF) + 10
-    top = _legend(sheet, [(one.name, k, "mark") for k, one in enumerate(series)], left, HALF - left)
-    reach = [v for one in series for part in (one.y, one.low, one.high) for v in _known(part)]
-    scale = make_scale([0.0, *reach] if bars else reach, left, HALF - 16, span=chart.y_range)
-    for i, name in enumerate(names):
-        sheet.text(left - 8, top + (i + 0.5) * high, name, anchor="end", tip=labels[i])
-    end = _axis_below(sheet, scale, top, top + high * len(labels), chart.y_label)
-    for i, label in enumerate(labels):
-        y = top + (i + 0.5) * high
-        marks = [
-            _mark(one, i, f"{label}, {one.name}" if len(series) > 1 else label) for one in series
-        ]
-        known = [scale.inside(mark.value) for mark in marks if math.isfinite(mark.value)]
-        if joined and len(known) > 1:
-            sheet.line(min(known), y, max(known), y, "join")
-        for k, mark in enumerate(marks):
-            if math.isfinite(mark.value):
-                at = y + (k - (len(series) - 1) / 2) * step
-                _bar(sheet, scale, mark, at, k, step) if bars else _dot(sheet, scale, mark, at, k)
-    return Drawn(sheet, HALF, end)
+    labels = series[0].labels
+    row_height = max(LINE_HEIGHT, step * len(series) + 6)
+    names = _display_names(labels)
+    sheet = Sheet()
+    left = min(widest_text(names), 0.5 * HALF_PAGE) + 10
+    entries = [
+        LegendEntry(points.name, number, LegendKind(is_mark=True))
+        for number, points in enumerate(series)
+    ]
+    top = _draw_legend(sheet, entries, left, HALF_PAGE - left)
+    values = _values_and_ends(series)
+    if bars:
+        values = [0.0, *values]
+    scale = make_scale(values, left, HALF_PAGE - RIGHT_MARGIN, span=chart.y_range)
+    for row, name in enumerate(names):
+        sheet.text(left - 8, top + (row + 0.5) * row_height, name, anchor="end", tip=labels[row])
+    end = _draw_axis_below(sheet, scale, top, top + row_height * len(labels), chart.y_label)
+    for row, label in enumerate(labels):
+        y = top + (row + 0.5) * row_height
+        shown_values = []
+        for points in series:
+            name = f"{label}, {points.name}" if len(series) > 1 else label
+            shown_values.append(_shown_value(points, row, name))
+        if joined:
+            _join_dots(sheet, scale, shown_values, y)
+        for number, shown in enumerate(shown_values):
+            if not math.isfinite(shown.value):
+                continue
+            series_y = y + (number - (len(series) - 1) / 2) * step
+            if bars:
+                _draw_bar(sheet, scale, shown, series_y, number, step)
+            else:
+                _draw_dot(sheet, scale, shown, series_y, number)
+    return Drawn(sheet, HALF_PAGE, end)
 
 
-def _bar(sheet: Sheet, scale: Scale, mark: _Mark, y: float, k: int, step: float) -> None:
-    start, end = sorted((scale.inside(0.0), scale.inside(mark.value)))
+def _values_and_ends(parts: Iterable[Points | Line]) -> list[float]:
+    """Return all known values of series with the ends of their intervals."""
+    values = []
+    for part in parts:
+        for numbers in (part.y, part.low, part.high):
+            values += _finite_values(numbers)
+    return values
+
+
+def _join_dots(sheet: Sheet, scale: Scale, shown_values: Sequence[ShownValue], y: float) -> None:
+    """Draw a line between the dots of one name, as a dumbbell."""
+    positions = [scale.inside(shown.value) for shown in shown_values if math.isfinite(shown.value)]
+    if len(positions) > 1:
+        sheet.line(min(positions), y, max(positions), y, "join")
+
+
+def _draw_bar(
+    sheet: Sheet, scale: Scale, shown: ShownValue, y: float, series: int, step: float
+) -> None:
+    start, end = sorted((scale.inside(0.0), scale.inside(shown.value)))
     sheet.add(
         "rect",
-        mark.tip,
+        shown.tip,
         x=start,
         y=y - step / 2,
         width=max(1.0, end - start),
         height=step - 1,
-        class_=f"f{k % HUES}",
+        class_=f"f{series % COLORS}",
     )
-    if mark.spans:
-        sheet.line(scale.inside(mark.low), y, scale.inside(mark.high), y, "whisker")
+    if shown.has_interval:
+        sheet.line(scale.inside(shown.low), y, scale.inside(shown.high), y, "whisker")
 
 
-def _dot(sheet: Sheet, scale: Scale, mark: _Mark, y: float, k: int) -> None:
-    if mark.spans:
-        sheet.line(scale.inside(mark.low), y, scale.inside(mark.high), y, f"s{k % HUES} reach")
-    sheet.marker(scale.inside(mark.value), y, k, mark.tip)
+def _draw_dot(sheet: Sheet, scale: Scale, shown: ShownValue, y: float, series: int) -> None:
+    if shown.has_interval:
+        color = f"s{series % COLORS} reach"
+        sheet.line(scale.inside(shown.low), y, scale.inside(shown.high), y, color)
+    sheet.marker(scale.inside(shown.value), y, series, shown.tip)
+
+
+# --- plots ------------------------------------------------------------------------------------------------------------
+
+
+class Box(NamedTuple):
+    """A rectangle on the sheet."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def overlaps(self, other: Box) -> bool:
+        """Whether two rectangles share room."""
+        across = self.left < other.right and other.left < self.right
+        along = self.top < other.bottom and other.top < self.bottom
+        return across and along
+
+
+class LabelledPoint(NamedTuple):
+    """A point on the axes with its label."""
+
+    x: float
+    y: float
+    label: str
 
 
 @dataclass
-class _Axes:
+class Axes:
     """A sheet with its scales, and the room that is taken."""
 
     sheet: Sheet
-    along: Scale
-    down: Scale
-    taken: list[tuple[float, ...]] = field(default_factory=list)  # left, top, right, bottom
+    x_scale: Scale
+    y_scale: Scale
+    taken: list[Box] = field(default_factory=list)
 
-    def at(self, part: Points | Line) -> list[tuple[float, float]]:
-        """Return the places of all its points; NaN for those that are not on the axes."""
-        return [(self.along(x), self.down(y)) for x, y in zip(part.x, part.y, strict=True)]
+    def positions_of(self, part: Points | Line) -> list[tuple[float, float]]:
+        """Return the positions of all its points; NaN for those that are not on the axes."""
+        return [(self.x_scale(x), self.y_scale(y)) for x, y in zip(part.x, part.y, strict=True)]
 
-    def free(self, box: tuple[float, ...]) -> bool:
-        """Say whether a box lies on the axes and over nothing."""
-        left, top, right, bottom = box
-        if (
-            left < self.along.start
-            or right > self.along.end
-            or top < self.down.end
-            or bottom > self.down.start
-        ):
+    def is_free(self, box: Box) -> bool:
+        """Whether a box lies on the axes and over nothing."""
+        is_beside = box.left < self.x_scale.start or box.right > self.x_scale.end
+        is_beyond = box.top < self.y_scale.end or box.bottom > self.y_scale.start
+        if is_beside or is_beyond:
             return False
-        return not any(
-            left < b[2] and b[0] < right and top < b[3] and b[1] < bottom for b in self.taken
-        )
+        return not any(box.overlaps(other) for other in self.taken)
 
 
 @draw_chart.register
-def _plot(chart: Plot) -> Drawn:
-    if chart.points and all(
-        p.labels == chart.points[0].labels and by_position(p.x, p.labels) for p in chart.points
-    ):
-        return _named_rows(chart, chart.points, 0.0 if chart.joined else 8.0, joined=chart.joined)
-    places = {p.name: k if p.hue is None else p.hue for k, p in enumerate(chart.points)}
-    fit = (
-        chart.lines[0].name
-        if chart.points and chart.lines and chart.lines[0].name not in places
-        else None
-    )
-    legend = [(name, place, "mark") for name, place in places.items()]
-    legend += [  # other lines belong to their points
-        (line.name, k, "fit" if line.name == fit else "dashed" if line.dashed else "line")
-        for k, line in enumerate(chart.lines)
-        if line.name not in places
+def _draw_plot(chart: Plot) -> Drawn:
+    if _has_labels_on_axis(chart):
+        step = 0.0 if chart.joined else 8.0
+        return _draw_named_rows(chart, chart.points, step, joined=chart.joined)
+    series_of_points = {}
+    for number, points in enumerate(chart.points):
+        series_of_points[points.name] = number if points.hue is None else points.hue
+    # A first line that no points are named after is a fit over all of them.
+    fit_name = None
+    if chart.points and chart.lines and chart.lines[0].name not in series_of_points:
+        fit_name = chart.lines[0].name
+    entries = [
+        LegendEntry(name, series, LegendKind(is_mark=True))
+        for name, series in series_of_points.items()
     ]
-    axes, end = _axes(chart, legend)
-    for k, line in enumerate(chart.lines):
-        _line(axes, line, places.get(line.name, k), fit=line.name == fit and k == 0)
-    spots = [spot for points in chart.points for spot in _spots(axes, points, places[points.name])]
-    _label_points(axes, spots, chart.lines)
-    return Drawn(axes.sheet, HALF, end)
+    for number, line in enumerate(chart.lines):
+        if line.name not in series_of_points:  # other lines belong to their points
+            kind = LegendKind(is_fit=line.name == fit_name, is_dashed=line.dashed)
+            entries.append(LegendEntry(line.name, number, kind))
+    axes, end = _draw_axes(chart, entries)
+    for number, line in enumerate(chart.lines):
+        is_fit = line.name == fit_name and number == 0
+        _draw_line(axes, line, series_of_points.get(line.name, number), is_fit=is_fit)
+    labelled_points: list[LabelledPoint] = []
+    for points in chart.points:
+        labelled_points += _draw_points(axes, points, series_of_points[points.name])
+    _label_points(axes, labelled_points, chart.lines)
+    return Drawn(axes.sheet, HALF_PAGE, end)
 
 
-def _axes(chart: Plot, legend: Sequence[tuple[str, int, str]]) -> tuple[_Axes, float]:
-    """Draw both axes and the legend; return where the drawing ends, too."""
-    drawn: list[Points | Line] = [*chart.points, *chart.lines]
-    ups = [v for part in drawn for values in (part.y, part.low, part.high) for v in _known(values)]
-    probe = make_scale(ups, 0, 1, span=chart.y_range, log=chart.log_y)
-    sheet, left, right = (
-        Sheet(),
-        widest(text for _, text in probe.marks) + (30 if chart.y_label else 12),
-        HALF - 16,
+def _has_labels_on_axis(chart: Plot) -> bool:
+    """Whether all points merely stand in a row under the same labels."""
+    if not chart.points:
+        return False
+    first_labels = chart.points[0].labels
+    return all(
+        points.labels == first_labels and stand_in_row(points.x, points.labels)
+        for points in chart.points
     )
-    top = _legend(sheet, legend, left, HALF - left)
-    down = replace(probe, start=top + HIGH, end=top)
-    across = [v for part in drawn for v in _known(part.x)]
-    along = make_scale(across, left, right, span=chart.x_range, log=chart.log_x)
-    for value, text in down.marks:
-        sheet.line(
-            left, down(value), right, down(value), "zero" if value == 0 and not down.log else "grid"
-        )
-        sheet.text(left - 6, down(value), text, "muted", "end")
+
+
+def stand_in_row(x: Sequence[float], labels: Sequence[str]) -> bool:
+    """Whether labelled points merely stand in a row (x is 1, 2, … n), so that the labels belong on the axis."""
+    if len(labels) != len(x) or not x:
+        return False
+    return all(value == number for number, value in enumerate(x, start=1))
+
+
+def _draw_axes(chart: Plot, entries: Sequence[LegendEntry]) -> tuple[Axes, float]:
+    """Draw both axes and the legend; return where the drawing ends, too."""
+    parts: list[Points | Line] = [*chart.points, *chart.lines]
+    values = _values_and_ends(parts)
+    unplaced = make_scale(values, 0, 1, span=chart.y_range, log=chart.log_y)
+    sheet = Sheet()
+    left = widest_text(text for _, text in unplaced.marks) + (30 if chart.y_label else 12)
+    right = HALF_PAGE - RIGHT_MARGIN
+    top = _draw_legend(sheet, entries, left, HALF_PAGE - left)
+    bottom = top + PLOT_HEIGHT
+    y_scale = replace(unplaced, start=bottom, end=top)
+    x_values = [value for part in parts for value in _finite_values(part.x)]
+    x_scale = make_scale(x_values, left, right, span=chart.x_range, log=chart.log_x)
+    for value, text in y_scale.marks:
+        y = y_scale(value)
+        sheet.line(left, y, right, y, _grid_class(value, y_scale))
+        sheet.text(left - 6, y, text, "muted", "end")
     if chart.y_label:
-        sheet.text(10, top + HIGH / 2, chart.y_label, "muted", "middle", turn=-90)
-    return _Axes(sheet, along, down), _axis_below(sheet, along, top, top + HIGH, chart.x_label)
+        sheet.text(10, top + PLOT_HEIGHT / 2, chart.y_label, "muted", "middle", turn=-90)
+    end = _draw_axis_below(sheet, x_scale, top, bottom, chart.x_label)
+    return Axes(sheet, x_scale, y_scale), end
 
 
-def _line(axes: _Axes, line: Line, place: int, *, fit: bool) -> None:
-    hue, shade = ("fit", "shadow") if fit else (f"s{place % HUES}", f"f{place % HUES}")
+def _draw_line(axes: Axes, line: Line, series: int, *, is_fit: bool) -> None:
+    """Draw a curve and its band."""
+    line_class = "fit" if is_fit else f"s{series % COLORS}"
+    band_class = "shadow" if is_fit else f"f{series % COLORS}"
     if line.low and line.high:
-        edge = [
-            *zip(line.x, line.high, strict=True),
-            *reversed([*zip(line.x, line.low, strict=True)]),
-        ]
-        axes.sheet.path([(axes.along(x), axes.down.inside(y)) for x, y in edge], f"band {shade}")
-    axes.sheet.path(axes.at(line), hue, _dash(place, dashed=line.dashed), line.name)
+        upper_edge = list(zip(line.x, line.high, strict=True))
+        lower_edge = list(zip(line.x, line.low, strict=True))
+        edge = [*upper_edge, *reversed(lower_edge)]
+        points = [(axes.x_scale(x), axes.y_scale.inside(y)) for x, y in edge]
+        axes.sheet.path(points, f"band {band_class}")
+    dash = _dash_of(series, dashed=line.dashed)
+    axes.sheet.path(axes.positions_of(line), line_class, dash, line.name)
 
 
-def _spots(axes: _Axes, points: Points, place: int) -> Iterator[tuple[float, float, str]]:
-    """Draw the points that are on the axes, and give their places and labels."""
-    for k, (x, y) in enumerate(axes.at(points)):
-        if math.isfinite(x + y):
-            label = points.labels[k] if points.labels else ""
-            mark = _mark(points, k, f"{label}, {points.name}" if label else points.name)
-            if mark.spans:
-                ends = axes.down.inside(mark.low), axes.down.inside(mark.high)
-                axes.sheet.line(x, ends[0], x, ends[1], f"s{place % HUES} reach")
-            axes.sheet.marker(x, y, place, mark.tip)
-            yield x, y, label
+def _draw_points(axes: Axes, points: Points, series: int) -> Iterator[LabelledPoint]:
+    """Draw the points that are on the axes, and yield their positions and labels."""
+    for index, (x, y) in enumerate(axes.positions_of(points)):
+        if not math.isfinite(x + y):
+            continue
+        label = points.labels[index] if points.labels else ""
+        name = f"{label}, {points.name}" if label else points.name
+        shown = _shown_value(points, index, name)
+        if shown.has_interval:
+            low = axes.y_scale.inside(shown.low)
+            high = axes.y_scale.inside(shown.high)
+            axes.sheet.line(x, low, x, high, f"s{series % COLORS} reach")
+        axes.sheet.marker(x, y, series, shown.tip)
+        yield LabelledPoint(x, y, label)
 
 
-def by_position(x: Sequence[float], labels: Sequence[str]) -> bool:
-    """Say whether labelled points merely stand in a row (x is 1, 2, … n), so that the labels belong on the axis."""
-    return len(labels) == len(x) > 0 and all(value == place for place, value in enumerate(x, 1))
-
-
-def _label_points(
-    axes: _Axes, spots: Sequence[tuple[float, float, str]], lines: Sequence[Line]
-) -> None:
+def _label_points(axes: Axes, points: Sequence[LabelledPoint], lines: Sequence[Line]) -> None:
     """Name as many points as fit: each label takes the first free place around its point, or is left out."""
-    axes.taken += [(x - 4, y - 4, x + 4, y + 4) for x, y, _ in spots]
-    for (x0, y0), (x1, y1) in itertools.chain.from_iterable(
-        itertools.pairwise(axes.at(line)) for line in lines
-    ):
-        if math.isfinite(x0 + y0 + x1 + y1):
-            steps = max(1, int(math.hypot(x1 - x0, y1 - y0) / 4))
-            axes.taken += [
-                (x0 + (x1 - x0) * t / steps, y0 + (y1 - y0) * t / steps) * 2
-                for t in range(steps + 1)
-            ]
-    labels = [label for _, _, label in spots]
-    named = dict(zip(labels, _names(labels), strict=True))
-    for x, y, label in spots:
-        wide = width_of(named[label], FONT - 2)
-        around = (
-            (x + 6, y - 5),
-            (x - 6 - wide, y - 5),
-            (x - wide / 2, y - 16),
-            (x - wide / 2, y + 6),
-        )
-        boxes = ((left, top, left + wide, top + 10) for left, top in around if label)
-        if (box := next(filter(axes.free, boxes), None)) is not None:
-            axes.taken.append(box)
-            axes.sheet.text(box[0], box[1] + 5, named[label], "small")
+    axes.taken += [Box(x - 4, y - 4, x + 4, y + 4) for x, y, _ in points]
+    for line in lines:
+        for start, end in itertools.pairwise(axes.positions_of(line)):
+            axes.taken += _boxes_along(start, end)
+    labels = [point.label for point in points]
+    name_by_label = dict(zip(labels, _display_names(labels), strict=True))
+    for point in points:
+        if not point.label:
+            continue
+        name = name_by_label[point.label]
+        for box in _boxes_around(point, estimate_width(name, LABEL_SIZE)):
+            if axes.is_free(box):
+                axes.taken.append(box)
+                axes.sheet.text(box.left, box.top + 5, name, "small")
+                break
+
+
+def _boxes_along(start: tuple[float, float], end: tuple[float, float]) -> list[Box]:
+    """Return points four pixels apart along a line, as boxes without width."""
+    (x0, y0), (x1, y1) = start, end
+    if not math.isfinite(x0 + y0 + x1 + y1):
+        return []
+    steps = max(1, int(math.hypot(x1 - x0, y1 - y0) / 4))
+    boxes = []
+    for step in range(steps + 1):
+        x = x0 + (x1 - x0) * step / steps
+        y = y0 + (y1 - y0) * step / steps
+        boxes.append(Box(x, y, x, y))
+    return boxes
+
+
+def _boxes_around(point: LabelledPoint, width: float) -> list[Box]:
+    """Return where a label of this width may stand: right, left, above, below its point."""
+    corners = (
+        (point.x + 6, point.y - 5),
+        (point.x - 6 - width, point.y - 5),
+        (point.x - width / 2, point.y - 16),
+        (point.x - width / 2, point.y + 6),
+    )
+    return [Box(left, top, left + width, top + 10) for left, top in corners]
+
+
+# --- ranks in columns -------------------------------------------------------------------------------------------------
 
 
 @draw_chart.register
-def _bump(chart: Bump) -> Drawn:
+def _draw_bump(chart: Bump) -> Drawn:
     ranks = np.asarray(chart.ranks, dtype=np.float64)
-    count, columns = ranks.shape
-    names = cut(short_names(chart.models), 26)
-    places = np.stack([_distinct(ranks[:, j]) for j in range(columns)], axis=1)
+    model_count, column_count = ranks.shape
+    names = shorten_names(short_names(chart.models), MAX_BUMP_NAME_LETTERS)
+    lines = np.stack(
+        [_line_of_each_model(ranks[:, column]) for column in range(column_count)], axis=1
+    )
     groups = list(dict.fromkeys(chart.groups)) if chart.groups else [""]
-    side = (
-        widest(
-            f"{name}  {rank:g}"
-            for j in (0, -1)
-            for name, rank in zip(names, ranks[:, j], strict=True)
-        )
-        + 12
-    )
-    gap = max(150.0, widest(chart.columns) + 20, (HALF - 2 * side) / max(1, columns - 1))
-    width = 2 * side + gap * max(1, columns - 1)
+    side_texts = [
+        f"{name}  {rank:g}"
+        for column in (0, -1)
+        for name, rank in zip(names, ranks[:, column], strict=True)
+    ]
+    side = widest_text(side_texts) + 12
+    gaps = max(1, column_count - 1)
+    gap = max(150.0, widest_text(chart.columns) + 20, (HALF_PAGE - 2 * side) / gaps)
+    width = 2 * side + gap * gaps
     sheet = Sheet()
-    top = _legend(
-        sheet, [(group or "other", k, "line") for k, group in enumerate(groups)], 4, width
-    )
-    for j, column in enumerate(chart.columns):
-        sheet.text(side + j * gap, top + 8, column, "strong", "middle")
+    entries = [
+        LegendEntry(group or "other", number, LegendKind()) for number, group in enumerate(groups)
+    ]
+    top = _draw_legend(sheet, entries, 4, width)
+    for column, name in enumerate(chart.columns):
+        sheet.text(side + column * gap, top + 8, name, "strong", "middle")
     top += 24
-    for k, model in enumerate(chart.models):
-        at = [(side + j * gap, top + (places[k, j] - 0.5) * LINE) for j in range(columns)]
-        told = ", ".join(
-            f"{c} {r:g}" for c, r in zip(chart.columns, ranks[k], strict=True) if math.isfinite(r)
-        )
-        hue = groups.index(chart.groups[k]) if chart.groups else 0
-        _track(sheet, at, hue, f"{model}: rank {told}")
-        for place, anchor, side_x in ((0, "end", -8), (-1, "start", 8)):
-            (x, y), rank = at[place], f"{ranks[k, place]:g}"
-            if math.isfinite(y):
-                text = "  ".join((names[k], rank) if anchor == "end" else (rank, names[k]))
-                sheet.text(x + side_x, y, text, anchor=anchor, tip=model)
+    for row, model in enumerate(chart.models):
+        positions = [
+            (side + column * gap, top + (lines[row, column] - 0.5) * LINE_HEIGHT)
+            for column in range(column_count)
+        ]
+        known_ranks = [
+            f"{name} {rank:g}"
+            for name, rank in zip(chart.columns, ranks[row], strict=True)
+            if math.isfinite(rank)
+        ]
+        series = groups.index(chart.groups[row]) if chart.groups else 0
+        sheet.parts.append('<g class="track">')
+        _draw_track(sheet, positions, series, f"{model}: rank {', '.join(known_ranks)}")
+        first_x, first_y = positions[0]
+        if math.isfinite(first_y):
+            text = f"{names[row]}  {ranks[row, 0]:g}"
+            sheet.text(first_x - 8, first_y, text, anchor="end", tip=model)
+        last_x, last_y = positions[-1]
+        if math.isfinite(last_y):
+            text = f"{ranks[row, -1]:g}  {names[row]}"
+            sheet.text(last_x + 8, last_y, text, anchor="start", tip=model)
         sheet.parts.append("</g>")
-    return Drawn(sheet, width, top + LINE * count + 4)
+    return Drawn(sheet, width, top + LINE_HEIGHT * model_count + 4)
 
 
-def _track(sheet: Sheet, at: Sequence[tuple[float, float]], hue: int, tip: str) -> None:
-    """Begin the group of one model: its line and its dots."""
-    sheet.parts.append('<g class="track">')
-    sheet.path(at, f"s{hue % HUES} track", _dash(hue), tip)
-    for x, y in at:
+def _draw_track(
+    sheet: Sheet, positions: Sequence[tuple[float, float]], series: int, tip: str
+) -> None:
+    """Draw one model: its line and its dots."""
+    sheet.path(positions, f"s{series % COLORS} track", _dash_of(series), tip)
+    for x, y in positions:
         if math.isfinite(y):
-            sheet.add("circle", cx=x, cy=y, r=2.6, class_=f"f{hue % HUES}")
+            sheet.add("circle", cx=x, cy=y, r=2.6, class_=f"f{series % COLORS}")
 
 
-def _distinct(ranks: Any) -> Any:
-    """Return a place of its own for every model, in the order of the ranks: shared ranks would share a line."""
-    places = np.full(len(ranks), np.nan)
+def _line_of_each_model(ranks: Floats) -> Floats:
+    """Return a line of its own for every model, in the order of the ranks: shared ranks would share a line."""
+    lines = np.full(len(ranks), np.nan)
     known = np.flatnonzero(np.isfinite(ranks))
-    places[known[np.argsort(ranks[known], kind="stable")]] = np.arange(1, len(known) + 1)
-    return places
+    order = known[np.argsort(ranks[known], kind="stable")]
+    lines[order] = np.arange(1, len(known) + 1)
+    return lines

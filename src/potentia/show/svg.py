@@ -10,50 +10,73 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-FONT = 11.0  # pixels
-LINE = 17.0  # that one line of text takes
-NARROW = frozenset("fijlrt.,:;'|!()[]- ")
-WIDE = frozenset("mwMW@%→")
-MARKERS: tuple[tuple[tuple[float, float], ...], ...] = (  # corners; none of a circle
+FONT_SIZE = 11.0  # pixels
+LINE_HEIGHT = 17.0  # that one line of text takes
+NARROW_LETTERS = frozenset("fijlrt.,:;'|!()[]- ")
+WIDE_LETTERS = frozenset("mwMW@%→")
+MARKER_CORNERS: tuple[tuple[tuple[float, float], ...], ...] = (  # none of a circle
     (),
     ((-1, -1), (1, -1), (1, 1), (-1, 1)),
     ((0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)),
     ((0, -1.2), (1.2, 1), (-1.2, 1)),
 )
-MARK = 3.6  # pixels from the middle of a mark to its end
+MARKER_RADIUS = 3.6  # pixels
 DASHES = ("", "5 3", "1.5 2.5", "6 2 1.5 2")
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-HUES = 8  # colours of chart.css; past them they repeat with another dash or marker
+COLORS = 8  # of chart.css; past them they repeat with another dash or marker
+MAX_NAME_LETTERS = 30
+MAX_LOG_MARKS = 8
+ROUNDING = 1e-9  # by which a mark may miss the end of a scale
 
 
-def width_of(text: str, size: float = FONT) -> float:
+# --- texts ------------------------------------------------------------------------------------------------------------
+
+
+def estimate_width(text: str, size: float = FONT_SIZE) -> float:
     """Return about how wide a text is in a plain sans-serif; a little more rather than less."""
-    letters = sum(
-        0.38 if c in NARROW else 0.95 if c in WIDE else 0.71 if c.isupper() else 0.62 for c in text
-    )
-    return letters * size
+    return sum(map(_letter_width, text)) * size
 
 
-def widest(texts: Iterable[str], size: float = FONT) -> float:
+def _letter_width(letter: str) -> float:
+    """Return the width of a letter as a share of the font's size."""
+    if letter in NARROW_LETTERS:
+        return 0.38
+    if letter in WIDE_LETTERS:
+        return 0.95
+    return 0.71 if letter.isupper() else 0.62
+
+
+def widest_text(texts: Iterable[str], size: float = FONT_SIZE) -> float:
     """Return the width of the widest text."""
-    return max((width_of(text, size) for text in texts), default=0.0)
+    return max((estimate_width(text, size) for text in texts), default=0.0)
 
 
-def wrapped(text: str, width: float, size: float = FONT) -> list[str]:
+def wrap_text(text: str, width: float, size: float = FONT_SIZE) -> list[str]:
     """Break a text into lines of at most this width."""
     lines: list[str] = []
     for word in text.split():
-        if lines and width_of(f"{lines[-1]} {word}", size) <= width:
+        if lines and estimate_width(f"{lines[-1]} {word}", size) <= width:
             lines[-1] += f" {word}"
         else:
             lines.append(word)
     return lines
 
 
-def cut(names: Sequence[str], most: int = 30) -> list[str]:
+def shorten_names(names: Sequence[str], max_letters: int = MAX_NAME_LETTERS) -> list[str]:
     """Leave out the middle of long names; a name that would look like another stays whole."""
-    short = [n if len(n) <= most else f"{n[: most - 12]}…{n[-11:]}" for n in names]
-    return [s if short.count(s) == 1 else n for s, n in zip(short, names, strict=True)]
+    shortened = []
+    for name in names:
+        if len(name) > max_letters:
+            shortened.append(f"{name[: max_letters - 12]}…{name[-11:]}")
+        else:
+            shortened.append(name)
+    return [
+        short if shortened.count(short) == 1 else name
+        for short, name in zip(shortened, names, strict=True)
+    ]
+
+
+# --- elements ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -64,15 +87,14 @@ class Sheet:
 
     def add(self, element: str, tip: str = "", **attributes: object) -> None:
         """Add an element; ``tip`` is what the pointer shows. A trailing underscore of a name is left out."""
-        named = "".join(
-            f' {key.rstrip("_").replace("_", "-")}="{_plain(value)}"'
-            for key, value in attributes.items()
-            if value != ""
-        )
-        inside = f"<title>{escape(tip)}</title>" if tip else ""
-        self.parts.append(
-            f"<{element}{named}>{inside}</{element}>" if inside else f"<{element}{named}/>"
-        )
+        start = f"<{element}"
+        for name, value in attributes.items():
+            if value != "":
+                start += f' {name.rstrip("_").replace("_", "-")}="{_format_attribute(value)}"'
+        if tip:
+            self.parts.append(f"{start}><title>{escape(tip)}</title></{element}>")
+        else:
+            self.parts.append(f"{start}/>")
 
     def text(
         self,
@@ -85,15 +107,18 @@ class Sheet:
         tip: str = "",
     ) -> None:
         """Write a text whose middle line is at y."""
-        place = (
-            f'transform="translate({x:.1f} {y:.1f}) rotate({turn})"'
-            if turn
-            else f'x="{x:.1f}" y="{y:.1f}"'
-        )
-        side = f' text-anchor="{anchor}"' if anchor else ""
-        kind = f' class="{class_}"' if class_ else ""
-        inside = f"<title>{escape(tip)}</title>" if tip and tip != text else ""
-        self.parts.append(f'<text {place} dy=".35em"{side}{kind}>{escape(text)}{inside}</text>')
+        attributes = f'x="{x:.1f}" y="{y:.1f}"'
+        if turn:
+            attributes = f'transform="translate({x:.1f} {y:.1f}) rotate({turn})"'
+        attributes += ' dy=".35em"'
+        if anchor:
+            attributes += f' text-anchor="{anchor}"'
+        if class_:
+            attributes += f' class="{class_}"'
+        title = ""
+        if tip and tip != text:
+            title = f"<title>{escape(tip)}</title>"
+        self.parts.append(f"<text {attributes}>{escape(text)}{title}</text>")
 
     def line(
         self, x1: float, y1: float, x2: float, y2: float, class_: str = "grid", dash: str = ""
@@ -101,34 +126,42 @@ class Sheet:
         """Draw a straight line."""
         self.add("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=class_, stroke_dasharray=dash)
 
-    def marker(self, x: float, y: float, place: int, tip: str = "") -> None:
+    def marker(self, x: float, y: float, series: int, tip: str = "") -> None:
         """Draw the mark of the n-th series."""
-        kind, hue = MARKERS[place // HUES % len(MARKERS)], f"f{place % HUES}"
-        if not kind:
-            self.add("circle", tip, cx=x, cy=y, r=MARK, class_=hue)
+        corners = MARKER_CORNERS[series // COLORS % len(MARKER_CORNERS)]
+        color = f"f{series % COLORS}"
+        if not corners:
+            self.add("circle", tip, cx=x, cy=y, r=MARKER_RADIUS, class_=color)
             return
-        path = "L".join(f"{x + MARK * right:.1f} {y + MARK * down:.1f}" for right, down in kind)
-        self.add("path", tip, d=f"M{path}z", class_=hue)
+        points = [
+            f"{x + MARKER_RADIUS * right:.1f} {y + MARKER_RADIUS * down:.1f}"
+            for right, down in corners
+        ]
+        self.add("path", tip, d=f"M{'L'.join(points)}z", class_=color)
 
     def path(
         self, points: Sequence[tuple[float, float]], class_: str, dash: str = "", tip: str = ""
     ) -> None:
         """Draw a line through points; a point that is not known breaks it."""
-        written, pen = [], "M"
+        commands = []
+        command = "M"
         for x, y in points:
             if not (math.isfinite(x) and math.isfinite(y)):
-                pen = "M"
+                command = "M"
                 continue
-            written.append(f"{pen}{x:.1f} {y:.1f}")
-            pen = "L"
-        if written:
-            self.add("path", tip, d="".join(written), class_=class_, stroke_dasharray=dash)
+            commands.append(f"{command}{x:.1f} {y:.1f}")
+            command = "L"
+        if commands:
+            self.add("path", tip, d="".join(commands), class_=class_, stroke_dasharray=dash)
 
 
-def _plain(value: object) -> str:
+def _format_attribute(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.1f}".removesuffix(".0")
     return escape(str(value))
+
+
+# --- scales -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -143,14 +176,19 @@ class Scale:
     marks: tuple[tuple[float, str], ...] = ()
 
     def __call__(self, value: float) -> float:
-        """Return the place of a value."""
+        """Return the position of a value; NaN where it has none."""
         if not math.isfinite(value) or (self.log and value <= 0):
             return math.nan
-        low, high, at = (math.log10(x) if self.log else x for x in (self.low, self.high, value))
-        return self.start + (at - low) / (high - low) * (self.end - self.start)
+        share = (self._transform(value) - self._transform(self.low)) / (
+            self._transform(self.high) - self._transform(self.low)
+        )
+        return self.start + share * (self.end - self.start)
+
+    def _transform(self, value: float) -> float:
+        return math.log10(value) if self.log else value
 
     def inside(self, value: float) -> float:
-        """Return the place of a value, at the end of the scale where it lies beyond."""
+        """Return the position of a value, at the end of the scale where it lies beyond."""
         return self(min(self.high, max(self.low, value)))
 
 
@@ -163,51 +201,79 @@ def make_scale(
     log: bool = False,
     most: int = 6,
 ) -> Scale:
-    """Return a scale over the values, or over the ``span``; without one it ends at round marks."""
-    known = [v for v in values if math.isfinite(v) and (v > 0 or not log)] or [0.1, 1.0]
+    """Return a scale over the values, or over the ``span``; without one it ends at round marks.
+
+    ``most`` is about how many marks it has.
+    """
+    known = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
+    if not known:
+        known = [0.1, 1.0]
     low, high = span or (min(known), max(known))
     if log:
-        low, high = (low, high) if span else (low / 1.15, high * 1.15)
-        return Scale(low, high, start, end, True, _log_marks(low, high))
-    step, digits = round_step(
-        low, high, most, whole=high - low > 2 and all(v == round(v) for v in known)
-    )
+        if span is None:
+            low /= 1.15
+            high *= 1.15
+        return Scale(low, high, start, end, log=True, marks=_log_marks(low, high))
+    has_whole_marks = high - low > 2 and all(value == round(value) for value in known)
+    step, digits = round_step(low, high, most, whole=has_whole_marks)
     if span is None:
-        low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
+        low = math.floor(low / step + ROUNDING) * step
+        high = math.ceil(high / step - ROUNDING) * step
         high = max(high, low + step)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    marks = tuple((k * step, f"{k * step + 0.0:.{digits}f}") for k in range(first, last + 1))
-    return Scale(low, high, start, end, False, marks)
+    first = math.ceil(low / step - ROUNDING)
+    last = math.floor(high / step + ROUNDING)
+    marks = tuple(
+        (number * step, f"{number * step + 0.0:.{digits}f}") for number in range(first, last + 1)
+    )
+    return Scale(low, high, start, end, marks=marks)
 
 
 def round_step(low: float, high: float, most: int, *, whole: bool = False) -> tuple[float, int]:
     """Return a round distance of marks, of which there are about ``most``, and the decimals that they need."""
-    wanted = (high - low) / max(1, most - 1) or abs(high) / 10 or 0.1
-    wanted = max(1.0, math.ceil(wanted)) if whole else wanted
-    size = 10.0 ** math.floor(math.log10(wanted))
-    factors = (1, 2, 5, 10) if whole else (1, 2, 2.5, 5, 10)
-    factor = next(k for k in factors if size * k >= wanted * (1 - 1e-9))
-    step = size * factor
-    return step, max(0, -math.floor(math.log10(step) + 1e-9) + (factor == 2.5))
+    distance = (high - low) / max(1, most - 1) or abs(high) / 10 or 0.1
+    factors: tuple[float, ...] = (1, 2, 2.5, 5, 10)
+    if whole:
+        distance = max(1.0, math.ceil(distance))
+        factors = (1, 2, 5, 10)
+    power = 10.0 ** math.floor(math.log10(distance))
+    factor = next(factor for factor in factors if power * factor >= distance * (1 - ROUNDING))
+    step = power * factor
+    digits = -math.floor(math.log10(step) + ROUNDING)
+    if factor == 2.5:
+        digits += 1
+    return step, max(0, digits)
 
 
 def _log_marks(low: float, high: float) -> tuple[tuple[float, str], ...]:
+    """Return marks at powers of ten; where there are few, at twice and five times them too."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    whole = [(10.0**p, _power(p)) for p in powers if low <= 10.0**p <= high]
-    if len(whole) > 8:
-        return tuple(whole[:: math.ceil(len(whole) / 8)])
-    if len(whole) > 2:
-        return tuple(whole)
-    return tuple(
-        (
-            k * 10.0**p,
-            f"{k * 10.0**p:g}" if -3 <= p <= 4 else _power(p) if k == 1 else f"{k}·{_power(p)}",
-        )
-        for p in powers
-        for k in (1, 2, 5)
-        if low <= k * 10.0**p <= high
-    )
+    marks = [(10.0**power, _format_power(power)) for power in powers if low <= 10.0**power <= high]
+    if len(marks) > MAX_LOG_MARKS:
+        return tuple(marks[:: math.ceil(len(marks) / MAX_LOG_MARKS)])
+    if len(marks) > 2:
+        return tuple(marks)
+    finer_marks = []
+    for power in powers:
+        for factor in (1, 2, 5):
+            value = factor * 10.0**power
+            if low <= value <= high:
+                finer_marks.append((value, _format_log_mark(factor, power)))
+    return tuple(finer_marks)
 
 
-def _power(power: int) -> str:
-    return f"{10.0**power:g}" if -3 <= power <= 4 else "10" + str(power).translate(SUPERSCRIPT)
+def _is_written_out(power: int) -> bool:
+    return -3 <= power <= 4
+
+
+def _format_log_mark(factor: int, power: int) -> str:
+    if _is_written_out(power):
+        return f"{factor * 10.0**power:g}"
+    if factor == 1:
+        return _format_power(power)
+    return f"{factor}·{_format_power(power)}"
+
+
+def _format_power(power: int) -> str:
+    if _is_written_out(power):
+        return f"{10.0**power:g}"
+    return "10" + str(power).translate(SUPERSCRIPT)
