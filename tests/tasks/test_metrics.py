@@ -41,9 +41,11 @@ def test_resampled_statistics_equal_the_functions() -> None:
     from lm_eval.api import metrics as theirs
 
     items = pairs(60, 3)
-    assert grading._of_pairs(grading._mcc, items) == pytest.approx(theirs.matthews_corrcoef(items))
+    assert grading._compute_from_pairs(grading._mcc, items) == pytest.approx(
+        theirs.matthews_corrcoef(items)
+    )
     two = pairs(60, 2)
-    assert grading._of_pairs(grading._f1, two) == pytest.approx(theirs.f1_score(two))
+    assert grading._compute_from_pairs(grading._f1, two) == pytest.approx(theirs.f1_score(two))
 
 
 def test_bits_per_byte_has_a_standard_error() -> None:

@@ -34,8 +34,8 @@ def test_prompts_equal_the_harness(
         strict=True,
     ):
         row = theirs.eval_docs[document.id]
-        examples = task._leaves[0]
-        examples.draw(task._pool(0), document, shots=shots, seed=7)
+        examples = task._subtasks[0]
+        examples.draw_examples(task._example_pool(0), document, shots=shots, seed=7)
         theirs.sampler = examples.task.sampler  # the same examples, everything else lm-eval's
         context = theirs.fewshot_context(
             row, num_fewshot=shots, apply_chat_template=bool(chat), chat_template=chat

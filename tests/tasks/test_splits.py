@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from potentia.errors import TaskError
 from potentia.tasks import Caps
-from potentia.tasks.task import SPLITS, SplitRows, cap_rows, divide_documents
+from potentia.tasks.splits import SPLITS, SplitRows, cap_rows, divide_documents
 
 sizes = st.fixed_dictionaries({split: st.integers(0, 400) for split in SPLITS}).filter(
     lambda s: s["train"] >= 3 or s["validation"] or s["test"]

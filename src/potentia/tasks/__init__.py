@@ -14,12 +14,8 @@ from potentia.tasks.definitions import read_stock_task, task_index
 from potentia.tasks.forms.open_answers import verify_answer
 from potentia.tasks.grading import choose_answer
 from potentia.tasks.kinds import make_unanswered_documents
-from potentia.tasks.loading import (
-    bad_rows_error,
-    guess_columns,
-    load,
-    map_columns,
-    reading_data_once,
-)
+from potentia.tasks.loading import load, reading_data_once
+from potentia.tasks.splits import Division, PlannedSplit, Split, SplitPlan
 from potentia.tasks.subtask import Answer, ChatTemplate, Prompt, Subtask, TaskDocument
-from potentia.tasks.task import Division, PlannedSplit, Split, SplitPlan, Task
+from potentia.tasks.task import Task
+from potentia.tasks.user_tasks import bad_rows_error, guess_columns, map_columns

@@ -16,8 +16,14 @@ from potentia.values.metric import Metric
 from potentia.values.scores import ItemOutcome, Score
 
 Floats = npt.NDArray[np.float64]
+Aggregation = Callable[[Sequence[Any]], Any]
+"""Turns the values of all items into one number."""
+
 PER_TOKEN = "acc_token"  # accuracy where the answer of the lowest perplexity per token is chosen
 RESAMPLES = 500  # lm-eval takes 100,000; a standard error needs two digits
+SLOW_RESAMPLES = 100  # of metrics of whole texts, which take long
+RESAMPLES_AT_ONCE = 50  # for the memory
+LARGEST_EXPONENT = 700.0
 _SEED = 1234
 
 # --- one item --------------------------------------------------------------------------------------------------------
@@ -35,9 +41,9 @@ def to_plain_values(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, (list, tuple)):
-        return [to_plain_values(v) for v in value]
+        return [to_plain_values(inner) for inner in value]
     if isinstance(value, dict):
-        return {str(k): to_plain_values(v) for k, v in value.items()}
+        return {str(name): to_plain_values(inner) for name, inner in value.items()}
     return value
 
 
@@ -46,69 +52,72 @@ def item_value(metric: str, value: Any) -> float:
     name = metric.split("|")[0]
     if isinstance(value, (int, float)):
         return float(value)
-    if isinstance(value, list) and len(value) == 2 and not isinstance(value[0], list):
+    if not isinstance(value, list):
+        return math.nan
+    if len(value) == 2 and not isinstance(value[0], list):
         if name == "bits_per_byte":
             return float(-value[0] / max(value[1], 1) / math.log(2))
         if name in {"byte_perplexity", "word_perplexity"}:
-            return math.exp(min(700.0, -value[0] / max(value[1], 1)))
+            return math.exp(min(LARGEST_EXPONENT, -value[0] / max(value[1], 1)))
         return float(value[0] == value[1])
-    if isinstance(value, list) and value and all(isinstance(v, (bool, int, float)) for v in value):
+    if value and all(isinstance(number, (bool, int, float)) for number in value):
         return float(np.mean(value))
     return math.nan
 
 
-def choose_answer(metric: str, choices: Sequence[str], given: Sequence[Any]) -> int:
+def choose_answer(metric: str, choices: Sequence[str], answers: Sequence[Any]) -> int:
     """Return the place of the answer that a metric takes: the likeliest, by length or tokens where it divides by them.
 
-    ``given`` are (log-likelihood, greedy?) pairs that may know how many tokens they have.
+    ``answers`` are (log-likelihood, greedy?) pairs that may know how many tokens they have.
     """
-    sizes = [1] * len(given)
+    sizes = [1] * len(answers)
     if metric == "acc_norm":
         sizes = [len(choice) for choice in choices]
     if metric == PER_TOKEN:
-        sizes = [getattr(answer, "tokens", 0) for answer in given]
+        sizes = [getattr(answer, "tokens", 0) for answer in answers]
         if not all(sizes):
             raise TaskError(
                 "these answers do not say how many tokens they have",
                 hint="ask for blank_ppl:character",
             )
-    logprobs = [
-        answer[0] / size if size else answer[0] * math.inf
-        for answer, size in zip(given, sizes, strict=True)
-    ]
+    logprobs = []
+    for answer, size in zip(answers, sizes, strict=True):
+        logprobs.append(answer[0] / size if size else answer[0] * math.inf)
     # as np.argmax, which takes ten times as long for a few numbers: the first that is no number, or the first largest
-    return next(
-        (k for k, value in enumerate(logprobs) if value != value), logprobs.index(max(logprobs))
-    )
+    for place, logprob in enumerate(logprobs):
+        if logprob != logprob:
+            return place
+    return logprobs.index(max(logprobs))
 
 
 def choice_values(
     choices: Sequence[str],
-    given: Sequence[Any],
+    answers: Sequence[Any],
+    *,
     gold: Sequence[int],
-    have: Mapping[str, Any],
-    more: Collection[Any],
+    present: Mapping[str, Any],
+    requested: Collection[Any],
 ) -> dict[str, Any]:
-    """Return what any multiple-choice item has beside the metrics it names: accuracies, the Brier score.
+    """Return what any multiple-choice item has beside the metrics that are present: accuracies, the Brier score.
 
-    ``more`` may ask for accuracy per token and for the metrics of labelled texts.
+    ``requested`` may ask for accuracy per token and for the metrics of labelled texts.
     """
-    named = {"acc", "acc_norm"} if all(choices) else {"acc"}
-    wanted = [m for m in ("acc", "acc_norm") if m in named - have.keys()] + [PER_TOKEN] * (
-        PER_TOKEN in more
-    )
-    values: dict[str, Any] = {
-        metric: float(choose_answer(metric, choices, given) in gold) for metric in wanted
-    }
+    accuracies = ["acc", "acc_norm"] if all(choices) else ["acc"]
+    missing = [metric for metric in accuracies if metric not in present]
+    if PER_TOKEN in requested:
+        missing.append(PER_TOKEN)
+    values: dict[str, Any] = {}
+    for metric in missing:
+        values[metric] = float(choose_answer(metric, choices, answers) in gold)
     if len(gold) == 1:
-        logprobs = np.array([answer[0] for answer in given], dtype=np.float64)
+        logprobs = np.array([answer[0] for answer in answers], dtype=np.float64)
         shares = np.exp(logprobs - logprobs.max())
         shares /= shares.sum()
         shares[gold[0]] -= 1.0
         values["brier_score"] = float(np.sum(shares**2))
-        values |= {
-            name: [gold[0], int(np.argmax(logprobs))] for name in LABEL_METRICS if name in more
-        }
+        for metric in LABEL_METRICS:
+            if metric in requested:
+                values[metric] = [gold[0], int(np.argmax(logprobs))]
     return values
 
 
@@ -118,21 +127,22 @@ def choice_values(
 def score_outcomes(
     outcomes: Sequence[ItemOutcome],
     aggregations: Mapping[str, Any],
-    metric_of: Callable[[str], Metric],
+    metric_named: Callable[[str], Metric],
 ) -> dict[str, Score]:
     """Aggregate graded items into all metrics that they have, by the functions that lm-eval names for them."""
     from lm_eval.api.metrics import mean
 
-    values: dict[str, list[Any]] = {}
+    values_by_metric: dict[str, list[Any]] = {}
     for outcome in outcomes:
         for name, value in outcome.detail["metrics"].items():
-            values.setdefault(name, []).append(value)
+            values_by_metric.setdefault(name, []).append(value)
     functions = {**aggregations, **LABEL_METRICS, "brier_score": np.mean}
-    made = {}
-    for name, items in values.items():
+    scores = {}
+    for name, items in values_by_metric.items():
         function = functions.get(name.split("|")[0], mean)
-        made[name] = Score(*aggregate_items(function, items), len(items), metric_of(name))
-    return made
+        value, error = aggregate_items(function, items)
+        scores[name] = Score(value, error, len(items), metric_named(name))
+    return scores
 
 
 def pool_scores(scores: Sequence[Score], *, by_size: bool) -> Score:
@@ -143,25 +153,24 @@ def pool_scores(scores: Sequence[Score], *, by_size: bool) -> Score:
         unweighted_mean_stderr,
     )
 
-    sizes, errors = [score.n for score in scores], [score.stderr for score in scores]
+    sizes = [score.n for score in scores]
+    errors = [score.stderr for score in scores]
     value = float(aggregate_subtask_metrics([score.value for score in scores], sizes, by_size))
     if any(math.isnan(error) for error in errors):
-        error = math.nan
+        pooled_error = math.nan
+    elif by_size:
+        pooled_error = float(pooled_sample_stderr(errors, sizes))
     else:
-        error = float(
-            pooled_sample_stderr(errors, sizes) if by_size else unweighted_mean_stderr(errors)
-        )
-    return Score(value, error, sum(sizes), scores[0].metric)
+        pooled_error = float(unweighted_mean_stderr(errors))
+    return Score(value, pooled_error, sum(sizes), scores[0].metric)
 
 
-def aggregate_items(
-    function: Callable[[Sequence[Any]], Any], items: Sequence[Any]
-) -> tuple[float, float]:
+def aggregate_items(function: Aggregation, items: Sequence[Any]) -> tuple[float, float]:
     """Return value and standard error of one metric over the items."""
     return float(function(items)), estimate_stderr(function, items)
 
 
-def estimate_stderr(function: Callable[[Sequence[Any]], Any], items: Sequence[Any]) -> float:
+def estimate_stderr(function: Aggregation, items: Sequence[Any]) -> float:
     """Estimate the standard error as lm-eval does, with its bootstraps vectorised and seeded.
 
     Means have a closed form. mcc and f1 depend on the counts of (gold, predicted) pairs alone, so resampling items is
@@ -175,31 +184,42 @@ def estimate_stderr(function: Callable[[Sequence[Any]], Any], items: Sequence[An
         return float(metrics.mean_stderr(items))
     if function is metrics.acc_all:
         return float(metrics.acc_all_stderr(items))
-    of_pairs = {metrics.matthews_corrcoef: _mcc, metrics.f1_score: _f1}
-    if (statistic := of_pairs.get(function) or _STATISTICS.get(function)) is not None:
-        pairs = Counter(map(tuple, items))
-        counts = np.array(list(pairs.values()), dtype=np.float64)
-        draws = np.random.default_rng(_SEED).multinomial(
-            len(items), counts / counts.sum(), size=RESAMPLES
-        )
-        return float(np.std(_of_counts(statistic, pairs, draws.astype(np.float64)), ddof=1))
+    pair_statistics: dict[Any, PairStatistic] = {
+        metrics.matthews_corrcoef: _mcc,
+        metrics.f1_score: _f1,
+        **_LABEL_STATISTICS,
+    }
+    statistic = pair_statistics.get(function)
+    if statistic is not None:
+        return _pair_stderr(statistic, items)
     if function in (metrics.bits_per_byte, metrics.weighted_perplexity):
         return _ratio_stderr(items, exponent=function is metrics.weighted_perplexity)
     if function in (metrics.perplexity, metrics.median, metrics.nanmean):
         return _resampled_stderr(function, items, RESAMPLES)
     if function in (metrics.bleu, metrics.chrf, metrics.chrfpp, metrics.ter):
-        return _resampled_stderr(function, items, 100)
+        return _resampled_stderr(function, items, SLOW_RESAMPLES)
     return math.nan
 
 
-# Statistics of (gold, predicted) pairs: each takes, by class, the right answers, gold labels and predictions of every
-# draw, (draws, classes) each, and the labels.
-Statistic = Callable[[Floats, Floats, Floats, list[Any]], Floats]
+# --- statistics of (gold, predicted) pairs ---------------------------------------------------------------------------
+
+PairStatistic = Callable[[Floats, Floats, Floats, list[Any]], Floats]
+"""Takes, by class, right answers, gold labels and predictions of every draw, (draws, classes) each, and the labels."""
 
 
-def _of_counts(statistic: Statistic, pairs: Counter[Any], draws: Floats) -> Floats:
+def _pair_stderr(statistic: PairStatistic, items: Sequence[Any]) -> float:
+    pairs = Counter(map(tuple, items))
+    counts = np.array(list(pairs.values()), dtype=np.float64)
+    generator = np.random.default_rng(_SEED)
+    draws = generator.multinomial(len(items), counts / counts.sum(), size=RESAMPLES)
+    values = _compute_from_counts(statistic, pairs, draws.astype(np.float64))
+    return float(np.std(values, ddof=1))
+
+
+def _compute_from_counts(statistic: PairStatistic, pairs: Counter[Any], draws: Floats) -> Floats:
     """Take a statistic of draws, which say how often each of the pairs is in them."""
-    labels = sorted({label for pair in pairs for label in pair}, key=str)
+    distinct = {label for pair in pairs for label in pair}
+    labels = sorted(distinct, key=str)
     gold = np.array([[pair[0] == label for label in labels] for pair in pairs], dtype=np.float64)
     predicted = np.array(
         [[pair[1] == label for label in labels] for pair in pairs], dtype=np.float64
@@ -207,66 +227,73 @@ def _of_counts(statistic: Statistic, pairs: Counter[Any], draws: Floats) -> Floa
     return statistic(draws @ (gold * predicted), draws @ gold, draws @ predicted, labels)
 
 
-def _of_pairs(statistic: Statistic, items: Sequence[Any]) -> float:
+def _compute_from_pairs(statistic: PairStatistic, items: Sequence[Any]) -> float:
     pairs = Counter(map(tuple, items))
-    return float(
-        _of_counts(statistic, pairs, np.array([list(pairs.values())], dtype=np.float64))[0]
-    )
+    counts = np.array([list(pairs.values())], dtype=np.float64)
+    return float(_compute_from_counts(statistic, pairs, counts)[0])
 
 
-def _share(over: Floats, under: Floats) -> Floats:
+def _divide(numerator: Floats, denominator: Floats) -> Floats:
     """Divide; nothing of nothing is 0."""
-    return np.divide(over, under, out=np.zeros_like(over), where=under > 0)
+    return np.divide(numerator, denominator, out=np.zeros_like(numerator), where=denominator > 0)
 
 
 def _mcc(hits: Floats, golds: Floats, guesses: Floats, labels: list[Any]) -> Floats:
-    n = golds.sum(axis=1)
-    over = hits.sum(axis=1) * n - (golds * guesses).sum(axis=1)
-    under = (n**2 - (golds**2).sum(axis=1)) * (n**2 - (guesses**2).sum(axis=1))
-    return _share(over, np.sqrt(under))
+    total = golds.sum(axis=1)
+    numerator = hits.sum(axis=1) * total - (golds * guesses).sum(axis=1)
+    gold_spread = total**2 - (golds**2).sum(axis=1)
+    guess_spread = total**2 - (guesses**2).sum(axis=1)
+    return _divide(numerator, np.sqrt(gold_spread * guess_spread))
 
 
 def _f1(hits: Floats, golds: Floats, guesses: Floats, labels: list[Any]) -> Floats:
-    one = np.array([label == 1 for label in labels], dtype=np.float64)
-    return _share(2 * hits @ one, (golds + guesses) @ one)
+    is_positive = np.array([label == 1 for label in labels], dtype=np.float64)
+    return _divide(2 * hits @ is_positive, (golds + guesses) @ is_positive)
 
 
 def _macro_f1(hits: Floats, golds: Floats, guesses: Floats, labels: list[Any]) -> Floats:
-    under = golds + guesses
-    return np.asarray(
-        _share(2 * hits, under).sum(axis=1) / (under > 0).sum(axis=1), dtype=np.float64
-    )
+    denominator = golds + guesses
+    classes = (denominator > 0).sum(axis=1)
+    return np.asarray(_divide(2 * hits, denominator).sum(axis=1) / classes, dtype=np.float64)
 
 
-def _balanced(hits: Floats, golds: Floats, guesses: Floats, labels: list[Any]) -> Floats:
-    return np.asarray(_share(hits, golds).sum(axis=1) / (golds > 0).sum(axis=1), dtype=np.float64)
+def _balanced_accuracy(hits: Floats, golds: Floats, guesses: Floats, labels: list[Any]) -> Floats:
+    classes = (golds > 0).sum(axis=1)
+    return np.asarray(_divide(hits, golds).sum(axis=1) / classes, dtype=np.float64)
 
 
 # Metrics of labelled texts beside accuracy, of (gold, predicted) pairs: the mean F1 of the classes, each of which
 # counts the same however rare it is, and the mean of their recalls.
 LABEL_METRICS: dict[str, Callable[[Sequence[Any]], float]] = {
-    "macro_f1": partial(_of_pairs, _macro_f1),
-    "balanced_accuracy": partial(_of_pairs, _balanced),
+    "macro_f1": partial(_compute_from_pairs, _macro_f1),
+    "balanced_accuracy": partial(_compute_from_pairs, _balanced_accuracy),
 }
-_STATISTICS = dict(zip(LABEL_METRICS.values(), (_macro_f1, _balanced), strict=True))
+_LABEL_STATISTICS: dict[Any, PairStatistic] = {
+    LABEL_METRICS["macro_f1"]: _macro_f1,
+    LABEL_METRICS["balanced_accuracy"]: _balanced_accuracy,
+}
+
+
+# --- other resampled errors ------------------------------------------------------------------------------------------
 
 
 def _ratio_stderr(items: Sequence[Any], *, exponent: bool) -> float:
+    """Return the bootstrapped error of a ratio of sums: of bits per byte, or with ``exponent`` of a perplexity."""
     logprobs, sizes = np.asarray(items, dtype=np.float64).T
-    rng, even = np.random.default_rng(_SEED), np.full(len(items), 1 / len(items))
+    generator = np.random.default_rng(_SEED)
+    equal_weights = np.full(len(items), 1 / len(items))
     ratios = np.empty(0)
-    for _ in range(RESAMPLES // 50):  # in parts, for the memory
-        draws = rng.multinomial(len(items), even, size=50)
+    for _ in range(RESAMPLES // RESAMPLES_AT_ONCE):
+        draws = generator.multinomial(len(items), equal_weights, size=RESAMPLES_AT_ONCE)
         ratios = np.append(ratios, -(draws @ logprobs) / (draws @ sizes))
-    return float(np.std(np.exp(ratios) if exponent else ratios / math.log(2), ddof=1))
+    values = np.exp(ratios) if exponent else ratios / math.log(2)
+    return float(np.std(values, ddof=1))
 
 
-def _resampled_stderr(
-    function: Callable[[Sequence[Any]], Any], items: Sequence[Any], resamples: int
-) -> float:
-    rng = np.random.default_rng(_SEED)
-    values = [
-        function([items[i] for i in rng.integers(len(items), size=len(items))])
-        for _ in range(resamples)
-    ]
+def _resampled_stderr(function: Aggregation, items: Sequence[Any], resamples: int) -> float:
+    generator = np.random.default_rng(_SEED)
+    values = []
+    for _ in range(resamples):
+        places = generator.integers(len(items), size=len(items))
+        values.append(function([items[place] for place in places]))
     return float(np.std(np.asarray(values, dtype=np.float64), ddof=1))

@@ -6,86 +6,111 @@ Each is a definition that lm-eval could have read, with the rows as its function
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from potentia.errors import TaskError
+from potentia.tasks.consent import Definition
 from potentia.tasks.data import BadRows, Record, Records, UserData
 from potentia.values.metric import Metric
 
-Config = dict[str, Any]
+Row = dict[str, Any]
+"""A document as the functions of its definition take it."""
+
 Splits = Mapping[str, Records]
-Made = tuple[Config, dict[str, Records]]  # the definition, rows by split
-Make = Callable[[UserData, Splits, BadRows], Made]
-ENOUGH = 5  # documents, to tell answers that count from 1 from a slip
+ENOUGH_ROWS = 5  # to tell answers that count from 1 from a slip
+FITTING_SHARE = 0.9  # of the rows whose answers a reading must fit
 MOST_LABELS = 200  # a column with more distinct values holds no labels
+SHORTEST_ANSWER = 256  # tokens that a written answer may have at least
+LONGEST_ANSWER = 1024
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-def _rows(
-    own: UserData, splits: Splits, bad: BadRows, make: Callable[[Record], Config]
+@dataclass(frozen=True)
+class MadeTask:
+    """A definition that asks a user's rows, and the rows of each split."""
+
+    definition: Definition
+    rows: dict[str, Records]
+
+
+MakeTask = Callable[[UserData, Splits, BadRows], MadeTask]
+
+
+def _make_rows(
+    user_data: UserData, splits: Splits, bad: BadRows, make_row: Callable[[Record], Row]
 ) -> dict[str, Records]:
     """Make the rows of all splits; those that cannot be used go to ``bad``. A prompt may name the user's columns."""
 
-    def made(record: Record) -> Config:
-        return {**(_texts(record) if own.prompt is not None else {}), **make(record)}
+    def make_with_columns(record: Record) -> Row:
+        columns = _text_columns(record) if user_data.prompt is not None else {}
+        return {**columns, **make_row(record)}
 
-    return {
-        split: [Record(r.place, row) for r in records if (row := _made(made, r, bad)) is not None]
-        for split, records in splits.items()
-    }
+    rows: dict[str, Records] = {}
+    for split, records in splits.items():
+        rows[split] = []
+        for record in records:
+            row = _try_row(make_with_columns, record, bad)
+            if row is not None:
+                rows[split].append(Record(record.place, row))
+    return rows
 
 
-def _made(make: Callable[[Record], Config], record: Record, bad: BadRows) -> Config | None:
+def _try_row(make_row: Callable[[Record], Row], record: Record, bad: BadRows) -> Row | None:
+    """Make one row; None, and an entry of ``bad`` that names its place, where it cannot be used."""
     try:
-        return make(record)
+        return make_row(record)
     except TaskError as error:
         error.where = record.place
         bad.append(error)
         return None
 
 
-def _texts(record: Record) -> dict[str, str]:
-    return {
-        k: "" if v is None else str(v) for k, v in record.items() if not isinstance(v, (list, dict))
-    }
+def _text_columns(record: Record) -> dict[str, str]:
+    """Return the columns of a record that hold one value, as texts."""
+    texts = {}
+    for name, value in record.items():
+        if not isinstance(value, (list, dict)):
+            texts[name] = "" if value is None else str(value)
+    return texts
 
 
 def make_unanswered_documents(
-    config: Mapping[str, Any], records: Records, bad: BadRows
-) -> list[Config | None]:
+    definition: Mapping[str, Any], records: Records, bad: BadRows
+) -> list[Row | None]:
     """Make the documents of rows whose answer may not be known, for a definition made here; None where a row is bad."""
-    labels = list(config.get("labels") or {})
-    fields = [
-        name
-        for name in ("text", "text_pair")
-        if labels and "{{" + name + "}}" in str(config["doc_to_text"])
-    ]
+    labels = list(definition.get("labels") or {})
+    prompt = str(definition["doc_to_text"])
+    fields = [name for name in ("text", "text_pair") if labels and "{{" + name + "}}" in prompt]
 
-    def made(record: Record) -> Config:
-        texts: Config = _texts(record)
-        if config["output_type"] == "generate_until":
-            return {
-                **texts,
-                "prompt": _string(record, "prompt"),
-                "completion": str(record.get("completion") or ""),
-            }
+    def make_document(record: Record) -> Row:
+        document: Row = dict(_text_columns(record))
+        if definition["output_type"] == "generate_until":
+            document["prompt"] = _read_text(record, "prompt")
+            document["completion"] = str(record.get("completion") or "")
+            return document
         if not labels:
-            return {**texts, **_choice_row(record), "answer": 0}
+            return {**document, **_make_choice_row(record), "answer": 0}
         gold = str(record.get("label", "")).strip()
-        texts |= {name: _string(record, name).strip() for name in fields}
-        return {**texts, "label": labels.index(gold) if gold in labels else 0}
+        for name in fields:
+            document[name] = _read_text(record, name).strip()
+        document["label"] = labels.index(gold) if gold in labels else 0
+        return document
 
-    return [_made(made, record, bad) for record in records]
+    return [_try_row(make_document, record, bad) for record in records]
 
 
-def _string(record: Mapping[str, Any], key: str) -> str:
+def _read_text(record: Mapping[str, Any], key: str) -> str:
+    """Return a field as text; refuse one that is missing, empty or no single value."""
     value = record.get(key)
-    if not isinstance(value, (str, int, float)) or (isinstance(value, bool) and key != "label"):
+    is_odd_bool = isinstance(value, bool) and key != "label"
+    if not isinstance(value, (str, int, float)) or is_odd_bool:
         raise TaskError(f"{key} is {'missing' if value is None else repr(value)}, not text")
     text = str(value)
     if not text.strip():
@@ -93,225 +118,266 @@ def _string(record: Mapping[str, Any], key: str) -> str:
     return text
 
 
-def _listed(*metrics: str, aggregation: str = "mean") -> list[Config]:
+def _list_metrics(*names: str, aggregation: str = "mean") -> list[dict[str, Any]]:
     """List metrics as a definition does, with the direction that the registry knows."""
-    return [
-        {
-            "metric": name,
-            "aggregation": aggregation,
-            "higher_is_better": Metric.of(name).higher_is_better,
-        }
-        for name in metrics
-    ]
+    metrics = []
+    for name in names:
+        higher_is_better = Metric.of(name).higher_is_better
+        metrics.append(
+            {"metric": name, "aggregation": aggregation, "higher_is_better": higher_is_better}
+        )
+    return metrics
 
 
-def make_choice_task(own: UserData, splits: Splits, bad: BadRows) -> Made:
+# --- multiple choice -------------------------------------------------------------------------------------------------
+
+
+def make_choice_task(user_data: UserData, splits: Splits, bad: BadRows) -> MadeTask:
     """Make a multiple-choice benchmark of ``question, choices, answer``."""
-    rows = _rows(own, splits, bad, _choice_row)
-    readings = _readings([row for records in rows.values() for row in records])
-    rows = _rows(own, rows, bad, lambda row: _answered(row, readings))
-    config = {
+    rows = _make_rows(user_data, splits, bad, _make_choice_row)
+    all_rows = [row for records in rows.values() for row in records]
+    readings = _choose_readings(all_rows)
+    rows = _make_rows(user_data, rows, bad, lambda row: _place_answer(row, readings))
+    definition = {
         "output_type": "multiple_choice",
         "doc_to_text": "Question: {{question}}\nAnswer:",
         "doc_to_choice": "choices",
         "doc_to_target": "answer",
-        "metric_list": _listed("acc", "acc_norm"),
+        "metric_list": _list_metrics("acc", "acc_norm"),
     }
-    return config, rows
+    return MadeTask(definition, rows)
 
 
-def _choice_row(record: Mapping[str, Any]) -> Config:
-    question, choices = _string(record, "question"), _choices(record.get("choices"))
+def _make_choice_row(record: Mapping[str, Any]) -> Row:
+    question = _read_text(record, "question")
+    choices = _parse_choices(record.get("choices"))
     if not isinstance(choices, (list, tuple)):
         hint = 'write ["first", "second"], in a csv also first|second'
         raise TaskError(f"choices is {choices!r}, not a list", hint=hint)
     choices = [str(choice) for choice in choices]
     if len(choices) < 2:
         raise TaskError(f"{len(choices)} choice(s); a question needs two or more")
-    if blank := [place for place, choice in enumerate(choices) if not choice.strip()]:
-        raise TaskError(f"choice {blank[0]} is empty")
+    for place, choice in enumerate(choices):
+        if not choice.strip():
+            raise TaskError(f"choice {place} is empty")
     return {"question": question, "choices": choices, "answer": record.get("answer")}
 
 
-def _choices(given: Any) -> Any:
+def _parse_choices(cell: Any) -> Any:
     """Read the choices of a cell of a csv, which are written as a list or with | between them."""
-    if not isinstance(given, str):
-        return given
+    if not isinstance(cell, str):
+        return cell
     for parse in (json.loads, ast.literal_eval):
         try:
-            given = parse(given)
+            cell = parse(cell)
             break
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
-    return (
-        [part.strip() for part in given.split("|")]
-        if isinstance(given, str) and "|" in given
-        else given
-    )
+    if isinstance(cell, str) and "|" in cell:
+        return [part.strip() for part in cell.split("|")]
+    return cell
 
 
-Read = Callable[
-    [Any, Sequence[str]], int | None
-]  # the place of the right choice, where an answer can be read so
+AnswerReading = Callable[[Any, Sequence[str]], int | None]
+"""Returns the place of the right choice, where an answer can be read so."""
 
 
-def _as_text(answer: Any, choices: Sequence[str]) -> int | None:
+def _read_as_text(answer: Any, choices: Sequence[str]) -> int | None:
     return choices.index(answer) if isinstance(answer, str) and answer in choices else None
 
 
-def _as_number(answer: Any, choices: Sequence[str], first: int = 0) -> int | None:
-    number = _whole(answer)
-    return number - first if number is not None and 0 <= number - first < len(choices) else None
+def _read_as_number(answer: Any, choices: Sequence[str], first: int = 0) -> int | None:
+    number = _parse_whole_number(answer)
+    if number is None or not 0 <= number - first < len(choices):
+        return None
+    return number - first
 
 
-def _as_letter(answer: Any, choices: Sequence[str]) -> int | None:
+def _read_as_letter(answer: Any, choices: Sequence[str]) -> int | None:
     letter = answer.strip().upper() if isinstance(answer, str) else ""
-    return _LETTERS.index(letter) if letter and letter in set(_LETTERS[: len(choices)]) else None
+    letters = set(_LETTERS[: len(choices)])
+    return _LETTERS.index(letter) if letter and letter in letters else None
 
 
 # Numbers count from 1 where counting from 0 does not fit all.
-_READINGS: tuple[Read, ...] = (_as_text, _as_number, _as_letter, partial(_as_number, first=1))
+_USUAL_READINGS: tuple[AnswerReading, ...] = (_read_as_text, _read_as_number, _read_as_letter)
+_READINGS: tuple[AnswerReading, ...] = (*_USUAL_READINGS, partial(_read_as_number, first=1))
 
 
-def _whole(answer: Any) -> int | None:
+def _parse_whole_number(answer: Any) -> int | None:
     if isinstance(answer, bool):
         return None
     if isinstance(answer, str) and re.fullmatch(r"\s*-?\d{1,9}\s*", answer):
         return int(answer)
-    return (
-        int(answer)
-        if isinstance(answer, (int, float)) and answer == answer // 1 and abs(answer) < 1e9
-        else None
-    )
+    if isinstance(answer, (int, float)) and answer == answer // 1 and abs(answer) < 1e9:
+        return int(answer)
+    return None
 
 
-def _readings(rows: Sequence[Mapping[str, Any]]) -> Sequence[Read]:
+def _choose_readings(rows: Sequence[Mapping[str, Any]]) -> Sequence[AnswerReading]:
     """Choose one reading of the answers for the whole file: with choices 1, 2, 3 the answer "1" may be text or number.
 
     A few bad rows do not change it: the file is meant as what fits nine rows of ten, and more than other readings.
     """
-    some = _READINGS if len(rows) >= ENOUGH else _READINGS[:3]
-    fits = {
-        read: sum(read(row["answer"], row["choices"]) is not None for row in rows) for read in some
-    }
-    most = max(fits.values(), default=0)
-    return (
-        [read for read in some if fits[read] == most] if most >= 0.9 * len(rows) else _READINGS[:3]
+    candidates = _READINGS if len(rows) >= ENOUGH_ROWS else _USUAL_READINGS
+    fitting_rows = {}
+    for reading in candidates:
+        fitting_rows[reading] = sum(
+            reading(row["answer"], row["choices"]) is not None for row in rows
+        )
+    most = max(fitting_rows.values(), default=0)
+    if most < FITTING_SHARE * len(rows):
+        return _USUAL_READINGS
+    return [reading for reading in candidates if fitting_rows[reading] == most]
+
+
+def _place_answer(row: Mapping[str, Any], readings: Sequence[AnswerReading]) -> Row:
+    """Put the place of the right choice in the row, by the first reading of the answer that fits."""
+    answer = row["answer"]
+    choices = row["choices"]
+    for reading in readings:
+        place = reading(answer, choices)
+        if place is not None:
+            return {**row, "answer": place}
+    number = _parse_whole_number(answer)
+    if number is not None:
+        raise TaskError(
+            f"the answer {number} is out of range: there are {len(choices)} choices",
+            hint=f"answers count from 0 to {len(choices) - 1}",
+        )
+    raise TaskError(
+        f"the answer {answer!r} is none of the choices",
+        hint="give the choice's text, its number from 0, or its letter",
     )
 
 
-def _answered(row: Mapping[str, Any], readings: Sequence[Read]) -> Config:
-    """Put the place of the right choice in the row, by the first reading of the answer that fits."""
-    answer, choices = row["answer"], row["choices"]
-    for read in readings:
-        if (place := read(answer, choices)) is not None:
-            return {**row, "answer": place}
-    if (number := _whole(answer)) is not None:
-        told = f"the answer {number} is out of range: there are {len(choices)} choices"
-        raise TaskError(told, hint=f"answers count from 0 to {len(choices) - 1}")
-    told = f"the answer {answer!r} is none of the choices"
-    raise TaskError(told, hint="give the choice's text, its number from 0, or its letter")
+# --- labelled texts --------------------------------------------------------------------------------------------------
 
 
-def make_classification(own: UserData, splits: Splits, bad: BadRows) -> Made:
+def make_classification(user_data: UserData, splits: Splits, bad: BadRows) -> MadeTask:
     """Make a classification benchmark of ``text, label`` (or two texts): every label, in words, is a choice."""
-    pair = any("text_pair" in record for records in splits.values() for record in records)
-    fields = ("text", "text_pair") if pair else ("text",)
-    rows = _rows(
-        own,
+    records = [record for split_records in splits.values() for record in split_records]
+    has_pairs = any("text_pair" in record for record in records)
+    fields = ("text", "text_pair") if has_pairs else ("text",)
+    rows = _make_rows(
+        user_data,
         splits,
         bad,
-        lambda record: {name: _string(record, name).strip() for name in (*fields, "label")},
+        lambda record: {name: _read_text(record, name).strip() for name in (*fields, "label")},
     )
-    counts = Counter(row["label"] for records in rows.values() for row in records)
-    column = own.column("label")
+    counts = Counter(row["label"] for split_rows in rows.values() for row in split_rows)
+    column = user_data.column("label")
+    _check_label_counts(counts, column)
+    labels = _words_for_labels(sorted(counts, key=_label_order), user_data.labels)
+    places = {label: place for place, label in enumerate(labels)}
+    for split_rows in rows.values():
+        for row in split_rows:
+            row["label"] = places[row["label"]]
+    titles = [f"{_title_of(user_data.column(name))}: {{{{{name}}}}}" for name in fields]
+    definition = {
+        "output_type": "multiple_choice",
+        "doc_to_text": "\n".join([*titles, f"{_title_of(column)}:"]),
+        "doc_to_choice": list(labels.values()),
+        "doc_to_target": "label",
+        "metric_list": _list_metrics("acc"),
+        "labels": labels,
+    }
+    return MadeTask(definition, rows)
+
+
+def _check_label_counts(counts: Counter[str], column: str) -> None:
+    """Refuse a column that cannot hold labels: one value, or too many."""
     if len(counts) < 2:
-        told = "the same in every row" if counts else "empty"
-        raise TaskError(f"the label ({column}) is {told}: there is nothing to tell apart")
+        problem = "the same in every row" if counts else "empty"
+        raise TaskError(f"the label ({column}) is {problem}: there is nothing to tell apart")
     if len(counts) > MOST_LABELS or (len(counts) > 20 and max(counts.values()) < 3):
         raise TaskError(
             f"the column {column} has {len(counts)} distinct values: too many for labels",
             hint="for a corpus say so in the task's entry: columns: {text: COLUMN}",
         )
-    labels = _verbalised(sorted(counts, key=_by_number), own.labels)
-    places = {label: place for place, label in enumerate(labels)}
-    for records in rows.values():
-        for row in records:
-            row["label"] = places[row["label"]]
-    titles = [f"{_title(own.column(name))}: {{{{{name}}}}}" for name in fields]
-    config = {
-        "output_type": "multiple_choice",
-        "doc_to_text": "\n".join([*titles, f"{_title(column)}:"]),
-        "doc_to_choice": list(labels.values()),
-        "doc_to_target": "label",
-        "metric_list": _listed("acc"),
-        "labels": labels,
-    }
-    return config, rows
 
 
-def _verbalised(labels: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
+def _words_for_labels(labels: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
     """Say labels as words: as given, else ``billing_issue`` as "billing issue".
 
     A label that another begins with could never lose against it, so all of them then end with a full stop.
     """
-    if unknown := sorted(set(map(str, given)) - set(labels)):
+    unknown = sorted(set(map(str, given)) - set(labels))
+    if unknown:
         raise TaskError(
             f"no row has the label {unknown[0]!r}", hint=f"there are: {', '.join(labels[:12])}"
         )
     spaced = {label: " ".join(re.sub(r"[_\s]+", " ", label).split()) or label for label in labels}
-    for plain in (spaced, {label: label for label in labels}):
-        words = {label: str(given.get(label, plain[label])) for label in labels}
+    unchanged = {label: label for label in labels}
+    for default_words in (spaced, unchanged):
+        words = {label: str(given.get(label, default_words[label])) for label in labels}
         if len(set(words.values())) == len(words):
             break
     else:
         raise TaskError(
             "two labels have the same words", hint="give each label words of its own under `labels`"
         )
-    inside = any(a != b and b.startswith(a) for a in words.values() for b in words.values())
-    return {label: f"{said}." for label, said in words.items()} if inside else words
+    if _has_prefix_among(list(words.values())):
+        return {label: f"{text}." for label, text in words.items()}
+    return words
 
 
-def _by_number(label: str) -> tuple[float, str]:
-    return (float(label), label) if re.fullmatch(r"-?\d+(\.\d+)?", label) else (float("inf"), label)
+def _has_prefix_among(texts: Sequence[str]) -> bool:
+    """Whether one of the texts begins with another."""
+    ordered = sorted(set(texts))  # a text comes right before those that begin with it
+    return any(later.startswith(earlier) for earlier, later in itertools.pairwise(ordered))
 
 
-def _title(column: str) -> str:
+def _label_order(label: str) -> tuple[float, str]:
+    """Order labels that are numbers by their value, the others after them."""
+    is_number = re.fullmatch(r"-?\d+(\.\d+)?", label)
+    return (float(label) if is_number else float("inf"), label)
+
+
+def _title_of(column: str) -> str:
     """Write a column's name as the prompt shows it; a name that is no plain word could be read as a template."""
     words = " ".join(re.sub(r"[^\w ]|_", " ", column).split())
     return words[:1].upper() + words[1:] if words else "Text"
 
 
-def make_generation_task(own: UserData, splits: Splits, bad: BadRows) -> Made:
+# --- generation ------------------------------------------------------------------------------------------------------
+
+
+def make_generation_task(user_data: UserData, splits: Splits, bad: BadRows) -> MadeTask:
     """Make a generation benchmark of ``prompt, completion``."""
-    rows = _rows(
-        own,
+    rows = _make_rows(
+        user_data,
         splits,
         bad,
-        lambda record: {key: _string(record, key) for key in ("prompt", "completion")},
+        lambda record: {key: _read_text(record, key) for key in ("prompt", "completion")},
     )
     pairs = [row for records in rows.values() for row in records]
-    spaced = any(row["prompt"][-1:].isspace() or row["completion"][:1].isspace() for row in pairs)
-    longest = max((len(row["completion"].encode()) for row in pairs), default=0)
-    stops = (
-        stop
-        for stop in ("\n", "\n\n")
-        if not any(stop in row["completion"].strip() for row in pairs)
+    has_spaces = any(
+        row["prompt"][-1:].isspace() or row["completion"][:1].isspace() for row in pairs
     )
-    config = {
+    longest = max((len(row["completion"].encode()) for row in pairs), default=0)
+    definition = {
         "output_type": "generate_until",
         "doc_to_text": "prompt",
         "doc_to_target": "completion",
-        "target_delimiter": "" if spaced else " ",
+        "target_delimiter": "" if has_spaces else " ",
         "generation_kwargs": {
-            "until": [stop] if (stop := next(stops, None)) else [],
-            "max_gen_toks": min(1024, max(256, longest)),
+            "until": _choose_stops(pairs),
+            "max_gen_toks": min(LONGEST_ANSWER, max(SHORTEST_ANSWER, longest)),
             "do_sample": False,
         },
         "process_results": judge_same_text,
-        "metric_list": _listed("exact_match"),
+        "metric_list": _list_metrics("exact_match"),
     }
-    return config, rows
+    return MadeTask(definition, rows)
+
+
+def _choose_stops(pairs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the first end of a text that no completion has inside: a line break, or an empty line."""
+    for stop in ("\n", "\n\n"):
+        if not any(stop in row["completion"].strip() for row in pairs):
+            return [stop]
+    return []
 
 
 def judge_same_text(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
@@ -320,13 +386,25 @@ def judge_same_text(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str,
 
 
 # What the fingerprint of a task knows of this judge, instead of the text of this whole file.
-judge_same_text.fingerprint_parts = "same text, but for white space around it"  # type: ignore[attr-defined]
+judge_same_text.fingerprint_parts = (  # type: ignore[attr-defined]
+    "same text, but for white space around it"
+)
 
 
-def make_corpus(own: UserData, splits: Splits, bad: BadRows) -> Made:
+# --- corpora ---------------------------------------------------------------------------------------------------------
+
+
+def make_corpus(user_data: UserData, splits: Splits, bad: BadRows) -> MadeTask:
     """Make a corpus of ``text``."""
-    rows = _rows(own, splits, bad, lambda record: {"text": _string(record, "text")})
-    metrics = _listed("bits_per_byte", aggregation="bits_per_byte")
-    metrics += _listed("byte_perplexity", "word_perplexity", aggregation="weighted_perplexity")
-    config = {"output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "text"}
-    return {**config, "metric_list": metrics}, rows
+    rows = _make_rows(user_data, splits, bad, lambda record: {"text": _read_text(record, "text")})
+    metrics = _list_metrics("bits_per_byte", aggregation="bits_per_byte")
+    metrics += _list_metrics(
+        "byte_perplexity", "word_perplexity", aggregation="weighted_perplexity"
+    )
+    definition = {
+        "output_type": "loglikelihood_rolling",
+        "doc_to_text": "",
+        "doc_to_target": "text",
+        "metric_list": metrics,
+    }
+    return MadeTask(definition, rows)

@@ -1,36 +1,20 @@
-"""``load``: a benchmark by name, by file or by folder; a user's own data need no task definition.
-
-Those are told apart by their columns: ``question, choices, answer`` is a multiple-choice benchmark, ``text, label`` (or
-two texts) a classification, ``prompt, completion`` a generation benchmark, ``text`` alone a corpus.
-"""
+"""``load``: a benchmark by name, by file or by folder; a user's own data need no task definition (``user_tasks``)."""
 
 from __future__ import annotations
 
 import difflib
-import re
 import string
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from potentia.errors import TaskError
 from potentia.facts import benchmark
 from potentia.study import Caps
-from potentia.tasks import forms, kinds
-from potentia.tasks.data import (
-    LIMITED,
-    SUFFIXES,
-    BadRows,
-    Record,
-    Records,
-    UserData,
-    as_list,
-    dataset_from_records,
-    load_splits,
-)
+from potentia.tasks import forms
+from potentia.tasks.data import LIMITED, SUFFIXES, UserData, load_splits
 from potentia.tasks.definitions import (
     TaskDefinitions,
     find_entry,
@@ -38,30 +22,18 @@ from potentia.tasks.definitions import (
     read_user_task,
     task_index,
 )
-from potentia.tasks.harness import SPLIT_KEYS
+from potentia.tasks.splits import Division, Split
 from potentia.tasks.subtask import Subtask
-from potentia.tasks.task import Division, Split, Task
+from potentia.tasks.task import Task
+from potentia.tasks.user_tasks import UserTask, read_user_data
 from potentia.values.protocol import TaskName
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 Mean = Literal["items", "subtasks"]
-_MARKS = str.maketrans(dict.fromkeys(string.punctuation, " "))
-LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens")  # names of one setting
-SHOWN = 20  # bad rows that an error lists
-
-
-@dataclass(frozen=True)
-class UserTask:
-    """What a user's data became: a definition, its documents by split, and what was inferred or left out."""
-
-    config: kinds.Config
-    data: dict[str, Dataset]
-    columns: dict[str, str | Sequence[str]] = field(
-        default_factory=dict
-    )  # the user's column of each field
-    notes: tuple[str, ...] = ()
+_PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation, " "))
+LENGTH_KEYS = ("max_gen_toks", "max_new_tokens", "max_tokens")  # names of one setting
 
 
 def load(
@@ -91,87 +63,125 @@ def load(
     score is taken, ``answer_tokens`` how long a written answer may be, ``drop_bad_rows`` whether rows that cannot be
     used are left out rather than told.
     """
-    asked = (name, data_dir, repr(own), answer_tokens, drop_bad_rows)
-    found = (_remembered or {}).get(asked) or _read(
-        name, data_dir, own, answer_tokens, drop_bad_rows
-    )
+    request = _TaskRequest(name, data_dir, repr(own), answer_tokens, drop_bad_rows)
+    contents = _remembered.get(request) if _remembered is not None else None
+    if contents is None:
+        contents = _read_contents(request, own)
     if _remembered is not None:
-        _remembered[asked] = found
-    leaves, weights, label, metric, mine = found
+        _remembered[request] = contents
+    weighted_by_size = contents.weighted_by_size
     if mean is not None:
-        named = (name.split("|")[0] for name in leaves[0].metric_names)
-        weights = dict.fromkeys((*named, "acc", "acc_norm", "brier_score"), mean == "items")
-    task = Task(label, leaves, metric, weights, caps, seed, carve, division, hold_out)
-    if mine is not None:
-        task.user_task = mine
-        task.notes += mine.notes
+        metrics = [metric.split("|")[0] for metric in contents.subtasks[0].metric_names]
+        metrics += ["acc", "acc_norm", "brier_score"]
+        weighted_by_size = dict.fromkeys(metrics, mean == "items")
+    task = Task(
+        contents.label,
+        contents.subtasks,
+        metric=contents.metric,
+        weighted_by_size=weighted_by_size,
+        caps=caps,
+        seed=seed,
+        carve=carve,
+        division=division,
+        hold_out=hold_out,
+    )
+    if contents.user_task is not None:
+        task.user_task = contents.user_task
+        task.notes += contents.user_task.notes
         if drop_overlap is None and hold_out is None:
             _drop_duplicates(task)
     if drop_overlap:
         from potentia.tasks.checks import measure_overlap
 
         dropped = task.drop_documents(measure_overlap(task).train_ids)
-        task.notes += (
-            [f"{dropped} training documents overlap the test and are dropped."] if dropped else []
-        )
+        if dropped:
+            task.notes.append(f"{dropped} training documents overlap the test and are dropped.")
     return task
 
 
-Found = tuple[list[Subtask], Mapping[str, bool], str, str | None, UserTask | None]
-_remembered: dict[Any, Found] | None = None
+@dataclass(frozen=True)
+class _TaskRequest:
+    """What decides the data and definitions of a task, whatever its caps."""
+
+    name: str
+    data_dir: Path | None
+    user_data: str  # as text: it need not be hashable
+    answer_tokens: int | None
+    drop_bad_rows: bool
+
+
+@dataclass(frozen=True)
+class _TaskContents:
+    """What a name means: its subtasks with their data, their weights in a group, a label, a metric."""
+
+    subtasks: list[Subtask]
+    weighted_by_size: Mapping[str, bool]
+    label: str
+    metric: str | None
+    user_task: UserTask | None
+
+
+_remembered: dict[_TaskRequest, _TaskContents] | None = None
 
 
 @contextmanager
 def reading_data_once() -> Iterator[None]:
     """Read the data of a task once meanwhile, however often it is loaded with other caps."""
     global _remembered
-    before, _remembered = _remembered, {}
+    before = _remembered
+    _remembered = {}
     try:
         yield
     finally:
         _remembered = before
 
 
-def _read(
-    name: str,
-    data_dir: Path | None,
-    own: UserData | None,
-    answer_tokens: int | None,
-    drop_bad_rows: bool,
-) -> Found:
-    """Read what a name means: its definitions with their data, weights in a group, label, metric, own data."""
-    base, form = TaskName(name).base, TaskName(name).form
-    path = None if own is not None else _own_path(base)
-    mine: UserTask | None = None
-    weights: Mapping[str, bool] = {}
-    metric = None
+def _read_contents(request: _TaskRequest, user_data: UserData | None) -> _TaskContents:
+    """Read what a name means: its definitions with their data."""
+    name = TaskName(request.name)
+    path = None if user_data is not None else _find_user_path(name.base)
     if path is not None and path.suffix not in (".yaml", ".yml"):
-        own = UserData(files=(str(path),), drop_bad_rows=drop_bad_rows)
-    if own is not None:
-        mine = read_user_data(own, data_dir)
-        label = str(mine.config["task"])
-        sources = [({**mine.config, LIMITED: bool(own.prompt)}, mine.data)]
+        user_data = UserData(files=(str(path),), drop_bad_rows=request.drop_bad_rows)
+    user_task: UserTask | None = None
+    weighted_by_size: Mapping[str, bool] = {}
+    metric = None
+    if user_data is not None:
+        user_task = read_user_data(user_data, request.data_dir)
+        label = str(user_task.config["task"])
+        # a user's template is a stranger's: it is rendered within limits
+        definition = {**user_task.config, LIMITED: bool(user_data.prompt)}
+        sources = [(definition, user_task.data)]
     else:
         if path is not None:
             definitions = read_user_task(path)
         else:
-            definitions = _read_stock_task(base)
-            known = benchmark(base)
+            definitions = _read_stock_task(name.base)
+            known = benchmark(name.base)
             metric = known.metric if known else None
         label = definitions.name
-        weights = definitions.weighted_by_size
-        sources = [(config, load_splits(config, data_dir)) for config in definitions.subtasks]
-    leaves = [_formed(config, data, form, answer_tokens) for config, data in sources]
-    metric = metric or next(iter(weights), None)
-    return leaves, weights, f"{label}:{form}" if form else label, metric, mine
+        weighted_by_size = definitions.weighted_by_size
+        sources = []
+        for definition in definitions.subtasks:
+            sources.append((definition, load_splits(definition, request.data_dir)))
+    subtasks = []
+    for definition, data in sources:
+        subtasks.append(_make_subtask(definition, data, name.form, request.answer_tokens))
+    return _TaskContents(
+        subtasks=subtasks,
+        weighted_by_size=weighted_by_size,
+        label=f"{label}:{name.form}" if name.form else label,
+        metric=metric or next(iter(weighted_by_size), None),
+        user_task=user_task,
+    )
 
 
 def _read_stock_task(name: str) -> TaskDefinitions:
+    """Read a task of the harness; one that is none is answered with names that are near."""
     if find_entry(name) is None:
         near = difflib.get_close_matches(name, task_index(), n=3, cutoff=0.6)
-        hint = (
-            f"did you mean {', '.join(near)}?" if near else "potentia tasks --all lists every name"
-        )
+        hint = "potentia tasks --all lists every name"
+        if near:
+            hint = f"did you mean {', '.join(near)}?"
         raise TaskError(f"no task {name!r} in the harness, and no such file", hint=hint)
     definitions = read_stock_task(name)
     if not definitions.subtasks:
@@ -187,303 +197,62 @@ def _drop_duplicates(task: Task) -> None:
     seen: set[str] = set()
     dropped: dict[Split, int] = {}
     for split in ("test", "validation", "train"):
-        docs = task.documents(split)
-        keys = [normalise_words("\n".join(texts)) for texts in task.identifying_texts(docs)]
+        documents = task.documents(split)
+        keys = ["\n".join(texts) for texts in task.identifying_texts(documents)]
+        keys = [normalise_words(key) for key in keys]
         if split != "test":
-            repeated = frozenset(doc.id for doc, key in zip(docs, keys, strict=True) if key in seen)
+            pairs = zip(documents, keys, strict=True)
+            repeated = frozenset(document.id for document, key in pairs if key in seen)
             dropped[split] = task.drop_documents(repeated, split)
         seen |= set(keys) - {""}
     repeats: dict[Split, str] = {
         "train": "validation and test repeat every training",
         "validation": "the test repeats every validation",
     }
-    for split, told in repeats.items():
+    for split, words in repeats.items():
         if dropped[split] and not task.documents(split):
-            raise TaskError(f"{told} document", hint="drop_overlap: false keeps them")
-    if told := " and ".join(
-        f"{dropped[split]} of {split}" for split in ("train", "validation") if dropped[split]
-    ):
+            raise TaskError(f"{words} document", hint="drop_overlap: false keeps them")
+    counts = [f"{dropped[split]} of {split}" for split in repeats if dropped[split]]
+    if counts:
         task.notes.append(
-            f"Duplicates across splits are dropped: {told} (drop_overlap: false keeps them)."
+            f"Duplicates across splits are dropped: {' and '.join(counts)} (drop_overlap: false keeps them)."
         )
 
 
 def normalise_words(text: str) -> str:
     """Return a text without case and punctuation."""
-    return " ".join(text.lower().translate(_MARKS).split())
+    return " ".join(text.lower().translate(_PUNCTUATION).split())
 
 
-def _formed(
-    config: Mapping[str, Any], data: Mapping[str, Dataset], form: str, answer_tokens: int | None
+def _make_subtask(
+    definition: Mapping[str, Any],
+    data: Mapping[str, Dataset],
+    form: str,
+    answer_tokens: int | None,
 ) -> Subtask:
-    leaf = Subtask(config, data)
+    """Make a subtask in a prompt form, with answers of a bounded length where that is asked for."""
+    subtask = Subtask(definition, data)
     if form:
-        leaf = Subtask(forms.rewrite_definition(form, leaf.task, config), data)
-    if answer_tokens is None or leaf.kind != "generation":
-        return leaf
-    asked = {
-        k: v for k, v in (leaf.config.get("generation_kwargs") or {}).items() if k not in LENGTHS
-    }
-    return Subtask(
-        {**leaf.config, "generation_kwargs": {**asked, "max_gen_toks": answer_tokens}}, data
-    )
+        subtask = Subtask(forms.rewrite_definition(form, subtask.task, definition), data)
+    if answer_tokens is None or subtask.kind != "generation":
+        return subtask
+    settings = dict(subtask.config.get("generation_kwargs") or {})
+    for key in LENGTH_KEYS:
+        settings.pop(key, None)
+    settings["max_gen_toks"] = answer_tokens
+    return Subtask({**subtask.config, "generation_kwargs": settings}, data)
 
 
-def _own_path(name: str) -> Path | None:
+def _find_user_path(name: str) -> Path | None:
     """Return the path that a name means: anything that looks like a path, or exists and is no harness task."""
     path = Path(name).expanduser()
-    looks = "/" in name or "\\" in name or path.suffix in (*SUFFIXES, ".txt", ".yaml", ".yml")
-    if looks and not path.exists():
+    has_file_suffix = path.suffix in (*SUFFIXES, ".txt", ".yaml", ".yml")
+    looks_like_path = "/" in name or "\\" in name or has_file_suffix
+    if looks_like_path and not path.exists():
         raise TaskError(
             f"there is no file or folder {name}",
             hint="check the path, or name a task of the harness",
         )
-    return path if looks or (path.exists() and find_entry(name) is None) else None
-
-
-# --- a user's own data -----------------------------------------------------------------------------------------------
-
-
-def read_user_data(own: UserData, data_dir: Path | None = None) -> UserTask:
-    """Read a user's files or dataset. Rows that cannot be used are told all at once, or dropped if asked for."""
-    bad: BadRows = []
-    splits = own.read(data_dir, bad)
-    if bad and not any(splits.values()):
-        raise bad_rows_error(bad, len(bad))
-    own, make = _reading(own, splits)
-    splits = {split: map_columns(records, own.columns) for split, records in splits.items()}
-    if own.prompt is not None and make is kinds.make_corpus:
-        raise TaskError("a text to predict has no prompt", hint="leave out `prompt`")
-    config, rows = make(own, splits, bad)
-    total = sum(map(len, rows.values())) + len(bad)
-    if bad and not (own.drop_bad_rows and any(rows.values())):
-        raise bad_rows_error(bad, total)
-    rows = {split: records for split, records in rows.items() if records}
-    config = {
-        "task": own.label,
-        **config,
-        **({} if own.prompt is None else {"doc_to_text": own.prompt}),
-    }
-    config |= {key: split if split in rows else None for split, key in SPLIT_KEYS.items()}
-    data = {
-        split: dataset_from_records(records, where=own.label) for split, records in rows.items()
-    }
-    return UserTask(config, data, dict(own.columns), tuple(_notes(own, config, bad, total)))
-
-
-def bad_rows_error(bad: BadRows, total: int) -> TaskError:
-    """Say which rows cannot be used, all in one error."""
-    if len(bad) == 1:
-        return bad[0]
-    lines = [f"  {error.where}: {error.message}" for error in bad[:SHOWN]]
-    lines += [f"  … and {len(bad) - SHOWN} more"] if len(bad) > SHOWN else []
-    hint = "mend them, or leave them out: --drop-bad-rows (in a study file: drop_bad_rows: true)"
-    return TaskError(f"{len(bad)} of {total} rows cannot be used\n" + "\n".join(lines), hint=hint)
-
-
-def _notes(own: UserData, config: kinds.Config, bad: BadRows, total: int) -> Iterator[str]:
-    if bad:
-        places = ", ".join((error.where or "").rpartition(", ")[2] for error in bad[:5]) + (
-            " …" if bad[5:] else ""
-        )
-        yield f"{len(bad)} of {total} rows cannot be used and are left out ({places}; first: {bad[0].message})."
-    if labels := config.get("labels"):
-        said = ", ".join(
-            raw if raw == words else f'{raw} → "{words}"'
-            for raw, words in list(labels.items())[:12]
-        )
-        more = " …" if len(labels) > 12 else ""
-        yield f"Classification into {len(labels)} labels of the column {own.column('label')}: {said}{more}."
-        if all(re.fullmatch(r"-?\d+(\.0)?", words.rstrip(".")) for words in labels.values()):
-            yield "The labels are numbers, which tell a model little: give words under `labels: {0: …, 1: …}`."
-
-
-# --- columns ---------------------------------------------------------------------------------------------------------
-
-# Names that columns often have, by the field they stand for.
-_USUAL = {
-    "question": ("question", "query", "q", "stem", "problem", "instruction"),
-    "choices": ("choices", "options", "candidates", "answers"),
-    "answer": (
-        "answer",
-        "label",
-        "gold",
-        "correct",
-        "target",
-        "answerkey",
-        "answer_index",
-        "correct_answer",
-    ),
-    "prompt": ("prompt", "input", "source", "question", "instruction", "query"),
-    "completion": ("completion", "output", "response", "target", "answer", "reference"),
-    "text": (
-        "text",
-        "content",
-        "document",
-        "body",
-        "sentence",
-        "message",
-        "ticket",
-        "review",
-        "comment",
-        "utterance",
-    ),
-    "label": (
-        "label",
-        "category",
-        "class",
-        "intent",
-        "topic",
-        "sentiment",
-        "tag",
-        "target",
-        "labels",
-    ),
-}
-_KINDS: tuple[tuple[tuple[str, ...], kinds.Make], ...] = (
-    (("question", "choices", "answer"), kinds.make_choice_task),
-    (("prompt", "completion"), kinds.make_generation_task),
-    (("text", "label"), kinds.make_classification),
-    (("text",), kinds.make_corpus),
-)
-_PAIRS = (
-    ("premise", "hypothesis"),
-    ("sentence1", "sentence2"),
-    ("text1", "text2"),
-    ("question1", "question2"),
-    ("sentence_a", "sentence_b"),
-    ("text_a", "text_b"),
-    ("text", "text_pair"),
-)
-
-
-_FIELDS = (*_USUAL, "text_pair")
-
-
-def guess_columns(own: UserData, data_dir: Path | None = None) -> dict[str, str]:
-    """Guess which columns stand for which fields, by the names that people give them; empty where they fit as they are.
-
-    Raises where no kind of benchmark can be made of them.
-    """
-    splits = own.read(data_dir, [])
-    columns = set().union(*(record.keys() for records in splits.values() for record in records))
-    for fields, make in _KINDS:
-        if set(fields) <= columns and make is not kinds.make_corpus:
-            return {}
-        found = _pair(columns) if make is kinds.make_classification else {}
-        found |= _named(
-            columns, [name for name in fields if name not in found], taken=found.values()
-        )
-        if set(fields) <= set(found):
-            return {name: column for name, column in found.items() if name != column}
-    _reading(own, splits)
-    return {}
-
-
-def _named(columns: set[str], fields: Sequence[str], taken: Iterable[str]) -> dict[str, str]:
-    """Return the columns of usual names for these fields."""
-    lower = {name.lower(): name for name in sorted(columns)}
-    taken, found = set(taken), dict[str, str]()
-    for name in fields:
-        usual = (lower[u] for u in _USUAL[name] if u in lower and lower[u] not in taken)
-        if (column := next(usual, None)) is not None:
-            found[name] = column
-            taken.add(column)
-    return found
-
-
-def _pair(columns: set[str]) -> dict[str, str]:
-    lower = {name.lower(): name for name in columns}
-    both = next(((a, b) for a, b in _PAIRS if a in lower and b in lower), None)
-    return {"text": lower[both[0]], "text_pair": lower[both[1]]} if both else {}
-
-
-def _reading(own: UserData, splits: kinds.Splits) -> tuple[UserData, kinds.Make]:
-    """Decide what the columns make: a kind of benchmark, and for labelled texts which column is the label."""
-    if odd := next((name for name in own.columns if name not in _FIELDS), None):
-        raise TaskError(
-            f"no field {odd!r} to map a column to", hint=f"fields: {', '.join(_FIELDS)}"
-        )
-    columns = set.intersection(
-        *(set().union(*(r.keys() for r in records)) for records in splits.values() if records)
-    )
-    there = columns | set(own.columns)
-    for fields, make in _KINDS[:2]:
-        if set(fields) <= there:
-            return own, make
-    if "label" in own.columns or "text" not in own.columns:
-        found = {**_pair(columns), **own.columns}
-        found |= _named(
-            columns,
-            [f for f in ("text", "label") if f not in found],
-            taken=map(str, found.values()),
-        )
-        if {"text", "label"} <= set(found):
-            return replace(own, columns=found), kinds.make_classification
-    if "text" not in there:
-        raise _no_benchmark(own, columns)
-    everything = [record for records in splits.values() for record in records]
-    if "text" not in own.columns and (column := _few_values(everything, "text")):
-        raise TaskError(
-            f"is the column {column} a label? It has few distinct values, so this may be no corpus",
-            where=own.where,
-            hint=f"say so in the task's entry: columns: {{text: text, label: {column}}} (--map label={column});"
-            " for a corpus columns: {text: text} (--map text=text)",
-        )
-    return own, kinds.make_corpus
-
-
-def _no_benchmark(own: UserData, columns: set[str]) -> TaskError:
-    missing = ""
-    for fields, _ in reversed(_KINDS[:2]):
-        missing = (
-            f": missing {', '.join(sorted(set(fields) - columns))}"
-            if columns & set(fields)
-            else missing
-        )
-    return TaskError(
-        f"the columns {', '.join(sorted(columns)) or 'none'} make no benchmark{missing}",
-        where=own.where,
-        hint="one of: question, choices, answer | text, label | prompt, completion | text; "
-        "say which column is what in the task's entry: columns: {question: COLUMN, …}",
-    )
-
-
-def _few_values(records: Records, but: str) -> str | None:
-    """Return a column that looks like a label: few distinct short values, each of several rows."""
-    for column in dict.fromkeys(key for record in records for key in record if key != but):
-        values = Counter(
-            str(v)
-            for r in records
-            if (v := r.get(column)) not in (None, "") and not isinstance(v, list)
-        )
-        if (
-            2 <= len(values) <= 50
-            and values.total() >= 4 * len(values)
-            and max(map(len, values)) <= 60
-        ):
-            return column
-    return None
-
-
-def map_columns(records: Records, columns: Mapping[str, str | Sequence[str]]) -> Records:
-    """Give every record the fields that the user's columns stand for."""
-    known = set().union(*(record.keys() for record in records))
-    for name, column in columns.items():
-        for one in as_list(column):
-            if one not in known:
-                there = ", ".join(sorted(known))
-                place = records[0].place.rpartition(", ")[0] if records else ""
-                raise TaskError(
-                    f"no column {one!r} for {name}", where=place, hint=f"there are: {there}"
-                )
-
-    def taken(record: Record, column: str | Sequence[str]) -> Any:
-        if isinstance(column, str):
-            return record.get(column)
-        return [str(record[one]) for one in column if record.get(one) not in (None, "")]
-
-    return [
-        Record(r.place, {**r, **{name: taken(r, c) for name, c in columns.items()}})
-        for r in records
-    ]
+    if looks_like_path:
+        return path
+    return path if path.exists() and find_entry(name) is None else None

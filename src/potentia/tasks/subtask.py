@@ -1,4 +1,4 @@
-"""One harness task with its documents: what a benchmark is made of (one leaf, or many in a group)."""
+"""One harness task with its documents: what a benchmark is made of (one subtask, or many in a group)."""
 
 from __future__ import annotations
 
@@ -37,6 +37,9 @@ ChatTemplate = Callable[[list[dict[str, str]]], str]
 Answer = tuple[float, bool] | float | str
 """What came back: (log-likelihood, greedy?) for a Continuation, log-likelihood for a Document, or the text."""
 
+Columns = Mapping[str, Any]
+"""The columns of one document, as lm-eval's functions take them."""
+
 Kind = Literal["choice", "generation", "corpus"]
 _KINDS: dict[str, Kind] = {
     "multiple_choice": "choice",
@@ -47,7 +50,9 @@ _KINDS: dict[str, Kind] = {
 # A definition may turn the label -1 of an unlabelled split into an answer, so the usual columns are looked at as well.
 _LABEL_COLUMNS = ("label", "answer", "answerKey", "gold", "target", "cop")
 _NO_LABEL = (-1, "-1", "", None)
+_NO_TARGET = (None, "", [], "None", -1)
 _LABELS_SEEN = 50  # documents looked at to tell a labelled split from an unlabelled one
+_DEFAULT_ANSWER_TOKENS = 256
 
 
 @dataclass(eq=False, slots=True)
@@ -59,7 +64,7 @@ class TaskDocument:
 
     id: int
     data: dict[str, Any]
-    subtask: int = 0
+    subtask: int = 0  # the number of its subtask in the group
 
     def __getitem__(self, key: str) -> Any:
         return self.data[key]
@@ -90,24 +95,27 @@ class Subtask:
         self.kind = _KINDS[self.task.OUTPUT_TYPE]
         self.has_options = self.task.OUTPUT_TYPE == "multiple_choice"
         self._prepared: dict[str, Any] = {}
-        self._sampler: Callable[[Sequence[Mapping[str, Any]]], Any] = type(self.task.sampler)
+        self._make_sampler: Callable[[Sequence[Columns]], Any] = type(self.task.sampler)
 
-    # Documents
+    # --- documents ---
 
     def public(self, split: str) -> Any:
         """Return a public split after the task's own preparation, or an empty list."""
         if split not in self._prepared:
             name = getattr(self.task.config, SPLIT_KEYS[split])
-            self._prepared[split] = (
-                [] if name is None else self._prepare(name, self.task.config.process_docs)
-            )
+            if name is None:
+                self._prepared[split] = []
+            else:
+                self._prepared[split] = self._prepare(name, self.task.config.process_docs)
         return self._prepared[split]
 
     def _prepare(self, name: str, process: Callable[[Any], Any] | None) -> Any:
+        """Return a split by its public name, processed as the definition says."""
         if name == (self.task.config.test_split or self.task.config.validation_split):
             return self.task.task_docs  # prepared by lm-eval when the task was built
         with silence_libraries():
-            return self.task.dataset[name] if process is None else process(self.task.dataset[name])
+            documents = self.task.dataset[name]
+            return documents if process is None else process(documents)
 
     def sizes(self) -> dict[str, int]:
         """Return the number of documents per public split.
@@ -120,75 +128,82 @@ class Subtask:
         for later, earlier in (("test", "validation"), ("test", "train"), ("validation", "train")):
             if names[later] == names[earlier]:
                 counts[earlier] = 0
-        if counts["test"] and counts["validation"] and not self._labelled("test"):
+        if counts["test"] and counts["validation"] and not self._is_labelled("test"):
             counts["test"] = 0
         return counts
 
-    def _labelled(self, split: str) -> bool:
-        """Tell whether any of the first documents of a split has an answer."""
-        docs = self.take(split, range(min(_LABELS_SEEN, len(self.public(split)))))
-        blank = any(
-            column in docs[0] and all(doc.get(column) in _NO_LABEL for doc in docs)
-            for column in _LABEL_COLUMNS
-        )
-        return self.kind == "corpus" or (not blank and any(self._has_answer(doc) for doc in docs))
+    def _is_labelled(self, split: str) -> bool:
+        """Whether any of the first documents of a split has an answer."""
+        documents = self.take(split, range(min(_LABELS_SEEN, len(self.public(split)))))
+        if self.kind == "corpus":
+            return True
+        for column in _LABEL_COLUMNS:
+            if column not in documents[0]:
+                continue
+            if all(document.get(column) in _NO_LABEL for document in documents):
+                return False
+        return any(self._has_answer(document) for document in documents)
 
     def take(self, split: str, rows: Sequence[int]) -> list[dict[str, Any]]:
         """Return these rows of a public split as dicts."""
-        docs = self.public(split)
-        if not hasattr(docs, "select"):
-            return [dict(docs[row]) for row in rows]
-        if len(rows) == len(docs):
-            return list(docs.to_list())
+        documents = self.public(split)
+        if not hasattr(documents, "select"):
+            return [dict(documents[row]) for row in rows]
+        if len(rows) == len(documents):
+            return list(documents.to_list())
         from datasets.formatting import query_table
 
-        # What ``docs.select(rows).to_list()`` gives, without a dataset made for it: that takes milliseconds.
-        return list(query_table(docs.data, list(rows), indices=docs._indices).to_pylist())
+        # What ``documents.select(rows).to_list()`` gives, without a dataset made for it: that takes milliseconds.
+        table = query_table(documents.data, list(rows), indices=documents._indices)
+        return list(table.to_pylist())
 
-    def _has_answer(self, doc: Mapping[str, Any]) -> bool:
+    def _has_answer(self, doc: Columns) -> bool:
         try:
             if self.has_options:
                 return bool(self.gold_indices(doc))
-            return self.task.doc_to_target(doc) not in (None, "", [], "None", -1)
+            return self.task.doc_to_target(doc) not in _NO_TARGET
         except (KeyError, ValueError, IndexError, TypeError):
             return False
 
-    # Answers
+    # --- answers ---
 
-    def choices(self, doc: Mapping[str, Any]) -> list[str]:
+    def choices(self, doc: Columns) -> list[str]:
         """Return the answer options of a document (for several contexts: the contexts)."""
         return list(self.task.doc_to_choice(doc)) if self.has_options else []
 
-    def gold_indices(self, doc: Mapping[str, Any]) -> list[int]:
+    def gold_indices(self, doc: Columns) -> list[int]:
         """Return the places of the right options; empty where the label is not among them."""
         choices = self.choices(doc)
-        gold = (
-            self.task.doc_to_text(doc) if self.task.multiple_input else self.task.doc_to_target(doc)
-        )
-        found = []
+        if self.task.multiple_input:
+            gold = self.task.doc_to_text(doc)
+        else:
+            gold = self.task.doc_to_target(doc)
+        indices = []
         for label in as_list(gold):
             if isinstance(label, str):
-                found += [choices.index(label)] if label in choices else []
+                if label in choices:
+                    indices.append(choices.index(label))
             elif isinstance(label, (int, float, np.integer)) and 0 <= label < len(choices):
-                found.append(int(label))
-        return found
+                indices.append(int(label))
+        return indices
 
-    def gold(self, doc: Mapping[str, Any]) -> str:
+    def gold(self, doc: Columns) -> str:
         """Return the right answer as text; several accepted answers are joined by `` | ``."""
         if self.has_options:
             choices = self.choices(doc)
-            return " | ".join(choices[i] for i in self.gold_indices(doc))
-        return "" if self.kind == "corpus" else " | ".join(self._targets(doc))
+            return " | ".join(choices[index] for index in self.gold_indices(doc))
+        return "" if self.kind == "corpus" else " | ".join(self._target_texts(doc))
 
-    def _targets(self, doc: Mapping[str, Any]) -> list[str]:
+    def _target_texts(self, doc: Columns) -> list[str]:
+        """Return the texts that count as a right answer."""
         target = self.task.doc_to_target(doc)
         if self.task.config.doc_to_choice is not None and isinstance(target, int):
             target = self.task.doc_to_choice(doc)[target]
-        return [str(t) for t in as_list(target)]
+        return [str(text) for text in as_list(target)]
 
-    # Prompts
+    # --- prompts ---
 
-    def asked(self, doc: Mapping[str, Any]) -> str:
+    def question_text(self, doc: Columns) -> str:
         """Return the question alone: without description, examples or answer."""
         if self.kind == "corpus":
             return str(self.task.doc_to_target(doc))
@@ -199,11 +214,17 @@ class Subtask:
     def prompt(self, doc: TaskDocument, *, shots: int, chat: ChatTemplate | None) -> Prompt:
         """Render one document; the text to read has each context where they differ."""
         requests = self.requests(doc.data, shots=shots, chat=chat)
-        contexts = dict.fromkeys(r.text if isinstance(r, Document) else r.context for r in requests)
-        choices = tuple(self.choices(doc.data))
-        right = tuple(self.gold_indices(doc.data)) if self.has_options else ()
+        contexts: dict[str, None] = {}
+        for request in requests:
+            contexts[request.text if isinstance(request, Document) else request.context] = None
         return Prompt(
-            doc.id, requests, self.gold(doc.data), "\n".join(contexts), choices, right, doc
+            doc_id=doc.id,
+            requests=requests,
+            gold=self.gold(doc.data),
+            text="\n".join(contexts),
+            choices=tuple(self.choices(doc.data)),
+            right_choices=tuple(self.gold_indices(doc.data)) if self.has_options else (),
+            doc=doc,
         )
 
     def requests(
@@ -212,24 +233,39 @@ class Subtask:
         """Ask lm-eval for a document's requests, and turn them into ours."""
         if self.kind == "corpus":
             return (Document(str(self.task.doc_to_target(doc))),)
-        how = {
-            "apply_chat_template": chat is not None,
-            "chat_template": _chat(chat) if chat else None,
-        }
+        harness_template = _adapt_chat_template(chat) if chat else None
         try:
-            prefix = self.task.doc_to_prefix(doc)
-            context = self.task.fewshot_context(doc, num_fewshot=shots, gen_prefix=prefix, **how)
+            context = self.task.fewshot_context(
+                doc,
+                num_fewshot=shots,
+                gen_prefix=self.task.doc_to_prefix(doc),
+                apply_chat_template=chat is not None,
+                chat_template=harness_template,
+            )
         except AssertionError as error:
             raise TaskError(f"{self.name}: a document makes no prompt: {error}"[:300]) from error
-        made = self.task.construct_requests(doc, context, metadata=(self.name, 0, 1), **how)
-        return tuple(self._request(*instance.args[:2]) for instance in as_list(made))
+        instances = self.task.construct_requests(
+            doc,
+            context,
+            metadata=(self.name, 0, 1),
+            apply_chat_template=chat is not None,
+            chat_template=harness_template,
+        )
+        return tuple(self._request(*instance.args[:2]) for instance in as_list(instances))
 
-    def _request(self, context: str, more: Any) -> Request:
+    def _request(self, context: str, continuation: Any) -> Request:
+        """Turn what lm-eval asks into our request; a generation's second part are its settings."""
         if self.kind != "generation":
-            return Continuation(context, more)
-        stops = tuple(filter(None, as_list(more.get("until"))))
-        longest = more.get("max_gen_toks") or more.get("max_new_tokens") or more.get("max_tokens")
-        return Generation(context, stops, int(longest or 256), decoding_options(more))
+            return Continuation(context, continuation)
+        settings = continuation
+        stops = tuple(filter(None, as_list(settings.get("until"))))
+        longest = (
+            settings.get("max_gen_toks")
+            or settings.get("max_new_tokens")
+            or settings.get("max_tokens")
+            or _DEFAULT_ANSWER_TOKENS
+        )
+        return Generation(context, stops, int(longest), decoding_options(settings))
 
     def example(
         self, doc: dict[str, Any], *, chat: ChatTemplate | None, every_answer: bool = False
@@ -243,13 +279,12 @@ class Subtask:
         if isinstance(request, Document):
             return Example("", request.text)
         if isinstance(request, Generation):
-            targets = self._targets(doc)
+            targets = self._target_texts(doc)
             if not targets or not targets[0]:
                 raise TaskError(f"{self.name}: a document without an answer cannot be trained on")
             target = " ".join(targets) if every_answer else targets[0]
-            return Example(
-                request.context, self._delimiter(chat, request.context, target) + target, end=True
-            )
+            delimiter = self._delimiter(chat, request.context, target)
+            return Example(request.context, delimiter + target, end=True)
         if self.has_options:
             gold = self.gold_indices(doc)
             if not gold:
@@ -266,9 +301,9 @@ class Subtask:
             return "" if context[-1:].isspace() or target[:1].isspace() else " "
         return "" if chat else str(self.task.config.target_delimiter)
 
-    # Few-shot examples
+    # --- few-shot examples ---
 
-    def own_pool(self, tested: str) -> Sequence[Mapping[str, Any]] | None:
+    def set_aside_examples(self, tested: str) -> Sequence[Columns] | None:
         """Return the examples that the definition sets aside for few-shot prompts, if any.
 
         ``tested`` is the public split that serves as test: it never lends examples, nor does train, of which the plan
@@ -276,10 +311,8 @@ class Subtask:
         """
         settings = self.task.fewshot_cfg
         if settings.split is not None:
-            if settings.split in {
-                self.task.config.training_split,
-                getattr(self.task.config, SPLIT_KEYS[tested]),
-            }:
+            test_name = getattr(self.task.config, SPLIT_KEYS[tested])
+            if settings.split in {self.task.config.training_split, test_name}:
                 return None
             prepared = self._prepare(settings.split, settings.process_docs)
             return list(prepared.to_list() if hasattr(prepared, "to_list") else prepared)
@@ -287,18 +320,19 @@ class Subtask:
             return None
         return list(settings.samples() if callable(settings.samples) else settings.samples)
 
-    def draw(
-        self, pool: Sequence[Mapping[str, Any]], doc: TaskDocument, *, shots: int, seed: int
+    def draw_examples(
+        self, pool: Sequence[Columns], doc: TaskDocument, *, shots: int, seed: int
     ) -> None:
         """Set what lm-eval shows before this document: examples that its sampler draws, never the document itself."""
         # One document's own seed: examples depend on the document, not on the order of asking.
-        own = int.from_bytes(hashlib.sha256(f"{seed}:{doc.id}".encode()).digest()[:8], "big")
-        mine = self._same(doc.data)
+        digest = hashlib.sha256(f"{seed}:{doc.id}".encode()).digest()
+        document_seed = int.from_bytes(digest[:8], "big")
+        question = self._question_key(doc.data)
         try:
-            drawn = self._sampler(pool).set_rnd(own).sample(shots)
-            if any(self._same(other) == mine for other in drawn):
-                others = [other for other in pool if self._same(other) != mine]
-                drawn = self._sampler(others).set_rnd(own).sample(shots)
+            drawn = self._make_sampler(pool).set_rnd(document_seed).sample(shots)
+            if any(self._question_key(other) == question for other in drawn):
+                others = [other for other in pool if self._question_key(other) != question]
+                drawn = self._make_sampler(others).set_rnd(document_seed).sample(shots)
         except (AssertionError, ValueError) as error:
             raise TaskError(
                 f"{self.name} has too few documents for {shots} examples in a prompt",
@@ -306,95 +340,112 @@ class Subtask:
             ) from error
         self.task.sampler = SimpleNamespace(sample=lambda *_, **__: list(drawn))
 
-    def _same(self, doc: Mapping[str, Any]) -> Any:
+    def _question_key(self, doc: Columns) -> Any:
         """Return what a document asks; two rows that ask the same are the same item here."""
         text = None if self.task.multiple_input else self.task.doc_to_text(doc)
         return text or self.task.doc_to_choice(doc)  # a form may put all into the choices
 
-    # Grades
+    # --- grades ---
 
     def grade(
         self, prompts: Sequence[Prompt], answers: Sequence[Sequence[Answer]], metric: str
     ) -> list[ItemOutcome]:
         """Judge the answers through lm-eval's filters and ``process_results``; ``metric`` is the main one."""
-        from lm_eval.api.instance import Instance
-
         if not prompts:
             return []
-        repeats = int(self.task.config.repeats or 1)
-        kind = "loglikelihood" if self.has_options else self.task.OUTPUT_TYPE
         instances: list[list[Any]] = []
-        for number, (prompt, given) in enumerate(zip(prompts, answers, strict=True)):
-            if len(given) != len(prompt.requests):
-                told = f"{len(prompt.requests)} requests, but {len(given)} answers"
-                raise TaskError(f"document {prompt.doc_id} of {self.name} has {told}")
-            mine = []
-            for place, answer in enumerate(given):
-                instance = Instance(
-                    kind, prompt.doc.data, (), place, metadata=(self.name, number, repeats)
-                )
-                instance.resps = [answer] * repeats
-                mine.append(instance)
-            instances.append(mine)
+        for number, (prompt, given_answers) in enumerate(zip(prompts, answers, strict=True)):
+            instances.append(self._answered_instances(number, prompt, given_answers))
+        all_instances: list[Any] = []
+        for document_instances in instances:
+            all_instances += document_instances
         for ensemble in self.task._filters:
-            ensemble.apply([instance for mine in instances for instance in mine])
-        return [
-            self._outcome(prompt, given, mine, metric)
-            for prompt, given, mine in zip(prompts, answers, instances, strict=True)
-        ]
+            ensemble.apply(all_instances)
+        outcomes = []
+        for prompt, given_answers, document_instances in zip(
+            prompts, answers, instances, strict=True
+        ):
+            outcomes.append(self._outcome(prompt, given_answers, document_instances, metric))
+        return outcomes
+
+    def _answered_instances(
+        self, number: int, prompt: Prompt, answers: Sequence[Answer]
+    ) -> list[Any]:
+        """Return lm-eval's instances of one document's requests, each with its answer."""
+        from lm_eval.api.instance import Instance
+
+        if len(answers) != len(prompt.requests):
+            raise TaskError(
+                f"document {prompt.doc_id} of {self.name} has "
+                f"{len(prompt.requests)} requests, but {len(answers)} answers"
+            )
+        repeats = int(self.task.config.repeats or 1)
+        request_type = "loglikelihood" if self.has_options else self.task.OUTPUT_TYPE
+        metadata = (self.name, number, repeats)
+        instances = []
+        for index, answer in enumerate(answers):
+            instance = Instance(request_type, prompt.doc.data, (), index, metadata=metadata)
+            instance.resps = [answer] * repeats
+            instances.append(instance)
+        return instances
 
     def _outcome(
-        self, prompt: Prompt, given: Sequence[Any], instances: Sequence[Any], metric: str
+        self, prompt: Prompt, answers: Sequence[Any], instances: Sequence[Any], metric: str
     ) -> ItemOutcome:
-        doc, filters = prompt.doc.data, self.task._filters
+        """Return the result of one document: all metrics, what was predicted, and what a reader wants to see."""
+        doc = prompt.doc.data
+        values = self._metric_values(doc, instances)
+        detail: dict[str, Any] = {"prompt": prompt.text, "metrics": values}
+        prediction = ""
+        if self.kind == "generation":
+            detail["generated"] = answers[0]
+            # without examples: what a judge is shown
+            detail["question"] = strip_labels(self.question_text(doc))
+            prediction = self._extracted_answer(instances[0], metric)
+        elif self.kind == "corpus":
+            detail["logprobs"] = [float(answers[0])]
+        else:
+            detail["logprobs"] = [float(answer[0]) for answer in answers]
+            prediction = prompt.gold if answers[0][1] else ""
+        if self.has_options:
+            option_answers = answers[: len(prompt.choices)]
+            if len(option_answers) == len(prompt.choices):
+                values |= grading.choice_values(
+                    prompt.choices,
+                    option_answers,
+                    gold=prompt.right_choices,
+                    present=values,
+                    requested=self._requested_metrics,
+                )
+            detail["choices"] = list(prompt.choices)
+            chosen = grading.choose_answer(metric, prompt.choices, option_answers)
+            prediction = prompt.choices[chosen]
+        value = grading.item_value(metric, values.get(metric, math.nan))
+        return ItemOutcome(prompt.doc_id, value, prediction, prompt.gold, detail)
+
+    def _metric_values(self, doc: dict[str, Any], instances: Sequence[Any]) -> dict[str, Any]:
+        """Return the value of every metric, once per filter."""
+        filters = self.task._filters
         values: dict[str, Any] = {}
         for ensemble in filters:
             filtered = [instance.filtered_resps[ensemble.name] for instance in instances]
             for name, value in self.task.process_results(doc, filtered).items():
-                values[grading.metric_key(name, ensemble.name, len(filters))] = (
-                    grading.to_plain_values(value)
-                )
-        detail: dict[str, Any] = {"prompt": prompt.text, "metrics": values}
-        prediction = ""
-        if self.kind == "generation":
-            detail["generated"] = given[0]
-            detail["question"] = strip_labels(
-                self.asked(doc)
-            )  # without examples: what a judge is shown
-            shown = instances[0].filtered_resps
-            prediction = str(
-                grading.to_plain_values(shown.get(metric.partition("|")[2], shown[filters[0].name]))
-            )
-        elif self.kind == "corpus":
-            detail["logprobs"] = [float(given[0])]
-        else:
-            detail["logprobs"] = [float(answer[0]) for answer in given]
-            prediction = prompt.gold if given[0][1] else ""
-        if self.has_options:
-            answers = given[: len(prompt.choices)]
-            if len(answers) == len(prompt.choices):
-                values |= grading.choice_values(
-                    prompt.choices, answers, prompt.right_choices, values, self._wanted
-                )
-            detail["choices"] = list(prompt.choices)
-            prediction = prompt.choices[grading.choose_answer(metric, prompt.choices, answers)]
-        return ItemOutcome(
-            prompt.doc_id,
-            grading.item_value(metric, values.get(metric, math.nan)),
-            prediction,
-            prompt.gold,
-            detail,
-        )
+                key = grading.metric_key(name, ensemble.name, len(filters))
+                values[key] = grading.to_plain_values(value)
+        return values
+
+    def _extracted_answer(self, instance: Any, metric: str) -> str:
+        """Return what the filter of a metric found in a written answer."""
+        filtered = instance.filtered_resps
+        default = filtered[self.task._filters[0].name]
+        extracted = filtered.get(metric.partition("|")[2], default)
+        return str(grading.to_plain_values(extracted))
 
     @cached_property
-    def _wanted(self) -> frozenset[Any]:
+    def _requested_metrics(self) -> frozenset[Any]:
         """The metrics of options that are asked for beside the usual ones."""
-        return frozenset(
-            (
-                self.config.get("main_metric"),
-                *(grading.LABEL_METRICS if self.config.get("labels") else ()),
-            )
-        )
+        label_metrics = grading.LABEL_METRICS if self.config.get("labels") else ()
+        return frozenset((self.config.get("main_metric"), *label_metrics))
 
     @cached_property
     def metric_names(self) -> tuple[str, ...]:
@@ -402,19 +453,19 @@ class Subtask:
         if self.config.get("metric_names"):
             return tuple(self.config["metric_names"])
         filters = self.task._filters
-        return tuple(
-            grading.metric_key(metric, f.name, len(filters))
-            for f in filters
-            for metric in self.task.aggregation()
-        )
+        names = []
+        for ensemble in filters:
+            for metric in self.task.aggregation():
+                names.append(grading.metric_key(metric, ensemble.name, len(filters)))
+        return tuple(names)
 
     def higher_is_better(self, metric: str) -> bool:
-        """Tell the direction of a metric."""
-        said = self.task.higher_is_better().get(metric.split("|")[0])
-        return Metric.of(metric, said).higher_is_better
+        """Whether more of a metric is better."""
+        stated = self.task.higher_is_better().get(metric.split("|")[0])
+        return Metric.of(metric, stated).higher_is_better
 
 
-def _chat(template: ChatTemplate) -> Callable[..., str]:
+def _adapt_chat_template(template: ChatTemplate) -> Callable[..., str]:
     """Adapt a chat template to lm-eval's call: an opened answer (``gen_prefix``) goes after the generation prompt."""
 
     def render(messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
