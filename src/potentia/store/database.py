@@ -368,6 +368,27 @@ def _create(connection: sa.Connection) -> None:
         connection.execute(s.schema_version.insert().values(version=s.SCHEMA_VERSION))
 
 
+# What a database computes when it is read or written, and a store never has: a stranger's may compute without end.
+_COMPUTED_CONTENT = """
+SELECT type || ' ' || name FROM sqlite_master WHERE type IN ('view', 'trigger')
+UNION ALL
+SELECT 'computed column ' || tables.name || '.' || columns.name
+FROM sqlite_master AS tables JOIN pragma_table_xinfo(tables.name) AS columns
+WHERE tables.type = 'table' AND columns.hidden IN (2, 3)
+"""
+
+
+def _refuse_computed_content(connection: sa.Connection, where: str) -> None:
+    """Refuse an SQLite file with views, triggers or computed columns: such a store was made by someone else."""
+    computed = connection.execute(sa.text(_COMPUTED_CONTENT)).scalars().first()
+    if computed is not None:
+        raise StoreError(
+            f"the store holds a {str(computed)[:100]}, which Potentia never makes",
+            where=where,
+            hint="do not trust this file: ask for one that was not changed",
+        )
+
+
 def _check_version(connection: sa.Connection, where: str) -> None:
     """Refuse an empty database, one of something else, and a store of another version."""
     present = sa.inspect(connection).get_table_names()
@@ -381,6 +402,8 @@ def _check_version(connection: sa.Connection, where: str) -> None:
             "give another one with --store",
         )
         raise NoStoreError(what, where=where, hint=hint)
+    if connection.dialect.name == "sqlite":
+        _refuse_computed_content(connection, where)
     version = connection.execute(sa.select(s.schema_version.c.version)).scalar_one_or_none()
     if version is None:
         raise StoreError(

@@ -18,11 +18,12 @@ from potentia.errors import TaskError, first_line
 from potentia.files import CODE, LARGEST_DATA, check_plain_file, is_allowed, read_text
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from datasets import Dataset
 
 LIMITED = "limited"  # the key of a definition from a user's file: its templates are rendered in a process of its own
 SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
-_PACKED = (
+_PACKED_STARTS = (
     b"\x1f\x8b",
     b"PK",
     b"BZh",
@@ -99,79 +100,96 @@ class UserData:
 
     def documents_in_one_split(self) -> int | None:
         """Count the documents of files that all are one split, which is then divided; None where there are more."""
-        splits = {} if self.dataset is not None else self.read(None, [])
-        return sum(map(len, splits.values())) if len(splits) == 1 else None
+        if self.dataset is not None:
+            return None
+        splits = self.read(None, [])
+        if len(splits) != 1:
+            return None
+        return sum(map(len, splits.values()))
 
     def read(self, data_dir: Path | None, bad: BadRows) -> dict[str, Records]:
         """Read the records of every split, from files or from the hub (or the folder of datasets)."""
         if self.dataset is None:
             return read_files([Path(file).expanduser() for file in self.files], bad)
-        config = {"task": self.label, "dataset_path": self.dataset, "dataset_name": self.subset}
-        loaded = load_splits(config, data_dir)
-        found: dict[str, Records] = {}
+        definition = {"task": self.label, "dataset_path": self.dataset, "dataset_name": self.subset}
+        loaded = load_splits(definition, data_dir)
+        records_by_split: dict[str, Records] = {}
         for name, data in loaded.items():
-            if (split := SPLIT_NAMES.get(str(name).lower())) is not None:
-                rows = enumerate(_with_names(data), start=1)
-                found.setdefault(
-                    split, [Record(f"{self.dataset} ({name}), row {n}", row) for n, row in rows]
-                )
-        if not found:
-            told = (
-                f"the dataset has no split of a usual name; it has: {', '.join(map(str, loaded))}"
+            split = SPLIT_NAMES.get(str(name).lower())
+            if split is None or split in records_by_split:
+                continue
+            records = []
+            for number, row in enumerate(_rows_with_class_names(data), start=1):
+                records.append(Record(f"{self.dataset} ({name}), row {number}", row))
+            records_by_split[split] = records
+        if not records_by_split:
+            names = ", ".join(map(str, loaded))
+            raise TaskError(
+                f"the dataset has no split of a usual name; it has: {names}", where=self.dataset
             )
-            raise TaskError(told, where=self.dataset)
-        return found
+        return records_by_split
 
 
-def _with_names(data: Any) -> Iterator[dict[str, Any]]:
+def _rows_with_class_names(data: Dataset) -> Iterator[dict[str, Any]]:
     """Give the rows of a dataset, with the names of its classes where it has them."""
-    names = {
-        column: feature.names
-        for column, feature in data.features.items()
-        if hasattr(feature, "names")
-    }
+    class_names: dict[str, list[str]] = {}
+    for column, feature in data.features.items():
+        if hasattr(feature, "names"):
+            class_names[column] = feature.names
     for row in data.to_list():
-        named = {
-            c: known[row[c]]
-            for c, known in names.items()
-            if isinstance(row[c], int) and 0 <= row[c] < len(known)
-        }
-        yield {**row, **named}
+        for column, names in class_names.items():
+            number = row[column]
+            if isinstance(number, int) and 0 <= number < len(names):
+                row[column] = names[number]
+        yield row
 
 
 def read_files(paths: Sequence[Path], bad: BadRows) -> dict[str, Records]:
     """Read one file or folder, or several files: the splits that they are named after, or all of them as one."""
-    if missing := [path for path in paths if not path.exists()]:
-        raise TaskError(f"there is no file or folder {missing[0]}", hint="check the path")
+    for path in paths:
+        if not path.exists():
+            raise TaskError(f"there is no file or folder {path}", hint="check the path")
     if len(paths) == 1 and paths[0].is_dir():
         return _read_folder(paths[0], bad)
-    if folders := [path for path in paths if path.is_dir()]:
-        raise TaskError("give one folder, or several files", where=str(folders[0]))
-    splits = {SPLIT_NAMES.get(path.stem.lower(), ""): path for path in paths}
-    if len(paths) > 1 and "" not in splits and len(splits) == len(paths):
-        return {split: read_records(path, bad) for split, path in splits.items()}
-    return {"train": [record for path in paths for record in read_records(path, bad)]}
+    for path in paths:
+        if path.is_dir():
+            raise TaskError("give one folder, or several files", where=str(path))
+    path_by_split = {SPLIT_NAMES.get(path.stem.lower(), ""): path for path in paths}
+    are_splits = "" not in path_by_split and len(path_by_split) == len(paths)
+    if len(paths) > 1 and are_splits:
+        return {split: read_records(path, bad) for split, path in path_by_split.items()}
+    return {"train": _read_all(paths, bad)}
+
+
+def _read_all(paths: Sequence[Path], bad: BadRows) -> Records:
+    """Read the rows of several files as one split."""
+    records: Records = []
+    for path in paths:
+        records += read_records(path, bad)
+    return records
 
 
 def _read_folder(folder: Path, bad: BadRows) -> dict[str, Records]:
-    texts, others = sorted(folder.glob("*.txt")), find_splits(folder)
-    found: dict[str, Path] = {}
-    for name, file in {**{text.stem: text for text in texts}, **others}.items():
-        split = SPLIT_NAMES.get(name.lower(), "")
-        if split in found:
-            told = f"two files for the split {split}: {found[split].name} and {file.name}"
-            raise TaskError(told, where=str(folder))
-        found |= {split: file} if split else {}
-    if found:
-        return {split: read_records(file, bad) for split, file in found.items()}
+    """Read a folder of split files, of texts, or of files that are one split together."""
+    texts = sorted(folder.glob("*.txt"))
+    files_by_name = find_splits(folder)
+    path_by_split: dict[str, Path] = {}
+    for name, file in {**{text.stem: text for text in texts}, **files_by_name}.items():
+        split = SPLIT_NAMES.get(name.lower())
+        if split is None:
+            continue
+        if split in path_by_split:
+            raise TaskError(
+                f"two files for the split {split}: {path_by_split[split].name} and {file.name}",
+                where=str(folder),
+            )
+        path_by_split[split] = file
+    if path_by_split:
+        return {split: read_records(file, bad) for split, file in path_by_split.items()}
     if texts:  # each file is one document
-        return {"train": [Record(str(file), {"text": _text(file)}) for file in texts]}
-    if others:  # files of documents under other names: all of them as one
-        return {
-            "train": [
-                record for file in sorted(others.values()) for record in read_records(file, bad)
-            ]
-        }
+        return {"train": [Record(str(file), {"text": _read_document_text(file)}) for file in texts]}
+    if files_by_name:  # files of documents under other names: all of them as one
+        return {"train": _read_all(sorted(files_by_name.values()), bad)}
     raise TaskError(
         "no file of documents in this folder",
         where=str(folder),
@@ -181,13 +199,14 @@ def _read_folder(folder: Path, bad: BadRows) -> dict[str, Records]:
 
 def read_records(file: Path, bad: BadRows) -> Records:
     """Read the rows of one file; those that are none go to ``bad``."""
-    records = list(_rows(file, bad))
+    records = list(_walk_records(file, bad))
     if not records and not bad:
         raise TaskError("the file holds no document", where=str(file))
     return records
 
 
-def _rows(file: Path, bad: BadRows) -> Iterator[Record]:
+def _walk_records(file: Path, bad: BadRows) -> Iterator[Record]:
+    """Give the rows of one file, by its suffix."""
     if file.suffix not in (*SUFFIXES, ".txt"):
         raise TaskError(
             f"unknown kind of file {file.suffix or file.name!r}",
@@ -195,80 +214,86 @@ def _rows(file: Path, bad: BadRows) -> Iterator[Record]:
             hint=f"one of {', '.join((*SUFFIXES, '.txt', '.yaml'))}",
         )
     if file.suffix == ".parquet":
-        return (
-            Record(f"{file}, row {n}", row)
-            for n, row in enumerate(read_dataset(file).to_list(), start=1)
-        )
-    text = _text(file)
-    if file.suffix == ".txt":
-        parts = [part.strip("\n") for part in re.split(r"\n[ \t]*\n", text) if part.strip()]
-        return (
-            Record(f"{file}, paragraph {n}", {"text": part})
-            for n, part in enumerate(parts, start=1)
-        )
-    return _csv_rows(text, file, bad) if file.suffix == ".csv" else _json_rows(text, file, bad)
+        for number, row in enumerate(read_dataset(file).to_list(), start=1):
+            yield Record(f"{file}, row {number}", row)
+        return
+    text = _read_document_text(file)
+    if file.suffix == ".csv":
+        yield from _walk_csv(text, file, bad)
+    elif file.suffix == ".txt":
+        yield from _walk_paragraphs(text, file)
+    else:
+        yield from _walk_json(text, file, bad)
 
 
-def _json_rows(text: str, file: Path, bad: BadRows) -> Iterator[Record]:
+def _walk_paragraphs(text: str, file: Path) -> Iterator[Record]:
+    """Give the paragraphs of a text, each one document."""
+    paragraphs = [part for part in re.split(r"\n[ \t]*\n", text) if part.strip()]
+    for number, paragraph in enumerate(paragraphs, start=1):
+        yield Record(f"{file}, paragraph {number}", {"text": paragraph.strip("\n")})
+
+
+def _walk_json(text: str, file: Path, bad: BadRows) -> Iterator[Record]:
     """Give the objects of a JSON file: one a line, or all of them in one list."""
-    for where, value in _json_values(text, file, bad):
+    for where, value in _walk_json_values(text, file, bad):
         if isinstance(value, dict):
             yield Record(where, value)
         else:
-            hint = 'write {"question": …}'
-            bad.append(
-                TaskError(f"a {type(value).__name__}, not an object", where=where, hint=hint)
-            )
+            problem = f"a {type(value).__name__}, not an object"
+            bad.append(TaskError(problem, where=where, hint='write {"question": …}'))
 
 
-def _json_values(text: str, file: Path, bad: BadRows) -> Iterator[tuple[str, Any]]:
+def _walk_json_values(text: str, file: Path, bad: BadRows) -> Iterator[tuple[str, Any]]:
+    """Give the values of a JSON file, each with its place."""
     if file.suffix == ".json" and text.lstrip().startswith("["):
         try:
-            yield from (
-                (f"{file}, element {place}", value) for place, value in enumerate(json.loads(text))
-            )
+            values = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise TaskError(f"not valid JSON: {first_line(error)}", where=str(file)) from error
+        for number, value in enumerate(values):
+            yield f"{file}, element {number}", value
         return
     for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
         where = f"{file}, line {number}"
         try:
-            if line.strip():
-                yield where, json.loads(line)
+            value = json.loads(line)
         except (ValueError, RecursionError) as error:
             hint = "each line holds one JSON object"
             bad.append(TaskError(f"not valid JSON: {first_line(error)}", where=where, hint=hint))
+        else:
+            yield where, value
 
 
-def _csv_rows(text: str, file: Path, bad: BadRows) -> Iterator[Record]:
+def _walk_csv(text: str, file: Path, bad: BadRows) -> Iterator[Record]:
+    """Give the rows of a CSV; the delimiter is what the header has most of."""
     header = text[: text.find("\n")]
-    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=header.count))
+    delimiter = max(",;\t", key=header.count)
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
     try:
-        for record in reader:
-            inside = sum(
-                str(value).count("\n") for value in record.values()
-            )  # a quoted value may span lines
-            where = f"{file}, line {reader.line_num - inside}"
-            if None in record or None in record.values():
-                told = (
-                    f"{len(reader.fieldnames or ())} columns are named, this row has another number"
-                )
-                bad.append(
-                    TaskError(
-                        told, where=where, hint="quote values that hold commas or line breaks"
-                    )
-                )
+        for row in reader:
+            # a quoted value may span lines
+            line_breaks = sum(str(value).count("\n") for value in row.values())
+            where = f"{file}, line {reader.line_num - line_breaks}"
+            if None in row or None in row.values():
+                columns = len(reader.fieldnames or ())
+                problem = f"{columns} columns are named, this row has another number"
+                hint = "quote values that hold commas or line breaks"
+                bad.append(TaskError(problem, where=where, hint=hint))
             else:
-                yield Record(where, record)
+                yield Record(where, row)
     except csv.Error as error:
         raise TaskError(
             f"not valid CSV: {error}", where=f"{file}, line {reader.line_num}"
         ) from error
 
 
-def _text(file: Path) -> str:
+def _read_document_text(file: Path) -> str:
     """Return the text of a file of documents; a corpus may have any number of commas."""
-    return read_text(file, TaskError, **({"most": LARGEST_DATA} if file.suffix == ".txt" else {}))
+    if file.suffix == ".txt":
+        return read_text(file, TaskError, most=LARGEST_DATA)
+    return read_text(file, TaskError)
 
 
 # --- datasets --------------------------------------------------------------------------------------------------------
@@ -282,15 +307,14 @@ def read_dataset(file: Path, kind: str | None = None) -> Dataset:
         if bad:
             raise bad[0]
         return dataset_from_records(records, where=str(file))
+    path = check_plain_file(file, LARGEST_DATA, TaskError).resolve()
     try:
-        return _dataset(
-            limited.read_parquet(str(check_plain_file(file, LARGEST_DATA, TaskError).resolve())),
-            str(file),
-        )
+        table = limited.read_parquet(str(path))
     except limited.LimitError as error:
         raise TaskError(
             f"not a readable parquet file: {first_line(error)}", where=str(file)
         ) from error
+    return _dataset_from_table(table, str(file))
 
 
 def dataset_from_records(records: Sequence[Mapping[str, Any]], *, where: str) -> Dataset:
@@ -299,126 +323,143 @@ def dataset_from_records(records: Sequence[Mapping[str, Any]], *, where: str) ->
 
     if not records:
         raise TaskError("the file holds no document", where=where)
-    columns = dict.fromkeys(name for record in records for name in record)
+    names = dict.fromkeys(name for record in records for name in record)
+    columns = {name: [record.get(name) for record in records] for name in names}
     try:
-        table = pa.table({name: [record.get(name) for record in records] for name in columns})
+        table = pa.table(columns)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise TaskError(
             f"the columns mix types: {first_line(error)}",
             where=where,
             hint="give each column one type in all rows",
         ) from error
-    return _dataset(table, where)
+    return _dataset_from_table(table, where)
 
 
-def _dataset(table: Any, where: str) -> Dataset:
+def _dataset_from_table(table: pa.Table, where: str) -> Dataset:
     """Make a dataset in memory, named without hashing its content (datasets would pickle the whole table)."""
     from datasets import Dataset
     from datasets.table import InMemoryTable
 
-    return Dataset(
-        InMemoryTable(table), fingerprint=hashlib.sha256(where.encode()).hexdigest()[:16]
-    )
+    name = hashlib.sha256(where.encode()).hexdigest()[:16]
+    return Dataset(InMemoryTable(table), fingerprint=name)
 
 
 def find_splits(folder: Path) -> dict[str, Path]:
     """Return the split files of a folder by name; the first known suffix counts."""
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     try:
         for suffix in SUFFIXES:
             for file in sorted(folder.glob(f"*{suffix}")):
-                found.setdefault(file.stem, file)
+                files.setdefault(file.stem, file)
     except OSError as error:
         raise TaskError(
             f"cannot look for data: {error.strerror}", where=str(folder)[:200]
         ) from error
-    return found
+    return files
 
 
-def load_splits(config: Mapping[str, Any], data_dir: Path | None) -> dict[str, Dataset]:
+def load_splits(definition: Mapping[str, Any], data_dir: Path | None) -> dict[str, Dataset]:
     """Load a task's public splits as lm-eval would have them.
 
     They lie in ``data_dir``, below ``<dataset_path with / as -->/<config or default>``, or come from the hub.
     """
-    looked = ""
+    looked_in = ""
     if data_dir is not None:
         if not data_dir.is_dir():
             raise TaskError(
                 f"there is no folder {data_dir}",
                 hint="give --data-dir the folder that holds the datasets",
             )
-        name = str(config.get("dataset_path") or "").replace("/", "--")
-        folder = data_dir / name / str(config.get("dataset_name") or "default")
-        if files := find_splits(folder):
+        name = str(definition.get("dataset_path") or "").replace("/", "--")
+        folder = data_dir / name / str(definition.get("dataset_name") or "default")
+        files = find_splits(folder)
+        if files:
             return {split: read_dataset(file) for split, file in files.items()}
-        looked = f" and not in {folder}"
-    options = dict(config.get("dataset_kwargs") or {})
+        looked_in = f" and not in {folder}"
+    options = dict(definition.get("dataset_kwargs") or {})
     options.pop("trust_remote_code", None)
-    _refuse_pickles(config.get("dataset_path"))
-    if config.get(LIMITED) and (own := _named_files(config, options)):
-        return own
-    return _from_hub(config, options, looked)
+    _refuse_code_readers(definition.get("dataset_path"))
+    if definition.get(LIMITED):
+        named = _read_named_files(definition, options)
+        if named:
+            return named
+    return _load_from_hub(definition, options, looked_in)
 
 
-def _from_hub(
-    config: Mapping[str, Any], options: Mapping[str, Any], looked: str
+def _load_from_hub(
+    definition: Mapping[str, Any], options: Mapping[str, Any], looked_in: str
 ) -> dict[str, Dataset]:
+    """Load splits with ``datasets``; ``looked_in`` says for an error where they are not."""
     import datasets
 
-    path, name = config.get("dataset_path"), config.get("dataset_name")
+    path = definition.get("dataset_path")
+    name = definition.get("dataset_name")
+    make_dataset = definition.get("custom_dataset")
     try:
-        with silence_libraries(), _no_waiting():
-            if callable(custom := config.get("custom_dataset")):
-                return dict(custom(**(config.get("metadata") or {}), **options))
+        with silence_libraries(), _no_waiting_for_hub():
+            if callable(make_dataset):
+                return dict(make_dataset(**(definition.get("metadata") or {}), **options))
             return dict(datasets.load_dataset(path, name, **options))
     except Exception as error:  # the hub's and datasets' errors have no common base
+        task = definition.get("task") or "task"
         place = f"{path} ({name})" if name else f"{path}"
         raise TaskError(
-            f"the data of {config.get('task') or 'task'} cannot be had from the hub{looked}: {place}: "
-            + first_line(error),
+            f"the data of {task} cannot be had from the hub{looked_in}: {place}: {first_line(error)}",
             hint="check the connection, or give --data-dir a folder laid out as <dataset>/<config>/<split>.parquet",
         ) from error
 
 
-def _named_files(config: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Dataset]:
+def _read_named_files(
+    definition: Mapping[str, Any], options: Mapping[str, Any]
+) -> dict[str, Dataset]:
     """Check the local files that a user's definition names, and read them where they are Parquet."""
-    from glob import glob
-
     import datasets
 
     named = options.get("data_files") or {}
-    read: dict[str, Dataset] = {}
-    for split, patterns in (named if isinstance(named, Mapping) else {"train": named}).items():
-        listed = map(str, as_list(patterns))
-        files = [
-            Path(file)
-            for one in listed
-            if "://" not in one
-            for file in sorted(glob(one, recursive=True))  # noqa: PTH207
-        ]
+    patterns_by_split = named if isinstance(named, Mapping) else {"train": named}
+    splits: dict[str, Dataset] = {}
+    for split, patterns in patterns_by_split.items():
+        files = _expand_patterns(patterns)
         for file in files:
-            with check_plain_file(file, LARGEST_DATA, TaskError).open("rb") as stream:
-                if stream.read(8).startswith(_PACKED):
-                    raise TaskError(
-                        "a packed file could unpack to anything", where=str(file), hint="unpack it"
-                    )
-        if config.get("dataset_path") == "parquet" and files:
-            read[str(split)] = datasets.concatenate_datasets(
-                [read_dataset(file, "parquet") for file in files]
+            _refuse_packed(file)
+        if definition.get("dataset_path") == "parquet" and files:
+            parts = [read_dataset(file, "parquet") for file in files]
+            splits[str(split)] = datasets.concatenate_datasets(parts)
+    return splits
+
+
+def _expand_patterns(patterns: Any) -> list[Path]:
+    """Return the local files that patterns stand for; what has a protocol is left to ``datasets``."""
+    from glob import glob
+
+    files: list[Path] = []
+    for pattern in map(str, as_list(patterns)):
+        if "://" not in pattern:
+            files += [Path(file) for file in sorted(glob(pattern, recursive=True))]  # noqa: PTH207
+    return files
+
+
+def _refuse_packed(file: Path) -> None:
+    with check_plain_file(file, LARGEST_DATA, TaskError).open("rb") as stream:
+        if stream.read(8).startswith(_PACKED_STARTS):
+            raise TaskError(
+                "a packed file could unpack to anything", where=str(file), hint="unpack it"
             )
-    return read
 
 
 # Readers of `datasets` that hold data alone; others unpickle, or ask a database.
-_READERS = frozenset({"csv", "json", "parquet", "arrow", "text"})
+_DATA_READERS = frozenset({"csv", "json", "parquet", "arrow", "text"})
 
 
-def _refuse_pickles(reader: Any) -> None:
+def _refuse_code_readers(reader: Any) -> None:
+    """Refuse a reader of ``datasets`` that can run code, unless code is allowed."""
     from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES
 
     if not isinstance(reader, str | None):
         raise TaskError(f"dataset_path: {reader!r} is no name")
-    if reader in _PACKAGED_DATASETS_MODULES and reader not in _READERS and not is_allowed(CODE):
+    runs_code = reader in _PACKAGED_DATASETS_MODULES and reader not in _DATA_READERS
+    if runs_code and not is_allowed(CODE):
         raise TaskError(
             f"dataset_path: {reader} can run code", hint="write the data as json, csv or parquet"
         )
@@ -431,41 +472,46 @@ def silence_libraries() -> Iterator[None]:
 
     import datasets
 
-    below, bars = logging.root.manager.disable, datasets.are_progress_bars_disabled()
-    if below >= logging.WARNING:  # within another: setting it costs milliseconds
+    level = logging.root.manager.disable
+    if level >= logging.WARNING:  # within another: setting it costs milliseconds
         yield
         return
+    had_no_bars = datasets.are_progress_bars_disabled()
     logging.disable(logging.WARNING)
     datasets.disable_progress_bars()
     try:
         yield
     finally:
-        logging.disable(below)
-        if not bars:
+        logging.disable(level)
+        if not had_no_bars:
             datasets.enable_progress_bars()
 
 
 @contextmanager
-def _no_waiting() -> Iterator[None]:
+def _no_waiting_for_hub() -> Iterator[None]:
     """Where the hub's name cannot be resolved, go to the local cache at once, not after half a minute of retries."""
     import datasets
     from huggingface_hub import constants
 
-    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
-    if _unreachable(constants.ENDPOINT):
-        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    hub_before = constants.HF_HUB_OFFLINE
+    datasets_before = datasets.config.HF_HUB_OFFLINE
+    if not _can_resolve(constants.ENDPOINT):
+        constants.HF_HUB_OFFLINE = True
+        datasets.config.HF_HUB_OFFLINE = True
     try:
         yield
     finally:
-        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
+        constants.HF_HUB_OFFLINE = hub_before
+        datasets.config.HF_HUB_OFFLINE = datasets_before
 
 
-def _unreachable(endpoint: str) -> bool:
+def _can_resolve(endpoint: str) -> bool:
+    """Whether the name of a server can be resolved; with a proxy that is the proxy's business."""
     import socket
     from urllib.parse import urlsplit
     from urllib.request import getproxies
 
     try:
-        return not getproxies() and not socket.getaddrinfo(urlsplit(endpoint).hostname, None)
+        return bool(getproxies() or socket.getaddrinfo(urlsplit(endpoint).hostname, None))
     except OSError:
-        return True
+        return False

@@ -50,7 +50,7 @@ _KINDS: dict[str, Kind] = {
 # A definition may turn the label -1 of an unlabelled split into an answer, so the usual columns are looked at as well.
 _LABEL_COLUMNS = ("label", "answer", "answerKey", "gold", "target", "cop")
 _NO_LABEL = (-1, "-1", "", None)
-_NO_TARGET = (None, "", [], "None", -1)
+_NO_TARGET: tuple[Any, ...] = (None, "", [], "None", -1)
 _LABELS_SEEN = 50  # documents looked at to tell a labelled split from an unlabelled one
 _DEFAULT_ANSWER_TOKENS = 256
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from potentia.errors import TaskError
 from potentia.study import Caps
@@ -307,5 +307,5 @@ class Task:
     def metric_named(self, name: str, subtask: Subtask | None = None) -> Metric:
         """Return what one of its metrics is: of a text where texts are predicted, whichever way is better."""
         higher_is_better = (subtask or self._subtasks[0]).higher_is_better(name)
-        kind = "text" if self.kind == "corpus" else "task"
+        kind: Literal["text", "task"] = "text" if self.kind == "corpus" else "task"
         return Metric.of(name, higher_is_better, kind=kind, chance=self.chance)
