@@ -41,7 +41,7 @@ from potentia.papers.task_training.exposure import (
     planted,
     ways_table,
 )
-from potentia.run.tuned import ALPHA, LOSS, RANK, Probing
+from potentia.run.probe import ALPHA, LOSS, RANK, ModelProbe
 from potentia.study import Caps, Probe
 from potentia.tasks import Task
 from potentia.values.findings import written
@@ -223,7 +223,7 @@ def probe_model(given: argparse.Namespace, name: str) -> None:
 
         def probe(way: str) -> None:
             for task, record in (
-                Probing(loaded, world.probed, world.probe, loss=given.loss).run(trainer).items()
+                ModelProbe(loaded, world.probed, world.probe, loss=given.loss).run(trainer).items()
             ):
                 seen = _seen(world, name, way, task)
                 line = {

@@ -30,7 +30,7 @@ ROWS, ROW_LANES = 6, 12  # of `sharing`: what a study of small models puts on on
 
 def peers(bench: Bench) -> None:
     """Measure both shapes, without and with the multi-process service."""
-    from potentia.run.machine import GpuSharing
+    from potentia.run.gpu_sharing import GpuSharing
 
     cuda = bench.device == "cuda"
     shapes = ["tiny"] if bench.tiny else ["135m", "410m"]
@@ -126,7 +126,7 @@ def sweep_unsloth(bench: Bench, shapes: list[str], counts: list[int], service: b
 
 def sharing(bench: Bench) -> None:
     """Let six of our own rows train at once on the GPU: in turns, and under the service that a run starts."""
-    from potentia.run.machine import GpuSharing
+    from potentia.run.gpu_sharing import GpuSharing
 
     spell = 2.0 if bench.tiny else 8.0
     rates = {}
@@ -207,7 +207,7 @@ def _serve_rows(pipe: Any, number: int, shapes: list[str], device: str) -> None:
 
 def treated(bench: Bench) -> None:
     """Train one lane on four tasks mixed, as a treated copy is made: alone, then beside rows of lanes."""
-    from potentia.run.machine import GpuSharing
+    from potentia.run.gpu_sharing import GpuSharing
 
     for beside in (0, 1) if bench.tiny else (0, 4):
         service = GpuSharing()

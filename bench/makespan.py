@@ -147,7 +147,7 @@ def schedule(chains: Sequence[Sequence[Part]], gpus: int, at_once: int) -> float
     timed: list[Chain] = []
     for chain in chains:
         *first, last = (part.seconds(at_once) for part in chain)
-        timed.append((first, last))
+        timed.append(Chain(first, last))
     return simulate_makespan(timed, gpus)
 
 

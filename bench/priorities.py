@@ -27,7 +27,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.role is not None:
         return load() if given.role == "load" else short()
-    from potentia.run.machine import GpuSharing
+    from potentia.run.gpu_sharing import GpuSharing
 
     itself = [sys.executable, __file__, "--role"]
     print("alone", flush=True)

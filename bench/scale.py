@@ -270,11 +270,11 @@ def orchestration(cells: int, folder: Path) -> bool:
     import resource
 
     import tiny
-    from potentia.run import plan_study, row, run_study
+    from potentia.run import plan_study, row_context, run_study
     from potentia.study import make_study
 
     spent = {"scoring": 0.0}
-    score = row.evaluate_untuned
+    score = row_context.evaluate_untuned
 
     def timed_direct(*given: object, **named: object) -> object:
         began = time.process_time()
@@ -283,7 +283,7 @@ def orchestration(cells: int, folder: Path) -> bool:
         finally:
             spent["scoring"] += time.process_time() - began
 
-    row.evaluate_untuned = timed_direct  # type: ignore[assignment]
+    row_context.evaluate_untuned = timed_direct  # type: ignore[assignment]
     tiny.save_model(folder / "m", seed=0, width=16)
     for k in range(cells):
         tiny.save_questions(folder / f"q{k}.jsonl", n=12, seed=k)

@@ -22,7 +22,7 @@ LONGEST = (
     "e2e/test_demo.py",
     "e2e/test_faults.py",
     "run/test_tuned.py",
-    "run/test_on_ray.py",
+    "run/test_ray.py",
     "run/test_study_run.py",
     "engine/training/test_lanes.py",
     "engine/training/test_layers.py",

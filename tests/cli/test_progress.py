@@ -18,9 +18,9 @@ from rich.console import Console
 
 from potentia.cli.progress_view import ProgressView, watch_study
 from potentia.run import PACED, estimate_seconds_left, plan_study, read_store_status, run_study
-from potentia.run.local import compute_assignment
-from potentia.run.progress import Stopped
-from potentia.run.row import RowProgress
+from potentia.run.plan import Assignment
+from potentia.run.progress import RowProgress, Stopped
+from potentia.run.worker import compute_assignment
 from potentia.store import EventRecord, Store
 from potentia.study import make_study
 from tiny import save_model, save_questions
@@ -99,7 +99,10 @@ def test_more_events_than_cells_never_go_below_nothing_left(folder, tmp_path):
         assert len(lines) == 2, "each cell once"
         assert "0.5000 ± 0.1960" in lines[0], "± is the half of a 95 % interval"
         assert (view.ended_cells, view.total_cells, view.seconds_left) == (2, 2, 0.0)
-        name, board = plan.rows[0].model.name, RowProgress(plan.rows[0], store, every=0.0)
+        name, board = (
+            plan.rows[0].model.name,
+            RowProgress(Assignment(plan.rows[0]), store, every=0.0),
+        )
         board.phase("direct x", total=10)
         board.reach(12)
         assert store.get_progress(plan.key)[name]["left"] == 0.0
@@ -140,7 +143,7 @@ def test_without_a_terminal_a_line_comes_though_no_cell_ends(folder, tmp_path):
         store.study("progress", plan.key, {})
         name = plan.rows[0].model.name
         with watch_study(plan, Console(file=spoken), quiet_seconds=0.1):
-            RowProgress(plan.rows[0], store).phase("direct x.jsonl", total=40)
+            RowProgress(Assignment(plan.rows[0]), store).phase("direct x.jsonl", total=40)
             time.sleep(0.5)
     lines = spoken.getvalue().splitlines()
     assert len(lines) >= 2
@@ -153,7 +156,7 @@ def test_after_a_stop_nothing_runs(folder, tmp_path):
     with Store.open(plan.study.store) as store:
         store.study("progress", plan.key, plan.study.model_dump(mode="json"))
     with pytest.raises(Stopped):
-        compute_assignment(plan.rows[0], lambda: True, tasks=plan.tasks)
+        compute_assignment(Assignment(plan.rows[0]), lambda: True, tasks=plan.tasks)
     (state,) = read_store_status(plan.study.store)["studies"]
     assert state["running"] == 0
     assert [row["phase"] for row in state["rows"].values()] == ["stopped"]

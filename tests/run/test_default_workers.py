@@ -11,7 +11,8 @@ import torch
 
 import tiny
 from potentia.run import choose_worker_count, plan_study
-from potentia.run.local import choose_memory_share
+from potentia.run.executors.local import choose_memory_share
+from potentia.run.plan import Assignment
 from potentia.study import make_study
 
 GIB = 2**30
@@ -85,21 +86,21 @@ def test_one_row_at_a_time_on_a_cpu(plan, monkeypatch) -> None:
 
 def test_rows_on_one_gpu_have_memory_by_need(plan) -> None:
     """With equal parts the passes of a model of 1.1 B found no room, with parts by parameters those of 0.5 B."""
-    waiting = list(plan([1.1e9] * 2 + [5e8] * 2 + [2e7] * 6).rows)
+    waiting = [Assignment(row) for row in plan([1.1e9] * 2 + [5e8] * 2 + [2e7] * 6).rows]
     busy = []
     while len(busy) < 6:
         row = waiting.pop(0)
-        busy.append(replace(row, memory=choose_memory_share(row, busy, waiting, 6)))
-    assert min(busy[0].memory, busy[2].memory) > 1 / 6 > busy[4].memory > 0.05
-    assert sum(row.memory for row in busy) == pytest.approx(0.97)
+        busy.append(replace(row, memory_share=choose_memory_share(row, busy, waiting, 6)))
+    assert min(busy[0].memory_share, busy[2].memory_share) > 1 / 6 > busy[4].memory_share > 0.05
+    assert sum(row.memory_share for row in busy) == pytest.approx(0.97)
     busy = busy[
         1:4
     ]  # a large one and two small ones have ended: the small ones that are left share what these had
     row = waiting.pop(0)
     part = choose_memory_share(row, busy, waiting, 6)
-    assert part == pytest.approx((0.97 - sum(row.memory for row in busy)) / 3)
-    busy.append(replace(row, memory=part))
+    assert part == pytest.approx((0.97 - sum(row.memory_share for row in busy)) / 3)
+    busy.append(replace(row, memory_share=part))
     while waiting:
         row = waiting.pop(0)
-        busy.append(replace(row, memory=choose_memory_share(row, busy, waiting, 6)))
-    assert sum(row.memory for row in busy) == pytest.approx(0.97)
+        busy.append(replace(row, memory_share=choose_memory_share(row, busy, waiting, 6)))
+    assert sum(row.memory_share for row in busy) == pytest.approx(0.97)

@@ -1,34 +1,47 @@
-"""A new executor is one new file: `run/on_NAME.py` with `run_elsewhere`."""
+"""A new executor is one new file with one class."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
-import potentia.run
 import tiny
 from potentia.errors import InputError
-from potentia.run import run_study
+from potentia.run import Assignment, executors, run_study
+from potentia.run.executors.base import ExecutionRequest, QueueExecutor
+from potentia.run.worker import Answer, answer_assignment
 from potentia.study import make_study
 
-HERE = """
-from potentia.run.local import AssignmentQueue, answer_assignment
 
-seen = []
+class HereExecutor(QueueExecutor):
+    """Computes assignments in this process."""
 
-def run_elsewhere(rows, tasks, *, stop, divide):
-    turns = AssignmentQueue(divide(1, "cpu"), tasks)
-    while (row := turns.take()) is not None:
-        seen.append(row.label)
-        turns.end(row, answer_assignment(row, stop, tasks=tasks))
-    return turns.ended
-"""
+    labels: ClassVar[list[str]] = []
+
+    def start(self, request: ExecutionRequest) -> Sequence[Assignment]:
+        self.tasks = request.tasks
+        return request.divide(1, "cpu")
+
+    def submit(self, assignment: Assignment) -> Hashable:
+        self.labels.append(assignment.label)
+        return assignment.label
+
+    def collect_answers(self) -> Iterable[tuple[Hashable, Answer]]:
+        for label, assignment in list(self.running.items()):
+            yield label, answer_assignment(assignment, lambda: False, tasks=self.tasks)
+
+    def request_stop(self) -> None:
+        pass
+
+    def close(self, *, graceful: bool) -> None:
+        pass
 
 
-def test_a_file_makes_an_executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "on_here.py").write_text(HERE)
-    monkeypatch.setattr(potentia.run, "__path__", [*potentia.run.__path__, str(tmp_path)])
+def test_a_class_makes_an_executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(executors, "EXECUTORS", dict(executors.EXECUTORS))
     tiny.save_model(tmp_path / "m")
     tiny.save_questions(tmp_path / "colours.jsonl", n=40)
     made = make_study(
@@ -40,9 +53,8 @@ def test_a_file_makes_an_executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             "store": str(tmp_path / "s.db"),
         }
     )
-    with pytest.raises(InputError, match="no executor 'slurm'"):
-        run_study(made, executor="slurm")
+    with pytest.raises(InputError, match="no executor 'here'"):
+        run_study(made, executor="here")
+    executors.register_executor("here", f"{__name__}:HereExecutor")
     assert run_study(made, executor="here").computed == 1
-    from potentia.run.on_here import seen  # type: ignore[import-not-found]
-
-    assert seen == ["m"]
+    assert HereExecutor.labels == ["m"]

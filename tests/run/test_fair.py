@@ -146,14 +146,15 @@ def test_a_fused_layer_is_the_same_model_with_another_adapter(tmp_path: Path):
     """Phi-3 keeps q, k and v in one layer: one A for the three. All its linear layers are adapted all the same."""
     from potentia import engine
     from potentia.engine.layers.adapter_targets import find_targets
-    from potentia.run.tuned import adapter
+    from potentia.run.recipe import make_lora_config
     from potentia.study import Tuning
 
     llama = zoo.write_model_folders(tmp_path / "models", ["aster-71k"])["aster-71k"]
     phi = engine.load(str(as_architecture(llama, tmp_path / "phi3", "phi3")), device="cpu")
     try:
         found = {
-            name.rpartition(".")[2] for name, _ in find_targets(phi.model, adapter(Tuning())).layers
+            name.rpartition(".")[2]
+            for name, _ in find_targets(phi.model, make_lora_config(Tuning())).layers
         }
     finally:
         phi.close()
@@ -215,10 +216,10 @@ def test_the_grid_goes_on_where_its_end_wins_and_the_cell_says_so(world: Path, t
 def test_a_search_that_was_stopped_goes_on_to_the_same_numbers(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from potentia.run.fine_tuning import FineTuning
+    from potentia.run.tuning import RowTuning
 
     asked: list[int] = []
-    monkeypatch.setattr(FineTuning, "stop", lambda self: bool(asked.append(1)))
+    monkeypatch.setattr(RowTuning, "is_stop_requested", lambda self: bool(asked.append(1)))
     whole, halted = (study(world, tmp_path / f"{name}.db") for name in "ab")
     expected, lanes = ran(whole)
     steps = len(asked)
@@ -226,7 +227,9 @@ def test_a_search_that_was_stopped_goes_on_to_the_same_numbers(
         with monkeypatch.context() as patch:
             asked.clear()
             patch.setattr(
-                FineTuning, "stop", lambda self, n=share * steps: asked.append(1) or len(asked) > n
+                RowTuning,
+                "is_stop_requested",
+                lambda self, n=share * steps: asked.append(1) or len(asked) > n,
             )
             if not run_study(halted).interrupted:
                 break
@@ -254,7 +257,7 @@ def test_the_papers_recipe_learns_all_answers_and_the_end_of_every_text(
     world: Path, tmp_path: Path
 ):
     from potentia import engine, tasks
-    from potentia.run.tuned import learned
+    from potentia.run.recipe import encode_training_examples
     from potentia.study import Tuning
 
     rows = [
@@ -277,7 +280,7 @@ def test_the_papers_recipe_learns_all_answers_and_the_end_of_every_text(
         green = loaded.tokenizer.convert_tokens_to_ids("green")
 
         def last(tuning: Tuning, data: object) -> list[int]:
-            made = learned(tuning, loaded, [data])
+            made = encode_training_examples(tuning, loaded, [data])
             return made.cut_text(0, 1024)[0].tolist()[-2:]
 
         paper, fair = Tuning(recipe="paper"), Tuning()

@@ -8,7 +8,7 @@ import pytest
 
 import tiny
 from potentia.engine import load
-from potentia.run import machine, plan_study
+from potentia.run import model_cache, plan_study
 from potentia.run.plan import Row
 from potentia.study import make_study
 
@@ -33,7 +33,7 @@ def row(world: Path, **tuning: object) -> Row:
 
 
 def test_a_model_is_kept_for_its_own_row_alone(world: Path):
-    kept, plan = machine.ModelCache(), row(world)
+    kept, plan = model_cache.ModelCache(), row(world)
     loaded = load(str(world / "m0"), device="cpu")
     loaded.checked["trial"] = "passed"
     kept.put(plan, "cpu", loaded)
@@ -49,11 +49,11 @@ def test_a_model_is_kept_for_its_own_row_alone(world: Path):
 
 
 def test_what_has_no_room_or_was_tuned_whole_goes(world: Path, monkeypatch: pytest.MonkeyPatch):
-    kept = machine.ModelCache()
+    kept = model_cache.ModelCache()
     whole = load(str(world / "m0"), device="cpu")
     kept.put(row(world, method="full"), "cpu", whole)
     assert (len(kept), whole.model) == (0, None)
     large = load(str(world / "m0"), device="cpu")
-    monkeypatch.setattr(machine, "_free", lambda: 1e3)
+    monkeypatch.setattr(model_cache, "_read_free_bytes", lambda: 1e3)
     kept.put(row(world), "cpu", large)
     assert (len(kept), large.model) == (0, None)

@@ -120,7 +120,8 @@ def test_a_row_is_computed_from_its_plan_alone(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """A worker gets the row's plan by pickle: it neither plans nor hashes the tasks again."""
-    from potentia.run.local import compute_assignment
+    from potentia.run.plan import Assignment
+    from potentia.run.worker import compute_assignment
 
     plan = plan_study(study(world, tmp_path / "s.db"))
     row = pickle.loads(pickle.dumps(plan.rows[0]))
@@ -130,7 +131,7 @@ def test_a_row_is_computed_from_its_plan_alone(
         store.study("planned", plan.key, {})
     monkeypatch.setattr("potentia.run.plan.fingerprints", None)
     monkeypatch.setattr(Task, "fingerprint", property(lambda self: 1 / 0))
-    assert compute_assignment(row, lambda: False).done == 1
+    assert compute_assignment(Assignment(row), lambda: False).done == 1
     with Store.open(tmp_path / "s.db") as store:
         assert store.has(plan.rows[0].cells[0].key)
 

@@ -94,7 +94,7 @@ def test_both_losses_of_every_document_before_any_update_and_their_sums_after_ea
 
 def test_progress_of_the_probe_ends_at_its_total(world: Path) -> None:
     from potentia import engine, tasks
-    from potentia.run.tuned import Probing
+    from potentia.run.probe import ModelProbe
     from potentia.study import Probe
 
     done, ended = [0, 0], []
@@ -112,7 +112,9 @@ def test_progress_of_the_probe_ends_at_its_total(world: Path) -> None:
     loaded = engine.load(str(world / "base"), device="cpu")
     task = tasks.load(str(world / "colours.jsonl"))
     settings = Probe(on=True, documents=16)
-    Probing(loaded, {"colours": task}, settings, phase=phase, progress=advance, reach=reach).run()
+    ModelProbe(
+        loaded, {"colours": task}, settings, phase=phase, progress=advance, reach=reach
+    ).run()
     phase("over", 0)
     assert len(ended) == 3
     assert all(reached == total for reached, total in ended)
@@ -128,9 +130,9 @@ def test_by_default_it_is_made_where_it_costs_little(world: Path, tmp_path: Path
         tuning={"learning_rates": [3e-3, 1e-3], "epochs": 40},
     )
     from potentia import tasks
-    from potentia.run.tuned import cost, wanted
+    from potentia.run.probe import estimate_probe_cost, is_probed
 
     task = tasks.load(str(world / "colours.jsonl"))
-    assert wanted(many.probe, many.tuning, task)
-    assert cost(many.probe, many.tuning, task) < 0.03
-    assert not wanted(few.probe, few.tuning, task)
+    assert is_probed(many.probe, many.tuning, task)
+    assert estimate_probe_cost(many.probe, many.tuning, task) < 0.03
+    assert not is_probed(few.probe, few.tuning, task)

@@ -11,10 +11,11 @@ import pytest
 
 import tiny
 from potentia.evidence import read
-from potentia.run import execute, local, machine, plan_study, row_parts, run_study
-from potentia.run.plan import StudyPlan
+from potentia.run import execute, gpu_sharing, plan_study, row_parts, run_study, worker
+from potentia.run.executors import AssignmentQueue, ExecutionRequest, local
+from potentia.run.plan import Assignment, StudyPlan
 from potentia.run.progress import name_lanes_folder
-from potentia.run.row import RowOutcome
+from potentia.run.row_context import RowOutcome
 from potentia.store import Store
 from potentia.study import make_study
 
@@ -23,9 +24,20 @@ TASKS = ["a", "b", "c", "d"]
 
 def under_way(plan: StudyPlan, threads: int) -> StudyPlan:
     """Return the plan as a run has it."""
-    return replace(
-        plan, run="r", rows=tuple(replace(row, run="r", threads=threads) for row in plan.rows)
-    )
+    assert threads == 1
+    return replace(plan, run="r")
+
+
+def assigned(plan: StudyPlan) -> list[Assignment]:
+    return execute.make_assignments(plan, 1, threads=1)
+
+
+def run_here(plan: StudyPlan, parts: list[Assignment]) -> dict[str, RowOutcome]:
+    def divide(workers: int, device: str) -> list[Assignment]:
+        return parts
+
+    request = ExecutionRequest(parts, plan.tasks, 1, lambda: False, divide, give_up=None)
+    return local.LocalExecutor().run(request)
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +68,8 @@ def study(world: Path, store: Path, **changes: Any) -> Any:
 
 
 def divided(plan: StudyPlan, workers: int, **options: Any) -> list[Any]:
-    rows = [row for row in plan.rows if row.pending]
     with Store.open(plan.study.store) as store:
-        return row_parts.divide_rows(plan, rows, store, workers, device="cpu", **options)
+        return row_parts.divide_rows(plan, assigned(plan), store, workers, device="cpu", **options)
 
 
 def tasks_of(row: Any) -> set[str]:
@@ -79,8 +90,8 @@ def test_a_long_row_goes_to_the_workers_there_are_and_a_short_one_stays_whole(
     world: Path, tmp_path: Path
 ) -> None:
     plan = under_way(plan_study(study(world, tmp_path / "s.db")), 1)
-    assert [row.part for row in divided(plan, 1, least=0)] == [None]
-    two, four = divided(plan, 2, least=0), divided(plan, 4, least=0)
+    assert [row.part for row in divided(plan, 1, least_seconds=0)] == [None]
+    two, four = divided(plan, 2, least_seconds=0), divided(plan, 4, least_seconds=0)
     assert [sorted(tasks_of(row)) for row in two] == [["a", "d"], ["b", "c"]]  # by their sizes
     assert sorted(row.label for row in two) == ["one · part 1 of 2", "one · part 2 of 2"]
     assert sorted(min(tasks_of(row)) for row in four) == TASKS
@@ -89,7 +100,7 @@ def test_a_long_row_goes_to_the_workers_there_are_and_a_short_one_stays_whole(
     assert [row.part for row in divided(plan, 4)] == [
         None
     ]  # seconds of work are not worth another loading
-    assert [row.part for row in divided(plan, 4, least=float("inf"))] == [None]
+    assert [row.part for row in divided(plan, 4, least_seconds=float("inf"))] == [None]
 
 
 def test_the_longest_row_is_first_and_only_what_is_long_enough_is_divided(
@@ -103,7 +114,7 @@ def test_the_longest_row_is_first_and_only_what_is_long_enough_is_divided(
         for n, size in (("one", 1e11), ("two", 1e13))
     ]
     plan = under_way(plan_study(study(world, tmp_path / "s.db", models=models)), 1)
-    rows = list(plan.rows)
+    rows = assigned(plan)
     with Store.open(plan.study.store) as store:
         alone = row_parts.divide_rows(plan, rows, store, 1, device="cuda")
         cut = row_parts.divide_rows(plan, rows, store, 4, device="cuda")
@@ -121,7 +132,7 @@ def test_what_is_adjusted_stays_together_and_a_treated_copy_whole(
         adjust={"data": str(world / "a.jsonl"), "at_steps": [2]},
         treat={"data": ["a"]},
     )
-    cut = divided(under_way(plan_study(adjusted), 1), 8, least=0)
+    cut = divided(under_way(plan_study(adjusted), 1), 8, least_seconds=0)
     adjusting = [row for row in cut if any(cell.protocol.kind == "adjust" for cell in row.cells)]
     assert sorted(row.label for row in cut if row.model.copy_of) == ["one+exposed"]
     assert len([row for row in adjusting if not row.model.copy_of]) == 1
@@ -134,8 +145,8 @@ def test_a_row_in_parts_gives_the_numbers_of_the_whole_and_leaves_nothing(
     world: Path, whole: dict[Any, float], tmp_path: Path
 ) -> None:
     plan = under_way(plan_study(study(world, tmp_path / "s.db")), 1)
-    execute._register(plan)
-    ended = execute.run_rows(divided(plan, 2, least=0), plan.tasks, workers=1, stop=lambda: False)
+    execute.register_study(plan)
+    ended = run_here(plan, divided(plan, 2, least_seconds=0))
     assert (ended["one"].done, ended["one"].failed) == (8, 0)
     assert values(tmp_path / "s.db") == pytest.approx(whole, abs=1e-6)
     assert not (tmp_path / "s.db.lanes").exists()
@@ -163,19 +174,19 @@ def test_a_part_that_was_begun_is_found_by_a_run_with_other_workers(
 ) -> None:
     asked = study(world, tmp_path / "s.db")
     plan = under_way(plan_study(asked), 1)
-    execute._register(plan)
-    first = divided(plan, 2, least=0)[0]
+    execute.register_study(plan)
+    first = divided(plan, 2, least_seconds=0)[0]
 
     def stop() -> bool:  # once it has begun to tune
         return any((tmp_path / "s.db.lanes").glob("*/*/*"))
 
     with pytest.raises(execute.Stopped):
-        local.compute_assignment(first, stop, tasks=plan.tasks)
-    begun = tmp_path / "s.db.lanes" / name_lanes_folder(first, "train_before_test")
+        worker.compute_assignment(first, stop, tasks=plan.tasks)
+    begun = tmp_path / "s.db.lanes" / name_lanes_folder(first.row, "train_before_test")
     assert begun.is_dir()
     again = under_way(plan_study(asked), 1)
     for workers, least in ((1, float("inf")), (1, 0), (4, 0)):
-        cut = divided(again, workers, least=least)
+        cut = divided(again, workers, least_seconds=least)
         assert tasks_of(first) in [tasks_of(row) for row in cut]
         assert set.union(*map(tasks_of, cut)) == set(TASKS)
     result = run_study(asked)  # one worker
@@ -188,8 +199,10 @@ def test_lanes_of_a_part_whose_run_was_killed_at_its_end_are_swept(
     world: Path, whole: dict[Any, float], tmp_path: Path
 ) -> None:
     store = world / "whole.db"
-    part = divided(under_way(plan_study(study(world, tmp_path / "none.db")), 1), 2, least=0)[0]
-    left = world / "whole.db.lanes" / name_lanes_folder(part, "train_before_test")
+    part = divided(
+        under_way(plan_study(study(world, tmp_path / "none.db")), 1), 2, least_seconds=0
+    )[0]
+    left = world / "whole.db.lanes" / name_lanes_folder(part.row, "train_before_test")
     left.mkdir(parents=True)
     run_study(study(world, store))
     assert not left.parent.exists()
@@ -199,17 +212,17 @@ def test_lanes_of_a_part_whose_run_was_killed_at_its_end_are_swept(
 def test_two_runs_share_the_parts_of_one_row(world: Path, tmp_path: Path) -> None:
     asked = study(world, tmp_path / "s.db")
     plan = under_way(plan_study(asked), 1)
-    execute._register(plan)
-    first, second = divided(plan, 2, least=0)
+    execute.register_study(plan)
+    first, second = divided(plan, 2, least_seconds=0)
     with Store.open(asked.store) as store:
-        lease = local._claim(first, store)
+        lease = worker.claim_cells(first, store)
         assert store.mine(lease)
         other = replace(second, run="other")
-        assert local.compute_assignment(other, lambda: False, tasks=plan.tasks).done == len(
+        assert worker.compute_assignment(other, lambda: False, tasks=plan.tasks).done == len(
             second.cells
         )
-        assert local.compute_assignment(
-            plan.rows[0], lambda: False, tasks=plan.tasks
+        assert worker.compute_assignment(
+            assigned(plan)[0], lambda: False, tasks=plan.tasks
         ).held  # a run that has it whole waits
         store.let_go(lease)
     result = run_study(asked)
@@ -227,9 +240,9 @@ def test_two_runs_share_the_parts_of_one_row(world: Path, tmp_path: Path) -> Non
     ],
 )
 def test_a_worker_has_a_gpu_or_shares_one(number: int, gpus: int, place: str) -> None:
-    assert machine.choose_device("auto", number, gpus) == place
-    assert machine.choose_device("cpu", number, gpus) == "cpu"
-    assert machine.choose_device("cuda:5", number, gpus) == "cuda:5"
+    assert gpu_sharing.choose_device("auto", number, gpus) == place
+    assert gpu_sharing.choose_device("cpu", number, gpus) == "cpu"
+    assert gpu_sharing.choose_device("cuda:5", number, gpus) == "cuda:5"
 
 
 def test_a_model_larger_than_a_gpu_asks_for_several_and_has_them_alone(
@@ -237,23 +250,24 @@ def test_a_model_larger_than_a_gpu_asks_for_several_and_has_them_alone(
 ) -> None:
     import torch
 
-    from potentia.run import on_ray
+    from potentia.run.executors import ray as ray_executor
 
     monkeypatch.setattr(local, "estimate_weight_bytes", lambda row: 100 << 30)
-    monkeypatch.setattr(on_ray, "estimate_weight_bytes", lambda row: 100 << 30)
+    monkeypatch.setattr(ray_executor, "estimate_weight_bytes", lambda row: 100 << 30)
     plan = plan_study(study(world, tmp_path / "s.db", device="cuda"))
-    assert local.find_oversized_rows(plan.rows) == []  # no GPU here
-    assert on_ray.needs(plan.rows[0], 80 << 30)["num_gpus"] == 2.0
-    assert on_ray.needs(plan.rows[0], 160 << 30)["num_gpus"] <= 1.0
+    rows = assigned(plan)
+    assert local.find_oversized(rows) == []  # no GPU here
+    assert ray_executor.estimate_resources(rows[0], 80 << 30).num_gpus == 2.0
+    assert ray_executor.estimate_resources(rows[0], 160 << 30).num_gpus <= 1.0
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    for size, large in ((80 << 30, list(plan.rows)), (120 << 30, [])):
+    for size, large in ((80 << 30, rows), (120 << 30, [])):
         monkeypatch.setattr(
             torch.cuda,
             "get_device_properties",
             lambda k, s=size: type("P", (), {"total_memory": s}),
         )
-        assert local.find_oversized_rows(plan.rows) == large
+        assert local.find_oversized(rows) == large
 
 
 # --- the lanes of a task in parts ------------------------------------------------------------------------------------
@@ -277,8 +291,8 @@ def one_task(world: Path, store: Path, **changes: Any) -> Any:
 
 
 def run_parts(plan: StudyPlan, parts: list[Any]) -> Any:
-    execute._register(plan)
-    return execute.run_rows(parts, plan.tasks, workers=1, stop=lambda: False)
+    execute.register_study(plan)
+    return run_here(plan, parts)
 
 
 def told(store: Path) -> tuple[Any, Any]:
@@ -304,7 +318,7 @@ def test_lanes_are_divided_where_tasks_are_too_few_for_the_workers(
     world: Path, tmp_path: Path
 ) -> None:
     plan = under_way(plan_study(one_task(world, tmp_path / "s.db")), 1)
-    three, many = divided(plan, 3, least=0), divided(plan, 50, least=0)
+    three, many = divided(plan, 3, least_seconds=0), divided(plan, 50, least_seconds=0)
     assert [row.label for row in three] == [*(f"one · lanes {k} of 3" for k in (1, 2, 3)), "one"]
     assert [str(c.protocol) for c in three[0].cells] == ["train_before_test"]
     assert len(three[-1].cells) == 2
@@ -315,13 +329,13 @@ def test_lanes_are_divided_where_tasks_are_too_few_for_the_workers(
     full = one_task(
         world, tmp_path / "s.db", tuning={"method": "full", "learning_rates": [1e-3, 1e-4]}
     )
-    assert len(divided(under_way(plan_study(full), 1), 8, least=0)) == 1
+    assert len(divided(under_way(plan_study(full), 1), 8, least_seconds=0)) == 1
 
 
 @pytest.fixture(scope="module")
 def apart(world: Path) -> Path:
     plan = under_way(plan_study(one_task(world, world / "apart.db")), 1)
-    ended = run_parts(plan, divided(plan, 3, least=0))
+    ended = run_parts(plan, divided(plan, 3, least_seconds=0))
     assert (ended["one"].done, ended["one"].failed, ended["one"].found) == (2, 0, 0)
     return world / "apart.db"
 
@@ -333,8 +347,8 @@ def test_divided_lanes_give_the_scores_and_the_choice_of_the_whole(
     assert values(apart) == values(undivided)
     (cells, lanes), (cells_whole, lanes_whole) = told(apart), told(undivided)
     choice, choice_whole = (each["d", "train_before_test"][1] for each in (cells, cells_whole))
-    assert {**choice, "validation_stderr": 0} == {**choice_whole, "validation_stderr": 0}
-    assert len(choice["rates_tried"]) > 3, "the search went on beyond the grid"
+    assert replace(choice, validation_stderr=0) == replace(choice_whole, validation_stderr=0)
+    assert len(choice.rates_tried) > 3, "the search went on beyond the grid"
     assert {key: lane[:2] for key, lane in lanes.items()} == {
         key: lane[:2] for key, lane in lanes_whole.items()
     }
@@ -348,7 +362,7 @@ def test_a_part_of_lanes_that_is_killed_loses_nothing(
 
     asked = one_task(world, tmp_path / "killed.db")
     plan = under_way(plan_study(asked), 1)
-    first, second, *_ = divided(plan, 3, least=0)
+    first, second, *_ = divided(plan, 3, least_seconds=0)
     run_parts(plan, [first])
     steps = 0
 
@@ -365,10 +379,12 @@ def test_a_part_of_lanes_that_is_killed_loses_nothing(
             run_parts(plan, [second])
         assert steps == 12
     again = under_way(plan_study(asked), 1)
-    assert [row.label for row in divided(again, 1, least=0)] == ["one"], (
+    assert [row.label for row in divided(again, 1, least_seconds=0)] == ["one"], (
         "one worker loads the model once"
     )
-    assert [row.lane_parts for row in divided(again, 8, least=0)] == [3] * 4, "as it was begun"
+    assert [row.lane_parts for row in divided(again, 8, least_seconds=0)] == [3] * 4, (
+        "as it was begun"
+    )
     assert run_study(asked, threads=1).computed == 2
     assert told(tmp_path / "killed.db") == told(apart)
     assert not (tmp_path / "killed.db.lanes").exists()
@@ -377,27 +393,27 @@ def test_a_part_of_lanes_that_is_killed_loses_nothing(
 def test_who_chooses_waits_for_the_lanes_also_of_another_run(world: Path, tmp_path: Path) -> None:
     asked = one_task(world, tmp_path / "s.db")
     plan = under_way(plan_study(asked), 1)
-    execute._register(plan)
-    parts = divided(plan, 3, least=0)
-    queue = local.AssignmentQueue(parts)
+    execute.register_study(plan)
+    parts = divided(plan, 3, least_seconds=0)
+    queue = AssignmentQueue(parts, give_up=None)
     first, second, third = (queue.take() for _ in range(3))
     assert (first, second, third) == tuple(parts[:3])
     assert queue.take([first, third]) is None
-    queue.end(first, RowOutcome(held="another run"))
+    queue.record(first, RowOutcome(held="another run"))
     assert queue.take() is None, "another run trains these lanes"
     assert len(queue) == 2
     with Store.open(asked.store) as store:
-        lease, other = local._claim(first, store), local._claim(second, store)
+        lease, other = worker.claim_cells(first, store), worker.claim_cells(second, store)
         assert store.mine(lease)
         assert store.mine(other)
         store.let_go(other)
-        for row in (first, parts[-1], plan.rows[0]):
-            assert local.compute_assignment(row, lambda: False, tasks=plan.tasks).held
+        for row in (first, parts[-1], assigned(plan)[0]):
+            assert worker.compute_assignment(row, lambda: False, tasks=plan.tasks).held
         store.let_go(lease)
-        whole = local._claim(plan.rows[0], store)
-        assert local.compute_assignment(second, lambda: False, tasks=plan.tasks).held, (
+        whole = worker.claim_cells(assigned(plan)[0], store)
+        assert worker.compute_assignment(second, lambda: False, tasks=plan.tasks).held, (
             "who has the cell has its lanes"
         )
         store.let_go(whole)
-    lost = local.give_up_assignment(first, plan.tasks, "its worker died")
-    assert (lost.failed, lost.reasons) == (0, {}), "who chooses trains them"
+    lost = worker.give_up_assignment(first, plan.tasks, "its worker died")
+    assert lost.failed == 0, "who chooses trains them"

@@ -9,7 +9,7 @@ import pytest
 
 import ticket_files as tickets
 from potentia.run import Race
-from potentia.run.row import RowRun
+from potentia.run.row_context import RowContext
 from potentia.study import make_study
 from potentia.zoo import write_model_folders
 
@@ -44,11 +44,11 @@ def test_data_and_models_are_read_once(
     monkeypatch.setenv("OPENED_LOG", str(log))
     monkeypatch.setenv("OPENED_DATA", str(data))
     loads: list[str] = []
-    load = RowRun.load_model
+    load = RowContext.load_model
     monkeypatch.setattr(
-        RowRun,
+        RowContext,
         "load_model",
-        lambda self, **how: loads.append(self.plan.model.name) or load(self, **how),
+        lambda self, **how: loads.append(self.row.model.name) or load(self, **how),
     )
     folders = write_model_folders(tmp_path / "zoo", ["birch-71k", "aster-71k", "birch-159k"])
     tuning = {"learning_rates": [1e-2], "epochs": 1, "targets": ["all-linear"], "dropout": 0.0}

@@ -42,7 +42,7 @@ def test_a_row_killed_after_its_last_cell_leaves_no_lanes_behind(
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr("potentia.run.fine_tuning.remove_lanes_folder", die)
+        patched.setattr("potentia.run.tuning.remove_lanes_folder", die)
         with pytest.raises(Killed):
             run_study(made)
     assert any(lanes.rglob("*.sealed")), "it died before it could tidy up"

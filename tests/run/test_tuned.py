@@ -262,8 +262,8 @@ def test_scores_on_the_way_are_the_chosen_rates(world: Path, tmp_path: Path, met
 def test_a_stopped_adjustment_scores_no_step_twice(
     world: Path, tmp_path: Path, method: str, rates: list[float], monkeypatch: pytest.MonkeyPatch
 ):
-    from potentia.run import choice
-    from potentia.run.fine_tuning import FineTuning
+    from potentia.run import final_test
+    from potentia.run.tuning import RowTuning
 
     adjust = {"data": str(world / "auxiliary.jsonl"), "form": "own", "at_steps": [5, 20]}
     tuning = TUNING | {"method": method, "learning_rates": rates}
@@ -271,30 +271,32 @@ def test_a_stopped_adjustment_scores_no_step_twice(
         study(world, tmp_path / f"{n}.db", "adjust", tuning=tuning, adjust=adjust) for n in "ab"
     )
     tested: list[str] = []
-    evaluate = choice.evaluate
+    evaluate = final_test.evaluate_test_split
 
-    def spy(scorer, asks, **options):
-        on_the_way = "progress" not in options
-        tested.extend(ask.task.name for ask in asks if on_the_way and ask.split == "test")
-        return evaluate(scorer, asks, **options)
+    def spy(setup, scorer, name, *state, **options):
+        if "progress" not in options:  # on the way
+            tested.append(name)
+        return evaluate(setup, scorer, name, *state, **options)
 
-    monkeypatch.setattr(choice, "evaluate", spy)
+    monkeypatch.setattr(final_test, "evaluate_test_split", spy)
     expected, _ = ran(whole)
     once = len(tested)
     assert once == 2 * 2 * len(rates), "each rate on each task at each step"
     steps: list[int] = []
-    step = FineTuning._on_step
+    step = RowTuning._report_step
     monkeypatch.setattr(
-        FineTuning,
-        "_on_step",
-        lambda self, info: steps.append(self._done + info.done) or step(self, info),
+        RowTuning,
+        "_report_step",
+        lambda self, info: steps.append(self._steps_ended + info.done) or step(self, info),
     )
     for until in (8, 22, 50)[
         : 1 + len(rates)
     ]:  # after each of the steps that are scored; in the second rate
         with monkeypatch.context() as patch:
             patch.setattr(
-                FineTuning, "stop", lambda self, until=until: bool(steps) and steps[-1] >= until
+                RowTuning,
+                "is_stop_requested",
+                lambda self, until=until: bool(steps) and steps[-1] >= until,
             )
             assert run_study(halted).interrupted
         if len(rates) == 1 and until == 8:
@@ -321,7 +323,7 @@ def test_a_stopped_full_tuning_before_the_test_goes_on_where_it_was(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     from potentia.engine.training.full import FullTuningJob
-    from potentia.run.fine_tuning import FineTuning
+    from potentia.run.tuning import RowTuning
 
     tuning = TUNING | {"method": "full", "learning_rates": [1e-3, 3e-3]}
     whole, halted = (
@@ -337,7 +339,9 @@ def test_a_stopped_full_tuning_before_the_test_goes_on_where_it_was(
     for share in (0.2, 0.5, 0.9):
         with monkeypatch.context() as patch:
             patch.setattr(
-                FineTuning, "stop", lambda self, share=share: len(made) >= once * (1 + share)
+                RowTuning,
+                "is_stop_requested",
+                lambda self, share=share: len(made) >= once * (1 + share),
             )
             assert run_study(halted).interrupted
     found, again = ran(halted)
@@ -357,7 +361,7 @@ def test_a_stopped_full_tuning_before_the_test_goes_on_where_it_was(
 def test_a_stopped_race_drops_its_lanes_when_the_whole_one_does(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ):
-    from potentia.run.fine_tuning import FineTuning
+    from potentia.run.tuning import RowTuning
 
     one = {"tasks": [{"name": "colours", "file": str(world / "colours.jsonl")}]}
     tuning = TUNING | {
@@ -371,7 +375,7 @@ def test_a_stopped_race_drops_its_lanes_when_the_whole_one_does(
         for n in ("whole", "halted")
     )
     asked: list[int] = []
-    monkeypatch.setattr(FineTuning, "stop", lambda self: bool(asked.append(1)))
+    monkeypatch.setattr(RowTuning, "is_stop_requested", lambda self: bool(asked.append(1)))
     cells, lanes = ran(whole)
     steps = len(asked)
     assert "dropped" in {lane.status for lane in lanes}
@@ -379,7 +383,9 @@ def test_a_stopped_race_drops_its_lanes_when_the_whole_one_does(
         with monkeypatch.context() as patch:
             asked.clear()
             patch.setattr(
-                FineTuning, "stop", lambda self, n=share * steps: asked.append(1) or len(asked) > n
+                RowTuning,
+                "is_stop_requested",
+                lambda self, n=share * steps: asked.append(1) or len(asked) > n,
             )
             assert run_study(halted).interrupted
     again, resumed = ran(halted)

@@ -165,7 +165,7 @@ def run(options: RunOptions) -> None:
     early_workers = 0
     if options.executor == "local" and not options.is_adaptive:
         early_workers = potentia.run.estimate_worker_count(study, options.workers)
-    with potentia.run.WorkerProcesses(early_workers, study) as crew:
+    with potentia.run.WorkerProcesses(early_workers, study) as processes:
         with show_status("reading tasks and models") as update_status:
             plan = potentia.run.plan_study(study, tell=update_status)
         print_lines(*_plan_notes(plan), to=errors)
@@ -177,7 +177,7 @@ def run(options: RunOptions) -> None:
                 plan,
                 workers=workers,
                 watch=watch_study,
-                crew=crew,
+                processes=processes,
                 threads=options.threads,
                 executor=options.executor,
                 split=options.split,
@@ -193,7 +193,7 @@ def _print_result(plan: StudyPlan, result: RunResult, as_json: bool) -> None:
     if not result.interrupted:
         scores = _read_scores(plan.study.store, result.study)
     if as_json:
-        value = {**vars(result), "store": store}
+        value = {**result.to_dict(), "store": store}
         if scores is not None:
             value |= _scores_as_json(*scores)
         print_json(value)

@@ -18,8 +18,8 @@ from potentia.run.cost import (
     price_work,
 )
 from potentia.run.execute import RunResult, choose_worker_count, run_study
-from potentia.run.machine import WorkerProcesses, estimate_worker_count
-from potentia.run.plan import CellPlan, Row, StudyPlan, load_tasks, plan_study
+from potentia.run.executors.worker_processes import WorkerProcesses, estimate_worker_count
+from potentia.run.plan import Assignment, CellPlan, Row, StudyPlan, load_tasks, plan_study
 from potentia.run.progress import (
     PACED,
     CellCount,

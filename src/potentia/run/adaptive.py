@@ -23,10 +23,11 @@ from potentia.errors import InputError
 from potentia.run.calibration import estimate_cost
 from potentia.run.cost import StudyCost, parse_budget
 from potentia.run.execute import RunResult, run_study
-from potentia.run.local import ModelSession
+from potentia.run.executors.local import ModelSession
 from potentia.run.plan import CellPlan, StudyPlan, mark_finished_cells
 from potentia.run.progress import find_store, open_store, read_events
 from potentia.study import Study, Wanted
+from potentia.values.failure import CellFailure
 from potentia.values.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol, TaskName
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ class AdaptiveRun:
     keep: bool = True  # models and workers from wave to wave
     grid: StudyGrid = field(init=False)
     results: list[RunResult] = field(init=False, default_factory=list)
-    stay: ModelSession = field(init=False, default_factory=ModelSession)
+    session: ModelSession = field(init=False, default_factory=ModelSession)
 
     def __post_init__(self) -> None:
         if self.budget is None and self.confidence is None:
@@ -180,7 +181,7 @@ class AdaptiveRun:
 
     def run(self) -> tuple[RunResult, Completion, NextCells | None]:
         """Run waves to the end; return how it went, what is known then, and what would come next."""
-        with self.stay:
+        with self.session:
             return self._run()
 
     def _run(self) -> tuple[RunResult, Completion, NextCells | None]:
@@ -330,14 +331,20 @@ class AdaptiveRun:
         if self.results and self.results[-1].interrupted:
             return
         if not self.results or any(row.pending for row in plan.rows):
-            stay = self.stay if self.keep else None
-            self.results.append(run_study(plan, workers=self.workers, watch=self.watch, stay=stay))
+            session = self.session if self.keep else None
+            result = run_study(plan, workers=self.workers, watch=self.watch, session=session)
+            self.results.append(result)
 
     def _sum(self) -> RunResult:
         """All parts as one result."""
-        computed, failed = (
-            sum(getattr(r, name) for r in self.results) for name in ("computed", "failed")
+        failures: list[CellFailure] = []
+        for result in self.results:
+            failures += result.failures
+        return RunResult(
+            study=self.plan.key,
+            reused=self.results[0].reused,
+            computed=sum(result.computed for result in self.results),
+            failed=len(failures),
+            interrupted=self.results[-1].interrupted,
+            failures=tuple(failures),
         )
-        reasons = [reason for r in self.results for reason in r.reasons]
-        first, last = self.results[0], self.results[-1]
-        return RunResult(self.plan.key, first.reused, computed, failed, last.interrupted, reasons)

@@ -30,7 +30,7 @@ from potentia.run.cost import (
     read_paces,
 )
 from potentia.run.execute import run_study
-from potentia.run.local import ModelSession
+from potentia.run.executors.local import ModelSession
 from potentia.run.plan import Row, StudyPlan, plan_study
 from potentia.run.progress import find_store, open_store
 from potentia.study import Caps, Study, Tuning
@@ -76,14 +76,14 @@ def measure_paces(
     whole = max(len(task.documents("train")) for task in plan.tasks.by_name.values())
     paces: list[Pace] = []
     growth = GROWTH.get(device, GROWTH["cpu"])
-    with tempfile.TemporaryDirectory(prefix="potentia-pace-") as folder, ModelSession() as stay:
+    with tempfile.TemporaryDirectory(prefix="potentia-pace-") as folder, ModelSession() as session:
         for row in picked:
             tell(f"calibrating on {row.model.name}")
 
             def timed(documents: int, epochs: int = 1, *, name: str = row.model.name) -> Timed:
                 store = str(Path(folder) / f"{len(list(Path(folder).glob('*.db')))}.db")
                 return _timed_run(
-                    _small(plan, name, min(documents, whole), store, epochs=epochs), stay
+                    _small(plan, name, min(documents, whole), store, epochs=epochs), session
                 )
 
             cold = timed(FIRST)
@@ -179,10 +179,10 @@ class Timed:
         }
 
 
-def _timed_run(small: Study, stay: ModelSession) -> Timed:
+def _timed_run(small: Study, session: ModelSession) -> Timed:
     plan = plan_study(small)
     began = time.monotonic()
-    result = run_study(plan, stay=stay)
+    result = run_study(plan, session=session)
     whole = time.monotonic() - began
     with open_store(small.store, readonly=True) as store:
         seconds = {(c.task, str(c.protocol)): c.seconds for c in store.cells()}

@@ -1,7 +1,7 @@
 """The plan of a study: which rows and cells there are, which are done already, and what the rest will cost.
 
-Planning is pure: it reads tasks, hashes model files and looks into the store, and changes nothing. A row's plan holds
-all that another process or machine needs to compute the row, and can be pickled.
+Planning is pure: it reads tasks, hashes model files and looks into the store, and changes nothing. A row is what is to
+be computed, an assignment also where and how; it holds all that another process or machine needs, and can be pickled.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -44,7 +45,7 @@ from potentia.values.protocol import ADJUST, Protocol, TaskName
 
 if TYPE_CHECKING:
     from potentia.store import Store
-    from potentia.tasks import Task
+    from potentia.tasks import Task, UserData
 
 REPORT_SECONDS = 1.0  # between two words of planning
 SMALL_TEST = 100  # documents; with fewer, few differences between models can be told
@@ -67,53 +68,88 @@ class CellPlan:
 
 @dataclass(frozen=True)
 class Row:
-    """All cells of one model. A model that cannot be read has a problem and no keys."""
+    """All cells of one model: what is to be computed. A model that cannot be read has a problem and no keys."""
 
     study: Study  # with its dtype settled and without models: a row knows its own, and travels
     study_key: str
     model: ModelSpec
     cells: tuple[CellPlan, ...]
-    model_fingerprint: str  # fingerprint of the model: its files, or what a treated copy is made of
-    original_fingerprint: (
-        str  # fingerprint of the files that are loaded first, before they are quantised
-    )
-    task_fingerprints: Mapping[str, str]  # fingerprints of the tasks
+    model_fingerprint: str  # of the model's files, or of what an exposed copy is made of
+    original_fingerprint: str  # of the files that are loaded first, before they are quantised
+    task_fingerprints: Mapping[str, str]
     problem: str | None = None
-    threads: int = 0  # on a CPU; 0 while it is not planned to run
-    memory: float = 1.0  # of its GPU's, where others run beside it
-    run: str = ""  # the run that this is for
-    part: tuple[int, int] | None = (
-        None  # which of how many, where some of the row's tasks are meant
-    )
-    lane_parts: int = (
-        1  # in how many parts the lanes of its one task train, before what is left of it is done
-    )
-    lane_part: int | None = (
-        None  # which of these it is, from 0: lanes are trained, and nothing is chosen
-    )
-
-    @property
-    def label(self) -> str:
-        """What the row is called while it runs."""
-        name = (
-            self.model.name
-            if self.part is None
-            else f"{self.model.name} · part {self.part[0]} of {self.part[1]}"
-        )
-        return (
-            name
-            if self.lane_part is None
-            else f"{name} · lanes {self.lane_part + 1} of {self.lane_parts}"
-        )
 
     @property
     def pending(self) -> tuple[CellPlan, ...]:
         """The cells still to compute."""
         return tuple(cell for cell in self.cells if not cell.finished)
 
+    def refresh(self, store: Store) -> Row:
+        """Return the row with the cells marked as finished that the store has by now."""
+        (row,) = mark_finished_cells([self], store)
+        return row
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A row, or a part of it, as it is handed to one worker.
+
+    The tasks of a row may be divided: each part has the cells of its own tasks, and ``part`` says which of how many it
+    is. The lanes of one long task may be divided too: then ``lane_parts`` assignments train some of them each and
+    choose nothing (``lane_part`` says which, from 0), and one more without a ``lane_part`` finds these lanes trained.
+    """
+
+    row: Row
+    run: str = ""  # the run that it belongs to
+    threads: int = 0  # on a CPU; 0 leaves them as they are
+    memory_share: float = 1.0  # of its GPU's memory, where others run beside it
+    part: tuple[int, int] | None = None
+    lane_parts: int = 1
+    lane_part: int | None = None
+
+    @property
+    def study(self) -> Study:
+        """The study that it belongs to."""
+        return self.row.study
+
+    @property
+    def model(self) -> ModelSpec:
+        """The model to load."""
+        return self.row.model
+
+    @property
+    def cells(self) -> tuple[CellPlan, ...]:
+        """The cells of this part of the row."""
+        return self.row.cells
+
+    @property
+    def pending(self) -> tuple[CellPlan, ...]:
+        """The cells still to compute."""
+        return self.row.pending
+
+    @property
+    def only_trains_lanes(self) -> bool:
+        """Whether it trains lanes that another assignment chooses from."""
+        return self.lane_part is not None
+
+    @property
+    def label(self) -> str:
+        """What it is called while it runs."""
+        label = self.model.name
+        if self.part is not None:
+            number, count = self.part
+            label += f" · part {number} of {count}"
+        if self.lane_part is not None:
+            label += f" · lanes {self.lane_part + 1} of {self.lane_parts}"
+        return label
+
+    def refresh(self, store: Store) -> Assignment:
+        """Return the assignment with the cells marked as finished that the store has by now."""
+        return replace(self, row=self.row.refresh(store))
+
 
 class LoadedTasks(NamedTuple):
-    """The benchmarks of a study by name, the auxiliary data of adjust, and what treated copies are shown."""
+    """The tasks of a study by name, the auxiliary data of adjust, and what exposed copies are trained on."""
 
     by_name: Mapping[str, Task]
     auxiliary: Task | None
@@ -134,30 +170,37 @@ class StudyPlan:
     tasks: LoadedTasks
     outdated: tuple[str, ...] = ()
     damaged: tuple[str, ...] = ()
-    run: str = ""
+    run: str = ""  # the name of the run, once it has begun
 
     def iterate_cells(self) -> Iterator[CellPlan]:
         """Go through the cells of all rows."""
-        return (cell for row in self.rows for cell in row.cells)
+        for row in self.rows:
+            yield from row.cells
+
+    def refresh(self, store: Store) -> StudyPlan:
+        """Return the plan with the cells marked as finished that the store has by now."""
+        return replace(self, rows=tuple(mark_finished_cells(self.rows, store)))
+
+    def count_finished_cells(self) -> int:
+        """Return how many cells are marked as finished."""
+        return sum(cell.finished for cell in self.iterate_cells())
 
     def collect_notes(self) -> tuple[str, ...]:
         """Say what was inferred of own data or left out, and which tests are too small to tell models apart."""
-        said = [
-            f"{name}: {note}" for name, task in self.tasks.by_name.items() for note in task.notes
-        ]
+        notes = []
+        for name, task in self.tasks.by_name.items():
+            notes += [f"{name}: {note}" for note in task.notes]
         for spec in self.study.benchmarks():
-            test = self.tasks.by_name[spec.name].plan.test
-            divided = (
-                spec.ratios is None
-                and spec.folds is None
-                and test.origin.endswith("of the one split")
+            splits = self.tasks.by_name[spec.name].plan
+            divided_by_default = (
+                splits.shares_one_split and spec.ratios is None and spec.folds is None
             )
-            if divided and test.available < SMALL_TEST:
-                said.append(
-                    f"{spec.name} is tested on {test.available} documents: few to tell models apart."
+            if divided_by_default and splits.test.available < SMALL_TEST:
+                notes.append(
+                    f"{spec.name} is tested on {splits.test.available} documents: few to tell models apart."
                     " In the task's entry, `ratios: [6, 1, 3]` tests on three times as many, `folds: 5` on all."
                 )
-        return tuple(said)
+        return tuple(notes)
 
 
 # --- tasks -----------------------------------------------------------------------------------------------------------
@@ -165,72 +208,86 @@ class StudyPlan:
 
 def load_tasks(study: Study) -> LoadedTasks:
     """Load every task of the study; all that cannot be loaded are named in one error."""
-    loaded: dict[str, Task] = {}
-    problems: list[PotentiaError] = []
+    tasks: dict[str, Task] = {}
+    problems: list[InputError] = []
     for spec in study.benchmarks():
         try:
-            loaded[spec.name] = _load_task(study, spec)
-            if spec.shots and loaded[spec.name].kind == "corpus":
-                raise InputError(
-                    f"{spec.name}: a text to predict has no examples before it",
-                    hint="drop its `shots`",
-                )
+            tasks[spec.name] = _load_task(study, spec)
+            _check_shots(spec, tasks[spec.name])
         except InputError as error:
             problems.append(error)
+    if len(problems) == 1:
+        raise problems[0]
     if problems:
         listed = "\n".join(f"  {problem}" for problem in problems)
-        raise (
-            problems[0]
-            if len(problems) == 1
-            else InputError(f"{len(problems)} tasks cannot be used\n{listed}")
+        raise InputError(f"{len(problems)} tasks cannot be used\n{listed}")
+    auxiliary = None
+    if study.adjust is not None and ADJUST in study.protocols:
+        auxiliary = _load_auxiliary(study, study.adjust)
+    return LoadedTasks(tasks, auxiliary, _load_exposure(study, tasks))
+
+
+def _check_shots(spec: TaskSpec, task: Task) -> None:
+    if spec.shots and task.kind == "corpus":
+        raise InputError(
+            f"{spec.name}: a text to predict has no examples before it", hint="drop its `shots`"
         )
-    auxiliary = (
-        _load_auxiliary(study, study.adjust) if study.adjust and ADJUST in study.protocols else None
-    )
-    wanted = study.treat.data if study.treat is not None else ()
-    shown = {name: loaded.get(name) or _load_task(study, TaskSpec(name=name)) for name in wanted}
-    for name, task in shown.items():
-        if not task.documents("train"):
-            raise InputError(f"treat.data: {name} has no documents to train on")
-    return LoadedTasks(loaded, auxiliary, shown)
 
 
 def _load_task(study: Study, spec: TaskSpec) -> Task:
     """Load one task with the study's splits, caps and seed."""
-    from potentia.tasks import Division, UserData, load
+    from potentia.tasks import Division, load
 
-    source, own, columns = spec.source, None, spec.columns.given()
-    if (
-        spec.dataset is not None
-        or columns
-        or spec.labels
-        or spec.prompt is not None
-        or isinstance(spec.file, tuple)
-    ):
-        files = (spec.file,) if isinstance(spec.file, str) else spec.file or ()
-        form = ""
-        if (
-            len(files) == 1 and not Path(files[0]).exists()
-        ):  # a prompt form may follow the file: own.jsonl:cloze
-            named = TaskName(files[0])
-            files, form = (named.base,), named.form
-        said = spec.dataset, spec.subset, columns, spec.prompt, dict(spec.labels)
-        own = UserData(files, *said, drop_bad_rows=study.drop_bad_rows)
-        source = f"{own.label}:{form}" if form else own.label
-    fold = (spec.fold, spec.folds) if spec.fold is not None and spec.folds is not None else None
+    source, own_data = _find_task_data(study, spec)
+    fold = None
+    if spec.fold is not None and spec.folds is not None:
+        fold = (spec.fold, spec.folds)
     return load(
         source,
-        data_dir=Path(study.data_dir) if study.data_dir else None,
+        data_dir=_find_data_folder(study),
         caps=study.caps.but(spec.caps),
         seed=study.seed,
         carve=study.carve,
         drop_overlap=study.drop_overlap,
-        own=own,
+        own=own_data,
         division=Division(spec.ratios, fold),
         mean=spec.mean,
         answer_tokens=spec.answer_tokens or study.answer_tokens,
         drop_bad_rows=study.drop_bad_rows,
     )
+
+
+def _find_task_data(study: Study, spec: TaskSpec) -> tuple[str, UserData | None]:
+    """Return the source of a task, and the user's own data where it is made of some."""
+    from potentia.tasks import UserData
+
+    columns = spec.columns.given()
+    describes_data = columns or spec.labels or spec.prompt is not None
+    if not (describes_data or spec.dataset is not None or isinstance(spec.file, tuple)):
+        return spec.source, None
+    files = spec.file or ()
+    if isinstance(files, str):
+        files = (files,)
+    prompt_form = ""
+    if len(files) == 1 and not Path(files[0]).exists():  # a form may follow: own.jsonl:cloze
+        name = TaskName(files[0])
+        files = (name.base,)
+        prompt_form = name.form
+    own_data = UserData(
+        files,
+        spec.dataset,
+        spec.subset,
+        columns,
+        spec.prompt,
+        dict(spec.labels),
+        drop_bad_rows=study.drop_bad_rows,
+    )
+    source = f"{own_data.label}:{prompt_form}" if prompt_form else own_data.label
+    return source, own_data
+
+
+def _find_data_folder(study: Study) -> Path | None:
+    return Path(study.data_dir) if study.data_dir else None
 
 
 def _load_auxiliary(study: Study, adjust: Adjust) -> Task:
@@ -241,31 +298,41 @@ def _load_auxiliary(study: Study, adjust: Adjust) -> Task:
     """
     from potentia.tasks import load
 
-    how: dict[str, Any] = {
-        "data_dir": Path(study.data_dir) if study.data_dir else None,
-        "caps": Caps(train=adjust.cap, validation=None, test=None),
-        "seed": study.seed,
-        "hold_out": adjust.hold_out or 0,
-        "answer_tokens": study.answer_tokens,
-    }
-    task = load(adjust.data, **how)
-    formed = bool(TaskName(Path(adjust.data).name).form)
-    return (
-        task
-        if formed or adjust.form == "own" or not task.has_options
-        else load(f"{adjust.data}:{adjust.form}", **how)
+    load_undivided = partial(
+        load,
+        data_dir=_find_data_folder(study),
+        caps=Caps(train=adjust.cap, validation=None, test=None),
+        seed=study.seed,
+        hold_out=adjust.hold_out or 0,
+        answer_tokens=study.answer_tokens,
     )
+    task = load_undivided(adjust.data)
+    names_its_form = bool(TaskName(Path(adjust.data).name).form)
+    if names_its_form or adjust.form == "own" or not task.has_options:
+        return task
+    return load_undivided(f"{adjust.data}:{adjust.form}")
+
+
+def _load_exposure(study: Study, tasks: Mapping[str, Task]) -> dict[str, Task]:
+    """Load the tasks whose training documents exposed copies are trained on."""
+    if study.treat is None:
+        return {}
+    exposure = {}
+    for name in study.treat.data:
+        exposure[name] = tasks.get(name) or _load_task(study, TaskSpec(name=name))
+        if not exposure[name].documents("train"):
+            raise InputError(f"treat.data: {name} has no documents to train on")
+    return exposure
 
 
 def decide_model_kind(
     study: Study, model: ModelSpec, *, template: bool | None = None
 ) -> Kind | None:
     """Decide whether a model is a base or an instruct model; None where its tokenizer has to tell."""
-    table = models(study.facts)
     return decide_kind(
         model.kind,
         (model.name, model.source),
-        table,
+        models(study.facts),
         instruct_of=model.base_model,
         template=template,
     )
@@ -283,113 +350,158 @@ def plan_study(study: Study, *, tell: Callable[[str], Any] = lambda _: None) -> 
     """Find every cell's key and whether the store has it. Model files are hashed, not loaded; nothing is written."""
     from potentia.tasks import silence_libraries
 
-    models = study.rows()
-    for model in models:
-        check_model_source(model)
-    named = [
-        (model.source, model.revision, model.gguf_file, tuple(model.adapters)) for model in models
-    ]
-    prints = fingerprints(named)  # while tasks are read; a study that is refused waits for none
+    specs = study.rows()
+    for spec in specs:
+        check_model_source(spec)
+    sources = [(spec.source, spec.revision, spec.gguf_file, tuple(spec.adapters)) for spec in specs]
+    hashed = fingerprints(sources)  # while tasks are read; a study that is refused waits for none
     with silence_libraries():  # once for all tasks
         tasks = load_tasks(study)
     _check_adjust(study, tasks)
-    key = study_key(study)
-    dtype = planned_dtype(study.dtype, study.device)
-    bare = study.model_copy(update={"dtype": dtype, "models": (), "only": None})
-    rows, told = [], time.monotonic()
-    for model, name in zip(models, named, strict=True):
-        rows.append(_plan_row(study, bare, key, tasks, model, prints[name]))
-        if time.monotonic() - told > REPORT_SECONDS:
-            told = time.monotonic()
-            tell(f"reading models: {len(rows):,} of {len(models):,}")
+    planner = _RowPlanner(study, study_key(study), tasks)
+    rows = []
+    reported = time.monotonic()
+    for spec, source in zip(specs, sources, strict=True):
+        rows.append(planner.plan_row(spec, hashed[source]))
+        if time.monotonic() - reported > REPORT_SECONDS:
+            reported = time.monotonic()
+            tell(f"reading models: {len(rows):,} of {len(specs):,}")
+    plan = StudyPlan(study, planner.study_key, tuple(rows), tasks=tasks)
     store = find_store(study.store)
     if store is None:
-        return StudyPlan(study, key, tuple(rows), tasks)
+        return plan
     with store:
-        rows = mark_finished_cells(rows, store)
-        damaged = store.damaged([cell.key for row in rows for cell in row.pending])
-        if damaged and not any(cell.finished for row in rows for cell in row.cells):
-            store.check_items(damaged)
-        wanted = {cell.key for row in rows for cell in row.cells}
-        readable = {row.model.name for row in rows if not row.problem}
-        outdated = [
-            k for k, model in store.linked(key).items() if model in readable and k not in wanted
-        ]
-    return StudyPlan(study, key, tuple(rows), tasks, tuple(outdated), tuple(damaged))
+        return _compare_with_store(plan, store)
 
 
-def _plan_row(
-    whole: Study,
-    study: Study,
-    key: str,
-    tasks: LoadedTasks,
-    model: ModelSpec,
-    print_of: Future[str],
-) -> Row:
-    """Plan one row; a model that cannot be read becomes a row with a problem, not an error."""
-    original = weights = ""
-    problem = None
-    try:
-        original = print_of.result()
-        weights = quantised_fingerprint(original, model.quantise)
-        weights = weights if model.copy_of is None else _treated(study, weights, tasks.exposure)
-    except INTERRUPTS:
-        raise
-    except (PotentiaError, OSError) as error:
-        problem = str(error)
-    except BaseException as error:  # whatever a library makes of its files, the other rows go on
-        problem = f"{type(error).__name__}: {first_line(error)}"
-    prints = {name: task.fingerprint for name, task in tasks.by_name.items()}
-    steps = sorted(set(study.adjust.at_steps)) if study.adjust else []
-    same = {
-        "kind": decide_scoring_kind(study, model),
-        "rates": own_rates(study, model),
-        "auxiliary": tasks.auxiliary.fingerprint if tasks.auxiliary else None,
-    }
-    cells = []
-    for protocol, (name, task) in product(map(Protocol, study.protocols), tasks.by_name.items()):
-        examples_of_text = protocol.kind == "few_shot" and task.kind == "corpus"  # there are none
-        if examples_of_text or not whole.asks(model.name, name, protocol):
-            continue
-        own, shots = "", study.shots_for(name, protocol)
-        if not problem:
-            own = cell_key(study, weights, prints[name], protocol, shots=shots, **same)  # type: ignore[arg-type]
-        for step in steps if protocol == ADJUST else ():
-            cells.append(CellPlan(name, protocol.at(step), own and step_key(own, step)))
-        cells.append(CellPlan(name, protocol, own))
-    return Row(study, key, model, tuple(cells), weights, original, prints, problem)
+def _compare_with_store(plan: StudyPlan, store: Store) -> StudyPlan:
+    """Return a plan with what the store has of it: finished, damaged and outdated cells."""
+    plan = plan.refresh(store)
+    pending = [cell.key for cell in plan.iterate_cells() if not cell.finished]
+    damaged = store.damaged(pending)
+    if damaged and not plan.count_finished_cells():
+        store.check_items(damaged)
+    planned = {cell.key for cell in plan.iterate_cells()}
+    readable = {row.model.name for row in plan.rows if not row.problem}
+    outdated = []
+    for key, model in store.linked(plan.key).items():
+        if model in readable and key not in planned:
+            outdated.append(key)
+    return replace(plan, outdated=tuple(outdated), damaged=tuple(damaged))
 
 
-def _treated(study: Study, original: str, shown: Mapping[str, Task]) -> str:
-    """Name a treated copy by its original, what it is shown, and how."""
-    assert study.treat is not None
-    data, how = [task.fingerprint for task in shown.values()], study.treat.recipe(study.tuning)
-    return content_key(
-        original=original, data=data, tuning=how, seed=study.treat.seed, dtype=study.dtype
-    )
+class _RowPlanner:
+    """Plans the rows of one study, which share its tasks and settings."""
+
+    def __init__(self, study: Study, study_key: str, tasks: LoadedTasks) -> None:
+        self.study_key = study_key
+        self._study = study
+        self._tasks = tasks
+        dtype = planned_dtype(study.dtype, study.device)
+        self._row_study = study.model_copy(update={"dtype": dtype, "models": (), "only": None})
+        self._task_fingerprints = {name: task.fingerprint for name, task in tasks.by_name.items()}
+        self._auxiliary_fingerprint = tasks.auxiliary.fingerprint if tasks.auxiliary else None
+        self._steps = sorted(set(study.adjust.at_steps)) if study.adjust else []
+
+    def plan_row(self, model: ModelSpec, hashed: Future[str]) -> Row:
+        """Plan one row; a model that cannot be read becomes a row with a problem, not an error."""
+        original_fingerprint = ""
+        model_fingerprint = ""
+        problem = None
+        try:
+            original_fingerprint = hashed.result()
+            model_fingerprint = self._fingerprint_as_scored(model, original_fingerprint)
+        except INTERRUPTS:
+            raise
+        except (PotentiaError, OSError) as error:
+            problem = str(error)
+        except (
+            BaseException
+        ) as error:  # whatever a library makes of its files, the other rows go on
+            problem = f"{type(error).__name__}: {first_line(error)}"
+        return Row(
+            study=self._row_study,
+            study_key=self.study_key,
+            model=model,
+            cells=tuple(self._plan_cells(model, None if problem else model_fingerprint)),
+            model_fingerprint=model_fingerprint,
+            original_fingerprint=original_fingerprint,
+            task_fingerprints=self._task_fingerprints,
+            problem=problem,
+        )
+
+    def _fingerprint_as_scored(self, model: ModelSpec, original: str) -> str:
+        """Return the fingerprint of a model as it is scored: quantised, or as an exposed copy."""
+        fingerprint = quantised_fingerprint(original, model.quantise)
+        if model.copy_of is None:
+            return fingerprint
+        study = self._row_study
+        assert study.treat is not None
+        return content_key(
+            original=fingerprint,
+            data=[task.fingerprint for task in self._tasks.exposure.values()],
+            tuning=study.treat.recipe(study.tuning),
+            seed=study.treat.seed,
+            dtype=study.dtype,
+        )
+
+    def _plan_cells(self, model: ModelSpec, fingerprint: str | None) -> Iterator[CellPlan]:
+        """Go through the cells of a model; they have no keys where its fingerprint is not known."""
+        study = self._row_study
+        kind = decide_scoring_kind(study, model)
+        rates = own_rates(study, model)
+        for protocol, (name, task) in product(
+            map(Protocol, study.protocols), self._tasks.by_name.items()
+        ):
+            has_no_examples = protocol.kind == "few_shot" and task.kind == "corpus"
+            if has_no_examples or not self._study.asks(model.name, name, protocol):
+                continue
+            key = ""
+            if fingerprint is not None:
+                key = cell_key(
+                    study,
+                    fingerprint,
+                    self._task_fingerprints[name],
+                    protocol,
+                    shots=study.shots_for(name, protocol),
+                    kind=kind,
+                    rates=rates,
+                    auxiliary=self._auxiliary_fingerprint,
+                )
+            if protocol == ADJUST:
+                for step in self._steps:
+                    yield CellPlan(name, protocol.at(step), key and step_key(key, step))
+            yield CellPlan(name, protocol, key)
 
 
 def mark_finished_cells(rows: Sequence[Row], store: Store) -> list[Row]:
     """Return the rows with what the store has by now, under these names or others; damaged cells are to be made."""
-    known = store.names([cell.key for row in rows for cell in row.pending])
-    for key in store.damaged(list(known)):
-        del known[key]
-    return [
-        replace(row, cells=tuple(_seen(cell, row, known) for cell in row.cells)) for row in rows
-    ]
+    pending = [cell.key for row in rows for cell in row.pending]
+    names_by_key = store.names(pending)
+    for key in store.damaged(list(names_by_key)):
+        del names_by_key[key]
+    marked = []
+    for row in rows:
+        cells = [_mark_finished(cell, row, names_by_key) for cell in row.cells]
+        marked.append(replace(row, cells=tuple(cells)))
+    return marked
 
 
-def _seen(cell: CellPlan, row: Row, found: Mapping[str, tuple[str, str]]) -> CellPlan:
+def _mark_finished(
+    cell: CellPlan, row: Row, names_by_key: Mapping[str, tuple[str, str]]
+) -> CellPlan:
+    """Return a cell as finished where the store has it; as a copy where it has it under other names."""
     names = (row.model.name, cell.task)
-    if cell.finished or found.get(cell.key, names) == names:
-        return replace(cell, finished=cell.finished or cell.key in found)
-    own, step = renamed(cell.key, *names), cell.protocol.step
+    if cell.finished or names_by_key.get(cell.key, names) == names:
+        return replace(cell, finished=cell.finished or cell.key in names_by_key)
+    key = renamed(cell.key, *names)
+    step = cell.protocol.step
     if step is not None:  # named after the cell at the end
-        end = next(
+        last = next(
             other for other in row.cells if (other.task, other.protocol) == (cell.task, ADJUST)
         )
-        own = step_key(renamed(end.copy_of or end.key, *names), step)
-    return replace(cell, key=own, finished=True, copy_of=cell.key)
+        key = step_key(renamed(last.copy_of or last.key, *names), step)
+    return replace(cell, key=key, finished=True, copy_of=cell.key)
 
 
 def adopt_finished_cells(row: Row, store: Store) -> None:
@@ -407,20 +519,24 @@ def _check_adjust(study: Study, tasks: LoadedTasks) -> None:
     auxiliary = tasks.auxiliary
     if auxiliary is None or study.adjust is None:
         return
-    blind = [name for name, task in tasks.by_name.items() if not task.documents("validation")]
-    several = any(len(adjust_tuning(study, row).learning_rates) > 1 for row in study.rows())
-    if blind and several and not auxiliary.documents("validation"):
-        hint = "name one learning rate, or keep some of the auxiliary data to choose by: `adjust: {hold_out: 500}`"
+    unvalidated = [name for name, task in tasks.by_name.items() if not task.documents("validation")]
+    has_choice = any(len(adjust_tuning(study, row).learning_rates) > 1 for row in study.rows())
+    if unvalidated and has_choice and not auxiliary.documents("validation"):
         raise InputError(
-            f"{blind[0]} has no validation documents to choose a learning rate by", hint=hint
+            f"{unvalidated[0]} has no validation documents to choose a learning rate by",
+            hint="name one learning rate, or keep some of the auxiliary data to choose by:"
+            " `adjust: {hold_out: 500}`",
         )
     documents = len(auxiliary.documents("train"))
     if not documents:
         raise InputError(f"adjust.data: {study.adjust.data} has no documents to train on")
-    last = adjust_tuning(study).updates(documents)
-    if beyond := [step for step in study.adjust.at_steps if step > last]:
-        words = f"adjust.at_steps: {beyond[0]} lies beyond the tuning, which has {last} steps"
-        raise InputError(words, hint="name earlier steps, or raise the epochs")
+    last_step = adjust_tuning(study).updates(documents)
+    beyond = [step for step in study.adjust.at_steps if step > last_step]
+    if beyond:
+        raise InputError(
+            f"adjust.at_steps: {beyond[0]} lies beyond the tuning, which has {last_step} steps",
+            hint="name earlier steps, or raise the epochs",
+        )
 
 
 # --- models on disk --------------------------------------------------------------------------------------------------

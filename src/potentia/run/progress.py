@@ -20,7 +20,7 @@ from potentia.study import content_key
 from potentia.values.protocol import ADJUST, Protocol
 
 if TYPE_CHECKING:
-    from potentia.run.plan import Row, StudyPlan
+    from potentia.run.plan import Assignment, Row, StudyPlan
     from potentia.store import EventRecord, Store, StudyRecord
 
 
@@ -137,10 +137,13 @@ class RowProgress:
     runs in this process, in a worker or on another machine.
     """
 
-    def __init__(self, plan: Row, store: Store, *, every: float = 1.0) -> None:
-        self._store, self._study, self._every = store, plan.study_key, every
-        self._log = RunLog(store, plan.run)
-        self._row, self._label = plan.model.name, plan.label  # parts of a row have a state each
+    def __init__(self, assignment: Assignment, store: Store, *, every: float = 1.0) -> None:
+        self._store = store
+        self._study = assignment.row.study_key
+        self._every = every
+        self._log = RunLog(store, assignment.run)
+        self._row = assignment.model.name
+        self._label = assignment.label  # parts of a row have a state each
         self._state: dict[str, Any] = {
             "phase": "waiting",
             "done": 0,
@@ -178,10 +181,10 @@ class RowProgress:
         self._state.update(facts)
         self._write()
 
-    def event(self, kind: str, *, told: bool = False, **payload: Any) -> None:
-        """Append to the study's log, where it was not told with what happened, and to the run's."""
+    def event(self, kind: str, *, is_logged: bool = False, **payload: Any) -> None:
+        """Append to the run's log, and to the study's unless it was logged there with what happened."""
         self._log.write(kind, row=self._row, **payload)
-        if not told:
+        if not is_logged:
             self._store.event(self._study, kind, {"row": self._row, **payload})
 
     def finish(self, phase: str) -> None:

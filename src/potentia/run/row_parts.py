@@ -4,7 +4,7 @@ A row's tasks are halved by their cost, and halved again, always in the same way
 parts. How far to go is this run's choice; a part that was begun is neither divided nor joined, so that a run that goes
 on with other workers finds its lanes. A part is leased as a row is, by its cells. Its model is loaded once more, and
 its lanes have fewer beside them: a lane is the same alone and in company up to rounding. All that is adjusted belongs
-to one tuning and stays together; a treated copy is made once, and its row stays whole.
+to one tuning and stays together; an exposed copy is made once, and its row stays whole.
 
 Where one task is longer than workers can wait for, the lanes of its grid train in several parts too, and one more, when
 these have ended, finds them in their folder, holds the race, searches beyond the grid, chooses and tests.
@@ -15,109 +15,129 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from potentia.run.cost import count_exposure_tokens, count_work, find_parameters
-from potentia.run.plan import CellPlan, Row, StudyPlan
+from potentia.run.plan import Assignment, CellPlan, Row, StudyPlan
 from potentia.run.progress import name_lanes_folder
-from potentia.run.tuned import Begun
+from potentia.run.recipe import LanesBeginning
 from potentia.values.protocol import TRAIN_BEFORE_TEST
 
 if TYPE_CHECKING:
     from potentia.store import Store
 
 LEAST_SECONDS = 600.0  # of a part's work, beside loading its model
-FLOPS = {
-    "cuda": 2e14,
-    "cpu": 5e10,
-}  # in a second, of lanes on an H200 and on a thread: only to tell minutes from hours
+# in a second, of lanes on an H200 and on a thread: only to tell minutes from hours
+FLOPS = {"cuda": 2e14, "cpu": 5e10}
 STEP_SECONDS = 0.01  # of a lane on a GPU, however small the model
-LOAD_SECONDS, LOAD_RATE = 25.0, 1.5e9  # to start, and bytes of weights read in a second
-CUTS = 40  # lengths of the longest part that are tried, each four fifths of the one before
-WORTH, LANES_WORTH = (
-    0.98,
-    0.9,
-)  # of the time that the study would take otherwise: lanes apart cost emptier passes
+LOAD_SECONDS = 25.0  # to start
+LOAD_RATE = 1.5e9  # bytes of weights read in a second
+TRIED_LIMITS = 40  # lengths of the longest part that are tried, each four fifths of the one before
+# of the time that the study would take otherwise; lanes apart cost emptier passes
+WORTHWHILE = 0.98
+LANES_WORTHWHILE = 0.9
+UNKNOWN_PARAMETERS = 1e9  # are taken for a model of unknown size
 
-MAKING = ""  # stands for a task where a copy's treatment is priced
+MAKING_A_COPY = ""  # stands for a task where the training of an exposed copy is priced
 
 Tasks = tuple[str, ...]
-Chain = tuple[
-    Sequence[float], float
-]  # the seconds of parts that train lanes, and of the one that waits for them
 
 
-class Price(NamedTuple):
+@dataclass(frozen=True)
+class TaskSeconds:
     """What is left of a task, in seconds: all, of it the lanes of its grid, and the least that one of them takes."""
 
-    whole: float
+    total: float = 0.0
     lanes: float = 0.0
-    least: float = 0.0
+    shortest_lane: float = 0.0
 
 
-class Leaf(NamedTuple):
+@dataclass(frozen=True)
+class RowPart:
     """Some tasks of a row on one worker; or the lanes of one task on several."""
 
     tasks: Tasks
     lane_parts: int = 1
 
 
+@dataclass(frozen=True)
+class Chain:
+    """The seconds of parts that train lanes, and of the one that waits for them."""
+
+    lane_parts: Sequence[float]
+    last: float
+
+    @property
+    def seconds(self) -> float:
+        """The seconds from its begin to its end, where there are enough workers."""
+        return max(self.lane_parts, default=0.0) + self.last
+
+
 def divide_rows(
     plan: StudyPlan,
-    rows: Sequence[Row],
+    assignments: Sequence[Assignment],
     store: Store,
     workers: int,
     *,
     device: str,
-    least: float = LEAST_SECONDS,
-) -> list[Row]:
+    least_seconds: float = LEAST_SECONDS,
+) -> list[Assignment]:
     """Return the rows, longest first, those in parts that keep workers busy; as they are where nothing is gained.
 
-    A part takes ``least`` seconds or more; with 0 loading is not counted either, and with infinity nothing is divided.
+    A part takes ``least_seconds`` or more; with 0 loading is not counted either, and with infinity nothing is divided.
     What an earlier run has begun in parts is found in any case.
     """
-    asked = least < math.inf
-    prices = _prices(plan, rows, device) if asked else {row.model.name: {} for row in rows}
-    sizes = count_train_documents(plan)
-    trees = [
-        _Tree(
-            row,
-            sizes,
-            prices[row.model.name],
-            store,
-            LOAD_SECONDS + 2 * _size(row) / LOAD_RATE if least else 0.0,
+    may_divide = least_seconds < math.inf
+    documents = count_train_documents(plan)
+    seconds: dict[str, dict[str, TaskSeconds]] = {}
+    if may_divide:
+        seconds = _estimate_seconds(plan, assignments, device)
+    trees = []
+    for assignment in assignments:
+        load_seconds = 0.0
+        if least_seconds:
+            load_seconds = LOAD_SECONDS + 2 * _guess_parameters(assignment.row) / LOAD_RATE
+        tree = _TaskTree(
+            assignment.row,
+            documents,
+            seconds.get(assignment.model.name, {}),
+            store=store,
+            load_seconds=load_seconds,
         )
-        for row in rows
-    ]
-    several = asked and workers > 1
-    cut = _best_cut(trees, workers, least if several else math.inf)
-    made = [
-        part
-        for tree, leaves in zip(trees, cut, strict=True)
-        for part in tree.parts(leaves, several)
-    ]
-    if asked:
-        made.sort(key=lambda pair: -pair[0])
-    return [part for _, part in made if part.pending]
+        trees.append(tree)
+    has_several_workers = may_divide and workers > 1
+    best = _choose_parts(trees, workers, least_seconds if has_several_workers else math.inf)
+    timed: list[tuple[float, Assignment]] = []
+    for assignment, tree, parts in zip(assignments, trees, best, strict=True):
+        timed += tree.iterate_assignments(assignment, parts, divide_lanes=has_several_workers)
+    if may_divide:
+        timed.sort(key=lambda pair: -pair[0])
+    return [assignment for _, assignment in timed if assignment.pending]
 
 
-def _best_cut(trees: Sequence[_Tree], workers: int, least: float) -> list[list[Leaf]]:
-    """Return the parts of every row that take the least time in all, none shorter than ``least`` where that matters."""
-    best = [
-        list(tree.leaves(math.inf)) for tree in trees
-    ]  # what an earlier run has begun in parts stays so
-    shortest = _span_of(trees, best, workers)
-    longest = max((tree.price(tree.tasks) for tree in trees), default=0.0)
-    limits = [limit for k in range(1, CUTS + 1) if (limit := longest * 0.8**k) >= least]
-    for (lanes, worth), limit in product(((False, WORTH), (True, LANES_WORTH)), limits):
-        cut = [list(tree.leaves(limit, lanes=lanes)) for tree in trees]
-        if (span := _span_of(trees, cut, workers)) < worth * shortest:
-            best, shortest = cut, span
+def _choose_parts(
+    trees: Sequence[_TaskTree], workers: int, least_seconds: float
+) -> list[list[RowPart]]:
+    """Return the parts of every row that take the least time in all, none shorter than ``least_seconds``."""
+    # what an earlier run has begun in parts stays so
+    best = [list(tree.find_parts(math.inf)) for tree in trees]
+    shortest = _estimate_makespan(trees, best, workers)
+    longest = max((tree.sum_seconds(tree.tasks) for tree in trees), default=0.0)
+    limits = [longest * 0.8**power for power in range(1, TRIED_LIMITS + 1)]
+    limits = [limit for limit in limits if limit >= least_seconds]
+    for (divide_lanes, worthwhile), limit in product(
+        ((False, WORTHWHILE), (True, LANES_WORTHWHILE)), limits
+    ):
+        parts = [list(tree.find_parts(limit, divide_lanes=divide_lanes)) for tree in trees]
+        makespan = _estimate_makespan(trees, parts, workers)
+        if makespan < worthwhile * shortest:
+            best = parts
+            shortest = makespan
     return best
 
 
@@ -126,183 +146,214 @@ def count_train_documents(plan: StudyPlan) -> dict[str, int]:
     return {name: len(task.documents("train")) for name, task in plan.tasks.by_name.items()}
 
 
-def iterate_parts(row: Row, sizes: Mapping[str, int]) -> Iterator[Row]:
+def iterate_parts(row: Row, documents: Mapping[str, int]) -> Iterator[Row]:
     """Go through all parts that a row can be divided into, itself first."""
     yield row
-    tree = _Tree(row, sizes)
-    for tasks in tree.below(tree.tasks) if tree.tasks else ():
-        yield make_part(row, tasks)
+    tree = _TaskTree(row, documents)
+    if tree.tasks:
+        for tasks in tree.iterate_below(tree.tasks):
+            yield make_part(row, tasks)
 
 
-def make_part(
-    row: Row, tasks: Tasks, *, rest: bool = False, number: tuple[int, int] | None = None
-) -> Row:
-    """Return the cells of some tasks of a row; with ``rest``, also those that no part divides."""
-    cells = tuple(c for c in row.cells if (rest if _together(c) else c.task in tasks))
-    return replace(row, cells=cells, part=number)
+def make_part(row: Row, tasks: Tasks, *, with_adjusted: bool = False) -> Row:
+    """Return the cells of some tasks of a row; on demand also those that no part divides."""
+    cells = []
+    for cell in row.cells:
+        belongs = with_adjusted if _is_adjusted(cell) else cell.task in tasks
+        if belongs:
+            cells.append(cell)
+    return replace(row, cells=tuple(cells))
 
 
-def _together(cell: CellPlan) -> bool:
+def _is_adjusted(cell: CellPlan) -> bool:
     return cell.protocol.kind == "adjust"
 
 
-class _Tree:
+class _TaskTree:
     """The tasks of a row, halved and halved again."""
 
     def __init__(
         self,
         row: Row,
-        sizes: Mapping[str, int],
-        prices: Mapping[str, Price] | None = None,
+        documents: Mapping[str, int],
+        seconds: Mapping[str, TaskSeconds] | None = None,
+        *,
         store: Store | None = None,
-        load: float = 0.0,
+        load_seconds: float = 0.0,
     ) -> None:
-        self.row, self.sizes, self.prices, self.store, self.load = (
-            row,
-            sizes,
-            prices or {},
-            store,
-            load,
+        self.row = row
+        self.documents = documents
+        self.seconds = seconds or {}
+        self.store = store
+        self.load_seconds = load_seconds
+        self.tasks = self._list_tasks()
+        self._read_begun = cache(self._read_begun_uncached)
+
+    def _list_tasks(self) -> Tasks:
+        """Return the tasks that can be divided, those to tune on first; none where the row stays whole."""
+        stays_whole = self.row.model.copy_of is not None or self.row.problem
+        tuned = [cell.task for cell in self.row.cells if cell.protocol == TRAIN_BEFORE_TEST]
+        if stays_whole or not tuned:
+            return ()
+        others = [cell.task for cell in self.row.cells if not _is_adjusted(cell)]
+        return tuple(dict.fromkeys([*tuned, *others]))
+
+    def sum_seconds(self, tasks: Tasks) -> float:
+        """Return the seconds of what is left of some tasks; without tasks, of all."""
+        return sum(
+            self.seconds[task].total for task in tasks or self.seconds if task in self.seconds
         )
-        whole = row.model.copy_of is not None or row.problem
-        tuned = [cell.task for cell in row.cells if cell.protocol == TRAIN_BEFORE_TEST]
-        others = [cell.task for cell in row.cells if not _together(cell)]
-        self.tasks: Tasks = () if whole or not tuned else tuple(dict.fromkeys([*tuned, *others]))
-        self._begun = cache(self._look)
 
-    def price(self, tasks: Tasks) -> float:
-        """Return the seconds of what is left of some tasks."""
-        return sum(self.prices[task].whole for task in tasks or self.prices if task in self.prices)
+    def estimate_chain(self, part: RowPart) -> Chain:
+        """Return the seconds of a part of the row, each with its loading."""
+        total = self.load_seconds + self.sum_seconds(part.tasks)
+        if part.lane_parts == 1:
+            return Chain((), total)
+        seconds = self.seconds.get(part.tasks[0], TaskSeconds())
+        lanes = self.row.study.grid_lanes
+        longest = seconds.lanes * math.ceil(lanes / part.lane_parts) / lanes
+        lane_seconds = self.load_seconds + max(longest, seconds.shortest_lane)
+        return Chain([lane_seconds] * part.lane_parts, total - seconds.lanes)
 
-    def chain(self, leaf: Leaf) -> Chain:
-        """Return the seconds of the parts of a leaf, each with its loading."""
-        whole = self.load + self.price(leaf.tasks)
-        if leaf.lane_parts == 1:
-            return (), whole
-        price, lanes = self.prices.get(leaf.tasks[0], Price(0.0)), self.row.study.grid_lanes
-        largest = price.lanes * math.ceil(lanes / leaf.lane_parts) / lanes
-        return [self.load + max(largest, price.least)] * leaf.lane_parts, whole - price.lanes
-
-    def parts(self, leaves: Sequence[Leaf], lanes: bool) -> Iterator[tuple[float, Row]]:
+    def iterate_assignments(
+        self, assignment: Assignment, parts: Sequence[RowPart], *, divide_lanes: bool
+    ) -> Iterator[tuple[float, Assignment]]:
         """Go through the row in parts, each with the seconds until what it belongs to is done."""
-        for k, leaf in enumerate(leaves):
-            number = (k + 1, len(leaves)) if len(leaves) > 1 else None
-            part = (
-                make_part(self.row, leaf.tasks, rest=k == 0, number=number) if number else self.row
-            )
-            first, last = self.chain(leaf)
-            tuned = tuple(cell for cell in part.cells if cell.protocol == TRAIN_BEFORE_TEST)
-            for lane_part in range(leaf.lane_parts if first and lanes else 0):
-                yield (
-                    max(first) + last,
-                    replace(part, cells=tuned, lane_part=lane_part, lane_parts=leaf.lane_parts),
-                )
-            yield max(first, default=0.0) + last, replace(part, lane_parts=leaf.lane_parts)
+        for index, part in enumerate(parts):
+            divided = replace(assignment, lane_parts=part.lane_parts)
+            if len(parts) > 1:
+                row = make_part(self.row, part.tasks, with_adjusted=index == 0)
+                divided = replace(divided, row=row, part=(index + 1, len(parts)))
+            chain = self.estimate_chain(part)
+            if chain.lane_parts and divide_lanes:
+                tuned = [cell for cell in divided.cells if cell.protocol == TRAIN_BEFORE_TEST]
+                lanes_row = replace(divided.row, cells=tuple(tuned))
+                for lane_part in range(part.lane_parts):
+                    yield chain.seconds, replace(divided, row=lanes_row, lane_part=lane_part)
+            yield chain.seconds, divided
 
-    def leaves(self, limit: float, *, lanes: bool = False) -> Iterator[Leaf]:
-        """Go through the parts that take no longer than ``limit``, with ``lanes`` also of one task; begun ones stay."""
-        yield from self._leaves(self.tasks, limit, lanes) if self.tasks else [Leaf(())]
-
-    def _leaves(self, tasks: Tasks, limit: float, lanes: bool) -> Iterator[Leaf]:
-        begun = self._begun(tasks)
-        if begun is not None:
-            yield Leaf(tasks, begun.lane_parts)
-        elif len(tasks) > 1 and (
-            self.price(tasks) > limit or any(map(self._begun, self.below(tasks)))
-        ):
-            for half in self.halves(tasks):
-                yield from self._leaves(half, limit, lanes)
-        elif len(tasks) == 1 and lanes and self.price(tasks) > limit:
-            lanes_of, price = self.row.study.grid_lanes, self.prices[tasks[0]]
-            each = max(1, int(lanes_of * limit / max(price.lanes, limit)))
-            yield Leaf(tasks, math.ceil(lanes_of / each))
+    def find_parts(self, limit: float, *, divide_lanes: bool = False) -> Iterator[RowPart]:
+        """Go through the parts that take no longer than ``limit``; those that were begun stay as they are."""
+        if self.tasks:
+            yield from self._find_parts_below(self.tasks, limit, divide_lanes)
         else:
-            yield Leaf(tasks)
+            yield RowPart(())
 
-    def below(self, tasks: Tasks) -> Iterator[Tasks]:
+    def _find_parts_below(
+        self, tasks: Tasks, limit: float, divide_lanes: bool
+    ) -> Iterator[RowPart]:
+        begun = self._read_begun(tasks)
+        is_long = self.sum_seconds(tasks) > limit
+        if begun is not None:
+            yield RowPart(tasks, begun.lane_parts)
+        elif len(tasks) > 1 and (is_long or any(map(self._read_begun, self.iterate_below(tasks)))):
+            for half in self.halve(tasks):
+                yield from self._find_parts_below(half, limit, divide_lanes)
+        elif len(tasks) == 1 and divide_lanes and is_long:
+            lanes = self.row.study.grid_lanes
+            lanes_at_once = int(lanes * limit / max(self.seconds[tasks[0]].lanes, limit))
+            yield RowPart(tasks, math.ceil(lanes / max(1, lanes_at_once)))
+        else:
+            yield RowPart(tasks)
+
+    def iterate_below(self, tasks: Tasks) -> Iterator[Tasks]:
         """Go through all parts of some tasks."""
-        for half in self.halves(tasks) if len(tasks) > 1 else ():
-            yield half
-            yield from self.below(half)
+        if len(tasks) > 1:
+            for half in self.halve(tasks):
+                yield half
+                yield from self.iterate_below(half)
 
-    def halves(self, tasks: Tasks) -> tuple[Tasks, Tasks]:
+    def halve(self, tasks: Tasks) -> tuple[Tasks, Tasks]:
         """Deal tasks out to two, largest training split first; by sizes that no run changes."""
-        dealt: tuple[list[str], list[str]] = ([], [])
+        halves: tuple[list[str], list[str]] = ([], [])
         loads = [0.0, 0.0]
-        for task in sorted(tasks, key=lambda task: (-self.sizes[task], task)):
-            k = int(loads[1] < loads[0])
-            dealt[k].append(task)
-            loads[k] += self.sizes[task] + 1
-        return tuple(dealt[0]), tuple(dealt[1])
+        for task in sorted(tasks, key=lambda task: (-self.documents[task], task)):
+            lighter = int(loads[1] < loads[0])
+            halves[lighter].append(task)
+            loads[lighter] += self.documents[task] + 1
+        return tuple(halves[0]), tuple(halves[1])
 
-    def _look(self, tasks: Tasks) -> Begun | None:
+    def _read_begun_uncached(self, tasks: Tasks) -> LanesBeginning | None:
         """Return how an earlier run, or another, has begun with just these tasks."""
         if self.store is None:
             return None
-        folder = self.store.lanes_folder / name_lanes_folder(
-            make_part(self.row, tasks), TRAIN_BEFORE_TEST
-        )
-        return Begun.read(folder) or (Begun(list(tasks), 0, 1) if folder.is_dir() else None)
+        name = name_lanes_folder(make_part(self.row, tasks), TRAIN_BEFORE_TEST)
+        folder = self.store.lanes_folder / name
+        begun = LanesBeginning.read(folder)
+        if begun is None and folder.is_dir():
+            return LanesBeginning(list(tasks), threads=0, lane_parts=1)
+        return begun
 
 
-def _prices(plan: StudyPlan, rows: Sequence[Row], device: str) -> dict[str, dict[str, Price]]:
+def _estimate_seconds(
+    plan: StudyPlan, assignments: Sequence[Assignment], device: str
+) -> dict[str, dict[str, TaskSeconds]]:
     """Estimate the seconds of what is left, by row and task."""
-    on_cpu, tuning = device == "cpu", plan.study.tuning
-    rate = FLOPS["cpu"] * max(1, rows[0].threads) if on_cpu else FLOPS["cuda"]
-    grid = len(tuning.learning_rates) / tuning.expected_lanes
-    found: dict[str, dict[str, Price]] = {row.model.name: {} for row in rows}
-    sizes = {row.model.name: _size(row) for row in rows}
+    tuning = plan.study.tuning
+    flops = FLOPS["cuda"]
+    if device == "cpu":
+        flops = FLOPS["cpu"] * max(1, assignments[0].threads)
+    grid_share = len(tuning.learning_rates) / tuning.expected_lanes
+    parameters = {a.model.name: _guess_parameters(a.row) for a in assignments}
+    by_row: dict[str, dict[str, TaskSeconds]] = {name: {} for name in parameters}
     for work in count_work(plan):
-        if work.finished or work.model not in found:
+        if work.finished or work.model not in by_row:
             continue
-        seconds = sizes[work.model] * (4 * work.train_tokens + 2 * work.score_tokens) / rate
-        price = found[work.model].get(work.task, Price(0.0))
-        price = price._replace(whole=price.whole + seconds)
+        tokens = 4 * work.train_tokens + 2 * work.score_tokens
+        seconds = parameters[work.model] * tokens / flops
+        before = by_row[work.model].get(work.task, TaskSeconds())
+        task_seconds = replace(before, total=before.total + seconds)
         if work.protocol == TRAIN_BEFORE_TEST:
             updates = tuning.updates(len(plan.tasks.by_name[work.task].documents("train")))
-            price = price._replace(
-                lanes=grid * seconds, least=0.0 if on_cpu else STEP_SECONDS * updates
+            task_seconds = replace(
+                task_seconds,
+                lanes=grid_share * seconds,
+                shortest_lane=0.0 if device == "cpu" else STEP_SECONDS * updates,
             )
-        found[work.model][work.task] = price
-    for row in rows:
-        if row.model.copy_of is not None:  # it is made first
-            found[row.model.name][MAKING] = Price(
-                4 * sizes[row.model.name] * count_exposure_tokens(plan) / rate
-            )
-    return found
+        by_row[work.model][work.task] = task_seconds
+    exposure_tokens = count_exposure_tokens(plan)
+    for assignment in assignments:
+        name = assignment.model.name
+        if assignment.model.copy_of is not None:  # it is made first
+            seconds = 4 * parameters[name] * exposure_tokens / flops
+            by_row[name][MAKING_A_COPY] = TaskSeconds(seconds)
+    return by_row
 
 
-def _size(row: Row) -> float:
-    size = find_parameters(row.model)
-    return size if np.isfinite(size) else 1e9
+def _guess_parameters(row: Row) -> float:
+    parameters = find_parameters(row.model)
+    return parameters if np.isfinite(parameters) else UNKNOWN_PARAMETERS
 
 
-def _span_of(trees: Sequence[_Tree], cut: Sequence[Sequence[Leaf]], workers: int) -> float:
-    return simulate_makespan(
-        [tree.chain(leaf) for tree, leaves in zip(trees, cut, strict=True) for leaf in leaves],
-        workers,
-    )
+def _estimate_makespan(
+    trees: Sequence[_TaskTree], parts_by_tree: Sequence[Sequence[RowPart]], workers: int
+) -> float:
+    chains = []
+    for tree, parts in zip(trees, parts_by_tree, strict=True):
+        chains += [tree.estimate_chain(part) for part in parts]
+    return simulate_makespan(chains, workers)
 
 
 def simulate_makespan(chains: Sequence[Chain], workers: int) -> float:
     """Return how long all parts take, handed out longest first; the last of a chain as soon as it need not wait."""
-    free = [0.0] * max(workers, 1)  # when each worker is
-    waiting = sorted(
-        (max(first, default=0.0) + last, k, one)
-        for k, (first, last) in enumerate(chains)
-        for one in first or [last]
-    )
-    left = [len(first) for first, _ in chains]
-    later: list[tuple[float, float]] = []  # from when, and how long
-    while waiting or later:
-        if later and (later[0][0] <= free[0] or not waiting):
-            begin, seconds = heapq.heappop(later)
-            heapq.heapreplace(free, max(begin, free[0]) + seconds)
+    free_at = [0.0] * max(workers, 1)  # when each worker is free
+    waiting = []
+    for index, chain in enumerate(chains):
+        for seconds in chain.lane_parts or [chain.last]:
+            waiting.append((chain.seconds, index, seconds))
+    waiting.sort()
+    unfinished_lane_parts = [len(chain.lane_parts) for chain in chains]
+    last_parts: list[tuple[float, float]] = []  # from when, and how long
+    while waiting or last_parts:
+        if last_parts and (last_parts[0][0] <= free_at[0] or not waiting):
+            ready_at, seconds = heapq.heappop(last_parts)
+            heapq.heapreplace(free_at, max(ready_at, free_at[0]) + seconds)
             continue
-        _, k, seconds = waiting.pop()
-        end = free[0] + seconds
-        heapq.heapreplace(free, end)
-        left[k] -= 1
-        if left[k] == 0:  # those of a chain are as long as each other: the last to begin ends last
-            heapq.heappush(later, (end, chains[k][1]))
-    return max(free)
+        _, index, seconds = waiting.pop()
+        end = free_at[0] + seconds
+        heapq.heapreplace(free_at, end)
+        unfinished_lane_parts[index] -= 1
+        # those of a chain are as long as each other: the last to begin ends last
+        if unfinished_lane_parts[index] == 0:
+            heapq.heappush(last_parts, (end, chains[index].last))
+    return max(free_at)

@@ -22,7 +22,7 @@ from potentia.analysis.rankings import Elicitation, build_scoreboard, measure_el
 from potentia.analysis.stats import select_survivors
 from potentia.errors import InputError, PotentiaError
 from potentia.run.execute import choose_worker_count, run_study
-from potentia.run.local import ModelSession
+from potentia.run.executors.local import ModelSession
 from potentia.run.plan import load_tasks, plan_study
 from potentia.run.progress import open_store
 from potentia.study import Study, Tuning
@@ -54,7 +54,7 @@ class Race:
     note: Callable[[str], Any] = lambda _: None  # what is to be known of the data
     workers: int = 0  # at once; 0 fits them to the GPUs
     last: str = ""  # key of the final round's study
-    stay: ModelSession | None = None
+    session: ModelSession | None = None
     problems: dict[str, str] = field(init=False, default_factory=dict)  # by model
     out: dict[str, Out] = field(init=False, default_factory=dict)
     notes: list[str] = field(init=False, default_factory=list)
@@ -64,7 +64,7 @@ class Race:
         """Run the rounds and return the answer; the data is read once, and a model stays loaded if memory allows."""
         from potentia.tasks import reading_data_once
 
-        with reading_data_once(), ModelSession() as self.stay:
+        with reading_data_once(), ModelSession() as self.session:
             return self._run()
 
     def _run(self) -> ModelChoice:
@@ -159,12 +159,12 @@ class Race:
             }
         )
         plan = plan_study(study)
-        result = run_study(plan, workers=self.workers or choose_worker_count(plan), stay=self.stay)
+        workers = self.workers or choose_worker_count(plan)
+        result = run_study(plan, workers=workers, session=self.session)
         if result.interrupted:
             raise KeyboardInterrupt
-        for model, reason in ((model, reason) for reason in result.reasons for model in models):
-            if reason.startswith((f"{model} × ", f"{model}, ")):
-                self.problems[model] = reason.removeprefix(model).partition(": ")[2]
+        for failure in result.failures:
+            self.problems[failure.model] = failure.reason
         self.last = result.study
         with open_store(study.store, readonly=True) as store:
             found = {cell.model: cell for cell in store.cells(study=result.study)}

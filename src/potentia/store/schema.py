@@ -130,7 +130,7 @@ provenances = _table(
     Column("selection", PlainColumn(Selection), nullable=False),
 )
 
-# What a short fine-tuning before the row's own said of the model and the task (see run/tuned.py).
+# What a short fine-tuning before the row's own said of the model and the task (see run/probe.py).
 probes = _table("probes", _cell(), Column("probe", PlainColumn(ProbeResult), nullable=False))
 
 # A cell belongs to every study that asked for it: content keys let a study reuse what another has computed.

@@ -43,6 +43,11 @@ class SplitPlan:
     carve: float
     dropped_overlap: int = 0
 
+    @property
+    def shares_one_split(self) -> bool:
+        """Whether training, validation and test documents are parts of one public split."""
+        return self.train.origin == self.validation.origin == self.test.origin
+
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain JSON values."""
         return asdict(self) | {"caps": self.caps.model_dump()}

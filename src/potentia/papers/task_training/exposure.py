@@ -1,6 +1,6 @@
 """Signs that a model saw a test: how much it has left to learn of the task, beside models that did not see it.
 
-A model that has seen a test's kind of text has little left to learn from it. The probe of a row (``run/tuned.py``)
+A model that has seen a test's kind of text has little left to learn from it. The probe of a row (``run/probe.py``)
 takes two epochs over a fixed list of training documents, and says by how much two losses fall: that of the whole text
 and that of its answer, on the documents it learns from and on validation documents. A reference is what they are
 compared with: the median of models of other families that are declared clean, else the upper quartile of the other

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from potentia.run import machine
+from potentia.run import gpu_sharing
 
 DAEMON = """#!/bin/sh
 # what the real tool does with its arguments, without a GPU
@@ -20,49 +20,49 @@ read said; echo "$said" >> {told}
 
 @pytest.fixture
 def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    tool = tmp_path / "bin" / machine.CONTROL
+    tool = tmp_path / "bin" / gpu_sharing.CONTROL
     tool.parent.mkdir()
     tool.write_text(DAEMON.format(began=tmp_path / "began", told=tmp_path / "told"))
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tool.parent}:/usr/bin:/bin")
-    monkeypatch.delenv(machine.OFF, raising=False)
-    monkeypatch.delenv(machine.PIPES, raising=False)
+    monkeypatch.delenv(gpu_sharing.SWITCH, raising=False)
+    monkeypatch.delenv(gpu_sharing.PIPES, raising=False)
     return tmp_path
 
 
 def test_a_service_that_computes_nothing_is_ended_and_rows_take_turns(daemon, monkeypatch):
-    monkeypatch.setattr(machine, "TRIAL", "import sys; sys.exit('no device')")
-    sharing = machine.GpuSharing()
+    monkeypatch.setattr(gpu_sharing, "TRIAL", "import sys; sys.exit('no device')")
+    sharing = gpu_sharing.GpuSharing()
     sharing.start(6)
-    assert not sharing.on
+    assert not sharing.is_on
     assert sharing.why_not == "no device"
-    assert not machine.is_gpu_shared()
+    assert not gpu_sharing.is_gpu_shared()
     assert "quit" in (daemon / "told").read_text()
     assert not Path((daemon / "began").read_text().strip()).exists()
 
 
 def test_a_trial_that_went_past_the_service_is_not_believed(daemon, monkeypatch):
-    monkeypatch.setattr(machine, "TRIAL", "pass")  # computes, but the daemon knows of no client
-    sharing = machine.GpuSharing()
+    monkeypatch.setattr(gpu_sharing, "TRIAL", "pass")  # computes, but the daemon knows of no client
+    sharing = gpu_sharing.GpuSharing()
     sharing.start(6)
-    assert not sharing.on
+    assert not sharing.is_on
     assert "did not go through it" in sharing.why_not
 
 
 @pytest.mark.parametrize("said", ["0", "off"])
 def test_it_can_be_turned_off(daemon, monkeypatch, said):
-    monkeypatch.setenv(machine.OFF, said)
-    sharing = machine.GpuSharing()
+    monkeypatch.setenv(gpu_sharing.SWITCH, said)
+    sharing = gpu_sharing.GpuSharing()
     sharing.start(6)
-    assert not sharing.on
-    assert machine.OFF in sharing.why_not
+    assert not sharing.is_on
+    assert gpu_sharing.SWITCH in sharing.why_not
     assert not (daemon / "began").exists()
 
 
 def test_it_ends_with_a_run_that_is_killed(daemon):
     program = (
         "import os, signal; "
-        "from potentia.run.machine import GpuSharing; GpuSharing().begin(); os.kill(os.getpid(), 9)"
+        "from potentia.run.gpu_sharing import GpuSharing; GpuSharing().start_daemon(); os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", program], check=False)
     told, end = daemon / "told", time.monotonic() + 20

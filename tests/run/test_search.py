@@ -7,17 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from potentia.run.choice import (
-    Candidate,
+from potentia.run.search import (
     LanePlan,
+    ValidatedState,
+    find_leaders,
+    find_leading_end,
+    find_most_doubtful_end,
+    find_next_rung,
     find_search_end,
-    leaders,
-    leading_end,
-    most_doubtful_end,
-    next_rate,
-    next_rung,
-    past_its_best,
-    select,
+    is_past_its_best,
+    propose_rate,
+    select_best,
 )
 from potentia.values.metric import Metric
 from potentia.values.selection import SearchEnd
@@ -26,34 +26,42 @@ GRID = (3e-4, 1e-3, 3e-3)
 BOUNDS = (1e-5, 1e-2)
 
 
-def state(rate: float, value: float, epoch: int = 1, stderr: float = 0.02) -> Candidate:
-    return Candidate("plain", epoch, value, stderr, LanePlan(f"{rate:g}", "t", "plain", rate, 0))
+def state(rate: float, value: float, epoch: int = 1, stderr: float = 0.02) -> ValidatedState:
+    return ValidatedState(
+        "plain", epoch, value, stderr, LanePlan(f"{rate:g}", "t", "plain", rate, 0)
+    )
 
 
-def peaks(*values: float | None, rates: tuple[float, ...] = GRID) -> dict[float, Candidate | None]:
+def peaks(
+    *values: float | None, rates: tuple[float, ...] = GRID
+) -> dict[float, ValidatedState | None]:
     return {r: None if v is None else state(r, v) for r, v in zip(rates, values, strict=True)}
 
 
 def test_what_cannot_be_better_may_not_have_more_in_it():
     """ "1.0000 (may have more in it: at the bound)" was said of a perfect validation."""
-    best, worse, none = state(1e-2, 1.0), state(1e-2, 0.98), replace(state(1e-2, 0.0), up=False)
+    best, worse, none = (
+        state(1e-2, 1.0),
+        state(1e-2, 0.98),
+        replace(state(1e-2, 0.0), higher_is_better=False),
+    )
     share, errors, free = Metric.of("acc"), Metric.of("error_rate"), Metric.of("elo")
     assert (
-        most_doubtful_end([SearchEnd.AT_BOUND, SearchEnd.INSIDE], [best, best], share)
+        find_most_doubtful_end([SearchEnd.AT_BOUND, SearchEnd.INSIDE], [best, best], share)
         == SearchEnd.PERFECT
     )
     assert (
-        most_doubtful_end([SearchEnd.AT_BOUND, SearchEnd.INSIDE], [best, worse], share)
+        find_most_doubtful_end([SearchEnd.AT_BOUND, SearchEnd.INSIDE], [best, worse], share)
         == SearchEnd.AT_BOUND
     )
-    assert most_doubtful_end([SearchEnd.UNTUNED], [none], errors) == SearchEnd.PERFECT
-    assert most_doubtful_end([SearchEnd.INSIDE], [best], share) == SearchEnd.INSIDE
-    assert most_doubtful_end([SearchEnd.STILL_RISING], [best], free) == SearchEnd.STILL_RISING
+    assert find_most_doubtful_end([SearchEnd.UNTUNED], [none], errors) == SearchEnd.PERFECT
+    assert find_most_doubtful_end([SearchEnd.INSIDE], [best], share) == SearchEnd.INSIDE
+    assert find_most_doubtful_end([SearchEnd.STILL_RISING], [best], free) == SearchEnd.STILL_RISING
     assert not SearchEnd.PERFECT.may_have_more
 
 
 def test_rungs_are_1_3_10():
-    assert [next_rung(rate, up=True) for rate in (1e-5, 3e-5, 1e-4, 3e-3, 2e-4, 5e-5)] == [
+    assert [find_next_rung(rate, up=True) for rate in (1e-5, 3e-5, 1e-4, 3e-3, 2e-4, 5e-5)] == [
         3e-5,
         1e-4,
         3e-4,
@@ -61,7 +69,7 @@ def test_rungs_are_1_3_10():
         1e-3,
         1e-4,
     ]
-    assert [next_rung(rate, up=False) for rate in (1e-2, 3e-4, 1e-4, 2e-4)] == [
+    assert [find_next_rung(rate, up=False) for rate in (1e-2, 3e-4, 1e-4, 2e-4)] == [
         3e-3,
         1e-4,
         3e-5,
@@ -85,19 +93,19 @@ def test_rungs_are_1_3_10():
     ],
 )
 def test_the_grid_is_extended_at_the_end_that_leads(found, following):
-    assert next_rate(found, BOUNDS) == following
-    assert next_rate(found, None) is None
-    turned = {r: c and replace(c, value=-c.value, up=False) for r, c in found.items()}
-    assert next_rate(turned, BOUNDS) == following
+    assert propose_rate(found, BOUNDS) == following
+    assert propose_rate(found, None) is None
+    turned = {r: c and replace(c, value=-c.value, higher_is_better=False) for r, c in found.items()}
+    assert propose_rate(turned, BOUNDS) == following
 
 
 def test_ties_go_to_the_untuned_model_then_inside_then_to_the_earlier_epoch():
-    untuned = Candidate("plain", 0, 0.5, 0.02)
+    untuned = ValidatedState("plain", 0, 0.5, 0.02)
     tied = [state(rate, 0.5, epoch) for rate in GRID for epoch in (1, 2)]
-    assert select([*tied, untuned]) is untuned
-    best = select(tied)
+    assert select_best([*tied, untuned]) is untuned
+    best = select_best(tied)
     assert (best.learning_rate, best.epoch) == (1e-3, 1)
-    assert select([state(3e-4, math.nan), state(1e-3, 0.1)]).learning_rate == 1e-3
+    assert select_best([state(3e-4, math.nan), state(1e-3, 0.1)]).learning_rate == 1e-3
 
 
 @pytest.mark.parametrize(
@@ -113,21 +121,21 @@ def test_ties_go_to_the_untuned_model_then_inside_then_to_the_earlier_epoch():
 def test_a_cell_says_where_its_best_lies(found, curve, said):
     rate = max(found, key=lambda r: found[r].value if found[r] else -1)
     looks = [
-        Candidate("plain", 0, curve[0], 0.02),
+        ValidatedState("plain", 0, curve[0], 0.02),
         *(state(rate, v, 1 + k) for k, v in enumerate(curve[1:])),
     ]
     chosen = max(looks, key=lambda c: (c.value, -c.epoch))
     assert find_search_end(chosen, found, looks) == said
     assert find_search_end(looks[0], found, looks) == SearchEnd.UNTUNED
-    assert (leading_end(found) is not None) == (said == SearchEnd.AT_BOUND)
+    assert (find_leading_end(found) is not None) == (said == SearchEnd.AT_BOUND)
 
 
 def test_a_lane_is_past_its_best_after_three_clearly_worse_looks():
     falling = [state(1e-3, v, k) for k, v in enumerate((0.5, 0.6, 0.55, 0.5, 0.4), 1)]
-    assert past_its_best(falling)
-    assert not past_its_best(falling[:-1]), "two, and the best may be near"
+    assert is_past_its_best(falling)
+    assert not is_past_its_best(falling[:-1]), "two, and the best may be near"
     noisy = [state(1e-3, v, k) for k, v in enumerate((0.5, 0.6, 0.55, 0.59, 0.4), 1)]
-    assert not past_its_best(noisy)
+    assert not is_past_its_best(noisy)
 
 
 def test_what_may_be_selected_later_is_held_while_lanes_come():
@@ -139,16 +147,16 @@ def test_what_may_be_selected_later_is_held_while_lanes_come():
         3e-4: (0.2, 0.5),
         1e-6: (0.5, 0.1),
     }
-    known: list[Candidate] = []
+    known: list[ValidatedState] = []
     held: set[tuple[str, int]] = set()
     for rate, curve in values.items():
         for epoch, value in enumerate(curve, 1):
             new = state(rate, value, epoch)
             known.append(new)
-            kept = {(c.lane.key, c.epoch) for c in leaders(known)}
+            kept = {(c.lane.key, c.epoch) for c in find_leaders(known)}
             held = kept & (held | {(new.lane.key, epoch)})
-            chosen = select(known)
+            chosen = select_best(known)
             assert (chosen.lane.key, chosen.epoch) in held
     assert len(held) == 5, "one of each rate: all are on a level"
     better = [*known, state(1e-3, 0.6)]
-    assert [c.learning_rate for c in leaders(better)] == [1e-3]
+    assert [c.learning_rate for c in find_leaders(better)] == [1e-3]

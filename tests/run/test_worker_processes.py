@@ -18,7 +18,7 @@ import tiny
 from potentia.cli.app import app
 from potentia.errors import InputError
 from potentia.run import WorkerProcesses, estimate_worker_count, plan_study, run_study
-from potentia.run.local import load_tasks_once
+from potentia.run.worker import load_tasks_once
 from potentia.study import Study, make_study
 
 
@@ -49,9 +49,9 @@ def gone(pid: int) -> bool:
 
 def test_early_workers_serve_the_run_and_those_not_needed_leave(study: Study) -> None:
     with WorkerProcesses(3, study) as crew:
-        early = {process.pid for _, process in crew._early}
-        result = run_study(plan_study(study), workers=2, crew=crew)
-        assert not crew._early
+        early = {process.pid for _, process in crew._waiting}
+        result = run_study(plan_study(study), workers=2, processes=crew)
+        assert not crew._waiting
     assert result.computed == 2
     (log,) = Path(f"{study.store}.logs").glob("*.jsonl")
     lines = [json.loads(line) for line in log.read_text().splitlines()]
@@ -67,7 +67,7 @@ def test_tasks_that_a_worker_loaded_early_are_those_of_its_rows(study: Study) ->
 
 def test_a_worker_that_died_before_it_was_needed_is_replaced(study: Study) -> None:
     with WorkerProcesses(2, study) as crew:
-        (_, dead), (_, other) = crew._early
+        (_, dead), (_, other) = crew._waiting
         dead.kill()
         dead.join()
         hired = [crew.start_worker(number, 2, False)[1] for number in (0, 1)]
@@ -80,7 +80,7 @@ def test_a_study_that_is_refused_leaves_no_process(study: Study, tmp_path: Path)
     (tmp_path / "colours.jsonl").unlink()
     began = time.monotonic()
     with pytest.raises(InputError), WorkerProcesses(2, study) as crew:  # noqa: PT012
-        early = [process.pid for _, process in crew._early]
+        early = [process.pid for _, process in crew._waiting]
         plan_study(study)
     assert time.monotonic() - began < 20
     assert all(map(gone, early))
@@ -141,7 +141,7 @@ def test_a_worker_that_dies_idle_costs_its_row_alone(
 class Asks:
     """Stands for a row's plan, and fails with what its worker sees."""
 
-    study, memory = SimpleNamespace(device="cpu"), 1.0
+    study, memory_share = SimpleNamespace(device="cpu"), 1.0
 
     @property
     def threads(self) -> int:
@@ -173,7 +173,7 @@ if __name__ == "__main__":
         for _ in range(40):
             os.kill(os.getpid() if asked == signal.SIGKILL else 0, asked)  # 0: the whole group, as a terminal does
             time.sleep(0.05)
-        print(sum(process.is_alive() for _, process in crew._early))
+        print(sum(process.is_alive() for _, process in crew._waiting))
 """
 
 

@@ -12,8 +12,9 @@ import pytest
 
 import tiny
 from potentia.errors import InputError
-from potentia.run import Row, plan_study, run_study
-from potentia.run.on_ray import check_shared, estimate_weight_bytes, needs
+from potentia.run import Assignment, plan_study, run_study
+from potentia.run.cost import estimate_weight_bytes
+from potentia.run.executors.ray import check_store_is_shared, estimate_resources
 from potentia.store import Store
 from potentia.study import Study, make_study
 
@@ -62,17 +63,17 @@ def test_a_cluster_gives_the_scores_of_one_process(cluster, tmp_path: Path):
 @pytest.mark.slow
 def test_a_row_whose_task_is_lost_again_and_again_fails_alone(cluster, tmp_path: Path, monkeypatch):
     def dies(
-        row: Row, flag: object, share: float
+        row: Assignment, flag: object, share: float
     ):  # inside the test, so that Ray sends its code along
         import os
 
-        from potentia.run.local import compute_assignment
+        from potentia.run.worker import compute_assignment
 
         if row.model.name == "m0":
             os._exit(1)
         return compute_assignment(row, lambda: False)
 
-    monkeypatch.setattr("potentia.run.on_ray._row", dies)
+    monkeypatch.setattr("potentia.run.executors.ray._run_task", dies)
     made = study(tmp_path, "lost.db").model_copy(update={"protocols": ("direct",)})
     result = run_study(made, executor="ray")
     assert (result.computed, result.failed, result.exit_code) == (1, 1, 1)
@@ -84,15 +85,15 @@ def test_needs_follow_from_the_weights(tmp_path: Path):
     made = study(tmp_path, "needs.db").model_copy(update={"device": "cuda"})
     row = plan_study(made).rows[0]
     assert estimate_weight_bytes(row) == (tmp_path / "m0" / "model.safetensors").stat().st_size
-    small = needs(row, 80 * 2**30)
-    assert small["num_gpus"] == 0.05, "many small models share a GPU"
-    assert needs(row, 2**30)["num_gpus"] == 1.0
-    assert "num_gpus" not in needs(row, None)
+    small = estimate_resources(Assignment(row), 80 * 2**30)
+    assert small.num_gpus == 0.05, "many small models share a GPU"
+    assert estimate_resources(Assignment(row), 2**30).num_gpus == 1.0
+    assert "num_gpus" not in estimate_resources(Assignment(row), None).to_options()
     unknown = replace(
         row, model=row.model.model_copy(update={"path": "nobody/knows", "parameters": None})
     )
     assert estimate_weight_bytes(unknown) is None
-    assert needs(unknown, 80 * 2**30)["num_gpus"] == 1.0
+    assert estimate_resources(Assignment(unknown), 80 * 2**30).num_gpus == 1.0
 
 
 def test_a_cluster_of_several_machines_wants_a_shared_store(tmp_path: Path):
@@ -105,4 +106,4 @@ def test_a_cluster_of_several_machines_wants_a_shared_store(tmp_path: Path):
     for store in (made.store, f"sqlite:///{made.store}"):
         row = plan_study(made.model_copy(update={"store": store})).rows[0]
         with pytest.raises(InputError, match="cannot be shared between machines"):
-            check_shared(Two, row)
+            check_store_is_shared(Two, Assignment(row))

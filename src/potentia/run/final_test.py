@@ -1,0 +1,350 @@
+"""The end of a task's search: choose seed by seed, test what is chosen on the test split, and commit the cell.
+
+An adjustment may also be scored on the way, at given optimizer steps. Where there are several lanes to choose from,
+these scores wait in a file for the choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from potentia.errors import TuningError
+from potentia.files import write_file
+from potentia.run.ask import Evaluation, Style, evaluate
+from potentia.run.search import (
+    LanePlan,
+    LaneSearch,
+    Peaks,
+    ValidatedState,
+    find_most_doubtful_end,
+    find_search_end,
+    select_best,
+)
+from potentia.run.tuning_setup import LaneReporter, PendingCells, TuningSetup
+from potentia.study import content_key
+from potentia.timing import spending
+from potentia.values.selection import SearchEnd, SeedChoice, Selection, TestedState
+
+if TYPE_CHECKING:
+    from potentia.engine.scoring import Scorer
+    from potentia.engine.training import FullLanes, Lane, LaneTrainer
+
+
+@dataclass(frozen=True)
+class TrainedLanes:
+    """The lanes of a row, their validation and their results, with who can bring their states back."""
+
+    search: LaneSearch
+    results: Mapping[str, Lane]
+    trainer: LaneTrainer | FullLanes
+    scorer: Scorer
+
+
+class FinalTest:
+    """Chooses among the states of one task, tests what is chosen, and commits the cell."""
+
+    def __init__(
+        self,
+        setup: TuningSetup,
+        trained: TrainedLanes,
+        cells: PendingCells,
+        reporter: LaneReporter,
+        name: str,
+    ) -> None:
+        self.setup = setup
+        self.trained = trained
+        self.search = trained.search
+        self.cells = cells
+        self.reporter = reporter
+        self.name = name
+        self.task = setup.tasks[name]
+        self.lanes: dict[str, LanePlan] = {}
+        for key, lane in self.search.lanes.items():
+            if name in self.search.list_served_tasks(lane):
+                self.lanes[key] = lane
+        self.results = [trained.results[key] for key in self.lanes]
+
+    def run(self) -> None:
+        """Choose, test and commit."""
+        failures = self._describe_failures()
+        if not self.search.list_states(self.name):
+            raise TuningError(f"every lane of {self.name} failed: {'; '.join(failures)}")
+        chosen = self._choose_states()
+        best_tuned = self._choose_tuned_states()
+        self._commit_steps(best_tuned)
+        if (self.name, None) not in self.cells:
+            return
+        tests = [self._test(state, is_selected=True) for state in chosen]
+        context = self.setup.context
+        direct = context.find_direct_evaluation(self.name, self.trained.trainer.bare)
+        final = Evaluation.mean(tests)
+        keeps_direct = False
+        if direct is not None and context.study.selection == "paper":
+            keeps_direct = not self._is_better(final, direct)
+        selection = replace(
+            make_selection(chosen, tests),
+            tuned=chosen[0].is_tuned and not keeps_direct,
+            kept_direct=keeps_direct,
+            epochs_saved_by_race=self._count_saved_epochs(),
+            target_modules=tuple(self.results[0].targets),
+            failed_lanes=tuple(failures),
+        )
+        selection = self._describe_search(selection, chosen, best_tuned)
+        selection = self._test_others(selection, dict(zip(chosen, tests, strict=True)), best_tuned)
+        if keeps_direct and direct is not None:
+            final = direct
+        else:
+            self._keep_adapter(chosen[0])
+        direct_value = direct.main.value if direct is not None else None
+        self.cells.commit(self.name, None, final, selection, direct_value=direct_value)
+
+    def _describe_failures(self) -> list[str]:
+        failures = []
+        for result in self.results:
+            if result.reason:
+                lane = self.lanes[result.key]
+                failures.append(f"{lane.learning_rate:g} {lane.style}: {result.reason}")
+        return failures
+
+    def _count_saved_epochs(self) -> int:
+        saved = 0
+        for result in self.results:
+            if result.status == "dropped":
+                saved += self.search.count_epochs(self.lanes[result.key]) - len(result.epochs)
+        return saved
+
+    # --- choosing ----------------------------------------------------------------------------------------------------
+
+    def _list_seeds(self) -> range:
+        study = self.setup.context.study
+        return range(study.seed, study.seed + study.seeds)
+
+    def _choose_states(self) -> list[ValidatedState]:
+        """Return what is chosen for each seed, the untuned model among them where validation may choose it."""
+        untuned = [self.search.untuned[self.name, style] for style in self.setup.styles]
+        has_validation = bool(self.task.documents("validation"))  # MMLU has none: tuned it stands
+        may_stay_untuned = has_validation and self.setup.context.study.selection == "validation"
+        chosen = []
+        for seed in self._list_seeds():
+            states = self.search.list_states(self.name, seed)
+            if may_stay_untuned:
+                states = [*untuned, *states]
+            chosen.append(select_best(states or untuned))
+        return chosen
+
+    def _choose_tuned_states(self) -> list[ValidatedState]:
+        """Return the best tuned state of each seed that has one."""
+        states_by_seed = [self.search.list_states(self.name, seed) for seed in self._list_seeds()]
+        return [select_best(states) for states in states_by_seed if states]
+
+    def _is_better(self, test: Evaluation, direct: Evaluation) -> bool:
+        """Whether the test is better after the tuning."""
+        gain = test.main.value - direct.main.value
+        return gain > 0 if self.task.higher_is_better else gain < 0
+
+    def _find_peaks(self, state: ValidatedState) -> Peaks:
+        """Return the peaks of the race that a state comes from."""
+        if state.lane is None:
+            return {}
+        return self.search.find_peaks(self.name, state.lane.race)
+
+    def _describe_search(
+        self,
+        selection: Selection,
+        chosen: Sequence[ValidatedState],
+        best_tuned: Sequence[ValidatedState],
+    ) -> Selection:
+        """Add what was searched, and where the best lies in it: over seeds, the most doubtful."""
+        ends = [SearchEnd.UNTUNED] if selection.kept_direct else []
+        for state in chosen:
+            curve: Sequence[ValidatedState] = ()
+            if state.lane is not None:
+                curve = self.search.curves[state.lane.key, self.name]
+            ends.append(find_search_end(state, self._find_peaks(state), curve))
+        judge = self.setup.find_judge(self.name)
+        assert best_tuned[0].lane is not None
+        result = self.trained.results[best_tuned[0].lane.key]
+        rates: set[float] = set()
+        for state in best_tuned:
+            rates.update(self._find_peaks(state))
+        parameters = self.setup.context.loaded.parameters  # full tuning trains all
+        return replace(
+            selection,
+            search=find_most_doubtful_end(ends, chosen, judge.metric_named(judge.metric)),
+            rates_tried=tuple(sorted(rates)),
+            updates=result.step,
+            tokens=sum(epoch.tokens for epoch in result.epochs),
+            trainable=int(getattr(self.trained.trainer, "trainable", parameters)),
+        )
+
+    # --- testing -----------------------------------------------------------------------------------------------------
+
+    def _test(self, state: ValidatedState, *, is_selected: bool = False) -> Evaluation:
+        """Score a state on the test split."""
+        context = self.setup.context
+        lane = state.lane
+        owner = None
+        if lane is None:
+            self.trained.trainer.bare()
+        else:
+            owner = self.trained.trainer.restore(lane.key, state.epoch)
+        progress = None
+        if is_selected:
+            self.setup.begin_phase(f"testing {self.name}", len(self.task.documents("test")))
+            progress = context.advance
+        evaluation = evaluate_test_split(
+            self.setup, self.trained.scorer, self.name, state.style, owner, progress=progress
+        )
+        if lane is not None and is_selected:
+            status = self.trained.results[lane.key].status
+            self.reporter.report(self.search, lane, self.name, status=status, selected=True)
+        return evaluation
+
+    def _test_others(
+        self,
+        selection: Selection,
+        tests: Mapping[ValidatedState, Evaluation],
+        best_tuned: Sequence[ValidatedState],
+    ) -> Selection:
+        """Test what `selection: tuned` would give, where an untuned model stands, and every rate where it is asked."""
+        if selection.kept_direct or not all(state.is_tuned for state in tests):
+            tested = [self._describe_tested(state, tests) for state in best_tuned]
+            mean = replace(
+                tested[0],
+                value=sum(state.value for state in tested) / len(tested),
+                stderr=sum(state.stderr for state in tested) / len(tested),
+            )
+            selection = replace(selection, best_tuned=mean)
+        if self.setup.tests_every_rate:
+            states = self.search.list_states(self.name)
+            rates = [self._describe_tested(state, tests) for state in states]
+            selection = replace(selection, rates=tuple(rates))
+        return selection
+
+    def _describe_tested(
+        self, state: ValidatedState, tests: Mapping[ValidatedState, Evaluation]
+    ) -> TestedState:
+        """Return a state's test score beside its validation (appendix B.3: what a larger search gives)."""
+        assert state.lane is not None
+        test = tests[state] if state in tests else self._test(state)
+        return TestedState(
+            learning_rate=state.lane.learning_rate,
+            style=state.style,
+            seed=state.lane.seed,
+            validation=state.value,
+            value=test.main.value,
+            stderr=test.main.stderr,
+            chosen=state in tests,
+        )
+
+    def _commit_steps(self, best_tuned: Sequence[ValidatedState]) -> None:
+        """Commit the scores on the way of the lanes that were chosen in the end."""
+        for step in self.setup.at_steps:
+            if (self.name, step) not in self.cells:
+                continue
+            tests = []
+            for state in best_tuned:
+                if state.lane is not None:
+                    tests.append(_read_step_score(self.setup, state.lane, step, self.name))
+            # no epoch: that is the end of the tuning, where the lane was chosen
+            selection = replace(make_selection(best_tuned, tests), step=step, epoch=None)
+            self.cells.commit(self.name, step, Evaluation.mean(tests), selection)
+
+    def _keep_adapter(self, chosen: ValidatedState) -> None:
+        """Keep the chosen adapter beside the store, where the study wants it; all weights of a model are not kept."""
+        context = self.setup.context
+        save_peft = getattr(self.trained.trainer, "save_peft", None)
+        if save_peft is None or chosen.lane is None or not context.study.keep_adapters:
+            return
+        row = context.row
+        # an adapter tuned on few bits goes on the whole model too
+        fingerprint = row.original_fingerprint
+        if row.model.copy_of is not None:
+            fingerprint = row.model_fingerprint
+        base = {"fingerprint": fingerprint, "source": row.model.source}
+        if row.model.quantise:
+            base["quantise"] = row.model.quantise
+        save = partial(save_peft, chosen.lane.key, epoch=chosen.epoch)
+        with spending("save"):
+            context.store.keep_adapter(self.cells.get_key(self.name), save, {"base": base})
+
+
+def evaluate_test_split(
+    setup: TuningSetup,
+    scorer: Scorer,
+    name: str,
+    style: Style,
+    owner: int | None,
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> Evaluation:
+    """Ask the test split of a task."""
+    ask = setup.make_ask(setup.tasks[name], "test", style, owner)
+    with spending("test"):
+        (evaluation,) = evaluate(scorer, [ask], chat=setup.context.chat, progress=progress)
+    return evaluation
+
+
+def make_selection(chosen: Sequence[ValidatedState], tests: Sequence[Evaluation]) -> Selection:
+    """Return what was chosen, seed by seed."""
+    seeds = [
+        SeedChoice(
+            value=test.main.value,
+            learning_rate=state.learning_rate,
+            epoch=state.epoch,
+            style=state.style,
+            validation=state.value,
+        )
+        for test, state in zip(tests, chosen, strict=True)
+    ]
+    first = chosen[0]
+    return Selection(
+        style=first.style,
+        learning_rate=first.learning_rate,
+        epoch=first.epoch,
+        validation=first.value,
+        validation_stderr=first.stderr,
+        validation_right=first.right,
+        seeds=tuple(seeds),
+    )
+
+
+# --- scores on the way -----------------------------------------------------------------------------------------------
+
+
+def score_at_step(
+    setup: TuningSetup, trained: TrainedLanes, cells: PendingCells, lane: LanePlan, step: int
+) -> None:
+    """Test a lane as it is now; where there are several to choose from, its scores wait for the choice."""
+    has_choice = len(trained.search.lanes) > 1 or setup.recipe.rate_bounds is not None
+    for name in trained.search.list_served_tasks(lane):
+        path = _name_step_file(setup, lane, step, name)
+        if (name, step) not in cells or path.exists():
+            continue
+        slot = trained.trainer.slot(lane.key)
+        evaluation = evaluate_test_split(setup, trained.scorer, name, lane.style, slot)
+        if has_choice:
+            write_file(path, evaluation.to_json(), synced=True)
+        else:
+            selection = Selection(step=step, style=lane.style, learning_rate=lane.learning_rate)
+            cells.commit(name, step, evaluation, selection)
+
+
+def _name_step_file(setup: TuningSetup, lane: LanePlan, step: int, task: str) -> Path:
+    key = content_key(lane=lane.key, step=step, task=task)
+    return setup.workspace / "on-the-way" / f"{key}.json"
+
+
+def _read_step_score(setup: TuningSetup, lane: LanePlan, step: int, task: str) -> Evaluation:
+    """Return what a lane scored on a task after a step."""
+    path = _name_step_file(setup, lane, step, task)
+    try:
+        return Evaluation.from_json(path.read_text("utf-8"))
+    except (OSError, KeyError, ValueError, TypeError):
+        raise TuningError(
+            f"the score on {task} after {step} steps was not kept", where=str(path)
+        ) from None

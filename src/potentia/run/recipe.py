@@ -1,0 +1,118 @@
+"""What a recipe is to the engine: its examples, the shape of its adapters, its schedule; and what lanes began with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from potentia.engine import LoadedModel
+from potentia.files import write_file
+from potentia.run.ask import render_once
+from potentia.study import Tuning
+
+if TYPE_CHECKING:
+    from potentia.engine.training import LoraConfig, Schedule, TokenisedExamples
+    from potentia.tasks import ChatTemplate, Task
+
+NOTE = "wave.json"
+
+
+def encode_training_examples(
+    tuning: Tuning, loaded: LoadedModel, tasks: Sequence[Task], *, chat: ChatTemplate | None = None
+) -> TokenisedExamples:
+    """Return what one epoch of a recipe learns from, as the model reads it."""
+    from potentia.engine.training import encode_examples
+
+    every_answer = tuning.answers == "all"
+    examples = []
+    for task in tasks:
+        render = partial(
+            task.examples, task.documents("train"), chat=chat, every_answer=every_answer
+        )
+        examples += render_once(task, ("train", every_answer, chat), render)
+    end_id = loaded.tokenizer.eos_token_id
+    if end_id is not None:
+        ends_texts = tuning.end_of_text == "texts"
+        examples = [
+            replace(example, end=bool(example.context) or ends_texts) for example in examples
+        ]
+    _, repeats = tuning.rounds(len(examples))
+    return encode_examples(loaded.encoder, examples, end_id=end_id).repeat_texts(repeats)
+
+
+def make_lora_config(tuning: Tuning) -> LoraConfig:
+    """Return the shape of a recipe's adapters; full tuning has none, and takes no notice."""
+    from potentia.engine.training import LoraConfig
+
+    method = "lora" if tuning.method == "full" else tuning.method
+    return LoraConfig(tuning.rank, tuning.alpha, tuning.dropout, tuning.targets, method)
+
+
+def make_schedule(tuning: Tuning, learning_rate: float, documents: int | None = None) -> Schedule:
+    """Return the engine's schedule for this recipe at one learning rate, with the epochs of so many documents."""
+    from potentia.engine.training import Schedule
+
+    epochs = tuning.epochs
+    if documents is not None:
+        epochs, _ = tuning.rounds(documents)
+    return Schedule(
+        epochs=epochs,
+        learning_rate=learning_rate,
+        batch=tuning.batch,
+        weight_decay=tuning.weight_decay,
+        betas=tuning.betas,
+        clip=tuning.clip,
+        decay=tuning.decay,
+        warmup_steps=tuning.warmup_steps,
+        floor=tuning.floor,
+        loss=tuning.loss,
+        max_tokens=tuning.max_tokens,
+    )
+
+
+@dataclass(frozen=True)
+class LanesBeginning:
+    """What lanes were begun with: the tasks that train together, on how many threads, in how many parts.
+
+    The trainer's packing, and with it the last bits of every number, follows from the list of lanes; so does it from
+    the threads that add up. Cells are committed one by one, so what is still missing shrinks, and a run that goes on
+    may have other workers or another machine; the folder of the lanes remembers all three until all is done.
+    """
+
+    tasks: list[str]
+    threads: int
+    lane_parts: int
+
+    @classmethod
+    def read(cls, folder: Path) -> LanesBeginning | None:
+        """Return what a folder remembers; None where nothing was begun."""
+        try:
+            return cls(**json.loads((folder / NOTE).read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def resume_or_begin(self, folder: Path, all_tasks: Sequence[str]) -> LanesBeginning:
+        """Return what was begun here, if it covers what is left of all tasks; else begin."""
+        earlier = LanesBeginning.read(folder)
+        if earlier is not None and set(self.tasks) <= set(earlier.tasks) <= set(all_tasks):
+            return earlier
+        write_file(folder / NOTE, json.dumps(asdict(self)))
+        return self
+
+
+@contextmanager
+def computing_on_threads(threads: int) -> Iterator[None]:
+    """Compute on so many threads meanwhile, where a number is given."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
