@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from potentia.errors import DataError
+from potentia.errors import DataError, InputError
 from potentia.evidence import read
 
 OTHER_VALUES: tuple[Any, ...] = (
@@ -306,3 +306,16 @@ def test_deep_nesting_at_every_key(reader: tuple[Any, Path, Path], depth: int) -
             nested = opening * depth + "1" + closing * depth
             file.write_text(file.read_text().replace('"DEEP"', nested))
             check_reading(read_from, (keys, depth))
+
+
+@pytest.mark.parametrize("word", ["lower", "scale", "kind", "skip", "metric"])
+def test_a_value_of_another_type_in_the_file_of_columns(tmp_path: Path, word: str) -> None:
+    table = tmp_path / "scores.csv"
+    table.write_text("model,arc,mmlu\na,0.5,50\nb,0.4,40\n")
+    for value in OTHER_VALUES:
+        words = json.dumps({"arc": {word: value}}) if value != "\ud800" else "arc: {scale: x}"
+        (tmp_path / "scores.columns.yaml").write_text(words)
+        try:
+            read(table)
+        except InputError:
+            continue

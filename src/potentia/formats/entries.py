@@ -156,7 +156,7 @@ def collect_items(
     return items
 
 
-def key_by_content(pairs: Iterable[tuple[object, Any]]) -> dict[int, float]:
+def key_by_content(pairs: Iterable[tuple[object, object]]) -> dict[int, float]:
     """Return the value of every document by a number that names its content; a second one like it gets another."""
     values: dict[int, float] = {}
     for content, raw_value in pairs:
@@ -180,7 +180,7 @@ class _NamedRow:
 
     place: str
     metric: str | None
-    fields: Mapping[str, Any]
+    fields: Mapping[str, object]
 
 
 def entries_from_rows(
@@ -233,14 +233,14 @@ def _entry_from_row(row: _NamedRow, protocol: str, model: str, task: str, where:
 
 def make_entry(
     place: str,
-    model: Any,
-    task: Any,
-    value: Any,
+    model: object,
+    task: object,
+    value: object,
     *,
     protocol: str,
     facts: ScoreFacts,
-    stderr: Any = None,
-    n: Any = None,
+    stderr: object = None,
+    n: object = None,
     divisor: float = 1.0,
     value_place: str = "",
     expected: str = "a number",
@@ -254,16 +254,15 @@ def make_entry(
     if isinstance(value, str):
         message = f"the text {value[:40]!r} stands where {expected} should"
         raise DataError(message, where=value_place)
-    for name in (model, task):
-        if not isinstance(name, str) or not name.strip():
-            raise DataError("a task or model has no name", where=place)
+    model_name = _require_text(model, place)
+    task_name = _require_text(task, place)
     error = parse_number(stderr, f"{value_place}_stderr") / divisor
     if error < 0:
         raise DataError("the standard error is negative", where=place)
     return ScoreEntry(
         protocol=protocol,
-        model=model.strip(" \t"),
-        task=task.strip(" \t"),
+        model=model_name,
+        task=task_name,
         value=parse_number(value, value_place, required=True) / divisor,
         stderr=error,
         n=parse_number(n, f"{place}, number of documents"),
@@ -273,7 +272,13 @@ def make_entry(
     )
 
 
-def tidy_row(protocol: str, model: str, task: str, score: Score) -> dict[str, Any]:
+def _require_text(name: object, place: str) -> str:
+    if not isinstance(name, str) or not name.strip():
+        raise DataError("a task or model has no name", where=place)
+    return name.strip(" \t")
+
+
+def tidy_row(protocol: str, model: str, task: str, score: Score) -> dict[str, object]:
     """Return a score as the fields of a row, with all that it knows; what is not known is None."""
     facts = {column.written_as: getattr(score.metric, column.field) for column in METRIC_COLUMNS}
     facts |= {column.written_as: getattr(score.origin, column.field) for column in ORIGIN_COLUMNS}
@@ -290,7 +295,7 @@ def tidy_row(protocol: str, model: str, task: str, score: Score) -> dict[str, An
 
 
 def facts_from_fields(
-    fields: Mapping[str, Any], task: str, metric_name: str | None, where: str
+    fields: Mapping[str, object], task: str, metric_name: str | None, where: str
 ) -> ScoreFacts:
     """Return what the fields of a row say of its score; what they do not say is known of the name, or unknown."""
     direction = _parse_direction(fields.get("higher_is_better"), where)
@@ -299,14 +304,15 @@ def facts_from_fields(
     scale = _parse_choice(fields, "metric_scale", SCALES, where)
     chance = _parse_optional_number(fields, "chance", where)
     shots = _parse_optional_number(fields, "shots", where)
-    origin_texts: dict[str, Any] = {
+    origin_fields: dict[str, Any] = {
         column.field: _find_text(fields, column.written_as) for column in ORIGIN_COLUMNS
     }
+    origin_fields["shots"] = None if shots is None else int(shots)
     return ScoreFacts(
         metric=replace(
             metric, kind=kind or metric.kind, scale=scale or metric.scale, chance=chance
         ),
-        origin=Origin(**origin_texts | {"shots": None if shots is None else int(shots)}),
+        origin=Origin(**origin_fields),
         seeds=_parse_seeds(_find_text(fields, "seeds") or "", where),
     )
 
@@ -317,13 +323,13 @@ def _parse_seeds(text: str, where: str) -> tuple[float, ...]:
     return tuple(parse_number(part, f"{where}, column seeds", required=True) for part in parts)
 
 
-def _find_text(fields: Mapping[str, Any], column: str) -> str | None:
+def _find_text(fields: Mapping[str, object], column: str) -> str | None:
     value = fields.get(column)
     return None if value is None else str(value).strip() or None
 
 
 def _parse_choice(
-    fields: Mapping[str, Any], column: str, choices: tuple[T, ...], where: str
+    fields: Mapping[str, object], column: str, choices: tuple[T, ...], where: str
 ) -> T | None:
     text = _find_text(fields, column)
     if text is None:
@@ -338,7 +344,7 @@ def _parse_choice(
 
 
 def _require_name(
-    fields: Mapping[str, Any], column: str, where: str, *, default: str | None = None
+    fields: Mapping[str, object], column: str, where: str, *, default: str | None = None
 ) -> str:
     value = fields.get(column)
     if isinstance(value, str) and value.strip():
@@ -348,7 +354,7 @@ def _require_name(
     raise DataError(f"the {column} {value!r} is no name", where=f"{where}, column {column}")
 
 
-def parse_number(value: Any, where: str, *, required: bool = False) -> float:
+def parse_number(value: object, where: str, *, required: bool = False) -> float:
     """Read one number; empty, missing and NaN mean unknown, which a score may not be."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str, type(None))):
         raise DataError(f"{_shorten(value)} is no number", where=where)
@@ -366,12 +372,12 @@ def parse_number(value: Any, where: str, *, required: bool = False) -> float:
     return number
 
 
-def _parse_optional_number(fields: Mapping[str, Any], column: str, where: str) -> float | None:
+def _parse_optional_number(fields: Mapping[str, object], column: str, where: str) -> float | None:
     number = parse_number(fields.get(column), f"{where}, column {column}")
     return None if math.isnan(number) else number
 
 
-def _parse_size(value: Any, where: str) -> float:
+def _parse_size(value: object, where: str) -> float:
     """Read a number that cannot be negative."""
     number = parse_number(value, where)
     if number < 0:
@@ -379,7 +385,7 @@ def _parse_size(value: Any, where: str) -> float:
     return number
 
 
-def _parse_direction(value: Any, where: str) -> bool | None:
+def _parse_direction(value: object, where: str) -> bool | None:
     word = str(value).strip().casefold()
     if word not in _DIRECTIONS:
         raise DataError(
@@ -389,7 +395,7 @@ def _parse_direction(value: Any, where: str) -> bool | None:
     return _DIRECTIONS[word]
 
 
-def _shorten(value: Any) -> str:
+def _shorten(value: object) -> str:
     """Return a value as an error shows it."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "…"

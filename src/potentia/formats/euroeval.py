@@ -7,7 +7,6 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from potentia.errors import DataError
 from potentia.formats.columns import metric_of_task
@@ -22,13 +21,13 @@ Z95 = 1.96  # EuroEval writes the half-width of a 95 % interval as the error
 class EuroEvalRecord:
     """One model on one dataset: its scores on the test split in per cent, ``test_mcc`` and ``test_mcc_se``."""
 
-    model: Any
-    dataset: Any
+    model: object
+    dataset: object
     is_few_shot: bool
-    total: Mapping[str, Any]
+    total: Mapping[str, object]
 
 
-def parse_euroeval(value: Any, where: str) -> EuroEvalRecord | None:
+def parse_euroeval(value: object, where: str) -> EuroEvalRecord | None:
     """Return a record of EuroEval, and None for any other JSON."""
     if not isinstance(value, dict):
         return None
@@ -52,7 +51,7 @@ def _parse_new_record(record: JsonObject) -> EuroEvalRecord:
     details = record.find_object("eval_library", "additional_details")
     runs = _parse_runs(details)
     results = record.find_objects("evaluation_results")
-    total: dict[str, Any] = {}
+    total: dict[str, object] = {}
     for result in results:
         metric = str(_require(result, "evaluation_name")).removeprefix("test_")
         _require(result, "score_details")
@@ -72,7 +71,7 @@ def _parse_new_record(record: JsonObject) -> EuroEvalRecord:
     )
 
 
-def _require(result: JsonObject, name: str) -> Any:
+def _require(result: JsonObject, name: str) -> object:
     if name not in result.content:
         raise DataError(f"a record of EuroEval lacks {name!r}", where=result.where)
     return result.get_value(name)
@@ -89,7 +88,7 @@ def _parse_runs(details: JsonObject) -> list[JsonObject]:
     return JsonObject({"runs": runs}, details.where).find_objects("runs")
 
 
-def _standard_error(score: Any, metric: str, runs: list[JsonObject]) -> float | None:
+def _standard_error(score: object, metric: str, runs: list[JsonObject]) -> float | None:
     """Return the standard error over the runs on the score's scale; runs may be shares where it is per cent."""
     values = []
     for run in runs:

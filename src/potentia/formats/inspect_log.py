@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from potentia.errors import DataError
 from potentia.formats.columns import metric_of_task
@@ -14,14 +13,14 @@ from potentia.values.protocol import DIRECT, Protocol
 _GRADES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # as Inspect's accuracy counts them
 
 
-def is_inspect_log(content: Any) -> bool:
+def is_inspect_log(content: object) -> bool:
     """Tell a log of Inspect: it says what was evaluated, and its results are scores with metrics."""
     if not isinstance(content, dict):
         return False
     return isinstance(content.get("eval"), dict) and "status" in content
 
 
-def read_inspect_log(content: dict[str, Any], where: str, *, metric: str | None) -> ScoreEntry:
+def read_inspect_log(content: dict[str, object], where: str, *, metric: str | None) -> ScoreEntry:
     """Return the score of one log: the headline metric, or the one asked for."""
     log = JsonObject(content, where)
     results = log.find_object("results")

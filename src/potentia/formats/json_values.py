@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from potentia.errors import DataError
 from potentia.files import read_text
@@ -20,11 +19,11 @@ from potentia.files import read_text
 class JsonObject:
     """One object of a foreign file, and where it stands for errors."""
 
-    content: Mapping[str, Any]
+    content: Mapping[str, object]
     where: str
 
     @classmethod
-    def require(cls, value: Any, where: str, *, what: str) -> JsonObject:
+    def require(cls, value: object, where: str, *, what: str) -> JsonObject:
         """Take a value that has to be an object."""
         if not isinstance(value, dict):
             raise DataError(f"{what} is no object", where=where)
@@ -32,7 +31,7 @@ class JsonObject:
 
     def get_object(self, *names: str) -> JsonObject:
         """Return the object under these names; an absent one is empty, another type is an error."""
-        content: Mapping[str, Any] = self.content
+        content: Mapping[str, object] = self.content
         for name in names:
             inner = content.get(name)
             if inner is not None and not isinstance(inner, dict):
@@ -42,13 +41,13 @@ class JsonObject:
 
     def find_object(self, *names: str) -> JsonObject:
         """Return the object under these names; empty where there is none."""
-        content: Mapping[str, Any] = self.content
+        content: Mapping[str, object] = self.content
         for name in names:
             inner = content.get(name)
             content = inner if isinstance(inner, dict) else {}
         return JsonObject(content, self.where)
 
-    def get_value(self, name: str) -> Any:
+    def get_value(self, name: str) -> object:
         """Return what stands under a name, whatever it is; None where there is nothing."""
         return self.content.get(name)
 
@@ -75,13 +74,13 @@ class JsonObject:
         """Return the objects of a list; what is no object is left out."""
         return [JsonObject(v, self.where) for v in self.find_list(name) if isinstance(v, dict)]
 
-    def find_list(self, name: str) -> list[Any]:
+    def find_list(self, name: str) -> list[object]:
         """Return a list; empty where there is none."""
         value = self.content.get(name)
         return value if isinstance(value, list) else []
 
 
-def float_or_none(value: Any) -> float | None:
+def float_or_none(value: object) -> float | None:
     """Return a JSON number, true or false as a float; None for anything else and for what no float can hold."""
     if not isinstance(value, (int, float)):
         return None
@@ -91,11 +90,11 @@ def float_or_none(value: Any) -> float | None:
         return None
 
 
-def load_json(path: Path) -> Any:
+def load_json(path: Path) -> object:
     """Parse a file; every fault names its place, and a key given twice is one."""
 
-    def check_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        content: dict[str, Any] = {}
+    def check_unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        content: dict[str, object] = {}
         for name, value in pairs:
             if name in content:
                 raise DataError(f"the key {name!r} is there twice in one object", where=str(path))
@@ -116,7 +115,7 @@ def load_json(path: Path) -> Any:
         raise DataError(f"this JSON cannot be read: {reason}", where=str(path)) from None
 
 
-def read_json_lines(path: Path) -> Iterator[Any]:
+def read_json_lines(path: Path) -> Iterator[object]:
     """Give the value of every line of a JSONL file."""
     for line_number, line in enumerate(read_text(path).splitlines(), 1):
         if not line.strip():

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from potentia.errors import DataError
 from potentia.formats.columns import (
@@ -90,7 +89,7 @@ class ScoreRow:
     """One score of a table: where it stands ("line 7"), and its values by field."""
 
     place: str
-    fields: Mapping[str, Any]
+    fields: Mapping[str, object]
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ class _TableCell:
     """One score on its way: where it stands, its fields, and whether a per cent sign stands by it."""
 
     place: str
-    fields: Mapping[str, Any]
+    fields: Mapping[str, object]
     has_percent_sign: bool = False
 
     @property
@@ -116,9 +115,10 @@ class _TableCell:
         return str(self.fields.get("benchmark") or ""), str(self.fields.get("metric") or "")
 
     @property
-    def has_number(self) -> bool:
-        """Whether the score could be read."""
-        return isinstance(self.fields["score"], float)
+    def number(self) -> float | None:
+        """The score; None where it could not be read."""
+        score = self.fields["score"]
+        return score if isinstance(score, float) else None
 
 
 def read_score_rows(
@@ -204,7 +204,7 @@ def _read_tidy_table(table: RawTable, columns: Mapping[str, str], hints: ColumnH
     metric = _metric_named_by(columns["score"])
     cells = []
     for place, values in table.rows:
-        fields: dict[str, Any] = {"metric": metric} if metric else {}
+        fields: dict[str, object] = {"metric": metric} if metric else {}
         fields |= {field: values[position] for field, position in positions.items()}
         fields |= _read_protocol(fields, f"{table.where}, {place}, column {columns.get('shots')}")
         cells.append(_make_cell(place, fields, fields["score"], fields.get("stderr")))
@@ -227,7 +227,7 @@ def _positions_of_fields(table: RawTable, columns: Mapping[str, str]) -> dict[st
     return positions
 
 
-def _read_protocol(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _read_protocol(fields: Mapping[str, object], where: str) -> dict[str, object]:
     """Return the protocol of a row that has a step beside its stage, or a number of examples and no name for it."""
     if "step" in fields:
         step = _parse_count(fields["step"], "steps", where)
@@ -240,7 +240,7 @@ def _read_protocol(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {}
 
 
-def _parse_count(value: Any, unit: str, where: str) -> int | None:
+def _parse_count(value: object, unit: str, where: str) -> int | None:
     """Read a whole number; None where there is none."""
     text = "" if value is None else str(value).strip()
     if not text:
@@ -284,8 +284,8 @@ class _ModelRow:
     """One row of a wide table: where it stands, its values, and the fields that all of its scores share."""
 
     place: str
-    values: Mapping[str, Any]
-    shared_fields: Mapping[str, Any]
+    values: Mapping[str, object]
+    shared_fields: Mapping[str, object]
 
 
 def _read_wide_table(
@@ -388,8 +388,8 @@ def _rows_of_grid(
     table: RawTable, cells: Sequence[_TableCell], hints: ColumnHints, left_out: Sequence[str]
 ) -> ScoreRows:
     """Return the scores of a wide table, each task read as its name and values say."""
-    measured = [cell for cell in cells if cell.has_number]
-    tasks = list(dict.fromkeys(cell.fields["benchmark"] for cell in measured))
+    measured = [cell for cell in cells if cell.number is not None]
+    tasks = list(dict.fromkeys(str(cell.fields["benchmark"]) for cell in measured))
     hints.check_columns([*tasks, *left_out], table.where)
     rows, layouts = _decide_columns(table, measured, hints)
     return ScoreRows(rows, layout=TableLayout(layouts, tuple(dict.fromkeys(left_out))))
@@ -399,7 +399,7 @@ def _rows_of_grid(
 
 
 def _make_cell(
-    place: str, fields: Mapping[str, Any], content: Any, stderr: Any = None
+    place: str, fields: Mapping[str, object], content: object, stderr: object = None
 ) -> _TableCell:
     """Take one score, with the error that stands by it (**0.46 ± 0.01**) or in a column of its own."""
     number = _parse_cell(content)
@@ -417,13 +417,13 @@ def _decide_columns(
     """Decide what the scores of each task are, by the metric that the table names or by their values."""
     cells_by_column: dict[tuple[str, str], list[_TableCell]] = {}
     for cell in cells:
-        if cell.column[0].strip() and cell.has_number:
+        if cell.column[0].strip() and cell.number is not None:
             cells_by_column.setdefault(cell.column, []).append(cell)
     layouts = {}
     for (task, metric), members in cells_by_column.items():
         layouts[task, metric] = decide_column(
             task,
-            [cell.fields["score"] for cell in members],
+            [cell.number for cell in members if cell.number is not None],
             hints,
             metric=metric or None,
             has_percent_sign=any(cell.has_percent_sign for cell in members),
@@ -437,7 +437,7 @@ def _decide_columns(
     return tuple(rows), tuple(layouts.values())
 
 
-def _apply_layout(fields: Mapping[str, Any], layout: ColumnLayout) -> dict[str, Any]:
+def _apply_layout(fields: Mapping[str, object], layout: ColumnLayout) -> dict[str, object]:
     """Return a row with what was decided of its column; score and error in per cent become shares of 1."""
     metric = layout.metric
     decided = {
@@ -468,7 +468,7 @@ def _numeric_columns(table: RawTable) -> list[str]:
     return [column for column in table.columns if _is_numeric(table.column(column))]
 
 
-def _is_numeric(values: Sequence[Any]) -> bool:
+def _is_numeric(values: Sequence[object]) -> bool:
     """Say whether a column is numbers and gaps alone, with at least one number."""
     filled = [value for value in values if str(value).strip().casefold() not in _GAPS]
     return bool(filled) and all(_parse_cell(value).value is not None for value in filled)
@@ -490,7 +490,7 @@ class _CellNumber:
     stderr: float | None = None
 
 
-def _parse_cell(content: Any) -> _CellNumber:
+def _parse_cell(content: object) -> _CellNumber:
     """Read a cell: a number, a number with its error (0.46 ± 0.01), a number of per cent, or nothing."""
     if content is None or isinstance(content, bool):
         return _CellNumber()
@@ -506,7 +506,7 @@ def _parse_cell(content: Any) -> _CellNumber:
         return _CellNumber()
 
 
-def _strip_link(name: Any) -> str:
+def _strip_link(name: object) -> str:
     """Return a model's name without the link that web leaderboards put around it."""
     text = str(name).strip()
     link = _LINK.search(text)

@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from potentia.errors import DataError
 from potentia.formats.columns import metric_of_task, usual_metric
@@ -44,8 +43,8 @@ class _MetricValue:
 
     metric: str
     filter: str
-    value: Any
-    stderr: Any
+    value: object
+    stderr: object
 
     @property
     def names(self) -> tuple[str, str, str]:
@@ -86,7 +85,7 @@ class _ResultsFile:
 
 
 def read_lm_eval_results(
-    content: dict[str, Any], path: Path, *, metric: str | None, subtasks: bool
+    content: dict[str, object], path: Path, *, metric: str | None, subtasks: bool
 ) -> Iterator[ScoreEntry]:
     """Give the scores of one results file: one model, any number of tasks."""
     file = _open_results(JsonObject(content, str(path)), path)
@@ -112,7 +111,7 @@ def read_lm_eval_results(
 
 
 def _read_task(
-    file: _ResultsFile, model: str, name: str, body: Any, metric: str | None
+    file: _ResultsFile, model: str, name: str, body: object, metric: str | None
 ) -> ScoreEntry | None:
     """Return the score of a task by its metric; None where it lacks the one that is asked for."""
     where = f"{file.path}, results.{name}"
@@ -189,11 +188,11 @@ def _open_results(content: JsonObject, path: Path) -> _ResultsFile:
     names = {name: parts for name in results if (parts := _LIGHTEVAL_TASK.fullmatch(name))}
     if not names:
         return _ResultsFile(content, path)
-    bodies: dict[str, Any] = {name: body for name, body in results.items() if name not in names}
+    bodies: dict[str, object] = {name: body for name, body in results.items() if name not in names}
     lighteval_names: dict[str, str] = {}
     members: dict[str, list[str]] = {}
     shots_by_task: dict[str, int] = {}
-    sizes: dict[str, dict[str, Any]] = {}
+    sizes: dict[str, dict[str, object]] = {}
     directions: dict[str, dict[str, bool | None]] = {}
     for name, parts in names.items():
         shots = int(parts["shots"])
@@ -233,7 +232,7 @@ def _read_directions(config: JsonObject) -> dict[str, bool | None]:
     """Return whether higher is better, by metric."""
     key = "metric" if config.get_value("metric") else "metrics"
     return {
-        str(metric.get_value("metric_name")): metric.get_value("higher_is_better")
+        str(metric.get_value("metric_name")): metric.find_boolean("higher_is_better")
         for metric in config.find_objects(key)
     }
 
@@ -326,7 +325,7 @@ def _find_metric(file: _ResultsFile, name: str, task: str, metric_name: str) -> 
 
 
 def _find_hidden_tasks(
-    file: _ResultsFile, results: Mapping[str, Any], *, subtasks: bool
+    file: _ResultsFile, results: Mapping[str, object], *, subtasks: bool
 ) -> set[str]:
     """Return what does not count: members of a group that has a score of its own, or else the groups themselves."""
     hidden = {"all"}

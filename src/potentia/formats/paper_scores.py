@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from potentia.errors import DataError
 from potentia.formats.columns import metric_of_task
@@ -14,7 +13,7 @@ _STDERR = "_stderr"
 _PROTOCOLS = {"direct_eval": "direct", "direct_evaluation": "direct"}
 
 
-def read_paper_scores(content: dict[str, Any], where: str) -> Iterator[ScoreEntry]:
+def read_paper_scores(content: dict[str, object], where: str) -> Iterator[ScoreEntry]:
     """Give every score of such a file."""
     protocols = [name for name in content if not name.endswith(_STDERR)]
     if not protocols:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from potentia.errors import DataError
 from potentia.files import LARGEST_DATA, check_plain_file
@@ -94,7 +94,7 @@ class _FileReader:
         entries = entries_from_rows(rows.rows, where=table.where, metric=self.options.metric)
         return list(entries)
 
-    def read_json(self, content: Any, path: Path) -> list[ScoreEntry]:
+    def read_json(self, content: object, path: Path) -> list[ScoreEntry]:
         """Read a JSON file, whose keys tell which tool wrote it."""
         where = str(path)
         metric = self.options.metric
@@ -111,15 +111,16 @@ class _FileReader:
             return list(read_lm_eval_results(content, path, metric=metric, subtasks=subtasks))
         return list(read_paper_scores(content, where))
 
-    def read_records(self, records: list[Any], path: Path) -> list[ScoreEntry]:
+    def read_records(self, records: list[object], path: Path) -> list[ScoreEntry]:
         """Read a list of JSON values: records of EuroEval, of Every Eval Ever, or the rows of a table."""
         where = str(path)
         euroeval = [parse_euroeval(record, where) for record in records]
         euroeval_records = [record for record in euroeval if record is not None]
         if records and len(euroeval_records) == len(records):
             return self._read_euroeval_records(euroeval_records, where)
-        if records and all(map(is_every_eval_ever, records)):
-            return [entry for record in records for entry in read_every_eval_ever(record, path)]
+        runs = [run for run in records if isinstance(run, dict) and is_every_eval_ever(run)]
+        if records and len(runs) == len(records):
+            return [entry for run in runs for entry in read_every_eval_ever(run, path)]
         return self.read_table(table_from_json(records, where))
 
     def _read_euroeval_records(self, records: list[EuroEvalRecord], where: str) -> list[ScoreEntry]:

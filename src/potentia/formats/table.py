@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from potentia import limited
 from potentia.errors import DataError, first_line
@@ -27,7 +26,7 @@ _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+\s*%?(?:\s*±\s*\d+(?:,\d+)?\s*%?)?")
 _DECIMAL_POINT = re.compile(r"[-+]?\d*\.\d+\s*%?")
 _MARKDOWN_RULE = re.compile(r":?-+:?")  # a field of the line below a Markdown table's header
 
-PlacedRow = tuple[str, tuple[Any, ...]]  # where it stands ("line 7"), and one value per column
+PlacedRow = tuple[str, tuple[object, ...]]  # where it stands ("line 7"), and one value per column
 
 
 @dataclass(frozen=True)
@@ -38,12 +37,12 @@ class RawTable:
     columns: tuple[str, ...]
     rows: tuple[PlacedRow, ...]
 
-    def column(self, name: str) -> list[Any]:
+    def column(self, name: str) -> list[object]:
         """Return the values of one column."""
         position = self.columns.index(name)
         return [values[position] for _, values in self.rows]
 
-    def records(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    def records(self) -> Iterator[tuple[str, dict[str, object]]]:
         """Give the place of every row, and its values by column."""
         for place, values in self.rows:
             yield place, dict(zip(self.columns, values, strict=True))
@@ -113,7 +112,7 @@ def _with_decimal_point(value: str) -> str:
 
 def _read_markdown_tables(path: Path, text: str) -> RawTable:
     """Read the tables of a Markdown file as one; a heading that names a protocol says it of the table below."""
-    records: list[tuple[str, dict[str, Any]]] = []
+    records: list[tuple[str, Mapping[str, object]]] = []
     heading = ""
     header: list[str] = []
     for line_number, line in enumerate(text.splitlines(), 1):
@@ -160,27 +159,31 @@ def read_parquet_table(path: Path) -> RawTable:
     return _make_table(str(path), header, rows)
 
 
-def table_from_json(records: Iterable[Any], where: str) -> RawTable:
+def table_from_json(records: Iterable[object], where: str) -> RawTable:
     """Take a list of JSON objects as a table; a key that some lack is empty there."""
-    objects = list(records)
-    if not objects or not all(isinstance(record, dict) for record in objects):
-        raise DataError(
-            "this is no list of objects",
-            where=where,
-            hint="each entry is an object with the same keys",
-        )
-    placed = [(f"entry {number}", record) for number, record in enumerate(objects, 1)]
+    placed: list[tuple[str, Mapping[str, object]]] = []
+    for number, record in enumerate(records, 1):
+        if not isinstance(record, dict):
+            raise _no_list_of_objects(where)
+        placed.append((f"entry {number}", record))
+    if not placed:
+        raise _no_list_of_objects(where)
     return _table_of_records(where, placed)
 
 
-def _table_of_records(where: str, records: Sequence[tuple[str, Mapping[Any, Any]]]) -> RawTable:
+def _no_list_of_objects(where: str) -> DataError:
+    hint = "each entry is an object with the same keys"
+    return DataError("this is no list of objects", where=where, hint=hint)
+
+
+def _table_of_records(where: str, records: Sequence[tuple[str, Mapping[str, object]]]) -> RawTable:
     """Return objects as a table; a key that some lack is empty there."""
     columns = list(dict.fromkeys(key for _, record in records for key in record))
     rows = [(place, tuple(map(record.get, columns))) for place, record in records]
     return _make_table(where, columns, rows)
 
 
-def _make_table(where: str, header: Sequence[Any], rows: Sequence[PlacedRow]) -> RawTable:
+def _make_table(where: str, header: Sequence[object], rows: Sequence[PlacedRow]) -> RawTable:
     names = [str(name).strip() for name in header]
     if len(names) > MOST_COLUMNS:
         raise DataError(f"{len(names):,} columns, more than {MOST_COLUMNS:,}", where=where)
