@@ -3,7 +3,7 @@
 python tools/house.py            # prints them, with the chain and the modules by name
 python tools/house.py --check    # says whether every measure holds; part of `make lint`
 
-Asked: an import chain of 15 modules at most when loaded and of 21 with those inside functions, no cycle of rooms even
+Asked: an import chain of 15 modules at most when loaded and of 23 with those inside functions, no cycle of rooms even
 so, no room entered past its door, and a run that wakes 32 modules outside the engine at most (printed only: it runs a
 study). Lines and modules are not limited: a module is as long as its idea needs.
 """
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src"
 PACKAGE = SOURCE / "potentia"
 MOST_RUN = 32
-MOST = {"chain": 15, "lazy chain": 21}
+MOST = {"chain": 15, "lazy chain": 23}
 # Rooms that may go past another's door, each for a reason.
 EXCEPTIONS = {
     (

@@ -31,9 +31,10 @@ from torch import Tensor
 
 from many import kept, options, run_all
 from potentia.engine import LoadedModel, lane_spec
-from potentia.engine.layers import lane_layers, recomputation
+from potentia.engine.layers import adapter_methods, lane_layers, recomputation
 from potentia.engine.layers import packed_pass as static
 from potentia.engine.layers.adapter_bank import AdapterBank
+from potentia.engine.layers.adapter_methods import LowRankAdapter
 from potentia.engine.layers.packed_pass import FusedLayer
 from potentia.engine.layers.row_layout import LossTokens
 from potentia.engine.models.float32_copy import Twin, twin
@@ -456,7 +457,7 @@ def _beta2(own: Any, schedule: Schedule, *args: Any) -> Any:
     return own(replace(schedule, betas=(schedule.betas[0], 0.95)), *args)
 
 
-def _rank_and_one(_: Any, self: LoraConfig, rank: float, alpha: float) -> float:
+def _rank_and_one(_: Any, self: LowRankAdapter, rank: float, alpha: float) -> float:
     return alpha / (rank + 1)
 
 
@@ -557,7 +558,7 @@ def first_step_breaks() -> list[Break]:
         Break(
             "gradient: the seventh row of a pass lost",
             first,
-            changed(lane_layers, "_add_gradients", _seventh_row_lost),
+            changed(lane_layers, "add_factor_gradients", _seventh_row_lost),
         ),
         Break(
             "gradient: the seventh row of a pass lost, packed",
@@ -587,7 +588,7 @@ def first_step_breaks() -> list[Break]:
             ),
         ),
         Break(
-            "scale: α/(r + 1), everywhere", first, changed(LoraConfig, "scale_at", _rank_and_one)
+            "scale: α/(r + 1), everywhere", first, changed(LowRankAdapter, "scale", _rank_and_one)
         ),
         Break(
             "rate: twice, in the schedule",
@@ -786,17 +787,17 @@ def check_breaks() -> list[Break]:
         Break(
             "routing: a row without its adapter",
             shared,
-            changed(lane_layers, "_share", _share_skips_a_row),
+            changed(adapter_methods, "add_adapter_share", _share_skips_a_row),
         ),
         Break(
             "routing: gradients to another lane",
             shared,
-            changed(lane_layers, "_share_back", _wrong_owner),
+            changed(adapter_methods, "backpropagate_adapter_share", _wrong_owner),
         ),
         Break(
             "gradient: adapters' 2 % too large",
             shared,
-            changed(lane_layers, "_share_back", _steeper),
+            changed(adapter_methods, "backpropagate_adapter_share", _steeper),
         ),
         Break("scale: α/r left out", shared, changed(AdapterBank, "refresh_work", _refresh(0.5))),
         Break("scale: α/√r for α/r", shared, changed(AdapterBank, "refresh_work", _refresh(2.0))),

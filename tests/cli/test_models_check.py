@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import potentia.cli.catalog  # noqa: F401
 from potentia.cli.app import app
-from potentia.engine.layers import lane_layers
+from potentia.engine.layers import adapter_methods
 from scoring_models import tiny
 
 
@@ -39,9 +39,11 @@ def test_a_sound_model_is_right_in_both_dtypes(folder: str) -> None:
 
 
 def test_a_wrong_adapter_is_refused(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = lane_layers._share
+    own = adapter_methods.add_adapter_share
     monkeypatch.setattr(
-        lane_layers, "_share", lambda ctx, x, *rest, into: own(ctx, x * 1.02, *rest, into=into)
+        adapter_methods,
+        "add_adapter_share",
+        lambda ctx, x, *rest, into: own(ctx, x * 1.02, *rest, into=into),
     )
     done = CliRunner().invoke(app, ["models", "check", folder, "--device", "cpu"])
     assert done.exit_code != 0

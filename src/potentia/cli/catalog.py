@@ -193,7 +193,7 @@ def check(options: CheckModelOptions) -> None:
         )
     with errors.status("comparing with transformers and PEFT …"):
         targets = tuple(options.targets or ()) or None
-        adapter_config = LoraConfig(4, 8, 0.0, targets, options.adapter)  # type: ignore[arg-type]
+        adapter_config = LoraConfig(4, 8, 0.0, targets, options.adapter)
         comparisons = compare_with_peft(loaded, adapter_config)
     dtype = str(loaded.dtype).removeprefix("torch.")
     description = f"{type(loaded.model).__name__} in {dtype} on {loaded.device}"

@@ -123,31 +123,20 @@ class LoraConfig:
 
     ``targets`` are endings of module names, as in PEFT; ``None`` means PEFT's default for the architecture, and
     every linear layer but the head where PEFT names none. ``"all-linear"`` as the only target asks for the latter.
-    Of the kinds, ``rslora`` scales by α/√r for α/r.
+    ``kind`` names an adapter method (``layers/adapter_methods.py``); its scale is that method's.
     """
 
     r: int = 8
     alpha: float = 32
     dropout: float = 0.1
     targets: tuple[str, ...] | None = None
-    kind: Literal["lora", "rslora"] = "lora"
+    kind: str = "lora"
 
     def __post_init__(self) -> None:
-        if self.kind not in ("lora", "rslora"):
-            raise InputError(f"unknown adapter {self.kind!r}", hint="use lora or rslora")
         if self.r < 1:
             raise InputError(f"LoRA rank must be at least 1, not {self.r}")
         if not 0 <= self.dropout < 1:
             raise InputError(f"LoRA dropout must lie in [0, 1), not {self.dropout}")
-
-    @property
-    def scale(self) -> float:
-        """The factor on the adapter's output."""
-        return self.scale_at(self.r, self.alpha)
-
-    def scale_at(self, rank: float, alpha: float) -> float:
-        """Return the factor of an adapter of another rank and α, as some layers have."""
-        return alpha / (math.sqrt(rank) if self.kind == "rslora" else rank)
 
 
 @dataclass(frozen=True)

@@ -103,12 +103,14 @@ def test_a_fall_back_is_told_with_its_cost(caplog: pytest.LogCaptureFixture) -> 
 def test_a_model_that_no_form_computes_is_tuned_row_by_row_by_its_own_code(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from potentia.engine.layers import lane_layers
+    from potentia.engine.layers import adapter_methods
 
     lanes = specs()
-    own = lane_layers._share_back
+    own = adapter_methods.backpropagate_adapter_share
     monkeypatch.setattr(
-        lane_layers, "_share_back", lambda ctx, slope, base: own(ctx, slope * 1.05, base)
+        adapter_methods,
+        "backpropagate_adapter_share",
+        lambda ctx, slope, base: own(ctx, slope * 1.05, base),
     )
     model = tiny("llama")
     with LaneTrainer(model) as trainer:

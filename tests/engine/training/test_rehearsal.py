@@ -11,6 +11,7 @@ import torch
 
 from lane_models import examples, tiny
 from potentia.engine.layers import lane_layers
+from potentia.engine.layers.adapter_methods import find_adapter_method
 from potentia.engine.proof import rehearsal
 from potentia.engine.proof.reference import peft_scale, reference_learning_rate
 from potentia.engine.proof.rehearsal import RehearsalResult, find_batch_fault
@@ -82,7 +83,7 @@ def test_a_resumed_run_is_rehearsed_and_goes_on_bit_for_bit(tmp_path: Path) -> N
 
 def test_a_form_that_fails_the_rehearsal_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the check of six rows does not see, a real step does: the next slower form is taken, and said."""
-    own = lane_layers._add_gradients
+    own = lane_layers.add_factor_gradients
 
     def lose_seventh(bank: Any, site: Any, owners: torch.Tensor, *parts: torch.Tensor) -> None:
         kept, h, dy, dh = parts
@@ -91,7 +92,7 @@ def test_a_form_that_fails_the_rehearsal_is_not_taken(monkeypatch: pytest.Monkey
             dy[-1], dh[-1] = 0, 0
         own(bank, site, owners, kept, h, dy, dh)
 
-    monkeypatch.setattr(lane_layers, "_add_gradients", lose_seventh)
+    monkeypatch.setattr(lane_layers, "add_factor_gradients", lose_seventh)
     recalled: list[Any] = []
     with LaneTrainer(tiny("llama"), token_budget=300) as trainer:
         results = trainer.train(specs(dropout=0.0), on_recall=recalled.append)
@@ -147,8 +148,8 @@ def test_learning_rates_are_those_of_transformers(decay: Any, warmup: int, floor
 def test_scales_are_those_of_peft() -> None:
     for rank, alpha in ((8, 32), (4, 8.5), (64, 16)):
         for kind in ("lora", "rslora"):
-            lora = LoraConfig(r=rank, alpha=alpha, kind=kind)  # type: ignore[arg-type]
-            assert lora.scale == peft_scale(rank, alpha, kind == "rslora")
+            ours = find_adapter_method(kind).scale(rank, alpha)
+            assert ours == peft_scale(rank, alpha, kind == "rslora")
 
 
 def test_defaults_are_those_of_the_trainer_of_transformers() -> None:

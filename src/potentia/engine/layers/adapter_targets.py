@@ -9,7 +9,7 @@ head's, those that PEFT refuses and those that answer with something else than a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from potentia.engine.lane_spec import LoraConfig
+from potentia.engine.layers.adapter_methods import find_adapter_method
 from potentia.engine.models.device_layout import out_of_memory
 from potentia.engine.models.split_model import REACHED, asking, find_body
 from potentia.errors import TuningError
@@ -49,56 +50,63 @@ class AdapterTargets:
 
 def find_targets(model: nn.Module, lora: LoraConfig) -> AdapterTargets:
     """Find what an adapter of this shape is put on."""
-    chosen, whole = _chosen(model, lora)
-    config = _by_peft(model, lora, chosen)
-    wanted = config.target_modules or ()
-    names = (wanted,) if isinstance(wanted, str) else tuple(sorted(wanted))
-    layers = _layers(model, config, strict=not whole)
-    stacked = _stacked(model, config, lora)
-    if (
-        whole and chosen is not ALL_LINEAR
-    ):  # our own choice: PEFT reads the other layers back as they are
-        stacked, config.target_parameters, config.rank_pattern, config.alpha_pattern = (
-            [],
-            None,
-            {},
-            {},
-        )
+    chosen, takes_all_linear = _chosen_targets(model, lora)
+    config = _make_peft_config(model, lora, chosen)
+    names = _target_names(config)
+    layers = _layers(model, config, strict=not takes_all_linear)
+    stacked = _find_stacked(model, config, lora)
+    if takes_all_linear and chosen is not ALL_LINEAR:
+        # our own choice: PEFT reads the other layers back as they are
+        stacked = []
+        config.target_parameters = None
+        config.rank_pattern = {}
+        config.alpha_pattern = {}
+    model_name = type(model).__name__
     if not layers and not stacked:
         raise TuningError(
-            f"no layer of {type(model).__name__} is named {', '.join(names)}",
+            f"no layer of {model_name} is named {', '.join(names)}",
             hint="name the layers with `targets`, or use targets: [all-linear]",
         )
     if stacked and lora.dropout > 0:
         raise TuningError(
-            f"{type(model).__name__} keeps its experts as stacked parameters, "
+            f"{model_name} keeps its experts as stacked parameters, "
             "which PEFT adapts without dropout only",
             hint="set the adapter's dropout to 0, or name other layers with `targets`, such as [q_proj, v_proj]",
         )
     config.target_modules = [name for name, _ in layers]
     config.fan_in_fan_out = any(isinstance(module, Conv1D) for _, module in layers)
-    shown = (ALL_LINEAR,) if whole else names
-    return AdapterTargets(shown, layers, stacked, config)
+    shown_names = (ALL_LINEAR,) if takes_all_linear else names
+    return AdapterTargets(shown_names, layers, stacked, config)
 
 
-def _chosen(model: nn.Module, lora: LoraConfig) -> tuple[str | list[str], bool]:
+def _target_names(config: Any) -> tuple[str, ...]:
+    names = config.target_modules or ()
+    return (names,) if isinstance(names, str) else tuple(sorted(names))
+
+
+def _chosen_targets(model: nn.Module, lora: LoraConfig) -> tuple[str | list[str], bool]:
     """Return the targets in PEFT's words, and whether they are all linear layers."""
-    if lora.targets is not None:
-        if lora.targets == (ALL_LINEAR,):
-            return ALL_LINEAR, True
-        return (lora.targets[0] if _is_pattern(lora.targets) else list(lora.targets)), False
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as DEFAULTS
 
-    found = DEFAULTS.get(getattr(model.config, "model_type", ""))
-    if found is None:
-        head = model.get_output_embeddings()  # type: ignore[operator]
-        return [
-            n for n, m in model.named_modules() if isinstance(m, LINEAR) and m is not head
-        ], True
-    return (found if isinstance(found, str) else list(found)), False
+    if lora.targets == (ALL_LINEAR,):
+        return ALL_LINEAR, True
+    if lora.targets is not None:
+        targets = lora.targets[0] if _is_pattern(lora.targets) else list(lora.targets)
+        return targets, False
+    defaults = DEFAULTS.get(getattr(model.config, "model_type", ""))
+    if defaults is None:
+        return _names_of_linear_layers(model), True
+    return (defaults if isinstance(defaults, str) else list(defaults)), False
 
 
-def _by_peft(model: nn.Module, lora: LoraConfig, chosen: str | list[str]) -> Any:
+def _names_of_linear_layers(model: nn.Module) -> list[str]:
+    """Return the names of all linear layers but the head."""
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    linear = [(name, m) for name, m in model.named_modules() if isinstance(m, LINEAR)]
+    return [name for name, module in linear if module is not head]
+
+
+def _make_peft_config(model: nn.Module, lora: LoraConfig, chosen: str | list[str]) -> Any:
     """Let PEFT turn names into the ones of this version's modules and parameters."""
     from peft import LoraConfig as PeftConfig
     from peft.tuners.tuners_utils import _maybe_include_all_linear_layers
@@ -107,22 +115,21 @@ def _by_peft(model: nn.Module, lora: LoraConfig, chosen: str | list[str]) -> Any
         r=lora.r,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]  # PEFT says int and takes any number
         lora_dropout=lora.dropout,
-        use_rslora=lora.kind == "rslora",
         target_modules=chosen,
         task_type="CAUSAL_LM",
         base_model_name_or_path=getattr(model.config, "_name_or_path", None) or None,
+        **find_adapter_method(lora.kind).peft_options,
     )
     try:
         from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
     except ImportError:  # a PEFT that knows no stacked experts
-        pass
-    else:
-        try:
-            convert_peft_config_for_transformers(config, model, None)
-        except ValueError as error:
-            raise TuningError(
-                str(error), hint="name all parts of a fused layer, or none of them"
-            ) from error
+        return _maybe_include_all_linear_layers(config, model)
+    try:
+        convert_peft_config_for_transformers(config, model, None)
+    except ValueError as error:
+        raise TuningError(
+            str(error), hint="name all parts of a fused layer, or none of them"
+        ) from error
     return _maybe_include_all_linear_layers(config, model)
 
 
@@ -251,37 +258,41 @@ def _kind(name: str) -> str:
     return re.sub(r"\.\d+(?=\.|$)", ".N", name)
 
 
-def _stacked(model: nn.Module, config: Any, lora: LoraConfig) -> list[StackedParameter]:
+def _find_stacked(model: nn.Module, config: Any, lora: LoraConfig) -> list[StackedParameter]:
     """Find the stacked parameters that PEFT's config names, each under the name of the wrapper PEFT puts around it."""
     from peft.utils.other import get_pattern_key
 
-    wanted = sorted(config.target_parameters or ())
-    found: list[StackedParameter] = []
-    for name, module in model.named_modules() if wanted else ():
-        mine = [
-            parameter
-            for parameter, _ in module.named_parameters(recurse=False)
-            if any(
-                f"{name}.{parameter}" == key or f"{name}.{parameter}".endswith(f".{key}")
-                for key in wanted
+    targets = sorted(config.target_parameters or ())
+    if not targets:
+        return []
+    method = find_adapter_method(lora.kind)
+    stacked: list[StackedParameter] = []
+    for module_name, module in model.named_modules():
+        parameters = [name for name, _ in module.named_parameters(recurse=False)]
+        chosen = [name for name in parameters if _is_named(f"{module_name}.{name}", targets)]
+        for number, parameter in enumerate(chosen):  # the last is PEFT's outermost wrapper
+            full_name = f"{module_name}.{parameter}"
+            rank_key = get_pattern_key(config.rank_pattern, full_name)
+            alpha_key = get_pattern_key(config.alpha_pattern, full_name)
+            rank = config.rank_pattern.get(rank_key, lora.r)
+            alpha = config.alpha_pattern.get(alpha_key, lora.alpha)
+            entry = StackedParameter(
+                name=module_name + ".base_layer" * (len(chosen) - 1 - number),
+                module=module,
+                parameter=parameter,
+                rank=int(rank),
+                scale=method.scale(rank, alpha),
             )
-        ]
-        for place, parameter in enumerate(mine):  # the last is PEFT's outermost wrapper
-            full = f"{name}.{parameter}"
-            rank = config.rank_pattern.get(get_pattern_key(config.rank_pattern, full), lora.r)
-            alpha = config.alpha_pattern.get(
-                get_pattern_key(config.alpha_pattern, full), lora.alpha
-            )
-            wrapper = name + ".base_layer" * (len(mine) - 1 - place)
-            found.append(
-                StackedParameter(wrapper, module, parameter, int(rank), lora.scale_at(rank, alpha))
-            )
-    return found
+            stacked.append(entry)
+    return stacked
+
+
+def _is_named(full_name: str, targets: Sequence[str]) -> bool:
+    return any(full_name == target or full_name.endswith(f".{target}") for target in targets)
 
 
 def _is_pattern(names: tuple[str, ...]) -> bool:
-    return (
-        len(names) == 1
-        and names[0] != ALL_LINEAR
-        and not names[0].replace("_", "").replace(".", "").isalnum()
-    )
+    """Return whether the only name is a regular expression."""
+    if len(names) != 1 or names[0] == ALL_LINEAR:
+        return False
+    return not names[0].replace("_", "").replace(".", "").isalnum()

@@ -1,10 +1,10 @@
 """The layers that lanes train: a linear layer, and a module of stacked parameters, each with an adapter per row.
 
-What an adapter adds is its kind's affair (:class:`LowRankAdapter`: LoRA, rsLoRA): its numbers, forward, backward and
-PEFT's names of its parts. Low-rank kinds compute y = x W + b + s · dropout(x) A_k B_k, where k is the slot of the row;
-the base product runs once on all rows, the adapters as batched products. A layer that is more than ``nn.Linear``
-(quantised, scaled) keeps its own forward, and the adapters' share is added. Stacked parameters have no such form: their
-module runs once for each slot, on that slot's tokens, with W + s · B_k A_k in place of W, as PEFT does.
+What an adapter adds is its method's affair (``adapter_methods``). Low-rank methods compute
+y = x W + b + s · dropout(x) A_k B_k, where k is the slot of the row; the base product runs once on all rows, the
+adapters as batched products. A layer that is more than ``nn.Linear`` (quantised, scaled) keeps its own forward, and the
+adapters' share is added. Stacked parameters have no such form: their module runs once for each slot, on that slot's
+tokens, with W + s · B_k A_k in place of W, as PEFT does.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ if TYPE_CHECKING:
 
 
 def tokens_per_row(x: Tensor, routing: PassRouting, name: str) -> tuple[int, int]:
-    """Divide the tokens in ``x`` (…, d) among the rows of the pass: how many rows, and tokens of each.
+    """Divide the tokens in ``x`` (…, d) among the rows of the pass: return the number of rows, and tokens of each.
 
     Rows keep their order in whatever shape a model gives its tokens; tokens picked from several rows have lost it.
     """
     assert routing.owners is not None
-    rows, count = routing.owners.shape[0], x.numel() // x.shape[-1]
-    by_row = x.dim() > 2 and x.shape[0] == rows
-    if rows > 1 and ((not by_row and count != routing.count) or count % rows):
+    rows = routing.owners.shape[0]
+    count = x.numel() // x.shape[-1]
+    is_divided_by_row = x.dim() > 2 and x.shape[0] == rows
+    has_all_tokens = is_divided_by_row or count == routing.count
+    if rows > 1 and (not has_all_tokens or count % rows):
         raise TuningError(
             f"layer {name} got {tuple(x.shape)} for {rows} rows: whose adapter to use is unknown",
             hint="name other layers with `targets`, such as those of attention",
@@ -42,12 +44,16 @@ def tokens_per_row(x: Tensor, routing: PassRouting, name: str) -> tuple[int, int
     return rows, count // rows
 
 
+# ---- linear layers --------------------------------------------------------------------------------
+
+
 class AdaptedLinear:
     """The forward of an adapted linear layer, set on the instance for as long as the bank is installed."""
 
     def __init__(self, bank: AdapterBank, site: AdapterSite, module: nn.Module) -> None:
-        self.bank, self.site = bank, site
-        self.own = module.forward
+        self.bank = bank
+        self.site = site
+        self.own_forward = module.forward
         self.weight = plain_weight(module)
         bias = module.bias
         self.bias = bias if isinstance(bias, Tensor) else None
@@ -60,14 +66,14 @@ class AdaptedLinear:
                 raise NotImplementedError(f"layer {self.site.name} is more than linear")
             return routing.packed_linear(x, self.site, self.weight, self.bias)
         if routing.owners is None:
-            return self.own(x)  # type: ignore[no-any-return]
-        out: Tensor = _Adapted.apply(
+            return self.own_forward(x)  # type: ignore[no-any-return]
+        output: Tensor = _AdaptedProduct.apply(
             x, self.bank.anchor, self.bank, self.site, self.weight, self.bias
         )  # type: ignore[no-untyped-call]
         if self.weight is not None:
-            return out
-        whole: Tensor = self.own(x)
-        return whole + out.to(whole.dtype)
+            return output
+        base_output: Tensor = self.own_forward(x)
+        return base_output + output.to(base_output.dtype)
 
 
 def plain_weight(module: nn.Module) -> Tensor | None:
@@ -79,7 +85,7 @@ def plain_weight(module: nn.Module) -> Tensor | None:
     return weight.t() if isinstance(module, nn.Linear) else weight
 
 
-class _Adapted(torch.autograd.Function):
+class _AdaptedProduct(torch.autograd.Function):
     """A layer with its lanes' adapters; without its weight, the adapters' share of its output."""
 
     @staticmethod
@@ -93,67 +99,17 @@ class _Adapted(torch.autograd.Function):
         bias: Tensor | None,
     ) -> Tensor:
         ctx.bank = bank
-        return bank.adapter.forward(ctx, x, bank, site, weight, bias)
+        return bank.method.forward(ctx, x, bank, site, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.bank.adapter.backward(ctx, grads[0]), None, None, None, None, None
+        return ctx.bank.method.backward(ctx, grads[0]), None, None, None, None, None
 
 
-class LowRankAdapter:
-    """One kind of adapter: its numbers in a layer, how it computes and learns, and what PEFT calls its parts.
-
-    This is LoRA and rsLoRA: y = x W + b + s · dropout(x) A B, where s is α/r or α/√r.
-    """
-
-    def size(self, fan_in: int, fan_out: int, rank: int) -> int:
-        """Return how many numbers it has in a layer."""
-        return (fan_in + fan_out) * rank
-
-    def start(
-        self, bank: AdapterBank, row: Tensor, site: AdapterSite, stream: torch.Generator
-    ) -> None:
-        """Draw its numbers in a layer of a new row (1, P) as PEFT does: A uniform in ±1/√d, B zero."""
-        a, _ = bank.views(row, site)
-        a.copy_((torch.rand(a.shape, generator=stream) * 2 - 1) * site.fan_in**-0.5)
-
-    def parts(self, bank: AdapterBank, row: Tensor, site: AdapterSite) -> dict[str, Tensor]:
-        """View its numbers in a layer of a row (1, P) by the names and in the shapes that PEFT gives them."""
-        a, b = bank.views(row, site)
-        return {"lora_A.weight": a[0].t(), "lora_B.weight": b[0].t()}
-
-    def forward(
-        self,
-        ctx: Any,
-        x: Tensor,
-        bank: AdapterBank,
-        site: AdapterSite,
-        weight: Tensor | None,
-        bias: Tensor | None,
-    ) -> Tensor:
-        """Compute a layer, each row with its slot's adapter; without ``weight``, the adapters' share alone."""
-        ctx.base = weight
-        shape = (*x.shape[:-1], site.fan_out)
-        if weight is None:
-            out = x.new_zeros(shape, dtype=bank.dtype)
-            _share(ctx, x.to(bank.dtype), bank, site, into=out.view(-1, site.fan_out))
-            return out
-        out = x.new_empty(shape)  # no view of another tensor: those may not be written into
-        flat, y = x.reshape(-1, x.shape[-1]), out.view(-1, site.fan_out)
-        torch.mm(flat, weight, out=y) if bias is None else torch.addmm(bias, flat, weight, out=y)
-        _share(ctx, x, bank, site, into=y)
-        return out
-
-    def backward(self, ctx: Any, slope: Tensor) -> Tensor | None:
-        """Add the adapters' gradients to the bank's; returns the input's."""
-        return _share_back(ctx, slope, ctx.base)
-
-
-ADAPTERS: dict[str, LowRankAdapter] = {"lora": LowRankAdapter(), "rslora": LowRankAdapter()}
-
-
-def _share(ctx: Any, x: Tensor, bank: AdapterBank, site: AdapterSite, *, into: Tensor) -> None:
-    """Add the adapters' outputs to ``into`` (N, o), and keep what the way back needs."""
+def add_adapter_share(
+    ctx: Any, x: Tensor, bank: AdapterBank, site: AdapterSite, *, into: Tensor
+) -> None:
+    """Add the adapters' outputs to ``into`` (N, o), and keep what the backward pass needs."""
     routing = bank.routing
     owners = routing.owners
     assert owners is not None
@@ -162,17 +118,17 @@ def _share(ctx: Any, x: Tensor, bank: AdapterBank, site: AdapterSite, *, into: T
         into.addmm_(x.reshape(-1, x.shape[-1]) @ a, b)
         return
     rows, tokens = tokens_per_row(x, routing, site.name)
-    parts = x.reshape(rows, tokens, x.shape[-1])
+    by_row = x.reshape(rows, tokens, x.shape[-1])
     a, b = (beside(part, x) for part in bank.gather_factors(site))
-    dropout = _dropout(bank, site, rows, tokens, x)
-    kept = parts if dropout is None else dropout(parts)
-    h = torch.bmm(kept, a)  # scaled, because A is
-    into.view(rows, tokens, -1).baddbmm_(h, b)
-    ctx.save_for_backward(parts, h)
+    dropout = _make_dropout(bank, site, rows, tokens, x)
+    dropped = by_row if dropout is None else dropout(by_row)
+    inner = torch.bmm(dropped, a)  # scaled, because A is
+    into.view(rows, tokens, -1).baddbmm_(inner, b)
+    ctx.save_for_backward(by_row, inner)
     ctx.held = bank, site, owners, dropout, x.shape
 
 
-def _dropout(
+def _make_dropout(
     bank: AdapterBank, site: AdapterSite, rows: int, tokens: int, x: Tensor
 ) -> Dropout | None:
     """Return a layer's dropout in the pass under way; a layer that sees fewer tokens of each row takes the first keys.
@@ -183,97 +139,108 @@ def _dropout(
     if keys is None:
         return None
     if keys.numel() != rows * tokens:
-        own = keys.view(rows, -1)
-        keys = own[:, torch.arange(tokens, device=keys.device) % own.shape[1]].contiguous()
+        row_keys = keys.view(rows, -1)
+        columns = torch.arange(tokens, device=keys.device) % row_keys.shape[1]
+        keys = row_keys[:, columns].contiguous()
     return Dropout(beside(keys, x), site.index, bank.lora.dropout)
 
 
-def _share_back(ctx: Any, slope: Tensor, base: Tensor | None) -> Tensor | None:
-    """Add the adapters' gradients to the bank; returns the input's, through the adapters and ``base`` (d, o)."""
-    parts, h = ctx.saved_tensors
+def backpropagate_adapter_share(ctx: Any, slope: Tensor, base: Tensor | None) -> Tensor | None:
+    """Add the adapters' gradients to the bank; return the input's, through the adapters and ``base`` (d, o)."""
+    by_row, inner = ctx.saved_tensors
     bank, site, owners, dropout, shape = ctx.held
-    rows, tokens, width = parts.shape
-    dy = slope.to(parts.dtype).reshape(rows, tokens, -1).contiguous()  # (R, T, o)
-    a, b = (beside(part, dy) for part in bank.gathered(site))
-    dh = torch.bmm(dy, b.transpose(1, 2))  # (R, T, r)
-    _add_gradients(bank, site, owners, parts if dropout is None else dropout(parts), h, dy, dh)
+    rows, tokens, width = by_row.shape
+    output_slope = slope.to(by_row.dtype).reshape(rows, tokens, -1).contiguous()  # (R, T, o)
+    a, b = (beside(part, output_slope) for part in bank.gather_factors(site))
+    inner_slope = torch.bmm(output_slope, b.transpose(1, 2))  # (R, T, r)
+    dropped = by_row if dropout is None else dropout(by_row)
+    add_factor_gradients(bank, site, owners, dropped, inner, output_slope, inner_slope)
     if not ctx.needs_input_grad[0]:
         return None
     if base is None:
-        dx = torch.bmm(dh, a.transpose(1, 2))
-        return (dx if dropout is None else dropout(dx)).view(shape)
-    dx = (dy.view(rows * tokens, -1) @ base.t()).view(rows, tokens, width)
+        input_slope = torch.bmm(inner_slope, a.transpose(1, 2))
+        if dropout is not None:
+            input_slope = dropout(input_slope)
+        return input_slope.view(shape)
+    input_slope = (output_slope.view(rows * tokens, -1) @ base.t()).view(rows, tokens, width)
     if dropout is None:
-        dx.baddbmm_(dh, a.transpose(1, 2))
+        input_slope.baddbmm_(inner_slope, a.transpose(1, 2))
     else:
-        dx = dropout(torch.bmm(dh, a.transpose(1, 2)), add=dx)
-    return dx.view(shape)
+        input_slope = dropout(torch.bmm(inner_slope, a.transpose(1, 2)), add=input_slope)
+    return input_slope.view(shape)
 
 
-def _add_gradients(
+def add_factor_gradients(
     bank: AdapterBank,
     site: AdapterSite,
     owners: Tensor,
-    kept: Tensor,
-    h: Tensor,
-    dy: Tensor,
-    dh: Tensor,
+    dropped: Tensor,
+    inner: Tensor,
+    output_slope: Tensor,
+    inner_slope: Tensor,
 ) -> None:
-    """Add the gradients of A and B, row by row in order."""
-    da, db = bank.views(bank.grads, site)
-    db.index_add_(0, owners, beside(torch.bmm(h.transpose(1, 2), dy).float(), db))
-    da = da.transpose(1, 2)  # as it lies
-    da.index_add_(
-        0, owners, beside(torch.bmm(dh.transpose(1, 2), kept).float(), da), alpha=bank.lora.scale
-    )
+    """Add the gradients of A and B to the bank's, row by row in order."""
+    a_sums, b_sums = bank.views(bank.grads, site)
+    b_gradients = torch.bmm(inner.transpose(1, 2), output_slope).float()
+    b_sums.index_add_(0, owners, beside(b_gradients, b_sums))
+    a_sums = a_sums.transpose(1, 2)  # as it lies
+    a_gradients = torch.bmm(inner_slope.transpose(1, 2), dropped).float()
+    a_sums.index_add_(0, owners, beside(a_gradients, a_sums), alpha=site.scale)
+
+
+# ---- stacked parameters ---------------------------------------------------------------------------
 
 
 class AdaptedStack:
     """The forward of a module whose stacked parameters are adapted: once for each slot, on its own tokens."""
 
     def __init__(self, bank: AdapterBank, module: nn.Module) -> None:
-        self.bank, self.module, self.own = bank, module, module.forward
+        self.bank = bank
+        self.module = module
+        self.own_forward = module.forward
         self.sites: list[tuple[AdapterSite, str]] = []  # with the names of their parameters
 
-    def __call__(self, x: Tensor, *more: Any, **options: Any) -> Any:
+    def __call__(self, x: Tensor, *arguments: Any, **options: Any) -> Any:
         """Compute the module slot by slot."""
-        owners = self.bank.routing.owners
+        name = self.sites[0][0].name
         if self.bank.routing.packed_linear is not None:
-            raise NotImplementedError(f"layer {self.sites[0][0].name} is a stack of parameters")
+            raise NotImplementedError(f"layer {name} is a stack of parameters")
+        owners = self.bank.routing.owners
         if owners is None:
-            return self.own(x, *more, **options)
-        rows, _ = tokens_per_row(x, self.bank.routing, self.sites[0][0].name)
+            return self.own_forward(x, *arguments, **options)
+        rows, _ = tokens_per_row(x, self.bank.routing, name)
         size = x.shape[0]
-        answers: list[Any] = []
+        outputs: list[Any] = []
         last = 0
-        for slot, stretch in itertools.groupby(owners.tolist()):
-            first, last = last, last + len(list(stretch))
-            whole = last - first == rows
-            span = slice(0, size) if whole else slice(first * size // rows, last * size // rows)
-            part = [_cut(value, span, size) for value in more]
-            named = {name: _cut(value, span, size) for name, value in options.items()}
-            with self._using(slot):
-                answers.append(self.own(x[span], *part, **named))
-        return _join(answers)
+        for slot, slot_rows in itertools.groupby(owners.tolist()):
+            first, last = last, last + len(list(slot_rows))
+            span = slice(first * size // rows, last * size // rows)
+            if last - first == rows:
+                span = slice(0, size)
+            slot_arguments = [_cut_to_span(value, span, size) for value in arguments]
+            slot_options = {key: _cut_to_span(value, span, size) for key, value in options.items()}
+            with self._weights_of_slot(slot):
+                outputs.append(self.own_forward(x[span], *slot_arguments, **slot_options))
+        return _join_outputs(outputs)
 
     @contextmanager
-    def _using(self, slot: int) -> Iterator[None]:
+    def _weights_of_slot(self, slot: int) -> Iterator[None]:
         """Put the slot's weights in the place of the module's own."""
         parameters = self.module._parameters
-        kept = {name: parameters[name] for _, name in self.sites}
+        originals = {name: parameters[name] for _, name in self.sites}
         try:
             if slot < self.bank.slots:
                 for site, name in self.sites:
                     tuned = _StackedWeight.apply(
-                        self.bank.anchor, self.bank, site, slot, kept[name]
+                        self.bank.anchor, self.bank, site, slot, originals[name]
                     )  # type: ignore[no-untyped-call]
                     del parameters[name]
                     self.module.__dict__[name] = tuned
             yield
         finally:
-            for name, own in kept.items():
+            for name, original in originals.items():
                 self.module.__dict__.pop(name, None)
-                parameters[name] = own
+                parameters[name] = original
 
 
 class _StackedWeight(torch.autograd.Function):
@@ -283,54 +250,52 @@ class _StackedWeight(torch.autograd.Function):
     def forward(
         ctx: Any, anchor: Tensor, bank: AdapterBank, site: AdapterSite, slot: int, weight: Tensor
     ) -> Tensor:
-        a, b = (beside(part, weight) for part in _factors(bank, site, slot))
-        delta = torch.bmm(b, a)  # (E, o, i), scaled, because A is
+        a, b = (beside(part, weight) for part in _expert_factors(bank, site, slot))
+        change = torch.bmm(b, a)  # (E, o, i), scaled, because A is
         ctx.held = bank, site, slot
-        delta = (delta if site.out_first else delta.transpose(1, 2)).view_as(weight)
-        return weight + delta.to(weight.dtype)
+        if not site.out_first:
+            change = change.transpose(1, 2)
+        return weight + change.view_as(weight).to(weight.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         bank, site, slot = ctx.held
-        a, b = (beside(part, grads[0]) for part in _factors(bank, site, slot))
-        slope = grads[0].view(
-            site.experts,
-            *((site.fan_out, site.fan_in) if site.out_first else (site.fan_in, site.fan_out)),
-        )
-        slope = (slope if site.out_first else slope.transpose(1, 2)).to(a.dtype)  # (E, o, i)
-        db, da = (
-            torch.bmm(slope, a.transpose(1, 2)),
-            torch.bmm(b.transpose(1, 2), slope),
-        )  # (E, o, r), (E, r, i)
-        into_a, into_b = (part[slot] for part in bank.views(bank.grads, site))
-        into_a.add_(
-            beside(da.permute(2, 0, 1).reshape(into_a.shape).float(), into_a), alpha=site.scale
-        )
-        into_b.add_(beside(db.permute(2, 0, 1).reshape(into_b.shape).float(), into_b))
+        a, b = (beside(part, grads[0]) for part in _expert_factors(bank, site, slot))
+        widths = (site.fan_out, site.fan_in) if site.out_first else (site.fan_in, site.fan_out)
+        slope = grads[0].view(site.experts, *widths)
+        if not site.out_first:
+            slope = slope.transpose(1, 2)
+        slope = slope.to(a.dtype)  # (E, o, i)
+        b_gradients = torch.bmm(slope, a.transpose(1, 2))  # (E, o, r)
+        a_gradients = torch.bmm(b.transpose(1, 2), slope)  # (E, r, i)
+        a_sums, b_sums = (part[slot] for part in bank.views(bank.grads, site))
+        a_gradients = a_gradients.permute(2, 0, 1).reshape(a_sums.shape).float()
+        a_sums.add_(beside(a_gradients, a_sums), alpha=site.scale)
+        b_gradients = b_gradients.permute(2, 0, 1).reshape(b_sums.shape).float()
+        b_sums.add_(beside(b_gradients, b_sums))
         return None, None, None, None, None
 
 
-def _factors(bank: AdapterBank, site: AdapterSite, slot: int) -> tuple[Tensor, Tensor]:
+def _expert_factors(bank: AdapterBank, site: AdapterSite, slot: int) -> tuple[Tensor, Tensor]:
     """Return A (E, r, i) and B (E, o, r): PEFT numbers A's columns expert by expert, B's rank by rank."""
     a, b = (part[slot] for part in bank.views(bank.work, site))
-    each = site.rank // site.experts
-    return (
-        a.view(site.fan_in, site.experts, each).permute(1, 2, 0),
-        b.view(each, site.experts, site.fan_out).permute(1, 2, 0),
-    )
+    rank = site.rank // site.experts
+    a = a.view(site.fan_in, site.experts, rank).permute(1, 2, 0)
+    b = b.view(rank, site.experts, site.fan_out).permute(1, 2, 0)
+    return a, b
 
 
-def _cut(value: Any, span: slice, size: int) -> Any:
-    return (
-        value[span]
-        if isinstance(value, Tensor) and value.dim() and value.shape[0] == size
-        else value
-    )
+def _cut_to_span(value: Any, span: slice, size: int) -> Any:
+    """Return a slot's part of an argument that has an entry for every token."""
+    if isinstance(value, Tensor) and value.dim() and value.shape[0] == size:
+        return value[span]
+    return value
 
 
-def _join(answers: list[Any]) -> Any:
-    if len(answers) == 1:
-        return answers[0]
-    if isinstance(answers[0], tuple):
-        return tuple(_join(list(parts)) for parts in zip(*answers, strict=True))
-    return torch.cat(answers) if isinstance(answers[0], Tensor) else answers[0]
+def _join_outputs(outputs: list[Any]) -> Any:
+    """Join the outputs of all slots: tensors, or tuples of them."""
+    if len(outputs) == 1:
+        return outputs[0]
+    if isinstance(outputs[0], tuple):
+        return tuple(_join_outputs(list(parts)) for parts in zip(*outputs, strict=True))
+    return torch.cat(outputs) if isinstance(outputs[0], Tensor) else outputs[0]

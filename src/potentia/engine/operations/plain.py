@@ -222,7 +222,7 @@ def thin_sums(
             if begin < end:
                 sums_a[slot] += (
                     kept[begin:end].t() @ dh[number, begin:end]
-                ).float() * route.bank.lora.scale
+                ).float() * route.bank.scale
                 sums_b[slot] += (h[number, begin:end].t() @ dy[begin:end, columns]).float()
 
 

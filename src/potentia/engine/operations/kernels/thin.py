@@ -410,7 +410,7 @@ def thin_sums(x: Tensor, dy: Tensor, h: Tensor, dh: Tensor, group, route) -> Non
         width,
         threshold,
         factor,
-        route.bank.lora.scale,
+        route.bank.scale,
         pieces,
         DROP=drop,
         BLOCK=32 if x.dtype == torch.float32 else 128,
