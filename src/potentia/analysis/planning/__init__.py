@@ -1,10 +1,5 @@
 """Choosing under a budget: which results to measure next, how few tasks suffice, which model wins a race."""
 
-from potentia.analysis.planning.next_cells import (
-    CandidateStanding,
-    CellCosts,
-    ModelChoice,
-    NextCells,
-    choose_cells,
-)
+from potentia.analysis.planning.choice import CandidateStanding, ModelChoice
+from potentia.analysis.planning.next_cells import CellCosts, NextCells, choose_cells
 from potentia.analysis.rankings.task_curve import TaskCurve, measure_task_curve

@@ -10,38 +10,41 @@ wrongly afterwards is in expectation 2·T(|d|/s, √(s² − δ²)/δ), T being 
 With ``top``, a pair counts by the chance that one of the two is among the first ``top`` and the other is not. The plan
 stops at the budget, or as soon as the forecast reaches the confidence asked for: the expected agreement (τ) of the
 ranking with the finished study's, or, with ``top``, the expected share of the named top that is truly in it.
-
-Racing candidates on one task ends with a ``Choice``: who is best, how sure that is, and what would make it surer.
-Rounds are decided on validation (``stats.first``), the end on the test documents by the rule of every ranking
-(``rankings.decide``), so that a report on the same store says the same.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtr, owens_t
 
-from potentia.analysis.completion.complete import Completion, expected_spread, measure_steepness
-from potentia.analysis.rankings.decide import Ranking
-from potentia.analysis.rankings.lead import MissingEvidence
-from potentia.analysis.rankings.sentences import headline_sentence, missing_sentence
+from potentia.analysis.completion.complete import (
+    Completion,
+    expected_spread,
+    measure_steepness,
+)
 from potentia.analysis.stats.bootstrap import kendall_by_row, percentile_interval
 from potentia.analysis.stats.first_place import covariance_root
-from potentia.analysis.wording import format_percent, format_plus_minus
 from potentia.errors import InputError
-from potentia.values.findings import Finding, Interval, Table, jsonable
+from potentia.values.findings import Finding, Interval, Table
 from potentia.values.scores import Floats
 
+Indices = npt.NDArray[np.intp]
 FORECASTS = 400  # simulated studies behind a forecast
 # Who is in the top so likely, and so many rivals in any case, is measured on this share of the tasks before a stop.
-MAYBE, RIVALS, MEASURED = 0.01, 2, 0.25
+TOP_CHANCE = 0.01
+RIVALS = 2
+MEASURED = 0.25
 LUCK = 3.0  # a run is wrong so many times as often as said where it stops at the first look that says enough
+CANDIDATES = 150  # cells looked at closely in each step: the best by variance
+PAIRS = 3_000  # pairs of models looked at: those most likely to be misordered
+VARIANCE_WEIGHT = 1.0  # weight of the variance beside that of misorderings
+SETTLED = 0.005  # a pair less likely than this to be misordered is settled
+TINY = 1e-300  # keeps divisions finite
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,8 @@ class CellCosts:
 
     def __post_init__(self) -> None:
         if self.values.shape != (len(self.models), len(self.tasks)):
-            asked = f"there are {len(self.models)} models × {len(self.tasks)} tasks"
-            raise InputError(f"costs are {self.values.shape}, but {asked}")
+            size = f"{len(self.models)} models × {len(self.tasks)} tasks"
+            raise InputError(f"costs are {self.values.shape}, but there are {size}")
         if np.isinf(self.values).any() or (self.values < 0).any():
             raise InputError("a cost is a number from 0 on, or NaN for a cell that cannot be run")
 
@@ -89,17 +92,23 @@ class NextCells(Finding):
     def tables(self) -> Sequence[Table]:
         """Return the forecast, and the cells in the order of their worth."""
         measure = "agreement with the finished ranking (τ)"
-        measure = f"share of the top {self.top} that is right" if self.top else measure
-        rows = [
-            (k + 1, *self.cells[k], self.costs[k], self.expected[k]) for k in range(len(self.cells))
-        ]
-        spans = [
+        if self.top:
+            measure = f"share of the top {self.top} that is right"
+        forecasts = [
             ("now", 0, 0.0, self.now),
-            ("after these cells", len(rows), self.cost, self.forecast),
+            ("after these cells", len(self.cells), self.cost, self.forecast),
         ]
-        columns = ("", "cells", self.unit, "expected", "low", "high")
+        rows = []
+        for position, (model, task) in enumerate(self.cells):
+            cost = self.costs[position]
+            rows.append((position + 1, model, task, cost, self.expected[position]))
         return [
-            Table(f"Expected {measure}", columns, spans, self._note()),
+            Table(
+                f"Expected {measure}",
+                ("", "cells", self.unit, "expected", "low", "high"),
+                forecasts,
+                self._note(),
+            ),
             Table(
                 f"Cells to run next ({self.protocol})",
                 ("", "model", "task", self.unit, "expected"),
@@ -109,11 +118,16 @@ class NextCells(Finding):
 
     def _note(self) -> str:
         """Say what would still be unmeasured, and whether the plan gets where it was asked to."""
-        told = f"All cells that are left after these cost {self.left:.4g} {self.unit}."
+        note = f"All cells that are left after these cost {self.left:.4g} {self.unit}."
         if self.confidence is None:
-            return told
-        short = "These cells do not reach" if self.budget is None else "The budget ends before"
-        return f"{told} {'These cells reach' if self.reached else short} the {self.confidence:g} asked for."
+            return note
+        if self.reached:
+            end = "These cells reach"
+        elif self.budget is None:
+            end = "These cells do not reach"
+        else:
+            end = "The budget ends before"
+        return f"{note} {end} the {self.confidence:g} asked for."
 
 
 def choose_cells(
@@ -130,65 +144,70 @@ def choose_cells(
     Give a budget, a confidence, or both (the first that is met ends the plan); ``most`` bounds the number of cells,
     for the next wave of an adaptive run. Cells of cost zero are free and always fit.
     """
-    _check(
-        completion, top, confidence, endless=budget is None and confidence is None and most is None
-    )
-    price = _prices(completion, costs)
-    given, room = price.copy(), np.inf if budget is None else float(budget)
+    if budget is None and confidence is None and most is None:
+        raise InputError(
+            "a plan needs a budget or a confidence", hint="give budget=…, confidence=… or most=…"
+        )
+    _check_goal(completion, top, confidence)
+    cell_costs = _order_costs(completion, costs)
+    remaining_costs = cell_costs.copy()
+    remaining_budget = np.inf if budget is None else float(budget)
     state = PlanState(completion, top)
-    cells: list[tuple[int, int]] = []
-    expected: list[float] = []
     now = state.forecast()
     goal = np.inf if confidence is None else stopping_probability(confidence, top)
-    # of a top: the expected share of the named that is truly in it, over the draws; for top 1, P(best)
-    held = now.value if top is None else float(np.sort(completion.p_top(top))[-top:].mean())
-    untested = _untested(completion, top if confidence is not None else None)
-    settled = held >= goal and not untested.any()
-    while (most is None or len(cells) < most) and (held < goal or untested.any()):
-        open_cells = np.isfinite(price) & (price <= room)
-        if held >= goal:
-            open_cells &= untested[:, None] > 0
-        found = state.best(open_cells, price)
-        if found is None:
+    held = now.value
+    if top is not None:
+        # The expected share of the named top that is truly in it, over the draws; for top 1, P(best).
+        held = float(np.sort(completion.p_top(top))[-top:].mean())
+    missing_tasks = np.zeros(len(completion.models), dtype=int)
+    if top is not None and confidence is not None:
+        missing_tasks = _count_missing_tasks(completion, top)
+    settled = held >= goal and not missing_tasks.any()
+    cells: list[tuple[int, int]] = []
+    expected: list[float] = []
+    while held < goal or missing_tasks.any():
+        if most is not None and len(cells) >= most:
             break
-        room -= price[found]
-        price[found] = np.nan
-        state.take(found)
-        untested[found[0]] = max(untested[found[0]] - 1, 0)
-        cells.append(found)
+        open_cells = np.isfinite(remaining_costs) & (remaining_costs <= remaining_budget)
+        if held >= goal:
+            open_cells &= missing_tasks[:, None] > 0
+        cell = state.best_cell(open_cells, remaining_costs)
+        if cell is None:
+            break
+        remaining_budget -= remaining_costs[cell]
+        remaining_costs[cell] = np.nan
+        state.take(cell)
+        model = cell[0]
+        missing_tasks[model] = max(missing_tasks[model] - 1, 0)
+        cells.append(cell)
         held = state.expected()
         expected.append(held)
-    after = state.forecast()
+    forecast = state.forecast()
     return NextCells(
         protocol=completion.protocol,
         models=completion.models,
         tasks=completion.tasks,
-        cells=tuple((completion.models[i], completion.tasks[j]) for i, j in cells),
-        costs=tuple(float(given[c]) for c in cells),
+        cells=tuple((completion.models[row], completion.tasks[column]) for row, column in cells),
+        costs=tuple(float(cell_costs[cell]) for cell in cells),
         unit=costs.unit,
         budget=budget,
         confidence=confidence,
         top=top,
         now=now,
-        forecast=after,
+        forecast=forecast,
         expected=tuple(expected),
-        reached=confidence is not None and after.value >= confidence,
+        reached=confidence is not None and forecast.value >= confidence,
         settled=bool(settled),
-        left=float(np.nansum(price)),
+        left=float(np.nansum(remaining_costs)),
     )
 
 
-def _check(
-    completion: Completion, top: int | None, confidence: float | None, *, endless: bool
-) -> None:
-    if endless:
+def _check_goal(completion: Completion, top: int | None, confidence: float | None) -> None:
+    """Raise an error where the top or the confidence asked for cannot be."""
+    models = len(completion.models)
+    if top is not None and not 1 <= top <= models:
         raise InputError(
-            "a plan needs a budget or a confidence", hint="give budget=…, confidence=… or most=…"
-        )
-    if top is not None and not 1 <= top <= len(completion.models):
-        raise InputError(
-            f"top {top} of {len(completion.models)} models",
-            hint="top is from 1 to the number of models",
+            f"top {top} of {models} models", hint="top is from 1 to the number of models"
         )
     if confidence is not None and not 0 < confidence <= 1:
         raise InputError(
@@ -203,270 +222,226 @@ def stopping_probability(confidence: float, top: int | None) -> float:
     most a/(1 − a) of the stops (Ville's inequality). Ours learns its weights and widths anew at every look, and what
     crosses first is partly luck: the doubt that it may have is a third of the doubt asked for (``bench/planning.py``).
     """
-    return confidence if top is None else 1.0 - (1.0 - confidence) / LUCK
+    if top is None:
+        return confidence
+    return 1.0 - (1.0 - confidence) / LUCK
 
 
-def _untested(completion: Completion, top: int | None) -> npt.NDArray[np.int_]:
-    """How many tasks more each model has to be measured on before a run may name the top: (models,).
+def _count_missing_tasks(completion: Completion, top: int) -> npt.NDArray[np.int_]:
+    """Return how many tasks more each model has to be measured on before a run may name the top: (models,).
 
     What is said of a model that was never tuned rests on its relatives and its direct scores, and it may be unlike; so
     may the first rivals, however unlikely they seem by then.
     """
-    if top is None:
-        return np.zeros(len(completion.models), dtype=int)
-    chance = completion.p_top(top)
-    asked = chance >= MAYBE
-    asked[np.lexsort((-completion.aggregate, -chance))[: top + RIVALS]] = True
-    lacking = math.ceil(MEASURED * len(completion.tasks)) - completion.measured.sum(axis=1)
-    return np.where(asked, np.maximum(lacking, 0), 0)
+    chances = completion.p_top(top)
+    must_be_measured = chances >= TOP_CHANCE
+    likeliest = np.lexsort((-completion.aggregate, -chances))
+    must_be_measured[likeliest[: top + RIVALS]] = True
+    needed = math.ceil(MEASURED * len(completion.tasks))
+    missing = np.maximum(needed - completion.measured.sum(axis=1), 0)
+    return np.where(must_be_measured, missing, 0)
 
 
-def _prices(completion: Completion, costs: CellCosts) -> Floats:
-    """Costs in the completion's order, NaN for what is measured already or cannot be run."""
-    rows = {m: i for i, m in enumerate(costs.models)}
-    columns = {t: j for j, t in enumerate(costs.tasks)}
-    missing = [m for m in completion.models if m not in rows] + [
-        t for t in completion.tasks if t not in columns
-    ]
+def _order_costs(completion: Completion, costs: CellCosts) -> Floats:
+    """Return costs in the completion's order, NaN for what is measured already or cannot be run."""
+    missing = [model for model in completion.models if model not in costs.models]
+    missing += [task for task in completion.tasks if task not in costs.tasks]
     if missing:
         raise InputError(
             f"no costs for {', '.join(missing[:5])}", hint="give NaN for cells that cannot be run"
         )
-    grid = np.ix_([rows[m] for m in completion.models], [columns[t] for t in completion.tasks])
-    return np.where(completion.measured, np.nan, costs.values[grid])
+    row_of_model = {model: row for row, model in enumerate(costs.models)}
+    column_of_task = {task: column for column, task in enumerate(costs.tasks)}
+    rows = [row_of_model[model] for model in completion.models]
+    columns = [column_of_task[task] for task in completion.tasks]
+    return np.where(completion.measured, np.nan, costs.values[np.ix_(rows, columns)])
 
 
-CANDIDATES = 150  # cells looked at closely in each step: the best by variance
-PAIRS = 3_000  # pairs of models looked at: those most likely to be misordered
-VAR = 1.0  # weight of the variance beside that of misorderings
-NEAR = 0.005  # a pair less likely than this to be misordered is settled
+@dataclass(frozen=True)
+class _OpenPairs:
+    """Pairs of models that may be misordered."""
+
+    first: Indices
+    second: Indices
+    p_misordered: Floats
+    importance: Floats
+
+
+@dataclass(frozen=True)
+class _TakenCell:
+    """A cell measured in thought."""
+
+    covariance: Floats  # (models, tasks): of the cell with all cells, given those taken before
+    variance: float
 
 
 class PlanState:
     """The covariance of aggregates and cells, as cells are taken, and what would then be known of the ranking."""
 
     def __init__(self, completion: Completion, top: int | None) -> None:
-        """Linearise each model's aggregate in its unseen cells."""
-        self.completion, self.top = completion, top
-        self.posterior, self.aggregate = completion.posterior, completion.aggregate
-        scale, wider = completion.fitted.scale, completion.fitted.calibration.wider
-        rise = measure_steepness(self.posterior, scale)
-        filled = np.where(completion.measured, completion.values, completion.mean)
-        spread = expected_spread(filled, self.posterior, scale)
-        weights = np.where(
-            completion.measured | (spread < 1e-12), 0.0, rise / np.maximum(spread, 1e-12)
-        )
-        total, cells = self.posterior.covariance_with(weights / len(completion.tasks))
+        """Linearize each model's aggregate in its unseen cells."""
+        self.completion = completion
+        self.top = top
+        self.posterior = completion.posterior
+        self.aggregate = completion.aggregate
+        scale = completion.fitted.scale
+        completed = np.where(completion.measured, completion.values, completion.mean)
+        spread = expected_spread(completed, self.posterior, scale)
+        slope = measure_steepness(self.posterior, scale)
+        is_fixed = completion.measured | (spread < 1e-12)
+        weights = np.where(is_fixed, 0.0, slope / np.maximum(spread, 1e-12))
+        covariance, with_cells = self.posterior.covariance_with(weights / len(completion.tasks))
         # The spread of whole rows was checked apart from that of cells; both sides of g·gᵀ/v scale with it.
-        self.start = self.total = total * wider**2
-        self.cells = cells * wider
-        self.variance = self.posterior.variance.copy()
-        self.taken: list[tuple[Floats, float]] = []
-        self.luck = np.random.default_rng(0).standard_normal((3, FORECASTS, len(self.aggregate)))
+        wider = completion.fitted.calibration.wider
+        self.start_covariance = covariance * wider**2  # C: (models, models)
+        self.covariance = self.start_covariance  # C′, as cells are taken
+        self.with_cells = with_cells * wider  # g of every cell: (models, models, tasks)
+        self.variance = self.posterior.variance.copy()  # v of every cell: (models, tasks)
+        self.taken: list[_TakenCell] = []
+        models = len(self.aggregate)
+        self.luck = np.random.default_rng(0).standard_normal((3, FORECASTS, models))
 
-    def best(self, cells: npt.NDArray[np.bool_], price: Floats) -> tuple[int, int] | None:
-        """The open cell with the most worth per cost."""
-        places = np.argwhere(cells & (self.variance > 1e-10))
+    def best_cell(self, open_cells: npt.NDArray[np.bool_], costs: Floats) -> tuple[int, int] | None:
+        """Return the open cell with the most worth per cost; None where no open cell says anything."""
+        places = np.argwhere(open_cells & (self.variance > 1e-10))
         if not len(places):
             return None
-        count = len(self.aggregate)
-        cost = np.maximum(price[tuple(places.T)], 1e-12 * np.nanmax(price, initial=1e-300) + 1e-300)
-        g = self.cells[:, places[:, 0], places[:, 1]]  # (models, places)
-        v = self.variance[tuple(places.T)]
-        lost = (
-            (g**2).sum(axis=0) - g.sum(axis=0) ** 2 / count
-        ) / v  # of the variance about the common mean
+        free_cost = 1e-12 * np.nanmax(costs, initial=TINY) + TINY
+        cost = np.maximum(costs[tuple(places.T)], free_cost)
+        removed = self._removed_variance(places)
         if len(places) > 2 * CANDIDATES:
-            keep = np.union1d(
-                np.argsort(-lost / cost)[:CANDIDATES], np.argsort(-lost)[: CANDIDATES // 4]
-            )
-            places, cost, g, v, lost = places[keep], cost[keep], g[:, keep], v[keep], lost[keep]
-        total = float(np.trace(self.total) - self.total.sum() / count)
-        worth = lost / max(total, 1e-300)
-        first, second, base, share = self._pairs()
-        if len(base):
-            gap = (self.aggregate[first] - self.aggregate[second])[:, None]
-            s2 = _pair_variance(self.total, first, second)[:, None]
-            after = expected_misorder(gap, s2, (g[first] - g[second]) ** 2 / v)
-            gone = share @ (base[:, None] - after)
-            worth = VAR * worth + gone / max(float(share @ base), 1e-300)
-        row, task = places[int(np.argmax(worth / cost))]
-        return int(row), int(task)
+            by_worth = np.argsort(-removed / cost)[:CANDIDATES]
+            by_variance = np.argsort(-removed)[: CANDIDATES // 4]
+            candidates = np.union1d(by_worth, by_variance)
+            places = places[candidates]
+            cost = cost[candidates]
+            removed = removed[candidates]
+        variance = float(np.trace(self.covariance) - self.covariance.sum() / len(self.aggregate))
+        worth = removed / max(variance, TINY)
+        pairs = self._open_pairs()
+        if len(pairs.first):
+            worth = VARIANCE_WEIGHT * worth + self._removed_misorderings(places, pairs)
+        row, column = places[int(np.argmax(worth / cost))]
+        return int(row), int(column)
 
-    def _pairs(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], Floats, Floats]:
-        """Pairs that may be misordered: both models, how likely, and how much it matters.
+    def _removed_variance(self, places: Indices) -> Floats:
+        """Return how much of the aggregates' variance about their common mean each cell takes away."""
+        g = self.with_cells[:, places[:, 0], places[:, 1]]  # (models, places)
+        v = self.variance[tuple(places.T)]
+        models = len(self.aggregate)
+        return np.asarray(((g**2).sum(axis=0) - g.sum(axis=0) ** 2 / models) / v)
+
+    def _removed_misorderings(self, places: Indices, pairs: _OpenPairs) -> Floats:
+        """Return the share of the expected misorderings that each cell takes away."""
+        g = self.with_cells[:, places[:, 0], places[:, 1]]
+        v = self.variance[tuple(places.T)]
+        difference = (self.aggregate[pairs.first] - self.aggregate[pairs.second])[:, None]
+        variance = _pair_variance(self.covariance, pairs.first, pairs.second)[:, None]
+        explained = (g[pairs.first] - g[pairs.second]) ** 2 / v
+        after = expected_misorder(difference, variance, explained)
+        removed = pairs.importance @ (pairs.p_misordered[:, None] - after)
+        total = float(pairs.importance @ pairs.p_misordered)
+        return np.asarray(removed / max(total, TINY))
+
+    def _open_pairs(self) -> _OpenPairs:
+        """Return the pairs that may be misordered, how likely, and how much it matters.
 
         All pairs matter alike; with a top, by the chance that a pair straddles its edge.
         """
         first, second = np.triu_indices(len(self.aggregate), 1)
-        gap = np.abs(self.aggregate[first] - self.aggregate[second])
-        flip = ndtr(-gap / np.sqrt(_pair_variance(self.total, first, second)))
-        share = np.ones(len(flip))
+        difference = np.abs(self.aggregate[first] - self.aggregate[second])
+        deviation = np.sqrt(_pair_variance(self.covariance, first, second))
+        p_misordered = ndtr(-difference / deviation)
+        importance = np.ones(len(p_misordered))
         if self.top is not None:
-            p = self.completion.p_top(self.top)
-            share = p[first] * (1.0 - p[second]) + p[second] * (1.0 - p[first])
-        weight = flip * share
-        near = np.flatnonzero((flip > NEAR) & (weight > 0))
-        near = near[np.argsort(-weight[near], kind="stable")[:PAIRS]]
-        return first[near], second[near], flip[near], share[near]
+            p_top = self.completion.p_top(self.top)
+            only_first = p_top[first] * (1.0 - p_top[second])
+            only_second = p_top[second] * (1.0 - p_top[first])
+            importance = only_first + only_second
+        weight = p_misordered * importance
+        is_open = np.flatnonzero((p_misordered > SETTLED) & (weight > 0))
+        order = np.argsort(-weight[is_open], kind="stable")
+        is_open = is_open[order[:PAIRS]]
+        return _OpenPairs(
+            first=first[is_open],
+            second=second[is_open],
+            p_misordered=p_misordered[is_open],
+            importance=importance[is_open],
+        )
 
     def take(self, cell: tuple[int, int]) -> None:
         """Measure a cell in thought: everything that varies with it varies less."""
-        along = self.posterior.covariance_of(*cell)  # (models, tasks)
-        for earlier, variance in self.taken:
-            along = along - earlier * earlier[cell] / variance
-        variance = float(max(along[cell], 1e-12))
-        g = self.cells[:, cell[0], cell[1]].copy()
-        self.taken.append((along, variance))
-        self.total = self.total - np.outer(g, g) / variance
-        self.cells = self.cells - g[:, None, None] * (along / variance)
-        self.variance = np.maximum(self.variance - along**2 / variance, 0.0)
+        covariance = self.posterior.covariance_of(*cell)  # (models, tasks)
+        for earlier in self.taken:
+            covariance = (
+                covariance - earlier.covariance * earlier.covariance[cell] / earlier.variance
+            )
+        variance = float(max(covariance[cell], 1e-12))
+        row, column = cell
+        g = self.with_cells[:, row, column].copy()
+        self.taken.append(_TakenCell(covariance, variance))
+        self.covariance = self.covariance - np.outer(g, g) / variance
+        self.with_cells = self.with_cells - g[:, None, None] * (covariance / variance)
+        self.variance = np.maximum(self.variance - covariance**2 / variance, 0.0)
 
     def expected(self) -> float:
-        """The forecast's mean: in closed form for pairs, simulated for a top."""
+        """Return the forecast's mean: in closed form for pairs, simulated for a top."""
         if self.top is not None:
             return self.forecast().value
         first, second = np.triu_indices(len(self.aggregate), 1)
         if not len(first):
             return 1.0
-        before = _pair_variance(self.start, first, second)
-        after = np.minimum(_pair_variance(self.total, first, second), before)
-        gap = self.aggregate[first] - self.aggregate[second]
-        return float(1.0 - 2.0 * expected_misorder(gap, before, before - after).mean())
+        before = _pair_variance(self.start_covariance, first, second)
+        after = np.minimum(_pair_variance(self.covariance, first, second), before)
+        difference = self.aggregate[first] - self.aggregate[second]
+        misordered = expected_misorder(difference, before, before - after)
+        return float(1.0 - 2.0 * misordered.mean())
 
     def forecast(self) -> Interval:
         """Simulate what will be believed and what is true: a′ ~ N(a, C − C′) and truth ~ N(a′, C′).
 
         Who is truly in the top, the noise of the tests hides even when all is measured.
         """
-        left = covariance_root(self.total)
-        believed = self.aggregate + self.luck[0] @ covariance_root(self.start - self.total).T
-        truth = believed + self.luck[1] @ left.T
-        count = len(self.aggregate)
+        known_root = covariance_root(self.start_covariance - self.covariance)
+        open_root = covariance_root(self.covariance)
+        believed = self.aggregate + self.luck[0] @ known_root.T
+        truth = believed + self.luck[1] @ open_root.T
+        level = self.completion.level
         if self.top is not None:
             truth = truth + self.luck[2] * self.completion.noise
-            named, real = (
-                np.argsort(-x, axis=1, kind="stable")[:, : self.top] for x in (believed, truth)
-            )
-            measure = (named[:, :, None] == real[:, None, :]).any(axis=2).mean(axis=1)
-            return percentile_interval(float(measure.mean()), measure, level=self.completion.level)
-        few = max(20, min(len(truth), 2_000_000 // count**2))
-        tied = 0.0 if left.any() and count > 1 else 1.0
-        measure = np.nan_to_num(kendall_by_row(believed[:few], truth[:few]), nan=tied)
-        return percentile_interval(self.expected(), measure, level=self.completion.level)
+            shares = _share_of_top(believed, truth, self.top)
+            return percentile_interval(float(shares.mean()), shares, level=level)
+        models = len(self.aggregate)
+        compared = max(20, min(len(truth), 2_000_000 // models**2))
+        tau_of_ties = 0.0 if open_root.any() and models > 1 else 1.0
+        tau = kendall_by_row(believed[:compared], truth[:compared])
+        return percentile_interval(
+            self.expected(), np.nan_to_num(tau, nan=tau_of_ties), level=level
+        )
 
 
-def expected_misorder(gap: Floats, variance: Floats, explained: Floats) -> Floats:
-    """P(to order a pair wrongly), expected, once ``explained`` of its ``variance`` is known: 2·T(|d|/s, s′/δ)."""
-    whole = np.maximum(variance, 1e-300)
-    known = np.clip(explained, 0.0, whole)
-    slant = np.sqrt((whole - known) / np.maximum(known, 1e-300))
-    return np.asarray(2.0 * owens_t(np.abs(gap) / np.sqrt(whole), np.minimum(slant, 1e9)))
+def _share_of_top(believed: Floats, truth: Floats, top: int) -> Floats:
+    """Return, for each draw, the share of the believed top that is truly in it."""
+    named = np.argsort(-believed, axis=1, kind="stable")[:, :top]
+    actual = np.argsort(-truth, axis=1, kind="stable")[:, :top]
+    is_right = (named[:, :, None] == actual[:, None, :]).any(axis=2)
+    return np.asarray(is_right.mean(axis=1))
 
 
-def _pair_variance(
-    total: Floats, first: npt.NDArray[np.intp], second: npt.NDArray[np.intp]
-) -> Floats:
-    own = np.diag(total)
-    return np.maximum(own[first] + own[second] - 2.0 * total[first, second], 1e-18)
+def expected_misorder(difference: Floats, variance: Floats, explained: Floats) -> Floats:
+    """Return the expected P(to order a pair wrongly) once ``explained`` of its ``variance`` is known.
+
+    That is 2·T(|d|/s, s′/δ) with Owen's function T, s² the variance, δ² the explained part and s′² the rest.
+    """
+    variance = np.maximum(variance, TINY)
+    explained = np.clip(explained, 0.0, variance)
+    slant = np.sqrt((variance - explained) / np.maximum(explained, TINY))
+    distance = np.abs(difference) / np.sqrt(variance)
+    return np.asarray(2.0 * owens_t(distance, np.minimum(slant, 1e9)))
 
 
-Z = 1.959964
-
-
-@dataclass(frozen=True)
-class CandidateStanding:
-    """One candidate at the end: scores with standard errors, its chance to be best, where it went out."""
-
-    model: str
-    direct: float
-    direct_stderr: float
-    tuned: float  # test score after tuning; NaN for those that went out before
-    tuned_stderr: float
-    validation: float
-    p_best: float  # among the finalists; NaN for the others
-    dropped_in_round: int | None = None  # the round it went out in
-    problem: str = ""
-
-
-@dataclass(frozen=True)
-class ModelChoice(Finding):
-    """The answer: the best model for this data, how sure that is, and what it would take to be surer."""
-
-    task: str
-    metric: str
-    ranking: Ranking  # of the finalists
-    missing: MissingEvidence | None  # what would separate the first two
-    p_dropped_best: float  # chance that a model dropped before the end would have been the best
-    seconds: float  # spent in all
-    more_seconds: float  # what scoring so many documents would take; NaN where unknown
-    train_documents: int  # documents that the finalists were tuned on
-    standings: tuple[CandidateStanding, ...]
-    notes: tuple[str, ...] = ()
-
-    @property
-    def best(self) -> str:
-        """The model that is most likely the best."""
-        return self.ranking.first
-
-    @property
-    def p_best(self) -> float:
-        """Its chance."""
-        return next(s.p_best for s in self.standings if s.model == self.best)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return every field, the best with its chance, and who is close to it."""
-        found = {f.name: jsonable(getattr(self, f.name)) for f in fields(self)}
-        return found | {
-            "best": self.best,
-            "p_best": self.p_best,
-            "close": list(self.ranking.rivals),
-        }
-
-    def answer(self) -> str:
-        """Say which model is the best for the data, how sure that is, and what would make it surer."""
-        if all(s.problem for s in self.standings if s.model != self.best):
-            return f"{self.best} is the only one of {len(self.standings)} that could be tuned: nothing was compared."
-        alone = len(self.ranking.models) < 2
-        told = [f"{self.best} alone reached the end." if alone else headline_sentence(self.ranking)]
-        if self.missing is not None:
-            told.append(missing_sentence(self.missing))
-            if math.isfinite(self.more_seconds) and math.isfinite(self.missing.times):
-                told.append(f"That is about {self.more_seconds:.0f} s of scoring.")
-        dropped = sum(s.dropped_in_round is not None for s in self.standings)
-        if dropped:
-            models = "The model that was" if dropped == 1 else f"The {dropped} models that were"
-            told.append(
-                f"{models} dropped early had a chance of {format_percent(self.p_dropped_best)} to be the best."
-            )
-        return " ".join(told)
-
-    def tables(self) -> Sequence[Table]:
-        """Return the candidates, best first."""
-        rows = []
-        for s in self.standings:
-            state = s.problem or (
-                "best"
-                if s.model == self.best
-                else "close"
-                if s.model in self.ranking.rivals
-                else ""
-            )
-            state = (
-                f"out in round {s.dropped_in_round}" if s.dropped_in_round is not None else state
-            )
-            scores = (
-                format_plus_minus(s.direct, Z * s.direct_stderr),
-                format_plus_minus(s.tuned, Z * s.tuned_stderr),
-            )
-            rows.append((s.model, *scores, s.validation, s.p_best, state))
-        note = self.answer() + "".join(f" {note}" for note in self.notes)
-        columns = ("model", "direct", "tuned", "validation", "P(best)", "")
-        return [
-            Table(
-                f"{self.task} ({self.metric}), tuned on {self.train_documents} documents",
-                columns,
-                rows,
-                note,
-            )
-        ]
+def _pair_variance(covariance: Floats, first: Indices, second: Indices) -> Floats:
+    """Return the variance of the difference of pairs of aggregates."""
+    variances = np.diag(covariance)
+    of_difference = variances[first] + variances[second] - 2.0 * covariance[first, second]
+    return np.maximum(of_difference, 1e-18)
