@@ -54,7 +54,8 @@ def read_text(
         ) from None
     except OSError as problem:
         raise error(f"cannot be read: {problem.strerror or problem}", where=str(path)) from problem
-    if (values := sum(map(text.count, ",[{\n"))) > most:
+    values = sum(map(text.count, ",[{\n"))
+    if values > most:
         raise error(
             f"about {values:,} values, more than {most:,}", where=str(path), hint="divide the file"
         )
@@ -103,7 +104,7 @@ def write_file(path: Path, *parts: bytes | str, synced: bool = False) -> None:
     With ``synced`` it survives a power cut as well.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = _draft(path)
+    draft = _draft_path(path)
     try:
         with draft.open("wb") as file:
             for part in parts:
@@ -128,7 +129,8 @@ def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
     path = path.resolve()
     if not replace and path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise InputError("the folder is not empty", where=str(path), hint="give a new folder")
-    draft, old = _draft(path), path.with_name(f".{path.name}.{os.getpid()}.old.tmp")
+    draft = _draft_path(path)
+    old = path.with_name(f".{path.name}.{os.getpid()}.old.tmp")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     try:
@@ -152,7 +154,8 @@ def remove_path(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _draft(path: Path) -> Path:
+def _draft_path(path: Path) -> Path:
+    """Return the name under which a file is written before it takes its own."""
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
@@ -170,14 +173,13 @@ def read_yaml(
 ) -> tuple[Any, yaml.Node | None]:
     """Return what a YAML file holds, and its nodes, which know their lines. ``what`` names the file in an error."""
     try:
-        made = _bounded(loader)(
-            check_plain_file(file, LARGEST_FILE, error).read_bytes().decode("utf-8-sig")
-        )
-        node = made.get_single_node()
+        text = check_plain_file(file, LARGEST_FILE, error).read_bytes().decode("utf-8-sig")
+        yaml_loader = _bound_nesting(loader)(text)
+        node = yaml_loader.get_single_node()
         if node is None:
             return None, None
-        _Walk(file, what, error).measure(node)
-        return made.construct_document(node), node
+        _NodeCheck(file, what, error).measure(node)
+        return yaml_loader.construct_document(node), node
     except UnicodeDecodeError:
         raise error(f"{what} is not UTF-8 text", where=str(file)) from None
     except (OSError, ValueError) as problem:
@@ -190,83 +192,93 @@ def read_yaml(
     except yaml.YAMLError as problem:
         mark = getattr(problem, "problem_mark", None)
         words = getattr(problem, "problem", None) or str(problem).splitlines()[0]
-        raise error(
-            f"not valid YAML: {words}", where=f"{file}:{mark.line + 1}" if mark else str(file)
-        ) from None
+        where = f"{file}:{mark.line + 1}" if mark else str(file)
+        raise error(f"not valid YAML: {words}", where=where) from None
     except RecursionError:
         raise error(f"{what} is nested too deeply", where=str(file)) from None
 
 
-def _bounded(loader: type[yaml.SafeLoader]) -> Any:
+def _bound_nesting(loader: type[yaml.SafeLoader]) -> Any:
     """Return the loader with an end to nesting, seen while it scans: its time grows with the square of the depth."""
 
-    class Bounded(loader):  # type: ignore[misc, valid-type]
+    class BoundedLoader(loader):  # type: ignore[misc, valid-type]
         def fetch_flow_collection_start(self, token: Any) -> None:
-            self.not_deeper(self.flow_level)
+            self.check_depth(self.flow_level)
             super().fetch_flow_collection_start(token)
 
         def add_indent(self, column: int) -> bool:
-            self.not_deeper(len(self.indents))
+            self.check_depth(len(self.indents))
             return bool(super().add_indent(column))
 
-        def not_deeper(self, depth: int) -> None:
+        def check_depth(self, depth: int) -> None:
             if depth >= DEEPEST_YAML:
                 raise yaml.scanner.ScannerError(
                     None, None, "it is nested too deeply", self.get_mark()
                 )
 
-    return Bounded
+    return BoundedLoader
 
 
-class _Walk:
+class _NodeCheck:
     """Goes through the nodes once; what aliases repeat is counted, not visited."""
 
     def __init__(self, file: Path, what: str, error: type[InputError]) -> None:
-        self.file, self.what, self.error = file, what, error
+        self.file = file
+        self.what = what
+        self.error = error
         self.sizes: dict[int, int] = {}
         self.above: set[int] = set()
 
     def measure(self, node: yaml.Node) -> int:
         """Return how many values there are from here on."""
         if id(node) in self.above:
-            raise self.wrong(node, "an alias that holds itself")
+            raise self.error_at(node, "an alias that holds itself")
         if id(node) not in self.sizes:
             self.above.add(id(node))
-            size = self.sizes[id(node)] = 1 + sum(map(self.measure, self.parts(node)))
+            size = 1 + sum(map(self.measure, self.inner_nodes(node)))
+            self.sizes[id(node)] = size
             if size > MOST_YAML_VALUES:
-                raise self.wrong(
+                raise self.error_at(
                     node,
                     f"{self.what} holds more than {MOST_YAML_VALUES:,} values, its aliases written out",
                 )
             self.above.discard(id(node))
         return self.sizes[id(node)]
 
-    def parts(self, node: yaml.Node) -> list[yaml.Node]:
+    def inner_nodes(self, node: yaml.Node) -> list[yaml.Node]:
+        """Return the nodes right below, after a look at the node itself."""
         if isinstance(node, yaml.MappingNode):
             self.check_keys(node)
-            return [part for pair in node.value for part in pair]
+            inner: list[yaml.Node] = []
+            for pair in node.value:
+                inner += pair
+            return inner
         if isinstance(node, yaml.SequenceNode):
             return list(node.value)
         self.check_text(node)
         return []
 
     def check_keys(self, node: yaml.MappingNode) -> None:
-        seen: set[tuple[str, str]] = set()
+        """Refuse a key that is given twice: YAML would silently keep the last."""
+        names: set[tuple[str, str]] = set()
         for key, _ in node.value:
-            name = (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else ("", str(id(key)))
-            if name in seen:
-                raise self.wrong(key, f"the key `{key.value}` is given twice")
-            seen.add(name)
+            is_plain = isinstance(key, yaml.ScalarNode)
+            name = (key.tag, key.value) if is_plain else ("", str(id(key)))
+            if name in names:
+                raise self.error_at(key, f"the key `{key.value}` is given twice")
+            names.add(name)
 
     def check_text(self, node: yaml.Node) -> None:
+        """Refuse a text that is no Unicode, or has a NUL in it."""
         if "\0" in node.value:
-            raise self.wrong(node, "a text with a NUL character in it")
+            raise self.error_at(node, "a text with a NUL character in it")
         try:
             node.value.encode()
         except UnicodeEncodeError:
-            raise self.wrong(node, "a text with half of a Unicode character") from None
+            raise self.error_at(node, "a text with half of a Unicode character") from None
 
-    def wrong(self, node: yaml.Node, words: str) -> InputError:
+    def error_at(self, node: yaml.Node, words: str) -> InputError:
+        """Make an error that names the line of a node."""
         return self.error(words, where=f"{self.file}:{node.start_mark.line + 1}")
 
 

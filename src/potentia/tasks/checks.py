@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from potentia.tasks.subtask import TaskDocument
     from potentia.tasks.task import Task
 
-N = 13  # words of a run
+RUN_WORDS = 13
 _WORD = re.compile(r"\w+")
 
 
@@ -44,56 +44,72 @@ class Overlap:
 
 def measure_overlap(task: Task) -> Overlap:
     """Count the overlap between a task's train and test splits."""
-    train, test = task.documents("train"), task.documents("test")
-    asked, tested = (
-        [normalise_words(text) for text in task.question_texts(docs)] for docs in (train, test)
-    )
-    in_test, in_train = set(tested) - {""}, set(asked) - {""}
-    exact = [doc.id for doc, text in zip(train, asked, strict=True) if text in in_test]
-    of_test = [_runs(doc) for doc in test]
-    known, shared, alike = set[int]().union(*of_test), set[int](), list[int]()
-    for doc in train:
-        if hit := known & _runs(doc):
-            shared |= hit
-            alike.append(doc.id)
+    train = task.documents("train")
+    test = task.documents("test")
+    train_questions = [normalise_words(text) for text in task.question_texts(train)]
+    test_questions = [normalise_words(text) for text in task.question_texts(test)]
+    asked_in_train = set(train_questions) - {""}
+    asked_in_test = set(test_questions) - {""}
+    exact_ids = []
+    for document, question in zip(train, train_questions, strict=True):
+        if question in asked_in_test:
+            exact_ids.append(document.id)
+    runs_by_test_document = [_hash_word_runs(document) for document in test]
+    test_runs: set[int] = set().union(*runs_by_test_document)
+    shared_runs: set[int] = set()
+    ngram_ids = []
+    for document in train:
+        common = test_runs & _hash_word_runs(document)
+        if common:
+            shared_runs |= common
+            ngram_ids.append(document.id)
     return Overlap(
         train=len(train),
         test=len(test),
-        train_exact=len(exact),
-        test_exact=sum(text in in_train for text in tested),
-        train_ngram=len(alike),
-        test_ngram=sum(not runs.isdisjoint(shared) for runs in of_test),
-        train_ids=frozenset(exact) | frozenset(alike),
+        train_exact=len(exact_ids),
+        test_exact=sum(question in asked_in_train for question in test_questions),
+        train_ngram=len(ngram_ids),
+        test_ngram=sum(not runs.isdisjoint(shared_runs) for runs in runs_by_test_document),
+        train_ids=frozenset(exact_ids) | frozenset(ngram_ids),
     )
 
 
-def _runs(doc: TaskDocument) -> set[int]:
+def _hash_word_runs(document: TaskDocument) -> set[int]:
     """Return a hash of every run of thirteen words in every text column."""
-    found: set[int] = set()
-    for text in _texts(doc.data):
+    hashes: set[int] = set()
+    for text in _walk_texts(document.data):
         words = _WORD.findall(text.lower())
-        if len(words) >= N:
-            found.update(map(hash, zip(*(words[start:] for start in range(N)), strict=False)))
-    return found
+        if len(words) >= RUN_WORDS:
+            shifted = [words[start:] for start in range(RUN_WORDS)]
+            hashes.update(map(hash, zip(*shifted, strict=False)))
+    return hashes
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _walk_texts(value: Any) -> Iterator[str]:
+    """Give every text in the columns of a document."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, (list, tuple, dict)):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from _texts(inner)
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from _walk_texts(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _walk_texts(inner)
 
 
-MAJORITY, TFIDF = "majority class", "TF-IDF + logistic regression"
+# --- what needs no language model ------------------------------------------------------------------------------------
+
+MAJORITY = "majority class"
+TFIDF = "TF-IDF + logistic regression"
 STRENGTHS = (
     1.0,
     10.0,
     100.0,
 )  # inverse regularisation of the linear classifier; validation chooses
-MANY = 20_000  # training documents beyond which the second of them is taken
+USUAL_STRENGTH = 10.0  # where there is no validation, or too much to try them all
+MANY_DOCUMENTS = 20_000
 
-_known: dict[str, dict[str, dict[str, float]]] = {}  # by a task's fingerprint
+_baselines: dict[str, dict[str, dict[str, float]]] = {}  # by a task's fingerprint
 
 
 def compute_baselines(task: Task) -> dict[str, dict[str, float]]:
@@ -102,51 +118,68 @@ def compute_baselines(task: Task) -> dict[str, dict[str, float]]:
     Both learn from the training split that the models are tuned on and are tested on the same documents. A tuned model
     that does not beat them is not worth its cost.
     """
-    if task.fingerprint not in _known:
-        train, test = task.documents("train"), task.documents("test")
-        if not train or not test:
-            return {}
-        gold, learned = _labels(test), _labels(train)
-        predicted = {MAJORITY: [Counter(learned).most_common(1)[0][0]] * len(test)}
-        if len(set(learned)) > 1:
-            predicted[TFIDF] = _linear(task)
-        _known[task.fingerprint] = {name: _scored(gold, given) for name, given in predicted.items()}
-    return _known[task.fingerprint]
+    if task.fingerprint in _baselines:
+        return _baselines[task.fingerprint]
+    train = task.documents("train")
+    test = task.documents("test")
+    if not train or not test:
+        return {}
+    gold = _read_labels(test)
+    train_labels = _read_labels(train)
+    most_frequent = Counter(train_labels).most_common(1)[0][0]
+    predictions = {MAJORITY: [most_frequent] * len(test)}
+    if len(set(train_labels)) > 1:
+        predictions[TFIDF] = _predict_with_linear_classifier(task)
+    baselines = {name: _score_labels(gold, labels) for name, labels in predictions.items()}
+    _baselines[task.fingerprint] = baselines
+    return baselines
 
 
-def _labels(docs: Sequence[TaskDocument]) -> list[int]:
-    return [int(doc["label"]) for doc in docs]
+def _read_labels(documents: Sequence[TaskDocument]) -> list[int]:
+    return [int(document["label"]) for document in documents]
 
 
-def _scored(gold: list[int], predicted: list[int]) -> dict[str, float]:
+def _score_labels(gold: list[int], predicted: list[int]) -> dict[str, float]:
+    """Return accuracy with its standard error, and the metrics of labelled texts."""
     pairs = [list(pair) for pair in zip(gold, predicted, strict=True)]
-    right = [float(a == b) for a, b in pairs]
-    value, error = grading.aggregate_items(np.mean, right)
-    return {
-        "acc": value,
-        "stderr": error,
-        **{name: of(pairs) for name, of in grading.LABEL_METRICS.items()},
-    }
+    matches = [float(right == answer) for right, answer in pairs]
+    value, error = grading.aggregate_items(np.mean, matches)
+    scores = {"acc": value, "stderr": error}
+    for name, compute in grading.LABEL_METRICS.items():
+        scores[name] = compute(pairs)
+    return scores
 
 
-def _linear(task: Task) -> list[int]:
+def _predict_with_linear_classifier(task: Task) -> list[int]:
+    """Train a linear classifier on words and pairs of words; validation chooses its regularisation."""
     import warnings
 
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
 
-    train, validation, test = (task.documents(split) for split in ("train", "validation", "test"))
-    words = TfidfVectorizer(
+    train = task.documents("train")
+    validation = task.documents("validation")
+    vectorizer = TfidfVectorizer(
         ngram_range=(1, 2), sublinear_tf=True, max_features=200_000, token_pattern=r"\w+|[^\w\s]"
     )
-    learned: Any = words.fit_transform(task.question_texts(train))
-    held: Any = words.transform(task.question_texts(validation)) if validation else None
-    best: tuple[float, Any] = (-1.0, None)
+    train_features: Any = vectorizer.fit_transform(task.question_texts(train))
+    validation_features: Any = None
+    if validation:
+        validation_features = vectorizer.transform(task.question_texts(validation))
+    tries_all = len(train) <= MANY_DOCUMENTS and bool(validation)
+    best_accuracy = -1.0
+    best_model: Any = None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        for strength in STRENGTHS if len(train) <= MANY and validation else STRENGTHS[1:2]:
-            model = LogisticRegression(C=strength, max_iter=500).fit(learned, _labels(train))
-            value = float(model.score(held, _labels(validation))) if validation else 0.0
-            best = max(best, (value, model), key=lambda one: one[0])
-    return [int(label) for label in best[1].predict(words.transform(task.question_texts(test)))]
+        for strength in STRENGTHS if tries_all else (USUAL_STRENGTH,):
+            model = LogisticRegression(C=strength, max_iter=500)
+            model.fit(train_features, _read_labels(train))
+            accuracy = 0.0
+            if validation:
+                accuracy = float(model.score(validation_features, _read_labels(validation)))
+            if accuracy > best_accuracy:
+                best_accuracy = accuracy
+                best_model = model
+    test_features = vectorizer.transform(task.question_texts(task.documents("test")))
+    return [int(label) for label in best_model.predict(test_features)]
