@@ -306,16 +306,23 @@ def problems(bench: Bench) -> list[str]:
 @contextlib.contextmanager
 def phases() -> Iterator[dict[str, list[float]]]:
     """Add up the calls of the parts of writing and the host's seconds in them."""
-    from potentia.engine.proof import scoring_trial as trial
+    from potentia.engine.layers import network
+    from potentia.engine.proof import scoring_check
     from potentia.engine.scoring import continuous, decoding, generate
 
     parts = [
-        *((continuous.Slots, name) for name in ("seat", "step", "_step", "_captured", "move")),
+        *(
+            (continuous.Seats, name)
+            for name in ("seat_prompts", "step", "_compute_step", "_capture_step", "move_texts")
+        ),
         (continuous.ContinuousLoop, "_send"),
-        (continuous.Sent, "read"),
-        (trial.Trials, "may_write"),
-        (decoding.Endings, "table"),
-        *((generate.Writer, name) for name in ("_finish", "_draft", "_write_batch")),
+        (network.SentTensors, "read"),
+        (scoring_check.ScoringCheck, "can_write"),
+        (decoding.Endings, "table_of_last_tokens"),
+        *(
+            (generate.TextWriter, name)
+            for name in ("_decode", "_make_draft", "_write_by_loop", "_write_by_model")
+        ),
     ]
     spent: dict[str, list[float]] = {}
 
@@ -460,11 +467,11 @@ def scoring(
     requests = [Continuation(prompt, choice) for prompt, choices in items for choice in choices]
     said: dict[bool, list[float]] = {}
     for by_hand in (False, True):
-        Scorer(loaded, by_hand=by_hand).loglikelihood(requests[:64])
+        Scorer(loaded, fused=by_hand).loglikelihood(requests[:64])
         times = []
         for _ in range(1 if bench.tiny else 5):
             loaded.__dict__.pop("encoder", None)  # tokenise anew
-            scorer = Scorer(loaded, by_hand=by_hand)
+            scorer = Scorer(loaded, fused=by_hand)
             seconds, ours = clock(bench.device, lambda s=scorer: s.loglikelihood(requests))
             times.append(seconds)
         said[by_hand] = [entry.logprob for entry in ours]

@@ -142,9 +142,9 @@ def scoring(tell: Told, loaded: Any, requests: list[Any], device: str) -> None:
 
         def work(by_hand: bool = by_hand, some: Any = requests) -> Any:
             loaded.__dict__.pop("encoder", None)  # tokenise anew
-            return Scorer(loaded, by_hand=by_hand).loglikelihood(some)
+            return Scorer(loaded, fused=by_hand).loglikelihood(some)
 
-        scorer = Scorer(loaded, by_hand=by_hand)
+        scorer = Scorer(loaded, fused=by_hand)
         scorer.loglikelihood(requests[:64])
         tell(f"== {scorer.notes['layers']}")
         times = [gpu.clock(device, work)[0] for _ in range(5)]
@@ -174,7 +174,7 @@ def scoring(tell: Told, loaded: Any, requests: list[Any], device: str) -> None:
             tell("\n".join(kernels))
         with LaneTrainer(loaded) as trainer:
             trainer.bank(LoraConfig(targets=("all-linear",)), 12).make_up_adapters()
-            tuned = Scorer(loaded, router=trainer.router, by_hand=by_hand)
+            tuned = Scorer(loaded, router=trainer.router, fused=by_hand)
             times = [
                 gpu.clock(device, lambda s=tuned: s.loglikelihood(requests, owners=owners))[0]
                 for _ in range(4)

@@ -128,8 +128,10 @@ def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
 
 def stages(loaded: LoadedModel, requests: list[Continuation]) -> dict[str, float]:
     """Time the parts of one scoring run one after the other, waiting for the device after each."""
-    from potentia.engine.scoring.network import batches
-    from potentia.engine.scoring.scorer import MASK_CELLS, Strand, Tally
+    from potentia.engine.layers.prefix_tree import ScoredSequence, group_rows
+    from potentia.engine.scoring.request_sums import RequestSums
+    from potentia.engine.scoring.scorer import MASK_CELLS
+    from potentia.values.scoring_route import ScoringRoute
 
     def now() -> float:
         if loaded.device.type == "cuda":
@@ -141,16 +143,16 @@ def stages(loaded: LoadedModel, requests: list[Continuation]) -> dict[str, float
     spent: dict[str, float] = {}
     began = now()
     pairs = loaded.encoder.continuations([(r.context, r.continuation) for r in requests])
-    strands = [Strand(i, a + b, len(b)) for i, (a, b) in enumerate(pairs)]
+    sequences = [ScoredSequence(i, a + b, len(b)) for i, (a, b) in enumerate(pairs)]
     spent["tokenise"] = now() - began
     began = now()
-    rows = scorer._plant(strands, "tree")
-    groups = list(batches(rows, scorer.token_budget, MASK_CELLS[loaded.device.type]))
+    rows = scorer._pack(sequences, ScoringRoute.TREE)
+    groups = list(group_rows(rows, scorer.token_budget, MASK_CELLS[loaded.device.type]))
     spent["pack"] = now() - began
-    tally = Tally(len(requests))
-    tally.expect(strands)
+    sums = RequestSums(len(requests))
+    sums.expect(sequences)
     network, body, head = scorer.network, 0.0, 0.0
-    run, logits = network.run, network.logits
+    run, logits = network.run_body, network.compute_logits
 
     def timed_run(**inputs: Any) -> Any:
         nonlocal body
@@ -166,12 +168,12 @@ def stages(loaded: LoadedModel, requests: list[Continuation]) -> dict[str, float
         head += now() - began
         return out
 
-    network.run, network.logits = timed_run, timed_logits  # type: ignore[method-assign]
+    network.run_body, network.compute_logits = timed_run, timed_logits
     began = now()
     with network.evaluating():
         for group in groups:
-            tally.collect(network.score(group), group)
-        tally.drain()
+            sums.collect(network.score_rows(group), group)
+        sums.drain()
     total = now() - began
     spent |= {"body": body, "head": head, "masks, gather, transfer": total - body - head}
     return spent

@@ -16,6 +16,7 @@ from lane_models import tiny as lane_model
 from potentia.engine import LoadedModel
 from potentia.engine.lane_spec import TrainingRow
 from potentia.engine.models.device_layout import give_back, may_give_back
+from potentia.engine.proof.scoring_check import NO_MEMORY
 from potentia.engine.scoring import Scorer
 from potentia.engine.steps.lane_states import UPDATE_COLUMNS
 from potentia.engine.steps.pass_plan import PassPlan
@@ -99,7 +100,7 @@ def test_a_trial_makes_room_and_one_that_never_fits_is_told_to_nobody() -> None:
         scorer = Scorer(loaded)
         found = scorer.loglikelihood(requests())
     assert set(scorer.notes["rows_by_path"]) <= {"plain", "single", "reference"}
-    assert "no memory to try it" in loaded.checked.values()
+    assert NO_MEMORY in loaded.checks.routes.values()
     assert [one.logprob for one in found] == pytest.approx(
         [one.logprob for one in wanted], abs=1e-4
     )

@@ -16,11 +16,12 @@ from architectures.odd import ODD
 from architectures.tiny import build, words
 from lane_models import examples, spec, tiny
 from potentia.engine import LoadedModel
-from potentia.engine.models.identity import Verdicts, structure
-from potentia.engine.proof import scoring_trial as trial
+from potentia.engine.models.proof_cache import ProofCache, structure_fingerprint
+from potentia.engine.proof.scoring_check import RouteCase
 from potentia.engine.scoring import Scorer
 from potentia.engine.training import LaneTrainer, LoraConfig
 from potentia.errors import TuningError
+from potentia.values.scoring_route import ScoringRoute
 from potentia.values.training_form import TrainingForm
 
 
@@ -54,14 +55,14 @@ def passes(kind: type[nn.Module], work: Callable[[], object]) -> int:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_model_built_alike_is_tried_on_a_few_rows(dtype: torch.dtype, tmp_path: Path) -> None:
     one, other = build("llama").to(dtype), other_weights(build("llama").to(dtype))
-    assert structure(one) == structure(other)
-    assert structure(one) != structure(build("llama").to(torch.float16))
-    first = replace(LoadedModel.of(one, words()), verdicts=Verdicts(tmp_path))
-    second = replace(LoadedModel.of(other, words()), verdicts=Verdicts(tmp_path))
+    assert structure_fingerprint(one) == structure_fingerprint(other)
+    assert structure_fingerprint(one) != structure_fingerprint(build("llama").to(torch.float16))
+    first = replace(LoadedModel.of(one, words()), proof_cache=ProofCache(tmp_path))
+    second = replace(LoadedModel.of(other, words()), proof_cache=ProofCache(tmp_path))
     whole = passes(type(one.model), lambda: Scorer(first).loglikelihood_ids(pairs()))
     few = passes(type(one.model), lambda: Scorer(second).loglikelihood_ids(pairs()))
     assert few < whole / 2
-    assert set(second.checked.values()) == {"agrees"}
+    assert set(second.checks.routes.values()) == {None}
     assert {facts.get("rows") for facts in second.record["scoring"].values()} == {
         "few: its structure is known"
     }
@@ -70,14 +71,14 @@ def test_a_model_built_alike_is_tried_on_a_few_rows(dtype: torch.dtype, tmp_path
 def test_models_that_compute_otherwise_are_not_built_alike() -> None:
     """A config does not say how a model attends, and a first layer not what the others are kept in."""
     plain = build("llama")
-    names = {structure(plain)}
+    names = {structure_fingerprint(plain)}
     before = plain.config._attn_implementation
     for attention in {"eager", "sdpa"} - {before}:
         plain.set_attn_implementation(attention)
-        names.add(structure(plain))
+        names.add(structure_fingerprint(plain))
     plain.set_attn_implementation(before)
     plain.model.layers[-1].mlp.to(torch.bfloat16)
-    names.add(structure(plain))
+    names.add(structure_fingerprint(plain))
     assert len(names) == 3
 
 
@@ -86,26 +87,25 @@ def test_a_known_structure_is_not_believed_where_a_few_rows_differ() -> None:
     loaded = LoadedModel.of(ODD["a look-back by another name"](), words())
     slow = Scorer(loaded, reference=True).loglikelihood_ids(pairs(length=90))
     scorer = Scorer(loaded)
-    for begin, _ in scorer.trials.ranges:
-        for path in ("tree", "plain"):
-            loaded.verdicts.put(
-                {"verdict": "agrees", "rounding": 0.0},
-                *scorer.trials._place(trial._name(path, begin, {-1})),
-            )
+    for begin, _ in scorer.check.ranges:
+        for route in (ScoringRoute.TREE, ScoringRoute.PADDED):
+            key = scorer.check._cache_key(RouteCase(route, begin))
+            loaded.proof_cache.put({"agrees": True, "rounding": 0.0}, *key)
     fast = scorer.loglikelihood_ids(pairs(length=90))
     assert max(abs(a.logprob - b.logprob) for a, b in zip(fast, slow, strict=True)) < 1e-3
-    assert set(loaded.checked.values()) != {"agrees"}
-    assert not any("KeyError" in told for told in loaded.checked.values())
+    refusals = [refusal for refusal in loaded.checks.routes.values() if refusal is not None]
+    assert refusals
+    assert not any("KeyError" in refusal.reason for refusal in refusals)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_lanes_of_a_model_built_alike_are_checked_by_a_row_each(dtype: torch.dtype) -> None:
-    shared = Verdicts()
+    shared = ProofCache()
     specs = [spec(f"l{i}", seed=i) for i in range(3)]
     for number, model in enumerate(
         (tiny("llama").to(dtype), other_weights(tiny("llama").to(dtype)))
     ):
-        loaded = replace(LoadedModel.of(model, words()), verdicts=shared)
+        loaded = replace(LoadedModel.of(model, words()), proof_cache=shared)
         with LaneTrainer(loaded, static=True) as trainer:
             trainer._check(specs[0].lora, specs)
             found = trainer.verdict(specs[0].lora)
@@ -127,7 +127,7 @@ def test_a_known_form_is_not_believed_where_a_row_differs() -> None:
     lora = LoraConfig(targets=("q_proj", "v_proj"), dropout=0.0)
     specs = [replace(spec(f"l{i}", seed=i), lora=lora) for i in range(3)]
     with LaneTrainer(loaded, static=True) as trainer:
-        loaded.verdicts.put(
+        loaded.proof_cache.put(
             {"form": TrainingForm.FUSED.value, "recomputes": True}, *trainer._alike(lora)
         )
         trainer._check(lora, specs)
@@ -139,16 +139,16 @@ def test_weights_that_are_no_numbers_are_not_trained_for_a_known_structure(
     dtype: torch.dtype,
 ) -> None:
     """In 16 bits they were as far off as the model's own rounding: infinitely."""
-    shared, broken = Verdicts(), tiny("llama").to(dtype)
+    shared, broken = ProofCache(), tiny("llama").to(dtype)
     with torch.no_grad():
         broken.model.layers[-1].mlp.down_proj.weight[0, 0] = float("nan")
     specs = [spec(f"l{i}", seed=i) for i in range(3)]
     with LaneTrainer(
-        replace(LoadedModel.of(tiny("llama").to(dtype), words()), verdicts=shared)
+        replace(LoadedModel.of(tiny("llama").to(dtype), words()), proof_cache=shared)
     ) as trainer:
         trainer._check(specs[0].lora, specs)
     with (
-        LaneTrainer(replace(LoadedModel.of(broken, words()), verdicts=shared)) as trainer,
+        LaneTrainer(replace(LoadedModel.of(broken, words()), proof_cache=shared)) as trainer,
         pytest.raises(TuningError, match="cannot be tuned"),
     ):
         trainer._check(specs[0].lora, specs)
@@ -161,9 +161,9 @@ def test_longer_rows_are_checked_by_two_of_them_and_processes_of_a_run_hear_of_f
     short, long = (
         [spec(f"l{i}", data=examples(12, seed=i, high=high)) for i in range(3)] for high in (24, 60)
     )
-    one, other = Verdicts(tmp_path), Verdicts(tmp_path)
+    one, other = ProofCache(tmp_path), ProofCache(tmp_path)
     kind = type(tiny("llama").model)
-    with LaneTrainer(replace(LoadedModel.of(tiny("llama"), words()), verdicts=one)) as trainer:
+    with LaneTrainer(replace(LoadedModel.of(tiny("llama"), words()), proof_cache=one)) as trainer:
         whole = passes(kind, lambda: trainer._check(short[0].lora, short))
         assert passes(kind, lambda: trainer._check(long[0].lora, long)) < whole / 2
         found = trainer.verdict(long[0].lora)
@@ -188,5 +188,5 @@ def test_adapters_are_tried_on_a_few_rows_where_the_bare_model_is_right() -> Non
         scorer = Scorer(loaded, router=trainer.router)
         tuned = passes(kind, lambda: scorer.loglikelihood_ids(asked, owners=owners))
     assert tuned < bare
-    assert loaded.checked["tree with adapters"] == "agrees"
+    assert loaded.checks.routes[RouteCase(ScoringRoute.TREE, adapters=True)] is None
     assert max(facts["off_by"] for facts in loaded.record["scoring"].values()) < 1e-4  # in float32

@@ -16,10 +16,11 @@ import pytest
 
 import tiny
 from potentia.engine.layers import adapter_bank as adapters
+from potentia.engine.layers import network
 from potentia.engine.models import identity
 from potentia.engine.models import split_model as split
 from potentia.engine.models import tokenization as tokens
-from potentia.engine.scoring import generate, network, scorer
+from potentia.engine.scoring import generate, scorer
 from potentia.engine.training import full, lane_run, trainer
 from potentia.run import ask, run_study
 from potentia.store import Store, live, reading
@@ -111,7 +112,7 @@ def lowered(monkeypatch: pytest.MonkeyPatch) -> Crossings:
     lower(scorer, "ROW_TOKENS", {"cpu": 24})
     lower(scorer, "LONGEST_SHARED", {"cpu": 14})
     lower(scorer, "MASK_CELLS", {"cpu": 2_000})
-    lower(scorer, "default_budget", lambda _: 60)
+    lower(scorer, "default_token_budget", lambda _: 60)
     lower(network, "HEAD_BYTES", {"cpu": 4 * 3 * 40})
     lower(network, "CPU_CACHE_BYTES", 1 << 16)
     lower(generate, "MOST_ROWS", {"cpu": 3})
@@ -132,10 +133,12 @@ def lowered(monkeypatch: pytest.MonkeyPatch) -> Crossings:
     crossings.watch(
         tokens.Encoder, "_make_room", "texts", lambda _, encoder, count: encoder._held == count
     )
-    crossings.watch(scorer.Scorer, "_strands", "portions", lambda _, __, start, *___: start > 0)
-    crossings.watch(scorer, "plant", "rows", lambda rows, *_, **__: len(rows) > 1)
-    crossings.watch(scorer, "batches", "batches", lambda *_: True)
-    crossings.watch(generate.Writer, "_rows", "texts written", lambda rows, *_: rows <= 3)
+    crossings.watch(
+        scorer.Scorer, "_make_sequences", "portions", lambda _, __, start, *___: start > 0
+    )
+    crossings.watch(scorer, "pack_sequences", "rows", lambda rows, *_, **__: len(rows) > 1)
+    crossings.watch(scorer, "group_rows", "batches", lambda *_: True)
+    crossings.watch(generate.TextWriter, "_count_rows", "texts written", lambda rows, *_: rows <= 3)
     crossings.watch(
         split.SplitModel,
         "losses",
@@ -144,7 +147,7 @@ def lowered(monkeypatch: pytest.MonkeyPatch) -> Crossings:
     )
     crossings.watch(
         adapters.AdapterBank,
-        "gathered",
+        "gather_factors",
         "adapters",
         lambda _, bank, __: bank.routing.gathered is None,
     )

@@ -12,6 +12,7 @@ from lm_eval.models.huggingface import HFLM
 
 from architectures.tiny import CORPUS
 from potentia.engine import LoadedModel
+from potentia.engine.models.checks import ModelChecks
 from potentia.engine.scoring import Scorer
 from potentia.values.requests import Continuation, Document, Generation
 
@@ -64,7 +65,7 @@ def compare(loaded: LoadedModel) -> Scoring:
     paths: set[str] = set()
     worst = 0.0
     for order in orders(pairs):
-        fresh = replace(loaded, checked={})
+        fresh = replace(loaded, checks=ModelChecks())
         scorer = Scorer(fresh)
         for call in order:
             found = scorer.loglikelihood([Continuation(*pair) for pair in call])
@@ -73,7 +74,7 @@ def compare(loaded: LoadedModel) -> Scoring:
                 *(_off(one.logprob, wanted[pair]) for one, pair in zip(found, call, strict=True)),
             )
         paths |= set(scorer.notes["rows_by_path"])
-    scorer = Scorer(replace(loaded, checked={}))
+    scorer = Scorer(replace(loaded, checks=ModelChecks()))
     documents = texts(loaded)
     rolled = scorer.rolling([Document(text) for text in documents])
     windows = harness.loglikelihood_rolling(

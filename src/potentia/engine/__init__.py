@@ -1,15 +1,13 @@
-"""Tensors only: models loaded and named here, their scores in ``scoring``, their fine-tunings in ``tuning``.
+"""Tensors only: models loaded and named here, their scores in ``scoring``, their fine-tunings in ``training``.
 
 This room itself imports no torch until a model is loaded, so that a plan can name models by their content.
 """
 
 from potentia.engine.models.foreign_files import check_adapter_config, check_model_folder
 from potentia.engine.models.identity import (
-    VERDICTS,
     fingerprints,
     may_have_template,
     quantised_fingerprint,
-    verdicts_of_run,
 )
 from potentia.engine.models.loading import (
     LoadedModel,
@@ -19,4 +17,5 @@ from potentia.engine.models.loading import (
     pick_dtype,
     planned_dtype,
 )
+from potentia.engine.models.proof_cache import PROOF_FOLDER, open_run_proof_cache
 from potentia.engine.models.tokenization import BosPolicy, Encoder, Ids, chat_template, write_chat

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from potentia.engine import LoadedModel, load, verdicts_of_run
+from potentia.engine import LoadedModel, load, open_run_proof_cache
 from potentia.errors import DamagedItemsError, PotentiaError
 from potentia.facts import Kind
 from potentia.run.ask import Evaluation, Style, evaluate_untuned
@@ -106,7 +106,7 @@ class RowContext:
             gguf_file=model.gguf_file,
             adapters=adapters,
         )
-        loaded.verdicts = verdicts_of_run()
+        loaded.proof_cache = open_run_proof_cache()
         return loaded
 
     def load_model_from(self, folder: str) -> LoadedModel:
@@ -119,7 +119,7 @@ class RowContext:
             trust_remote_code=model.trust_remote_code,
             quantise=model.quantise,
         )
-        loaded.verdicts = verdicts_of_run()
+        loaded.proof_cache = open_run_proof_cache()
         return loaded
 
     def evaluate_untuned(

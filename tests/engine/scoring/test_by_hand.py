@@ -13,8 +13,8 @@ from potentia.engine import LoadedModel
 from potentia.engine.layers.row_layout import AdapterGroup, LaneRoute
 from potentia.engine.operations import TILE, plain
 from potentia.engine.scoring import Scorer
-from potentia.engine.scoring.network import HAND, OWN
 from potentia.engine.training import LaneTrainer, LoraConfig
+from potentia.values.scoring_route import ScoringLayers
 
 
 def pairs_of(count: int, length: int) -> list[tuple[list[int], list[int]]]:
@@ -38,7 +38,7 @@ def told(loaded: LoadedModel, **options) -> tuple[float, Scorer]:
     owners = options.get("owners") and [
         options["owners"][n % len(options["owners"])] for n in range(len(pairs))
     ]
-    fast = Scorer(loaded, by_hand=True, router=router)
+    fast = Scorer(loaded, fused=True, router=router)
     found = fast.loglikelihood_ids(pairs, owners=owners)
     wanted = Scorer(loaded, reference=True, router=router).loglikelihood_ids(pairs, owners=owners)
     return max(
@@ -52,9 +52,9 @@ def test_the_numbers_are_the_models_own(case: str) -> None:
     before = {name: weight.data_ptr() for name, weight in loaded.model.named_parameters()}
     apart, scorer = told(loaded)
     assert apart < 1e-4
-    assert scorer.notes["layers"] == HAND
+    assert scorer.notes["layers"] == ScoringLayers.FUSED
     assert {"tree", "plain"} == set(scorer.notes["rows_by_path"])
-    assert {fact["form"] for fact in loaded.record["scoring"].values()} == {HAND}
+    assert {fact["form"] for fact in loaded.record["scoring"].values()} == {ScoringLayers.FUSED}
     assert {
         name: weight.data_ptr() for name, weight in loaded.model.named_parameters()
     } == before, "weights moved"
@@ -83,7 +83,7 @@ def test_requests_of_several_adapters_and_of_none(
     with LaneTrainer(loaded) as trainer:
         trainer.bank(LoraConfig(targets=("all-linear",), dropout=0.1), 3).make_up_adapters()
         apart, scorer = told(loaded, router=trainer.router, owners=[2, -1, 0, 1])
-    assert scorer.notes["layers"] == HAND
+    assert scorer.notes["layers"] == ScoringLayers.FUSED
     assert apart < (1e-4 if dtype is torch.float32 else 0.5)
     assert all(name.endswith("with adapters") for name in loaded.record["scoring"])
     assert {TILE} < lengths  # rows of several tiles, the last of them shorter
@@ -100,7 +100,7 @@ def test_weights_that_change_are_read_anew() -> None:
             else:
                 weight.data = weight.data * 0.8
     apart, scorer = told(loaded)
-    assert (apart < 1e-4, scorer.notes["layers"]) == (True, HAND)
+    assert (apart < 1e-4, scorer.notes["layers"]) == (True, ScoringLayers.FUSED)
 
 
 @pytest.mark.parametrize("case", ["granite+factors", "helium", "gemma2", "olmo2", "gpt2"])
@@ -108,12 +108,12 @@ def test_layers_of_another_kind_run_by_themselves(case: str) -> None:
     """Granite scales its residuals, Helium rotates neighbours: only trying tells. Others have other parts."""
     apart, scorer = told(made(case))
     assert apart < 1e-4
-    assert scorer.notes["layers"] == OWN
+    assert scorer.notes["layers"] == ScoringLayers.OWN
 
 
 def test_hooks_run_by_the_models_own_layers() -> None:
     loaded = made("llama")
-    scorer = Scorer(loaded, by_hand=True)
+    scorer = Scorer(loaded, fused=True)
     loaded.model.model.layers[1].mlp.register_forward_hook(lambda _, __, out: out * 2)
     found = scorer.loglikelihood_ids(pairs_of(4, 40))
     wanted = Scorer(loaded, reference=True).loglikelihood_ids(pairs_of(4, 40))
@@ -141,6 +141,6 @@ def test_a_broken_operation_is_noticed(
     with LaneTrainer(loaded) as trainer:
         trainer.bank(LoraConfig(targets=("all-linear",), dropout=0.0), 3).make_up_adapters()
         apart, scorer = told(loaded, router=trainer.router, owners=[0, 1, 2])
-    assert scorer.notes["layers"] == OWN
+    assert scorer.notes["layers"] == ScoringLayers.OWN
     assert any("by hand" in message for message in scorer.notes["fallbacks"])
     assert apart < (1e-4 if dtype is torch.float32 else 0.5)

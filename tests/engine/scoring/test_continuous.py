@@ -13,9 +13,9 @@ from lm_eval.models.huggingface import HFLM
 from capture_audit import Audit
 from lane_models import examples, spec
 from potentia.engine import LoadedModel
+from potentia.engine.layers.network import Network
 from potentia.engine.scoring import Scorer, continuous, generate
 from potentia.engine.scoring.decoding import Endings
-from potentia.engine.scoring.network import Network
 from potentia.engine.training import LaneTrainer
 from potentia.values.requests import Generation
 from scoring_models import ARCHITECTURES, CORPUS, tiny
@@ -70,12 +70,12 @@ def test_most_models_write_in_seats() -> None:
 def test_a_step_in_seats_can_be_captured() -> None:
     """Nothing is sent from the host, and nothing read by it."""
     network = Network(tiny("llama"))
-    side_by_side = continuous.Slots(network, 5, 40, capture=False)
+    side_by_side = continuous.Seats(network, 5, 40, capture=False)
     with network.evaluating():
-        side_by_side.seat(range(5), [[3, 4, 5], [7], [9, 8], [5] * 20, [6, 7]], [-1] * 5)
+        side_by_side.seat_prompts(range(5), [[3, 4, 5], [7], [9, 8], [5] * 20, [6, 7]], [-1] * 5)
         side_by_side.step(5, routed=False)
         with Audit(1 << 40) as audit:
-            side_by_side._step(5, routed=False, record=False)
+            side_by_side._compute_step(5, routed=False, record=False)
     assert audit.count > 50
     assert audit.found == []
 
@@ -89,14 +89,14 @@ def test_rooms_of_all_sizes_through_few_seats(monkeypatch: pytest.MonkeyPatch) -
     ]
     wanted = Scorer(loaded, continuous=False).generate(requests)
     counts: list[int] = []
-    whole = continuous.Slots.step
+    whole = continuous.Seats.step
 
     def step(self, count, **options):
         counts.append(count)
         whole(self, count, **options)
 
-    monkeypatch.setattr(continuous.Slots, "step", step)
-    monkeypatch.setattr(continuous, "FEWEST", 2)
+    monkeypatch.setattr(continuous.Seats, "step", step)
+    monkeypatch.setattr(continuous, "FEWEST_SEATS", 2)
     for most in (1, 3, 20):
         monkeypatch.setitem(generate.MOST_SEATS, "cpu", most)
         told: list[int] = []
@@ -134,7 +134,7 @@ def test_too_little_memory_halves_the_seats(monkeypatch: pytest.MonkeyPatch) -> 
     loaded = tiny("llama")
     requests = [Generation(text, (), 12) for text in phrases(20)]
     wanted = Scorer(loaded, continuous=False).generate(requests)
-    whole, refused = continuous.Slots._step, []
+    whole, refused = continuous.Seats._compute_step, []
 
     def step(self, count, *rest):
         if count > 4 and not rest[-1]:
@@ -142,7 +142,7 @@ def test_too_little_memory_halves_the_seats(monkeypatch: pytest.MonkeyPatch) -> 
             raise torch.OutOfMemoryError("CUDA out of memory (simulated)")
         whole(self, count, *rest)
 
-    monkeypatch.setattr(continuous.Slots, "_step", step)
+    monkeypatch.setattr(continuous.Seats, "_compute_step", step)
     assert written(loaded, requests) == wanted
     assert refused == [16, 8]
 
@@ -165,7 +165,7 @@ def test_tables_mark_every_token_that_completes_a_stop() -> None:
     tables = Endings(loaded.model, tokenizer, loaded.model.config.vocab_size)
     rng = random.Random(1)
     for stop in ("e", " the", "\n", "ts t", "?", "é"):
-        table = tables.table((stop,))
+        table = tables.table_of_last_tokens((stop,))
         found = 0
         for _ in range(300):
             ids = [rng.randrange(len(tokenizer)) for _ in range(6)]
@@ -174,5 +174,5 @@ def test_tables_mark_every_token_that_completes_a_stop() -> None:
                 found += 1
                 assert table[ids[-1]], (stop, tokenizer.decode(ids))
         assert found or stop in ("\n", "ts t", "é", " the", "?")
-    assert not tables.table(()).any()
-    assert tables.table(("e",)).mean() < 0.7
+    assert not tables.table_of_last_tokens(()).any()
+    assert tables.table_of_last_tokens(("e",)).mean() < 0.7

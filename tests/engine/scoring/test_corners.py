@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from potentia.engine import BosPolicy, Encoder, LoadedModel
-from potentia.engine.models.tokenization import common_prefix
+from potentia.engine.layers.network import Network
+from potentia.engine.layers.prefix_tree import ScoredSequence, group_rows, pack_sequences
+from potentia.engine.models.tokenization import count_common_prefix
 from potentia.engine.scoring import Scorer
-from potentia.engine.scoring.network import Network, Strand, batches, plant
 from potentia.errors import InputError, ModelError
 from potentia.values.requests import Continuation, Document, Generation
 from scoring_models import ARCHITECTURES, CORPUS, tiny, tokenizer
@@ -171,14 +172,14 @@ def test_memory_that_runs_out_halves_the_budget(
     stems = [f"{stem} {i} {CORPUS[0][: i % 30]}" for i in range(60) for stem in ("a", "b")]
     requests = [Continuation(stem, choice) for stem in stems for choice in (" yes", " no")]
     expected = Scorer(llama).loglikelihood(requests)
-    real = Network.score
+    real = Network.score_rows
 
     def score(self: Network, rows: list[Any]) -> Any:
         if len(rows) * max(len(row) for row in rows) > 300:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(self, rows)
 
-    monkeypatch.setattr(Network, "score", score)
+    monkeypatch.setattr(Network, "score_rows", score)
     scorer = Scorer(llama, token_budget=4000)
     found = scorer.loglikelihood(requests)
     assert scorer.token_budget <= 500
@@ -187,7 +188,7 @@ def test_memory_that_runs_out_halves_the_budget(
     )
     monkeypatch.setattr(
         Network,
-        "score",
+        "score_rows",
         lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory")),
     )
     with pytest.raises(ModelError, match="out of memory"):
@@ -201,7 +202,7 @@ def test_a_path_that_disagrees_is_not_used(monkeypatch: pytest.MonkeyPatch) -> N
         for choice in (" carbon dioxide", " oxygen", " the river", " A")
     ]
     expected = Scorer(tiny("llama", seed=3), reference=True).loglikelihood(requests)
-    real = Network._tree
+    real = Network._tree_inputs
 
     def wrong(self: Network, rows: list[Any], length: int) -> dict[str, Any]:
         inputs = real(self, rows, length)
@@ -210,7 +211,7 @@ def test_a_path_that_disagrees_is_not_used(monkeypatch: pytest.MonkeyPatch) -> N
         )  # positions not reset at a branch
         return inputs
 
-    monkeypatch.setattr(Network, "_tree", wrong)
+    monkeypatch.setattr(Network, "_tree_inputs", wrong)
     scorer = Scorer(loaded)
     found = scorer.loglikelihood(requests)
     assert [entry.logprob for entry in found] == pytest.approx(
@@ -298,28 +299,30 @@ def test_notes_tell_how_scores_were_made(llama: LoadedModel) -> None:
     share=st.booleans(),
 )
 @settings(max_examples=150, deadline=None)
-def test_a_forest_is_its_sequences(
+def test_a_prefix_tree_is_its_sequences(
     sequences: list[list[int]], row_tokens: int, share: bool
 ) -> None:
     """What a node sees, read in order, is exactly the beginning of its sequence; positions are its depth."""
-    strands = [Strand(i, ids, 1 + i % (len(ids) - 1), i % 2) for i, ids in enumerate(sequences)]
-    rows = plant(strands, row_tokens, share=share)
+    scored = [
+        ScoredSequence(i, ids, 1 + i % (len(ids) - 1), i % 2) for i, ids in enumerate(sequences)
+    ]
+    rows = pack_sequences(scored, row_tokens, share=share)
     found: set[int] = set()
     for row in rows:
-        for strand, nodes in row.reads:
-            found.add(strand.index)
-            assert strand.owner == row.owner
-            assert len(nodes) == strand.scored
+        for sequence, nodes in row.reads:
+            found.add(sequence.index)
+            assert sequence.owner == row.owner
+            assert len(nodes) == sequence.scored
             for offset, node in enumerate(nodes):
                 seen = [j for j in range(node + 1) if node < row.ends[j]]
-                assert [row.tokens[j] for j in seen] == strand.ids[
-                    : len(strand.ids) - strand.scored + offset
+                assert [row.tokens[j] for j in seen] == sequence.ids[
+                    : len(sequence.ids) - sequence.scored + offset
                 ]
                 assert [row.depths[j] for j in seen] == list(range(len(seen)))
-        if not row.branches:
+        if not row.has_branches:
             assert row.depths == list(range(len(row)))
     assert found == set(range(len(sequences)))
-    packed = [id(row) for batch in batches(rows, 40, 10_000) for row in batch]
+    packed = [id(row) for batch in group_rows(rows, 40, 10_000) for row in batch]
     assert sorted(packed) == sorted(id(row) for row in rows)
 
 
@@ -329,7 +332,7 @@ def test_common_prefix(one: list[int], other: list[int]) -> None:
         (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
         min(len(one), len(other)),
     )
-    assert common_prefix(one, other) == expected
+    assert count_common_prefix(one, other) == expected
 
 
 def test_generation_stops_and_shrinks(llama: LoadedModel) -> None:

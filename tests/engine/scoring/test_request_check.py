@@ -85,7 +85,7 @@ def test_a_lost_start_token_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_numbers_of_another_request_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Network.score
+    right = Network.score_rows
 
     def wrong(self: Network, rows: Any) -> Any:
         made = right(self, rows)
@@ -94,8 +94,8 @@ def test_numbers_of_another_request_are_noticed(monkeypatch: pytest.MonkeyPatch)
 
     scorer = Scorer(tiny("llama", positions=128))
     scorer.loglikelihood(REQUESTS[:1])
-    scorer.loaded.checked.pop("continuations")
-    monkeypatch.setattr(Network, "score", wrong)
+    scorer.loaded.checks.requests.clear()
+    monkeypatch.setattr(Network, "score_rows", wrong)
     with pytest.raises(ModelError, match="log-likelihood"):
         scorer.loglikelihood(REQUESTS)
     with pytest.raises(ModelError, match="log-likelihood"):

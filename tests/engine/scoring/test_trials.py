@@ -15,10 +15,11 @@ from architectures.odd import ODD
 from architectures.score import compare, limited, orders, questions
 from architectures.tiny import build, config, words
 from potentia.engine import LoadedModel, load
+from potentia.engine.layers.network import find_windows
 from potentia.engine.models.admission import check_predictions
+from potentia.engine.models.checks import ModelChecks
 from potentia.engine.proof.scoring_tolerance import is_close
 from potentia.engine.scoring import Scorer
-from potentia.engine.scoring.network import horizons
 from potentia.engine.training import LaneTrainer, LoraConfig
 from potentia.errors import InputError, ModelError
 from potentia.integrations.lm_eval import PotentiaLM
@@ -39,7 +40,7 @@ def test_long_and_short_questions_in_any_order(case: str) -> None:
     slow = Scorer(loaded, reference=True).loglikelihood([Continuation(*pair) for pair in pairs])
     wanted = {pair: entry.logprob for pair, entry in zip(pairs, slow, strict=True)}
     for order in orders(pairs):
-        scorer = Scorer(replace(loaded, checked={}))
+        scorer = Scorer(replace(loaded, checks=ModelChecks()))
         for call in order:
             found = [
                 entry.logprob
@@ -51,7 +52,7 @@ def test_long_and_short_questions_in_any_order(case: str) -> None:
 def test_a_window_that_only_the_model_knows_is_found() -> None:
     """Short questions still share their beginnings; what is longer than the hidden window does not."""
     loaded = made("gpt_neo+256")
-    assert horizons(loaded.model.config, loaded.max_length) == [256]
+    assert find_windows(loaded.model.config, loaded.max_length) == [256]
     scorer = Scorer(loaded)
     scorer.loglikelihood([Continuation(*pair) for pair in questions(loaded)])
     assert {"tree", "plain"} == set(scorer.notes["rows_by_path"])
@@ -145,9 +146,7 @@ def test_a_model_of_nans_gets_no_score(tmp_path: Path) -> None:
         with pytest.raises(ModelError, match="not numbers"):
             ask(Scorer(_damaged()))
     broken = _damaged()
-    broken.checked["predictions"] = (
-        "agrees"  # NaN in one text alone: found where the scores are added up
-    )
+    broken.checks.predictions = True  # NaN in one text alone: found where scores are added up
     with pytest.raises(ModelError, match="of 2 requests"):
         Scorer(broken, reference=True).loglikelihood(
             [Continuation("a", " b"), Continuation("a", " c")]

@@ -228,7 +228,7 @@ def _texts(loaded: LoadedModel) -> Comparison:
         prompt = loaded.encoder.prompt(request.context)
         own = str(
             loaded.tokenizer.decode(
-                scorer.network.own_tokens(prompt, 8, -1), skip_special_tokens=True
+                scorer.network.reference_tokens(prompt, 8, -1), skip_special_tokens=True
             )
         )
         end = loaded.tokenizer.eos_token

@@ -70,7 +70,7 @@ def _copied(model: nn.Module, whole: bool) -> Twin:
     if not whole and kept:
         places: dict[Any, list[int]] = {}
         for place, block in enumerate(blocks):
-            places.setdefault(kind(block), []).append(place)
+            places.setdefault(block_kind(block), []).append(place)
         chosen = sorted(place for alike in places.values() for place in alike[:EACH])
     for module in model.modules():  # what a pass left there to go back through cannot be copied
         own = vars(module)
@@ -112,7 +112,7 @@ def _block_list(model: nn.Module) -> nn.ModuleList:
     return next(one for one in lists if len(one) == len(found) and one[0] is found[0])
 
 
-def kind(block: nn.Module) -> tuple[Any, ...]:
+def block_kind(block: nn.Module) -> tuple[Any, ...]:
     """Tell blocks, or models, apart: classes, sizes and plain settings of all their parts."""
     parts = []
     for name, module in block.named_modules():

@@ -17,18 +17,18 @@ from potentia.engine.models.admission import (
     loading_error,
     refuse_encoder_decoder,
 )
+from potentia.engine.models.checks import ModelChecks
 from potentia.engine.models.foreign_files import (
     check_model_folder,
     merge_adapter,
     names_its_base,
 )
 from potentia.engine.models.identity import (
-    Verdicts,
     fingerprint,
     memory_fingerprint,
     quantised_fingerprint,
-    structure,
 )
+from potentia.engine.models.proof_cache import ProofCache, structure_fingerprint
 from potentia.engine.models.tokenization import BosPolicy, Encoder
 from potentia.errors import InputError, MissingExtraError, PotentiaError
 from potentia.files import PICKLE, is_allowed
@@ -47,8 +47,8 @@ UNLIMITED = 10**9  # tokenizers without a limit report 1e30
 class LoadedModel:
     """A causal language model ready for use, with everything about it that can change a score.
 
-    ``fingerprint`` names their content (see ``identity``). ``checked`` remembers which scoring paths agreed with the
-    reference path on this model, and ``lanes`` which form of training, so that checks are made once; ``verdicts`` what
+    ``fingerprint`` names their content (see ``identity``). ``checks`` remembers which scoring routes agreed with the
+    reference on this model, and ``lanes`` which form of training, so that checks are made once; ``proof_cache`` what
     was found of models built alike. ``record`` says how it was loaded, tuned and checked, in plain values, for
     manifests.
     """
@@ -61,10 +61,10 @@ class LoadedModel:
     bos: BosPolicy
     fingerprint: str
     target_architecture: str
-    checked: dict[str, str] = field(default_factory=dict)
+    checks: ModelChecks = field(default_factory=ModelChecks)
     lanes: dict[Any, Any] = field(default_factory=dict)
     record: dict[str, Any] = field(default_factory=dict)
-    verdicts: Verdicts = field(default_factory=Verdicts)
+    proof_cache: ProofCache = field(default_factory=ProofCache)
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any, *, fingerprint: str | None = None) -> LoadedModel:
@@ -90,7 +90,7 @@ class LoadedModel:
     @cached_property
     def structure(self) -> str:
         """A name for how the model is built, whatever its weights."""
-        return structure(self.model)
+        return structure_fingerprint(self.model)
 
     @property
     def parameters(self) -> int:
@@ -104,7 +104,7 @@ class LoadedModel:
         import torch
 
         self.model = None
-        self.checked.clear()
+        self.checks.clear()
         self.lanes.clear()
         gc.collect()
         if self.device.type == "cuda":
@@ -206,7 +206,7 @@ def load(
     content = fingerprint(name_or_path, revision=revision, gguf_file=gguf_file, adapters=adapters)
     content = quantised_fingerprint(content, quantise)
     loaded = LoadedModel.of(model, tokenizer, fingerprint=content)
-    loaded.checked["predictions"] = "agrees"
+    loaded.checks.predictions = True
     loaded.record["load"] = report
     unchecked = [adapter for adapter in adapters if not names_its_base(Path(adapter).expanduser())]
     if unchecked:

@@ -166,7 +166,7 @@ class Encoder:
         rest = whole[len(context) :]
         if rest or whole == context:
             return context, rest
-        agreed = min(common_prefix(context, whole), len(whole) - 1)
+        agreed = min(count_common_prefix(context, whole), len(whole) - 1)
         return (whole[:agreed], whole[agreed:]) if agreed > 0 else self._after_start(whole)
 
     def _after_start(self, ids: Ids) -> Pair:
@@ -269,20 +269,20 @@ def _move_spaces(context: str, continuation: str) -> tuple[str, str]:
     return stripped, context[len(stripped) :] + continuation
 
 
-def common_prefix(one: Ids, other: Ids) -> int:
+def count_common_prefix(ids: Ids, other_ids: Ids) -> int:
     """Count the tokens on which two sequences agree from the start, by bisection over slices."""
-    low, high = 0, min(len(one), len(other))
-    if one[:high] == other[:high]:
-        return high
-    while low < high:  # one[:low] agrees, one[:high] does not
-        middle = (low + high) // 2
-        if middle == low:
-            break
-        if one[low:middle] == other[low:middle]:
-            low = middle
+    agreed = 0
+    differing = min(len(ids), len(other_ids))
+    if ids[:differing] == other_ids[:differing]:
+        return differing
+    while True:  # ids[:agreed] is the same in both, ids[:differing] is not
+        middle = (agreed + differing) // 2
+        if middle == agreed:
+            return agreed
+        if ids[agreed:middle] == other_ids[agreed:middle]:
+            agreed = middle
         else:
-            high = middle
-    return low
+            differing = middle
 
 
 Messages = list[dict[str, str]]

@@ -1,6 +1,6 @@
 """Five real requests from text to number, by lm-evaluation-harness's rule and plain transformers calls.
 
-The trials of scoring paths (``scoring_trial``) compare log-probabilities of tokens. What comes before them (where a
+The trials of scoring paths (``scoring_check``) compare log-probabilities of tokens. What comes before them (where a
 context ends, which special tokens are added) and after them (whose numbers are added up) they do not see. So a few
 requests of every model are computed again from their texts, with nothing of ours but the adapters' routing: the tokens
 must be the same, and the sums the same but for rounding. Requests on which Potentia differs from the harness on purpose
@@ -20,14 +20,13 @@ from potentia.errors import ModelError
 from potentia.timing import spending
 
 if TYPE_CHECKING:
+    from potentia.engine.layers.network import Network
     from potentia.engine.models.loading import LoadedModel
     from potentia.engine.models.tokenization import Ids
-    from potentia.engine.scoring.network import Network
     from potentia.values.requests import Continuation, Document, Generation
 
 REQUESTS = 5  # that are computed again, of each kind and with or without adapters
 LETTERS_PER_TOKEN = 4  # about: longer texts are read in windows
-PASSED = "agrees"
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class RequestCheck:
     ) -> None:
         """Refuse numbers of continuations that are not the harness's."""
         name = _check_name("continuations", owners)
-        if name in self.loaded.checked:
+        if name in self.loaded.checks.requests:
             return
         lengths = [len(request.context) + len(request.continuation) for request in requests]
         differences: list[float] = []
@@ -78,7 +77,7 @@ class RequestCheck:
     ) -> None:
         """Refuse numbers of whole texts that are not the harness's, of texts that fit the model."""
         name = _check_name("documents", owners)
-        if name in self.loaded.checked:
+        if name in self.loaded.checks.requests:
             return
         fitting = [
             index
@@ -101,7 +100,7 @@ class RequestCheck:
 
     def check_prompts(self, requests: Sequence[Generation]) -> None:
         """Refuse tokens of prompts that are not the harness's; what is written after them is tried elsewhere."""
-        if "prompts" in self.loaded.checked:
+        if "prompts" in self.loaded.checks.requests:
             return
         compared = 0
         for index in choose_requests([len(request.context) for request in requests], None):
@@ -154,7 +153,7 @@ class RequestCheck:
         """Remember that requests of a kind were compared, and how far off the farthest was."""
         if not differences:
             return
-        self.loaded.checked[name] = PASSED
+        self.loaded.checks.requests.add(name)
         farthest = float(f"{max(differences):.1e}")
         facts = {"compared": len(differences), "off_by": farthest}
         self.loaded.record.setdefault("requests", {})[name] = facts

@@ -25,7 +25,7 @@ from torch import Tensor
 from potentia.engine.lane_spec import LaneSpec, LoraConfig
 from potentia.engine.layers.adapter_bank import AdapterBank, lane_state_bytes
 from potentia.engine.models.device_layout import is_spread
-from potentia.engine.models.identity import Verdicts
+from potentia.engine.models.proof_cache import ProofCache
 from potentia.engine.proof.refusal import Refusal
 from potentia.engine.proof.rehearsal import RehearsalFailedError
 from potentia.engine.proof.training_check import FORMS, TrainingVerdict, check_lanes, recheck_lanes
@@ -55,7 +55,7 @@ class LaneTrainer(Trainer):
         recompute: bool | None = None,
     ) -> None:
         super().__init__(loaded, token_budget, workspace)
-        self._shared: Verdicts = getattr(loaded, "verdicts", None) or Verdicts()
+        self._shared: ProofCache = getattr(loaded, "proof_cache", None) or ProofCache()
         self._structure: Callable[[], str] = lambda: getattr(loaded, "structure", "")
         on_gpu = next(self.model.parameters()).device.type == "cuda" and not is_spread(self.model)
         self.static = static if static is not None else on_gpu

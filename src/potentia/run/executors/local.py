@@ -17,7 +17,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
-from potentia.engine import VERDICTS, pick_device
+from potentia.engine import PROOF_FOLDER, pick_device
 from potentia.run.cost import estimate_gpu_bytes, estimate_weight_bytes
 from potentia.run.executors.base import ExecutionRequest, Executor, QueueExecutor
 from potentia.run.executors.worker_processes import WorkerProcesses
@@ -150,7 +150,7 @@ class WorkerPool(QueueExecutor):
         self.check_folder = tempfile.TemporaryDirectory(
             prefix="potentia-", ignore_cleanup_errors=True
         )
-        os.environ[VERDICTS] = self.check_folder.name
+        os.environ[PROOF_FOLDER] = self.check_folder.name
 
     def start(self, request: ExecutionRequest) -> Sequence[Assignment]:
         """Start the workers that are not there yet."""
