@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,17 @@ AUXILIARY = "auxiliary"
 AUXILIARY_DOCUMENTS = 1000  # of each form: 940 steps of 32 in five epochs
 ON_THE_WAY = (188, 564)  # steps after which all are scored too
 SHOWN = "ask"  # the form that the treatment experiment teaches half of the models that never saw it
+_FACT_COLUMNS = (
+    "name",
+    "family",
+    "kind",
+    "parameters_b",
+    "tokens_b",
+    "date",
+    "base_model",
+    "exposure",
+    "note",
+)
 CAPS = {"train": 500, "validation": 200, "test": 500}
 
 
@@ -45,12 +56,13 @@ class Laboratory:
 
     def commands(self) -> dict[str, tuple[str, ...]]:
         """Return the commands of every question, to be pasted."""
-        store, facts = self.store, self.facts
-        mixes = " ".join(m.name for m in zoo.models("lab") if m.mix != "ordinary")
-        seeds = " ".join(m.name for m in zoo.models("lab") if m.mix == "ordinary")
+        store = self.store
+        lab_models = zoo.models("lab")
+        mixes = " ".join(model.name for model in lab_models if model.mix != "ordinary")
+        seeds = " ".join(model.name for model in lab_models if model.mix == "ordinary")
         test_task = f"potentia analyze test-task {store} --exposed --chance 0.25 --study"
-        ask = {
-            "adjust": f"{test_task} adjust --facts {facts}",
+        analyses = {
+            "adjust": f"{test_task} adjust --facts {self.facts}",
             "treatment": f"{test_task} treatment",
             "checkpoints": f"potentia analyze checkpoints {store} --study checkpoints-direct checkpoints-tuned"
             " --baseline direct",
@@ -59,10 +71,11 @@ class Laboratory:
             "robustness": f"potentia analyze proxy {store} --study robustness --target both --protocol adjust"
             f" --normalise feature --top 2 --data-group {mixes} --seed-group {seeds}",
         }
-        files: dict[str, list[str]] = {}
+        runs: dict[str, list[str]] = {}
         for name, path in self.studies.items():
-            files.setdefault(name.split("-")[0], []).append(f"potentia run {path}")
-        return {question: (*files[question], line) for question, line in ask.items()}
+            question = name.split("-")[0]
+            runs.setdefault(question, []).append(f"potentia run {path}")
+        return {question: (*runs[question], analysis) for question, analysis in analyses.items()}
 
 
 def lay_out_laboratory(folder: Path) -> Laboratory:
@@ -73,25 +86,89 @@ def lay_out_laboratory(folder: Path) -> Laboratory:
     _write_auxiliary(folder / "tasks", tasks)
     facts = _write_facts(folder / "facts.csv")
     store = (folder / "potentia.db").resolve()
-    written = {}
-    for name, (why, body) in studies().items():
-        written[name] = path = folder / f"{name}.yaml"
-        body = {"name": name, **body, "store": str(store)}
+    study_files = {}
+    for name, study in lab_studies().items():
+        path = folder / f"{name}.yaml"
+        body = {"name": name, **study.body, "store": str(store)}
         make_study(body)  # a study that is written is one that can be read
         text = yaml.safe_dump(body, sort_keys=False, default_flow_style=None, width=110)
-        write_if_changed(path, f"# potentia run {path}\n#\n# {why}\n{text}")
-    return Laboratory(folder, len(models), len(tasks), facts, folder / "potentia.db", written)
+        write_if_changed(path, f"# potentia run {path}\n#\n# {study.question}\n{text}")
+        study_files[name] = path
+    return Laboratory(
+        folder=folder,
+        models=len(models),
+        tasks=len(tasks),
+        facts=facts,
+        store=folder / "potentia.db",
+        studies=study_files,
+    )
 
 
 # --- the studies -----------------------------------------------------------------------------------------------------
 
 
-def studies() -> dict[str, tuple[str, dict[str, Any]]]:
-    """Return every study: its question and its body, paths relative to the laboratory's folder."""
-    base, lab = zoo.models("base"), zoo.models("lab")
-    pairs = [m for m in zoo.models("base", "instruct") if m.family == "aster"]
-    adjusted: dict[str, Any] = {
-        "tasks": _tasks(BENCHMARKS),
+@dataclass(frozen=True)
+class LabStudy:
+    """A study file: the question that it asks, and its body, paths relative to the laboratory's folder."""
+
+    question: str
+    body: dict[str, Any]
+
+
+def lab_studies() -> dict[str, LabStudy]:
+    """Return every study of the laboratory by name."""
+    base_models = zoo.models("base")
+    unexposed = [model for model in base_models if SHOWN not in model.exposure]
+    aster_pairs = [m for m in zoo.models("base", "instruct") if m.family == "aster"]
+    adjusted = _adjusted_settings()
+    tuned = _tuned_settings()
+    direct = _direct_settings()
+    exposure = {
+        "data": [SHOWN],
+        "who": "half",
+        "tuning": adjusted["tuning"] | {"learning_rates": [1e-3]},
+    }
+    return {
+        "adjust": LabStudy(
+            "Training on the test task: every family saw some of these forms, and tuning on all of them makes it even.",
+            {"models": list(map(model_spec, base_models)), **adjusted},
+        ),
+        "treatment": LabStudy(
+            f"The treatment experiment: half of these models are tuned on {SHOWN} first, then all are adjusted.",
+            {
+                "models": list(map(model_spec, unexposed)),
+                **adjusted,
+                "tasks": _task_specs([SHOWN]),
+                "treat": exposure,
+            },
+        ),
+        "checkpoints-direct": LabStudy(
+            "Stability over pretraining: the benchmarks' own prompts and BOSE's forms, as the checkpoints are.",
+            {"models": _pretraining_runs(), **direct},
+        ),
+        "checkpoints-tuned": LabStudy(
+            "Stability over pretraining: train-before-test at every checkpoint.",
+            {"models": _pretraining_runs(), **tuned},
+        ),
+        "consistency-direct": LabStudy(
+            "Base models and their instruct versions, by the benchmarks' own prompts and BOSE's forms.",
+            {"models": list(map(model_spec, aster_pairs)), **direct},
+        ),
+        "consistency-tuned": LabStudy(
+            "Base models and their instruct versions, train-before-test.",
+            {"models": list(map(model_spec, aster_pairs)), **tuned},
+        ),
+        "robustness": LabStudy(
+            "Proxy tasks: models that differ in seed or data alone, beside the base models.",
+            {"models": list(map(model_spec, (*base_models, *zoo.models("lab")))), **adjusted},
+        ),
+    }
+
+
+def _adjusted_settings() -> dict[str, Any]:
+    """Return a study that tunes every model on all forms, and scores it before and after."""
+    return {
+        "tasks": _task_specs(BENCHMARKS),
         "protocols": ["direct", "adjust"],
         "caps": CAPS,
         "adjust": {
@@ -111,77 +188,49 @@ def studies() -> dict[str, tuple[str, dict[str, Any]]]:
         "selection": "tuned",  # validation would keep the untuned model just where it had seen the form
         "device": "cpu",
     }
-    plain = {
-        "tasks": _tasks(TRACKED),
+
+
+def _tuned_settings() -> dict[str, Any]:
+    """Return a study by train-before-test."""
+    return {
+        "tasks": _task_specs(TRACKED),
         "protocols": ["train_before_test"],
         "caps": CAPS,
         "device": "cpu",
+        "tuning": zoo_tuning(),
     }
-    plain["tuning"] = zoo_tuning()
-    forms = {
-        "tasks": _tasks(TRACKED, FORMS),
+
+
+def _direct_settings() -> dict[str, Any]:
+    """Return a study of the models as they are, by the benchmarks' own prompts and other forms."""
+    return {
+        "tasks": _task_specs(TRACKED, FORMS),
         "protocols": ["direct"],
         "caps": CAPS,
         "device": "cpu",
     }
-    return {
-        "adjust": (
-            "Training on the test task: every family saw some of these forms, and tuning on all of them makes it even.",
-            {"models": [model_spec(m) for m in base], **adjusted},
-        ),
-        "treatment": (
-            f"The treatment experiment: half of these models are tuned on {SHOWN} first, then all are adjusted.",
-            {
-                "models": [model_spec(m) for m in base if SHOWN not in m.exposure],
-                **adjusted,
-                "tasks": _tasks([SHOWN]),
-                "treat": {
-                    "data": [SHOWN],
-                    "who": "half",
-                    "tuning": adjusted["tuning"] | {"learning_rates": [1e-3]},
-                },
-            },
-        ),
-        "checkpoints-direct": (
-            "Stability over pretraining: the benchmarks' own prompts and BOSE's forms, as the checkpoints are.",
-            {"models": _series(), **forms},
-        ),
-        "checkpoints-tuned": (
-            "Stability over pretraining: train-before-test at every checkpoint.",
-            {"models": _series(), **plain},
-        ),
-        "consistency-direct": (
-            "Base models and their instruct versions, by the benchmarks' own prompts and BOSE's forms.",
-            {"models": [model_spec(m) for m in pairs], **forms},
-        ),
-        "consistency-tuned": (
-            "Base models and their instruct versions, train-before-test.",
-            {"models": [model_spec(m) for m in pairs], **plain},
-        ),
-        "robustness": (
-            "Proxy tasks: models that differ in seed or data alone, beside the base models.",
-            {"models": [model_spec(m) for m in (*base, *lab)], **adjusted},
-        ),
-    }
 
 
-def _tasks(names: Iterable[str], forms: Iterable[str] = ()) -> list[dict[str, str]]:
-    suffixes = ("", *(f":{form}" for form in forms))
-    return [
-        {"name": name + suffix, "file": f"tasks/{name}.yaml{suffix}"}
-        for name in names
-        for suffix in suffixes
-    ]
+def _task_specs(names: Iterable[str], forms: Sequence[str] = ()) -> list[dict[str, str]]:
+    specs = []
+    for name in names:
+        for suffix in ("", *(f":{form}" for form in forms)):
+            specs.append({"name": name + suffix, "file": f"tasks/{name}.yaml{suffix}"})
+    return specs
 
 
-def _series() -> list[dict[str, Any]]:
+def _pretraining_runs() -> list[dict[str, Any]]:
     """Return the two pretraining runs, each with its kept checkpoints and its end."""
+    checkpoints = zoo.models("checkpoint")
     runs = []
-    for run in dict.fromkeys(m.base_model for m in zoo.models("checkpoint")):
-        end = zoo.model(run)
-        points = [*(m for m in zoo.models("checkpoint") if m.base_model == run), end]
-        found = [{"step": m.steps, "path": f"models/{m.name}", "tokens": m.tokens} for m in points]
-        runs.append({**model_spec(end), "checkpoints": found})
+    for name in dict.fromkeys(model.base_model for model in checkpoints):
+        final_model = zoo.model(name)
+        states = [*(model for model in checkpoints if model.base_model == name), final_model]
+        specs = [
+            {"step": state.steps, "path": f"models/{state.name}", "tokens": state.tokens}
+            for state in states
+        ]
+        runs.append({**model_spec(final_model), "checkpoints": specs})
     return runs
 
 
@@ -192,12 +241,11 @@ def _write_auxiliary(folder: Path, tasks: Mapping[str, Path]) -> None:
     """Write the common tuning data: examples of all forms, about people of the train split."""
     files = {}
     (folder / AUXILIARY).mkdir(exist_ok=True)
-    for split, many in (("train", AUXILIARY_DOCUMENTS), ("validation", 20), ("test", 20)):
-        lines = [
-            line
-            for name in BENCHMARKS
-            for line in (folder / name / f"{split}.jsonl").read_text("utf-8").splitlines()[:many]
-        ]
+    sizes = {"train": AUXILIARY_DOCUMENTS, "validation": 20, "test": 20}
+    for split, size in sizes.items():
+        lines: list[str] = []
+        for name in BENCHMARKS:
+            lines += (folder / name / f"{split}.jsonl").read_text("utf-8").splitlines()[:size]
         file = (folder / AUXILIARY / f"{split}.jsonl").resolve()
         write_if_changed(file, "\n".join(lines) + "\n")
         files[split] = str(file)
@@ -209,25 +257,23 @@ def _write_auxiliary(folder: Path, tasks: Mapping[str, Path]) -> None:
 def _write_facts(path: Path) -> Path:
     """Write what is known of models: what each is called here, and the forms that it has seen."""
     with path.open("w", encoding="utf-8", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(
-            (
-                "name",
-                "family",
-                "kind",
-                "parameters_b",
-                "tokens_b",
-                "date",
-                "base_model",
-                "exposure",
-                "note",
-            )
-        )
-        for m in zoo.models():
-            kept = m.kind == "checkpoint"
-            name, base = (f"{m.base_model}@{m.steps}", "") if kept else (m.name, m.base_model)
-            kind = "instruct" if m.kind == "instruct" else "base"
-            sizes = (f"{m.parameters / 1e9:.9f}", f"{m.tokens / 1e9:.9f}")
-            note = f"knows {m.knowledge:.0%} of the test facts"
-            table.writerow((name, m.family, kind, *sizes, m.date, base, ";".join(m.exposure), note))
+        table = csv.DictWriter(file, _FACT_COLUMNS)
+        table.writeheader()
+        for model in zoo.models():
+            table.writerow(_facts_row(model))
     return path
+
+
+def _facts_row(model: zoo.ZooModel) -> dict[str, str]:
+    is_checkpoint = model.kind == "checkpoint"
+    return {
+        "name": f"{model.base_model}@{model.steps}" if is_checkpoint else model.name,
+        "family": model.family,
+        "kind": "instruct" if model.kind == "instruct" else "base",
+        "parameters_b": f"{model.parameters / 1e9:.9f}",
+        "tokens_b": f"{model.tokens / 1e9:.9f}",
+        "date": model.date,
+        "base_model": "" if is_checkpoint else model.base_model,
+        "exposure": ";".join(model.exposure),
+        "note": f"knows {model.knowledge:.0%} of the test facts",
+    }

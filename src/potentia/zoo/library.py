@@ -59,12 +59,17 @@ def write_tokenizer(folder: Path, *, chat: bool = False) -> None:
     )
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = {
+    config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        **{"bos_token": BOS, "eos_token": EOS, "pad_token": PAD, "unk_token": UNK},
-        **{"model_max_length": CONTEXT, "clean_up_tokenization_spaces": False},
-        **({"chat_template": CHAT_TEMPLATE} if chat else {}),
+        "bos_token": BOS,
+        "eos_token": EOS,
+        "pad_token": PAD,
+        "unk_token": UNK,
+        "model_max_length": CONTEXT,
+        "clean_up_tokenization_spaces": False,
     }
+    if chat:
+        config["chat_template"] = CHAT_TEMPLATE
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n", "utf-8")
 
 
@@ -95,50 +100,50 @@ class ZooModel:
 def models(*kinds: str) -> tuple[ZooModel, ...]:
     """All shipped models, or those of the given kinds (``base``, ``instruct``, ``checkpoint``, ``lab``)."""
     with (WEIGHTS / "facts.csv").open(encoding="utf-8", newline="") as file:
-        return tuple(
-            _model(row) for row in csv.DictReader(file) if not kinds or row["kind"] in kinds
-        )
+        every_model = [_parse_model(row) for row in csv.DictReader(file)]
+    return tuple(model for model in every_model if not kinds or model.kind in kinds)
 
 
-def _model(row: dict[str, str]) -> ZooModel:
-    measured = list(row)[list(row).index("knowledge") + 1 :]
-    words: dict[str, Any] = {
-        name: row[name] for name in ("name", "family", "kind", "base_model", "date", "mix")
-    }
-    counts: dict[str, Any] = {
-        name: int(row[name]) for name in ("parameters", "tokens", "seed", "steps")
-    }
-    shares: dict[str, Any] = {name: float(row[name]) for name in ("flops", "knowledge")}
-    exposure = tuple(row["exposure"].split())
+def _parse_model(row: dict[str, str]) -> ZooModel:
+    columns = list(row)
+    measured_columns = columns[columns.index("knowledge") + 1 :]
     return ZooModel(
-        **words,
-        **counts,
-        **shares,
-        exposure=exposure,
-        measured={k: float(row[k]) for k in measured},
+        name=row["name"],
+        family=row["family"],
+        kind=row["kind"],
+        base_model=row["base_model"],
+        parameters=int(row["parameters"]),
+        tokens=int(row["tokens"]),
+        flops=float(row["flops"]),
+        date=row["date"],
+        seed=int(row["seed"]),
+        mix=row["mix"],
+        steps=int(row["steps"]),
+        exposure=tuple(row["exposure"].split()),
+        knowledge=float(row["knowledge"]),
+        measured={column: float(row[column]) for column in measured_columns},
     )
 
 
 def model(name: str) -> ZooModel:
     """The facts of one model by name."""
-    for found in models():
-        if found.name == name:
-            return found
-    raise ModelError(
-        f"the zoo has no model {name!r}",
-        hint=f"one of: {', '.join(m.name for m in models('base'))}, …",
-    )
+    for candidate in models():
+        if candidate.name == name:
+            return candidate
+    base_names = ", ".join(base.name for base in models("base"))
+    raise ModelError(f"the zoo has no model {name!r}", hint=f"one of: {base_names}, …")
 
 
 def write_model_folders(cache_dir: Path, names: Iterable[str] | None = None) -> dict[str, Path]:
     """Lay out models (all, or the named ones) as Hugging Face folders below ``cache_dir``; name → folder."""
+    chosen = models() if names is None else [model(name) for name in names]
     folders = {}
-    for found in models() if names is None else [model(name) for name in names]:
-        folder = Path(cache_dir) / found.name
-        write_tokenizer(folder, chat=found.kind == "instruct")
+    for zoo_model in chosen:
+        folder = Path(cache_dir) / zoo_model.name
+        write_tokenizer(folder, chat=zoo_model.kind == "instruct")
         for file in ("config.json", "model.safetensors"):
-            shutil.copyfile(WEIGHTS / found.name / file, folder / file)
-        folders[found.name] = folder
+            shutil.copyfile(WEIGHTS / zoo_model.name / file, folder / file)
+        folders[zoo_model.name] = folder
     return folders
 
 
@@ -170,7 +175,7 @@ def write_task_files(cache_dir: Path, world: World | None = None) -> dict[str, P
     return tasks
 
 
-def _metric(
+def _metric_definition(
     name: str, aggregation: str = "mean", higher: bool = True, **more: Any
 ) -> dict[str, Any]:
     return {"metric": name, "aggregation": aggregation, "higher_is_better": higher, **more}
@@ -187,7 +192,7 @@ _KINDS: dict[str, dict[str, Any]] = {
         "doc_to_choice": "choices",
         "doc_to_target": "answer",
         "target_delimiter": " ",
-        "metric_list": [_metric("acc")],
+        "metric_list": [_metric_definition("acc")],
     },
     "generate": {
         "output_type": "generate_until",
@@ -195,15 +200,15 @@ _KINDS: dict[str, dict[str, Any]] = {
         "doc_to_target": "{{completion}}",
         "target_delimiter": " ",
         "generation_kwargs": {"until": ["."], "max_gen_toks": 3, "do_sample": False},
-        "metric_list": [_metric("exact_match", ignore_case=False)],
+        "metric_list": [_metric_definition("exact_match", ignore_case=False)],
     },
     "text": {
         "output_type": "loglikelihood_rolling",
         "doc_to_text": "",
         "doc_to_target": "{{text}}",
         "metric_list": [
-            _metric("bits_per_byte", "bits_per_byte", False),
-            _metric("word_perplexity", "weighted_perplexity", False),
+            _metric_definition("bits_per_byte", "bits_per_byte", False),
+            _metric_definition("word_perplexity", "weighted_perplexity", False),
         ],
     },
 }
