@@ -130,7 +130,7 @@ def resumes(adaptive: Callable[..., Any], once: str, store: str) -> bool:
 def scores(place: str) -> dict[tuple[str, str, str], float]:
     """All scores of a store."""
     with Store.open(place, readonly=True) as store:
-        return {(c.model, c.task, str(c.protocol)): c.score.value for c in store.cells()}
+        return {(c.model, c.task, str(c.protocol)): c.score.value for c in store.cells.read()}
 
 
 def warm(study: Study, folder: Path) -> None:

@@ -181,8 +181,8 @@ def run_row(body: dict[str, Any]) -> dict[str, Any]:
     if result.failed:
         raise SystemExit(f"a cell failed: {result.reasons}")
     with Store.open(body["store"], readonly=True) as store:
-        cells = [[f"{cell.task} × {cell.protocol}", cell.seconds] for cell in store.cells()]
-        events = store.events(result.study)
+        cells = [[f"{cell.task} × {cell.protocol}", cell.seconds] for cell in store.cells.read()]
+        events = store.events.read(result.study)
         tally = next((dict(event.payload["tally"]) for event in events if event.kind == "row"), {})
     return {"seconds": seconds, "cells": cells, "tally": tally}
 

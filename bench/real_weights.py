@@ -139,7 +139,7 @@ def show(place: Path, models: list[str]) -> list[str]:
     with Store.open(str(place), readonly=True) as store:
         cells = {
             (cell.model, cell.task, str(cell.protocol)): cell
-            for cell in store.cells(study="real-weights")
+            for cell in store.cells.read(study="real-weights")
         }
     missing = []
     print(f"\n{'model':24}{'task':16}" + "".join(f"{protocol:>24}" for protocol in PROTOCOLS))

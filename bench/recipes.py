@@ -254,7 +254,7 @@ def _run(
         cells = [
             {"model": c.model, "task": c.task, "test": c.score.value}
             | {name: getattr(c.selection, name) for name in TOLD}
-            for c in store.cells(protocol="train_before_test")
+            for c in store.cells.read(protocol="train_before_test")
         ]
     return Outcome(setting, cells, seconds, result.interrupted)
 

@@ -85,7 +85,7 @@ def make_store(where: Path, models: int, tasks: int, *, lanes: int = 3) -> None:
     }
     provenance = Provenance.from_dict(content)
     with Store.open(where) as store:
-        store.study("scale", STUDY, spec)
+        store.studies.open("scale", STUDY, spec)
         for protocol, noise in (("direct", 1.0), ("train_before_test", 0.3)):
             raw = ability[:, None] + ease[None, :] + noise * stream.normal(size=(models, tasks))
             values = 0.25 + 0.7 / (1 + np.exp(-raw))
@@ -136,8 +136,8 @@ def make_store(where: Path, models: int, tasks: int, *, lanes: int = 3) -> None:
                                 )
                             )
             for start in range(0, len(cells), 5000):
-                store.commit_cells(cells[start : start + 5000])
-            with store._writing() as connection:  # one by one they would take an hour
+                store.cells.commit_many(cells[start : start + 5000])
+            with store.database.writing() as connection:  # one by one they would take an hour
                 from dataclasses import asdict
 
                 for start in range(0, len(curves), 5000):

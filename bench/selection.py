@@ -237,8 +237,8 @@ def true_outcomes(
     write(folder / "truth" / "test.jsonl", held)
     final: dict[str, dict[str, str]] = {}
     with Store.open(str(folder / "selected" / "select.db"), readonly=True) as store:
-        for cell in store.cells(study="select-final"):
-            adapter = store.adapter(cell.key)
+        for cell in store.cells.read(study="select-final"):
+            adapter = store.adapters.find(cell.key)
             final[Path(cell.model).name] = {"adapter": str(adapter)} if adapter is not None else {}
     found: dict[str, dict[int, float]] = {}
     for name, protocol, chosen in (
@@ -263,8 +263,10 @@ def true_outcomes(
         if result.interrupted or result.failed:
             raise SystemExit(f"no truth: {result.reasons or 'stopped'}")
         with Store.open(study.store, readonly=True) as store:
-            for cell in store.cells(study=result.study):
-                found[cell.model] = {item.doc_id: item.value for item in store.items(cell.key)}
+            for cell in store.cells.read(study=result.study):
+                found[cell.model] = {
+                    item.doc_id: item.value for item in store.cells.read_items(cell.key)
+                }
     return found
 
 

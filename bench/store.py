@@ -64,14 +64,16 @@ def make_cells() -> list[CellRecord]:
 def ours(where: str, cells: Sequence[CellRecord]) -> tuple[float, float]:
     """Return cells per second written and seconds until the matrix."""
     with Store.open(where) as store:
-        store.study("bench", "bench", {})
+        store.studies.open("bench", "bench", {})
         start = time.perf_counter()
-        new = sum(store.commit_cells(cells[i : i + BATCH]) for i in range(0, len(cells), BATCH))
+        new = sum(
+            store.cells.commit_many(cells[i : i + BATCH]) for i in range(0, len(cells), BATCH)
+        )
         rate = new / (time.perf_counter() - start)
         assert new == len(cells), "the store was not empty"
     with Store.open(where) as store:
         start = time.perf_counter()
-        matrix = store.matrix("train_before_test")
+        matrix = store.scores.read_matrix("train_before_test")
         seconds = time.perf_counter() - start
         assert matrix.shape == (MODELS, TASKS)
         assert matrix.values[1, 5] == 105 % 97 / 97

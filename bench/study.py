@@ -94,9 +94,9 @@ def spent(place: Path) -> list[dict[str, Any]]:
     from potentia.store import Store
 
     with Store.open(str(place), readonly=True) as store:
-        (study,) = store.studies()
+        (study,) = store.studies.read()
         events, last = [], 0
-        while found := store.events(study.key, after_id=last):
+        while found := store.events.read(study.key, after_id=last):
             events += found
             last = found[-1].id
     return [dict(event.payload) for event in events if event.kind == "row"]
@@ -108,10 +108,10 @@ def least(place: Path, rate: float) -> float:
     from potentia.study import make_study
 
     with Store.open(str(place), readonly=True) as store:
-        (study,) = store.studies()
+        (study,) = store.studies.read()
         rows = make_study(dict(study.spec)).rows()
         sizes = {row.name: float(row.parameters or 0.0) for row in rows}
-        lanes = store.lanes(study=study.key)
+        lanes = store.lanes.read(study=study.key)
     return (
         sum(4 * sizes[lane.model] * (epoch.tokens or 0) for lane in lanes for epoch in lane.epochs)
         / rate

@@ -15,14 +15,14 @@ import sys
 import time
 from pathlib import Path
 
-from potentia.store.records import began
+from potentia.store.records import process_start
 
 
 class Driver:
     """A run under way; its process is the leader of a group of its own."""
 
     def __init__(self, pid: int, place: Path) -> None:
-        self.pid, self.place, self.began = pid, place, began(pid)
+        self.pid, self.place, self.began = pid, place, process_start(pid)
 
     @property
     def said(self) -> str:
@@ -30,7 +30,7 @@ class Driver:
 
     @property
     def alive(self) -> bool:
-        return self.began is not None and began(self.pid) == self.began
+        return self.began is not None and process_start(self.pid) == self.began
 
     def signal(self, number: int, *, group: bool = False) -> None:
         with contextlib.suppress(ProcessLookupError):  # it was quicker

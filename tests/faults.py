@@ -63,7 +63,8 @@ def scores(store: str) -> Scores:
     """Return every score of a store, to the last bit."""
     with Store.open(store, readonly=True) as opened:
         return {
-            (c.model, c.task, c.protocol): (c.score.value, c.score.stderr) for c in opened.cells()
+            (c.model, c.task, c.protocol): (c.score.value, c.score.stderr)
+            for c in opened.cells.read()
         }
 
 
@@ -73,12 +74,12 @@ def check(store: str, expected: Scores) -> None:
         f"the scores are those of a run that was never disturbed, not {scores(store)}"
     )
     with Store.open(store, readonly=True) as opened:
-        assert opened.failures() == [], opened.failures()
-        assert opened.leases() == [], opened.leases()
-        (record,) = opened.studies()
+        assert opened.failures.read() == [], opened.failures.read()
+        assert opened.leases.read() == [], opened.leases.read()
+        (record,) = opened.studies.read()
         ended = [
             (e.payload["row"], e.payload["task"], e.payload["protocol"])
-            for e in opened.events(record.key, limit=10**6)
+            for e in opened.events.read(record.key, limit=10**6)
             if e.kind == "cell"
         ]
         assert sorted(ended) == sorted(expected), (
@@ -86,8 +87,11 @@ def check(store: str, expected: Scores) -> None:
         )
         assert not opened.lanes_folder.exists(), "no lanes are left behind"
         assert not list(opened.items_folder.glob("*/.*")), "no half-written files are left behind"
-        for cell in opened.cells():
-            assert len(opened.items(cell.key)) == cell.score.n, (cell, len(opened.items(cell.key)))
+        for cell in opened.cells.read():
+            assert len(opened.cells.read_items(cell.key)) == cell.score.n, (
+                cell,
+                len(opened.cells.read_items(cell.key)),
+            )
 
 
 @dataclass
@@ -167,7 +171,7 @@ def begun(driver: Driver, store: str) -> None:
     """Wait until a run has its first cell, or is over."""
     while driver.alive:
         with contextlib.suppress(PotentiaError), Store.open(store, readonly=True) as opened:
-            if opened.cells():
+            if opened.cells.read():
                 return
         time.sleep(0.02)
 
@@ -343,7 +347,9 @@ def killed_writers(world: World, kind: str, stream: random.Random) -> None:
     store, place = str(world.folder / "undisturbed.db"), world.place()
     with Store.open(store, readonly=True) as opened:
         model = next(
-            c.model for c in opened.cells() if c.task == "colours" and opened.adapter(c.key)
+            c.model
+            for c in opened.cells.read()
+            if c.task == "colours" and opened.adapters.find(c.key)
         )
     questions = str(world.folder / "colours.jsonl")
     commands = {

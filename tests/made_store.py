@@ -40,12 +40,12 @@ def make_store(
         "protocols": ["direct", "train_before_test"],
     }
     with Store.open(path) as store:
-        store.study("made", STUDY, spec)
+        store.studies.open("made", STUDY, spec)
         for k, model in enumerate(models):
             for j, task in enumerate(tasks):
                 if model == EVIL and task == "piqa":
-                    store.fail_cell(STUDY, model, task, "direct", "it broke: <b>badly</b>")
-                    store.event(
+                    store.failures.record(STUDY, model, task, "direct", "it broke: <b>badly</b>")
+                    store.events.append(
                         STUDY,
                         "failure",
                         {"row": model, "task": task, "protocol": "direct", "reason": "it broke"},
@@ -102,7 +102,7 @@ def _commit(store: Store, model: str, task: str, protocol: str, items: list[Item
     selection = (
         Selection(tuned=True, learning_rate=1e-5, epoch=2) if tuned else Selection(style="plain")
     )
-    store.commit_cell(
+    store.cells.commit(
         CellRecord(
             key=key,
             study=STUDY,
@@ -119,7 +119,7 @@ def _commit(store: Store, model: str, task: str, protocol: str, items: list[Item
         ),
         items=items,
     )
-    store.event(
+    store.events.append(
         STUDY,
         "cell",
         {"row": model, "task": task, "protocol": protocol, "value": value, "stderr": score.stderr},
@@ -128,7 +128,7 @@ def _commit(store: Store, model: str, task: str, protocol: str, items: list[Item
         curve = tuple(
             EpochRecord(e, 2.0 - e / 2 if e else None, value - 0.1 + e / 20, 0.05) for e in range(3)
         )
-        store.save_lane(
+        store.lanes.save(
             LaneRecord(
                 f"lane-{key}",
                 STUDY,

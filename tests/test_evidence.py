@@ -66,7 +66,7 @@ def fill(
     )
     with Store.open(path) as store:
         key = f"{name:x<32}"[:32]
-        store.study(name, key, study.model_dump(mode="json"))
+        store.studies.open(name, key, study.model_dump(mode="json"))
         for spec in specs:
             skill = 0.3 + 0.05 * MODELS.index(spec["name"]) + shift
             for task in TASKS:
@@ -82,7 +82,7 @@ def fill(
                     origin = Origin(
                         f"{task} {data}", recipe_fingerprint({"adjust": content.get("adjust")}), 0
                     )
-                    store.commit_cell(
+                    store.cells.commit(
                         CellRecord(
                             key=f"{name}-{spec['name']}-{task}-{protocol}-{data}-{recipe}".replace(
                                 "@", "-"
@@ -360,8 +360,10 @@ def test_two_studies_that_share_cells_are_read_one_by_one_and_apart(tmp_path: Pa
     path = fill(tmp_path / "s.db", name="one", models=MODELS[:6])
     fill(path, name="two", models=MODELS[:6], recipe="r1", protocols=("adjust",))
     with Store.open(path) as store:
-        key = next(record.key for record in store.studies() if record.name == "two")
-        store.adopt(key, [cell.key for cell in store.cells(study="one", protocol="direct")])
+        key = next(record.key for record in store.studies.read() if record.name == "two")
+        store.cells.adopt(
+            key, [cell.key for cell in store.cells.read(study="one", protocol="direct")]
+        )
     for name in ("one", "two"):
         assert {"direct", "adjust"} <= set(read(path, study=name).scores)
     apart = read(path, study="all", apart=True)
@@ -386,7 +388,7 @@ def test_folds_are_joined_only_where_none_is_missing(tmp_path: Path) -> None:
     """Folds 1 and 2 of 5 were once given out as the whole task."""
     for name, folds in (("whole", range(1, 6)), ("part", range(1, 3))):
         with Store.open(tmp_path / f"{name}.db") as store:
-            store.study("s", "k", {})
+            store.studies.open("s", "k", {})
             for model in ("a", "b"):
                 for k in folds:
                     score = Score(
@@ -400,7 +402,7 @@ def test_folds_are_joined_only_where_none_is_missing(tmp_path: Path) -> None:
                     cell = CellRecord(
                         f"{model}{k}", "k", model, f"t#{k}/5", "direct", {"acc": score}, "acc"
                     )
-                    store.commit_cell(cell, items=[ItemOutcome(k * 100, 1.0, "", "", {})])
+                    store.cells.commit(cell, items=[ItemOutcome(k * 100, 1.0, "", "", {})])
     whole, part = read(tmp_path / "whole.db"), read(tmp_path / "part.db")
     assert whole.scores["direct"].tasks == ("t",)
     assert whole.scores["direct"].score(0, 0).value == pytest.approx(0.53)

@@ -106,11 +106,11 @@ def _show_progress_bar(plan: StudyPlan) -> Iterator[None]:
         Store.open(plan.study.store) as store,
         tqdm(total=len(count.asked), unit="cell", desc=plan.study.name, disable=False) as bar,
     ):
-        seen = store.last_event(plan.key)
+        seen = store.events.read_last_id(plan.key)
 
         def follow() -> None:
             nonlocal seen
-            for event in store.events(plan.key, after_id=seen):
+            for event in store.events.read(plan.key, after_id=seen):
                 seen, facts = event.id, event.payload
                 if count.hear(event):
                     bar.update(count.ended - bar.n)

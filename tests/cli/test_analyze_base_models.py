@@ -271,9 +271,9 @@ def store(tmp_path):
     )
     where = tmp_path / "potentia.db"
     with Store.open(where) as opened:
-        record = opened.study("demo", "key", study.model_dump(mode="json"))
+        record = opened.studies.open("demo", "key", study.model_dump(mode="json"))
         values = {row.name: 0.3 + 0.1 * place for place, row in enumerate(study.rows())}
-        opened.commit_cells(
+        opened.cells.commit_many(
             [
                 CellRecord(
                     name,

@@ -148,7 +148,7 @@ def test_items_of_a_store_give_paired_tests(potentia, tmp_path):
     rng = np.random.default_rng(0)
     hardness = rng.random(200)
     with Store.open(tmp_path / "potentia.db") as store:
-        store.study("s", "study-key", {})
+        store.studies.open("s", "study-key", {})
         for k in range(3):
             for task in ("rte", "boolq"):
                 right = hardness < 0.5 + 0.1 * k
@@ -164,7 +164,7 @@ def test_items_of_a_store_give_paired_tests(potentia, tmp_path):
                     scores={"acc": score},
                     metric="acc",
                 )
-                store.commit_cell(cell, items=items)
+                store.cells.commit(cell, items=items)
     done = potentia("analyze", "rankings", tmp_path / "potentia.db", "--json", "--resamples", 20)
     assert done.returncode == 0, done.stderr
     paired = json.loads(done.stdout)["significance direct"]

@@ -35,7 +35,7 @@ def test_a_store_is_followed_until_interrupted(tmp_path: Path):
             0,
         )
         with Store.open(where) as store:
-            store.put_progress(
+            store.events.save_progress(
                 first["key"],
                 "a [/model]",
                 {"at": time.time(), "phase": "direct x", "total": 5, "done": 2},

@@ -62,7 +62,7 @@ def study(world: Path, store: Path, **changes: object) -> Study:
 
 def scores(store: Path | str) -> dict[tuple[str, str, str], float]:
     with Store.open(store, readonly=True) as opened:
-        return {(c.model, c.task, str(c.protocol)): c.score.value for c in opened.cells()}
+        return {(c.model, c.task, str(c.protocol)): c.score.value for c in opened.cells.read()}
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_times_come_from_the_rows_in_the_store(world, whole, tmp_path):
     assert cost.pending == ()  # the same files under another name: nothing to do
     own = estimate_cost(plan_study(study(world, whole)), calibrate=False)
     with Store.open(whole, readonly=True) as store:
-        spent = sum(cell.seconds for cell in store.cells())
+        spent = sum(cell.seconds for cell in store.cells.read())
     assert (
         0.5 < sum(work.seconds for work in own.cells) / spent < 2
     )  # a few documents on a busy machine
@@ -245,9 +245,9 @@ def test_an_adaptive_run_has_the_scores_of_the_whole_one_and_survives_being_kill
     with Store.open(
         tmp_path / "two.db"
     ) as store:  # a run beside this one writes its prices and waves as well
-        (key,) = {record.key for record in store.studies()}
-        for event in [e for e in store.events(key) if e.kind in ("adaptive", "wave")]:
-            store.event(key, event.kind, event.payload)
+        (key,) = {record.key for record in store.studies.read()}
+        for event in [e for e in store.events.read(key) if e.kind in ("adaptive", "wave")]:
+            store.events.append(key, event.kind, event.payload)
     beside, again, _ = run(tmp_path / "two.db").run()
     assert beside.computed == 0
     assert np.array_equal(again.p_best, known.p_best)
@@ -361,8 +361,8 @@ def peft_outcomes(adapted: object, base: str, data: Path) -> dict[int, float]:
 def outcomes_of(found: dict) -> dict[int, float]:
     """What the selection's own store says of the winner."""
     with Store.open(found["store"], readonly=True) as store:
-        (cell,) = [c for c in store.cells(study="select-final") if c.model == found["best"]]
-        return {item.doc_id: item.value for item in store.items(cell.key)}
+        (cell,) = [c for c in store.cells.read(study="select-final") if c.model == found["best"]]
+        return {item.doc_id: item.value for item in store.cells.read_items(cell.key)}
 
 
 def test_a_tie_is_told_as_a_tie(world, potentia, tmp_path):

@@ -87,14 +87,14 @@ def test_on_a_resume_the_whole_study_is_counted(folder, tmp_path):
 def test_more_events_than_cells_never_go_below_nothing_left(folder, tmp_path):
     plan = plan_study(study_of(folder, tmp_path / "n.db", "one"))
     with Store.open(plan.study.store) as store:
-        store.study("progress", plan.key, {})
+        store.studies.open("progress", plan.key, {})
         view = ProgressView(plan, store)
         for cell in [
             *plan.iterate_cells(),
             *plan.iterate_cells(),
         ]:  # as two runs would say, or one that was asked twice
             names = {"row": plan.rows[0].model.name, "task": cell.task, "protocol": cell.protocol}
-            store.event(plan.key, "cell", {**names, "value": 0.5, "stderr": 0.1})
+            store.events.append(plan.key, "cell", {**names, "value": 0.5, "stderr": 0.1})
         lines = view.collect_news()
         assert len(lines) == 2, "each cell once"
         assert "0.5000 ± 0.1960" in lines[0], "± is the half of a 95 % interval"
@@ -105,16 +105,16 @@ def test_more_events_than_cells_never_go_below_nothing_left(folder, tmp_path):
         )
         board.phase("direct x", total=10)
         board.reach(12)
-        assert store.get_progress(plan.key)[name]["left"] == 0.0
+        assert store.events.read_progress(plan.key)[name]["left"] == 0.0
         board.reach(3, before=5)
-        state = store.get_progress(plan.key)[name]
+        state = store.events.read_progress(plan.key)[name]
         assert (state["rate"], state["left"]) == (0.0, None)
 
 
 def test_a_clock_elsewhere_that_is_late_hides_no_time_left(folder, tmp_path):
     plan = plan_study(study_of(folder, tmp_path / "c.db", "one"))
     with Store.open(plan.study.store) as store:
-        store.study("progress", plan.key, {})
+        store.studies.open("progress", plan.key, {})
         view = ProgressView(plan, store)
     cell = next(iter(plan.iterate_cells()))
     facts = {"row": plan.rows[0].model.name, "task": cell.task, "protocol": cell.protocol}
@@ -140,7 +140,7 @@ def test_without_a_terminal_a_line_comes_though_no_cell_ends(folder, tmp_path):
     plan = plan_study(study_of(folder, tmp_path / "q.db", "one", "two"))
     spoken = io.StringIO()
     with Store.open(plan.study.store) as store:
-        store.study("progress", plan.key, {})
+        store.studies.open("progress", plan.key, {})
         name = plan.rows[0].model.name
         with watch_study(plan, Console(file=spoken), quiet_seconds=0.1):
             RowProgress(Assignment(plan.rows[0]), store).phase("direct x.jsonl", total=40)
@@ -154,7 +154,7 @@ def test_without_a_terminal_a_line_comes_though_no_cell_ends(folder, tmp_path):
 def test_after_a_stop_nothing_runs(folder, tmp_path):
     plan = plan_study(study_of(folder, tmp_path / "s.db", "one"))
     with Store.open(plan.study.store) as store:
-        store.study("progress", plan.key, plan.study.model_dump(mode="json"))
+        store.studies.open("progress", plan.key, plan.study.model_dump(mode="json"))
     with pytest.raises(Stopped):
         compute_assignment(Assignment(plan.rows[0]), lambda: True, tasks=plan.tasks)
     (state,) = read_store_status(plan.study.store)["studies"]

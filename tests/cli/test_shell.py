@@ -113,7 +113,7 @@ def test_help_loads_nothing_that_is_slow():
 def test_status_loads_none_of_the_analyses(tmp_path: Path):
     """It answers within a second on any store, of which the analyses' libraries would take another."""
     with Store.open(tmp_path / "s.db") as store:
-        store.study("s", "k", {"models": ["m"], "tasks": ["t"]})
+        store.studies.open("s", "k", {"models": ["m"], "tasks": ["t"]})
     code = (
         "import sys; from potentia.cli.app import run_command_line; sys.argv = ['potentia', 'status', sys.argv[1]]\n"
         "try: run_command_line()\n"

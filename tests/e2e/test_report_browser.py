@@ -589,4 +589,4 @@ def test_the_board_during_a_real_run(page, tmp_path: Path):
 
 def _studies(store: Path) -> list[str]:
     with Store.open(store, readonly=True) as opened:
-        return [record.key for record in opened.studies()]
+        return [record.key for record in opened.studies.read()]

@@ -193,7 +193,7 @@ def test_a_study_runs_on_few_bits_under_keys_of_its_own_and_says_so(
     assert run_study(asked["4bit"]).computed == 2
     assert run_study(asked["4bit"]).reused == 2
     with Store.open(str(tmp_path / "s.db"), readonly=True) as store:
-        cell = next(cell for cell in store.cells() if cell.protocol == "train_before_test")
+        cell = next(cell for cell in store.cells.read() if cell.protocol == "train_before_test")
         assert cell.provenance.model.quantise == "4bit"
         assert "float32, 4bit" in _model_table([cell]).rows[0]
         written = export_adapter(store, cell, tmp_path / "out")
@@ -244,8 +244,8 @@ def test_treated_copies_and_adjust_run_on_few_bits(world: Path, tmp_path: Path) 
     result = run_study(asked)
     assert (result.computed, result.failed) == (4, 0), result.reasons
     with Store.open(str(tmp_path / "t.db"), readonly=True) as store:
-        prints = {cell.model: cell.provenance.model.fingerprint for cell in store.cells()}
-        assert {cell.provenance.model.quantise for cell in store.cells()} == {"8bit"}
+        prints = {cell.model: cell.provenance.model.fingerprint for cell in store.cells.read()}
+        assert {cell.provenance.model.quantise for cell in store.cells.read()} == {"8bit"}
     assert len(set(prints.values())) == 2
 
 

@@ -233,11 +233,11 @@ def test_a_store_is_read_and_not_touched(
 ) -> None:
     path = tmp_path / "scores.sqlite"
     with Store.open(path) as store:
-        store.study("first", "s1", {})
+        store.studies.open("first", "s1", {})
         with pytest.raises(DataError, match="no scores yet"):
             read_scores(path)
-        store.commit_cell(make_cell("k1"))
-        store.commit_cell(make_cell("k2", protocol="train_before_test", value=0.75))
+        store.cells.commit(make_cell("k1"))
+        store.cells.commit(make_cell("k2", protocol="train_before_test", value=0.75))
     before = path.read_bytes()
     for source in (path, str(path), f"sqlite:///{path}"):
         found = read_scores(source)

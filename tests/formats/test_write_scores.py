@@ -195,9 +195,9 @@ def test_an_import_knows_where_it_came_from(tmp_path: Path) -> None:
     with Store.open(tmp_path / "s.db") as store:
         done = import_scores(store, {"train_before_test": small()}, source="results/scores.csv")
         assert (done.study, done.new, done.known) == ("scores.csv", 5, 0)
-        cell = store.cells(model="d")[0]
+        cell = store.cells.read(model="d")[0]
         assert cell.provenance.to_dict() == {"imported_from": "results/scores.csv"}
-        assert store.items(cell.key) == []
+        assert store.cells.read_items(cell.key) == []
 
 
 def test_names_that_look_like_formulas_stay_text(tmp_path: Path):

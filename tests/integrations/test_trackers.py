@@ -15,8 +15,8 @@ from potentia.values.scores import Score
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     made = Store.open(tmp_path / "s.db")
-    made.study("s", "key", {})
-    made.commit_cell(
+    made.studies.open("s", "key", {})
+    made.cells.commit(
         CellRecord(
             "c",
             "key",
@@ -28,7 +28,7 @@ def store(tmp_path: Path) -> Store:
         )
     )
     curve = (EpochRecord(0, None, 0.3, 0.1), EpochRecord(1, 2.5, 0.6, 0.1))
-    made.save_lane(LaneRecord("l", "key", "org/m", "t", 1e-3, "plain", epochs=curve))
+    made.lanes.save(LaneRecord("l", "key", "org/m", "t", 1e-3, "plain", epochs=curve))
     return made
 
 

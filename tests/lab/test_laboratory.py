@@ -107,5 +107,5 @@ def test_treatment_teaches_the_form_to_half_of_the_models(laboratory: Laboratory
     }
     assert run_study(study.model_copy(update=changes)).failed == 0
     with Store.open(tmp_path / "s.db") as store:
-        value = {cell.model: cell.score.value for cell in store.cells()}
+        value = {cell.model: cell.score.value for cell in store.cells.read()}
     assert value["cedar-237k+exposed"] > value["cedar-237k"] + 0.2

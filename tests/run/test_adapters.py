@@ -236,7 +236,7 @@ def test_a_copy_is_made_once_and_a_resumed_row_has_the_same_weights(
     assert run_study(more).failed == 0
     assert (folder / "adapter_model.safetensors").stat().st_mtime_ns == stamp
     with Store.open(made.store) as store:
-        assert {c.protocol for c in store.cells(model="base+exposed")} == {
+        assert {c.protocol for c in store.cells.read(model="base+exposed")} == {
             "direct",
             "train_before_test",
         }

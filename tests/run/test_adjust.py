@@ -51,18 +51,18 @@ def finished(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Study:
 
 def test_tuning_on_auxiliary_data_teaches_the_benchmark(finished: Study):
     with Store.open(finished.store) as store:
-        cell = store.cells(protocol="adjust", task="colours")[0]
+        cell = store.cells.read(protocol="adjust", task="colours")[0]
         assert cell.selection.tuned
         assert cell.gain == pytest.approx(cell.score.value - cell.direct_value)
         assert cell.gain > 0
-        on_the_way = store.matrix("adjust@10")
+        on_the_way = store.scores.read_matrix("adjust@10")
         assert on_the_way.tasks == ("colours", "notes")
 
 
 def test_every_benchmark_has_its_own_curve_of_the_tuning(finished: Study):
     with Store.open(finished.store) as store:
-        for cell in store.cells(protocol="adjust"):
-            lanes = store.lanes(cell=cell.key)
+        for cell in store.cells.read(protocol="adjust"):
+            lanes = store.lanes.read(cell=cell.key)
             assert {lane.task for lane in lanes} == {cell.task}
             assert sorted(lane.learning_rate for lane in lanes) == [3e-3, 1e-2]
             assert all([point.epoch for point in lane.epochs] == [0, 1, 2, 3, 4] for lane in lanes)
@@ -83,7 +83,7 @@ def test_the_data_count_by_content_not_by_place(finished: Study, world: Path, tm
     )
     assert run_study(moved).reused == 6
     with Store.open(finished.store) as store:
-        assert store.matrix("adjust@10", study="moved").tasks == ("colours", "notes"), (
+        assert store.scores.read_matrix("adjust@10", study="moved").tasks == ("colours", "notes"), (
             "with the scores on the way"
         )
 
@@ -104,7 +104,7 @@ def test_selection_tuned_never_keeps_the_untuned_model(world: Path, tmp_path: Pa
         )
         assert run_study(made).failed == 0
         with Store.open(made.store) as store:
-            kept[choice] = {c.task: c for c in store.cells(study=choice, protocol="adjust")}
+            kept[choice] = {c.task: c for c in store.cells.read(study=choice, protocol="adjust")}
     assert not kept["validation"]["notes"].selection.tuned
     assert all(cell.selection.tuned for cell in kept["tuned"].values())
     assert kept["tuned"]["notes"].score.value > kept["validation"]["notes"].score.value, (

@@ -97,11 +97,12 @@ def test_a_model_is_asked_with_its_examples_before_and_after(world: Path, tmp_pa
     assert run_study(shown).failed == 0
     with Store.open(shown.store) as store:
         for protocol in ("direct", "adjust"):
-            (cell,) = store.cells(protocol=protocol)
+            (cell,) = store.cells.read(protocol=protocol)
             assert cell.provenance.shots == 2
             assert cell.provenance.task.chance == pytest.approx(1 / 3)
             assert all(
-                item.detail["prompt"].count("Answer:") == 3 for item in store.items(cell.key)
+                item.detail["prompt"].count("Answer:") == 3
+                for item in store.cells.read_items(cell.key)
             )
     tasks = [{"name": "notes", "file": str(tiny.save_texts(tmp_path / "notes.jsonl")), "shots": 2}]
     with pytest.raises(InputError, match="no examples"):
@@ -166,7 +167,7 @@ def test_held_out_auxiliary_data_choose_and_every_rate_is_stored(
     assert run_study(made).failed == 0
     with Store.open(made.store) as store:
         for name in ("blind", "colours"):
-            (cell,) = store.cells(task=name, protocol="adjust")
+            (cell,) = store.cells.read(task=name, protocol="adjust")
             rates = cell.selection.rates
             assert [r.learning_rate for r in rates] == [1e-9, 1e-2]
             assert cell.selection.learning_rate == 1e-2, "not the smallest, for want of a reason"
@@ -174,11 +175,12 @@ def test_held_out_auxiliary_data_choose_and_every_rate_is_stored(
             assert rates[1].value == cell.score.value
             assert rates[0].value != rates[1].value
             lanes = {
-                lane.learning_rate: lane.epochs[-1].value for lane in store.lanes(cell=cell.key)
+                lane.learning_rate: lane.epochs[-1].value
+                for lane in store.lanes.read(cell=cell.key)
             }
             assert lanes == {r.learning_rate: r.validation for r in rates}
         blind, _colours = (
-            store.cells(task=n)[0].selection.rates[1].validation for n in ("blind", "colours")
+            store.cells.read(task=n)[0].selection.rates[1].validation for n in ("blind", "colours")
         )
         assert blind * 30 == pytest.approx(round(blind * 30)), "by the 30 documents held out"
 
@@ -298,10 +300,10 @@ def test_cells_that_kept_the_untuned_model_are_counted_and_ranked_without_that_c
     )
     assert run_study(tuned).failed == 0
     with Store.open(made.store) as store:
-        kept = [c for c in store.cells(study="s") if not c.selection.tuned]
+        kept = [c for c in store.cells.read(study="s") if not c.selection.tuned]
         assert kept, "the rate is meant to harm"
         for cell in kept:
-            (other,) = store.cells(study="tuned", model=cell.model, task=cell.task)
+            (other,) = store.cells.read(study="tuned", model=cell.model, task=cell.task)
             assert cell.selection.best_tuned.value == pytest.approx(other.score.value, abs=1e-6)
     evidence = read(made.store, study="s")
     assert evidence.background.categories["colours"] == "colour"

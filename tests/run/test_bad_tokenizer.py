@@ -60,8 +60,8 @@ def test_the_other_rows_go_on(world: Path, tmp_path: Path, workers: int) -> None
     result = run_study(made, workers=workers)
     assert (result.computed, result.failed, result.exit_code) == (1, 1, 1), result.reasons
     with Store.open(made.store) as store:
-        assert [cell.model for cell in store.cells()] == ["good"]
-        (failure,) = store.failures()
+        assert [cell.model for cell in store.cells.read()] == ["good"]
+        (failure,) = store.failures.read()
     assert failure.model == "bad"
     assert "retry-limit-in-match" in failure.reason
 

@@ -29,8 +29,8 @@ def test_a_cut_prompt_is_told_in_its_own_cell_alone(tmp_path: Path) -> None:
     )
     assert run_study(study).failed == 0
     with Store.open(study.store, readonly=True) as store:
-        told = store.cut_prompts(study="cut")
-        cells = {cell.protocol: cell for cell in store.cells()}
+        told = store.provenance.read_cut_prompts(study="cut")
+        cells = {cell.protocol: cell for cell in store.cells.read()}
     ((place, models),) = told.items()
     assert place == ("few_shot:5", "colours")
     cut, asked = models["base"].cut, models["base"].requests

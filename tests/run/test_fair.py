@@ -77,8 +77,8 @@ def ran(made: Study) -> tuple[dict[str, CellRecord], list[LaneRecord]]:
     assert result.failed == 0, result.reasons
     with Store.open(made.store) as store:
         return {
-            f"{cell.model} {cell.task} {cell.protocol}": cell for cell in store.cells()
-        }, store.lanes()
+            f"{cell.model} {cell.task} {cell.protocol}": cell for cell in store.cells.read()
+        }, store.lanes.read()
 
 
 def check_twins(folders: dict[str, Path], tasks: dict[str, Path], store: Path) -> None:

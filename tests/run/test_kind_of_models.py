@@ -52,7 +52,7 @@ def test_a_base_model_with_a_template_is_asked_plainly(world: Path) -> None:
                 c.provenance.model.kind_by,
                 list(c.provenance.styles),
             )
-            for c in store.cells()
+            for c in store.cells.read()
         }
     assert found == {
         "mine-base": ("base", "its name", ["plain"]),

@@ -47,15 +47,15 @@ def test_another_study_gets_the_cell_under_its_own_names(world: Path, tmp_path: 
     second = study(world, store, "second", [series], task="hues")
     assert (run_study(second).computed, run_study(second).reused) == (1, 2)
     with Store.open(store) as opened:
-        matrix = opened.matrix("direct", study="second")
+        matrix = opened.scores.read_matrix("direct", study="second")
         assert (matrix.models, matrix.tasks) == (("run@10", "run@20"), ("hues",))
-        known = opened.matrix("direct", study="first")
+        known = opened.scores.read_matrix("direct", study="first")
         assert (known.models, known.tasks) == (("end",), ("colours",)), (
             "the first study keeps its own"
         )
         assert matrix.values[1, 0] == known.values[0, 0]
-        cell = opened.cells(study="second", model="run@20")[0]
-        assert len(opened.items(cell.key)) == cell.score.n
+        cell = opened.cells.read(study="second", model="run@20")[0]
+        assert len(opened.cells.read_items(cell.key)) == cell.score.n
 
 
 def test_two_rows_of_one_study_may_have_the_same_files(world: Path, tmp_path: Path):
@@ -63,7 +63,7 @@ def test_two_rows_of_one_study_may_have_the_same_files(world: Path, tmp_path: Pa
     made = study(world, tmp_path / "s.db", "twins", twins)
     run_study(made)
     with Store.open(made.store) as opened:
-        matrix = opened.matrix("direct", study="twins")
+        matrix = opened.scores.read_matrix("direct", study="twins")
     assert matrix.models == ("one", "two")
     assert matrix.values[0, 0] == matrix.values[1, 0]
     assert run_study(made).reused == 2

@@ -53,7 +53,7 @@ def test_a_plan_leaves_nothing_behind(world: Path, tmp_path: Path):
     assert [cell.finished for cell in plan_study(other).iterate_cells()] == [True, True]
     assert files(tmp_path) == before
     with Store.open(made.store, readonly=True) as store:
-        assert [record.name for record in store.studies()] == ["planned"], (
+        assert [record.name for record in store.studies.read()] == ["planned"], (
             "a plan registers nothing"
         )
 
@@ -128,12 +128,12 @@ def test_a_row_is_computed_from_its_plan_alone(
     assert row == plan.rows[0]
     run_study(study(world, tmp_path / "s.db", models=[{"name": "m1", "path": str(world / "m1")}]))
     with Store.open(tmp_path / "s.db") as store:
-        store.study("planned", plan.key, {})
+        store.studies.open("planned", plan.key, {})
     monkeypatch.setattr("potentia.run.plan.fingerprints", None)
     monkeypatch.setattr(Task, "fingerprint", property(lambda self: 1 / 0))
     assert compute_assignment(Assignment(row), lambda: False).done == 1
     with Store.open(tmp_path / "s.db") as store:
-        assert store.has(plan.rows[0].cells[0].key)
+        assert store.cells.has(plan.rows[0].cells[0].key)
 
 
 def test_a_row_looks_again_before_it_computes(world: Path, tmp_path: Path):
@@ -144,7 +144,7 @@ def test_a_row_looks_again_before_it_computes(world: Path, tmp_path: Path):
     result = run_study(plan)
     assert (result.computed, result.reused) == (0, 2)
     with Store.open(made.store) as store:
-        assert store.count(study=plan.key) == 2
+        assert store.cells.count(study=plan.key) == 2
 
 
 def test_scores_on_the_way_are_planned_cells(world: Path, tmp_path: Path):

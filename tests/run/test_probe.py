@@ -37,7 +37,7 @@ def ran(made: Study) -> tuple[dict, float]:
     result = run_study(made)
     assert result.failed == 0, result.reasons
     with Store.open(made.store) as store:
-        return store.probes(study=made.name), store.cells()[0].score.value
+        return store.provenance.read_probes(study=made.name), store.cells.read()[0].score.value
 
 
 def test_both_losses_of_every_document_before_any_update_and_their_sums_after_each_epoch(

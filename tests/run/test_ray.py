@@ -57,7 +57,9 @@ def test_a_cluster_gives_the_scores_of_one_process(cluster, tmp_path: Path):
     assert (result.computed, result.failed) == (4, 0), result.reasons
     with Store.open(here.store) as one, Store.open(there.store) as two:
         for protocol in ("direct", "train_before_test"):
-            assert (one.matrix(protocol).values == two.matrix(protocol).values).all()
+            assert (
+                one.scores.read_matrix(protocol).values == two.scores.read_matrix(protocol).values
+            ).all()
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from potentia.engine.models import tokenization as tokens
 from potentia.engine.scoring import generate, scorer
 from potentia.engine.training import full, lane_run, trainer
 from potentia.run import ask, run_study
-from potentia.store import Store, live, reading
+from potentia.store import Store, cells, database
 from potentia.study import make_study
 
 PIECE_TARGETS = 4
@@ -68,9 +68,12 @@ def ran(world: Path, place: Path, **changes: Any) -> dict[str, Any]:
         return {
             f"{cell.task} {cell.protocol}": (
                 cell.score.value,
-                [(outcome.doc_id, outcome.prediction) for outcome in found.items(cell.key)],
+                [
+                    (outcome.doc_id, outcome.prediction)
+                    for outcome in found.cells.read_items(cell.key)
+                ],
             )
-            for cell in found.cells(study="size")
+            for cell in found.cells.read(study="size")
         }
 
 
@@ -124,7 +127,7 @@ def lowered(monkeypatch: pytest.MonkeyPatch) -> Crossings:
     lower(lane_run, "SNAPSHOT_SECONDS", 0.0)
     lower(identity, "REMEMBER_ABOVE", 0)
     lower(ask, "REMEMBERED", 0)
-    lower(live, "_CHUNK", 2)
+    lower(database, "_KEYS_PER_STATEMENT", 2)
     plan = trainer.make_plan
     lower(
         trainer, "make_plan", lambda work, **options: plan(work, **{**options, "token_budget": 64})
@@ -154,7 +157,7 @@ def lowered(monkeypatch: pytest.MonkeyPatch) -> Crossings:
     crossings.watch(
         lane_run.LaneRun, "_fill", "slots", lambda active, run: run.bank.slots < len(run.lanes)
     )
-    crossings.watch(reading, "chunks", "statements", lambda chunks, _: len(chunks) > 1)
+    crossings.watch(cells, "split_keys", "statements", lambda chunks, _: len(chunks) > 1)
     return crossings
 
 

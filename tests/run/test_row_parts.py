@@ -158,7 +158,7 @@ def test_a_row_in_parts_gives_the_numbers_of_the_whole_and_leaves_nothing(
         "one · part 2 of 2",
     }
     with Store.open(str(tmp_path / "s.db"), readonly=True) as store:
-        states = store.get_progress(store.studies()[0].key)
+        states = store.events.read_progress(store.studies.read()[0].key)
     assert {state["model"] for state in states.values()} == {"one"}
     assert len(states) == 2
     assert all(state["done"] == state["total"] > 0 for state in states.values()), (
@@ -216,7 +216,7 @@ def test_two_runs_share_the_parts_of_one_row(world: Path, tmp_path: Path) -> Non
     first, second = divided(plan, 2, least_seconds=0)
     with Store.open(asked.store) as store:
         lease = worker.claim_cells(first, store)
-        assert store.mine(lease)
+        assert store.leases.is_mine(lease)
         other = replace(second, run="other")
         assert worker.compute_assignment(other, lambda: False, tasks=plan.tasks).done == len(
             second.cells
@@ -224,7 +224,7 @@ def test_two_runs_share_the_parts_of_one_row(world: Path, tmp_path: Path) -> Non
         assert worker.compute_assignment(
             assigned(plan)[0], lambda: False, tasks=plan.tasks
         ).held  # a run that has it whole waits
-        store.let_go(lease)
+        store.leases.release(lease)
     result = run_study(asked)
     assert (result.computed, result.reused) == (len(first.cells), len(second.cells))
 
@@ -404,16 +404,16 @@ def test_who_chooses_waits_for_the_lanes_also_of_another_run(world: Path, tmp_pa
     assert len(queue) == 2
     with Store.open(asked.store) as store:
         lease, other = worker.claim_cells(first, store), worker.claim_cells(second, store)
-        assert store.mine(lease)
-        assert store.mine(other)
-        store.let_go(other)
+        assert store.leases.is_mine(lease)
+        assert store.leases.is_mine(other)
+        store.leases.release(other)
         for row in (first, parts[-1], assigned(plan)[0]):
             assert worker.compute_assignment(row, lambda: False, tasks=plan.tasks).held
-        store.let_go(lease)
+        store.leases.release(lease)
         whole = worker.claim_cells(assigned(plan)[0], store)
         assert worker.compute_assignment(second, lambda: False, tasks=plan.tasks).held, (
             "who has the cell has its lanes"
         )
-        store.let_go(whole)
+        store.leases.release(whole)
     lost = worker.give_up_assignment(first, plan.tasks, "its worker died")
     assert lost.failed == 0, "who chooses trains them"

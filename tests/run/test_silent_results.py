@@ -44,8 +44,8 @@ def test_ties_in_every_example_are_a_failure_with_its_reason(tmp_path: Path) -> 
     study = study_of(tmp_path, task)
     assert run_study(study).failed == 1
     with Store.open(study.store, readonly=True) as store:
-        (failure,) = store.failures()
-        assert not list(store.cells())
+        (failure,) = store.failures.read()
+        assert not list(store.cells.read())
     assert "every choice got the same log-probability in" in failure.reason
 
 
@@ -66,7 +66,7 @@ def test_a_chat_template_without_the_message_is_refused(tmp_path: Path, template
     study = study_of(tmp_path, tmp_path / "colours.jsonl", chat="always")
     assert run_study(study).failed == 1
     with Store.open(study.store, readonly=True) as store:
-        (failure,) = store.failures()
+        (failure,) = store.failures.read()
     assert "chat template leaves out what the user says" in failure.reason
 
 

@@ -9,6 +9,7 @@ import tiny
 from potentia.errors import InputError
 from potentia.run import plan_study, read_store_status, run_study
 from potentia.store import Store
+from potentia.store.cells import Cells
 from potentia.study import Study, make_study
 
 
@@ -48,15 +49,15 @@ def finished(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Study:
 
 def test_tuning_teaches_and_the_curve_is_kept(finished: Study):
     with Store.open(finished.store) as store:
-        direct = store.matrix("direct", study="tiny")
-        tuned = store.matrix("train_before_test", study="tiny")
+        direct = store.scores.read_matrix("direct", study="tiny")
+        tuned = store.scores.read_matrix("train_before_test", study="tiny")
         assert direct.tasks == tuned.tasks == ("colours", "notes")
         assert (tuned.values[:, 0] > direct.values[:, 0]).all(), "the colours can be learnt"
         assert (tuned.values[:, 1] < direct.values[:, 1]).all(), "fewer bits per byte after tuning"
-        cell = store.cells(protocol="train_before_test", task="colours", model="base")[0]
+        cell = store.cells.read(protocol="train_before_test", task="colours", model="base")[0]
         assert cell.gain == pytest.approx(cell.score.value - cell.direct_value)
         assert cell.selection.tuned
-        lanes = store.lanes(cell=cell.key)
+        lanes = store.lanes.read(cell=cell.key)
         assert len(lanes) == 2
         assert all([p.epoch for p in lane.epochs] == [0, 1, 2, 3] for lane in lanes)
         chosen = [lane for lane in lanes if lane.selected]
@@ -67,8 +68,8 @@ def test_tuning_teaches_and_the_curve_is_kept(finished: Study):
 
 def test_the_store_keeps_where_a_row_spent_its_time(finished: Study):
     with Store.open(finished.store) as store:
-        (key,) = [record.key for record in store.studies() if record.name == "tiny"]
-        told = [event.payload for event in store.events(key) if event.kind == "row"]
+        (key,) = [record.key for record in store.studies.read() if record.name == "tiny"]
+        told = [event.payload for event in store.events.read(key) if event.kind == "row"]
     assert {facts["row"] for facts in told} == {"base", "chat"}
     for facts in told:
         assert {"load", "tokenise", "train", "validate", "select", "test", "save"} <= set(
@@ -80,16 +81,16 @@ def test_the_store_keeps_where_a_row_spent_its_time(finished: Study):
 
 def test_a_chat_model_is_asked_both_ways_and_says_which(finished: Study):
     with Store.open(finished.store) as store:
-        cell = store.cells(protocol="direct", task="colours", model="chat")[0]
+        cell = store.cells.read(protocol="direct", task="colours", model="chat")[0]
         assert set(cell.selection.validation_by_style) == {"plain", "chat"}
         assert cell.provenance.styles == ("plain", "chat")
-        tuned = store.cells(protocol="train_before_test", task="colours", model="chat")[0]
-        assert len(store.lanes(cell=tuned.key)) == 4
+        tuned = store.cells.read(protocol="train_before_test", task="colours", model="chat")[0]
+        assert len(store.lanes.read(cell=tuned.key)) == 4
 
 
 def test_the_provenance_tells_how_the_score_came_about(finished: Study):
     with Store.open(finished.store) as store:
-        provenance = store.cells(protocol="train_before_test")[0].provenance
+        provenance = store.cells.read(protocol="train_before_test")[0].provenance
     assert provenance.versions["torch"]
     assert provenance.model.fingerprint
     assert provenance.task.splits.train.used
@@ -99,8 +100,8 @@ def test_the_provenance_tells_how_the_score_came_about(finished: Study):
 
 def test_items_are_kept(finished: Study):
     with Store.open(finished.store) as store:
-        cell = store.cells(protocol="direct", task="colours", model="base")[0]
-        items = store.items(cell.key)
+        cell = store.cells.read(protocol="direct", task="colours", model="base")[0]
+        items = store.cells.read_items(cell.key)
         assert len(items) == cell.score.n
         assert sum(i.value for i in items) / len(items) == pytest.approx(cell.score.value)
 
@@ -117,7 +118,7 @@ def test_another_study_takes_over_what_it_shares(finished: Study):
     result = run_study(wider)
     assert (result.computed, result.reused) == (2, 8)  # few-shot is for questions, not for texts
     with Store.open(finished.store) as store:
-        assert len(store.cells(study="wider")) == 10
+        assert len(store.cells.read(study="wider")) == 10
     (counted,) = read_store_status(finished.store, "wider")["studies"]
     assert (counted["asked"], counted["done"]) == (10, 10), "a study that is done looks done"
 
@@ -149,7 +150,10 @@ def test_workers_give_the_same_scores_and_a_lost_one_costs_its_row_alone(
     assert all("SIGKILL" in reason for reason in result.reasons)
     with Store.open(finished.store) as one, Store.open(again.store) as two:
         for protocol in ("direct", "train_before_test"):
-            first, second = one.matrix(protocol, study="tiny"), two.matrix(protocol, study="tiny")
+            first, second = (
+                one.scores.read_matrix(protocol, study="tiny"),
+                two.scores.read_matrix(protocol, study="tiny"),
+            )
             assert first.models == second.models == ("base", "chat")
             assert (first.values == second.values).all()
 
@@ -168,22 +172,24 @@ def test_a_broken_model_fails_its_own_cells_alone(world: Path, tmp_path: Path):
     result = run_study(made.model_copy(update={"models": models}))
     assert (result.computed, result.failed, result.exit_code) == (2, 2, 1)
     with Store.open(made.store) as store:
-        assert {f.model for f in store.failures()} == {"broken"}
-        assert all(f.reason for f in store.failures())
+        assert {f.model for f in store.failures.read()} == {"broken"}
+        assert all(f.reason for f in store.failures.read())
 
 
 def test_a_commit_whose_answer_got_lost_is_told_once(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The database went away after it had committed: the cell is tried again, and found to be this run's own."""
-    commit = Store.commit_cell
-    monkeypatch.setattr(Store, "commit_cell", lambda *a, **k: commit(*a, **k) and commit(*a, **k))
+    commit = Cells.commit
+    monkeypatch.setattr(Cells, "commit", lambda *a, **k: commit(*a, **k) and commit(*a, **k))
     made = study(world, tmp_path / "s.db", protocols=["direct"])
     result = run_study(made)
     assert (result.computed, result.reused, result.failed) == (4, 0, 0)
     with Store.open(made.store) as store:
         told = [
-            (e.payload["row"], e.payload["task"]) for e in store.events("tiny") if e.kind == "cell"
+            (e.payload["row"], e.payload["task"])
+            for e in store.events.read("tiny")
+            if e.kind == "cell"
         ]
     assert sorted(told) == [(m, t) for m in ("base", "chat") for t in ("colours", "notes")]
 
@@ -247,11 +253,11 @@ def test_seeds_and_race(world: Path, tmp_path: Path):
     )
     run_study(made.model_copy(update={"models": made.models[:1], "tasks": made.tasks[:1]}))
     with Store.open(made.store) as store:
-        (cell,) = store.cells(protocol="train_before_test")
+        (cell,) = store.cells.read(protocol="train_before_test")
         assert len(cell.selection.seeds) == 2
         assert cell.score.seeds == tuple(s.value for s in cell.selection.seeds)
         assert cell.score.value == pytest.approx(sum(s.value for s in cell.selection.seeds) / 2)
-        slow = [lane for lane in store.lanes(cell=cell.key) if lane.learning_rate == 1e-8]
+        slow = [lane for lane in store.lanes.read(cell=cell.key) if lane.learning_rate == 1e-8]
         assert all(lane.status == "dropped" for lane in slow)
         assert (
             cell.selection.epochs_saved_by_race

@@ -9,7 +9,7 @@ import pytest
 import tiny
 from potentia.run import run_study
 from potentia.store import Store
-from potentia.store.records import items_path
+from potentia.store.items import items_path
 from potentia.study import Study, make_study
 
 
@@ -47,7 +47,7 @@ def test_a_row_killed_after_its_last_cell_leaves_no_lanes_behind(
             run_study(made)
     assert any(lanes.rglob("*.sealed")), "it died before it could tidy up"
     with Store.open(made.store) as store:
-        (key,) = [cell.key for cell in store.cells()]
+        (key,) = [cell.key for cell in store.cells.read()]
         half = items_path(store.items_folder, key).with_name(f".{key}.123.00000000.tmp")
         half.write_bytes(b"half")
         unfinished = half.with_name(".another.123.00000000.tmp")

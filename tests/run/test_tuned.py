@@ -45,8 +45,8 @@ def ran(made: Study) -> tuple[dict[str, CellRecord], list[LaneRecord]]:
     result = run_study(made)
     assert result.failed == 0, result.reasons
     with Store.open(made.store) as store:
-        cells = {f"{cell.task} {cell.protocol}": cell for cell in store.cells()}
-        return cells, store.lanes()
+        cells = {f"{cell.task} {cell.protocol}": cell for cell in store.cells.read()}
+        return cells, store.lanes.read()
 
 
 @pytest.fixture(scope="module")
@@ -301,7 +301,7 @@ def test_a_stopped_adjustment_scores_no_step_twice(
             assert run_study(halted).interrupted
         if len(rates) == 1 and until == 8:
             with Store.open(halted.store) as store:
-                assert {cell.protocol for cell in store.cells()} == {"adjust@5"}, (
+                assert {cell.protocol for cell in store.cells.read()} == {"adjust@5"}, (
                     "committed as it came"
                 )
     found, _ = ran(halted)
@@ -310,10 +310,10 @@ def test_a_stopped_adjustment_scores_no_step_twice(
         p: c.score for p, c in expected.items()
     }
     with Store.open(halted.store) as store:
-        (record,) = store.studies()
+        (record,) = store.studies.read()
         ended = [
             (e.payload["task"], e.payload["protocol"])
-            for e in store.events(record.key)
+            for e in store.events.read(record.key)
             if e.kind == "cell"
         ]
     assert len(ended) == len(set(ended)) == 6

@@ -280,8 +280,8 @@ def test_scores_with_gaps_never_show_nan(tmp_path: Path, seed: int):
 
 def test_a_store_with_failures_alone_says_so(tmp_path: Path):
     with Store.open(tmp_path / "s.db") as store:
-        store.study("failed", "a" * 32, {})
-        store.fail_cell("a" * 32, "m", "t", "direct", "no such file")
+        store.studies.open("failed", "a" * 32, {})
+        store.failures.record("a" * 32, "m", "t", "direct", "no such file")
     text = write_report(tmp_path / "s.db", tmp_path / "r.html").read_text()
     assert "No ranking yet" in text
     assert "no such file" in text

@@ -14,5 +14,5 @@ from potentia.store import Store
 def store(store_url: str) -> Iterator[Store]:
     """An empty store with one study, ``s1``, named ``first``."""
     with Store.open(store_url) as opened:
-        opened.study("first", "s1", {"models": ["m"]})
+        opened.studies.open("first", "s1", {"models": ["m"]})
         yield opened

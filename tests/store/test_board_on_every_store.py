@@ -16,7 +16,7 @@ from potentia.store import Store
 def test_report_and_board(store_url: str, tmp_path: Path):
     make_store(store_url)
     with Store.open(store_url) as store:
-        store.study("other", "b" * 32, {})
+        store.studies.open("other", "b" * 32, {})
     text = write_report(store_url, tmp_path / "report.html", study="made").read_text()
     assert "most likely the best of 4 models after the same fine-tuning" in text
     app = create_app(store_url, executor=ThreadPoolExecutor(1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import inspect
 import threading
 import time
 from collections.abc import Iterator
@@ -17,29 +18,26 @@ import postgres
 import tiny
 from potentia import run as run_package
 from potentia.run import progress, run_study
-from potentia.store import Store, database
-from potentia.store.database import Patient
+from potentia.store import Store, waiting
+from potentia.store.waiting import PatientPart
 from potentia.study import Study, make_study
 
 
-def test_every_method_of_a_store_waits():
-    known = {
-        name: value
-        for kind in Store.__mro__
-        for name, value in vars(kind).items()
+def test_every_method_of_a_store_waits(tmp_path: Path):
+    with Store.open(tmp_path / "s.db") as store:
+        parts = [part for part in vars(store).values() if isinstance(part, PatientPart)]
+    assert len(parts) == 9
+    methods = {
+        name: method
+        for part in parts
+        for name, method in inspect.getmembers(part, inspect.ismethod)
         if not name.startswith("_")
     }
-    methods = {
-        name
-        for name, value in known.items()
-        if callable(value) and not isinstance(value, (classmethod, type))
-    }
-    waiting = {name for name in methods if hasattr(known[name], "__wrapped__")}
-    assert len(waiting) > 30
-    assert methods - waiting == {"beat", "outcomes"}, (
+    waiting = {name for name, method in methods.items() if hasattr(method, "__wrapped__")}
+    assert len(waiting) > 25
+    assert methods.keys() - waiting == {"beat", "read_outcomes"}, (
         "a beat is asked for again; outcomes are for analyses"
     )
-    assert issubclass(Store, Patient)
 
 
 def test_a_run_opens_its_store_in_one_place():
@@ -130,8 +128,8 @@ def cutter(postgres_own: postgres.Server, monkeypatch: pytest.MonkeyPatch) -> It
         PGDialect_psycopg, "do_commit", lambda self, c: made.commit(lambda c: whole(self, c), c)
     )
     monkeypatch.setattr(progress, "FIRST_CONTACT", 300.0)
-    monkeypatch.setattr(database, "FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(database, "LONGEST_PAUSE", 0.001)
+    monkeypatch.setattr(waiting, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(waiting, "LONGEST_PAUSE", 0.001)
     sa.event.listen(sa.Engine, "begin", made.begin)
     sa.event.listen(sa.Engine, "before_cursor_execute", made.statement)
     yield made
@@ -167,30 +165,30 @@ def test_a_lock_that_another_left_behind_is_waited_for(
     import psycopg
 
     from potentia.errors import StoreAwayError
-    from potentia.store import live
+    from potentia.store import events, opening
 
     where = postgres_own.database()
     monkeypatch.setattr(
-        database, "_TIMEOUTS", {"lock_timeout": 1, "idle_in_transaction_session_timeout": 1}
+        opening, "_TIMEOUTS", {"lock_timeout": 1, "idle_in_transaction_session_timeout": 1}
     )
-    monkeypatch.setattr(database, "_STATEMENT", {})
+    monkeypatch.setattr(opening, "_STATEMENT_TIMEOUT", {})
     silent = psycopg.connect(where.replace("+psycopg", ""))
     with contextlib.closing(silent), Store.open(where, patience=60) as store:
-        store.study("first", "s1", {})
+        store.studies.open("first", "s1", {})
         silent.execute("SET idle_in_transaction_session_timeout = '2s'")
         silent.commit()
         silent.execute(
-            "SELECT pg_advisory_xact_lock(%s)", [live._EVENT_LOCK]
+            "SELECT pg_advisory_xact_lock(%s)", [events._EVENT_LOCK]
         )  # and not a word more
         store.patience = 0
         with pytest.raises(StoreAwayError, match="lock timeout"):
-            store.event("s1", "told")
+            store.events.append("s1", "told")
         store.patience = 60
-        assert store.event("s1", "told") > 0
+        assert store.events.append("s1", "told") > 0
         store.patience = 0
 
         def fall_silent() -> None:
-            with store._writing() as connection:
+            with store.database.writing() as connection:
                 connection.execute(sa.text("SELECT 1"))
                 time.sleep(1.5)
                 connection.execute(sa.text("SELECT 1"))

@@ -16,8 +16,8 @@ CLAIM = """
 import sys, time
 from potentia.store import Store
 with Store.open(sys.argv[1]) as store:
-    lease = store.claim("s1", "m", sys.argv[2].split(","))
-    print(store.mine(lease), flush=True)
+    lease = store.leases.claim("s1", "m", sys.argv[2].split(","))
+    print(store.leases.is_mine(lease), flush=True)
     time.sleep(float(sys.argv[3]))
 """
 
@@ -32,60 +32,64 @@ def other(url: str, keys: str, seconds: float = 60) -> subprocess.Popen[str]:
 
 
 def test_cells_are_claimed_by_one_process_until_it_lets_go(store: Store, store_url: str):
-    lease = store.claim("s1", "m", ["a", "b"], run="r")
-    assert store.mine(lease)
+    lease = store.leases.claim("s1", "m", ["a", "b"], run="r")
+    assert store.leases.is_mine(lease)
     with Store.open(store_url) as second:
-        held = second.claim("s1", "m", ["b", "c"])
-        assert not second.mine(held)
+        held = second.leases.claim("s1", "m", ["b", "c"])
+        assert not second.leases.is_mine(held)
         assert (held.pid, held.run, held.row) == (os.getpid(), "r", "m")
-        assert f"process {os.getpid()} on " in held.told
-        free = second.claim("s1", "n", ["c"])
-        assert second.mine(free), "what nobody has can be had, and b was not taken on the way"
-        assert [one.row for one in store.leases(study="first")] == ["m", "n"]
-        second.let_go(free)
-        store.let_go(lease)
-        assert second.mine(second.claim("s1", "m", ["b", "c"]))
+        assert f"process {os.getpid()} on " in held.owner
+        free = second.leases.claim("s1", "n", ["c"])
+        assert second.leases.is_mine(free), (
+            "what nobody has can be had, and b was not taken on the way"
+        )
+        assert [one.row for one in store.leases.read(study="first")] == ["m", "n"]
+        second.leases.release(free)
+        store.leases.release(lease)
+        assert second.leases.is_mine(second.leases.claim("s1", "m", ["b", "c"]))
 
 
 def test_what_a_killed_process_had_is_taken_over_at_once(store: Store, store_url: str):
     process = other(store_url, "a,b")
     assert process.answer == "True"
-    assert not store.mine(store.claim("s1", "m", ["a"]))
+    assert not store.leases.is_mine(store.leases.claim("s1", "m", ["a"]))
     process.kill()
     process.wait()
-    assert store.leases() == [], "the dead run nothing"
-    assert store.mine(store.claim("s1", "m", ["a"]))
+    assert store.leases.read() == [], "the dead run nothing"
+    assert store.leases.is_mine(store.leases.claim("s1", "m", ["a"]))
 
 
 def test_from_another_machine_only_a_lease_without_a_beat_is_taken(
     store: Store, store_url: str, monkeypatch: pytest.MonkeyPatch
 ):
-    lease = store.claim("s1", "m", ["a"])
-    monkeypatch.setattr(module, "place", lambda: "elsewhere")
+    lease = store.leases.claim("s1", "m", ["a"])
+    monkeypatch.setattr(module, "process_space", lambda: "elsewhere")
     with Store.open(store_url) as far:
-        assert not far.mine(far.claim("s1", "m", ["a"])), "its process may be alive"
-        with store._writing() as connection:
+        assert not far.leases.is_mine(far.leases.claim("s1", "m", ["a"])), (
+            "its process may be alive"
+        )
+        with store.database.writing() as connection:
             connection.execute(
                 s.leases.update().values(beat=s.leases.c.beat - module.LEASE_SECONDS)
             )
-        assert store.beat(lease)
-        assert not far.mine(far.claim("s1", "m", ["a"])), "it has just said so"
+        assert store.leases.beat(lease)
+        assert not far.leases.is_mine(far.leases.claim("s1", "m", ["a"])), "it has just said so"
         for jump in (3600, -3600):  # a clock that was set: what beats is not taken
-            with store._writing() as connection:
+            with store.database.writing() as connection:
                 connection.execute(s.leases.update().values(beat=s.leases.c.beat + jump))
-            assert not far.mine(far.claim("s1", "m", ["a"]))
-            assert store.beat(lease)
+            assert not far.leases.is_mine(far.leases.claim("s1", "m", ["a"]))
+            assert store.leases.beat(lease)
             monkeypatch.setattr(module, "BEAT_SECONDS", 0.0)
-            assert not far.mine(far.claim("s1", "m", ["a"])), "it has just said so"
+            assert not far.leases.is_mine(far.leases.claim("s1", "m", ["a"])), "it has just said so"
             monkeypatch.setattr(module, "BEAT_SECONDS", 10.0)
-        with store._writing() as connection:
+        with store.database.writing() as connection:
             connection.execute(
                 s.leases.update().values(beat=s.leases.c.beat - module.LEASE_SECONDS - 1)
             )
-        assert not far.mine(far.claim("s1", "m", ["a"])), "it may beat in a moment"
+        assert not far.leases.is_mine(far.leases.claim("s1", "m", ["a"])), "it may beat in a moment"
         monkeypatch.setattr(module, "BEAT_SECONDS", 0.0)
-        assert far.mine(far.claim("s1", "m", ["a"]))
-        assert not store.beat(lease), "the first owner hears that it lost it"
+        assert far.leases.is_mine(far.leases.claim("s1", "m", ["a"]))
+        assert not store.leases.beat(lease), "the first owner hears that it lost it"
 
 
 def test_many_claim_at_once_and_one_gets_it(store: Store, store_url: str):

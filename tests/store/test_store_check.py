@@ -16,7 +16,8 @@ from potentia.cli.app import app
 from potentia.errors import StoreError
 from potentia.run import plan_study, run_study
 from potentia.store import Store, check_store
-from potentia.store.records import items_path
+from potentia.store.cells import Cells
+from potentia.store.items import items_path
 from potentia.study import Study, make_study
 
 
@@ -48,7 +49,7 @@ def study(finished: Study, tmp_path: Path) -> Study:
 
 def items_of(study: Study, protocol: str) -> Path:
     with Store.open(study.store, readonly=True) as store:
-        (cell,) = store.cells(protocol=protocol)
+        (cell,) = store.cells.read(protocol=protocol)
         return items_path(store.items_folder, cell.key)
 
 
@@ -56,7 +57,7 @@ def items_of(study: Study, protocol: str) -> Path:
 def test_a_cell_with_bad_items_is_computed_anew(study: Study, damage: str):
     path = items_of(study, "direct")
     with Store.open(study.store, readonly=True) as store:
-        before = store.matrix("direct").values
+        before = store.scores.read_matrix("direct").values
     whole = path.read_bytes()
     if damage == "gone":
         path.unlink()
@@ -67,7 +68,7 @@ def test_a_cell_with_bad_items_is_computed_anew(study: Study, damage: str):
     result = run_study(plan)
     assert (result.computed, result.reused, result.failed) == (1, 1, 0)
     with Store.open(study.store, readonly=True) as store:
-        assert (store.matrix("direct").values == before).all()
+        assert (store.scores.read_matrix("direct").values == before).all()
         assert check_store(store) == []
 
 
@@ -97,12 +98,12 @@ def test_a_changed_value_inside_the_items_is_found(study: Study):
     path = items_of(study, "direct")
     whole, told = bytearray(path.read_bytes()), 0
     with Store.open(study.store, readonly=True) as store:
-        (cell,) = store.cells(protocol="direct")
-        before = store.items(cell.key)
+        (cell,) = store.cells.read(protocol="direct")
+        before = store.cells.read_items(cell.key)
         for place in range(4, len(whole) - 8, 31):  # one bit, at many places in turn
             path.write_bytes(bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]))
             found = [problem.kind for problem in check_store(store)]
-            assert found == ["items"] or store.items(cell.key) == before, place
+            assert found == ["items"] or store.cells.read_items(cell.key) == before, place
             told += bool(found)
     assert told > 20
 
@@ -113,13 +114,13 @@ def test_nothing_finished_is_deleted_before_its_replacement(
     items_of(study, "direct").write_bytes(b"")
     before = items_of_all(study, "direct")
     during: list[list[str]] = []
-    commit = Store.commit_cell
+    commit = Cells.commit
 
-    def watched(self: Store, *given: object, **more: object) -> bool:
+    def watched(self: Cells, *given: object, **more: object) -> bool:
         during.append(items_of_all(study, "direct"))
         return commit(self, *given, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Store, "commit_cell", watched)
+    monkeypatch.setattr(Cells, "commit", watched)
     assert run_study(study).computed == 1
     assert during == [before]
     assert items_of_all(study, "direct") == before
@@ -154,15 +155,15 @@ def test_one_cell_is_discarded_and_computed_again(study: Study):
 
 def items_of_all(study: Study, protocol: str) -> list[str]:
     with Store.open(study.store, readonly=True) as store:
-        return [cell.key for cell in store.cells(protocol=protocol)]
+        return [cell.key for cell in store.cells.read(protocol=protocol)]
 
 
 def test_a_store_in_use_is_not_repaired(study: Study):
     with Store.open(study.store) as store:
-        lease = store.claim("damaged", "m0", ["x"])
+        lease = store.leases.claim("damaged", "m0", ["x"])
         told = CliRunner().invoke(app, ["store", "check", study.store, "--repair"])
         assert "is run by process" in str(told.exception)
-        store.let_go(lease)
+        store.leases.release(lease)
 
 
 def test_a_record_that_commands_cannot_read_is_found(study: Study):

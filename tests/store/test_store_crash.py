@@ -25,14 +25,14 @@ from potentia.store import CellRecord, Store
 
 where, name = sys.argv[1:]
 store = Store.open(where)
-store.study("crash", "s", {{}})
+store.studies.open("crash", "s", {{}})
 def cell(i):
     score = {{"acc": Score(i / {CELLS}, 0.01, 3, Metric.of("acc")), "f1": Score(0.5, 0.01, 3, Metric.of("f1"))}}
     provenance = Provenance(details={{"i": i}})
     return CellRecord(f"{{name}}-{{i:05d}}", "s", name, f"t{{i}}", "direct", score, "acc", provenance)
 for start in range(0, {CELLS}, {BATCH}):
-    store.commit_cells([cell(i) for i in range(start + 1, start + {BATCH})])
-    store.commit_cell(cell(start), items=[ItemOutcome(j, 1.0, "a", "a", {{"i": start}}) for j in range(3)])
+    store.cells.commit_many([cell(i) for i in range(start + 1, start + {BATCH})])
+    store.cells.commit(cell(start), items=[ItemOutcome(j, 1.0, "a", "a", {{"i": start}}) for j in range(3)])
 """
 
 
@@ -42,15 +42,15 @@ def check(where: Path) -> int:
         assert raw.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert raw.execute("PRAGMA foreign_key_check").fetchall() == []
     with Store.open(where) as store:
-        cells = store.cells(study="crash") if store.studies() else []
-        assert len(cells) == store.count()
+        cells = store.cells.read(study="crash") if store.studies.read() else []
+        assert len(cells) == store.cells.count()
         for cell in cells:
             i = int(cell.key.rpartition("-")[2])
             assert cell.provenance.details == {"i": i}
             assert cell.score.value == i / CELLS
             assert set(cell.scores) == {"acc", "f1"}
             if i % BATCH == 0:
-                assert [item.detail for item in store.items(cell.key)] == [{"i": i}] * 3
+                assert [item.detail for item in store.cells.read_items(cell.key)] == [{"i": i}] * 3
         return len(cells)
 
 

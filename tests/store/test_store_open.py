@@ -14,7 +14,7 @@ import pytest
 
 from potentia.errors import NoStoreError, StoreError
 from potentia.store import CellRecord, Store
-from potentia.store.database import locate
+from potentia.store.opening import locate
 from potentia.values.provenance import Provenance
 from potentia.values.scores import ItemOutcome
 
@@ -100,10 +100,11 @@ def test_a_server_that_is_not_there_is_said() -> None:
 def test_urls_say_where_the_items_are(tmp_path: Path) -> None:
     with Store.open(tmp_path / "a.db") as store:
         assert store.items_folder == tmp_path / "a.db.items"
-    url, path, items = locate("postgresql://host/name?items=/data/items&connect_timeout=3")
-    assert (url.drivername, path, items) == ("postgresql+psycopg", None, Path("/data/items"))
-    assert dict(url.query) == {"connect_timeout": "3"}
-    assert locate("postgresql+psycopg://host/name")[2] is None
+    found = locate("postgresql://host/name?items=/data/items&connect_timeout=3")
+    assert (found.file, found.items_folder) == (None, Path("/data/items"))
+    assert found.url.drivername == "postgresql+psycopg"
+    assert dict(found.url.query) == {"connect_timeout": "3"}
+    assert locate("postgresql+psycopg://host/name").items_folder is None
     with Store.open(f"sqlite:///{tmp_path}/c.db?items={tmp_path}/there") as store:
         assert store.items_folder == tmp_path / "there"
     with Store.open(tmp_path / "c.db") as store:
@@ -130,7 +131,7 @@ def test_items_lie_where_the_store_was_made(
         with Store.open(f"{postgres_server}/{name}") as store:
             assert store.items_folder == tmp_path / "one" / "potentia.items"
     assert not any((tmp_path / "two").iterdir())
-    assert locate(f"sqlite:///{tmp_path}/b.db")[1] == tmp_path / "b.db"
+    assert locate(f"sqlite:///{tmp_path}/b.db").file == tmp_path / "b.db"
 
 
 def test_a_place_that_cannot_be_written_has_a_hint(tmp_path: Path, make_cell: MakeCell) -> None:
@@ -141,32 +142,32 @@ def test_a_place_that_cannot_be_written_has_a_hint(tmp_path: Path, make_cell: Ma
         Store.open(tmp_path / "file" / "store.db")
     path = tmp_path / "store.db"
     with Store.open(path) as store:
-        store.study("first", "s1", {})
-        store.commit_cell(make_cell("k1"))
+        store.studies.open("first", "s1", {})
+        store.cells.commit(make_cell("k1"))
     with Store.open(path, readonly=True) as store:
-        assert store.count() == 1
+        assert store.cells.count() == 1
         with pytest.raises(StoreError, match=r"readonly.*\n.*--store"):
-            store.commit_cell(make_cell("k2"))
+            store.cells.commit(make_cell("k2"))
 
 
 def test_a_full_disk_keeps_what_was_committed(tmp_path: Path, make_cell: MakeCell) -> None:
     path = tmp_path / "store.db"
     with Store.open(path) as store:
-        store.study("first", "s1", {})
-        store.commit_cell(make_cell("k1"))
+        store.studies.open("first", "s1", {})
+        store.cells.commit(make_cell("k1"))
         with (
-            store._engine.connect() as connection
+            store.database.engine.connect() as connection
         ):  # a file that may not grow is a disk that is full
             pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
             connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + 2}")
         with pytest.raises(StoreError, match=r"full.*\n.*free some space"):
-            store.commit_cell(
+            store.cells.commit(
                 make_cell("k2", provenance=Provenance(details={"text": "x" * 100_000}))
             )
-        assert not store.has("k2")
+        assert not store.cells.has("k2")
     with Store.open(path) as store:
-        assert store.count() == 1
-        assert store.commit_cell(
+        assert store.cells.count() == 1
+        assert store.cells.commit(
             make_cell("k2", provenance=Provenance(details={"text": "x" * 100_000}))
         )
 
@@ -179,17 +180,17 @@ from potentia.values.scores import ItemOutcome, Score
 from potentia.store import CellRecord, Store
 
 store = Store.open(sys.argv[1])
-store.study("first", "s1", {})
+store.studies.open("first", "s1", {})
 resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
 import random
 text = "".join(chr(random.randrange(33, 1000)) for _ in range(600_000))
 cell = CellRecord("k1", "s1", "m", "t", "direct", {"acc": Score(0.5, 0.1, 1, Metric.of("acc"))}, "acc")
 try:
-    store.commit_cell(cell, items=[ItemOutcome(0, 1.0, text, "", {})])
+    store.cells.commit(cell, items=[ItemOutcome(0, 1.0, text, "", {})])
 except StoreError as error:
     print("refused:", error.hint)
-print(store.has("k1"), [p.name for p in store.items_folder.rglob("*") if p.is_file()])
-print(store.commit_cell(cell, items=[ItemOutcome(0, 1.0, "short", "", {})]), len(store.items("k1")))
+print(store.cells.has("k1"), [p.name for p in store.items_folder.rglob("*") if p.is_file()])
+print(store.cells.commit(cell, items=[ItemOutcome(0, 1.0, "short", "", {})]), len(store.cells.read_items("k1")))
 """
 
 
@@ -211,21 +212,19 @@ def test_a_cell_whose_items_fail_is_not_committed(tmp_path: Path, make_cell: Mak
     path = tmp_path / "store.db"
     (tmp_path / "store.db.items").write_text("a file where the folder should be")
     with Store.open(path) as store:
-        store.study("first", "s1", {})
+        store.studies.open("first", "s1", {})
         with pytest.raises(StoreError):
-            store.commit_cell(make_cell(), items=[ItemOutcome(0, 1.0, "a", "a", {})])
-        assert store.count() == 0
+            store.cells.commit(make_cell(), items=[ItemOutcome(0, 1.0, "a", "a", {})])
+        assert store.cells.count() == 0
 
 
 def test_two_processes_may_create_the_same_store(tmp_path: Path) -> None:
-    code = (
-        "import sys; from potentia.store import Store; Store.open(sys.argv[1]).study('a', 'k', {})"
-    )
+    code = "import sys; from potentia.store import Store; Store.open(sys.argv[1]).studies.open('a', 'k', {})"
     where = str(tmp_path / "deep" / "store.db")
     made = [subprocess.Popen([sys.executable, "-c", code, where]) for _ in range(3)]
     assert [process.wait(timeout=60) for process in made] == [0, 0, 0]
     with Store.open(where) as store:
-        assert [study.key for study in store.studies()] == ["k"]
+        assert [study.key for study in store.studies.read()] == ["k"]
 
 
 def test_looking_for_a_store_makes_none(store_url: str) -> None:
@@ -235,7 +234,7 @@ def test_looking_for_a_store_makes_none(store_url: str) -> None:
     found = Store.find(store_url)
     assert found is not None
     with found:
-        assert found.studies() == []
+        assert found.studies.read() == []
 
 
 def test_a_damaged_record_is_told(tmp_path: Path):
@@ -247,7 +246,7 @@ def test_a_damaged_record_is_told(tmp_path: Path):
     with sqlite3.connect(where) as raw:
         raw.execute("UPDATE provenances SET provenance = substr(provenance, 1, 40)")
     with Store.open(where, readonly=True) as store, pytest.raises(StoreError, match="damaged"):
-        store.cells()
+        store.cells.read()
 
 
 def test_a_damaged_schema_is_told(tmp_path: Path):

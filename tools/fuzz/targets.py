@@ -297,9 +297,9 @@ def store(stream: Random, folder: Path) -> Act:
     def act() -> None:
         read_store_status(str(copy))
         with Store.open(copy, readonly=True) as opened:
-            for cell in opened.cells(limit=3):
-                opened.lanes(cell=cell.key)
-            list(opened.outcomes())
+            for cell in opened.cells.read(limit=3):
+                opened.lanes.read(cell=cell.key)
+            list(opened.scores.read_outcomes())
         read(str(copy))
 
     return act

@@ -31,11 +31,11 @@ class ProgressView:
         self.store = store
         self.study_key = plan.key
         self.start_time = time.time()
-        earlier_progress = store.get_progress(plan.key)
+        earlier_progress = store.events.read_progress(plan.key)
         self._earlier_timestamps = {
             name: state.get("at") for name, state in earlier_progress.items()
         }
-        self._last_event = store.last_event(self.study_key)
+        self._last_event = store.events.read_last_id(self.study_key)
         self.total_cells = sum(len(row.cells) for row in plan.rows)
         pending_cells = sum(len(row.pending) for row in plan.rows)
         self._finished_before = self.total_cells - pending_cells
@@ -60,7 +60,7 @@ class ProgressView:
     def collect_news(self) -> list[str]:
         """Return one line for each cell that ended since the last call; a reason for failure once a model."""
         lines = []
-        for event in self.store.events(self.study_key, after_id=self._last_event):
+        for event in self.store.events.read(self.study_key, after_id=self._last_event):
             self._last_event = event.id
             if event.kind == "row":
                 row = event.payload
@@ -73,7 +73,7 @@ class ProgressView:
         for lease in self._leases_of_other_runs():
             if lease.id not in self._reported_leases:
                 self._reported_leases.add(lease.id)
-                lines.append(f"{lease.row} is run by {lease.told}; it is left to it")
+                lines.append(f"{lease.row} is run by {lease.owner}; it is left to it")
         return lines
 
     def _describe_ended_cell(self, kind: str, payload: Mapping[str, Any]) -> list[str]:
@@ -97,7 +97,7 @@ class ProgressView:
 
     def _leases_of_other_runs(self) -> list[LeaseRecord]:
         """Return the rows of this study that other runs compute now."""
-        leases = self.store.leases(study=self.study_key)
+        leases = self.store.leases.read(study=self.study_key)
         return [lease for lease in leases if lease.run != self.plan.run]
 
     def describe_state(self) -> str:
@@ -121,7 +121,7 @@ class ProgressView:
         """Return the rows that this run has begun; the state that an earlier run left behind does not count."""
         pending_models = {row.model.name for row in self.plan.rows if row.pending}
         started = {}
-        for name, state in self.store.get_progress(self.study_key).items():
+        for name, state in self.store.events.read_progress(self.study_key).items():
             is_new = state.get("at") != self._earlier_timestamps.get(name)
             if is_new and state.get("model", name) in pending_models:
                 started[name] = state
@@ -143,7 +143,7 @@ class ProgressView:
         return self._drawn
 
     def _draw(self) -> Group:
-        owner_by_row = {lease.row: lease.told for lease in self._leases_of_other_runs()}
+        owner_by_row = {lease.row: lease.owner for lease in self._leases_of_other_runs()}
         table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
         for name in ("model", "now", "", "rate", "left", "validation so far"):
             table.add_column(name)

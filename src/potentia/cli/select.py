@@ -293,7 +293,7 @@ class AdapterCellOptions(JsonOption):
 
 
 def _with_adapter(store: Store, evidence: potentia.Evidence) -> list[CellRecord]:
-    return [cell for cell in evidence.cells() if store.adapter(cell.key) is not None]
+    return [cell for cell in evidence.cells() if store.adapters.find(cell.key) is not None]
 
 
 @command(adapters, "list", AdapterCellOptions)
@@ -339,7 +339,7 @@ def _describe_adapter(store: Store, cell: CellRecord) -> dict[str, Any]:
 
 def _adapter_bytes(store: Store, cell: CellRecord) -> int:
     """Return the bytes that a cell's adapter takes."""
-    folder = store.adapter(cell.key)
+    folder = store.adapters.find(cell.key)
     if folder is None:
         return 0
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
@@ -465,7 +465,7 @@ def drop(options: DropAdaptersOptions) -> None:
         if cells:
             question = f"remove {len(cells)} adapters ({total_bytes / 1e6:,.1f} MB)"
             confirm(question, yes=options.yes)
-        freed_bytes = sum(store.drop_adapter(cell.key) for cell in cells)
+        freed_bytes = sum(store.adapters.delete(cell.key) for cell in cells)
     print_answer(
         options.as_json,
         {"dropped": len(cells), "bytes": freed_bytes},

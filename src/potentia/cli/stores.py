@@ -215,8 +215,10 @@ def check(options: CheckOptions) -> None:
         problems = potentia.store.check_store(store)
         if options.repair:
             potentia.store.repair_store(store, problems)
-        cell_count = store.count()
-    broken = [problem for problem in problems if problem.kind != "lanes"]
+        cell_count = store.cells.count()
+    broken = [
+        problem for problem in problems if problem.kind is not potentia.store.ProblemKind.LANES
+    ]
     rows = [
         (problem.kind, problem.what, problem.key or "", str(problem.path or ""))
         for problem in problems
@@ -264,7 +266,7 @@ def discard(options: DiscardOptions) -> None:
     if not (options.models or options.tasks or options.protocols):
         raise InputError("name the cells to discard", hint="--model, --task or --protocol")
     with _open_existing(options.store) as store:
-        cells = [cell for cell in store.cells(study=options.study) if options.selects(cell)]
+        cells = [cell for cell in store.cells.read(study=options.study) if options.selects(cell)]
         if not cells:
             raise InputError(
                 "no such cell",
@@ -274,7 +276,7 @@ def discard(options: DiscardOptions) -> None:
         for cell in cells[:MAX_CELLS_LISTED]:
             print_lines(f"{cell.model} × {cell.task} × {cell.protocol} ({cell.key})")
         confirm(f"discard {len(cells)} cells", yes=options.yes)
-        store.discard([cell.key for cell in cells])
+        store.cells.discard([cell.key for cell in cells])
     print_lines(f"{len(cells)} cells discarded")
 
 
@@ -428,7 +430,7 @@ def track(options: TrackOptions) -> None:
     Example: potentia track potentia.db --to tensorboard -o tracks
     """
     with potentia.store.Store.open(options.store, readonly=True) as store:
-        study_names = [study.name for study in store.studies()]
+        study_names = [study.name for study in store.studies.read()]
         if not study_names:
             raise InputError(
                 "the store holds no study",

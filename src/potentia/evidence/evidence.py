@@ -144,7 +144,7 @@ class Evidence:
             if chance is not None
         ]
         for store, studies in self.open_stores():
-            task_facts += _facts_of_stored_tasks(store.provenances_by_task(study=studies))
+            task_facts += _facts_of_stored_tasks(store.provenance.read_by_task(study=studies))
         for study in self.study_files:
             for spec in study.tasks:
                 facts = Benchmark(spec.name, category=spec.category or "", chance=spec.chance)
@@ -176,21 +176,21 @@ class Evidence:
         """
         outcomes: dict[tuple[Protocol, str], dict[str, ModelItems]] = {}
         for store, studies in self.open_stores():
-            for protocol_name, task_name, model, data, values in store.outcomes(study=studies):
-                protocol = Protocol(protocol_name)
-                task = TaskName(task_name)
+            for cell in store.scores.read_outcomes(study=studies):
+                protocol = Protocol(cell.protocol)
+                task = TaskName(cell.task)
                 matrix = self.scores.get(protocol)
                 # Folds test different documents of one task.
                 is_fold = task.fold is not None and matrix is not None
                 is_joined = is_fold and task.whole in self.scores[protocol].tasks
-                documents = store.where if is_joined else data or store.where
-                task_shown = task.whole if is_joined else task_name
+                documents = store.where if is_joined else cell.data or store.where
+                task_shown = task.whole if is_joined else cell.task
                 by_documents = outcomes.setdefault((protocol, task_shown), {})
                 by_model = by_documents.setdefault(documents, {})
                 if is_joined:
-                    by_model[model] = {**by_model.get(model, {}), **values}
+                    by_model[cell.model] = {**by_model.get(cell.model, {}), **cell.values}
                 else:
-                    by_model[model] = values
+                    by_model[cell.model] = cell.values
         return outcomes
 
     def frame(self) -> pd.DataFrame:
@@ -217,12 +217,14 @@ class Evidence:
 
     def cells(self) -> list[CellRecord]:
         """Return the committed cells, in the order of their making."""
-        return self._gather(lambda store, study: store.cells(study=study), lambda cell: cell.key)
+        return self._gather(
+            lambda store, study: store.cells.read(study=study), lambda cell: cell.key
+        )
 
     def choices(self, protocol: Protocol) -> list[ChoiceRecord]:
         """Return what validation chose for every committed cell of a protocol: far less to read than the cells."""
         return self._gather(
-            lambda store, study: store.choices(study=study, protocol=protocol),
+            lambda store, study: store.provenance.read_choices(study=study, protocol=protocol),
             lambda cell: cell.key,
         )
 
@@ -230,27 +232,27 @@ class Evidence:
         """Return what the probes of the studies recorded, by model and task."""
         probes: dict[tuple[str, str], ProbeResult] = {}
         for store, studies in self.open_stores():
-            probes |= store.probes(study=studies)
+            probes |= store.provenance.read_probes(study=studies)
         return probes
 
     def lanes(self, models: Sequence[str] | None = None) -> list[LaneRecord]:
         """Return the fine-tuning lanes with their curves, of these models alone where some are given."""
         return self._gather(
-            lambda store, study: store.lanes(study=study, model=models), lambda lane: lane.key
+            lambda store, study: store.lanes.read(study=study, model=models), lambda lane: lane.key
         )
 
     def failures(self) -> list[FailureRecord]:
         """Return the cells that failed, with the reason."""
         return self._gather(
-            lambda store, study: store.failures(study=study),
+            lambda store, study: store.failures.read(study=study),
             lambda failure: (failure.model, failure.task, failure.protocol, failure.study),
         )
 
     def items(self, cell: str) -> list[ItemOutcome]:
         """Return the outcomes of one cell; none where it is imported or its items are gone."""
         for store, _ in self.open_stores():
-            if store.has(cell):
-                return store.items(cell)
+            if store.cells.has(cell):
+                return store.cells.read_items(cell)
         return []
 
     def samples(
@@ -259,10 +261,10 @@ class Evidence:
         """Give outcomes of each cell, chosen by their values; items left behind or damaged are passed over."""
         remaining = list(cells)
         for store, _ in self.open_stores():
-            stored = store.names(remaining)
+            stored = store.cells.read_names(remaining)
             for key in [key for key in remaining if key in stored]:
                 with suppress(PotentiaError):
-                    outcomes = store.items(key, partial(choose, key))
+                    outcomes = store.cells.read_items(key, partial(choose, key))
                     if outcomes:
                         yield key, outcomes
             remaining = [key for key in remaining if key not in stored]
@@ -270,9 +272,9 @@ class Evidence:
     def items_of(self, protocol: str, model: str, task: str) -> list[ItemOutcome]:
         """Return the outcomes of one cell by its names; none where no store has them."""
         for store, studies in self.open_stores():
-            cells = store.cells(study=studies, protocol=protocol, model=model, task=task)
+            cells = store.cells.read(study=studies, protocol=protocol, model=model, task=task)
             if cells:
-                return store.items(cells[-1].key)
+                return store.cells.read_items(cells[-1].key)
         return []
 
     def narrowed(

@@ -129,7 +129,7 @@ def find_stored_recipe(
     store: Store, studies: str | Sequence[str], protocol: str, task: str
 ) -> dict[str, Any]:
     """Return how the cells of a task were tuned."""
-    cells = store.cells(study=studies, task=task, protocol=protocol, limit=1)
+    cells = store.cells.read(study=studies, task=task, protocol=protocol, limit=1)
     return cells[0].provenance.recipe if cells else {}
 
 

@@ -169,7 +169,7 @@ def _separate_studies(source: Source, studies: tuple[str, ...]) -> list[tuple[st
     if not isinstance(source, (str, Path)) or not is_store(source) or not studies:
         return [studies]
     with Store.open(str(source), readonly=True) as store:
-        records = _choose_studies(store.studies(), studies, store.where)
+        records = _choose_studies(store.studies.read(), studies, store.where)
     return [(record.key,) for record in reversed(records)]
 
 
@@ -249,7 +249,7 @@ def _read_store(where: str, studies: tuple[str, ...], metric: str | None) -> Evi
 def _read_open_store(
     store: Store, where: str, studies: tuple[str, ...], metric: str | None
 ) -> Evidence:
-    records = store.studies()
+    records = store.studies.read()
     chosen = _choose_studies(records, studies, store.where)
     keys = tuple(record.key for record in chosen)
     notes: list[str] = []
@@ -259,8 +259,10 @@ def _read_open_store(
             f"this is the study {chosen[0].name}, opened last; the store also holds: {others} (--study NAME)"
         )
     _check_studies_alike(store, chosen, metric)
-    protocols = in_order({protocol for key in keys for protocol in store.protocols(study=key)})
-    if not protocols and not any(store.failures(study=key) for key in keys):
+    protocols = in_order(
+        {protocol for key in keys for protocol in store.scores.read_protocols(study=key)}
+    )
+    if not protocols and not any(store.failures.read(study=key) for key in keys):
         raise _empty_store(store.where)
     matrices, without_items = _read_matrices(store, protocols, keys, metric)
     scores = {protocol: join_folds(matrix, notes) for protocol, matrix in matrices.items()}
@@ -280,7 +282,9 @@ def _read_open_store(
 
 def _describe_prompts(store: Store, studies: tuple[str, ...]) -> Iterator[str]:
     """Give what a reader must know of prompts: those that were cut, and those of unknown tokens."""
-    for (protocol, task), prompts_by_model in store.cut_prompts(study=studies).items():
+    for (protocol, task), prompts_by_model in store.provenance.read_cut_prompts(
+        study=studies
+    ).items():
         cut = sum(prompts.cut for prompts in prompts_by_model.values())
         total = sum(prompts.requests for prompts in prompts_by_model.values())
         models = ", ".join(list(prompts_by_model)[:3])
@@ -288,7 +292,7 @@ def _describe_prompts(store: Store, studies: tuple[str, ...]) -> Iterator[str]:
             models += f" and {len(prompts_by_model) - 3} more"
         count = f"{cut:,} of {total:,} prompts were cut to fit the model"
         yield f"{task} by {protocol}: {count} ({models})"
-    for (task, model), share in store.unknown_tokens(study=studies).items():
+    for (task, model), share in store.provenance.read_unknown_tokens(study=studies).items():
         yield f"{model} reads {share:.0%} of the tokens of {task} as unknown"
 
 
@@ -298,9 +302,10 @@ def _check_studies_alike(store: Store, chosen: Sequence[StudyRecord], metric: st
     keys = tuple(record.key for record in chosen)
 
     def source_tasks() -> Iterator[SourceTask]:
-        for key, protocol, task, task_metric, origin in store.measures(study=keys, metric=metric):
-            measured = MeasuredTask(task_metric, origin)
-            yield SourceTask(name_by_key[key], protocol, task, measured=measured)
+        for stored in store.scores.read_measures(study=keys, metric=metric):
+            measured = MeasuredTask(stored.metric, stored.origin)
+            name = name_by_key[stored.study]
+            yield SourceTask(name, stored.protocol, stored.task, measured=measured)
 
     check_alike(
         source_tasks(),
@@ -316,7 +321,9 @@ def _read_matrices(
     store: Store, protocols: Sequence[Protocol], studies: tuple[str, ...], metric: str | None
 ) -> tuple[dict[Protocol, ScoreMatrix], dict[Protocol, frozenset[str]]]:
     """Return the scores by one metric where one is asked for, and the tasks whose items are of another one."""
-    main_scores = {protocol: store.matrix(protocol, study=studies) for protocol in protocols}
+    main_scores = {
+        protocol: store.scores.read_matrix(protocol, study=studies) for protocol in protocols
+    }
     if metric is None:
         return main_scores, {}
     scores: dict[Protocol, ScoreMatrix] = {}
@@ -324,7 +331,7 @@ def _read_matrices(
     problems: list[InputError] = []
     for protocol, matrix in main_scores.items():
         try:
-            scores[protocol] = store.matrix(protocol, study=studies, metric=metric)
+            scores[protocol] = store.scores.read_matrix(protocol, study=studies, metric=metric)
         except InputError as error:  # no cell of this protocol has it, as with texts
             problems.append(error)
         main_metrics = zip(matrix.tasks, matrix.metrics, strict=True)

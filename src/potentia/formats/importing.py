@@ -31,7 +31,9 @@ def import_scores(
 ) -> ImportSummary:
     """Commit every score as a cell of the study ``name`` (the source's file name); the same scores come in once."""
     study = name or Path(source).name or source
-    record = store.study(study, f"import-{_digest(study)}", {"name": study, "imported": True})
+    record = store.studies.open(
+        study, f"import-{_digest(study)}", {"name": study, "imported": True}
+    )
     cells = []
     for protocol, matrix in matrices.items():
         for model, task, score in matrix.scores():
@@ -51,7 +53,7 @@ def import_scores(
             cells.append(cell)
     new_cells = 0
     for start in range(0, len(cells), _BATCH):
-        new_cells += store.commit_cells(cells[start : start + _BATCH])
+        new_cells += store.cells.commit_many(cells[start : start + _BATCH])
     return ImportSummary(study=study, new=new_cells, known=len(cells) - new_cells)
 
 

@@ -46,14 +46,14 @@ def export_adapter(
     Where validation kept the untuned model there is no adapter; the note and the card say so. The folder is there when
     all of it is written; with ``replace`` it takes the place of an earlier one.
     """
-    stored = store.adapter(cell.key)
+    stored = store.adapters.find(cell.key)
     if stored is None and not cell.selection.is_untuned:
         raise InputError(f"no adapter of {cell.model} on {cell.task} is kept", where=store.where)
     model = cell.provenance.model
     base = model.source or cell.model
     before = [model.adapter] if model.adapter else []
     if model.copy_of:  # an exposed copy: what it was exposed to comes first
-        before.append(str(store.adapter(f"treated-{model.fingerprint}")))
+        before.append(str(store.adapters.find(f"treated-{model.fingerprint}")))
     quantisation = None
     if model.quantise:
         quantisation = Quantisation(model.quantise, str(model.dtype))

@@ -26,7 +26,7 @@ def send_to_tracker(store: Store, study: str, *, to: str, folder: Path) -> dict[
     """
     if to not in _OPENERS:
         raise InputError(f"no tracker {to!r}", hint=f"one of: {', '.join(_OPENERS)}")
-    cells, lanes = store.cells(study=study), store.lanes(study=study)
+    cells, lanes = store.cells.read(study=study), store.lanes.read(study=study)
     counts = {}
     for model in sorted({cell.model for cell in cells} | {lane.model for lane in lanes}):
         values = [

@@ -101,8 +101,8 @@ def _known_so_far(plan: StudyPlan) -> Evidence | None:
     if store is None:
         return None
     with store:
-        known = any(record.key == plan.key for record in store.studies())
-        done = known and store.count(study=plan.key) > 0
+        known = any(record.key == plan.key for record in store.studies.read())
+        done = known and store.cells.count(study=plan.key) > 0
     return read(plan.study.store, study=plan.key) if done else None
 
 
@@ -200,7 +200,7 @@ class AdaptiveRun:
                     "unit": costs.unit,
                 }
                 facts = {**names, "costs": values, "measured": self._measured(store)}
-                store.event(self.plan.key, "adaptive", facts)
+                store.events.append(self.plan.key, "adaptive", facts)
             journal = self._journal()
         measured = np.array(journal[0]["measured"], dtype=bool)
         for wave in journal[1:]:
@@ -218,7 +218,7 @@ class AdaptiveRun:
                     for model, p in zip(done.models, done.p_best, strict=True)
                 }
                 told = {"cells": [list(cell) for cell in chosen.cells], "p_best": chances}
-                store.event(self.plan.key, "wave", told)
+                store.events.append(self.plan.key, "wave", told)
             self._run_cells(chosen.cells)
             room = self._count(chosen.cells, costs, measured, room)
         return self._sum(), complete_study(self.plan, history=self.history, measured=measured), None
@@ -244,7 +244,7 @@ class AdaptiveRun:
             if any(not cell.protocol.tuned for cell in row.cells)
         }
         with open_store(self.plan.study.store, readonly=True) as store:
-            return asked - set(store.linked(self.plan.key).values())
+            return asked - set(store.cells.read_models_by_key(self.plan.key).values())
 
     def _count(
         self, cells: Cells, costs: CellCosts, measured: npt.NDArray[np.bool_], room: float | None

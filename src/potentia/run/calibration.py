@@ -185,8 +185,8 @@ def _timed_run(small: Study, session: ModelSession) -> Timed:
     result = run_study(plan, session=session)
     whole = time.monotonic() - began
     with open_store(small.store, readonly=True) as store:
-        seconds = {(c.task, str(c.protocol)): c.seconds for c in store.cells()}
-        rows = [event.payload for event in store.events(result.study) if event.kind == "row"]
+        seconds = {(c.task, str(c.protocol)): c.seconds for c in store.cells.read()}
+        rows = [event.payload for event in store.events.read(result.study) if event.kind == "row"]
     cells = [
         (work, seconds[work.task, str(work.protocol)])
         for work in count_work(plan)

@@ -139,14 +139,14 @@ class CellCommitter:
         with spending("save"):
             # the event is in the transaction of the commit, also where that went through and its answer got lost
             is_logged = True
-            is_committed = store.commit_cell(
+            is_committed = store.cells.commit(
                 record, items=test.outcomes, event={"row": record.model, **event}
             )
             if not is_committed:
                 names = (record.model, record.task)
-                if names not in store.names([cell.key]).values():
+                if names not in store.cells.read_names([cell.key]).values():
                     # another row with the same files was first
-                    store.copy_cell(
+                    store.cells.copy(
                         cell.key,
                         renamed(cell.key, *names),
                         study=record.study,
@@ -163,7 +163,7 @@ class CellCommitter:
 
     def _is_of_another_process(self, record: CellRecord) -> bool:
         """Whether another process had the row meanwhile; else this commit went through, and its answer got lost."""
-        stored = self._context.store.cell(record.key)
+        stored = self._context.store.cells.get(record.key)
         return stored is None or stored.created != record.created
 
     # --- provenance --------------------------------------------------------------------------------------------------

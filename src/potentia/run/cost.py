@@ -354,7 +354,7 @@ def _typical(score: Mapping[str, float]) -> float:
 
 def _timed(store: Store, cell: CellPlan, device: str) -> CellRecord | None:
     """Return the cell's record where its seconds were measured on such a device."""
-    record = store.cell(cell.key)
+    record = store.cells.get(cell.key)
     if record is None or record.seconds <= 0:
         return None
     where = record.provenance.model.device or ""

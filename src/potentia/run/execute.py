@@ -254,9 +254,9 @@ def register_study(plan: StudyPlan) -> RunLog:
         spec = plan.study.model_dump(mode="json")
         if "://" in plan.study.store:
             spec["store"] = store.where  # without its password
-        store.study(plan.study.name, plan.key, spec)
+        store.studies.open(plan.study.name, plan.key, spec)
         if plan.outdated:
-            store.release(plan.key, plan.outdated)
+            store.cells.release(plan.key, plan.outdated)
         for row in plan.rows:
             adopt_finished_cells(row, store)
         return RunLog(store, plan.run)
@@ -303,7 +303,7 @@ def _check_and_tidy_up(plan: StudyPlan, expected: int) -> None:
 
 def remove_finished_lanes(plan: StudyPlan, store: Store) -> None:
     """Remove the lanes of every row of a refreshed plan that is done, and half-written files of its cells."""
-    store.sweep()
+    store.remove_partial_files()
     folder = store.lanes_folder
     if not folder.is_dir():
         return

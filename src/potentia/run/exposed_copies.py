@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def load_exposed_copy(context: RowContext) -> LoadedModel:
     """Load an exposed copy; it is made first where the store has none."""
     name = f"treated-{context.row.model_fingerprint}"
-    folder = context.store.adapter(name)
+    folder = context.store.adapters.find(name)
     if folder is None:
         with spending("treat"):
             folder = _make_copy(context, name)
@@ -106,4 +106,4 @@ def _train_and_keep(
         raise TuningError(f"showing {', '.join(tasks)} failed: {result.reason}")
     row = context.row
     base = {"fingerprint": row.original_fingerprint, "source": row.model.source}
-    return context.store.keep_adapter(lane.key, save, {"base": base, "shown": tasks})
+    return context.store.adapters.save(lane.key, save, {"base": base, "shown": tasks})

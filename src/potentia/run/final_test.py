@@ -270,7 +270,7 @@ class FinalTest:
             base["quantise"] = row.model.quantise
         save = partial(save_peft, chosen.lane.key, epoch=chosen.epoch)
         with spending("save"):
-            context.store.keep_adapter(self.cells.get_key(self.name), save, {"base": base})
+            context.store.adapters.save(self.cells.get_key(self.name), save, {"base": base})
 
 
 def evaluate_test_split(

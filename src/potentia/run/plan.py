@@ -378,13 +378,13 @@ def _compare_with_store(plan: StudyPlan, store: Store) -> StudyPlan:
     """Return a plan with what the store has of it: finished, damaged and outdated cells."""
     plan = plan.refresh(store)
     pending = [cell.key for cell in plan.iterate_cells() if not cell.finished]
-    damaged = store.damaged(pending)
+    damaged = store.cells.find_damaged(pending)
     if damaged and not plan.count_finished_cells():
-        store.check_items(damaged)
+        store.cells.check_items(damaged)
     planned = {cell.key for cell in plan.iterate_cells()}
     readable = {row.model.name for row in plan.rows if not row.problem}
     outdated = []
-    for key, model in store.linked(plan.key).items():
+    for key, model in store.cells.read_models_by_key(plan.key).items():
         if model in readable and key not in planned:
             outdated.append(key)
     return replace(plan, outdated=tuple(outdated), damaged=tuple(damaged))
@@ -477,8 +477,8 @@ class _RowPlanner:
 def mark_finished_cells(rows: Sequence[Row], store: Store) -> list[Row]:
     """Return the rows with what the store has by now, under these names or others; damaged cells are to be made."""
     pending = [cell.key for row in rows for cell in row.pending]
-    names_by_key = store.names(pending)
-    for key in store.damaged(list(names_by_key)):
+    names_by_key = store.cells.read_names(pending)
+    for key in store.cells.find_damaged(list(names_by_key)):
         del names_by_key[key]
     marked = []
     for row in rows:
@@ -508,10 +508,10 @@ def adopt_finished_cells(row: Row, store: Store) -> None:
     """Give the study the cells of this row that the store has, as copies where they are there under other names."""
     for cell in row.cells:
         if cell.copy_of is not None:
-            store.copy_cell(
+            store.cells.copy(
                 cell.copy_of, cell.key, study=row.study_key, model=row.model.name, task=cell.task
             )
-    store.adopt(row.study_key, [cell.key for cell in row.cells if cell.finished])
+    store.cells.adopt(row.study_key, [cell.key for cell in row.cells if cell.finished])
 
 
 def _check_adjust(study: Study, tasks: LoadedTasks) -> None:

@@ -82,8 +82,8 @@ def _patient(where: str, store: Store) -> Store:
 def read_events(store: Store, study: str) -> Iterator[EventRecord]:
     """Go through all that a study has told so far, page by page; nothing where the store does not know it."""
     last = 0
-    known = any(record.key == study for record in store.studies())
-    while known and (page := store.events(study, after_id=last)):
+    known = any(record.key == study for record in store.studies.read())
+    while known and (page := store.events.read(study, after_id=last)):
         last = page[-1].id
         yield from page
 
@@ -185,7 +185,7 @@ class RowProgress:
         """Append to the run's log, and to the study's unless it was logged there with what happened."""
         self._log.write(kind, row=self._row, **payload)
         if not is_logged:
-            self._store.event(self._study, kind, {"row": self._row, **payload})
+            self._store.events.append(self._study, kind, {"row": self._row, **payload})
 
     def finish(self, phase: str) -> None:
         """Close the row's record."""
@@ -199,7 +199,7 @@ class RowProgress:
         if force or now - self._written >= self._every:
             self._written = now
             self._state["at"] = time.time()
-            self._store.put_progress(self._study, self._label, dict(self._state))
+            self._store.events.save_progress(self._study, self._label, dict(self._state))
 
 
 class CellCount:
@@ -262,12 +262,12 @@ def read_store_status(where: str, study: str | None = None) -> dict[str, Any]:
     from potentia.store import Store
 
     with Store.open(where, readonly=True) as store:
-        records = [r for r in store.studies() if study in (None, r.name, r.key)]
-        failures = [asdict(f) for r in records for f in store.failures(study=r.key)]
+        records = [r for r in store.studies.read() if study in (None, r.name, r.key)]
+        failures = [asdict(f) for r in records for f in store.failures.read(study=r.key)]
         studies = []
         for record in records:
-            progress = store.get_progress(record.key)
-            leases = store.leases(study=record.key)
+            progress = store.events.read_progress(record.key)
+            leases = store.leases.read(study=record.key)
             running = {lease.row for lease in leases} | {
                 row for row, state in progress.items() if is_running(state)
             }
@@ -280,7 +280,7 @@ def read_store_status(where: str, study: str | None = None) -> dict[str, Any]:
                     "models": len(study_file.rows()) if study_file else None,
                     "tasks": len(study_file.tasks) if study_file else None,
                     "asked": count_planned_cells(store, record),
-                    "done": store.count(study=record.key),
+                    "done": store.cells.count(study=record.key),
                     "failed": sum(f["study"] == record.key for f in failures),
                     "running": len(running),
                     "rows": progress,
@@ -309,7 +309,9 @@ def count_planned_cells(store: Store, record: StudyRecord) -> int | None:
     steps = len(set(study.adjust.at_steps)) if study.adjust else 0
     tasks = [task.name for task in study.benchmarks()]
     shown = any(protocol.kind == "few_shot" for protocol in study.protocols)
-    samples = [store.cells(study=record.key, task=task, limit=1) for task in tasks] if shown else []
+    samples = (
+        [store.cells.read(study=record.key, task=task, limit=1) for task in tasks] if shown else []
+    )
     texts = {cells[0].task for cells in samples if cells and cells[0].score.metric.is_text}
     return sum(
         1 + (steps if protocol == ADJUST else 0)

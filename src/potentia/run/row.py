@@ -201,5 +201,5 @@ class RowRun:
                 where = getattr(error, "where", None)
                 raise StoreError(describe_error(error), where=where, hint=DISK_HINT) from error
             for cell in cells:
-                if not context.store.has(cell.key):
+                if not context.store.cells.has(cell.key):
                     context.fail_cell(cell, error)

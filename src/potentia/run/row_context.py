@@ -145,15 +145,17 @@ class RowContext:
         ``restore_model`` is called before the model is asked: a tuning may have changed it.
         """
         key = self._find_direct_key(task)
-        cell = self.store.cell(key)
+        cell = self.store.cells.get(key)
         if cell is not None:
             try:
                 return Evaluation(
-                    outcomes=self.store.items(key), scores=dict(cell.scores), metric=cell.metric
+                    outcomes=self.store.cells.read_items(key),
+                    scores=dict(cell.scores),
+                    metric=cell.metric,
                 )
             except DamagedItemsError:  # computed here once more; its score is the same
                 self.progress.event("damaged", task=task, protocol=DIRECT)
-        failures = self.store.failures(study=self.row.study_key)
+        failures = self.store.failures.read(study=self.row.study_key)
         if any(failure.key == key for failure in failures):
             return None
         restore_model()
@@ -189,7 +191,7 @@ class RowContext:
         if self.assignment.only_trains_lanes:
             self.progress.note(reason=reason)
             return
-        self.store.fail_cell(
+        self.store.failures.record(
             study=self.row.study_key,
             model=self.row.model.name,
             task=cell.task,

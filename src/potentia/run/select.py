@@ -167,7 +167,7 @@ class Race:
             self.problems[failure.model] = failure.reason
         self.last = result.study
         with open_store(study.store, readonly=True) as store:
-            found = {cell.model: cell for cell in store.cells(study=result.study)}
+            found = {cell.model: cell for cell in store.cells.read(study=result.study)}
         if not found:
             who = "finalist" if name == "final" else "candidate"
             raise PotentiaError(
@@ -177,7 +177,7 @@ class Race:
 
     def final(self, store: Store, model: str) -> CellRecord:
         """Return a finalist's cell."""
-        return next(c for c in store.cells(study=self.last) if c.model == model)
+        return next(c for c in store.cells.read(study=self.last) if c.model == model)
 
     def _answer(
         self,
@@ -317,7 +317,7 @@ def run_elicitation(
                 hint="run the same command again",
             )
         with open_store(study.store, readonly=True) as store:
-            matrix = store.matrix(TRAIN_BEFORE_TEST, study=small.name)
+            matrix = store.scores.read_matrix(TRAIN_BEFORE_TEST, study=small.name)
         found[name] = matrix.select(
             models=[m.name for m in small.models], tasks=[t.name for t in small.tasks]
         )

@@ -201,7 +201,7 @@ class LaneReporter:
             selected=selected,
             note=note,
         )
-        context.store.save_lane(record)
+        context.store.lanes.save(record)
         self._report_best(task, [state.value for state in curve])
 
     def _report_best(self, task: str, values: list[float]) -> None:

@@ -46,9 +46,9 @@ def compute_assignment(
         store.stop = stop_requested
         lease = claim_cells(assignment, store)
         log = RunLog(store, assignment.run)
-        if not store.mine(lease):
-            log.write("held", row=assignment.label, by=lease.told)
-            return RowOutcome(held=lease.told)
+        if not store.leases.is_mine(lease):
+            log.write("held", row=assignment.label, by=lease.owner)
+            return RowOutcome(held=lease.owner)
         log.write("lease", row=assignment.label, cells=len(assignment.pending))
         with keep_lease(store, lease) as lease_lost:
             row_run = RowRun(
@@ -97,8 +97,8 @@ def give_up_assignment(
     """Record that an assignment was lost with the process that computed it; unless another has taken it up."""
     with open_store(assignment.study.store) as store:
         lease = claim_cells(assignment, store)
-        if not store.mine(lease):
-            return RowOutcome(held=lease.told)
+        if not store.leases.is_mine(lease):
+            return RowOutcome(held=lease.owner)
         with keep_lease(store, lease):
             row_run = RowRun(
                 assignment.refresh(store),
@@ -123,7 +123,7 @@ def claim_cells(assignment: Assignment, store: Store) -> LeaseRecord:
             keys += [cell.key + lane for lane in lanes]
         else:
             keys.append(cell.key)
-    return store.claim(assignment.row.study_key, assignment.label, keys, run=assignment.run)
+    return store.leases.claim(assignment.row.study_key, assignment.label, keys, run=assignment.run)
 
 
 @contextmanager
@@ -136,7 +136,7 @@ def keep_lease(store: Store, lease: LeaseRecord) -> Iterator[StopRequested]:
 
     def renew() -> None:
         with suppress(StoreError):  # the row meets it too, and decides
-            if not (lost.is_set() or ended.is_set()) and not store.beat(lease):
+            if not (lost.is_set() or ended.is_set()) and not store.leases.beat(lease):
                 lost.set()
 
     try:
@@ -147,7 +147,7 @@ def keep_lease(store: Store, lease: LeaseRecord) -> Iterator[StopRequested]:
                 ended.set()  # a store that is away is not waited for once more
     finally:
         with suppress(StoreError):  # the store is away: the lease ends with this process
-            store.let_go(lease)
+            store.leases.release(lease)
 
 
 def load_tasks_once(study: Study) -> LoadedTasks:

@@ -1,6 +1,6 @@
 """Results: the store (SQLite or PostgreSQL, items as Parquet)."""
 
-from potentia.store.database import locate
+from potentia.store.opening import locate
 from potentia.store.records import (
     BEAT_SECONDS,
     CellRecord,
@@ -14,7 +14,8 @@ from potentia.store.records import (
 )
 from potentia.store.store import Store
 from potentia.store.upkeep import (
-    Removed,
+    DeletedStudy,
+    ProblemKind,
     check_store,
     count_shared,
     delete_study,

@@ -1,18 +1,12 @@
-"""What the store holds, as plain values; and per-item outcomes: one Parquet file per cell, beside the database.
-
-A file is written under a temporary name and synced before the cell's transaction starts, and renamed inside it: a
-committed cell always has whole items, and a process killed in between leaves nothing but a stray temporary file.
-"""
+"""What the store holds, as plain values, and how they are written in its columns."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import re
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -21,11 +15,10 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from potentia.errors import DamagedItemsError, DataError, StoreError, first_line
-from potentia.files import write_file
+from potentia.errors import DataError, StoreError
 from potentia.values.plain import PlainRecord
 from potentia.values.provenance import NO_PROVENANCE, Provenance
-from potentia.values.scores import ItemOutcome, Score
+from potentia.values.scores import Score
 from potentia.values.selection import NO_SELECTION, ProbeResult, Selection
 
 DAMAGED_HINT = "restore it from a copy, or run again into a new store"
@@ -38,7 +31,7 @@ def now() -> str:
 
 
 @cache
-def place() -> str:
+def process_space() -> str:
     """Name where process numbers mean something: the machine since it was started, and its space of processes."""
     parts = [socket.gethostname()]
     for file in (Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")):
@@ -49,14 +42,15 @@ def place() -> str:
     return "/".join(parts)
 
 
-def began(pid: int) -> str | None:
+def process_start(pid: int) -> str | None:
     """Return when a process of this machine began, in the kernel's count; None where there is no such process.
 
     A number is given again some day: with its beginning it names one process.
     """
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return None if state[0] in "ZX" else state[19]
+        is_dead = state[0] in "ZX"
+        return None if is_dead else state[19]
     except OSError:  # no such process, or a system without /proc
         pass
     try:
@@ -68,18 +62,20 @@ def began(pid: int) -> str | None:
     return ""
 
 
-def dumps(value: Any) -> str:
+def dump_json(value: Any) -> str:
     """Write JSON text; arrays and numpy numbers become plain lists and numbers."""
-    return json.dumps(value, default=_plain, separators=(",", ":"))
+    return json.dumps(value, default=_to_json_value, separators=(",", ":"))
 
 
-def _plain(value: Any) -> Any:
+def _to_json_value(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
-    return sorted(value, key=str) if isinstance(value, (set, frozenset)) else str(value)
+    if isinstance(value, (set, frozenset)):
+        return sorted(value, key=str)
+    return str(value)
 
 
-def loads(text: str) -> Any:
+def load_json(text: str) -> Any:
     """Read JSON text that a store holds."""
     try:
         return json.loads(text)
@@ -95,13 +91,13 @@ class Json(sa.TypeDecorator[Any]):
 
     def process_bind_param(self, value: Any, _: Any) -> str | None:
         """Write it."""
-        return (
-            None if value is None else dumps(dict(value) if isinstance(value, Mapping) else value)
-        )
+        if value is None:
+            return None
+        return dump_json(dict(value) if isinstance(value, Mapping) else value)
 
     def process_result_value(self, value: str | None, _: Any) -> Any:
         """Read it."""
-        return None if value is None else loads(value)
+        return None if value is None else load_json(value)
 
 
 class PlainColumn(sa.TypeDecorator[Any]):
@@ -116,7 +112,7 @@ class PlainColumn(sa.TypeDecorator[Any]):
 
     def process_bind_param(self, value: Any, _: Any) -> str | None:
         """Write it."""
-        return None if value is None else dumps(value.to_dict())
+        return None if value is None else dump_json(value.to_dict())
 
     def process_result_value(self, value: str | None, _: Any) -> Any:
         """Read it."""
@@ -126,7 +122,7 @@ class PlainColumn(sa.TypeDecorator[Any]):
 def read_record(record_type: type[Record], text: str) -> Record:
     """Read a record of ``values`` from the text that a store holds."""
     try:
-        return record_type.from_dict(loads(text))
+        return record_type.from_dict(load_json(text))
     except DataError as error:
         raise StoreError(
             f"a record of this store is damaged: {error.message}", hint=DAMAGED_HINT
@@ -149,7 +145,7 @@ class CellRecord:
 
     ``scores`` maps a metric's name to its score and ``metric`` names the main one. ``provenance`` says how the score
     was made, ``selection`` what validation chose. ``direct_value`` and ``gain`` are there when the model was tuned.
-    ``probe`` says how much was left to learn of the task; ``Store.probes`` gives it back.
+    ``probe`` says how much was left to learn of the task; ``store.provenance.read_probes`` gives it back.
     """
 
     key: str
@@ -184,7 +180,7 @@ class ChoiceRecord:
     metric: str
     text: str  # the selection as it is stored
 
-    def names(self, field: str) -> bool:
+    def may_have(self, field: str) -> bool:
         """Say whether the selection may have this field, without reading it."""
         return f'"{field}"' in self.text
 
@@ -258,18 +254,16 @@ class EventRecord:
     created: str
 
     @property
-    def moment(self) -> float:
+    def time(self) -> float:
         """When it was, in seconds of the epoch."""
         return datetime.fromisoformat(self.created).timestamp()
 
 
 BEAT_SECONDS = 10.0
-LEASE_SECONDS = (
-    120.0  # without a beat; a server that restarts, or a busy machine, costs nobody his lease
-)
-_unchanged: dict[
-    tuple[str, float], float
-] = {}  # beats of leases that look dead: since when this process knows them
+# without a beat; a server that restarts, or a busy machine, costs nobody his lease
+LEASE_SECONDS = 120.0
+# beats of leases that look dead: since when this process knows them
+_unchanged_since: dict[tuple[str, float], float] = {}
 
 
 @dataclass(frozen=True)
@@ -281,139 +275,36 @@ class LeaseRecord:
     row: str
     run: str
     host: str
-    place: str
+    place: str  # where its process number means something
     pid: int
     began: str
     since: float
     beat: float
 
     @property
-    def told(self) -> str:
-        """Say who it is."""
+    def owner(self) -> str:
+        """The process that has the lease, in words."""
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
         return f"process {self.pid} on {self.host} since {since}"
 
-    def alive(self, moment: float) -> bool:
+    @property
+    def _is_of_this_machine(self) -> bool:
+        return self.place == process_space()
+
+    def is_alive(self, moment: float) -> bool:
         """Say whether its process is there, or may be. A beat that is to come shows that a clock was set back."""
-        if self.place == place():
-            return began(self.pid) == self.began
+        if self._is_of_this_machine:
+            return process_start(self.pid) == self.began
         return abs(moment - self.beat) < LEASE_SECONDS
 
-    def gone(self, moment: float) -> bool:
+    def is_gone(self, moment: float) -> bool:
         """Say whether the lease may be taken: no clock that jumps takes it from a process that still beats.
 
         From another machine a beat that looks old must be seen to stay as it is, on a clock that does not jump.
         """
-        if self.alive(moment):
+        if self.is_alive(moment):
             return False
-        if self.place == place():
+        if self._is_of_this_machine:
             return True
-        since = _unchanged.setdefault((self.id, self.beat), time.monotonic())
+        since = _unchanged_since.setdefault((self.id, self.beat), time.monotonic())
         return time.monotonic() - since > 2 * BEAT_SECONDS
-
-
-def items_path(folder: Path, key: str) -> Path:
-    """Return where the items of the cell ``key`` are kept."""
-    name = (
-        key
-        if re.fullmatch(r"[0-9A-Za-z][0-9A-Za-z_.-]{2,150}", key)
-        else hashlib.sha256(key.encode()).hexdigest()
-    )
-    return folder / name[:2] / f"{name}.parquet"
-
-
-def stage(folder: Path, key: str, items: Sequence[ItemOutcome]) -> Path:
-    """Write the items under a temporary name, synced to disk, and return that name."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    table = pa.table(
-        {
-            "doc_id": pa.array([item.doc_id for item in items], pa.int64()),
-            "value": pa.array([item.value for item in items], pa.float64()),
-            "prediction": pa.array([_clean(item.prediction) for item in items], pa.string()),
-            "gold": pa.array([_clean(item.gold) for item in items], pa.string()),
-            "detail": pa.array([dumps(item.detail) for item in items], pa.string()),
-        }
-    )
-    target = items_path(folder, key)
-    staged = target.with_name(f".{target.stem}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
-    buffer = pa.BufferOutputStream()
-    pq.write_table(table, buffer, compression="zstd", write_page_checksum=True)
-    write_file(staged, buffer.getvalue(), synced=True)
-    return staged
-
-
-def publish(folder: Path, key: str, staged: Path) -> None:
-    """Give staged items their final name, and sync the folder so that the name survives too."""
-    target = items_path(folder, key)
-    staged.replace(target)
-    handle = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-Choose = Callable[[list[float]], list[int]]  # places, by the values of all items
-
-
-def load(folder: Path, key: str, choose: Choose | None = None) -> list[ItemOutcome]:
-    """Read the items of a cell that has some, or those that are chosen by their values."""
-    path = items_path(folder, key)
-    try:
-        columns = _columns(path, "doc_id", "value", "prediction", "gold", "detail", choose=choose)
-        return [
-            ItemOutcome(i, v, p, g, json.loads(d)) for i, v, p, g, d in zip(*columns, strict=True)
-        ]
-    except FileNotFoundError:
-        hint = "keep the .items folder beside the database when you move it; or potentia store check --repair"
-        raise DamagedItemsError(
-            "the items of this cell are missing", where=str(path), hint=hint
-        ) from None
-    except _UNREADABLE as error:
-        told = f"the items of this cell cannot be read: {first_line(error)}"
-        hint = "potentia store check --repair; the next run of its study computes the cell anew, and replaces it"
-        raise DamagedItemsError(told, where=str(path), hint=hint) from error
-
-
-def load_values(folder: Path, key: str) -> dict[int, float] | None:
-    """Read the value of every document of a cell, without the evidence; None where the file is missing or damaged."""
-    try:
-        return dict(zip(*_columns(items_path(folder, key), "doc_id", "value"), strict=True))
-    except _UNREADABLE:
-        return None
-
-
-_UNREADABLE = (OSError, KeyError, ValueError, TypeError)
-
-
-def _columns(path: Path, *names: str, choose: Choose | None = None) -> list[list[Any]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.read_table(
-            path, columns=list(names), partitioning=None, page_checksum_verification=True
-        )
-        if choose is not None:
-            table = table.take(choose(table["value"].to_pylist()))
-        return [table.column(name).to_pylist() for name in names]
-    except pa.ArrowException as error:  # not all of them are errors of value or type
-        raise ValueError(str(error)) from error
-
-
-def looks_whole(folder: Path, key: str) -> bool:
-    """Say whether a cell's file is there and begins and ends as Parquet does: quick, and right for files cut short."""
-    try:
-        with items_path(folder, key).open("rb") as file:
-            head = file.read(4)
-            file.seek(-4, os.SEEK_END)
-            return head == file.read(4) == b"PAR1" and file.tell() > 12
-    except OSError:
-        return False
-
-
-def _clean(text: str) -> str:
-    # A lone surrogate from a cut-off token is no Unicode text and no Parquet string.
-    return str(text).encode("utf-8", "replace").decode("utf-8")

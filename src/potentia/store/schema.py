@@ -28,6 +28,7 @@ from potentia.values.provenance import Provenance
 from potentia.values.selection import ProbeResult, Selection
 
 SCHEMA_VERSION = 5
+WRITE_OPTION = "potentia_write"  # execution option of a transaction that will write
 metadata = sa.MetaData()
 
 
@@ -43,17 +44,21 @@ _TYPES: dict[Any, Any] = {
 }  # all else is JSON
 
 
-def _table(name: str, *columns: Any, of: type | None = None, **how: Any) -> Table:
+def _make_table(name: str, *columns: Any, record: type | None = None, **options: Any) -> Table:
     """Return a table of these columns, and of a record's other fields; what may be None may be NULL."""
-    given = {column.name for column in columns}
-    for field, hint in (get_type_hints(of) if of is not None else {}).items():
-        if field not in given and get_origin(hint) is not tuple:
-            kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-            columns += (Column(field, _TYPES.get(kinds[0], Json), nullable=NoneType in kinds),)
-    return Table(name, metadata, *columns, **how)
+    declared = {column.name for column in columns}
+    hints = get_type_hints(record) if record is not None else {}
+    for field, hint in hints.items():
+        if field in declared or get_origin(hint) is tuple:
+            continue
+        kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        column_type = _TYPES.get(kinds[0], Json)
+        columns += (Column(field, column_type, nullable=NoneType in kinds),)
+    return Table(name, metadata, *columns, **options)
 
 
-def _some(kind: Any, *names: str, nullable: bool = False) -> list[Column[Any]]:
+def _columns(kind: Any, *names: str, nullable: bool = False) -> list[Column[Any]]:
+    """Return several columns of one type."""
     return [Column(name, kind, nullable=nullable) for name in names]
 
 
@@ -64,16 +69,16 @@ def _fact_columns(facts: Iterable[ScoreColumn]) -> list[Column[Any]]:
     ]
 
 
-def _key(*names: str) -> list[Column[str]]:
+def _key_columns(*names: str) -> list[Column[str]]:
     return [Column(name, Text, primary_key=True) for name in names]
 
 
-def _study(**how: Any) -> Column[str]:
+def _study_column(**options: Any) -> Column[str]:
     """Return the study that a row belongs to, and goes with."""
-    return Column("study", Text, ForeignKey("studies.key", ondelete="CASCADE"), **how)
+    return Column("study", Text, ForeignKey("studies.key", ondelete="CASCADE"), **options)
 
 
-def _cell() -> Column[int]:
+def _cell_column() -> Column[int]:
     """Return the cell that a row belongs to, and goes with."""
     return Column(
         "cell",
@@ -85,100 +90,106 @@ def _cell() -> Column[int]:
 
 
 # What a store says of itself: where its items lie.
-settings = _table("settings", *_key("name"), *_some(Text, "value"))
-schema_version = _table(
+settings = _make_table("settings", *_key_columns("name"), *_columns(Text, "value"))
+schema_version = _make_table(
     "schema_version", Column("version", Integer, primary_key=True, autoincrement=False)
 )
-studies = _table(
+studies = _make_table(
     "studies",
-    *_key("key"),
+    *_key_columns("key"),
     Column("name", Text, nullable=False, index=True),
-    *_some(Text, "opened"),
-    of=StudyRecord,
+    *_columns(Text, "opened"),
+    record=StudyRecord,
 )
 
 # Content keys are random text. They are stored once, and all else hangs on a growing number: rows are then appended
 # instead of scattered over every page, which is worth a factor of five in writing.
-cells = _table(
+cells = _make_table(
     "cells",
     Column("id", _NUMBER, primary_key=True, autoincrement=True),
     Column("key", Text, nullable=False, unique=True),
     Column("study", Text, ForeignKey("studies.key"), nullable=False),
-    *_some(Text, "model", "task", "protocol", "metric", "created"),
-    *_some(Double, "seconds"),
-    *_some(Double, "direct_value", "gain", nullable=True),
+    *_columns(Text, "model", "task", "protocol", "metric", "created"),
+    *_columns(Double, "seconds"),
+    *_columns(Double, "direct_value", "gain", nullable=True),
     Column("item_count", Integer),  # rows of the Parquet file, NULL where the cell has none
     *_fact_columns(ORIGIN_COLUMNS),  # the origin of its scores, NULL where unknown
     Index("cells_by_model", "model", "task", "protocol"),
 )
 
-scores = _table(
+scores = _make_table(
     "scores",
-    _cell(),
-    *_key("name"),
-    *_some(Double, "value", "stderr", nullable=True),  # NULL is NaN: unknown
+    _cell_column(),
+    *_key_columns("name"),
+    *_columns(Double, "value", "stderr", nullable=True),  # NULL is NaN: unknown
     Column("n", BigInteger, nullable=False),
     *_fact_columns(METRIC_COLUMNS),  # what it is of, NULL where unknown
     Column("seeds", Json),  # the value with every seed; NULL where there is one
     sqlite_with_rowid=False,
 )
 
-provenances = _table(
+provenances = _make_table(
     "provenances",
-    _cell(),
+    _cell_column(),
     Column("provenance", PlainColumn(Provenance), nullable=False),
     Column("selection", PlainColumn(Selection), nullable=False),
 )
 
-# What a short fine-tuning before the row's own said of the model and the task (see run/probe.py).
-probes = _table("probes", _cell(), Column("probe", PlainColumn(ProbeResult), nullable=False))
+# What a short fine-tuning before the row's own said of the model and the task.
+probes = _make_table(
+    "probes", _cell_column(), Column("probe", PlainColumn(ProbeResult), nullable=False)
+)
 
 # A cell belongs to every study that asked for it: content keys let a study reuse what another has computed.
-study_cells = _table("study_cells", _study(primary_key=True), _cell(), sqlite_with_rowid=False)
+study_cells = _make_table(
+    "study_cells", _study_column(primary_key=True), _cell_column(), sqlite_with_rowid=False
+)
 
-failures = _table(
+failures = _make_table(
     "failures",
-    _study(primary_key=True),
-    *_key("model", "task", "protocol"),
+    _study_column(primary_key=True),
+    *_key_columns("model", "task", "protocol"),
     Column("key", Text, index=True),
-    of=FailureRecord,
+    record=FailureRecord,
 )
 
 # A lane names its cell by key, which is known before the cell is committed: no foreign key.
-lanes = _table(
+lanes = _make_table(
     "lanes",
-    *_key("key"),
-    _study(nullable=False, index=True),
+    *_key_columns("key"),
+    _study_column(nullable=False, index=True),
     Column("cell", Text, index=True),
-    of=LaneRecord,
+    record=LaneRecord,
 )
-epochs = _table(
+epochs = _make_table(
     "epochs",
     Column("lane", Text, ForeignKey("lanes.key", ondelete="CASCADE"), primary_key=True),
     Column("epoch", Integer, primary_key=True, autoincrement=False),
-    of=EpochRecord,
+    record=EpochRecord,
 )
 
-events = _table(
+events = _make_table(
     "events",
     Column("id", _NUMBER, primary_key=True, autoincrement=True),
-    _study(nullable=False),
+    _study_column(nullable=False),
     Index("events_by_study", "study", "id"),
-    of=EventRecord,
+    record=EventRecord,
     sqlite_autoincrement=True,  # an id is never given twice
 )
-progress = _table(
+progress = _make_table(
     "progress",
-    _study(primary_key=True),
-    *_key("row"),
-    *_some(Json, "payload"),
-    *_some(Text, "updated"),
+    _study_column(primary_key=True),
+    *_key_columns("row"),
+    *_columns(Json, "payload"),
+    *_columns(Text, "updated"),
 )
 
-# Who computes a row now (see store/live.py), and the cells that are his meanwhile.
-leases = _table("leases", *_key("id"), _study(nullable=False), of=LeaseRecord)
-claims = _table(
+# Who computes a row now (see store/leases.py), and the cells that are his meanwhile.
+leases = _make_table(
+    "leases", *_key_columns("id"), _study_column(nullable=False), record=LeaseRecord
+)
+claims = _make_table(
     "claims",
-    *_key("cell"),
+    *_key_columns("cell"),
     Column("lease", Text, ForeignKey("leases.id", ondelete="CASCADE"), nullable=False, index=True),
 )

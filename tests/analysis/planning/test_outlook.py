@@ -40,13 +40,13 @@ def keep(
     )
     with Store.open(path) as store:
         key = f"{name:x<32}"[:32]
-        store.study(name, key, study.model_dump(mode="json"))
+        store.studies.open(name, key, study.model_dump(mode="json"))
         for (model, task, protocol), value in cells.items():
             text = task.startswith("text")
             metric = "bits_per_byte" if text else "acc"
             score = Score(value, 0.02, 60, Metric.of(metric))
             provenance = Provenance(task=TaskProvenance(fingerprint=task))
-            store.commit_cell(
+            store.cells.commit(
                 CellRecord(
                     key=f"{name}-{model}-{task}-{protocol}".replace("#", "-").replace("/", "-"),
                     study=key,
@@ -60,7 +60,7 @@ def keep(
                 )
             )
         for model, task, protocol in failed:
-            store.fail_cell(key, model, task, protocol, "out of memory")
+            store.failures.record(key, model, task, protocol, "out of memory")
     return path
 
 

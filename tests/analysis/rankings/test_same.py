@@ -18,7 +18,7 @@ SCORES = {"a": (0.9, 0.8, 0.5), "b": (0.8, 0.7, 0.9), "c": (0.5, 0.4, 0.3)}
 def evidence(path: Path, **doubts: dict[str, SearchEnd]) -> Evidence:
     """Three models on three tasks; ``doubts`` are how the search of some cells ended."""
     with Store.open(str(path)) as store:
-        store.study("s", "key", {})
+        store.studies.open("s", "key", {})
         for model, values in SCORES.items():
             for k, value in enumerate(values):
                 task = f"t{k}"
@@ -44,7 +44,7 @@ def evidence(path: Path, **doubts: dict[str, SearchEnd]) -> Evidence:
                     "acc",
                     selection=selection,
                 )
-                store.commit_cell(record)
+                store.cells.commit(record)
     return read(str(path))
 
 

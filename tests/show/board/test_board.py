@@ -284,9 +284,9 @@ def test_the_stream_tells_new_states(tmp_path: Path):
 
     async def follow() -> list[dict]:
         with Store.open(path, readonly=True) as reading, Store.open(path) as writing:
-            stream = StudyWatch(reading, reading.studies()[0]).stream()
+            stream = StudyWatch(reading, reading.studies.read()[0]).stream()
             first = await anext(stream)
-            writing.put_progress(
+            writing.events.save_progress(
                 STUDY,
                 "row",
                 {"phase": "tuning", "done": 3, "total": 9, "at": time.time(), "began": 1.0},
@@ -304,10 +304,10 @@ def test_the_stream_tells_new_states(tmp_path: Path):
 def test_a_row_that_went_silent_does_not_run(tmp_path: Path):
     path = make_store(tmp_path / "live.db", models=MODELS[:2], tasks=("boolq",))
     with Store.open(path) as store:
-        store.put_progress(
+        store.events.save_progress(
             STUDY, "row", {"phase": "tuning", "done": 3, "total": 9, "at": time.time() - 3600}
         )
-        assert StudyWatch(store, store.studies()[0]).current_state()["running"] == 0
+        assert StudyWatch(store, store.studies.read()[0]).current_state()["running"] == 0
 
 
 def test_time_left_is_by_cells_and_by_nothing_else_that_is_told(tmp_path: Path):
@@ -316,12 +316,12 @@ def test_time_left_is_by_cells_and_by_nothing_else_that_is_told(tmp_path: Path):
     path = make_store(tmp_path / "live.db", tasks=("boolq",), untuned=untuned)  # 4 of 8 cells
     with Store.open(path) as store:
         for model in MODELS:
-            store.event(STUDY, "row", {"row": model, "seconds": 25.0, "tally": {}})
+            store.events.append(STUDY, "row", {"row": model, "seconds": 25.0, "tally": {}})
         now = time.time()
-        store.put_progress(
+        store.events.save_progress(
             STUDY, "row", {"phase": "tuning", "done": 3, "total": 9, "at": now, "began": now - 100}
         )
-        assert StudyWatch(store, store.studies()[0]).current_state()["left"] == pytest.approx(
+        assert StudyWatch(store, store.studies.read()[0]).current_state()["left"] == pytest.approx(
             100, rel=0.05
         )
 
@@ -340,7 +340,7 @@ def test_snapshots_are_made_once_and_not_too_often(store: Path):
 
 def test_a_study_without_scores_says_so(tmp_path: Path):
     with Store.open(tmp_path / "new.db") as store:
-        store.study("new", STUDY, {"models": ["a"], "tasks": ["b"]})
+        store.studies.open("new", STUDY, {"models": ["a"], "tasks": ["b"]})
     app = create_app(str(tmp_path / "new.db"), executor=ThreadPoolExecutor(1))
     with TestClient(app, base_url="http://127.0.0.1", headers={"accept": "text/html"}) as client:
         assert client.get(f"/api/studies/{STUDY}/findings").json()["names"] == []
@@ -354,7 +354,7 @@ def test_a_study_without_scores_says_so(tmp_path: Path):
 def test_several_studies_on_one_store(tmp_path: Path):
     path = make_store(tmp_path / "two.db", models=MODELS[:2], tasks=("boolq",))
     with Store.open(path) as store:
-        store.study("other", "b" * 32, {})
+        store.studies.open("other", "b" * 32, {})
     app = create_app(str(path), executor=ThreadPoolExecutor(1))
     with TestClient(app, base_url="http://127.0.0.1") as client:
         assert {study["name"] for study in client.get("/api/studies").json()} == {"made", "other"}
@@ -368,7 +368,7 @@ def test_a_study_that_began_this_second_is_there(tmp_path: Path):
     ) as client:
         assert len(client.get("/api/studies").json()) == 1
         with Store.open(path) as store:
-            store.study("begun", "b" * 32, {})
+            store.studies.open("begun", "b" * 32, {})
         assert client.get("/api/studies/begun").status_code == 200
         assert client.get("/api/studies/nowhere").status_code == 404
 

@@ -199,7 +199,7 @@ def _read_choices(
     chosen = []
     for record in evidence.choices(protocol):
         is_shown = record.model in matrix.models and record.task in matrix.tasks
-        if is_shown and record.names("search"):
+        if is_shown and record.may_have("search"):
             chosen.append(_ChosenState(record.model, record.task, record.selection))
     return chosen
 

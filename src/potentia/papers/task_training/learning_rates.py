@@ -82,7 +82,7 @@ def read_stored_rates(evidence: Evidence, protocol: Protocol) -> dict[str, RateS
         return {}
     seed_scores: dict[str, dict[str, dict[float, list[float]]]] = {}
     for cell in evidence.choices(protocol):
-        if not cell.names("rates"):
+        if not cell.may_have("rates"):
             continue
         by_rate = seed_scores.setdefault(cell.task, {}).setdefault(cell.model, {})
         for state in cell.selection.rates:

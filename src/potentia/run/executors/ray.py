@@ -168,7 +168,7 @@ def check_store_is_shared(ray: Any, assignment: Assignment) -> None:
     nodes = [node for node in ray.nodes() if node["Alive"]]
     if len(nodes) < 2:
         return
-    if locate(assignment.study.store)[1] is not None:
+    if locate(assignment.study.store).file is not None:
         raise InputError(
             "a SQLite file cannot be shared between machines",
             hint="give a PostgreSQL store: --store postgresql+psycopg://user@host/potentia?items=/shared/folder",

@@ -147,12 +147,14 @@ def make_api(board: BoardState) -> APIRouter:
             "model": model,
             "task": task,
         }
-        records = board.store.cells(**filters, limit=size, offset=page * size)
+        records = board.store.cells.read(**filters, limit=size, offset=page * size)
         entries = []
         for record in records:
             payload = cell_payload(record, ())
             entries.append({name: payload[name] for name in payload if name in CELL_FIELDS})
-        return Listing(total=board.store.count(**filters), page=page, size=size, entries=entries)
+        return Listing(
+            total=board.store.cells.count(**filters), page=page, size=size, entries=entries
+        )
 
     @api.get("/studies/{study}/lanes")
     def lanes(
@@ -160,17 +162,17 @@ def make_api(board: BoardState) -> APIRouter:
     ) -> Listing:
         """Return lanes with their curves."""
         key = board.require_study(study).key
-        records = board.store.lanes(study=key, model=model, limit=size, offset=page * size)
+        records = board.store.lanes.read(study=key, model=model, limit=size, offset=page * size)
         entries = [
             {"model": lane.model, "cell": lane.cell, **lane_payload(lane)} for lane in records
         ]
-        total = board.store.count_lanes(study=key, model=model)
+        total = board.store.lanes.count(study=key, model=model)
         return Listing(total=total, page=page, size=size, entries=jsonable(entries))
 
     @api.get("/studies/{study}/failures")
     def failures(study: Name, page: PageNumber = 0, size: PageSize = 50) -> Listing:
         """Return the cells that failed, with the reason."""
-        records = board.store.failures(study=board.require_study(study).key)
+        records = board.store.failures.read(study=board.require_study(study).key)
         entries = [asdict(failure) for failure in records[page * size : (page + 1) * size]]
         return Listing(total=len(records), page=page, size=size, entries=entries)
 
@@ -181,14 +183,16 @@ def make_api(board: BoardState) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=1000)] = 200,
     ) -> list[dict[str, Any]]:
         """Return the log after an entry, oldest first."""
-        records = board.store.events(board.require_study(study).key, after_id=after, limit=limit)
+        records = board.store.events.read(
+            board.require_study(study).key, after_id=after, limit=limit
+        )
         return [jsonable(asdict(event)) for event in records]
 
     @api.get("/cells/{key}")
     def cell(key: Name) -> dict[str, Any]:
         """Return one cell: scores, what validation chose, lanes with curves, and how it was made."""
         record = board.require_cell(key)
-        return cell_payload(record, board.store.lanes(cell=key), with_provenance=True)
+        return cell_payload(record, board.store.lanes.read(cell=key), with_provenance=True)
 
     @api.get("/cells/{key}/items")
     def items(
@@ -235,7 +239,7 @@ def render_prometheus_metrics(board: BoardState) -> str:
         seconds.append((labels, study.seconds))
         if not study.running:
             continue
-        for model, progress in board.store.get_progress(study.key).items():
+        for model, progress in board.store.events.read_progress(study.key).items():
             if is_running(progress):
                 rows.append(({"study": study.name, "model": model}, progress))
 

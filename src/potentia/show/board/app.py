@@ -170,7 +170,12 @@ def make_pages(board: BoardState) -> APIRouter:
     ) -> HTMLResponse:
         record = await run_in_threadpool(board.require_study, study)
         find_cells = partial(
-            board.store.cells, study=record.key, model=model, task=task, protocol=protocol, limit=1
+            board.store.cells.read,
+            study=record.key,
+            model=model,
+            task=task,
+            protocol=protocol,
+            limit=1,
         )
         cells = await run_in_threadpool(find_cells)
         found = found_or_404(next(iter(cells), None), "there is no such cell")
@@ -205,7 +210,7 @@ def make_pages(board: BoardState) -> APIRouter:
     async def show_cell(study: Name, cell: Name) -> HTMLResponse:
         record = await run_in_threadpool(board.require_study, study)
         found = await run_in_threadpool(board.require_cell, cell)
-        lanes = await run_in_threadpool(lambda: board.store.lanes(cell=cell))
+        lanes = await run_in_threadpool(lambda: board.store.lanes.read(cell=cell))
         snapshot = await board.snapshot(record.key)
         return _render_page(
             "cell.html",

@@ -108,7 +108,7 @@ class BoardState:
 
     def studies(self) -> list[StudyRecord]:
         """Return the studies."""
-        return self._read_cached("studies", self.store.studies)
+        return self._read_cached("studies", self.store.studies.read)
 
     def summaries(self) -> list[StudyCounts]:
         """Return every study with its counts."""
@@ -122,7 +122,7 @@ class BoardState:
         """Return how many cells and failures a study has."""
 
         def count() -> tuple[int, int]:
-            return (self.store.count(study=key), len(self.store.failures(study=key)))
+            return (self.store.cells.count(study=key), len(self.store.failures.read(study=key)))
 
         return self._read_cached(f"results of {key}", count)
 
@@ -150,7 +150,7 @@ class BoardState:
 
     def require_study(self, name: str) -> StudyRecord:
         """Return the study with this key or name, or answer 404; one that began this second is looked for anew."""
-        record = find_study(self.studies(), name) or find_study(self.store.studies(), name)
+        record = find_study(self.studies(), name) or find_study(self.store.studies.read(), name)
         return found_or_404(record, "there is no such study")
 
     def watch(self, name: str) -> StudyWatch:
@@ -177,12 +177,12 @@ class BoardState:
 
     def require_cell(self, key: str) -> CellRecord:
         """Return one cell, or answer 404."""
-        cell = None if "\0" in key else self.store.cell(key)
+        cell = None if "\0" in key else self.store.cells.get(key)
         return found_or_404(cell, "there is no such cell")
 
     def _read_items(self, key: str) -> list[ItemOutcome]:
         try:
-            return self.store.items(key)
+            return self.store.cells.read_items(key)
         except StoreError as error:  # the items folder was left behind
             raise HTTPException(404, error.message) from error
 
@@ -203,7 +203,7 @@ class StudyWatch:
         self.stopped = False
         self._events: deque[dict[str, Any]] = deque(maxlen=RECENT_EVENTS)
         self._end_times: deque[float] = deque(maxlen=PACED + 1)  # at which cells ended
-        self._last_event = store.last_event(record.key, before=RECENT_EVENTS)
+        self._last_event = store.events.read_last_id(record.key, before=RECENT_EVENTS)
         self._listeners: set[asyncio.Queue[str]] = set()
         self._task: asyncio.Task[None] | None = None
         self._sent_state = ""
@@ -214,7 +214,7 @@ class StudyWatch:
     def count_cells(self) -> StudyCounts:
         """Return how far the study is, from a few short queries."""
         key = self.record.key
-        finished = self.store.count(study=key)
+        finished = self.store.cells.count(study=key)
         if finished != self._planned_cells[0]:
             self._planned_cells = (finished, count_planned_cells(self.store, self.record))
         return StudyCounts(
@@ -223,9 +223,9 @@ class StudyWatch:
             created=self.record.created,
             asked=self._planned_cells[1],
             done=finished,
-            failed=len(self.store.failures(study=key)),
-            running=sum(map(is_running, self.store.get_progress(key).values())),
-            seconds=self.store.seconds(study=key),
+            failed=len(self.store.failures.read(study=key)),
+            running=sum(map(is_running, self.store.events.read_progress(key).values())),
+            seconds=self.store.cells.sum_seconds(study=key),
         )
 
     def current_state(self) -> dict[str, Any]:
@@ -241,7 +241,7 @@ class StudyWatch:
         """Read rows, lanes of running rows, counts and recent events from the store."""
         key = self.record.key
         self._read_new_events()
-        progress = self.store.get_progress(key)
+        progress = self.store.events.read_progress(key)
         rows = [_row_payload(name, row_progress) for name, row_progress in progress.items()]
         rows.sort(key=lambda row: (not row["running"], -(row["at"] or 0)))
         running_rows = [row["name"] for row in rows if row["running"]]
@@ -265,18 +265,18 @@ class StudyWatch:
         return cast(dict[str, Any], jsonable(state))
 
     def _read_new_events(self) -> None:
-        while events := self.store.events(self.record.key, after_id=self._last_event):
+        while events := self.store.events.read(self.record.key, after_id=self._last_event):
             self._last_event = events[-1].id
             for event in events[-RECENT_EVENTS:]:
-                payload = {"id": event.id, "kind": event.kind, "at": event.moment, **event.payload}
+                payload = {"id": event.id, "kind": event.kind, "at": event.time, **event.payload}
                 payload.pop("traceback", None)
                 self._events.append(payload)
             for event in events:
                 if event.kind in ("cell", "failure"):
-                    self._end_times.append(event.moment)
+                    self._end_times.append(event.time)
 
     def _read_lanes(self, model: str) -> list[dict[str, Any]]:
-        lanes = self.store.lanes(study=self.record.key, model=model)
+        lanes = self.store.lanes.read(study=self.record.key, model=model)
         lanes.sort(key=lambda lane: (lane.status != "training", lane.task, lane.learning_rate))
         return [lane_payload(lane) for lane in lanes[:MOST_LANES]]
 

@@ -1,0 +1,153 @@
+"""The scores of a store as matrices, and the outcomes behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from potentia.errors import DataError, InputError
+from potentia.store import schema as s
+from potentia.store.cell_queries import (
+    METRIC_NAMES,
+    SCORE_COLUMNS,
+    StudyFilter,
+    cell_conditions,
+    execute_on_cells,
+    score_from_columns,
+)
+from potentia.store.database import Database
+from potentia.store.items import load_item_values
+from potentia.store.waiting import PatientPart
+from potentia.values.metric import Metric, Origin
+from potentia.values.scores import Score, ScoreMatrix
+
+
+@dataclass(frozen=True)
+class StoredMeasure:
+    """What the cells of a task and protocol in one study measure; of the origin only what may differ is there."""
+
+    study: str
+    protocol: str
+    task: str
+    metric: Metric
+    origin: Origin
+
+
+@dataclass(frozen=True)
+class CellOutcomes:
+    """The value of every document of one cell."""
+
+    protocol: str
+    task: str
+    model: str
+    data: str | None  # the fingerprint of the documents
+    values: dict[int, float]
+
+
+class Scores(PatientPart):
+    """The scores of the committed cells."""
+
+    def __init__(self, database: Database) -> None:
+        self.database: Database = database
+
+    def read_protocols(self, *, study: StudyFilter = None) -> list[str]:
+        """Return the protocols that have cells."""
+        with self.database.reading() as connection:
+            conditions = cell_conditions(self.database, connection, study=study)
+            query = sa.select(s.cells.c.protocol).distinct().where(*conditions)
+            return sorted(connection.execute(query).scalars().all())
+
+    def read_matrix(
+        self, protocol: str, *, study: StudyFilter = None, metric: str | None = None
+    ) -> ScoreMatrix:
+        """Return models × tasks of one protocol, each sorted by name; missing cells are NaN.
+
+        Without ``study`` all cells count; where several have the same model and task (another recipe, another import)
+        the newest is taken. ``metric`` picks another than each cell's main metric.
+        """
+        query = _join_scores(sa.select(s.cells.c.model, s.cells.c.task, *SCORE_COLUMNS), metric)
+        rows = execute_on_cells(self.database, query, study=study, protocol=protocol)
+        if not rows:
+            missing = f"{protocol} cells"
+            if metric:
+                missing += f" with the metric {metric!r}"
+            protocols = ", ".join(self.read_protocols(study=study)) or "none"
+            raise InputError(
+                f"the store has no {missing}",
+                where=self.database.where,
+                hint=f"protocols there: {protocols}",
+            )
+        scores = {(model, task): score_from_columns(*columns) for model, task, *columns in rows}
+        self._check_metrics(scores)
+        models = _sort_names({model for model, _ in scores})
+        tasks = _sort_names({task for _, task in scores})
+        return ScoreMatrix.of_cells(protocol, scores, models, tasks)
+
+    def _check_metrics(self, scores: dict[tuple[str, str], Score]) -> None:
+        """Refuse cells of a task that are of different metrics."""
+        first_of_task: dict[str, Metric] = {}
+        distinct = {(task, id(score.metric)): score.metric for (_, task), score in scores.items()}
+        for (task, _), metric in distinct.items():
+            first = first_of_task.setdefault(task, metric)
+            for what, one, other in first.differences(metric):
+                raise DataError(
+                    f"{task} has two kinds of scores: {what} {one} and {other}",
+                    where=self.database.where,
+                    hint="choose one metric for all: --metric NAME",
+                )
+
+    def read_measures(
+        self, *, study: StudyFilter = None, metric: str | None = None
+    ) -> list[StoredMeasure]:
+        """Return what is measured among the cells, each once, for ``comparable`` to judge."""
+        c = s.cells.c
+        link = s.study_cells.c
+        names = METRIC_NAMES[:-1]  # a guess's accuracy forbids no comparison
+        metric_columns = [s.scores.c[name] for name in names]
+        query = sa.select(
+            link.study, c.protocol, c.task, c.data, c.recipe, c.shots, *metric_columns
+        )
+        query = _join_scores(query.distinct(), metric).join(s.study_cells, link.cell == c.id)
+        with self.database.reading() as connection:
+            conditions = cell_conditions(self.database, connection, study=study)
+            if study is not None:  # a cell may be of other studies too
+                keys = self.database.find_study_keys(connection, study)
+                conditions.append(link.study.in_(keys))
+            rows = connection.execute(query.where(*conditions)).all()
+        return [
+            StoredMeasure(
+                study=row.study,
+                protocol=row.protocol,
+                task=row.task,
+                metric=Metric(*row[6:]),
+                origin=Origin(data=row.data, recipe=row.recipe, shots=row.shots),
+            )
+            for row in rows
+        ]
+
+    def read_outcomes(self, *, study: StudyFilter = None) -> Iterator[CellOutcomes]:
+        """Give the value by document of every cell with items, the newest of several last.
+
+        A file that is missing or cannot be read is passed over: the score still stands.
+        """
+        c = s.cells.c
+        query = sa.select(c.key, c.protocol, c.task, c.model, c.data)
+        query = query.where(c.item_count.is_not(None))
+        for row in execute_on_cells(self.database, query, study=study):
+            values = load_item_values(self.database.items_folder, row.key)
+            if values is not None:
+                yield CellOutcomes(row.protocol, row.task, row.model, data=row.data, values=values)
+
+
+def _join_scores(query: Any, metric: str | None) -> Any:
+    """Join cells with their scores by one metric, or by each cell's main one."""
+    has_name = s.scores.c.name == (s.cells.c.metric if metric is None else metric)
+    is_of_cell = s.scores.c.cell == s.cells.c.id
+    return query.join_from(s.cells, s.scores, sa.and_(is_of_cell, has_name))
+
+
+def _sort_names(names: set[str]) -> list[str]:
+    return sorted(names, key=lambda name: (name.casefold(), name))
