@@ -5,7 +5,7 @@ A distribution names what it adds in its entry points of the group ``potentia``,
     [project.entry-points.potentia]
     "analysis.spans" = "my_package.spans:ANALYSIS"           # potentia analyze spans
     "section.spans" = "my_package.spans:SECTION"             # a section of every report
-    "executor.mine" = "my_package.executor:run_elsewhere"    # potentia run --executor mine
+    "executor.mine" = "my_package.executor:MyExecutor"       # potentia run --executor mine
     "adapter_method.mine" = "my_package.adapter:Mine"        # method: mine
 
 The kinds are those of ``ExtensionKind``, which says what the object of each must be. Names are read without an import,
@@ -38,7 +38,7 @@ class ExtensionKind(StrEnum):
     SECTION = "section"  # a ReportSection of potentia.analysis.registration: a section of report and board
     REPRODUCTION = "reproduction"  # a PaperReproduction of potentia.analysis.registration: `potentia reproduce NAME`
     COMMAND = "command"  # a function that typer can make a command of: `potentia NAME`
-    EXECUTOR = "executor"  # what runs rows: `potentia run --executor NAME`
+    EXECUTOR = "executor"  # an Executor of potentia.run.executors: `potentia run --executor NAME`
     ADAPTER_METHOD = "adapter_method"  # how weights are adapted: `method: NAME` in a study's tuning
     PROMPT_FORM = "prompt_form"  # another way to ask a task: `TASK:NAME`
     METRIC = "metric"  # a metric by its name

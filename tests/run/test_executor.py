@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
 import tiny
+from potentia import extensions
 from potentia.errors import InputError
-from potentia.run import Assignment, executors, run_study
+from potentia.run import Assignment, run_study
 from potentia.run.executors.base import ExecutionRequest, QueueExecutor
 from potentia.run.worker import Answer, answer_assignment
 from potentia.study import make_study
@@ -41,7 +43,6 @@ class HereExecutor(QueueExecutor):
 
 
 def test_a_class_makes_an_executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(executors, "EXECUTORS", dict(executors.EXECUTORS))
     tiny.save_model(tmp_path / "m")
     tiny.save_questions(tmp_path / "colours.jsonl", n=40)
     made = make_study(
@@ -55,6 +56,9 @@ def test_a_class_makes_an_executor(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     )
     with pytest.raises(InputError, match="no executor 'here'"):
         run_study(made, executor="here")
-    executors.register_executor("here", f"{__name__}:HereExecutor")
+    entry_point = EntryPoint("executor.here", f"{__name__}:HereExecutor", "potentia")
+    by_kind = {kind: {} for kind in extensions.ExtensionKind}
+    by_kind[extensions.ExtensionKind.EXECUTOR]["here"] = entry_point
+    monkeypatch.setattr(extensions, "_entry_points_by_kind", lambda: by_kind)
     assert run_study(made, executor="here").computed == 1
     assert HereExecutor.labels == ["m"]

@@ -101,7 +101,7 @@ class RunOptions(StudyFileOptions, AdaptiveOptions, JsonOption):
     """The options of ``potentia run``."""
 
     workers: Workers = 0
-    executor: Annotated[str, typer.Option(help="local or ray.")] = "local"
+    executor: Annotated[str, typer.Option(help="local, ray or slurm.")] = "local"
     threads: Annotated[
         int, typer.Option(min=0, help="CPU threads of a row; 0 shares the machine evenly.")
     ] = 0

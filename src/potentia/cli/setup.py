@@ -317,6 +317,7 @@ _PACKAGES = (
 _EXTRAS = {
     "web": (("fastapi", "uvicorn"), "the live board: potentia serve"),
     "ray": (("ray",), "rows on several machines: --executor ray"),
+    "slurm": (("submitit",), "rows as jobs of a SLURM cluster: --executor slurm"),
     "postgres": (("psycopg",), "stores on PostgreSQL"),
     "track": (("wandb", "mlflow", "tensorboard"), "metrics in W&B, MLflow or TensorBoard"),
     "gguf": (("gguf",), "models in GGUF files"),

@@ -1,28 +1,33 @@
-"""What runs the rows of a study: this machine, a Ray cluster, a SLURM cluster, or what another package registers."""
+"""What runs the rows of a study: this machine, a Ray cluster, a SLURM cluster, or what an installed package adds."""
 
 from importlib import import_module
 
 from potentia.errors import InputError
+from potentia.extensions import ExtensionKind, has_extension, list_extensions, load_extension
 from potentia.run.executors.base import AssignmentQueue, ExecutionRequest, Executor
 
-EXECUTORS = {  # by name: the module and its class, which is imported when it is used
-    "local": "potentia.run.executors.local:LocalExecutor",
-    "ray": "potentia.run.executors.ray:RayExecutor",
-    "slurm": "potentia.run.executors.slurm:SlurmExecutor",
+BUILT_IN = {  # by name: the module and its class, which is imported when it is used
+    "local": ("potentia.run.executors.local", "LocalExecutor"),
+    "ray": ("potentia.run.executors.ray", "RayExecutor"),
+    "slurm": ("potentia.run.executors.slurm", "SlurmExecutor"),
 }
 
 
-def register_executor(name: str, location: str) -> None:
-    """Add an executor: its name after ``--executor``, and where its class is, as ``package.module:Class``."""
-    EXECUTORS[name] = location
+def list_executors() -> list[str]:
+    """Return the names of all executors, those of Potentia first."""
+    return [*BUILT_IN, *list_extensions(ExtensionKind.EXECUTOR)]
 
 
 def find_executor(name: str) -> type[Executor]:
     """Return the class of an executor; one that is not there, or that lacks a package, is refused."""
-    if name not in EXECUTORS:
-        *names, last = EXECUTORS
+    executor: type[Executor]
+    if name in BUILT_IN:
+        module, class_name = BUILT_IN[name]
+        executor = getattr(import_module(module), class_name)
+    elif has_extension(ExtensionKind.EXECUTOR, name):
+        executor = load_extension(ExtensionKind.EXECUTOR, name)
+    else:
+        *names, last = list_executors()
         raise InputError(f"no executor {name!r}", hint=f"use {', '.join(names)} or {last}")
-    module, _, attribute = EXECUTORS[name].partition(":")
-    executor: type[Executor] = getattr(import_module(module), attribute)
     executor.check_installed()
     return executor
