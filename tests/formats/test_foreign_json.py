@@ -254,7 +254,9 @@ def check_reading(path: Path, story: object) -> None:
     """Read a file; anything but an answer or a DataError fails the test."""
     for options in ({}, {"subtasks": True}, {"metric": "acc"}):
         try:
-            read(path, **options)
+            evidence = read(path, **options)
+            tables = evidence.table_layout.tables() if evidence.table_layout else ()
+            f"{evidence.scores} {evidence.notes} {tables}".encode()  # as a terminal would
         except DataError:
             continue
         except Exception as error:

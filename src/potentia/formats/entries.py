@@ -125,7 +125,8 @@ def _check_comparable(first: ScoreEntry, entry: ScoreEntry, where: str) -> None:
 
 
 def _check_unicode(entry: ScoreEntry, where: str) -> None:
-    for name in (entry.protocol, entry.model, entry.task):
+    names = (entry.protocol, entry.model, entry.task, entry.metric.name, entry.origin.source or "")
+    for name in names:
         try:
             name.encode()
         except UnicodeEncodeError:  # JSON can spell half of a character

@@ -85,21 +85,22 @@ def _parse_runs(details: JsonObject) -> list[JsonObject]:
             runs = json.loads(runs)
         except (ValueError, RecursionError):
             raise DataError("raw_results is no JSON", where=details.where) from None
-    return JsonObject({"runs": runs}, details.where).find_objects("runs")
+    if not isinstance(runs, list):
+        raise DataError("raw_results is no list", where=details.where)
+    return [JsonObject.require(run, details.where, what="a run of raw_results") for run in runs]
 
 
 def _standard_error(score: object, metric: str, runs: list[JsonObject]) -> float | None:
     """Return the standard error over the runs on the score's scale; runs may be shares where it is per cent."""
+    total = float_or_none(score)
+    if len(runs) < 2 or total is None:
+        return None
     values = []
     for run in runs:
-        raw_value = run.content.get(metric, run.get_value(f"test_{metric}"))
-        value = float_or_none(raw_value)
+        value = float_or_none(run.content.get(metric, run.get_value(f"test_{metric}")))
         if value is None:
-            return None
+            raise DataError(f"a run of raw_results has no number {metric!r}", where=run.where)
         values.append(value)
-    total = float_or_none(score)
-    if len(values) < 2 or total is None:
-        return None
     mean = statistics.fmean(values)
     if not mean:
         return None

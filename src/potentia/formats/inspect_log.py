@@ -30,10 +30,10 @@ def read_inspect_log(content: dict[str, object], where: str, *, metric: str | No
     headline = results.find_object("headline")
     for score in results.find_objects("scores"):
         metrics = score.find_object("metrics")
-        metric_name = metric or headline.find_text("metric") or _find_first_metric(metrics)
+        metric_name = metric or headline.get_value("metric") or _find_first_metric(metrics)
         is_headline = headline.get_value("score") in (None, score.get_value("name"))
-        if metric_name in metrics.content and is_headline:
-            return _read_score(log, score, str(metric_name))
+        if isinstance(metric_name, str) and metric_name in metrics.content and is_headline:
+            return _read_score(log, score, metric_name)
     hint = "leave out --metric to take the headline"
     raise DataError("the log has no such metric", where=where, hint=hint)
 

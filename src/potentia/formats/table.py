@@ -187,6 +187,12 @@ def _make_table(where: str, header: Sequence[object], rows: Sequence[PlacedRow])
     names = [str(name).strip() for name in header]
     if len(names) > MOST_COLUMNS:
         raise DataError(f"{len(names):,} columns, more than {MOST_COLUMNS:,}", where=where)
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError:  # JSON can spell half of a character
+            message = f"the column {name!r} holds half of a Unicode character"
+            raise DataError(message, where=where) from None
     repeated = sorted(name for name, count in Counter(names).items() if count > 1)
     if repeated:
         raise DataError(f"the column {', '.join(repeated)!r} is there twice", where=where)
