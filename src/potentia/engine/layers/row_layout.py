@@ -159,42 +159,75 @@ class PackedRows:
         """Return all fields, filled up to a bucket's sizes, end to end (bucket.size,)."""
         assert len(self.ids) < bucket.tokens
         assert len(self.targets) < bucket.targets
-        alone = np.arange(len(self.ids), bucket.tokens, dtype=np.int32)
-        parts: dict[str, Any] = vars(self) | {"weights": self.weights.view(np.int32)}
-        parts["spans"] = _spans((slot, *span) for slot, span in self.spans.items())
-        parts["tiles"] = tile([*self.ends.tolist(), bucket.tokens])
-        no_token = bucket.tokens - 1  # none that is real
-        begins = np.flatnonzero(np.diff(self.target_owners, prepend=-1))
-        slots, counts = self.target_owners[begins], np.diff(begins, append=len(self.target_owners))
-        whole = -(-counts // STRETCH) * STRETCH
-        ends = np.cumsum(whole)
-        picked = np.full(ends[-1], no_token, np.int32)
-        picked[np.arange(len(self.positions)) + np.repeat(ends - whole - begins, counts)] = (
-            self.positions
-        )
-        parts |= {"picked": picked, "picked_owners": np.repeat(slots, whole // STRETCH)}
-        parts["picked_spans"] = _spans(zip(slots, ends - whole, ends - whole + counts, strict=True))
-        parts["picked_tiles"] = tile([*ends.tolist(), bucket.picked])
-        filling: dict[str, Any] = {
-            "first": alone,
-            "last": alone + 1,
-            "positions": no_token,
-            "picked": no_token,
-        }
-        filling |= dict.fromkeys(("owners", "picked_owners", "target_owners"), bucket.slots)
+        fields = self._fields(bucket)
+        filling = self._filling(bucket)
         buffer = np.empty(bucket.size, np.int32)
         begin = 0
         for name, length in bucket.fields.items():
-            end = begin + len(parts[name])
-            buffer[begin:end] = parts[name]
+            end = begin + len(fields[name])
+            buffer[begin:end] = fields[name]
             begin += length
             buffer[end:begin] = filling.get(name, 0)
         return buffer
 
+    def _fields(self, bucket: Bucket) -> dict[str, Any]:
+        """Return the values of every field, before they are filled up."""
+        fields: dict[str, Any] = dict(vars(self))
+        fields["weights"] = self.weights.view(np.int32)
+        fields["spans"] = _longest_first((slot, *span) for slot, span in self.spans.items())
+        fields["tiles"] = tile([*self.ends.tolist(), bucket.tokens])
+        return fields | self._loss_token_fields(bucket)
 
-def _spans(found: Iterable[tuple[int, int, int]]) -> Ints32:
+    def _loss_token_fields(self, bucket: Bucket) -> dict[str, Ints32]:
+        """Return the tokens before targets, lane by lane in whole stretches, and whose they are."""
+        begins = np.flatnonzero(np.diff(self.target_owners, prepend=-1))
+        slots = self.target_owners[begins]
+        counts = np.diff(begins, append=len(self.target_owners))
+        sizes = _round_up(counts, STRETCH)
+        lane_ends = np.cumsum(sizes)
+        lane_starts = lane_ends - sizes
+        tokens = np.full(
+            lane_ends[-1], bucket.tokens - 1, np.int32
+        )  # the last token is no real one
+        shifts = np.repeat(lane_starts - begins, counts)
+        tokens[np.arange(len(self.positions)) + shifts] = self.positions
+        spans = zip(slots, lane_starts, lane_starts + counts, strict=True)
+        return {
+            "picked": tokens,
+            "picked_owners": np.repeat(slots, sizes // STRETCH),
+            "picked_spans": _longest_first(spans),
+            "picked_tiles": tile([*lane_ends.tolist(), bucket.picked]),
+        }
+
+    def _filling(self, bucket: Bucket) -> dict[str, Any]:
+        """Return what fills fields up: rows of one token, which no loss looks at and no lane owns."""
+        alone = np.arange(len(self.ids), bucket.tokens, dtype=np.int32)
+        no_token = bucket.tokens - 1  # none that is real
+        return {
+            "first": alone,
+            "last": alone + 1,
+            "positions": no_token,
+            "picked": no_token,
+            "owners": bucket.slots,
+            "picked_owners": bucket.slots,
+            "target_owners": bucket.slots,
+        }
+
+
+def _round_up(counts: npt.NDArray[np.int64], grain: int) -> npt.NDArray[np.int64]:
+    """Return the least multiples of a number that hold these counts."""
+    return -(-counts // grain) * grain
+
+
+def _longest_first(spans: Iterable[tuple[int, int, int]]) -> Ints32:
     """Return slots with their first tokens and ends, flat; the longest first."""
-    return np.array(sorted(found, key=lambda span: span[1] - span[2]), np.int32).ravel()
+    by_length = sorted(spans, key=lambda span: span[1] - span[2])
+    return np.array(by_length, np.int32).ravel()
+
+
+def _starts_of(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return where parts begin that lie end to end, and where the last one ends."""
+    return np.concatenate([[0], np.cumsum(lengths)])
 
 
 def lay_out_rows(rows: Sequence[TrainingRow]) -> PackedRows:
@@ -202,53 +235,56 @@ def lay_out_rows(rows: Sequence[TrainingRow]) -> PackedRows:
     count = len(rows)
     lengths = np.fromiter((len(row.ids) for row in rows), np.int64, count)
     slots = np.fromiter((row.slot for row in rows), np.int64, count)
-    firsts = np.fromiter((row.first_target for row in rows), np.int64, count)
+    first_targets = np.fromiter((row.first_target for row in rows), np.int64, count)
     weights = np.fromiter((row.weight for row in rows), np.float32, count)
-    sides = (
-        np.fromiter((getattr(row, name) for row in rows), np.int64, count)
-        for name in ("seed", "step", "place")
-    )
-    shared = row_keys(*sides)
-    cuts = np.flatnonzero(np.diff(slots)) + 1
-    begins, ends = np.concatenate([[0], cuts]), np.concatenate([cuts, [count]])  # rows of each lane
-    per_lane = np.add.reduceat(lengths, begins)
-    whole = -(-per_lane // STRETCH) * STRETCH
-    lane_starts = np.concatenate([[0], np.cumsum(whole)])
-    shift = np.repeat(
-        lane_starts[:-1] - np.concatenate([[0], np.cumsum(per_lane)])[:-1], ends - begins
-    )
-    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]) + shift  # of each row in the long row
-    n = int(lane_starts[-1])
-    row_of = np.repeat(np.arange(count), lengths)
-    places = np.arange(len(row_of)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    at = starts[row_of] + places  # where each real token stands
-    ids = np.concatenate([row.ids for row in rows])
-    wanted = places >= firsts[row_of]
-    who = row_of[wanted]
+    seeds = np.fromiter((row.seed for row in rows), np.int64, count)
+    steps = np.fromiter((row.step for row in rows), np.int64, count)
+    batch_places = np.fromiter((row.place for row in rows), np.int64, count)
+    dropout_keys = row_keys(seeds, steps, batch_places)
+
+    # lanes: their first rows, their tokens, and where they begin in whole stretches
+    lane_changes = np.flatnonzero(np.diff(slots)) + 1
+    first_rows = np.concatenate([[0], lane_changes])
+    rows_per_lane = np.diff(first_rows, append=count)
+    lane_tokens = np.add.reduceat(lengths, first_rows)
+    lane_sizes = _round_up(lane_tokens, STRETCH)
+    lane_starts = _starts_of(lane_sizes)
+
+    # rows and tokens: where each lies
+    shifts = np.repeat(lane_starts[:-1] - _starts_of(lane_tokens)[:-1], rows_per_lane)
+    row_starts = _starts_of(lengths)[:-1] + shifts
+    row_of_token = np.repeat(np.arange(count), lengths)
+    places = np.arange(len(row_of_token)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    positions = row_starts[row_of_token] + places
+    total = int(lane_starts[-1])
 
     def spread(values: npt.NDArray[np.generic], rest: npt.NDArray[np.generic] | int = 0) -> Ints32:
-        out = np.empty(n, np.int32)
-        out[:] = rest
-        out[at] = values
-        return out
+        """Put the tokens' values where the tokens lie, and the rest between them."""
+        spread_values = np.empty(total, np.int32)
+        spread_values[:] = rest
+        spread_values[positions] = values
+        return spread_values
 
-    alone = np.arange(n)
+    ids = np.concatenate([row.ids for row in rows])
+    is_target = places >= first_targets[row_of_token]
+    row_of_target = row_of_token[is_target]
+    spans: dict[int, tuple[int, int]] = {}
+    for row, start, size in zip(first_rows, lane_starts, lane_tokens, strict=False):
+        spans[int(slots[row])] = int(start), int(start + size)
+    alone = np.arange(total)
     return PackedRows(
         ids=spread(ids),
         places=spread(places),
-        keys=spread(keys_within(shared[row_of], places)),
-        first=spread(starts[row_of], alone),
-        last=spread((starts + lengths)[row_of], alone + 1),
-        owners=np.repeat(slots[begins], whole // STRETCH).astype(np.int32),
-        spans={
-            int(slots[row]): (int(start), int(start + size))
-            for row, start, size in zip(begins, lane_starts, per_lane, strict=False)
-        },
+        keys=spread(keys_within(dropout_keys[row_of_token], places)),
+        first=spread(row_starts[row_of_token], alone),
+        last=spread((row_starts + lengths)[row_of_token], alone + 1),
+        owners=np.repeat(slots[first_rows], lane_sizes // STRETCH).astype(np.int32),
+        spans=spans,
         ends=lane_starts[1:],
-        positions=(at[wanted] - 1).astype(np.int32),
-        targets=ids[wanted].astype(np.int32),
-        target_owners=slots[who].astype(np.int32),
-        weights=weights[who],
+        positions=(positions[is_target] - 1).astype(np.int32),
+        targets=ids[is_target].astype(np.int32),
+        target_owners=slots[row_of_target].astype(np.int32),
+        weights=weights[row_of_target],
     )
 
 

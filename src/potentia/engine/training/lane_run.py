@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from potentia.engine.lane_spec import LoraConfig, TrainingRow
+from potentia.engine.lane_spec import LaneSpec, LoraConfig, TrainingRow
 from potentia.engine.layers.adapter_bank import AdapterBank, lane_state_bytes
 from potentia.engine.layers.packed_pass import FusedLayers
 from potentia.engine.models.device_layout import find_blocks
@@ -49,55 +49,58 @@ class LaneRun:
     def __init__(
         self, trainer: LaneTrainer, lora: LoraConfig, lanes: Sequence[Lane], watch: TrainingListener
     ) -> None:
-        self.trainer, self.lora, self.watch = trainer, lora, watch
+        self.trainer = trainer
+        self.lora = lora
+        self.watch = watch
         # the longest lanes first: what is left for the end is short; ties keep the given order
-        self.lanes = {
-            lane.key: lane for lane in sorted(lanes, key=lambda lane: -lane.spec.total_steps)
-        }
-        folder = None
-        if trainer.workspace is not None:
-            facts = [
-                SNAPSHOT_FORM,
-                trainer.fingerprint,
-                *(lane.spec.fingerprint() for lane in self.lanes.values()),
-            ]
-            folder = (
-                Path(trainer.workspace) / hashlib.sha256("\n".join(facts).encode()).hexdigest()[:24]
-            )
+        longest_first = sorted(lanes, key=lambda lane: -lane.spec.total_steps)
+        self.lanes = {lane.key: lane for lane in longest_first}
+        folder = self._folder()
         self.shelf = SavedStates(folder)
         self.snapshots = Snapshots(folder, SNAPSHOT_SECONDS)
         self.step = 0
-        self._before = 0  # steps that a snapshot brought
+        self._resumed_steps = 0  # that a snapshot brought
+
+    def _folder(self) -> Path | None:
+        """Return where states and snapshots of exactly these lanes on this model lie."""
+        if self.trainer.workspace is None:
+            return None
+        lane_prints = [lane.spec.fingerprint() for lane in self.lanes.values()]
+        facts = [SNAPSHOT_FORM, self.trainer.fingerprint, *lane_prints]
+        name = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:24]
+        return Path(self.trainer.workspace) / name
 
     def train_to_the_end(self) -> None:
         """Train until every lane is over or ``stop`` says so."""
-        found = self.snapshots.latest()
-        plan = self.trainer.plan = PassPlan(**found[1]["plan"]) if found else self._first_plan()
+        snapshot = self.snapshots.latest()
+        plan = PassPlan(**snapshot[1]["plan"]) if snapshot else self._first_plan()
+        self.trainer.plan = plan
         self.bank: AdapterBank = self.trainer.bank(self.lora, plan.slots)
         self.states = LaneStates(plan.slots, self.bank.width, self.bank.device)
         self.bank.grads.zero_()
         self.steps = self._make_steps(plan, None)
-        layers = Counter(
-            re.sub(r"\b\d+\b", "*", site.name) for site in self.bank.sites
-        )  # blocks differ in a number
-        self.trainer.record["training"] |= {
-            "targets": list(self.bank.targets),
-            "layers": dict(layers),
-        }
-        if found:
-            self._take_up(*found)
+        self._record_adapted_layers()
+        if snapshot:
+            self._take_up(*snapshot)
             self.watch.on_recall([epoch for lane in self.lanes.values() for epoch in lane.epochs])
-        rehearsed = False
+        is_rehearsed = False
         while self._fill() and not self.watch.stop():
-            if not rehearsed:
+            if not is_rehearsed:
                 self._rehearse()
-                rehearsed = True
+                is_rehearsed = True
             self._one_step()
         self._snapshot(now=True)
         self.steps.release()
         self.trainer.occupy({})
         for lane in self.lanes.values():
             lane.targets = self.bank.targets
+
+    def _record_adapted_layers(self) -> None:
+        """Record which layers are adapted; those of all blocks, which differ in a number, are counted together."""
+        layers = Counter(re.sub(r"\b\d+\b", "*", site.name) for site in self.bank.sites)
+        record = self.trainer.record["training"]
+        record["targets"] = list(self.bank.targets)
+        record["layers"] = dict(layers)
 
     def _make_steps(self, plan: PassPlan, blocks: FusedLayers | None) -> TrainingSteps:
         """Make the steps in the form that the check found; ``blocks`` are fused layers that are made already."""
@@ -148,19 +151,22 @@ class LaneRun:
         return self.trainer.plan
 
     def _first_plan(self) -> PassPlan:
-        tokens = [
-            min(spec.schedule.max_tokens, float(spec.examples.lengths.mean())) * spec.schedule.batch
-            for spec in (lane.spec for lane in self.lanes.values())
-        ]
-        known = {}
-        if (
-            self.trainer.verdict(self.lora).form == TrainingForm.FUSED
-        ):  # embeddings and head are no work of most tokens
+        """Choose the passes of a run that begins."""
+        tokens_per_step = [_mean_step_tokens(lane.spec) for lane in self.lanes.values()]
+        parameters = 0
+        activation_bytes = 0
+        if self.trainer.verdict(self.lora).form is TrainingForm.FUSED:
+            # embeddings and head are no work of most tokens
             blocks = find_blocks(self.trainer.model)
-            known["parameters"] = sum(map(count_parameters, blocks))
-            known["kept"] = FusedLayers(blocks, joined=False).kept_bytes
-        known["lane_bytes"] = lane_state_bytes(self.trainer.model, self.lora)
-        plan = self.trainer.plan_passes(len(tokens), sum(tokens) / len(tokens), **known)
+            parameters = sum(map(count_parameters, blocks))
+            activation_bytes = FusedLayers(blocks, joined=False).kept_bytes
+        plan = self.trainer.plan_passes(
+            len(tokens_per_step),
+            sum(tokens_per_step) / len(tokens_per_step),
+            parameters=parameters,
+            kept=activation_bytes,
+            lane_bytes=lane_state_bytes(self.trainer.model, self.lora),
+        )
         if (
             plan.checkpointing and not self.trainer.recomputes
         ):  # adapters take the room of activations
@@ -213,7 +219,7 @@ class LaneRun:
         waiting = sum(lane.status == "waiting" for lane in self.lanes.values())
         tokens = sum(len(row.ids) for row in rows)
         self.watch.on_step(
-            StepInfo(self.step, len(active), waiting, tokens, self._done(), self._before)
+            StepInfo(self.step, len(active), waiting, tokens, self._done(), self._resumed_steps)
         )
         due = [lane for lane in due if lane.status == "training"]
         if due:
@@ -322,5 +328,11 @@ class LaneRun:
         self.step = int(facts["step"])  # type: ignore[call-overload]
         for key, lane in self.lanes.items():
             lane.take_up_record(records[key])
-        self._before = self._done()
+        self._resumed_steps = self._done()
         self.bank.refresh_work()
+
+
+def _mean_step_tokens(spec: LaneSpec) -> float:
+    """Return how many tokens a step of a lane has, about."""
+    mean_length = min(spec.schedule.max_tokens, float(spec.examples.lengths.mean()))
+    return mean_length * spec.schedule.batch
