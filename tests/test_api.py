@@ -51,3 +51,37 @@ def test_import_is_light():
 def test_a_module_is_had_without_the_rest():
     code = "import sys; from potentia import processes; sys.exit('potentia.api' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_an_analysis_takes_what_read_takes(tmp_path: Path):
+    table = tmp_path / "scores.csv"
+    rows = [
+        f"m{model},t{task},{0.5 + model / 10 + task / 100:.3f}"
+        for model in range(3)
+        for task in range(3)
+    ]
+    table.write_text("\n".join(["model,benchmark,score", *rows]))
+    evidence = potentia.read(table)
+    options = potentia.RankingOptions()
+    first = str(potentia.find_rankings(evidence, options))
+    assert str(potentia.find_rankings(str(table), options)) == first
+    assert str(potentia.find_rankings(evidence.frame()[["model", "task", "score"]], options))
+    assert str(potentia.find_rankings(evidence.scores, options))
+
+
+@pytest.mark.parametrize("source", [3, None, [1], object()])
+def test_what_cannot_be_read_is_an_input_error(source: object):
+    for use in (potentia.read, potentia.find_rankings, potentia.find_test_task):
+        with pytest.raises(potentia.InputError, match="scores cannot be read from"):
+            use(source)  # type: ignore[operator]
+
+
+def test_a_type_checker_sees_the_public_names(tmp_path: Path):
+    """Everything from ``potentia`` was Any: a wrong argument passed a strict check."""
+    code = "import potentia\nreveal_type(potentia.read)\npotentia.no_such_name\n"
+    file = tmp_path / "use.py"
+    file.write_text(code)
+    command = [sys.executable, "-m", "mypy", "--follow-imports=silent", str(file)]
+    told = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    assert "-> potentia.evidence.evidence.Evidence" in told
+    assert 'has no attribute "no_such_name"' in told

@@ -30,16 +30,20 @@ if TYPE_CHECKING:
 _ROOMS = ("analysis", "engine", "facts", "tasks")
 
 
-def __getattr__(name: str) -> Any:
-    if (
-        name in _ROOMS or find_spec(f"potentia.{name}") is not None
-    ):  # a module of ours: no need to load the api
-        return import_module(f"potentia.{name}")
-    if not name.startswith("_") and hasattr(api := import_module("potentia.api"), name):
-        return getattr(api, name)
-    raise AttributeError(f"module 'potentia' has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker would take every name for Any
+
+    def __getattr__(name: str) -> Any:
+        """Load a module or a public name when it is first asked for."""
+        # a module of ours: no need to load the api
+        if name in _ROOMS or find_spec(f"potentia.{name}") is not None:
+            return import_module(f"potentia.{name}")
+        if not name.startswith("_"):
+            api = import_module("potentia.api")
+            if name in api.__all__:
+                return getattr(api, name)
+        raise AttributeError(f"module 'potentia' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    names = vars(import_module("potentia.api"))
-    return sorted([*(name for name in names if not name.startswith("_")), *_ROOMS, "__version__"])
+    api = import_module("potentia.api")
+    return sorted([*api.__all__, *_ROOMS, "__version__"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from potentia.errors import DataError, InputError, PotentiaError, StoreError
 from potentia.evidence.evidence import Evidence, collect_model_facts
@@ -45,6 +45,7 @@ class _SourceReader:
     def read_source(self, source: Source, studies: tuple[str, ...]) -> Evidence:
         """Read a store, a file or a pandas table."""
         if not isinstance(source, (str, Path)):
+            _check_table(source)
             return self._read_scores(source, "DataFrame", "scores")
         _check_name(source)
         if is_store(source):
@@ -201,6 +202,26 @@ def _find_facts_beside(sources: Sequence[Source]) -> Path | None:
         return None
     facts = path.with_name(f"{path.stem}.facts.csv")
     return facts if facts != path and facts.is_file() else None
+
+
+def _check_table(source: object) -> None:
+    """Refuse what is neither a name nor a pandas table."""
+    import pandas as pd
+
+    if not isinstance(source, pd.DataFrame):
+        raise InputError(
+            f"scores cannot be read from {type(source).__name__} objects",
+            hint="give the name of a store, a table or a folder of lm-eval results, or a pandas DataFrame",
+        )
+
+
+def to_evidence(source: Any) -> Evidence:
+    """Return evidence as it is, matrices as evidence, and read everything else that ``read`` accepts."""
+    if isinstance(source, Evidence):
+        return source
+    if isinstance(source, (ScoreMatrix, Mapping)):
+        return Evidence.of(source)
+    return read(source)
 
 
 def _check_name(source: str | Path) -> None:
