@@ -95,8 +95,8 @@ def test_blocks_do_not_change_the_result(monkeypatch):
     draws = rng.multinomial(40, [1 / 40] * 40, size=7)
     whole = kendall_matrix(x, weights=draws)
     at_once = kendall_matrix(x)
-    monkeypatch.setattr(module, "_BLOCK", 500)
-    monkeypatch.setattr(module, "_TOGETHER", 50)
+    monkeypatch.setattr(module, "_SIGN_BLOCK", 500)
+    monkeypatch.setattr(module, "_PAIR_BLOCK", 50)
     np.testing.assert_array_equal(kendall_matrix(x, weights=draws), whole)
     np.testing.assert_array_equal(kendall_matrix(x), at_once)
 
@@ -129,7 +129,7 @@ def test_tau_of_tests_counts_pair_by_pair(monkeypatch):
         s[k] = np.where(np.abs(z) > 1.5, np.sign(z), 0.0)
     slow = (s.T @ s) / np.sqrt(np.abs(s).T @ known) / np.sqrt(known.T @ np.abs(s))
     np.testing.assert_allclose(kendall_of_significant_differences(x, error, 1.5), slow, atol=1e-12)
-    monkeypatch.setattr(module, "_BLOCK", 100)
+    monkeypatch.setattr(module, "_SIGN_BLOCK", 100)
     np.testing.assert_allclose(kendall_of_significant_differences(x, error, 1.5), slow, atol=1e-12)
 
 
@@ -175,8 +175,8 @@ def test_a_stack_agrees_with_one_at_a_time(models, tied):
 
 def test_the_same_question_is_answered_once(monkeypatch):
     calls = []
-    true = module._weighted
-    monkeypatch.setattr(module, "_weighted", lambda *a: calls.append(a) or true(*a))
+    true = module._tau_weighted
+    monkeypatch.setattr(module, "_tau_weighted", lambda *a: calls.append(a) or true(*a))
     rng = np.random.default_rng(5)
     x, weights = rng.normal(size=(40, 12)), rng.integers(0, 3, size=(300, 40)).astype(float)
     kendall_matrix.forget()

@@ -33,42 +33,39 @@ import numpy.typing as npt
 from potentia.errors import InputError
 from potentia.values.scores import Floats
 
-_BLOCK = 1 << 22  # signs of a working block
-_TOGETHER = 1024  # pairs of units weighed at once
+_SIGN_BLOCK = 1 << 22  # signs of a working block
+_PAIR_BLOCK = 1024  # pairs of units weighed at once
+_SCORE_BLOCK = 1 << 20  # scores weighed at once
 FIRST_ORDER = 120
-Index = npt.NDArray[np.intp]
+LEAST_CACHED_BYTES = 1 << 16  # smaller results are computed again sooner than they are found
+CACHED_RESULTS = 16
+Indices = npt.NDArray[np.intp]
 Signs = npt.NDArray[np.float32]
-Side = tuple[
-    Signs, Signs | None
-]  # the signs of pairs, and which pairs are known where not all are: (…, tasks, pairs)
-
-
-LEAST_BYTES, KEPT = (
-    1 << 16,
-    16,
-)  # smaller answers are made again sooner than they are found; so many are kept
+Weights = npt.NDArray[np.floating]
+Correlate = Callable[..., Floats]
 
 
 def cache_large_results(function: Callable[..., Floats]) -> Callable[..., Floats]:
-    """Keep the latest large answers of a pure function of arrays."""
-    known: dict[bytes, Floats] = {}
+    """Keep the latest large results of a pure function of arrays."""
+    results: dict[bytes, Floats] = {}
 
     @functools.wraps(function)
-    def ask(*arguments: Any, **named: Any) -> Floats:
-        if not any(np.size(value) * 8 >= LEAST_BYTES for value in (*arguments, *named.values())):
+    def call(*arguments: Any, **named: Any) -> Floats:
+        sizes = [np.size(value) * 8 for value in (*arguments, *named.values())]
+        if max(sizes, default=0) < LEAST_CACHED_BYTES:
             return function(*arguments, **named)
         key = hashlib.blake2b(pickle.dumps((arguments, named)), digest_size=16).digest()
-        answer = known.pop(key, None)
-        if answer is None:
-            answer = function(*arguments, **named)
-            answer.setflags(write=False)
-        known[key] = answer  # the last asked for comes last
-        for oldest in list(known)[:-KEPT]:
-            known.pop(oldest, None)
-        return answer
+        result = results.pop(key, None)
+        if result is None:
+            result = function(*arguments, **named)
+            result.setflags(write=False)
+        results[key] = result  # the last asked for comes last
+        for oldest in list(results)[:-CACHED_RESULTS]:
+            results.pop(oldest, None)
+        return result
 
-    ask.forget = known.clear  # type: ignore[attr-defined]
-    return ask
+    call.forget = results.clear  # type: ignore[attr-defined]
+    return call
 
 
 @cache_large_results
@@ -78,7 +75,7 @@ def kendall_matrix(
     *,
     weights: npt.ArrayLike | None = None,
 ) -> Floats:
-    """Kendall's tau-b between every column of ``values`` and every column of ``others`` (or of ``values``).
+    """Return Kendall's tau-b between every column of ``values`` and every column of ``others`` (or of ``values``).
 
     ``values`` is (models, tasks), or (resamples, models, tasks) for resamples that change the scores themselves.
     ``weights`` (models,) or (resamples, models) says how often each model counts, as a bootstrap draws them. The
@@ -86,29 +83,36 @@ def kendall_matrix(
     ``scipy.stats.kendalltau`` for each pair of columns on the rows where both are finite; NaN where a column is
     constant or fewer than two models are left.
     """
-    x = with_resample_axis(values)
-    y = x if others is None else with_resample_axis(others)
-    if y.shape[:2] != x.shape[:2]:
+    first = with_resample_axis(values)
+    second = first if others is None else with_resample_axis(others)
+    if second.shape[:2] != first.shape[:2]:
         raise InputError(
-            f"values {x.shape} and others {y.shape} must have the same models and resamples"
+            f"values {first.shape} and others {second.shape} must have the same models and resamples"
         )
-    draws = _draws(weights, x.shape[1])
-    if draws is not None and len(x) > 1 and len(draws) not in (1, len(x)):
+    resamples = len(first)
+    draws = _draws_from_weights(weights, first.shape[1])
+    if draws is not None and resamples > 1 and len(draws) not in (1, resamples):
         raise InputError("weights and values name different numbers of resamples")
-    sides = [
-        _Scores(np.ascontiguousarray(part.transpose(0, 2, 1)))
-        for part in ((x,) if y is x else (x, y))
-    ]
+    left = _ComparedScores.from_columns(first)
+    right = left if second is first else _ComparedScores.from_columns(second)
     if draws is None:
-        tau = _unweighted(sides[0], sides[-1])
-    elif len(x) == 1:
-        tau = _weighted(sides[0].one(0), sides[-1].one(0), draws)
+        tau = _tau_unweighted(left, right)
+    elif resamples == 1:
+        tau = _tau_of_resample(left, right, 0, draws)
     else:
-        weight = [draws[r % len(draws)][None] for r in range(len(x))]
-        tau = np.concatenate(
-            [_weighted(sides[0].one(r), sides[-1].one(r), w) for r, w in enumerate(weight)]
-        )
-    return tau[0] if np.ndim(values) == 2 and (weights is None or np.ndim(weights) == 1) else tau
+        parts = []
+        for resample in range(resamples):
+            draw = draws[resample % len(draws)][None]
+            parts.append(_tau_of_resample(left, right, resample, draw))
+        tau = np.concatenate(parts)
+    if _is_single(values, weights):
+        return np.asarray(tau[0])
+    return tau
+
+
+def _is_single(values: npt.ArrayLike, weights: npt.ArrayLike | None) -> bool:
+    """Whether one matrix under one weighting came in, so that the result has no axis of resamples."""
+    return np.ndim(values) == 2 and (weights is None or np.ndim(weights) == 1)
 
 
 @cache_large_results
@@ -119,167 +123,246 @@ def kendall_of_significant_differences(
     *,
     weights: npt.ArrayLike | None = None,
 ) -> Floats:
-    """Tau-b between the columns where two models differ when |z| exceeds a threshold, and tie where it does not.
+    """Return tau-b between the columns where two models differ when |z| exceeds a threshold, and tie where not.
 
     This is tau-b for comparisons that are no ranking: where an insignificant difference counts as a tie, ties are not
     transitive and only the pairwise signs exist (appendix C.2). ``values`` and ``stderr`` are (models, tasks); pairs
     without a score or an error could not be compared at all; ``weights`` are per model, as in ``kendall_matrix``.
     """
-    x, spread = (
-        np.ascontiguousarray(np.asarray(part, dtype=np.float64).T) for part in (values, stderr)
-    )
-    side, draws = _Scores(x, spread, threshold), _draws(weights, x.shape[1])
-    tau = _unweighted(side, side)[None] if draws is None else _weighted(side, side, draws)
-    return tau[0] if weights is None or np.ndim(weights) == 1 else tau
+    scores = np.ascontiguousarray(np.asarray(values, dtype=np.float64).T)
+    errors = np.ascontiguousarray(np.asarray(stderr, dtype=np.float64).T)
+    compared = _ComparedScores(scores, errors, threshold)
+    draws = _draws_from_weights(weights, scores.shape[1])
+    if weights is None or draws is None:
+        return _tau_unweighted(compared, compared)
+    tau = _tau_weighted(compared, compared, draws)
+    if np.ndim(weights) == 1:
+        return np.asarray(tau[0])
+    return tau
 
 
-def z_of_difference(one: Floats, one_error: Floats, two: Floats, two_error: Floats) -> Floats:
-    """The z of differences; NaN where a score or its error is missing, and infinite or zero where there is no error."""
-    difference, error = one - two, np.sqrt(one_error**2 + two_error**2)
+def z_of_difference(
+    first: Floats, first_error: Floats, second: Floats, second_error: Floats
+) -> Floats:
+    """Return z of differences; NaN where a score or its error is missing, infinite or zero where there is no error."""
+    difference = first - second
+    error = np.sqrt(first_error**2 + second_error**2)
     with np.errstate(divide="ignore", invalid="ignore"):
         z = difference / error
     return np.where((difference == 0) & np.isfinite(error), 0.0, z)
 
 
 @dataclass(frozen=True)
-class _Scores:
+class _PairSigns:
+    """The signs of pairs of models, and which pairs are known where not all are: (…, tasks, pairs)."""
+
+    signs: Signs
+    known: Signs | None
+
+    @classmethod
+    def from_differences(
+        cls, differences: npt.NDArray[np.floating], threshold: float
+    ) -> _PairSigns:
+        """Take the signs of differences beyond a threshold."""
+        unknown = np.isnan(differences)
+        is_above = differences > threshold
+        is_below = differences < -threshold
+        signs = np.subtract(is_above, is_below, dtype=np.float32)
+        known = (~unknown).astype(np.float32) if unknown.any() else None
+        return cls(signs, known)
+
+    def flatten_pairs(self) -> _PairSigns:
+        """Return (tasks, others, members) as (tasks, pairs)."""
+        signs = self.signs.reshape(len(self.signs), -1)
+        known = None if self.known is None else self.known.reshape(len(self.known), -1)
+        return _PairSigns(signs, known)
+
+    def by_other(self) -> _PairSigns:
+        """Return (tasks, others, members) as (others, tasks, members): sums then run over members alone."""
+        signs = self.signs.transpose(1, 0, 2)
+        known = None if self.known is None else self.known.transpose(1, 0, 2)
+        return _PairSigns(signs, known)
+
+
+@dataclass(frozen=True)
+class _ComparedScores:
     """Scores of one side, (…, tasks, models); with standard errors, two differ by more than ``threshold`` of them."""
 
-    x: Floats
+    scores: Floats
     stderr: Floats | None = None
     threshold: float = 0.0
 
-    def one(self, resample: int) -> _Scores:
-        return _Scores(self.x[resample])
+    @classmethod
+    def from_columns(cls, values: Floats) -> _ComparedScores:
+        """Take scores (resamples, models, tasks) without errors."""
+        return cls(np.ascontiguousarray(values.transpose(0, 2, 1)))
 
-    def signs(self, a: Index, b: Index) -> Side:
-        """Signs of the models ``a`` against ``b``, two indices that broadcast; a model against itself ties."""
-        x, s = self.x, self.stderr
-        return self._of(
-            x[..., a] - x[..., b]
-            if s is None
-            else z_of_difference(x[..., a], s[..., a], x[..., b], s[..., b])
-        )
+    def select_resamples(self, resamples: int | slice) -> _ComparedScores:
+        """Return some resamples, or one of them without its axis."""
+        return _ComparedScores(self.scores[resamples])
 
-    def rows(self, start: int, stop: int) -> Side:
-        """Signs of the models from start to stop, each against those after it."""
-        x, s = self.x, self.stderr
-        ends = np.cumsum([0, *(x.shape[-1] - 1 - m for m in range(start, stop))])
-        z = np.empty((*x.shape[:-1], ends[-1]), dtype=np.float32)
-        for m, begin, end in zip(range(start, stop), ends, ends[1:], strict=False):
-            one, rest = slice(m, m + 1), slice(m + 1, None)
-            if s is None:
-                np.subtract(x[..., one], x[..., rest], out=z[..., begin:end])
-            else:
-                z[..., begin:end] = z_of_difference(
-                    x[..., one], s[..., one], x[..., rest], s[..., rest]
-                )
-        return self._of(z)
-
-    def _of(self, z: npt.NDArray[np.floating]) -> Side:
-        unknown = np.isnan(z)
-        signs = np.subtract(z > self.threshold, z < -self.threshold, dtype=np.float32)
-        return signs, (~unknown).astype(np.float32) if unknown.any() else None
-
-
-def _unweighted(left: _Scores, right: _Scores) -> Floats:
-    """Tau-b with all models counting once, of every resample there is."""
-    stack, (tasks, models) = left.x.shape[:-2], left.x.shape[-2:]
-    if stack:
-        step = max(1, _BLOCK // max(1, (tasks + right.x.shape[1]) * models * (models - 1) // 2))
-        if step < stack[0]:
-            parts = [slice(start, start + step) for start in range(0, stack[0], step)]
-            return np.concatenate(
-                [_unweighted(_Scores(left.x[p]), _Scores(right.x[p])) for p in parts]
-            )
-    sums = [np.zeros((*stack, tasks, right.x.shape[-2])) for _ in range(3)]
-    step = max(1, _BLOCK // max(1, (tasks + right.x.shape[-2]) * models * int(np.prod(stack))))
-    for start in range(0, models - 1, step):
-        rows = start, min(start + step, models - 1)
-        one = left.rows(*rows)
-        for total, part in zip(
-            sums, _sums(one, one if right is left else right.rows(*rows)), strict=True
-        ):
-            total += part
-    return _tau(*sums)
-
-
-def _weighted(left: _Scores, right: _Scores, draws: npt.NDArray[np.floating]) -> Floats:
-    """Tau-b under every draw of models: (draws, tasks, other tasks)."""
-    units, label = np.unique(draws, axis=1, return_inverse=True)  # models drawn alike are one unit
-    label = label.ravel()
-    order = np.argsort(label, kind="stable")
-    starts = np.searchsorted(label[order], np.arange(units.shape[1]))
-    simple = units.shape[1] > FIRST_ORDER
-    sums = [np.zeros((len(draws), 1, 1)) for _ in range(3)]
-    waiting: list[
-        tuple[npt.NDArray[np.floating], list[Floats]]
-    ] = []  # weights of some pairs, and what is weighed
-    for u, some in enumerate(np.split(order, starts[1:])):
-        others = order if simple else order[starts[u] :]
-        one = left.signs(some[None], others[:, None])
-        two = one if right is left else right.signs(some[None], others[:, None])
-        if simple:  # row sums hold every pair twice: half of 1 + 2d, d = w - 1
-            weight = units[:, u : u + 1] - 0.5
-            found = [part[None].astype(np.float64) for part in _sums(_flat(one), _flat(two))]
+    def compare(self, first: Indices, second: Indices) -> _PairSigns:
+        """Return the signs of models against others, two indices that broadcast; a model against itself ties."""
+        scores, errors = self.scores, self.stderr
+        if errors is None:
+            differences = scores[..., first] - scores[..., second]
         else:
-            weight = units[:, u:] * units[:, u : u + 1]
-            rows = _sums(_turned(one), _turned(two))
-            found = [np.add.reduceat(row, starts[u:] - starts[u], axis=0) for row in rows]
-            for part in found:
-                part[0] /= 2  # within the unit every pair is there twice
-        waiting.append((weight, found))
-        if u + 1 == units.shape[1] or sum(w.shape[1] for w, _ in waiting) >= _TOGETHER:
-            weights = np.concatenate([w for w, _ in waiting], axis=1)
-            for k in range(3):
-                parts = np.broadcast_arrays(*(f[k][:0] for _, f in waiting))[0].shape[1:]
-                pile = np.concatenate(
-                    [np.broadcast_to(f[k], (len(f[k]), *parts)) for _, f in waiting]
+            differences = z_of_difference(
+                scores[..., first], errors[..., first], scores[..., second], errors[..., second]
+            )
+        return _PairSigns.from_differences(differences, self.threshold)
+
+    def compare_with_later(self, start: int, stop: int) -> _PairSigns:
+        """Return the signs of the models from start to stop, each against those after it."""
+        scores, errors = self.scores, self.stderr
+        models = scores.shape[-1]
+        pairs_of_models = [models - 1 - model for model in range(start, stop)]
+        ends = np.cumsum([0, *pairs_of_models])
+        differences = np.empty((*scores.shape[:-1], ends[-1]), dtype=np.float32)
+        for position, model in enumerate(range(start, stop)):
+            pairs = slice(ends[position], ends[position + 1])
+            this = slice(model, model + 1)
+            later = slice(model + 1, None)
+            if errors is None:
+                np.subtract(scores[..., this], scores[..., later], out=differences[..., pairs])
+            else:
+                differences[..., pairs] = z_of_difference(
+                    scores[..., this], errors[..., this], scores[..., later], errors[..., later]
                 )
-                sums[k] = sums[k] + (weights @ pile.reshape(len(pile), -1)).reshape(-1, *parts)
+        return _PairSigns.from_differences(differences, self.threshold)
+
+
+def _tau_unweighted(left: _ComparedScores, right: _ComparedScores) -> Floats:
+    """Return tau-b with all models counting once, of every resample there is."""
+    stack = left.scores.shape[:-2]
+    tasks, models = left.scores.shape[-2:]
+    all_tasks = tasks + right.scores.shape[-2]
+    if stack:
+        step = max(1, _SIGN_BLOCK // max(1, all_tasks * models * (models - 1) // 2))
+        if step < stack[0]:
+            parts = []
+            for start in range(0, stack[0], step):
+                block = slice(start, start + step)
+                parts.append(
+                    _tau_unweighted(left.select_resamples(block), right.select_resamples(block))
+                )
+            return np.concatenate(parts)
+    sums = [np.zeros((*stack, tasks, right.scores.shape[-2])) for _ in range(3)]
+    step = max(1, _SIGN_BLOCK // max(1, all_tasks * models * int(np.prod(stack))))
+    for start in range(0, models - 1, step):
+        stop = min(start + step, models - 1)
+        left_signs = left.compare_with_later(start, stop)
+        right_signs = left_signs
+        if right is not left:
+            right_signs = right.compare_with_later(start, stop)
+        for total, part in zip(sums, _sum_over_pairs(left_signs, right_signs), strict=True):
+            total += part
+    return _tau_from_sums(*sums)
+
+
+def _tau_of_resample(
+    left: _ComparedScores, right: _ComparedScores, resample: int, draws: Weights
+) -> Floats:
+    """Return tau-b of one resample under draws of models."""
+    left_scores = left.select_resamples(resample)
+    # The sign of a pair is computed once where both sides are the same.
+    right_scores = left_scores if right is left else right.select_resamples(resample)
+    return _tau_weighted(left_scores, right_scores, draws)
+
+
+@dataclass(frozen=True)
+class _WeighedPairs:
+    """Weights of some pairs of units under every draw, and the three sums that are weighed."""
+
+    weights: Weights  # (draws, pairs)
+    sums: list[Floats]  # each (pairs, tasks, other tasks), or 1 in the place of one of the last two
+
+
+def _tau_weighted(left: _ComparedScores, right: _ComparedScores, draws: Weights) -> Floats:
+    """Return tau-b under every draw of models: (draws, tasks, other tasks)."""
+    # Models that are drawn alike are one unit.
+    unit_draws, unit_of_model = np.unique(draws, axis=1, return_inverse=True)
+    unit_of_model = unit_of_model.ravel()
+    units = unit_draws.shape[1]
+    order = np.argsort(unit_of_model, kind="stable")
+    starts = np.searchsorted(unit_of_model[order], np.arange(units))
+    is_first_order = units > FIRST_ORDER
+    totals = [np.zeros((len(draws), 1, 1)) for _ in range(3)]
+    waiting: list[_WeighedPairs] = []
+    for unit, members in enumerate(np.split(order, starts[1:])):
+        others = order if is_first_order else order[starts[unit] :]
+        left_signs = left.compare(members[None], others[:, None])
+        right_signs = left_signs
+        if right is not left:
+            right_signs = right.compare(members[None], others[:, None])
+        if is_first_order:
+            # Row sums hold every pair twice: half of 1 + 2d, d = w - 1.
+            weights = unit_draws[:, unit : unit + 1] - 0.5
+            parts = _sum_over_pairs(left_signs.flatten_pairs(), right_signs.flatten_pairs())
+            sums = [part[None].astype(np.float64) for part in parts]
+        else:
+            weights = unit_draws[:, unit:] * unit_draws[:, unit : unit + 1]
+            parts = _sum_over_pairs(left_signs.by_other(), right_signs.by_other())
+            unit_starts = starts[unit:] - starts[unit]
+            sums = [np.add.reduceat(part, unit_starts, axis=0) for part in parts]
+            for part in sums:
+                part[0] /= 2  # within the unit every pair is there twice
+        waiting.append(_WeighedPairs(weights, sums))
+        waiting_pairs = sum(pairs.weights.shape[1] for pairs in waiting)
+        if unit + 1 == units or waiting_pairs >= _PAIR_BLOCK:
+            _add_weighed(totals, waiting)
             waiting = []
-    return _tau(*sums)
+    return _tau_from_sums(*totals)
 
 
-def _flat(side: Side) -> Side:
-    """(tasks, others, some) → (tasks, pairs)."""
-    signs, known = side
-    return signs.reshape(len(signs), -1), None if known is None else known.reshape(len(known), -1)
+def _add_weighed(totals: list[Floats], waiting: list[_WeighedPairs]) -> None:
+    """Weigh the sums of pairs of units that wait, and add them to the totals."""
+    weights = np.concatenate([pairs.weights for pairs in waiting], axis=1)
+    for k in range(3):
+        sums = [pairs.sums[k] for pairs in waiting]
+        shape = np.broadcast_arrays(*(part[:0] for part in sums))[0].shape[1:]
+        stacked = np.concatenate([np.broadcast_to(part, (len(part), *shape)) for part in sums])
+        weighed = weights @ stacked.reshape(len(stacked), -1)
+        totals[k] = totals[k] + weighed.reshape(-1, *shape)
 
 
-def _turned(side: Side) -> Side:
-    """(tasks, others, some) → (others, tasks, some): the sums are then over some, for each of the others."""
-    signs, known = side
-    return signs.transpose(1, 0, 2), None if known is None else known.transpose(1, 0, 2)
+def _sum_over_pairs(left: _PairSigns, right: _PairSigns) -> tuple[Signs, Signs, Signs]:
+    """Return sums over pairs: concordance, and pairs untied on one side among those known on both.
+
+    Each is (…, tasks, other tasks), or 1 in the place of one of the last two.
+    """
+    turned = right.signs.swapaxes(-1, -2)
+    concordance = left.signs @ turned
+    untied_left = np.abs(left.signs)
+    untied_right = np.abs(turned)
+    if left.known is None and right.known is None:
+        left_sums = untied_left.sum(axis=-1)[..., None]
+        right_sums = untied_right.sum(axis=-2)[..., None, :]
+        return concordance, left_sums, right_sums
+    known_left = np.ones_like(left.signs) if left.known is None else left.known
+    known_right = np.ones_like(turned)
+    if right.known is not None:
+        known_right = right.known.swapaxes(-1, -2)
+    return concordance, untied_left @ known_right, known_left @ untied_right
 
 
-def _sums(one: Side, two: Side) -> tuple[Signs, Signs, Signs]:
-    """Sums over pairs: concordance, and pairs untied on one side among those known on both; (…, tasks, other tasks)."""
-    (s, known_s), (t, known_t) = one, two
-    turned = t.swapaxes(-1, -2)
-    untied_s, untied_t = np.abs(s), np.abs(turned)
-    if known_s is None and known_t is None:
-        return s @ turned, untied_s.sum(axis=-1)[..., None], untied_t.sum(axis=-2)[..., None, :]
-    left = np.ones_like(s) if known_s is None else known_s
-    right = np.ones_like(turned) if known_t is None else known_t.swapaxes(-1, -2)
-    return s @ turned, untied_s @ right, left @ untied_t
-
-
-def _tau(concordance: Floats, untied_left: Floats, untied_right: Floats) -> Floats:
-    """Tau-b of every two tasks; NaN where one of them ties all its pairs."""
+def _tau_from_sums(concordance: Floats, untied_left: Floats, untied_right: Floats) -> Floats:
+    """Return tau-b of every two tasks; NaN where one of them ties all its pairs."""
     with np.errstate(invalid="ignore", divide="ignore"):
         tau = concordance / np.sqrt(untied_left) / np.sqrt(untied_right)
     return np.clip(tau, -1.0, 1.0)
 
 
-def _draws(weights: npt.ArrayLike | None, models: int) -> npt.NDArray[np.floating] | None:
+def _draws_from_weights(weights: npt.ArrayLike | None, models: int) -> Weights | None:
     """Return weights as (resamples, models); whole numbers in float32, in which they and their sums are exact."""
     if weights is None:
         return None
     draws = np.atleast_2d(np.asarray(weights, dtype=np.float64))
     if draws.shape[1] != models:
         raise InputError(f"weights are for {draws.shape[1]} models, the scores for {models}")
-    return draws.astype(np.float32) if np.all(draws == np.rint(draws)) else draws
+    if np.all(draws == np.rint(draws)):
+        return draws.astype(np.float32)
+    return draws
 
 
 def with_resample_axis(values: npt.ArrayLike) -> Floats:
@@ -292,18 +375,14 @@ def with_resample_axis(values: npt.ArrayLike) -> Floats:
     return array if array.ndim == 3 else array[None]
 
 
-Correlate = Callable[..., Floats]
-_WEIGHED = 1 << 20  # scores weighed at once
-
-
 def spearman_matrix(
     values: npt.ArrayLike,
     others: npt.ArrayLike | None = None,
     *,
     weights: npt.ArrayLike | None = None,
 ) -> Floats:
-    """Spearman's rho between columns: Pearson's r of the midranks, on the models that have both scores."""
-    return _correlate(values, others, weights, ranks=True)
+    """Return Spearman's rho between columns: Pearson's r of the midranks, on the models that have both scores."""
+    return _correlate_columns(values, others, weights, ranks=True)
 
 
 def pearson_matrix(
@@ -312,8 +391,8 @@ def pearson_matrix(
     *,
     weights: npt.ArrayLike | None = None,
 ) -> Floats:
-    """Pearson's r between columns, on the models that have both scores; NaN where a column is constant."""
-    return _correlate(values, others, weights, ranks=False)
+    """Return Pearson's r between columns, on the models that have both scores; NaN where a column is constant."""
+    return _correlate_columns(values, others, weights, ranks=False)
 
 
 CORRELATIONS: dict[str, Correlate] = {
@@ -324,104 +403,127 @@ CORRELATIONS: dict[str, Correlate] = {
 
 
 def mean_offdiagonal(matrix: Floats, *, axis: bool = False) -> Floats:
-    """Mean over the distinct pairs of a symmetric (…, T, T) matrix, or per task where ``axis`` is true; skips NaN."""
-    off = np.where(np.eye(matrix.shape[-1], dtype=bool), np.nan, matrix)
-    return nan_mean(off, axis=-1) if axis else nan_mean(off.reshape(*off.shape[:-2], -1), axis=-1)
+    """Return the mean over the distinct pairs of a symmetric (…, T, T) matrix, or per task with ``axis``; skips NaN."""
+    off_diagonal = np.where(np.eye(matrix.shape[-1], dtype=bool), np.nan, matrix)
+    if axis:
+        return nan_mean(off_diagonal, axis=-1)
+    return nan_mean(off_diagonal.reshape(*off_diagonal.shape[:-2], -1), axis=-1)
 
 
 def nan_mean(values: npt.ArrayLike, axis: int = -1) -> Floats:
-    """Mean that skips NaN and is NaN, silently, where nothing is left."""
+    """Return the mean that skips NaN and is NaN, silently, where nothing is left."""
     array = np.asarray(values, dtype=np.float64)
-    there = np.isfinite(array)
-    count = there.sum(axis=axis)
-    total = np.where(there, array, 0.0).sum(axis=axis)
-    return np.asarray(
-        np.divide(total, count, out=np.full(np.shape(total), np.nan), where=count > 0)
-    )
+    finite = np.isfinite(array)
+    count = finite.sum(axis=axis)
+    total = np.where(finite, array, 0.0).sum(axis=axis)
+    mean = np.full(np.shape(total), np.nan)
+    return np.asarray(np.divide(total, count, out=mean, where=count > 0))
 
 
-def _correlate(
+def _correlate_columns(
     values: npt.ArrayLike,
     others: npt.ArrayLike | None,
     weights: npt.ArrayLike | None,
     *,
     ranks: bool,
 ) -> Floats:
-    x = with_resample_axis(values)
-    y = x if others is None else with_resample_axis(others)
-    draws = (
-        np.ones((1, x.shape[1]))
-        if weights is None
-        else np.atleast_2d(np.asarray(weights, dtype=np.float64))
-    )
-    whole = bool(np.isfinite(x).all() and np.isfinite(y).all())
+    """Return weighted r of every two columns, or of their midranks, some resamples at a time."""
+    first = with_resample_axis(values)
+    second = first if others is None else with_resample_axis(others)
+    draws = np.ones((1, first.shape[1]))
+    if weights is not None:
+        draws = np.atleast_2d(np.asarray(weights, dtype=np.float64))
+    is_complete = bool(np.isfinite(first).all() and np.isfinite(second).all())
+    resamples = max(len(first), len(draws))
+    blocks = max(1, -(-resamples * first[0].size // _SCORE_BLOCK))
     parts = []
-    resamples = max(len(x), len(draws))
-    for rows in np.array_split(np.arange(resamples), max(1, -(-resamples * x[0].size // _WEIGHED))):
-        one, two, weight = (part if len(part) == 1 else part[rows] for part in (x, y, draws))
-        if not whole:
-            parts.append(_with_gaps(one, two, weight, ranks=ranks))
+    for block in np.array_split(np.arange(resamples), blocks):
+        left = _select_resamples(first, block)
+        right = _select_resamples(second, block)
+        block_draws = _select_resamples(draws, block)
+        if not is_complete:
+            parts.append(_pearson_with_gaps(left, right, block_draws, ranks=ranks))
             continue
-        left = _midranks(one, weight) if ranks else one
-        right = left if y is x else _midranks(two, weight) if ranks else two
-        parts.append(_pearson_of_whole(left, right, weight))
-    single = np.ndim(values) == 2 and (weights is None or np.ndim(weights) == 1)
-    return parts[0][0] if single else np.concatenate(parts)
+        if ranks:
+            left = _midranks(left, block_draws)
+        if second is first:
+            right = left
+        elif ranks:
+            right = _midranks(right, block_draws)
+        parts.append(_pearson_complete(left, right, block_draws))
+    if _is_single(values, weights):
+        return np.asarray(parts[0][0])
+    return np.concatenate(parts)
 
 
-def _pearson_of_whole(x: Floats, y: Floats, weight: Floats) -> Floats:
-    """Weighted r without gaps, all resamples at once: x and y are (1 or R, models, tasks), weight (R, models)."""
+def _select_resamples(array: Floats, resamples: Indices) -> Floats:
+    """Return some resamples of an array; the one that there is, where it holds for all."""
+    return array if len(array) == 1 else array[resamples]
+
+
+def _pearson_complete(x: Floats, y: Floats, weights: Floats) -> Floats:
+    """Return weighted r without gaps: x and y are (1 or R, models, tasks), weights (R, models)."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        share = (weight / weight.sum(axis=1, keepdims=True))[:, None, :]  # (R, 1, models)
-        left = x - share @ x
-        spread_x = _spread(share @ left**2, share @ x**2)
-        right = left if y is x else y - share @ y
-        spread_y = spread_x if y is x else _spread(share @ right**2, share @ y**2)
-        together = (left * share.transpose(0, 2, 1)).transpose(0, 2, 1) @ right
-        r = together / np.sqrt(spread_x).transpose(0, 2, 1) / np.sqrt(spread_y)
+        shares = (weights / weights.sum(axis=1, keepdims=True))[:, None, :]  # (R, 1, models)
+        centred_x = x - shares @ x
+        variance_x = _variance_or_nan(shares @ centred_x**2, shares @ x**2)
+        if y is x:
+            centred_y = centred_x
+            variance_y = variance_x
+        else:
+            centred_y = y - shares @ y
+            variance_y = _variance_or_nan(shares @ centred_y**2, shares @ y**2)
+        weighted_x = (centred_x * shares.transpose(0, 2, 1)).transpose(0, 2, 1)
+        covariance = weighted_x @ centred_y
+        r = covariance / np.sqrt(variance_x).transpose(0, 2, 1) / np.sqrt(variance_y)
     return np.asarray(np.clip(r, -1.0, 1.0))
 
 
-def _with_gaps(x: Floats, y: Floats, weight: Floats, *, ranks: bool) -> Floats:
-    """Weighted r of columns, or of their midranks, on the rows that both have: x and y are (1 or R, models, tasks).
+def _pearson_with_gaps(x: Floats, y: Floats, weights: Floats, *, ranks: bool) -> Floats:
+    """Return weighted r of columns, or of their midranks, on the rows that both have: (R, tasks, other tasks).
 
-    Which rows both have, and so the ranks, differ from pair to pair of columns: these are taken one by one.
+    ``x`` and ``y`` are (1 or R, models, tasks). Which rows both have, and so the ranks, differ from pair to pair of
+    columns: these are taken one by one.
     """
-    resamples = max(len(x), len(weight))
+    resamples = max(len(x), len(weights))
     result = np.full((resamples, x.shape[2], y.shape[2]), np.nan)
     for i, j in np.ndindex(x.shape[2], y.shape[2]):
         both = np.isfinite(x[0, :, i]) & np.isfinite(y[0, :, j])
         if both.sum() < 2:
             continue
-        one, two, w = x[:, both, i : i + 1], y[:, both, j : j + 1], weight[:, both]
+        left = x[:, both, i : i + 1]
+        right = y[:, both, j : j + 1]
+        row_weights = weights[:, both]
         if ranks:
-            one, two = _midranks(one, w), _midranks(two, w)
-        result[:, i, j] = _pearson_of_whole(one, two, w)[:, 0, 0]
+            left = _midranks(left, row_weights)
+            right = _midranks(right, row_weights)
+        result[:, i, j] = _pearson_complete(left, right, row_weights)[:, 0, 0]
     return result
 
 
-def _spread(variance: Floats, scale: Floats) -> Floats:
-    """Variance, or NaN, hence an undefined correlation, where it is only rounding."""
+def _variance_or_nan(variance: Floats, scale: Floats) -> Floats:
+    """Return the variance, or NaN, hence an undefined correlation, where it is only rounding."""
     return np.where(variance > 1e-26 * scale, variance, np.nan)
 
 
-def _midranks(x: Floats, weight: Floats) -> Floats:
-    """Average ranks where row a stands for ``weight[r, a]`` equal rows: (resamples, models, tasks).
+def _midranks(x: Floats, weights: Floats) -> Floats:
+    """Return average ranks where row a stands for ``weights[r, a]`` equal rows: (resamples, models, tasks).
 
-    ``x`` is (1 or R, models, tasks) and ``weight`` (1 or R, models).
+    ``x`` is (1 or R, models, tasks) and ``weights`` (1 or R, models).
     """
     if len(x) > 1:
-        return np.concatenate(
-            [_midranks(x[r : r + 1], weight[r % len(weight)][None]) for r in range(len(x))]
-        )
-    ranks = np.empty((len(weight), *x.shape[1:]))
+        parts = []
+        for resample in range(len(x)):
+            row_weights = weights[resample % len(weights)][None]
+            parts.append(_midranks(x[resample : resample + 1], row_weights))
+        return np.concatenate(parts)
+    ranks = np.empty((len(weights), *x.shape[1:]))
     for column in range(x.shape[2]):
         order = np.argsort(x[0, :, column], kind="stable")
         ascending = x[0, order, column]
-        new = np.concatenate([[True], ascending[1:] != ascending[:-1]])
-        mass = np.add.reduceat(
-            weight[:, order], np.flatnonzero(new), axis=1
-        )  # (resamples, distinct scores)
-        middle = np.cumsum(mass, axis=1) - mass + (mass + 1.0) / 2.0
-        ranks[:, order, column] = middle[:, np.cumsum(new) - 1]
+        is_new = np.concatenate([[True], ascending[1:] != ascending[:-1]])
+        # (resamples, distinct scores)
+        mass = np.add.reduceat(weights[:, order], np.flatnonzero(is_new), axis=1)
+        midranks = np.cumsum(mass, axis=1) - mass + (mass + 1.0) / 2.0
+        ranks[:, order, column] = midranks[:, np.cumsum(is_new) - 1]
     return ranks
