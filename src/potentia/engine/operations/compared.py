@@ -9,136 +9,162 @@ gradients cancel is rounding alone.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from potentia.engine.operations import plain
 
-FORWARD, BACKWARD = (
-    0.05,
-    0.09,
-)  # of an operation's results: gradients lose more, where what they add up cancels
-WRITTEN = {
-    "thin": (1,),
-    "thin_back": (1,),
-    "attend_back": (9,),
-    "gate_back_": (0, 1),
-}  # arguments that are written to
-ALIKE = {
-    "attend": 1
-}  # results that are compared, where not all: each form has log-sums in a base of its own
+if TYPE_CHECKING:
+    from potentia.engine.layers.row_layout import AdapterGroup, LaneRoute
+    from potentia.engine.operations import Operations
+
+# how far an operation's results may be off, as a share: gradients lose more, where what they add up cancels
+FORWARD_SHARE = 0.05
+BACKWARD_SHARE = 0.09
+BACKWARD_OPERATIONS = frozenset(
+    {"norm_back", "gate_back_", "attend_back", "thin_back", "thin_sums"}
+)
+# arguments that an operation writes to, by name
+WRITTEN_ARGUMENTS: dict[str, tuple[str, ...]] = {
+    "thin": ("y",),
+    "thin_back": ("dx",),
+    "attend_back": ("into",),
+    "gate_back_": ("both", "slope"),
+    "rotate_": ("x",),
+    "update_": ("weights",),
+}
+# results that are compared, where not all: each form has log-sums in a base of its own
+COMPARED_RESULTS = {"attend": 1}
 
 
-class Compared:
-    """The kernels; each call is made by the plain operation too, and how far the two differ is summed up."""
+class ComparedKernels:
+    """The kernels; each call is made by the plain operation too, and how far the two differ is summed up.
 
-    def __init__(self, kernels: Any) -> None:
+    It has the methods of :class:`~potentia.engine.operations.Operations`.
+    """
+
+    def __init__(self, kernels: Operations) -> None:
         self.kernels = kernels
-        self._readying = False
-        self._gaps: dict[
-            str, list[Tensor]
-        ] = {}  # by operation: squares of gaps and of results, one by one (k, 2)
+        self._compiling_alone = False
+        # by operation: squares of differences and of results, call by call (results, 2)
+        self._squares: dict[str, list[Tensor]] = {}
 
     def judge(self) -> dict[str, float]:
         """Return how far kernels are off, as shares of all their results; refuse what is off by more than rounding."""
-        found = {}
-        for name, sums in self._gaps.items():
-            gaps = torch.stack(sums).double().sum(0)  # (results, 2)
-            found[name] = float((gaps[:, 0] / gaps[:, 1].clamp(min=1e-30)).max().sqrt())
-            if not found[name] <= (BACKWARD if "back" in name or name == "thin_sums" else FORWARD):
-                raise ArithmeticError(
-                    f"the kernel of {name} is off by {found[name]:.1e} of its results"
-                )
-        return {name: float(f"{off:.1e}") for name, off in found.items()}
+        shares: dict[str, float] = {}
+        for name, squares in self._squares.items():
+            sums = torch.stack(squares).double().sum(0)  # (results, 2)
+            share = float((sums[:, 0] / sums[:, 1].clamp(min=1e-30)).max().sqrt())
+            allowed = BACKWARD_SHARE if name in BACKWARD_OPERATIONS else FORWARD_SHARE
+            if not share <= allowed:
+                raise ArithmeticError(f"the kernel of {name} is off by {share:.1e} of its results")
+            shares[name] = float(f"{share:.1e}")
+        return shares
 
     @contextmanager
-    def _compiling(
+    def _compile_alone(
         self, readying: Callable[..., AbstractContextManager[None]], *kind: str
     ) -> Iterator[None]:
         """Let kernels be compiled alone inside the block: they write nothing that could be compared."""
-        self._readying = True
+        self._compiling_alone = True
         try:
             with readying(*kind):
                 yield
         finally:
-            self._readying = False
+            self._compiling_alone = False
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        ours: Callable[..., Any] = getattr(self.kernels, name)
+        kernel: Callable[..., Any] = getattr(self.kernels, name)
         if name == "readying":
-            return partial(self._compiling, ours)
-        return ours if self._readying else partial(self._both, name, ours, getattr(plain, name))
+            return partial(self._compile_alone, kernel)
+        if self._compiling_alone:
+            return kernel
+        return partial(self._call_both, name, kernel, getattr(plain, name))
 
-    def _both(
+    def _call_both(
         self,
         name: str,
-        ours: Callable[..., Any],
-        theirs: Callable[..., Any],
+        kernel: Callable[..., Any],
+        plain_operation: Callable[..., Any],
         *args: Any,
         **options: Any,
     ) -> Any:
-        written = WRITTEN.get(name, (0,) if name.endswith("_") else ())
-        copies, kept = _copied([*args]), {key: _copied(value) for key, value in options.items()}
-        sums = _sums(*args[-2:]) if name == "thin_sums" else []
-        before = _copied(sums)
-        result = ours(*args, **options)
-        added = _copied(sums)
-        found = [
-            *_results(name, result),
-            *(_joint(args[place], args[0]) for place in written),
-            _joint(sums, args[0]),
+        """Call kernel and plain operation on the same values, note how far they differ, and return the kernel's."""
+        bound = inspect.signature(plain_operation).bind(*args, **options)
+        arguments = bound.arguments
+        copies = {key: _copy(value) for key, value in arguments.items()}
+        like = args[0]
+        sums: list[Tensor] = []
+        if name == "thin_sums":
+            sums = _adapter_gradients(arguments["group"], arguments["route"])
+        sums_before = _copy(sums)
+        result = kernel(*args, **options)
+        sums_of_kernel = _copy(sums)
+        kernel_values = _values_of_call(name, result, arguments, sums, like)
+        _put(sums, sums_before)
+        plain_result = plain_operation(**copies)
+        plain_values = _values_of_call(name, plain_result, copies, sums, like)
+        _put(sums, sums_of_kernel)
+        squares = [
+            _squares_of(ours, theirs)
+            for ours, theirs in zip(kernel_values, plain_values, strict=True)
         ]
-        _put(sums, before)
-        plainly = _results(name, theirs(*copies, **kept))
-        wanted = [
-            *plainly,
-            *(_joint(copies[place], args[0]) for place in written),
-            _joint(sums, args[0]),
-        ]
-        _put(sums, added)
-        self._gaps.setdefault(name, []).append(torch.stack([*map(_squares, found, wanted)]))
+        self._squares.setdefault(name, []).append(torch.stack(squares))
         return result
 
 
-def _sums(group: Any, route: Any) -> list[Tensor]:
+def _values_of_call(
+    name: str, result: Any, arguments: dict[str, Any], sums: list[Tensor], like: Tensor
+) -> list[Tensor]:
+    """Return all that a call computed: its results, the arguments that it wrote to, and the sums that it added to."""
+    values = list(_tensors_in(result))[: COMPARED_RESULTS.get(name)]
+    for argument in WRITTEN_ARGUMENTS.get(name, ()):
+        values.append(_join(arguments.get(argument), like))
+    values.append(_join(sums, like))
+    return values
+
+
+def _adapter_gradients(group: AdapterGroup, route: LaneRoute) -> list[Tensor]:
     """Return the lanes' gradients of a group's adapters, which are added to."""
     return [route.bank.grads[:, site.offset : site.offset + site.size] for site in group.sites]
 
 
-def _squares(one: Tensor, other: Tensor) -> Tensor:
-    """Return ‖one − other‖² and ‖other‖²."""
-    one, other = one.detach().float(), other.detach().float()
-    return torch.stack([(one - other).square().sum(), other.square().sum()])
+def _squares_of(ours: Tensor, theirs: Tensor) -> Tensor:
+    """Return ‖ours − theirs‖² and ‖theirs‖²."""
+    precise_ours = ours.detach().float()
+    precise_theirs = theirs.detach().float()
+    difference = (precise_ours - precise_theirs).square().sum()
+    return torch.stack([difference, precise_theirs.square().sum()])
 
 
-def _results(name: str, result: Any) -> list[Tensor]:
-    return [*_tensors(result)][: ALIKE.get(name)]
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
+def _tensors_in(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, tuple | list):
         for part in value:
-            yield from _tensors(part)
+            yield from _tensors_in(part)
 
 
-def _joint(value: Any, like: Tensor) -> Tensor:
+def _join(value: Any, like: Tensor) -> Tensor:
     """Return all numbers of a result as one, none where it is None: the small beside the rest may be rounding alone."""
-    return torch.cat([part.flatten().float() for part in (*_tensors(value), like.new_zeros(0))])
+    parts = [part.flatten().float() for part in _tensors_in(value)]
+    return torch.cat([*parts, like.new_zeros(0).float()])
 
 
-def _copied(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().clone()
-    return type(value)(map(_copied, value)) if type(value) in (tuple, list) else value
+    if type(value) in (tuple, list):
+        return type(value)(_copy(part) for part in value)
+    return value
 
 
-def _put(into: list[Tensor], values: list[Tensor]) -> None:
-    for part, value in zip(into, values, strict=True):
-        part.copy_(value)
+def _put(tensors: list[Tensor], values: list[Tensor]) -> None:
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.copy_(value)

@@ -17,7 +17,7 @@ from potentia.engine.operations.dropout import keep_mask
 
 if TYPE_CHECKING:
     from potentia.engine.layers.row_layout import AdapterGroup, LaneRoute
-    from potentia.engine.operations import Gain, Rows
+    from potentia.engine.operations import Gain, RowBounds
 
 
 def norm(x: Tensor, gain: Gain, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -95,7 +95,7 @@ def gate_back_(both: Tensor, slope: Tensor, gelu: bool = False, keep: bool = Tru
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, rows: Rows, scale: float, window: int | None
+    q: Tensor, k: Tensor, v: Tensor, rows: RowBounds, scale: float, window: int | None
 ) -> tuple[Tensor, Tensor]:
     """Return the answers (N, H, d) to queries (N, H, d) on keys and values (N, K, d), and their log-sums (H, N)."""
     group = q.shape[1] // k.shape[1]
@@ -120,7 +120,7 @@ def attend_back(
     v: Tensor,
     out: Tensor,
     lse: Tensor,
-    rows: Rows,
+    rows: RowBounds,
     scale: float,
     window: int | None,
     into: tuple[Tensor, Tensor, Tensor],
@@ -135,7 +135,7 @@ def attend_back(
             part.copy_(slope)
 
 
-def _lanes(rows: Rows) -> list[slice]:
+def _lanes(rows: RowBounds) -> list[slice]:
     """The stretches of tokens that tiles never look beyond."""
     ends = sorted({stop for _, stop in rows.tiles.tolist()} | {0})
     return [slice(begin, end) for begin, end in itertools.pairwise(ends)]

@@ -89,7 +89,6 @@ class Seats:
             keys = k.reshape(rows * length, *k.shape[2:])
             values = v.reshape(rows * length, *v.shape[2:])
             self._keep(layer, flat_cache_rows, keys, values)
-            answers: Tensor
             answers, _ = self.operations.attend(queries, keys, values, bounds, scale, window)
             return answers.view(rows, length, *answers.shape[1:])
 
@@ -150,7 +149,7 @@ class Seats:
             layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None
         ) -> Tensor:
             keys, values = self._keep(layer, cache_rows, k.squeeze(1), v.squeeze(1))
-            answers: Tensor = self.operations.attend_cached(
+            answers = self.operations.attend_cached(
                 q.squeeze(1), keys, values, lengths, self.room, scale, window
             )
             return answers.unsqueeze(1)
