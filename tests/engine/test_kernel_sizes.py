@@ -144,10 +144,10 @@ def site(index: int, offset: int, fan_in: int, fan_out: int) -> Any:
 
 
 def thin_route(numbers: int, rank: int, dtype: torch.dtype) -> Any:
-    lora = SimpleNamespace(r=rank, dropout=0.1, scale=2.0)
+    lora = SimpleNamespace(r=rank, dropout=0.1)
     work, grads = (empty(LANES + 1, numbers, dtype=kind) for kind in (dtype, torch.float32))
     return SimpleNamespace(
-        bank=SimpleNamespace(lora=lora, work=work, grads=grads),
+        bank=SimpleNamespace(lora=lora, scale=1.0, work=work, grads=grads),
         owners=empty(TOKENS // STRETCH, dtype=torch.int32),
         spans=empty(LANES, 3, dtype=torch.int32),
         keys=empty(TOKENS, dtype=torch.int32),
@@ -204,10 +204,10 @@ def test_inner_values_beyond_32_bits(
     ]
     group = AdapterGroup(sites, rank, torch.device("cpu"))
     work, grads = torch.randn(2, numbers), torch.zeros(2, numbers)
-    lora = SimpleNamespace(r=rank, dropout=0.0, scale=1.0)
+    lora = SimpleNamespace(r=rank, dropout=0.0)
     begin = tokens - STRETCH
     route: Any = SimpleNamespace(
-        bank=SimpleNamespace(lora=lora, work=work, grads=grads),
+        bank=SimpleNamespace(lora=lora, scale=1.0, work=work, grads=grads),
         owners=torch.zeros(tokens // STRETCH, dtype=torch.int32),
         spans=torch.tensor([[0, begin, tokens]], dtype=torch.int32),
         keys=None,
