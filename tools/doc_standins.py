@@ -11,6 +11,7 @@ import contextlib
 import io
 import json
 import random
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -118,6 +119,7 @@ def _models(folder: Path) -> None:
 
     words = sorted(
         {word for make in DATASETS.values() for row in make(16, 0) for word in _flat(row).split()}
+        | _words_of_own_data()
     )
     vocabulary = {word: k for k, word in enumerate(["<pad>", "<bos>", "<eos>", "<unk>", *words])}
     core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -149,6 +151,13 @@ def _models(folder: Path) -> None:
         )
         LlamaForCausalLM(config).save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
+
+
+def _words_of_own_data() -> set[str]:
+    """Return the words of the texts that readers are shown to write themselves: a model must know some of them."""
+    files = [ROOT / "docs" / "own-data.md", *(ROOT / "examples" / "own-data").glob("*.*l")]
+    texts = " ".join(file.read_text("utf-8") for file in files)
+    return set(re.findall(r"\w+[.,?!]?", texts))
 
 
 def _flat(row: Any) -> str:

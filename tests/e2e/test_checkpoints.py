@@ -17,6 +17,7 @@ from potentia.evidence import Evidence
 from potentia.show import make_report
 from potentia.study import make_study
 from potentia.zoo import models, write_model_folders
+from potentia.zoo.world import vocabulary
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +39,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     (run / "logs").mkdir()
     (run / "step7").mkdir()  # nothing in it to load
+    names = [word for word in vocabulary() if word.isalpha()]
     (made / "texts.jsonl").write_text(
         "\n".join(
-            json.dumps({"question": f"is {i} red ?", "choices": ["yes", "no"], "answer": i % 2})
+            json.dumps({"question": names[i], "choices": names[90:92], "answer": i % 2})
             for i in range(60)
         )
     )

@@ -299,11 +299,11 @@ def told(store: Path) -> tuple[Any, Any]:
     """Return all that cells and lanes say, but how long they took and how many trained beside one another."""
     with Store.open(str(store), readonly=True) as opened:
         cells = {
-            (c.task, str(c.protocol)): (c.scores, c.selection, c.probe) for c in opened.cells()
+            (c.task, str(c.protocol)): (c.scores, c.selection, c.probe) for c in opened.cells.read()
         }
         lanes = {
             lane.key: (lane.status, lane.selected, [replace(e, seconds=0.0) for e in lane.epochs])
-            for lane in opened.lanes()
+            for lane in opened.lanes.read()
         }
     return cells, lanes
 
