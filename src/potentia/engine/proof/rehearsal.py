@@ -52,7 +52,6 @@ from potentia.engine.proof.tolerance import (
     slots_distance,
 )
 from potentia.engine.steps.lane_states import update_settings
-from potentia.engine.training.lane import Lane
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +77,21 @@ class TrainingSteps(Protocol):
         """Forget gradients."""
 
 
+class RehearsedLane(Protocol):
+    """A lane as the rehearsal needs it: what it learns, where it stands, and its slot."""
+
+    spec: LaneSpec
+    step: int
+    slot: int | None
+    status: str
+    tokens: int
+    began: float
+
+    @property
+    def epochs(self) -> Sequence[Any]:
+        """The epochs that ended."""
+
+
 class RehearsedRun(Protocol):
     """A run of lanes as the rehearsal needs it: the functions that its real steps call."""
 
@@ -100,19 +114,19 @@ class RehearsedRun(Protocol):
     def pass_plan(self) -> Any:
         """How steps are packed into passes."""
 
-    def put_into_slot(self, lane: Lane, slot: int) -> None:
+    def put_into_slot(self, lane: Any, slot: int) -> None:
         """Begin a lane in a slot."""
 
-    def saved_adapter(self, lane: Lane) -> Tensor | None:
+    def saved_adapter(self, lane: Any) -> Tensor | None:
         """Return the adapter that was saved at the end of a lane's last epoch."""
 
-    def next_rows(self, lanes: Sequence[Lane]) -> list[TrainingRow]:
+    def next_rows(self, lanes: Sequence[Any]) -> list[TrainingRow]:
         """Return the rows of the next step."""
 
     def compute_gradients(self, rows: Sequence[TrainingRow]) -> None:
         """Add the gradients of a step."""
 
-    def update_table(self, lanes: Sequence[Lane]) -> npt.NDArray[np.float32]:
+    def update_table(self, lanes: Sequence[Any]) -> npt.NDArray[np.float32]:
         """Return the settings of the next update."""
 
 
@@ -133,7 +147,7 @@ class RehearsalFailedError(Exception):
 
 
 def rehearse_first_step(
-    run: RehearsedRun, lanes: Sequence[Lane], *, without_dropout: bool
+    run: RehearsedRun, lanes: Sequence[RehearsedLane], *, without_dropout: bool
 ) -> RehearsalResult:
     """Make the first step of a run twice, compare it with the reference, and leave everything as it was.
 
@@ -156,7 +170,7 @@ def _dropout_of(bank: AdapterBank, without_dropout: bool) -> AbstractContextMana
 
 
 @contextmanager
-def _state_restored(run: RehearsedRun, lanes: Sequence[Lane]) -> Iterator[None]:
+def _state_restored(run: RehearsedRun, lanes: Sequence[RehearsedLane]) -> Iterator[None]:
     """Put back adapters, moments and counters after the block; copies wait in the host's memory."""
     tensors = {"weights": run.bank.weights, **vars(run.states)}
     copies = {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
@@ -175,7 +189,7 @@ def _state_restored(run: RehearsedRun, lanes: Sequence[Lane]) -> Iterator[None]:
 class _Rehearsal:
     """One rehearsal: the lanes of a run, those that are compared, and the adapters made up for these."""
 
-    def __init__(self, run: RehearsedRun, lanes: Sequence[Lane], draw: int) -> None:
+    def __init__(self, run: RehearsedRun, lanes: Sequence[RehearsedLane], draw: int) -> None:
         self.run, self.bank, self.lanes = run, run.bank, lanes
         self.draw = draw
         self.facts: dict[str, Any] = {"lanes": len(lanes)}
@@ -217,7 +231,7 @@ class _Rehearsal:
                     )
         return None
 
-    def _begins_anew_in_used_slot(self, lane: Lane) -> bool:
+    def _begins_anew_in_used_slot(self, lane: RehearsedLane) -> bool:
         """Begin a lane in its slot as if another had used the slot before; a new adapter's B is zero."""
         slot = _slot_of(lane)
         row = self.bank.weights[slot]
@@ -286,11 +300,11 @@ class _Rehearsal:
         self.facts["skipped"] = "no memory"
         return None
 
-    def _lane_in(self, slot: int) -> Lane:
+    def _lane_in(self, slot: int) -> RehearsedLane:
         return next(lane for lane in self.lanes if lane.slot == slot)
 
     @staticmethod
-    def _is_finite(reference: Gradients, lane: Lane) -> bool:
+    def _is_finite(reference: Gradients, lane: RehearsedLane) -> bool:
         """Return whether the model's own code gives numbers for a lane; the run itself reports one that has none."""
         losses, gradients = reference
         slot = _slot_of(lane)
@@ -377,12 +391,12 @@ class _Rehearsal:
         return None
 
 
-def _slot_of(lane: Lane) -> int:
+def _slot_of(lane: RehearsedLane) -> int:
     assert lane.slot is not None
     return lane.slot
 
 
-def _has_learning_rate(lane: Lane) -> bool:
+def _has_learning_rate(lane: RehearsedLane) -> bool:
     """Return whether one of the two rehearsed updates moves a lane, which has the second of them behind it."""
     rate = reference_learning_rate(lane.spec.schedule, lane.spec.total_steps)
     return max(rate(lane.step - 1), rate(lane.step)) > 0
@@ -391,7 +405,7 @@ def _has_learning_rate(lane: Lane) -> bool:
 class _ReferenceOptimizer:
     """torch's AdamW for one lane, with transformers' learning rate, from the moments that a snapshot brought."""
 
-    def __init__(self, run: RehearsedRun, lane: Lane) -> None:
+    def __init__(self, run: RehearsedRun, lane: RehearsedLane) -> None:
         self.slot = _slot_of(lane)
         self.schedule = lane.spec.schedule
         self.rate: Callable[[int], float] = reference_learning_rate(
@@ -439,8 +453,8 @@ class _ReferenceOptimizer:
 
 
 def choose_compared_lanes(
-    lanes: Sequence[Lane], passes: Sequence[Sequence[TrainingRow]]
-) -> list[Lane]:
+    lanes: Sequence[RehearsedLane], passes: Sequence[Sequence[TrainingRow]]
+) -> list[RehearsedLane]:
     """Choose the lane in the last slot, another one, and more where some pass has rows of neither."""
     slots_by_pass = [{row.slot for row in rows} for rows in passes]
     compared = [lanes[-1]]
@@ -459,7 +473,7 @@ def choose_compared_lanes(
 # ---- what can be compared without computing ------------------------------------------------------
 
 
-def find_rate_fault(lanes: Sequence[Lane]) -> str | None:
+def find_rate_fault(lanes: Sequence[RehearsedLane]) -> str | None:
     """Return how a lane's learning rates differ from those of transformers' schedule, or None."""
     schedules = {(lane.spec.schedule, lane.spec.total_steps) for lane in lanes}
     for schedule, total in schedules:
@@ -473,7 +487,7 @@ def find_rate_fault(lanes: Sequence[Lane]) -> str | None:
 
 
 def find_row_fault(
-    lanes: Sequence[Lane], rows: Sequence[TrainingRow], limit: int | None
+    lanes: Sequence[RehearsedLane], rows: Sequence[TrainingRow], limit: int | None
 ) -> str | None:
     """Return what is wrong with the rows of a step, given the lanes' examples, or None."""
     if [row.slot for row in rows] != sorted(row.slot for row in rows):
