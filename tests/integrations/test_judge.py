@@ -58,7 +58,7 @@ def server() -> Iterator[tuple[str, list[Any]]]:
 def test_written_answers_are_judged_once_and_remembered(
     server: tuple[str, list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(judging, "WAIT", 0.01)
+    monkeypatch.setattr(judging, "FIRST_PAUSE", 0.01)
     url, seen = server
     rows = [
         {"prompt": f"what is the {'cat' if k % 2 else 'dog'} {k} ?", "completion": "red"}

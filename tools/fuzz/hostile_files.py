@@ -596,9 +596,9 @@ STORE_STATEMENTS: dict[str, str] = {
     "'' AS data, '' AS recipe, '' AS identity, '' AS source, '' AS path, 0 AS shots FROM n",
     "endless studies": "PRAGMA foreign_keys=OFF; DROP TABLE studies; CREATE VIEW studies AS "
     f"{ENDLESS_ROWS} x AS key, 'n' AS name, '' AS opened, '{{}}' AS spec, '' AS created FROM n",
-    "deep manifests": "UPDATE manifests SET manifest = replace(hex(zeroblob(50000)), '00', '[')",
+    "deep provenance": "UPDATE provenances SET provenance = replace(hex(zeroblob(50000)), '00', '[')",
     "deep spec": "UPDATE studies SET spec = replace(hex(zeroblob(50000)), '00', '[')",
-    "manifests of lists": "UPDATE manifests SET manifest = '[1]', selection = '5'",
+    "provenance of a list": "UPDATE provenances SET provenance = '[1]', selection = '5'",
     "spec of a number": "UPDATE studies SET spec = '5'",
     "items elsewhere": "UPDATE settings SET value = '/etc'",
     "long names": "UPDATE cells SET model = hex(zeroblob(5000000))",

@@ -33,7 +33,12 @@ ASK = (
     "Does the answer to judge give the right answer, in whatever form? Reply with one word: correct or incorrect."
 )
 _VERDICT = re.compile(r"\b(incorrect|correct|yes|no)\b", re.IGNORECASE)
-TRIES, WAIT, AT_ONCE = 4, 1.0, 8
+TRIES = 4
+FIRST_PAUSE = 1.0  # seconds after the first failure; each next is twice as long
+REQUESTS_AT_ONCE = 8
+TIMEOUT = 120  # seconds for one reply
+LONGEST_VERDICT = 16  # tokens
+RETRIED_CODES = (429, 500, 502, 503, 504)
 
 
 @dataclass
@@ -44,61 +49,85 @@ class AnswerJudge:
     model: str
     memory: Path
     key: str | None = field(default=None, repr=False)
-    asked: int = 0
+    asked: int = 0  # questions that were put so far
 
     def judge(self, items: Sequence[tuple[str, str, str]]) -> list[bool | None]:
         """Return whether each (question, gold, answer) is right, None where the judge does not say; asks only once."""
-        keys = [
-            content_key(model=self.model, ask=ASK, question=q, gold=g, answer=a)
-            for q, g, a in items
-        ]
-        known = self._remembered()
-        new = {key: item for key, item in zip(keys, items, strict=True) if key not in known}
-        with ThreadPoolExecutor(AT_ONCE) as pool, self.memory.open("a", encoding="utf-8") as file:
-            for key, verdict in zip(new, pool.map(self._ask, new.values()), strict=True):
-                known[key] = verdict
+        keys = []
+        for question, gold, answer in items:
+            keys.append(
+                content_key(model=self.model, ask=ASK, question=question, gold=gold, answer=answer)
+            )
+        verdicts = self._read_memory()
+        pending = {}
+        for key, item in zip(keys, items, strict=True):
+            if key not in verdicts:
+                pending[key] = item
+        with (
+            ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool,
+            self.memory.open("a", encoding="utf-8") as file,
+        ):
+            replies = pool.map(self._ask_endpoint, pending.values())
+            for key, verdict in zip(pending, replies, strict=True):
+                verdicts[key] = verdict
                 file.write(json.dumps({"key": key, "right": verdict}) + "\n")
                 file.flush()
                 self.asked += 1
-        return [known[key] for key in keys]
+        return [verdicts[key] for key in keys]
 
-    def _remembered(self) -> dict[str, bool | None]:
-        found: dict[str, bool | None] = {}
-        for line in self.memory.read_text("utf-8").splitlines() if self.memory.exists() else ():
+    def _read_memory(self) -> dict[str, bool | None]:
+        """Return the verdicts that were given before."""
+        verdicts: dict[str, bool | None] = {}
+        if not self.memory.exists():
+            return verdicts
+        for line in self.memory.read_text("utf-8").splitlines():
             try:
-                told = json.loads(line)
-                found[str(told["key"])] = told["right"]
+                entry = json.loads(line)
+                verdicts[str(entry["key"])] = entry["right"]
             except (ValueError, KeyError, TypeError):
                 continue  # half a line of a run that was killed
-        return found
+        return verdicts
 
-    def _ask(self, item: tuple[str, str, str]) -> bool | None:
+    def _ask_endpoint(self, item: tuple[str, str, str]) -> bool | None:
+        """Ask about one answer, again after a pause where the endpoint is busy."""
         question, gold, answer = item
         text = ASK.format(question=question, gold=gold, answer=answer)
-        turns = [{"role": "user", "content": text}]
-        body = {"model": self.model, "temperature": 0, "max_tokens": 16, "messages": turns}
-        headers = {"Content-Type": "application/json"} | (
-            {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        )
-        place = f"{self.url.rstrip('/')}/chat/completions"
+        body = {
+            "model": self.model,
+            "temperature": 0,
+            "max_tokens": LONGEST_VERDICT,
+            "messages": [{"role": "user", "content": text}],
+        }
+        headers = {"Content-Type": "application/json"}
+        if self.key:
+            headers["Authorization"] = f"Bearer {self.key}"
+        address = f"{self.url.rstrip('/')}/chat/completions"
         for attempt in range(TRIES):
-            request = urllib.request.Request(place, json.dumps(body).encode(), headers)
+            is_last = attempt == TRIES - 1
+            request = urllib.request.Request(address, json.dumps(body).encode(), headers)
             try:
-                with urllib.request.urlopen(request, timeout=120) as reply:
-                    said = str(json.loads(reply.read())["choices"][0]["message"]["content"])
+                with urllib.request.urlopen(request, timeout=TIMEOUT) as reply:
+                    content = json.loads(reply.read())["choices"][0]["message"]["content"]
             except urllib.error.HTTPError as error:
-                if error.code not in (429, 500, 502, 503, 504) or attempt == TRIES - 1:
+                if error.code not in RETRIED_CODES or is_last:
                     raise DataError(
-                        f"the judge refused: HTTP {error.code} {error.reason}", where=place
+                        f"the judge refused: HTTP {error.code} {error.reason}", where=address
                     ) from None
             except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-                if attempt == TRIES - 1:
-                    raise DataError(f"the judge gave no answer: {error}", where=place) from None
+                if is_last:
+                    raise DataError(f"the judge gave no answer: {error}", where=address) from None
             else:
-                verdict = _VERDICT.search(said)
-                return None if verdict is None else verdict[1].casefold() in ("correct", "yes")
-            time.sleep(WAIT * 2**attempt)
+                return _parse_verdict(str(content))
+            time.sleep(FIRST_PAUSE * 2**attempt)
         raise AssertionError("every try returns or raises")
+
+
+def _parse_verdict(reply: str) -> bool | None:
+    """Return whether a reply says correct; None where it says neither."""
+    verdict = _VERDICT.search(reply)
+    if verdict is None:
+        return None
+    return verdict[1].casefold() in ("correct", "yes")
 
 
 @dataclass(frozen=True)
@@ -110,9 +139,11 @@ class JudgedAnswers(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return one row per cell."""
-        rows: list[tuple[Cell, ...]] = [
-            (*row, row[6] / row[7] if row[7] else math.nan) for row in self.rows
-        ]
+        rows: list[tuple[Cell, ...]] = []
+        for row in self.rows:
+            verified = row[6]
+            upper_bound = row[7]
+            rows.append((*row, verified / upper_bound if upper_bound else math.nan))
         columns = (
             "model",
             "task",
@@ -128,9 +159,8 @@ class JudgedAnswers(Finding):
             "upper bound: by the judge, who sees question, answer and right answer; ratio: math-verify to that. "
             "unclear: the judge said neither correct nor incorrect; the scores are of the other answers."
         )
-        return [
-            Table(f"Written answers by three judges ({self.judge})", columns, tuple(rows), note)
-        ]
+        title = f"Written answers by three judges ({self.judge})"
+        return [Table(title, columns, tuple(rows), note)]
 
 
 def judge_answers(
@@ -142,26 +172,20 @@ def judge_answers(
         items = [item for item in evidence.items(cell.key) if "generated" in item.detail][:most]
         if not items:
             continue
-        asked = [
-            (
-                str(item.detail.get("question") or item.detail["prompt"]),
-                item.gold,
-                str(item.detail["generated"]),
-            )
-            for item in items
-        ]
-        scores = [
-            (
-                item.value,
-                verify_answer(item.detail.get("metrics") or {}, item.gold, answer),
-                float(right),
-            )
-            for item, (_, _, answer), right in zip(items, asked, judge.judge(asked), strict=True)
-            if right is not None
-        ]
+        questions = []
+        for item in items:
+            question = str(item.detail.get("question") or item.detail["prompt"])
+            questions.append((question, item.gold, str(item.detail["generated"])))
+        verdicts = judge.judge(questions)
+        scores = []
+        for item, (_, gold, answer), is_right in zip(items, questions, verdicts, strict=True):
+            if is_right is not None:
+                verified = verify_answer(item.detail.get("metrics") or {}, gold, answer)
+                scores.append((item.value, verified, float(is_right)))
         means = np.mean(scores, axis=0).tolist() if scores else [math.nan] * 3
-        counts = len(items), len(items) - len(scores)
-        rows.append((cell.model, cell.task, Protocol(cell.protocol).label, *counts, *means))
+        protocol = Protocol(cell.protocol).label
+        unclear = len(items) - len(scores)
+        rows.append((cell.model, cell.task, protocol, len(items), unclear, *means))
     if not rows:
         raise DataError(
             "no written answers are stored here",

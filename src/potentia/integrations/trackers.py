@@ -9,14 +9,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from potentia.errors import InputError, MissingExtraError
 from potentia.store import LaneRecord, Store
 
-Log = Callable[
-    [str, float, int], Any
-]  # of one model's run in a tracker: a name, a value, the epoch
+LogValue = Callable[[str, float, int], Any]
+"""Logs into one model's run in a tracker: a name, a value, the epoch."""
+
+
+class LoggedValue(NamedTuple):
+    """One value to log."""
+
+    name: str
+    value: float
+    epoch: int
 
 
 def send_to_tracker(store: Store, study: str, *, to: str, folder: Path) -> dict[str, int]:
@@ -26,33 +33,40 @@ def send_to_tracker(store: Store, study: str, *, to: str, folder: Path) -> dict[
     """
     if to not in _OPENERS:
         raise InputError(f"no tracker {to!r}", hint=f"one of: {', '.join(_OPENERS)}")
-    cells, lanes = store.cells.read(study=study), store.lanes.read(study=study)
+    cells = store.cells.read(study=study)
+    lanes = store.lanes.read(study=study)
+    values_by_model: dict[str, list[LoggedValue]] = {}
+    for cell in cells:
+        value = LoggedValue(f"{cell.protocol}/{cell.task}", cell.score.value, 0)
+        values_by_model.setdefault(cell.model, []).append(value)
+    for lane in lanes:
+        values_by_model.setdefault(lane.model, []).extend(_read_curves(lane))
     counts = {}
-    for model in sorted({cell.model for cell in cells} | {lane.model for lane in lanes}):
-        values = [
-            (f"{cell.protocol}/{cell.task}", cell.score.value, 0)
-            for cell in cells
-            if cell.model == model
-        ]
-        values += [value for lane in lanes if lane.model == model for value in _curves(lane)]
-        with _OPENERS[to](study, model, folder) as log:
+    for model in sorted(values_by_model):
+        values = values_by_model[model]
+        with _OPENERS[to](study, model, folder) as log_value:
             for value in values:
-                log(*value)
+                log_value(*value)
         counts[model] = len(values)
     return counts
 
 
-def _curves(lane: LaneRecord) -> list[tuple[str, float, int]]:
-    """Return what is known of a lane's epochs."""
+def _read_curves(lane: LaneRecord) -> list[LoggedValue]:
+    """Return what is known of a lane's epochs: validation scores, then training losses."""
     name = f"{lane.task}/lr {lane.learning_rate:g} {lane.style} seed {lane.seed}"
-    curves = [(f"validation/{name}", point.value, point.epoch) for point in lane.epochs]
-    curves += [(f"train loss/{name}", point.train_loss, point.epoch) for point in lane.epochs]
-    return [(what, value, epoch) for what, value, epoch in curves if value is not None]
+    curves = []
+    for point in lane.epochs:
+        if point.value is not None:
+            curves.append(LoggedValue(f"validation/{name}", point.value, point.epoch))
+    for point in lane.epochs:
+        if point.train_loss is not None:
+            curves.append(LoggedValue(f"train loss/{name}", point.train_loss, point.epoch))
+    return curves
 
 
 @contextmanager
-def _tensorboard(study: str, model: str, folder: Path) -> Iterator[Log]:
-    writer = _imported("torch.utils.tensorboard", "TensorBoard").SummaryWriter(
+def _tensorboard(study: str, model: str, folder: Path) -> Iterator[LogValue]:
+    writer = _import_tracker("torch.utils.tensorboard", "TensorBoard").SummaryWriter(
         log_dir=str(folder / study / model.replace("/", "--"))
     )
     try:
@@ -62,8 +76,8 @@ def _tensorboard(study: str, model: str, folder: Path) -> Iterator[Log]:
 
 
 @contextmanager
-def _wandb(study: str, model: str, folder: Path) -> Iterator[Log]:
-    wandb = _imported("wandb", "W&B")
+def _wandb(study: str, model: str, folder: Path) -> Iterator[LogValue]:
+    wandb = _import_tracker("wandb", "W&B")
     session = wandb.init(project=study, name=model, dir=str(folder), reinit="finish_previous")
     try:
         yield lambda name, value, step: session.log({name: value, "epoch": step})
@@ -72,8 +86,8 @@ def _wandb(study: str, model: str, folder: Path) -> Iterator[Log]:
 
 
 @contextmanager
-def _mlflow(study: str, model: str, folder: Path) -> Iterator[Log]:
-    mlflow = _imported("mlflow", "MLflow")
+def _mlflow(study: str, model: str, folder: Path) -> Iterator[LogValue]:
+    mlflow = _import_tracker("mlflow", "MLflow")
     mlflow.set_experiment(study)
 
     def log(name: str, value: float, step: int) -> None:
@@ -84,7 +98,7 @@ def _mlflow(study: str, model: str, folder: Path) -> Iterator[Log]:
         yield log
 
 
-def _imported(module: str, name: str) -> Any:
+def _import_tracker(module: str, name: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
