@@ -27,3 +27,12 @@ def test_a_store_that_computes_its_content_is_refused(tmp_path: Path, kind: str)
     connection.close()
     with pytest.raises(PotentiaError, match=kind):
         read(str(store))
+
+
+def test_a_study_of_another_type_is_refused_in_words(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "s.db")
+    connection = sqlite3.connect(store)
+    connection.executescript("UPDATE studies SET spec = '5'")
+    connection.close()
+    with pytest.raises(PotentiaError, match="says nothing of itself"):
+        read(str(store))

@@ -138,6 +138,11 @@ class StudyRecord:
     spec: Mapping[str, Any]
     created: str = field(default_factory=now)
 
+    def __post_init__(self) -> None:
+        """Refuse a study that was not written by Potentia: what follows reads its keys."""
+        if not isinstance(self.spec, Mapping):
+            raise StoreError(f"the study {self.key[:100]} says nothing of itself that can be read")
+
 
 @dataclass(frozen=True)
 class CellRecord:
