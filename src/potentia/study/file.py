@@ -21,7 +21,13 @@ from potentia.errors import StudyError
 from potentia.facts import Kind
 from potentia.files import read_yaml
 from potentia.study.schema import Study
-from potentia.values.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol, TaskName
+from potentia.values.protocol import (
+    ADJUST,
+    TRAIN_BEFORE_TEST,
+    Protocol,
+    TaskName,
+    UnknownProtocolError,
+)
 
 Place = tuple[str | int, ...]
 
@@ -186,13 +192,11 @@ def _message(item: Any, place: Place) -> str:
         known = _fields_at(place[:-1])
         nearest = difflib.get_close_matches(str(place[-1]), known, n=1, cutoff=0.5)
         return f"unknown key; {f'did you mean `{nearest[0]}`?' if nearest else 'known here: ' + ', '.join(known)}"
-    given = item.get("input")
-    named = "is no protocol" in message  # it names the text already
-    return (
-        f"{message} (it is {given!r})"
-        if isinstance(given, (str, int, float)) and not named
-        else message
-    )
+    value = item.get("input")
+    error = (item.get("ctx") or {}).get("error")
+    if isinstance(error, UnknownProtocolError) or not isinstance(value, (str, int, float)):
+        return message  # which names the value already, or nothing could
+    return f"{message} (it is {value!r})"
 
 
 def _flag(place: Place, flags: Mapping[str, Any]) -> str | None:

@@ -17,6 +17,10 @@ _ON_THE_WAY = re.compile(r"(.+)@([1-9][0-9]{0,11})")
 EXPECTED = "use direct, few_shot:K (as few_shot:5), train_before_test or adjust"
 
 
+class UnknownProtocolError(ValueError):
+    """A text that is no protocol; the message names it."""
+
+
 class Protocol(str):
     """``direct``, ``few_shot:5``, ``train_before_test``, ``adjust``, or ``adjust@100``: adjust after 100 steps."""
 
@@ -79,7 +83,7 @@ class Protocol(str):
         """Read a protocol that a study may ask for; any other text is refused."""
         made = cls(text)
         if made.kind == "other" or made.step is not None:
-            raise ValueError(f"{text!r} is no protocol; {EXPECTED}")
+            raise UnknownProtocolError(f"{text!r} is no protocol; {EXPECTED}")
         return made
 
     @classmethod
