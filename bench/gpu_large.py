@@ -154,7 +154,7 @@ def by_name(bench: Bench, home: torch.device) -> dict[str, Any]:
     asks = [Continuation("Question: how many?\nAnswer:", f" {n}") for n in range(20)]
     alone = torch.tensor([one.logprob for one in Scorer(made).loglikelihood(asks)])
     room = spread._free
-    whole = spread.bytes_of(made.model)
+    whole = spread.count_weight_bytes(made.model)
     with tempfile.TemporaryDirectory() as folder:
         made.model.save_pretrained(folder)
         made.tokenizer.save_pretrained(folder)
@@ -175,11 +175,11 @@ def few_bits(bench: Bench, home: torch.device, bits: str) -> dict[str, Any]:
     if find_spec("bitsandbytes") is None:
         return {"right": None, "skipped": "bitsandbytes is not installed here"}
     from gpu import make_loaded
-    from potentia.engine.models.quantization import compute_plainly, keep_small
+    from potentia.engine.models.quantization import compute_plainly, quantise_model
     from potentia.engine.training import LaneTrainer
 
     whole = make_loaded(bench, "135m", "float32").model
-    model = keep_small(whole, bits, torch.float32, {"": home})
+    model = quantise_model(whole, bits, torch.float32, {"": home})
     layers = compute_plainly(model)
     model.eval().requires_grad_(False)
     ids = torch.arange(3, 40, device=home)[None]

@@ -37,7 +37,7 @@ from potentia.engine.layers.adapter_bank import AdapterBank
 from potentia.engine.layers.adapter_methods import LowRankAdapter
 from potentia.engine.layers.packed_pass import FusedLayer
 from potentia.engine.layers.row_layout import LossTokens
-from potentia.engine.models.float32_copy import Twin, twin
+from potentia.engine.models.float32_copy import Float32Copy, open_float32_copy
 from potentia.engine.models.split_model import SplitModel
 from potentia.engine.operations import Gain, dropout, plain
 from potentia.engine.proof import rehearsal
@@ -1068,13 +1068,13 @@ def moved(broken: Break, dtype: torch.dtype) -> float | None:
     if broken.by not in FORM:
         return None
     model, specs = build(broken.model, dtype), lanes(broken.model, broken.by)
-    with twin(model) as judge:
+    with open_float32_copy(model) as judge:
         settings = check.CheckSettings(specs[0].lora, specs, 96)
         exact = check.TrainingCheck(judge, settings)
         rows, truth = exact.rows_and_reference()
         exact.bank.close()
     own = check.TrainingCheck(
-        Twin(model, 1, 1, copied=False), replace(settings, recompute=broken.by == "again")
+        Float32Copy(model, 1, 1, copied=False), replace(settings, recompute=broken.by == "again")
     )
     try:
         rounding = own.distance(check.reference_gradients(model, own.bank, rows), truth).lane

@@ -15,7 +15,7 @@ from potentia import engine
 from potentia.engine.models.quantization import (
     compute_plainly,
     count_parameters,
-    keep_small,
+    quantise_model,
     unpacked,
 )
 from potentia.engine.scoring import Scorer
@@ -41,7 +41,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def few(kind: str, quantise: str) -> torch.nn.Module:
     """Return a tiny model in few bits."""
-    made = keep_small(lane_models.tiny(kind), quantise, torch.float32, {"": "cpu"})
+    made = quantise_model(lane_models.tiny(kind), quantise, torch.float32, {"": "cpu"})
     assert compute_plainly(made) > 0
     return made.eval().requires_grad_(False)
 

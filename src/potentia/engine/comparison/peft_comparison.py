@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from potentia.engine.lane_spec import LaneSpec, LoraConfig, Schedule, TokenisedExamples
 from potentia.engine.layers.adapter_bank import AdapterBank
-from potentia.engine.models.float32_copy import twin
+from potentia.engine.models.float32_copy import open_float32_copy
 from potentia.engine.models.split_model import asking
 from potentia.engine.proof.reference import reference_loss
 from potentia.engine.scoring import Scorer
@@ -183,7 +183,7 @@ def _plainly(model: Any, pairs: Sequence[Pair]) -> list[float]:
 def _own_and_exact(model: nn.Module, compute: Callable[[nn.Module], Found]) -> tuple[Found, Found]:
     """Compute something with a model, and with its float32 copy where it is in 16 bits."""
     own = compute(model)
-    with twin(model) as judge:
+    with open_float32_copy(model) as judge:
         return own, compute(judge.model) if judge.copied and judge.whole else own
 
 

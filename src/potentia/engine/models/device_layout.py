@@ -94,11 +94,11 @@ def fits(model: nn.Module, device: torch.device) -> bool:
     """Tell whether a GPU can hold the weights."""
     return (
         device.type != "cuda"
-        or bytes_of(model) <= FULL * torch.cuda.get_device_properties(device).total_memory
+        or count_weight_bytes(model) <= FULL * torch.cuda.get_device_properties(device).total_memory
     )
 
 
-def bytes_of(module: nn.Module) -> int:
+def count_weight_bytes(module: nn.Module) -> int:
     """Return the bytes of a module's weights."""
     return sum(p.numel() * p.element_size() for p in module.parameters())
 
@@ -113,7 +113,7 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
             f"{type(model).__name__} has no list of blocks to lay out over devices",
             hint="use a larger device",
         )
-    sizes = [bytes_of(one) for one in lists]
+    sizes = [count_weight_bytes(one) for one in lists]
     return list(lists[sizes.index(max(sizes))])
 
 
@@ -124,9 +124,9 @@ def lay_out(
 
     ``room`` is the memory for weights on each device; a processor's is not counted where it comes last.
     """
-    blocks = [bytes_of(block) for block in find_blocks(model)]
+    blocks = [count_weight_bytes(block) for block in find_blocks(model)]
     rooms = list(room if room is not None else map(_free, devices))
-    rest = bytes_of(model) - sum(blocks)
+    rest = count_weight_bytes(model) - sum(blocks)
     rooms[0] -= rest
     counted = [
         r
@@ -136,7 +136,8 @@ def lay_out(
     held = sum(max(r, 0) for r in counted)
     if len(counted) == len(devices) and held < sum(blocks):
         raise ModelError(
-            f"the weights take {bytes_of(model) / 1e9:.1f} GB, and there is room for {(held + rest) / 1e9:.1f} GB",
+            f"the weights take {count_weight_bytes(model) / 1e9:.1f} GB, "
+            f"and there is room for {(held + rest) / 1e9:.1f} GB",
             hint="use `quantise: 4bit`, more GPUs, or `device: spread`, which lets the processor compute the rest",
         )
     share = min(1.0, sum(blocks) / max(held, 1))

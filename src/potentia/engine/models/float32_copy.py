@@ -28,7 +28,7 @@ OF_ONE = ("layer_idx", "layer_id", "training", "name_or_path")  # settings that 
 
 
 @dataclass(frozen=True)
-class Twin:
+class Float32Copy:
     """The model to judge by: itself where it is in float32, else a copy with so many of its blocks."""
 
     model: nn.Module
@@ -43,14 +43,14 @@ class Twin:
 
 
 @contextmanager
-def twin(model: nn.Module, *, whole: bool = True) -> Iterator[Twin]:
-    """Give a float32 twin of a model for as long as the block lasts; quantised and spread models are their own.
+def open_float32_copy(model: nn.Module, *, whole: bool = True) -> Iterator[Float32Copy]:
+    """Give a float32 copy of a model for as long as the block lasts; quantised and spread models are their own.
 
     Without ``whole`` a copy has two blocks of each kind.
     """
     first = next(p for p in model.parameters() if p.is_floating_point())
     if first.dtype in (torch.float32, torch.float64) or is_quantised(model) or is_spread(model):
-        yield Twin(model, 1, 1, copied=False)
+        yield Float32Copy(model, 1, 1, copied=False)
         return
     made = _copied(
         model, whole and 4 * sum(p.numel() for p in model.parameters()) <= _free(first.device)
@@ -63,7 +63,7 @@ def twin(model: nn.Module, *, whole: bool = True) -> Iterator[Twin]:
             torch.cuda.empty_cache()
 
 
-def _copied(model: nn.Module, whole: bool) -> Twin:
+def _copied(model: nn.Module, whole: bool) -> Float32Copy:
     blocks = _block_list(model)
     kept = dict(blocks._modules)
     chosen = list(range(len(kept)))
@@ -98,7 +98,7 @@ def _copied(model: nn.Module, whole: bool) -> Twin:
             if isinstance(value, list) and len(value) == len(kept)
         }
         own |= {name: [value[place] for place in chosen] for name, value in lists.items()}
-    return Twin(made.float().eval().requires_grad_(False), len(chosen), len(kept), True)
+    return Float32Copy(made.float().eval().requires_grad_(False), len(chosen), len(kept), True)
 
 
 def _block_list(model: nn.Module) -> nn.ModuleList:

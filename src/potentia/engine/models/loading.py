@@ -134,14 +134,14 @@ def load(
     from potentia.engine.models.device_layout import out_of_memory
     from potentia.engine.models.quantization import (
         compute_plainly,
-        keep_small,
-        refuse_twice,
-        settings,
+        quantise_model,
+        quantization_settings,
+        refuse_quantised_weights,
     )
 
     place = pick_device(device)
     first = (
-        torch.device("cpu") if device == SPREAD or _several(device) else place
+        torch.device("cpu") if device == SPREAD or _may_use_several_gpus(device) else place
     )  # of weights that are to be divided
     kind = pick_dtype(dtype, place)
     path = Path(name_or_path).expanduser()
@@ -168,7 +168,10 @@ def load(
     at_once = quantise is not None and gguf_file is None and not adapters
     if quantise is not None:
         options |= (
-            {"quantization_config": settings(quantise, kind), "device_map": {"": first}}
+            {
+                "quantization_config": quantization_settings(quantise, kind),
+                "device_map": {"": first},
+            }
             if at_once
             else {}
         )
@@ -177,7 +180,7 @@ def load(
             config = AutoConfig.from_pretrained(name_or_path, **plain)
             refuse_encoder_decoder(config)
             if quantise is not None:
-                refuse_twice(config, quantise)
+                refuse_quantised_weights(config, quantise)
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, **plain)
         options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
         with torch.random.fork_rng(
@@ -197,11 +200,11 @@ def load(
     for adapter in adapters:
         model = merge_adapter(model, Path(adapter).expanduser())
     if quantise is not None and not at_once:
-        model = keep_small(model, quantise, kind, {"": first})
+        model = quantise_model(model, quantise, kind, {"": first})
     compute_plainly(model)
     model.eval()
     model.requires_grad_(False)
-    _settle(model, device, place)
+    _place_model(model, device, place)
     check_predictions(model, tokenizer)
     content = fingerprint(name_or_path, revision=revision, gguf_file=gguf_file, adapters=adapters)
     content = quantised_fingerprint(content, quantise)
@@ -220,7 +223,7 @@ def load(
     return loaded
 
 
-def _several(device: str) -> bool:
+def _may_use_several_gpus(device: str) -> bool:
     """Tell whether more than one GPU may be used."""
     import torch
 
@@ -229,7 +232,7 @@ def _several(device: str) -> bool:
     )
 
 
-def _settle(model: Any, device: str, place: torch.device) -> None:
+def _place_model(model: Any, device: str, place: torch.device) -> None:
     """Bring a model to its device, or lay it out over several."""
     import torch
     from torch import nn
@@ -241,7 +244,7 @@ def _settle(model: Any, device: str, place: torch.device) -> None:
     devices = all_devices()
     if device == SPREAD and len(devices) > 1:
         spread(model, lay_out(model, devices))
-    elif _several(device) and not fits(model, place):
+    elif _may_use_several_gpus(device) and not fits(model, place):
         spread(model, lay_out(model, devices[:-1]))
     elif any(
         p.device.type != place.type or place.index not in (None, p.device.index)

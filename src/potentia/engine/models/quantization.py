@@ -19,7 +19,7 @@ from potentia.errors import MissingExtraError, ModelError
 BITS = {"8bit": 8, "4bit": 4}
 
 
-def settings(quantise: str, dtype: torch.dtype) -> Any:
+def quantization_settings(quantise: str, dtype: torch.dtype) -> Any:
     """Say in transformers' words how weights are kept."""
     try:
         import bitsandbytes  # noqa: F401
@@ -39,7 +39,7 @@ def settings(quantise: str, dtype: torch.dtype) -> Any:
     )
 
 
-def refuse_twice(config: Any, quantise: str) -> None:
+def refuse_quantised_weights(config: Any, quantise: str) -> None:
     """Refuse to quantise weights that lie quantised already."""
     said = getattr(config, "quantization_config", None)
     if said is not None:
@@ -54,13 +54,13 @@ def refuse_twice(config: Any, quantise: str) -> None:
         )
 
 
-def keep_small(model: Any, quantise: str, dtype: torch.dtype, place: Any) -> Any:
+def quantise_model(model: Any, quantise: str, dtype: torch.dtype, place: Any) -> Any:
     """Return a model in memory with its linear layers quantised, as if it had been loaded so from its files."""
     return type(model).from_pretrained(
         None,
         config=model.config,
         state_dict=model.state_dict(),
-        quantization_config=settings(quantise, dtype),
+        quantization_config=quantization_settings(quantise, dtype),
         dtype=dtype,
         device_map=place,
     )

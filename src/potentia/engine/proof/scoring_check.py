@@ -30,7 +30,7 @@ from potentia.engine.layers.network import Network, find_windows
 from potentia.engine.layers.prefix_tree import ScoredSequence, group_rows, pack_sequences
 from potentia.engine.models.admission import check_predictions
 from potentia.engine.models.device_layout import out_of_memory, with_room
-from potentia.engine.models.float32_copy import twin
+from potentia.engine.models.float32_copy import open_float32_copy
 from potentia.engine.operations import choosing, plain_operations
 from potentia.engine.proof.refusal import Refusal
 from potentia.engine.proof.scoring_tolerance import (
@@ -400,7 +400,7 @@ class ScoringCheck:
     def _open_stages(self, owners: set[int], *, few: bool) -> Iterator[StagePair]:
         """Give the float32 stage, and the model's own where that is another."""
         with ExitStack() as stack:
-            float32_copy = stack.enter_context(twin(self.network.model))
+            float32_copy = stack.enter_context(open_float32_copy(self.network.model))
             own = stack.enter_context(self._open_own_stage(owners, few=few))
             if not float32_copy.copied:
                 yield StagePair(precise=own, own=None, has_all_blocks=True)

@@ -34,7 +34,7 @@ from potentia.engine.lane_spec import LaneSpec, LoraConfig, Schedule, TrainingRo
 from potentia.engine.layers.adapter_bank import AdapterBank
 from potentia.engine.layers.packed_pass import FusedLayers
 from potentia.engine.models.device_layout import out_of_memory
-from potentia.engine.models.float32_copy import Twin, twin
+from potentia.engine.models.float32_copy import Float32Copy, open_float32_copy
 from potentia.engine.models.split_model import SplitModel
 from potentia.engine.operations import choosing, compared_kernels, plain_operations
 from potentia.engine.proof.reference import Gradients, reference_gradients, reference_loss
@@ -129,7 +129,7 @@ def check_lanes(
     settings = CheckSettings(lora, specs, limit, recompute)
     refusals = dict(refused or {})
     forms = _forms_to_try(refusals, static=static)
-    with twin(model) as float32_copy:
+    with open_float32_copy(model) as float32_copy:
         check = TrainingCheck(float32_copy, settings)
         with closing(check.bank):
             form = _first_right_form(model, check, forms, refusals)
@@ -232,7 +232,7 @@ def _check_few_rows(
     refusal = Refusal("")
     for whole in (False, True):
         try:
-            with twin(model, whole=whole) as float32_copy:
+            with open_float32_copy(model, whole=whole) as float32_copy:
                 check = TrainingCheck(float32_copy, settings, few_rows=True)
                 with closing(check.bank):
                     return check.find_refusal(form), check.facts
@@ -254,7 +254,7 @@ class TrainingCheck:
 
     def __init__(
         self,
-        float32_copy: Twin,
+        float32_copy: Float32Copy,
         settings: CheckSettings,
         *,
         few_rows: bool = False,
@@ -421,7 +421,7 @@ def _check_in_few_bits(
     Float32's gradients of a copy without all blocks are another model's: then the model is compared with itself.
     """
     exact = structure if structure.whole else None
-    itself = Twin(model, 1, 1, copied=False)
+    itself = Float32Copy(model, 1, 1, copied=False)
     settings = replace(structure.settings, limit=structure.longest)
     check = TrainingCheck(itself, settings, exact=exact)
     with closing(check.bank):

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from potentia.engine.lane_spec import LaneSpec
-from potentia.engine.models.float32_copy import twin
+from potentia.engine.models.float32_copy import open_float32_copy
 from potentia.engine.models.quantization import is_quantised
 from potentia.engine.models.split_model import asking
 from potentia.engine.training.full import FullStep, FullTuningJob, check_full
@@ -140,7 +140,7 @@ class FullLanes(Trainer):
         longest = min(self.limit, spec.longest_text)
         if self._checked >= longest:
             return
-        with spending("check"), twin(self.model) as judge:
+        with spending("check"), open_float32_copy(self.model) as judge:
             found = check_full(judge.model, spec, self.limit, forms)
         self.form, self.may_recompute, self._checked = found.form, found.recomputes, longest
         self.record["training"] = found.as_dict()
