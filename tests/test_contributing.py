@@ -1,20 +1,48 @@
-"""The recipes of CONTRIBUTING.md hold: a metric, an analysis and a chart, added to a copy of the house as it says."""
+"""The recipes of CONTRIBUTING.md hold: what it says can be added is added here, from a package outside Potentia."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from potentia.extensions import ExtensionKind, list_extensions, load_extension
+
 ROOT = Path(__file__).resolve().parents[1]
 
-ANALYSIS = '''
+# A distribution of another author: one module, and the entry points that name what it adds.
+MODULE = '''
+from dataclasses import dataclass
+
+from potentia.analysis.registration import (
+    AnalysisCommand, AnalysisOutput, PaperReproduction, ReportSection, SectionContent, command_option,
+)
+from potentia.show.charts import draw_chart
+from potentia.values.findings import Bars, Chart, Finding, Table
+from potentia.values.metric import Metric
+
+GRUMPINESS = Metric("grumpiness", higher_is_better=False, kind="task", scale="percent")
+
+
+@dataclass(frozen=True)
+class SpanChart(Chart):
+    """From the lowest to the highest score of every task."""
+
+    names: tuple[str, ...] = ()
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+
+
+@draw_chart.register
+def _draw_spans(chart: SpanChart):
+    return draw_chart(Bars("bars", "", "", chart.names, {"lowest": chart.low, "highest": chart.high}))
+
+
 @dataclass(frozen=True)
 class Spans(Finding):
     """How far the models of each task lie apart."""
@@ -28,158 +56,192 @@ class Spans(Finding):
         return [Table("Span of each task", ("task", "lowest", "highest"), tuple(rows))]
 
     def charts(self):
-        return [Spread("spans", "Spans", "From the worst model to the best.", self.tasks, self.low, self.high)]
+        return [SpanChart("spans", "Spans", "From the worst model to the best.", self.tasks, self.low, self.high)]
 
 
-def find_spans(evidence):
+@dataclass(frozen=True)
+class SpanOptions:
+    """How the spans are measured."""
+
+    factor: float = command_option("Multiply scores by this.", 1.0, minimum=0.0)
+    quietly: bool = command_option("Remark nothing.", False, "--quietly")
+
+
+def find_spans(evidence, factor=1.0):
     matrix = evidence.scores[evidence.main]
-    return Spans(matrix.tasks, tuple(matrix.values.min(axis=0).tolist()), tuple(matrix.values.max(axis=0).tolist()))
-'''
-COMMAND = '''
+    low = tuple((factor * matrix.values.min(axis=0)).tolist())
+    high = tuple((factor * matrix.values.max(axis=0)).tolist())
+    return Spans(matrix.tasks, low, high)
 
-@analysis("spans")
-def spans(evidence: Evidence, asked: Any) -> Found:
+
+def analyze_spans(evidence, options: SpanOptions) -> AnalysisOutput:
     """Say how far the models of each task lie apart.
 
     Example:
       potentia analyze spans scores.csv
     """
-    from potentia.analysis.rankings import find_spans
+    remarks = () if options.quietly else ("measured from the outside",)
+    return AnalysisOutput({"spans": find_spans(evidence, options.factor)}, remarks)
 
-    return {"spans": find_spans(evidence)}
+
+def find_span_content(request):
+    spans = find_spans(request.evidence)
+    return SectionContent(shown=[spans], named={"spans": spans}, lead="Far apart.")
+
+
+def reproduce_spans(request):
+    return Spans(("printed",), (0.25,), (float(len(request.files)),))
+
+
+def greet() -> None:
+    """Greet."""
+    print("hello from outside")
+
+
+ANALYSIS = AnalysisCommand(analyze_spans, SpanOptions)
+SECTION = ReportSection("Spans", find_span_content, heading="How far apart?", after="scores")
+REPRODUCTION = PaperReproduction(reproduce_spans, files=("SCORES",))
 '''
-SECTION = '''def spans_section(data):
-    """How far models lie apart."""
-    from potentia.analysis.rankings import find_spans
-
-    return of_findings("spans", "Spans", "How far apart?", [find_spans(data.evidence)])
-
-
-SECTIONS: '''
-CHART = '''
-@dataclass(frozen=True)
-class Spread(Chart):
-    """A line from the lowest to the highest value of every name."""
-
-    names: tuple[str, ...] = ()
-    low: tuple[float, ...] = ()
-    high: tuple[float, ...] = ()
-
-
-_DRAWING: '''
-DRAWER = """
-
-@draw_chart.register
-def _spread(chart: Spread) -> Drawn:
-    sheet, scale = Sheet(), make_scale([*chart.low, *chart.high], 100.0, HALF)
-    for k, (name, low, high) in enumerate(zip(chart.names, chart.low, chart.high, strict=True)):
-        sheet.text(96.0, (k + 0.5) * LINE, name, anchor="end")
-        sheet.line(scale(low), (k + 0.5) * LINE, scale(high), (k + 0.5) * LINE, "s0 spread")
-    return Drawn(sheet, HALF, LINE * len(chart.names))
+ENTRY_POINTS = """[potentia]
+analysis.spans = spans_extension:ANALYSIS
+analysis.broken = spans_extension:NOT_THERE
+section.spans = spans_extension:SECTION
+reproduction.spans = spans_extension:REPRODUCTION
+command.greet = spans_extension:greet
+metric.grumpiness = spans_extension:GRUMPINESS
+executor.patient = patient_executor:PatientExecutor
+adapter_method.double = double_adapter:DoubleAdapter
 """
+EXECUTOR = """
+from potentia.run.executors import Executor
+
+
+class PatientExecutor(Executor):
+    @classmethod
+    def check_installed(cls): ...
+
+    def run(self, request): return {}
+"""
+ADAPTER = """
+from potentia.engine.layers.adapter_methods import LowRankAdapter
+
+
+class DoubleAdapter(LowRankAdapter):
+    def scale(self, rank, alpha): return 2 * alpha / rank
+"""
+
+
+@pytest.fixture(scope="module")
+def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder on the path that holds an installed distribution, and a table of scores."""
+    folder = tmp_path_factory.mktemp("outside")
+    (folder / "spans_extension.py").write_text(MODULE)
+    (folder / "patient_executor.py").write_text(EXECUTOR)
+    (folder / "double_adapter.py").write_text(ADAPTER)
+    metadata = folder / "spans_extension-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: spans-extension\nVersion: 1.0\n"
+    )
+    (metadata / "entry_points.txt").write_text(ENTRY_POINTS)
+    lines = ["model,benchmark,metric,score"]
+    for k in range(4):
+        lines += [f"m{k},mood,grumpiness,{10 * k + 5}", f"m{k},arc,acc,{k / 10 + 0.2}"]
+    (folder / "scores.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def run_python(outside: Path, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(outside), str(ROOT / "src")])
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, "PYTHONPATH": path, "COLUMNS": "200"},
+        cwd=outside,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def potentia(outside: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run_python(outside, "from potentia.cli import main; main()", *arguments)
+
+
+def test_an_analysis_is_a_command_with_its_own_options(outside: Path):
+    done = potentia(
+        outside, "analyze", "spans", "scores.csv", "--tasks", "arc", "--factor", "10", "--json"
+    )
+    assert json.loads(done.stdout)["spans"]["low"] == [2.0]
+    assert "measured from the outside" in done.stderr
+    done = potentia(outside, "analyze", "spans", "scores.csv", "--tasks", "arc", "--quietly")
+    assert "Span of each task" in done.stdout
+    assert "measured from the outside" not in done.stderr
+    assert "Multiply scores by this." in potentia(outside, "analyze", "spans", "--help").stdout
+
+
+def test_a_section_stands_in_the_report_where_it_asks_to(outside: Path):
+    answer = json.loads(potentia(outside, "report", "scores.csv", "-o", "r.html", "--json").stdout)
+    assert "spans" in answer["findings"]
+    page = (outside / "r.html").read_text()
+    sections = re.findall(r'<section id="([\w-]+)"', page)
+    assert sections.index("spans") == sections.index("scores") + 1
+    assert "<h3>Span of each task</h3>" in page
+
+
+def test_a_chart_of_a_new_kind_is_drawn_into_files(outside: Path):
+    arguments = ("--figures", "figures", "--format", "svg", "pdf")
+    potentia(outside, "analyze", "spans", "scores.csv", *arguments)
+    assert (outside / "figures" / "spans.svg").read_text().startswith("<svg")
+    assert (outside / "figures" / "spans.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_a_paper_and_a_command_are_added_too(outside: Path):
+    done = potentia(outside, "reproduce", "spans", "scores.csv", "--json")
+    assert json.loads(done.stdout)["spans"]["high"] == [1.0]
+    assert "hello from outside" in potentia(outside, "greet").stdout
+
+
+def test_a_metric_is_known_by_direction(outside: Path):
+    """Lower is better: that follows from the metric's name alone."""
+    code = (
+        "import potentia; matrix = next(iter(potentia.read('scores.csv').scores.values())); "
+        "print(dict(zip(matrix.tasks, map(bool, matrix.higher_is_better))))"
+    )
+    assert "'mood': False" in run_python(outside, code).stdout
+
+
+def test_an_executor_is_found_by_its_name(outside: Path):
+    code = (
+        "from potentia.run.executors import find_executor; print(find_executor('patient').__name__)"
+    )
+    assert "PatientExecutor" in run_python(outside, code).stdout
+
+
+def test_an_adapter_method_is_found_by_its_name(outside: Path):
+    code = (
+        "from potentia.engine.layers.adapter_methods import find_adapter_method; "
+        "print(find_adapter_method('double').scale(8, 16))"
+    )
+    assert run_python(outside, code).stdout.split() == ["4.0"]
+
+
+def test_what_cannot_be_loaded_is_told_and_costs_nothing_else(outside: Path):
+    done = potentia(outside, "analyze", "--help")
+    assert "'broken' of spans-extension cannot be loaded" in done.stderr
+    assert "spans" in done.stdout
+
+
+@pytest.mark.parametrize("kind", list(ExtensionKind))
+def test_all_that_the_papers_register_can_be_loaded(kind: ExtensionKind):
+    for name in list_extensions(kind):
+        assert load_extension(kind, name) is not None
 
 
 def test_every_file_that_it_names_is_there():
     named = re.findall(r"`([\w/]+\.(?:py|md))`", (ROOT / "CONTRIBUTING.md").read_text("utf-8"))
-    places = (ROOT, ROOT / "src" / "potentia")
-    gone = {
-        name
-        for name in named
-        if "NAME" not in name and not any((place / name).exists() for place in places)
-    }
+    folders = (ROOT, ROOT / "src" / "potentia")
+    there = {name for name in named if any((folder / name).exists() for folder in folders)}
+    gone = {name for name in named if name not in there and "NAME" not in name}
     assert len(named) > 20
     assert gone == set()
-
-
-def put(file: Path, before: str, new: str) -> None:
-    text = file.read_text()
-    assert text.count(before) == 1, f"{file.name}: {before!r}"
-    file.write_text(text.replace(before, new))
-
-
-@pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the house with one metric, one analysis and one kind of chart more."""
-    source = tmp_path_factory.mktemp("house")
-    ours = source / "potentia"
-    shutil.copytree(ROOT / "src" / "potentia", ours, ignore=shutil.ignore_patterns("__pycache__"))
-    put(
-        ours / "values" / "metric.py",
-        "_KNOWN = (\n",
-        '_KNOWN = (\n    *_known("grumpiness", "percent", up=False),\n',
-    )
-    put(ours / "values" / "findings.py", "\n_DRAWING: ", CHART)
-    charts = ours / "show" / "charts.py"
-    put(charts, "Plot, Points, short_names", "Plot, Points, Spread, short_names")
-    charts.write_text(charts.read_text() + DRAWER)
-    room = ours / "analysis" / "rankings"
-    head = "from dataclasses import dataclass\n\nfrom potentia.values.findings import Finding, Spread, Table\n"
-    (room / "spans.py").write_text(head + ANALYSIS)
-    (room / "__init__.py").write_text(
-        (room / "__init__.py").read_text()
-        + "\nfrom potentia.analysis.rankings.spans import find_spans\n"
-    )
-    commands = ours / "cli" / "analyses.py"
-    commands.write_text(commands.read_text() + COMMAND)
-    put(ours / "show" / "sections.py", "SECTIONS: ", SECTION)
-    put(
-        ours / "show" / "sections.py",
-        "    how_section,\n",
-        "    spans_section,\n    how_section,\n",
-    )
-    (source / "scores.csv").write_text(
-        "model,benchmark,metric,score\n"
-        + "".join(
-            f"m{k},mood,grumpiness,{10 * k + 5}\nm{k},arc,acc,{k / 10 + 0.2}\n" for k in range(4)
-        )
-    )
-    return source
-
-
-def potentia(house: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", "from potentia.cli import main; main()", *arguments],
-        env={**os.environ, "PYTHONPATH": str(house), "COLUMNS": "200"},
-        cwd=house,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_a_metric_is_known_by_direction_after_one_line(house: Path):
-    """Lower is better: m0 is the best of both tasks' ranking only where the direction is known."""
-    asked = "import potentia; m = potentia.read('scores.csv').scores; m = next(iter(m.values())); "
-    asked += "print(dict(zip(m.tasks, m.higher_is_better)))"
-    done = subprocess.run(
-        [sys.executable, "-c", asked],
-        env={**os.environ, "PYTHONPATH": str(house)},
-        cwd=house,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "'mood': " in done.stdout
-    assert done.stdout.split("'mood': ")[1].lstrip("np.").startswith(("False", "bool_(False"))
-
-
-def test_an_analysis_is_a_command_and_a_section(house: Path):
-    found = json.loads(
-        potentia(house, "analyze", "spans", "scores.csv", "--tasks", "arc", "--json")
-    )
-    assert found["spans"]["low"] == [0.2]
-    told = json.loads(potentia(house, "report", "scores.csv", "-o", "r.html", "--json"))
-    assert told["report"] == "r.html"
-    page = (house / "r.html").read_text()
-    assert '<section id="spans"' in page
-    assert "<h3>Span of each task</h3>" in page
-
-
-def test_a_chart_is_drawn_in_page_and_file(house: Path):
-    potentia(
-        house, "analyze", "spans", "scores.csv", "--figures", "figures", "--format", "svg", "pdf"
-    )
-    svg = (house / "figures" / "spans.svg").read_text()
-    assert svg.count('class="s0 spread"') == 2
-    assert (house / "figures" / "spans.pdf").read_bytes().startswith(b"%PDF")

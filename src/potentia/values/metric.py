@@ -1,6 +1,7 @@
 """What a score is of and where it comes from: its metric, its origin, and the one place that says what may be compared.
 
-To teach Potentia a metric, add one line to ``_KNOWN``. A metric that is not in it works as well where its source says
+To teach Potentia a metric, add one line to ``_KNOWN``, or register it from another package (``potentia.extensions``)
+under its name in lower case. A metric that is not in it works as well where its source says
 which way is better, as lm-eval's task definitions do.
 """
 
@@ -208,7 +209,17 @@ PREFERRED = (
 @cache
 def known_metric(name: str) -> Metric | None:
     """Return what is known of a metric by any of its names, with or without a filter behind it."""
-    return _BY_NAME.get(_key(re.split(r"[|,]", name, maxsplit=1)[0])) if name else None
+    if not name:
+        return None
+    key = _key(re.split(r"[|,]", name, maxsplit=1)[0])
+    if key in _BY_NAME:
+        return _BY_NAME[key]
+    from potentia.extensions import ExtensionKind, has_extension, load_extension
+
+    if has_extension(ExtensionKind.METRIC, key):
+        registered: Metric = load_extension(ExtensionKind.METRIC, key)
+        return registered
+    return None
 
 
 def main_metric(available: Iterable[str], usual: str | None = None) -> str | None:

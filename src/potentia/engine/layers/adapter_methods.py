@@ -1,7 +1,7 @@
 """Adapter methods: what an adapter is in a layer, how it computes and learns, and how PEFT names it.
 
-To add a method, write a class here, register it in :data:`ADAPTER_METHODS`, let ``proof/reference.py`` compute it by
-plain hooks, and name it in the study's ``method``.
+To add a method, write a class here, register it in :data:`ADAPTER_METHODS`, let ``engine/proof/reference.py`` compute
+it by plain hooks, and name it in the study's ``method``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from potentia.engine.layers.lane_layers import add_adapter_share, backpropagate_adapter_share
 from potentia.errors import InputError
+from potentia.extensions import ExtensionKind, has_extension, load_extension
 
 if TYPE_CHECKING:
     from potentia.engine.layers.adapter_bank import AdapterBank, AdapterSite
@@ -94,7 +95,10 @@ ADAPTER_METHODS: dict[str, LowRankAdapter] = {
 
 def find_adapter_method(name: str) -> LowRankAdapter:
     """Return the adapter method of a name; an unknown one is an error."""
-    if name not in ADAPTER_METHODS:
-        known = " or ".join(ADAPTER_METHODS)
-        raise InputError(f"unknown adapter {name!r}", hint=f"use {known}")
-    return ADAPTER_METHODS[name]
+    if name in ADAPTER_METHODS:
+        return ADAPTER_METHODS[name]
+    if has_extension(ExtensionKind.ADAPTER_METHOD, name):
+        registered: type[LowRankAdapter] = load_extension(ExtensionKind.ADAPTER_METHOD, name)
+        return registered()
+    known = " or ".join(ADAPTER_METHODS)
+    raise InputError(f"unknown adapter {name!r}", hint=f"use {known}")

@@ -11,6 +11,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from potentia.errors import TaskError
+from potentia.extensions import (
+    ExtensionKind,
+    has_extension,
+    list_extensions,
+    load_extension,
+)
 
 Form = Callable[[Any, Mapping[str, Any], str], dict[str, Any]]
 """(lm-eval task, definition, what follows the form's name and a colon) → keys to replace."""
@@ -51,8 +57,10 @@ class FormField:
 def rewrite_definition(spec: str, task: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the definition of a task in another form; ``spec`` is ``form`` or ``form:argument``."""
     name, _, argument = spec.partition(":")
+    if name not in _FORMS and has_extension(ExtensionKind.PROMPT_FORM, name):
+        _FORMS[name] = load_extension(ExtensionKind.PROMPT_FORM, name)
     if name not in _FORMS:
-        known = ", ".join(sorted(_FORMS))
+        known = ", ".join(sorted({*_FORMS, *list_extensions(ExtensionKind.PROMPT_FORM)}))
         raise TaskError(
             f"no prompt form {name!r} (asked for by {config.get('task')}:{spec})",
             hint=f"forms: {known}",
