@@ -13,7 +13,13 @@ def without_password(text: str) -> str:
     """Return a text as it may be shown, with a store's name in it: the password of every URL is left out."""
     if ":/" not in text:  # a URL that was taken for a path has one slash
         return text
-    return _SECRET.sub(lambda found: f"{found[1]}***@" if found[1] else f"{found[2]}***", text)
+    return _SECRET.sub(_hide_password, text)
+
+
+def _hide_password(secret: re.Match[str]) -> str:
+    if secret[1]:
+        return f"{secret[1]}***@"
+    return f"{secret[2]}***"
 
 
 def first_line(error: BaseException) -> str:

@@ -14,7 +14,7 @@ from potentia.study.schema import EXPOSED, Caps, ModelSpec, Study, TaskSpec, Wan
 from potentia.study.tuning import (
     Adjust,
     Probe,
-    Selection,
+    SelectionRule,
     Tuning,
     adjust_tuning,
     own_rates,

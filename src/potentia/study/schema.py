@@ -15,7 +15,7 @@ from potentia.study.tuning import (
     Adjust,
     Positive,
     Probe,
-    Selection,
+    SelectionRule,
     Strict,
     Treat,
     Tuning,
@@ -351,7 +351,7 @@ class Study(Strict):
         False, description="leave out rows of your files that cannot be used"
     )
     tuning: Tuning = Field(Tuning(), description="the fine-tuning that every model receives")
-    selection: Selection = Field(
+    selection: SelectionRule = Field(
         "validation",
         description="what is tested: the best on validation, the untuned model among them; `tuned`: the best tuned"
         " state; `paper`: the better of that and the untuned model, by the test",

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from potentia.study.schema import ModelSpec, Study
 
 Positive = Annotated[int, Field(gt=0)]
-Selection = Literal["validation", "tuned", "paper"]
+SelectionRule = Literal["validation", "tuned", "paper"]
 
 
 class Strict(BaseModel):
