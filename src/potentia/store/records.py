@@ -83,6 +83,33 @@ def load_json(text: str) -> Any:
         raise StoreError("a record of this store is damaged", hint=DAMAGED_HINT) from error
 
 
+class BoundedText(sa.types.TypeDecorator[str]):
+    """A name. A store that someone else changed may hold one of any length, which no page or table can show."""
+
+    impl = sa.Text
+    cache_ok = True
+    max_characters = 10_000
+
+    def process_result_value(self, value: Any, dialect: Any) -> str | None:
+        """Return the name; refuse one that Potentia never writes."""
+        if value is None or (isinstance(value, str) and len(value) <= self.max_characters):
+            return value
+        raise StoreError("a name in the store is damaged", hint=DAMAGED_HINT)
+
+
+class NumberColumn(sa.types.TypeDecorator[float]):
+    """A number. SQLite keeps whatever is written into a column, text too."""
+
+    impl = sa.Double
+    cache_ok = True
+
+    def process_result_value(self, value: Any, dialect: Any) -> float | None:
+        """Return the number; refuse anything else."""
+        if value is None or isinstance(value, (int, float)):
+            return value
+        raise StoreError("a number in the store is damaged", hint=DAMAGED_HINT)
+
+
 class Json(sa.TypeDecorator[Any]):
     """A structured value as text: nothing queries inside it, and text keeps NaN, which PostgreSQL's JSON refuses."""
 

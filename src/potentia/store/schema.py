@@ -11,15 +11,17 @@ from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 import sqlalchemy as sa
-from sqlalchemy import BigInteger, Boolean, Column, Double, ForeignKey, Index, Integer, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Index, Integer, Table, Text
 
 from potentia.store.records import (
+    BoundedText,
     EpochRecord,
     EventRecord,
     FailureRecord,
     Json,
     LaneRecord,
     LeaseRecord,
+    NumberColumn,
     PlainColumn,
     StudyRecord,
 )
@@ -39,7 +41,7 @@ _FLAG = Boolean(create_constraint=False)
 _TYPES: dict[Any, Any] = {
     str: Text,
     int: BigInteger,
-    float: Double,
+    float: NumberColumn,
     bool: _FLAG,
 }  # all else is JSON
 
@@ -97,7 +99,7 @@ schema_version = _make_table(
 studies = _make_table(
     "studies",
     *_key_columns("key"),
-    Column("name", Text, nullable=False, index=True),
+    Column("name", BoundedText, nullable=False, index=True),
     *_columns(Text, "opened"),
     record=StudyRecord,
 )
@@ -109,9 +111,10 @@ cells = _make_table(
     Column("id", _NUMBER, primary_key=True, autoincrement=True),
     Column("key", Text, nullable=False, unique=True),
     Column("study", Text, ForeignKey("studies.key"), nullable=False),
-    *_columns(Text, "model", "task", "protocol", "metric", "created"),
-    *_columns(Double, "seconds"),
-    *_columns(Double, "direct_value", "gain", nullable=True),
+    *_columns(BoundedText, "model", "task", "protocol", "metric"),
+    *_columns(Text, "created"),
+    *_columns(NumberColumn, "seconds"),
+    *_columns(NumberColumn, "direct_value", "gain", nullable=True),
     Column("item_count", Integer),  # rows of the Parquet file, NULL where the cell has none
     *_fact_columns(ORIGIN_COLUMNS),  # the origin of its scores, NULL where unknown
     Index("cells_by_model", "model", "task", "protocol"),
@@ -121,7 +124,7 @@ scores = _make_table(
     "scores",
     _cell_column(),
     *_key_columns("name"),
-    *_columns(Double, "value", "stderr", nullable=True),  # NULL is NaN: unknown
+    *_columns(NumberColumn, "value", "stderr", nullable=True),  # NULL is NaN: unknown
     Column("n", BigInteger, nullable=False),
     *_fact_columns(METRIC_COLUMNS),  # what it is of, NULL where unknown
     Column("seeds", Json),  # the value with every seed; NULL where there is one
