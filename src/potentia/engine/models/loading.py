@@ -71,6 +71,8 @@ class LoadedModel:
         """Wrap a model that is already in memory."""
         weight = next(model.parameters())
         config = model.config
+        if not fingerprint:
+            fingerprint = memory_fingerprint(model, tokenizer)
         return cls(
             model=model,
             tokenizer=tokenizer,
@@ -78,7 +80,7 @@ class LoadedModel:
             dtype=weight.dtype,
             max_length=context_length(config, tokenizer, model),
             bos=BosPolicy.of(tokenizer, config),
-            fingerprint=fingerprint or memory_fingerprint(model, tokenizer),
+            fingerprint=fingerprint,
             target_architecture=str(getattr(config, "model_type", type(model).__name__)),
         )
 
@@ -128,99 +130,152 @@ def load(
     out over all of them. ``spread`` lays it out in any case, with the processor for what GPUs do not hold.
     ``quantise`` (``8bit``, ``4bit``) keeps what the adapters made of the weights in few bits.
     """
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from potentia.engine.models.quantization import compute_plainly, quantise_model
 
-    from potentia.engine.models.device_layout import out_of_memory
-    from potentia.engine.models.quantization import (
-        compute_plainly,
-        quantise_model,
-        quantization_settings,
-        refuse_quantised_weights,
+    home_device = pick_device(device)
+    weight_dtype = pick_dtype(dtype, home_device)
+    source = _find_source(name_or_path, revision, gguf_file)
+    if source.gguf_file is not None:
+        _check_gguf_installed()
+    if adapters:  # before the weights are read: an adapter of another model is refused by its note
+        source.compute_fingerprint(adapters)
+    # bitsandbytes speaks when it is imported, and PEFT imports it
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    loading_device = _choose_loading_device(device, home_device)
+    quantises_while_loading = quantise is not None and source.gguf_file is None and not adapters
+    model, tokenizer, weight_report = _read_model(
+        source,
+        trust_remote_code=trust_remote_code,
+        dtype=weight_dtype,
+        device=loading_device,
+        quantise=quantise,
+        quantises_while_loading=quantises_while_loading,
     )
+    if source.gguf_file is not None:
+        _forget_quantization(model)
+        _declare_bos(tokenizer, source.name_or_path, source.gguf_file, revision)
+    for adapter in adapters:
+        model = merge_adapter(model, Path(adapter).expanduser())
+    if quantise is not None and not quantises_while_loading:
+        model = quantise_model(model, quantise, weight_dtype, {"": loading_device})
+    compute_plainly(model)
+    model.eval()
+    model.requires_grad_(False)
+    _place_model(model, device, home_device)
+    check_predictions(model, tokenizer)
+    content_fingerprint = quantised_fingerprint(source.compute_fingerprint(adapters), quantise)
+    loaded = LoadedModel.of(model, tokenizer, fingerprint=content_fingerprint)
+    loaded.checks.predictions = True
+    loaded.record["load"] = weight_report
+    _record_unchecked_adapters(loaded, source.name_or_path, adapters)
+    return loaded
 
-    place = pick_device(device)
-    first = (
-        torch.device("cpu") if device == SPREAD or _may_use_several_gpus(device) else place
-    )  # of weights that are to be divided
-    kind = pick_dtype(dtype, place)
+
+@dataclass(frozen=True)
+class _ModelSource:
+    """Where a model's files are: a Hub name or a folder, its revision, and the GGUF file in it."""
+
+    name_or_path: str
+    revision: str | None
+    gguf_file: str | None
+
+    def compute_fingerprint(self, adapters: Sequence[str]) -> str:
+        """Return the name of the content of the files and of the adapters merged into them."""
+        return fingerprint(
+            self.name_or_path,
+            revision=self.revision,
+            gguf_file=self.gguf_file,
+            adapters=adapters,
+        )
+
+
+def _find_source(name_or_path: str, revision: str | None, gguf_file: str | None) -> _ModelSource:
+    """Return where a model's files are, and refuse a folder that cannot hold a model."""
     path = Path(name_or_path).expanduser()
     if path.exists():
         name_or_path = str(path)
     if name_or_path.endswith(".gguf"):
-        name_or_path, gguf_file = str(path.parent), path.name
+        name_or_path = str(path.parent)
+        gguf_file = path.name
     if path.is_dir() and gguf_file is None:
         check_model_folder(path)
-    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    if revision is not None:
-        options["revision"] = revision
-    if gguf_file is not None:
-        _need_gguf()
-        options["gguf_file"] = gguf_file
-    elif not is_allowed(PICKLE):
-        options["use_safetensors"] = True
-    if adapters:  # before the weights are read: an adapter of another model is refused by its note
-        fingerprint(name_or_path, revision=revision, gguf_file=gguf_file, adapters=adapters)
-    plain = {name: value for name, value in options.items() if name != "use_safetensors"}
-    logging.getLogger("bitsandbytes").setLevel(
-        logging.ERROR
-    )  # it speaks when it is imported, and PEFT imports it
-    at_once = quantise is not None and gguf_file is None and not adapters
-    if quantise is not None:
-        options |= (
-            {
-                "quantization_config": quantization_settings(quantise, kind),
-                "device_map": {"": first},
-            }
-            if at_once
-            else {}
-        )
+    return _ModelSource(name_or_path, revision, gguf_file)
+
+
+def _read_model(
+    source: _ModelSource,
+    *,
+    trust_remote_code: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantise: str | None,
+    quantises_while_loading: bool,
+) -> tuple[Any, Any, dict[str, Any]]:
+    """Read the model and its tokenizer, and return them with a report on how the weights fitted."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    from potentia.engine.models.device_layout import out_of_memory
+    from potentia.engine.models.quantization import quantization_settings, refuse_quantised_weights
+
+    file_options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    if source.revision is not None:
+        file_options["revision"] = source.revision
+    if source.gguf_file is not None:
+        file_options["gguf_file"] = source.gguf_file
+    weight_options = dict(file_options)
+    if source.gguf_file is None and not is_allowed(PICKLE):
+        weight_options["use_safetensors"] = True
+    if quantise is not None and quantises_while_loading:
+        weight_options["quantization_config"] = quantization_settings(quantise, dtype)
+        weight_options["device_map"] = {"": device}
+    weight_options["output_loading_info"] = True
+    weight_options["ignore_mismatched_sizes"] = True
     try:
-        if gguf_file is None:
-            config = AutoConfig.from_pretrained(name_or_path, **plain)
+        if source.gguf_file is None:
+            config = AutoConfig.from_pretrained(source.name_or_path, **file_options)
             refuse_encoder_decoder(config)
             if quantise is not None:
                 refuse_quantised_weights(config, quantise)
-        tokenizer = AutoTokenizer.from_pretrained(name_or_path, **plain)
-        options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
-        with torch.random.fork_rng(
-            devices=[]
-        ):  # what is missing, where that is allowed, is filled alike every time
+        tokenizer = AutoTokenizer.from_pretrained(source.name_or_path, **file_options)
+        # what is missing, where that is allowed, is filled alike every time
+        with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            answer: Any = AutoModelForCausalLM.from_pretrained(name_or_path, dtype=kind, **options)
-        model, info = answer
-        report = check_loaded_weights(name_or_path, info)
+            answer: Any = AutoModelForCausalLM.from_pretrained(
+                source.name_or_path, dtype=dtype, **weight_options
+            )
+        model, loading_info = answer
+        weight_report = check_loaded_weights(source.name_or_path, loading_info)
     except Exception as error:  # libraries raise anything on files that are cut, or of other types
         if isinstance(error, PotentiaError) or out_of_memory(error):
             raise
-        raise loading_error(name_or_path, error) from error
-    if gguf_file is not None:
-        _plain_weights(model)
-        _declare_bos(tokenizer, name_or_path, gguf_file, revision)
-    for adapter in adapters:
-        model = merge_adapter(model, Path(adapter).expanduser())
-    if quantise is not None and not at_once:
-        model = quantise_model(model, quantise, kind, {"": first})
-    compute_plainly(model)
-    model.eval()
-    model.requires_grad_(False)
-    _place_model(model, device, place)
-    check_predictions(model, tokenizer)
-    content = fingerprint(name_or_path, revision=revision, gguf_file=gguf_file, adapters=adapters)
-    content = quantised_fingerprint(content, quantise)
-    loaded = LoadedModel.of(model, tokenizer, fingerprint=content)
-    loaded.checks.predictions = True
-    loaded.record["load"] = report
+        raise loading_error(source.name_or_path, error) from error
+    return model, tokenizer, weight_report
+
+
+def _record_unchecked_adapters(
+    loaded: LoadedModel, name_or_path: str, adapters: Sequence[str]
+) -> None:
+    """Record and report the adapters that do not name the model they were made for."""
     unchecked = [adapter for adapter in adapters if not names_its_base(Path(adapter).expanduser())]
-    if unchecked:
-        loaded.record["load"] |= {"unchecked_adapters": [Path(name).name for name in unchecked]}
-        log.warning(
-            "the adapter %s does not say by a fingerprint which model it was made for: that %s is its base "
-            "is taken on trust",
-            unchecked[0],
-            name_or_path,
-        )
-    return loaded
+    if not unchecked:
+        return
+    loaded.record["load"]["unchecked_adapters"] = [Path(adapter).name for adapter in unchecked]
+    log.warning(
+        "the adapter %s does not say by a fingerprint which model it was made for: that %s is its base "
+        "is taken on trust",
+        unchecked[0],
+        name_or_path,
+    )
+
+
+def _choose_loading_device(device: str, home_device: torch.device) -> torch.device:
+    """Return where weights are quantised first: on the processor, where they may be divided among devices later."""
+    import torch
+
+    if device == SPREAD or _may_use_several_gpus(device):
+        return torch.device("cpu")
+    return home_device
 
 
 def _may_use_several_gpus(device: str) -> bool:
@@ -232,25 +287,27 @@ def _may_use_several_gpus(device: str) -> bool:
     )
 
 
-def _place_model(model: Any, device: str, place: torch.device) -> None:
+def _place_model(model: Any, device: str, home_device: torch.device) -> None:
     """Bring a model to its device, or lay it out over several."""
     import torch
     from torch import nn
 
     from potentia.engine.models.device_layout import all_devices, fits, lay_out, spread
 
-    if place.type == "cuda" and place.index is not None:
-        torch.cuda.set_device(place)  # kernels and graphs start on the device that is current
+    if home_device.type == "cuda" and home_device.index is not None:
+        torch.cuda.set_device(home_device)  # kernels and graphs start on the device that is current
     devices = all_devices()
     if device == SPREAD and len(devices) > 1:
         spread(model, lay_out(model, devices))
-    elif _may_use_several_gpus(device) and not fits(model, place):
+    elif _may_use_several_gpus(device) and not fits(model, home_device):
         spread(model, lay_out(model, devices[:-1]))
-    elif any(
-        p.device.type != place.type or place.index not in (None, p.device.index)
-        for p in model.parameters()
-    ):
-        nn.Module.to(model, place)  # transformers' own refuses weights of 8 bits
+    elif not all(_is_on(parameter.device, home_device) for parameter in model.parameters()):
+        nn.Module.to(model, home_device)  # transformers' own refuses weights of 8 bits
+
+
+def _is_on(device: torch.device, expected: torch.device) -> bool:
+    """Tell whether a device is the expected one, which may name any GPU."""
+    return device.type == expected.type and expected.index in (None, device.index)
 
 
 def pick_device(name: str) -> torch.device:
@@ -258,7 +315,9 @@ def pick_device(name: str) -> torch.device:
     import torch
 
     if name in ("auto", SPREAD):
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("cpu")
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -290,17 +349,21 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         if device.type != "cuda":
             return torch.float32
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    kind = getattr(torch, name.removeprefix("torch."), None)
-    if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
+        if torch.cuda.is_bf16_supported():
+            return torch.bfloat16
+        return torch.float16
+    dtype = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise InputError(f"no such dtype: {name!r}", hint="use auto, float32, bfloat16 or float16")
-    return kind
+    return dtype
 
 
 def planned_dtype(name: str, device: str) -> str:
     """Return the dtype that a model will be loaded in; a GPU that is named but not here is taken to have bfloat16."""
-    if name != "auto" or device == "cpu":
-        return name if name != "auto" else "float32"
+    if name != "auto":
+        return name
+    if device == "cpu":
+        return "float32"
     import torch
 
     if device.startswith("cuda") and not torch.cuda.is_available():
@@ -315,27 +378,34 @@ def context_length(config: Any, tokenizer: Any, model: Any = None) -> int:
     """
     config = getattr(config, "text_config", None) or config
     for name in ("n_positions", "max_position_embeddings", "n_ctx"):
-        value = getattr(config, name, None)
-        if value is not None:
-            return int(value) - _unused_positions(model, int(value))
+        positions = getattr(config, name, None)
+        if positions is not None:
+            return int(positions) - _count_unused_positions(model, int(positions))
     limit = getattr(tokenizer, "model_max_length", None)
-    return int(limit) if limit is not None and limit < UNLIMITED else DEFAULT_MAX_LENGTH
+    if limit is not None and limit < UNLIMITED:
+        return int(limit)
+    return DEFAULT_MAX_LENGTH
 
 
-def _unused_positions(model: Any, positions: int) -> int:
+def _count_unused_positions(model: Any, positions: int) -> int:
+    """Count the positions that no token gets: those up to the padding token's."""
     from torch import nn
 
-    for name, module in model.named_modules() if model is not None else ():
-        if (
-            isinstance(module, nn.Embedding)
-            and module.num_embeddings == positions
-            and "position" in name
-        ):
-            return 0 if module.padding_idx is None else module.padding_idx + 1
+    if model is None:
+        return 0
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.Embedding) or "position" not in name:
+            continue
+        if module.num_embeddings != positions:
+            continue
+        if module.padding_idx is None:
+            return 0
+        return module.padding_idx + 1
     return 0
 
 
-def _need_gguf() -> None:
+def _check_gguf_installed() -> None:
+    """Refuse a GGUF file where the package that reads it is missing."""
     try:
         import gguf  # noqa: F401
     except ImportError as error:
@@ -344,7 +414,7 @@ def _need_gguf() -> None:
         ) from error
 
 
-def _plain_weights(model: Any) -> None:
+def _forget_quantization(model: Any) -> None:
     """Forget that the weights came quantised: they are plain tensors now, and can be saved and tuned as such."""
     model.hf_quantizer = None
     model.is_quantized = False
@@ -363,5 +433,6 @@ def _declare_bos(tokenizer: Any, name_or_path: str, gguf_file: str, revision: st
     entry = GGUFReader(file).get_field("tokenizer.ggml.add_bos_token")
     if entry is None or not bool(entry.contents()) or tokenizer.bos_token_id is None:
         return
-    if list(tokenizer("a")["input_ids"])[:1] != [tokenizer.bos_token_id]:
+    ids = list(tokenizer("a")["input_ids"])
+    if ids[:1] != [tokenizer.bos_token_id]:
         tokenizer.add_bos_token = True
