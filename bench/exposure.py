@@ -44,7 +44,7 @@ from potentia.papers.task_training.exposure import (
 from potentia.run.probe import ALPHA, LOSS, RANK, ModelProbe
 from potentia.study import Caps, Probe
 from potentia.tasks import Task
-from potentia.values.findings import written
+from potentia.values.findings import format_cell
 from potentia.values.requests import Example
 from potentia.values.selection import ProbeResult
 
@@ -393,7 +393,7 @@ def main() -> int:
         made = ways_table(rows, reference)
         print(f"\n{made.title}\n" + " | ".join(made.columns))
         for row in made.rows:
-            print(" | ".join(written(cell) for cell in row))
+            print(" | ".join(format_cell(cell) for cell in row))
     return 0
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from potentia.values.findings import Plot, Points, picked
+from potentia.values.findings import Plot, Points, select_positions
 from potentia.values.scores import Floats
 
 
@@ -30,7 +30,9 @@ def plot_ranks(
     """Return the chart of ranks with their intervals, best model first."""
     order = order_best_first(ranks)
     positions = np.arange(1.0, len(order) + 1)
-    points = Points("rank", positions, ranks[order], picked(models, order), low[order], high[order])
+    points = Points(
+        "rank", positions, ranks[order], select_positions(models, order), low[order], high[order]
+    )
     return Plot(
         name,
         title,

@@ -50,7 +50,7 @@ from potentia.cli.output import (
 from potentia.cli.registered import make_options_type
 from potentia.errors import InputError, PotentiaError
 from potentia.extensions import ExtensionKind, load_extensions
-from potentia.values.findings import Finding, Findings, telling
+from potentia.values.findings import Finding, Findings, drop_empty_columns
 
 if TYPE_CHECKING:
     from potentia.analysis.rankings import Rankings
@@ -220,7 +220,7 @@ def _print_rankings(
         return
     console.print()
     for table in potentia.analysis.rankings.summarize_rankings(rankings):
-        informative = telling(table)
+        informative = drop_empty_columns(table)
         if informative is not None:
             print_table(informative)
     table_count = sum(len(finding.tables()) for finding in findings.values())

@@ -18,7 +18,14 @@ from rich.table import Table as RichTable
 
 import potentia
 from potentia.errors import InputError, PotentiaError, without_password
-from potentia.values.findings import Finding, Table, jsonable, on_one_scale, telling, written
+from potentia.values.findings import (
+    Finding,
+    Table,
+    drop_empty_columns,
+    format_cell,
+    jsonable,
+    on_one_scale,
+)
 
 if TYPE_CHECKING:
     from potentia.cli.option_groups import FigureOptions
@@ -113,7 +120,7 @@ def print_table(table: Table, *, to: SafeConsole | None = None) -> None:
 
 
 def _format_row(row: Sequence[Any], digits: int) -> list[str]:
-    return [without_password(written(cell, digits)) for cell in row]
+    return [without_password(format_cell(cell, digits)) for cell in row]
 
 
 def _print_rich_table(
@@ -166,7 +173,7 @@ def informative_tables(*findings: Finding) -> list[Table]:
     tables = []
     for finding in findings:
         for table in finding.tables():
-            informative = telling(table)
+            informative = drop_empty_columns(table)
             if informative is not None:
                 tables.append(informative)
     return tables
@@ -257,7 +264,7 @@ def draw_figures(
     files: list[Path] = []
     if figure_formats:
         charts = on_one_scale(
-            chart for finding in all_findings for chart in finding.charts() if chart.tells
+            chart for finding in all_findings for chart in finding.charts() if chart.has_content
         )
         figures = potentia.show.draw_all(
             charts, folder, figure_formats, titles=not options.no_titles

@@ -18,7 +18,7 @@ from potentia.formats.hub_results import write_hub_results
 from potentia.formats.layout import FIELDS, TRAVELS
 from potentia.formats.leaderboard import render_latex, render_markdown, render_table_in_latex
 from potentia.formats.table import safe_name
-from potentia.values.findings import Table, slug, written
+from potentia.values.findings import Table, format_cell, slug
 from potentia.values.metric import Metric
 from potentia.values.protocol import Protocol
 from potentia.values.scores import ScoreMatrix
@@ -39,7 +39,7 @@ def write_tables(tables: Iterable[Table], folder: Path, formats: Iterable[str]) 
     files: list[Path] = []
     chosen_formats = list(formats)
     for table in tables:
-        rows = [[written(cell, table.digits) for cell in row] for row in table.rows]
+        rows = [[format_cell(cell, table.digits) for cell in row] for row in table.rows]
         for table_format in chosen_formats:
             if table_format == "latex":
                 path = _unused_path(folder, slug(table.title), "tex", files)

@@ -14,7 +14,7 @@ from potentia.errors import InputError
 from potentia.files import write_file
 from potentia.show.charts import draw_chart
 from potentia.show.svg import LINE_HEIGHT, Sheet, wrap_text
-from potentia.values.findings import Chart, draws
+from potentia.values.findings import Chart, register_drawing
 
 FORMATS = ("pdf", "png", "svg")
 MARGIN = 14.0
@@ -38,7 +38,7 @@ class Drawing:
         return path
 
 
-@draws
+@register_drawing
 def make_drawing(chart: Chart) -> Drawing:
     """Return the picture of a chart."""
     return Drawing(_standalone_svg(chart, titles=True))

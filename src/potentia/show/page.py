@@ -27,11 +27,11 @@ from potentia.values.findings import (
     Chart,
     Finding,
     Table,
+    drop_empty_columns,
+    format_cell,
     jsonable,
     on_one_scale,
     slug,
-    telling,
-    written,
 )
 from potentia.values.protocol import Protocol
 
@@ -65,13 +65,13 @@ class Section:
         """Write the section; ``parts`` takes its data."""
         informative_tables = []
         for table in self.tables:
-            informative = telling(table)
+            informative = drop_empty_columns(table)
             if informative is not None:
                 informative_tables.append(informative)
         return render(
             self.template,
             section=self,
-            table=None if self.table is None else telling(self.table),
+            table=None if self.table is None else drop_empty_columns(self.table),
             figures=make_figures(self.charts),
             more=make_figures(self.more),
             tables=informative_tables,
@@ -188,7 +188,7 @@ def format_setting(value: object) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, bool):
-        return written(value)
+        return format_cell(value)
     return str(value)
 
 
@@ -240,7 +240,7 @@ def cut_in_middle(name: str) -> Markup:
 def make_figures(charts: Iterable[Chart]) -> list[dict[str, Any]]:
     """Return what the figure template needs of every chart that has something to see: words, and the drawing."""
     groups: dict[object, list[Chart]] = {}  # what is compared stands side by side
-    for number, chart in enumerate(on_one_scale(chart for chart in charts if chart.tells)):
+    for number, chart in enumerate(on_one_scale(chart for chart in charts if chart.has_content)):
         group = (type(chart), chart.group) if chart.group else number
         groups.setdefault(group, []).append(chart)
     figures = []
@@ -300,7 +300,7 @@ def _format_cell(cell: Cell, digits: int) -> str:
         return f"{cell:,}"
     if isinstance(cell, float) and not math.isfinite(cell):
         return "–"
-    return written(cell, digits)
+    return format_cell(cell, digits)
 
 
 # --- data -------------------------------------------------------------------------------------------------------------

@@ -8,10 +8,11 @@ the command line prints.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -34,52 +35,66 @@ class Table:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", tuple(self.columns))
-        object.__setattr__(self, "rows", tuple(tuple(_cells(row)) for row in self.rows))
+        object.__setattr__(self, "rows", tuple(tuple(_plain_cells(row)) for row in self.rows))
 
     def __str__(self) -> str:
         """Return the table as a terminal shows it: title, columns under each other, note."""
-        rows = [
-            list(self.columns),
-            *([written(cell, self.digits) for cell in row] for row in self.rows),
-        ]
-        widths = [max(len(row[k]) for row in rows) for k in range(len(self.columns))]
-        lines = [
-            "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
-        return "\n".join([self.title, *lines, *([self.note] if self.note else [])])
+        text_rows = [list(self.columns), *self._format_rows()]
+        widths = []
+        for position in range(len(self.columns)):
+            widths.append(max(len(row[position]) for row in text_rows))
+        lines = [self.title]
+        for row in text_rows:
+            padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+            lines.append("  ".join(padded).rstrip())
+        if self.note:
+            lines.append(self.note)
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         """Return the table as a notebook shows it."""
         from html import escape
 
         head = "".join(f"<th>{escape(name)}</th>" for name in self.columns)
-        rows = "".join(
-            "<tr>"
-            + "".join(f"<td>{escape(written(cell, self.digits))}</td>" for cell in row)
-            + "</tr>"
-            for row in self.rows
-        )
-        note = f"<p><small>{escape(self.note)}</small></p>" if self.note else ""
+        rows = ""
+        for row in self._format_rows():
+            cells = "".join(f"<td>{escape(cell)}</td>" for cell in row)
+            rows += f"<tr>{cells}</tr>"
+        note = ""
+        if self.note:
+            note = f"<p><small>{escape(self.note)}</small></p>"
         caption = f"<caption>{escape(self.title)}</caption>"
         return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{note}"
 
+    def _format_rows(self) -> list[list[str]]:
+        """Return every cell as text, row by row."""
+        return [[format_cell(cell, self.digits) for cell in row] for row in self.rows]
 
-def _cells(row: Iterable[Any]) -> Iterator[Cell]:
+
+def _plain_cells(row: Iterable[Any]) -> Iterator[Cell]:
+    """Give the cells of a row as plain values; an estimate becomes three cells."""
     for cell in row:
         if hasattr(cell, "low"):
             yield from (cell.value, cell.low, cell.high)
+        elif type(cell).__module__ == "numpy":
+            yield cell.item()
         else:
-            yield cell.item() if type(cell).__module__ == "numpy" else cell
+            yield cell
 
 
-def written(cell: Cell, digits: int = 3) -> str:
-    """Write one cell as a person reads it: a dash where nothing is known."""
-    if cell is None or (isinstance(cell, float) and math.isnan(cell)):
+def format_cell(cell: Cell, digits: int = 3) -> str:
+    """Return one cell as a person reads it: a dash where nothing is known."""
+    if cell is None or _is_nan(cell):
         return "–"
     if isinstance(cell, bool):
         return "yes" if cell else "no"
-    return f"{cell:z.{digits}f}" if isinstance(cell, float) else str(cell)
+    if isinstance(cell, float):
+        return f"{cell:z.{digits}f}"
+    return str(cell)
+
+
+def _is_nan(cell: Cell) -> bool:
+    return isinstance(cell, float) and math.isnan(cell)
 
 
 @dataclass(frozen=True)
@@ -96,24 +111,29 @@ class Finding:
 
     def __str__(self) -> str:
         """Return the answer as a terminal prints it: the tables, not the arrays behind them."""
-        return "\n\n".join(
-            str(table) for table in filter(None, map(telling, self.tables()))
-        ) or repr(self)
+        tables = [drop_empty_columns(table) for table in self.tables()]
+        text = "\n\n".join(str(table) for table in tables if table is not None)
+        return text or repr(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field that is shown (``repr``) as JSON-ready values; NaN becomes None."""
-        return {f.name: jsonable(getattr(self, f.name)) for f in dataclasses.fields(self) if f.repr}
+        shown_names = [field.name for field in dataclasses.fields(self) if field.repr]
+        return {name: jsonable(getattr(self, name)) for name in shown_names}
 
     def plot(self, chart: int | str = 0) -> Any:
         """Return one of the charts, by number or name, as a picture: a notebook shows it, ``save`` writes it."""
         charts = list(self.charts())
-        known = [c.name for c in charts]
-        place = known.index(chart) if chart in known else chart
-        if not isinstance(place, int) or place >= len(charts):
-            raise LookupError(f"no chart {chart!r}; there are: {', '.join(known) or 'none'}")
-        if not _DRAWING:
+        chart_names = [available.name for available in charts]
+        position = chart
+        if chart in chart_names:
+            position = chart_names.index(chart)
+        if not isinstance(position, int) or position >= len(charts):
+            listed_names = ", ".join(chart_names) or "none"
+            raise LookupError(f"no chart {chart!r}; there are: {listed_names}")
+        if not _DRAWING_FUNCTIONS:
             raise LookupError("charts are drawn by potentia.show: import it first")
-        return _DRAWING[-1](charts[place])
+        draw = _DRAWING_FUNCTIONS[-1]
+        return draw(charts[position])
 
     def _repr_html_(self) -> str:
         """Return the tables as a notebook shows them."""
@@ -126,40 +146,52 @@ class Findings(Finding):
 
     def named(self) -> dict[str, Finding]:
         """Return every finding by its name, in reading order: the fields that are there and are findings."""
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in fields.items() if isinstance(value, Finding)}
 
     def tables(self) -> Sequence[Table]:
         """Return the tables of all findings."""
-        return [table for finding in self.named().values() for table in finding.tables()]
+        tables: list[Table] = []
+        for finding in self.named().values():
+            tables.extend(finding.tables())
+        return tables
 
     def charts(self) -> Sequence[Chart]:
         """Return the charts of all findings."""
-        return [chart for finding in self.named().values() for chart in finding.charts()]
+        charts: list[Chart] = []
+        for finding in self.named().values():
+            charts.extend(finding.charts())
+        return charts
 
     def to_dict(self) -> dict[str, Any]:
         """Return every finding by its name."""
         return {name: finding.to_dict() for name, finding in self.named().items()}
 
 
-def telling(table: Table) -> Table | None:
-    """Return the table without the columns that say nothing; None where nothing but names is left."""
-    kept = [k for k in range(len(table.columns)) if any(_says(row[k]) for row in table.rows)]
-    if len(kept) == len(table.columns):
+def drop_empty_columns(table: Table) -> Table | None:
+    """Return the table without its empty columns; None where a single column, or none, has content."""
+    filled_positions = []
+    for position in range(len(table.columns)):
+        if any(_is_filled(row[position]) for row in table.rows):
+            filled_positions.append(position)
+    if len(filled_positions) == len(table.columns):
         return table
-    if len(kept) < 2:
+    if len(filled_positions) < 2:
         return None
-    rows = tuple(tuple(row[k] for k in kept) for row in table.rows)
-    return dataclasses.replace(table, columns=tuple(table.columns[k] for k in kept), rows=rows)
+    columns = select_positions(table.columns, filled_positions)
+    rows = tuple(select_positions(row, filled_positions) for row in table.rows)
+    return dataclasses.replace(table, columns=columns, rows=rows)
 
 
-def _says(cell: Cell) -> bool:
-    return cell not in (None, "", "–") and not (isinstance(cell, float) and math.isnan(cell))
+def _is_filled(cell: Cell) -> bool:
+    return cell not in (None, "", "–") and not _is_nan(cell)
 
 
-def mean_in_words(value: float) -> str:
-    """Write a mean for a caption; of too few numbers there is none."""
-    return f"mean {value:.2f}" if math.isfinite(value) else "mean not defined"
+def format_mean(value: float) -> str:
+    """Return a mean as a caption writes it; of too few numbers there is none."""
+    if not math.isfinite(value):
+        return "mean not defined"
+    return f"mean {value:.2f}"
 
 
 def jsonable(value: Any) -> Any:
@@ -167,37 +199,41 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, Finding):
         return value.to_dict()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: jsonable(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if (
-        type(value).__module__ == "numpy"
-    ):  # an array or one of its scalars; numpy itself is not loaded for this
+        names = [field.name for field in dataclasses.fields(value)]
+        return {name: jsonable(getattr(value, name)) for name in names}
+    # An array or one of its scalars; numpy itself is not loaded for this.
+    if type(value).__module__ == "numpy":
         return jsonable(value.tolist())
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {str(k): jsonable(v) for k, v in value.items()}
+        return {str(key): jsonable(content) for key, content in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [jsonable(v) for v in value]
+        return [jsonable(member) for member in value]
     return value
 
 
-def picked(values: Sequence[T], places: Iterable[int]) -> tuple[T, ...]:
-    """Return the values at these places, in this order."""
-    return tuple(values[k] for k in places)
+def select_positions(values: Sequence[T], positions: Iterable[int]) -> tuple[T, ...]:
+    """Return the values at these positions, in this order."""
+    return tuple(values[position] for position in positions)
 
 
 def slug(text: str) -> str:
     """Return a name that can stand in an address, an id and a file name."""
-    kept = "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "-" for c in text)
-    return re.sub("-{2,}", "-", kept).strip("-") or "figure"
+    dashed = re.sub("[^A-Za-z0-9_-]", "-", text)
+    return re.sub("-{2,}", "-", dashed).strip("-") or "figure"
 
 
 def short_names(names: Sequence[str]) -> list[str]:
     """Leave out the organisation of ``organisation/model`` where the rest still tells the names apart."""
-    short = [name.rpartition("/")[2] or name for name in names]
-    times = Counter(short)
-    given = Counter(names)
-    return [s if times[s] == 1 or given[n] > 1 else n for s, n in zip(short, names, strict=True)]
+    without_organisation = [name.rpartition("/")[2] or name for name in names]
+    uses_of_short_name = Counter(without_organisation)
+    uses_of_full_name = Counter(names)
+    chosen = []
+    for short, full in zip(without_organisation, names, strict=True):
+        is_unambiguous = uses_of_short_name[short] == 1 or uses_of_full_name[full] > 1
+        chosen.append(short if is_unambiguous else full)
+    return chosen
 
 
 @dataclass(frozen=True)
@@ -211,8 +247,10 @@ class Interval:
 
     @classmethod
     def around(cls, value: float, half: float, level: float = 0.95) -> Interval:
-        """Return the interval that reaches as far to both sides."""
-        return cls(float(value), float(value - half), float(value + half), level)
+        """Return the interval that reaches ``half`` to either side of the value."""
+        return cls(
+            value=float(value), low=float(value - half), high=float(value + half), level=level
+        )
 
 
 # --- charts: what to draw, never how -------------------------------------------------------------------------------
@@ -234,11 +272,11 @@ class Chart:
         object.__setattr__(self, "name", slug(self.name))
 
     @property
-    def tells(self) -> bool:
+    def has_content(self) -> bool:
         """Whether there is anything to see: a picture of one number, or of none, is not drawn."""
         return True
 
-    def scale(self, group: Sequence[Any]) -> dict[str, Any]:
+    def shared_scale(self, group: Sequence[Any]) -> dict[str, Any]:
         """Return the fields that put the charts of a group, all of this kind, on one scale."""
         return {}
 
@@ -262,19 +300,21 @@ class Heatmap(Chart):
     fewer: bool = False
 
     @property
-    def tells(self) -> bool:
+    def has_content(self) -> bool:
         """Whether two squares at least have a number."""
-        return len(_numbers(self.values)) > 1
+        return len(_known_numbers(self.values)) > 1
 
-    def scale(self, group: Sequence[Any]) -> dict[str, Any]:
+    def shared_scale(self, group: Sequence[Any]) -> dict[str, Any]:
         """Return the ends of the colours."""
-        lows = [
-            x for one in group for x in (_numbers(one.values) if one.low is None else [one.low])
-        ]
-        highs = [
-            x for one in group for x in (_numbers(one.values) if one.high is None else [one.high])
-        ]
-        return {"low": min(lows), "high": max(highs)} if lows and highs else {}
+        lows: list[float] = []
+        highs: list[float] = []
+        for heatmap in group:
+            numbers = _known_numbers(heatmap.values)
+            lows.extend(numbers if heatmap.low is None else [heatmap.low])
+            highs.extend(numbers if heatmap.high is None else [heatmap.high])
+        if not lows or not highs:
+            return {}
+        return {"low": min(lows), "high": max(highs)}
 
 
 @dataclass(frozen=True)
@@ -290,31 +330,41 @@ class Bars(Chart):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        estimates = any(hasattr(x, "low") for of in self.series.values() for x in of)
-        for place, part in (("low", "low"), ("high", "high"), ("series", "value"))[
-            0 if estimates else 2 :
-        ]:
-            by = {
-                name: tuple(float(getattr(x, part, x)) for x in of)
-                for name, of in self.series.items()
-            }
-            object.__setattr__(self, place, by)
+        series = self.series
+        if _has_estimates(series):
+            object.__setattr__(self, "low", _parts_by_name(series, "low"))
+            object.__setattr__(self, "high", _parts_by_name(series, "high"))
+        object.__setattr__(self, "series", _parts_by_name(series, "value"))
         object.__setattr__(self, "labels", tuple(self.labels))
 
     @property
-    def tells(self) -> bool:
+    def has_content(self) -> bool:
         """Whether there are two bars to compare."""
-        return len(_numbers(self.series.values())) > 1
+        return len(_known_numbers(self.series.values())) > 1
 
-    def scale(self, group: Sequence[Any]) -> dict[str, Any]:
+    def shared_scale(self, group: Sequence[Any]) -> dict[str, Any]:
         """Return the axis of all bars and their intervals."""
-        parts = [
-            values
-            for one in group
-            for part in (one.series, one.low, one.high)
-            for values in part.values()
-        ]
-        return _range("y_range", [0.0, *_numbers(parts)], False)
+        value_rows: list[Iterable[float]] = []
+        for bars in group:
+            value_rows.extend(bars.series.values())
+            value_rows.extend(bars.low.values())
+            value_rows.extend(bars.high.values())
+        values = [0.0, *_known_numbers(value_rows)]
+        return _padded_range("y_range", values, logarithmic=False)
+
+
+def _has_estimates(series: Mapping[str, Iterable[Any]]) -> bool:
+    """Whether any value of the series is an estimate with an interval."""
+    all_values = itertools.chain.from_iterable(series.values())
+    return any(hasattr(value, "low") for value in all_values)
+
+
+def _parts_by_name(series: Mapping[str, Iterable[Any]], part: str) -> dict[str, tuple[float, ...]]:
+    """Return one part of every estimate (``value``, ``low`` or ``high``); a plain number is all its parts."""
+    parts_by_name = {}
+    for name, values in series.items():
+        parts_by_name[name] = tuple(float(getattr(value, part, value)) for value in values)
+    return parts_by_name
 
 
 @dataclass(frozen=True)
@@ -327,10 +377,10 @@ class Points:
     labels: tuple[str, ...] = ()
     low: Any = ()
     high: Any = ()
-    hue: int | None = None  # its place among the colours; else its own among the points
+    hue: int | None = None  # the number of its colour; where None, its position in the chart
 
     def __post_init__(self) -> None:
-        _plain_numbers(self)
+        _convert_numbers(self)
 
 
 @dataclass(frozen=True)
@@ -345,12 +395,14 @@ class Line:
     dashed: bool = False
 
     def __post_init__(self) -> None:
-        _plain_numbers(self)
+        _convert_numbers(self)
 
 
-def _plain_numbers(drawn: Points | Line) -> None:
-    for part in ("x", "y", "low", "high"):
-        object.__setattr__(drawn, part, tuple(map(float, getattr(drawn, part))))
+def _convert_numbers(drawn: Points | Line) -> None:
+    """Turn the coordinates into tuples of Python floats."""
+    for coordinate in ("x", "y", "low", "high"):
+        numbers = tuple(float(number) for number in getattr(drawn, coordinate))
+        object.__setattr__(drawn, coordinate, numbers)
 
 
 @dataclass(frozen=True)
@@ -368,16 +420,22 @@ class Plot(Chart):
     y_range: tuple[float, float] | None = None
 
     @property
-    def tells(self) -> bool:
+    def has_content(self) -> bool:
         """Whether there are two points to compare, or a line."""
-        return bool(self.lines) or len(_numbers(points.y for points in self.points)) > 1
+        heights = _known_numbers(points.y for points in self.points)
+        return bool(self.lines) or len(heights) > 1
 
-    def scale(self, group: Sequence[Any]) -> dict[str, Any]:
+    def shared_scale(self, group: Sequence[Any]) -> dict[str, Any]:
         """Return the axes of all points and lines."""
-        drawn = [part for one in group for part in (*one.points, *one.lines)]
-        across = _numbers(part.x for part in drawn)
-        up = _numbers(values for part in drawn for values in (part.y, part.low, part.high))
-        return _range("x_range", across, self.log_x) | _range("y_range", up, self.log_y)
+        x_rows: list[Iterable[float]] = []
+        y_rows: list[Iterable[float]] = []
+        for plot in group:
+            for drawn in (*plot.points, *plot.lines):
+                x_rows.append(drawn.x)
+                y_rows.extend((drawn.y, drawn.low, drawn.high))
+        x_range = _padded_range("x_range", _known_numbers(x_rows), logarithmic=self.log_x)
+        y_range = _padded_range("y_range", _known_numbers(y_rows), logarithmic=self.log_y)
+        return x_range | y_range
 
 
 @dataclass(frozen=True)
@@ -390,45 +448,60 @@ class Bump(Chart):
     groups: tuple[str, ...] = ()
 
     @property
-    def tells(self) -> bool:
+    def has_content(self) -> bool:
         """Whether there are two models to order."""
         return len(self.models) > 1
 
 
-_DRAWING: list[Callable[[Chart], Any]] = []  # who draws charts: a room above this one
+# The functions that draw charts: a package above this one registers its own.
+_DRAWING_FUNCTIONS: list[Callable[[Chart], Any]] = []
 
 
-def draws(drawing: Callable[[Chart], Any]) -> Callable[[Chart], Any]:
+def register_drawing(drawing: Callable[[Chart], Any]) -> Callable[[Chart], Any]:
     """Register the function that makes a picture of a chart, for ``Finding.plot``."""
-    _DRAWING.append(drawing)
+    _DRAWING_FUNCTIONS.append(drawing)
     return drawing
 
 
 def on_one_scale(charts: Iterable[Chart]) -> list[Chart]:
     """Give the charts of each group the same colours and axes, so that what looks the same is the same."""
-    every = list(charts)
-    groups: dict[tuple[type[Chart], str], list[Chart]] = {}
-    for chart in every:
-        groups.setdefault((type(chart), chart.group), []).append(chart)
-    scales = {
-        key: members[0].scale(members)
-        for key, members in groups.items()
-        if key[1] and len(members) > 1
-    }
-    return [
-        dataclasses.replace(chart, **scales.get((type(chart), chart.group), {})) for chart in every
-    ]
+    all_charts = list(charts)
+    members_by_group: dict[tuple[type[Chart], str], list[Chart]] = {}
+    for chart in all_charts:
+        members_by_group.setdefault((type(chart), chart.group), []).append(chart)
+    scale_by_group: dict[tuple[type[Chart], str], dict[str, Any]] = {}
+    for (chart_type, group), members in members_by_group.items():
+        if group and len(members) > 1:
+            scale_by_group[chart_type, group] = members[0].shared_scale(members)
+    scaled_charts = []
+    for chart in all_charts:
+        scale = scale_by_group.get((type(chart), chart.group), {})
+        scaled_charts.append(dataclasses.replace(chart, **scale))
+    return scaled_charts
 
 
-def _range(name: str, values: Sequence[float], logarithmic: bool) -> dict[str, Any]:
-    """Return a range with a little room at its ends."""
+def _padded_range(name: str, values: Sequence[float], *, logarithmic: bool) -> dict[str, Any]:
+    """Return the range of the values under this name, with a little room at its ends; none where it cannot be drawn."""
     if not values or (logarithmic and min(values) <= 0):
         return {}
-    low, high = (math.log10(f(values)) if logarithmic else f(values) for f in (min, max))
+    low = min(values)
+    high = max(values)
+    if logarithmic:
+        low = math.log10(low)
+        high = math.log10(high)
     room = 0.06 * ((high - low) or 1.0)
-    low, high = (low - room if low else low), high + room
-    return {name: (10**low, 10**high) if logarithmic else (low, high)}
+    # An axis that starts at zero goes on starting there.
+    if low:
+        low -= room
+    high += room
+    if logarithmic:
+        return {name: (10**low, 10**high)}
+    return {name: (low, high)}
 
 
-def _numbers(rows: Any) -> list[float]:
-    return [float(x) for row in rows for x in row if _says(float(x))]
+def _known_numbers(rows: Iterable[Iterable[Any]]) -> list[float]:
+    """Return the numbers of all rows that are not NaN."""
+    numbers: list[float] = []
+    for row in rows:
+        numbers.extend(float(value) for value in row if not math.isnan(float(value)))
+    return numbers

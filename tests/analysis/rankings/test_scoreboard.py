@@ -15,7 +15,7 @@ from potentia.analysis.rankings.scoreboard import ScoresWithItems, measure_gains
 from potentia.analysis.rankings.sentences import missing_sentence
 from potentia.errors import InputError
 from potentia.evidence import Evidence
-from potentia.values.findings import Bars, Heatmap, Table, telling
+from potentia.values.findings import Bars, Heatmap, Table, drop_empty_columns
 from potentia.values.metric import Metric
 from potentia.values.scores import Score, ScoreMatrix
 
@@ -219,13 +219,15 @@ def test_more_documents_are_asked_for_the_closer_two_models_are():
 
 def test_tables_of_dashes_and_pictures_of_one_number_say_nothing():
     table = Table("x", ("task", "a", "b"), (("t0", float("nan"), 1.0), ("t1", None, 2.0)))
-    assert telling(table).columns == ("task", "b")
-    assert telling(Table("x", ("task", "a"), (("t0", float("nan")), ("t1", None)))) is None
-    assert telling(Table("x", ("task", "a"), ())) is None
-    assert telling(Table("x", ("a",), ((1.0,),))) is not None
-    assert not Heatmap("h", "h", "", ("t0",), ("t0",), np.array([[1.0]])).tells
-    assert not Bars("b", "b", "", ("t0",), {"s": (0.5,)}).tells
-    assert Bars("b", "b", "", ("t0",), {"s": (0.5,), "u": (0.6,)}).tells
+    assert drop_empty_columns(table).columns == ("task", "b")
+    assert (
+        drop_empty_columns(Table("x", ("task", "a"), (("t0", float("nan")), ("t1", None)))) is None
+    )
+    assert drop_empty_columns(Table("x", ("task", "a"), ())) is None
+    assert drop_empty_columns(Table("x", ("a",), ((1.0,),))) is not None
+    assert not Heatmap("h", "h", "", ("t0",), ("t0",), np.array([[1.0]])).has_content
+    assert not Bars("b", "b", "", ("t0",), {"s": (0.5,)}).has_content
+    assert Bars("b", "b", "", ("t0",), {"s": (0.5,), "u": (0.6,)}).has_content
 
 
 def test_the_summary_of_one_task_has_no_dashes():

@@ -34,7 +34,7 @@ from potentia.analysis.stats.significance import align_outcomes
 from potentia.errors import InputError
 from potentia.evidence import Evidence
 from potentia.facts import known_chance
-from potentia.values.findings import Bars, Cell, Chart, Finding, Interval, Table, picked
+from potentia.values.findings import Bars, Cell, Chart, Finding, Interval, Table, select_positions
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
@@ -149,8 +149,8 @@ class BenchmarkVerdict(Finding):
             f"benchmark-{self.task}",
             f"Agreement of {self.task} with the others",
             "Kendall's τ of the rankings of models.",
-            picked(self.others, order),
-            {"τ": picked(self.taus, order)},
+            select_positions(self.others, order),
+            {"τ": select_positions(self.taus, order)},
             y_label="τ",
         )
         return [chart]
@@ -321,7 +321,7 @@ def _read_answers(
     if len(answers) != len(models):
         answers = np.zeros((len(models), 0))
     answered_by_all = np.flatnonzero(np.isfinite(answers).all(axis=0))
-    return picked(aligned.documents, answered_by_all), answers[:, answered_by_all]
+    return select_positions(aligned.documents, answered_by_all), answers[:, answered_by_all]
 
 
 # --- the decision ----------------------------------------------------------------------------------------------------

@@ -34,7 +34,15 @@ from potentia.analysis.stats.standardize import mean_z_scores
 from potentia.errors import InputError
 from potentia.facts import ModelTable
 from potentia.facts import models as known_models
-from potentia.values.findings import Bars, Chart, Finding, Heatmap, Interval, Table, picked
+from potentia.values.findings import (
+    Bars,
+    Chart,
+    Finding,
+    Heatmap,
+    Interval,
+    Table,
+    select_positions,
+)
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
@@ -103,7 +111,7 @@ class Completion(Finding):
 
     def order(self) -> list[str]:
         """Return the models from the best to the worst."""
-        return list(picked(self.models, self._best_first()))
+        return list(select_positions(self.models, self._best_first()))
 
     def _best_first(self) -> npt.NDArray[np.intp]:
         return np.argsort(self.rank, kind="stable")
@@ -137,7 +145,7 @@ class Completion(Finding):
             f"Ranking of the finished study, predicted from {self._describe_measured()} "
             f"({self.protocol})",
             ("model", "rank", "P(best)", f"P(top {top})", "measured"),
-            picked(rows, self._best_first()),
+            select_positions(rows, self._best_first()),
             f"Ranks with {self.level:.0%} intervals; they and both probabilities allow for test noise. "
             f"The finished ranking should agree with this one: τ {expected_tau}.",
             digits=2,
@@ -146,8 +154,8 @@ class Completion(Finding):
     def _tabulate_predictions(self) -> Table:
         row, column = np.nonzero(~self.measured)
         rows = zip(
-            picked(self.models, row),
-            picked(self.tasks, column),
+            select_positions(self.models, row),
+            select_positions(self.tasks, column),
             self.mean[row, column],
             self.low[row, column],
             self.high[row, column],
@@ -163,7 +171,7 @@ class Completion(Finding):
     def charts(self) -> Sequence[Chart]:
         """Return P(best), the rank intervals, and how sure each predicted cell is."""
         order = self._best_first()
-        names = picked(self.models, order)
+        names = select_positions(self.models, order)
         level = f"{self.level:.0%}"
         widths = np.where(self.measured, 0.0, self.high - self.low)
         return [

@@ -18,7 +18,7 @@ from potentia.analysis.rankings.components import principal_components
 from potentia.analysis.stats.correlation import kendall_matrix, nan_mean
 from potentia.analysis.stats.standardize import mean_z_scores
 from potentia.errors import InputError
-from potentia.values.findings import Chart, Finding, Heatmap, Table, picked
+from potentia.values.findings import Chart, Finding, Heatmap, Table, select_positions
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
@@ -41,7 +41,7 @@ class Aggregate(Finding):
     def models_by(self, method: str) -> list[str]:
         """Return the models from best to worst by one method."""
         ranks = self.ranks[:, self.methods.index(method)]
-        return list(picked(self.models, order_best_first(ranks)))
+        return list(select_positions(self.models, order_best_first(ranks)))
 
     def tables(self) -> Sequence[Table]:
         """Return the ranking by every method, and its sensitivity to each task."""
@@ -54,7 +54,7 @@ class Aggregate(Finding):
         return Table(
             f"Aggregate ranking ({self.protocol.label}, {size})",
             ("model", self.methods[0], *(f"rank by {method}" for method in self.methods)),
-            picked(rows, order),
+            select_positions(rows, order),
             note="Intervals are those of the overall ranking.",
             digits=1,
         )
@@ -89,7 +89,7 @@ class Aggregate(Finding):
             f"aggregate-methods-{self.protocol}",
             f"Rank by each way of aggregating: {self.protocol.label}",
             caption,
-            picked(self.models, order),
+            select_positions(self.models, order),
             self.methods,
             self.ranks[order],
             digits=0,
@@ -119,7 +119,7 @@ def aggregate_ranks(matrix: ScoreMatrix) -> Aggregate:
             scores_without = np.stack(left_out, axis=1)
             defined = np.isfinite(scores_without)
             first = np.argmax(np.where(defined, scores_without, -np.inf), axis=0)
-            winners[row] = picked(matrix.models, first)
+            winners[row] = select_positions(matrix.models, first)
             tau[row] = kendall_matrix(scores[:, row : row + 1], scores_without)[0]
     return Aggregate(
         protocol=matrix.protocol,

@@ -44,8 +44,8 @@ from potentia.values.findings import (
     Heatmap,
     Interval,
     Table,
-    mean_in_words,
-    picked,
+    format_mean,
+    select_positions,
 )
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
@@ -106,7 +106,7 @@ class Agreement(Finding):
             Table(
                 f"Mean agreement of each task with the others ({scope})",
                 ("task", "mean", "low", "high"),
-                picked(by_task, order),
+                select_positions(by_task, order),
                 f"Intervals: bootstrap over {self.over}.",
             ),
         ]
@@ -129,7 +129,7 @@ class Agreement(Finding):
                 self._chart_name("agreement"),
                 self._chart_title("Ranking agreement between tasks"),
                 f"{METHOD_NAMES[self.method]} of every two tasks, {self.models} models; "
-                f"{mean_in_words(self.mean)}.",
+                f"{format_mean(self.mean)}.",
                 self.tasks,
                 self.tasks,
                 self.matrix,
@@ -244,7 +244,7 @@ class AgreementChange(Finding):
             Table(
                 f"Mean agreement of each task, {before} → {after}",
                 ("task", *columns),
-                picked(by_task, order),
+                select_positions(by_task, order),
                 f"Intervals: bootstrap over {self.over}.",
             ),
         ]
@@ -256,16 +256,16 @@ class AgreementChange(Finding):
             self.before.label: self.mean_before,
             self.after.label: self.mean_after,
         }
-        means = [f"{mean_in_words(mean)} ({label})" for label, mean in mean_by_label.items()]
+        means = [f"{format_mean(mean)} ({label})" for label, mean in mean_by_label.items()]
         chart = Bars(
             f"agreement-{self.before}-{self.after}-{self.method}",
             f"Mean ranking agreement of each task with all others{_describe_ties(self.method)}",
             f"{METHOD_NAMES[self.method]}; {', '.join(means)}; "
             f"{self.pairs_improved} of {self.pairs} pairs agree more.",
-            picked(self.tasks, order),
+            select_positions(self.tasks, order),
             {
-                self.before.label: picked(self.per_task_before, order),
-                self.after.label: picked(self.per_task_after, order),
+                self.before.label: select_positions(self.per_task_before, order),
+                self.after.label: select_positions(self.per_task_after, order),
             },
             y_label=f"mean {METHOD_NAMES[self.method]}",
         )

@@ -28,7 +28,7 @@ from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.analysis.stats.correlation import kendall_matrix
 from potentia.analysis.stats.significance import significant_order
 from potentia.errors import InputError
-from potentia.values.findings import Bump, Chart, Finding, Table, picked
+from potentia.values.findings import Bump, Chart, Finding, Table, select_positions
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
@@ -59,7 +59,7 @@ class Alignment(Finding):
             f"{self.moved} of {len(self.models)} models keep a change that no alignment removed; "
             f"τ {self.tau:.2f} plain, {self.aligned_tau:.2f} aligned."
         )
-        return [Table(title, ("model", *self.tasks, "change"), picked(rows, order), note)]
+        return [Table(title, ("model", *self.tasks, "change"), select_positions(rows, order), note)]
 
     def charts(self) -> Sequence[Chart]:
         """Return the bump chart of figure 1."""

@@ -16,7 +16,7 @@ from potentia.analysis.stats.bootstrap import DEFAULT_SAMPLING, Sampling
 from potentia.analysis.stats.first_place import ENOUGH_MODELS
 from potentia.analysis.stats.standardize import standardize
 from potentia.errors import InputError
-from potentia.values.findings import Bars, Chart, Finding, Interval, Table, picked
+from potentia.values.findings import Bars, Chart, Finding, Interval, Table, select_positions
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
@@ -90,7 +90,7 @@ class Components(Finding):
                     f"pc1-{name}",
                     f"PC1 of each model: {label}",
                     "Scores on the first principal component (PC1); higher is better.",
-                    picked(self.models, order),
+                    select_positions(self.models, order),
                     {label: self.scores[order, 0]},
                     y_label="PC1",
                     group="pc1",

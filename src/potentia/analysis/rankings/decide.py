@@ -40,7 +40,7 @@ from potentia.analysis.stats.first_place import (
     shrink_draws,
 )
 from potentia.facts import variant_of
-from potentia.values.findings import Finding, Table, picked
+from potentia.values.findings import Finding, Table, select_positions
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, Outcomes, ScoreMatrix
 
@@ -171,7 +171,7 @@ class Ranking(Finding):
         return cls(
             protocol=matrix.protocol,
             method=scores.scale.method,
-            models=picked(matrix.models, order),
+            models=select_positions(matrix.models, order),
             tasks=matrix.tasks,
             scores=scores.estimate[order],
             ranks=ranks[order],

@@ -13,7 +13,7 @@ from potentia.analysis.rankings.decide import CLAIM_PROBABILITY, Ranking
 from potentia.analysis.rankings.noise import task_noise
 from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.analysis.stats.significance import POWER
-from potentia.values.findings import Interval, picked
+from potentia.values.findings import Interval, select_positions
 from potentia.values.scores import Floats, Outcomes, ScoreMatrix
 
 MOST_DOCUMENTS = 100.0  # times as many as there are: more are out of reach
@@ -93,7 +93,7 @@ class ScoreGaps:
         has_errors = np.isfinite(pair.stderr[:, columns]).all(axis=0)
         scores = pair.oriented()[:, columns]
         return cls(
-            tasks=picked(matrix.tasks, columns),
+            tasks=select_positions(matrix.tasks, columns),
             differences=scores[0] - scores[1],
             variances=np.where(has_errors, variances, np.nan),
         )

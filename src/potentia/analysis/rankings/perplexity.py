@@ -16,7 +16,7 @@ from potentia.analysis.left_out import keep_names_in
 from potentia.analysis.stats.bootstrap import DEFAULT_SAMPLING, Sampling, mean_over_pairs
 from potentia.analysis.stats.correlation import kendall_matrix, nan_mean
 from potentia.errors import InputError
-from potentia.values.findings import Chart, Finding, Heatmap, Interval, Table, mean_in_words
+from potentia.values.findings import Chart, Finding, Heatmap, Interval, Table, format_mean
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
@@ -59,8 +59,8 @@ class PerplexityAgreement(Finding):
     def charts(self) -> Sequence[Chart]:
         """Return the corpora × (corpora and tasks) heat map of figures 4 and 5."""
         values = np.concatenate([self.between_corpora, self.matrix], axis=1)
-        against_tasks = mean_in_words(self.mean.value)
-        between_corpora = mean_in_words(self.corpora_mean.value)
+        against_tasks = format_mean(self.mean.value)
+        between_corpora = format_mean(self.corpora_mean.value)
         lowest = np.nanmin(values, initial=0.0)
         chart = Heatmap(
             f"perplexity-{self.perplexity_protocol}-{self.task_protocol}-{self.group}",

@@ -19,7 +19,7 @@ from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.analysis.stats.correlation import nan_mean
 from potentia.analysis.stats.first_place import covariance_root
 from potentia.errors import InputError
-from potentia.values.findings import Chart, Finding, Table, picked
+from potentia.values.findings import Chart, Finding, Table, select_positions
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, Outcomes, ScoreMatrix
 
@@ -65,7 +65,7 @@ class RankIntervals(Finding):
         scope = f"{self.protocol.label}, {self.level:.0%}, {kind}"
         title = f"Rank intervals, mean over {len(self.tasks)} tasks ({scope})"
         order = np.argsort(mean_rank, kind="stable")  # NaN last
-        return [Table(title, columns, picked(rows, order), digits=1)]
+        return [Table(title, columns, select_positions(rows, order), digits=1)]
 
     def charts(self) -> Sequence[Chart]:
         """Return the mean intervals as a chart, best model first."""

@@ -16,7 +16,7 @@ from potentia.analysis.left_out import NO_ENTRIES
 from potentia.analysis.stats.bootstrap import kendall_by_row
 from potentia.analysis.stats.standardize import mean_z_scores, standardize
 from potentia.errors import InputError
-from potentia.values.findings import Chart, Finding, Interval, Line, Plot, Table, picked
+from potentia.values.findings import Chart, Finding, Interval, Line, Plot, Table, select_positions
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
@@ -128,7 +128,7 @@ def measure_task_curve(
     final_order = choose_tasks(values, task_costs)
     return TaskCurve(
         protocol=complete.protocol,
-        tasks=picked(complete.tasks, final_order),
+        tasks=select_positions(complete.tasks, final_order),
         cost=np.cumsum(task_costs[final_order]) / task_costs.sum(),
         held_out=_summarize_splits(held_out),
         seen=np.nanmean(seen, axis=0),

@@ -26,7 +26,7 @@ from potentia.analysis.stats.bootstrap import (
 from potentia.analysis.stats.correlation import nan_mean
 from potentia.errors import InputError
 from potentia.papers.proxy_tasks.proxies import choose_proxies, predict
-from potentia.values.findings import Bars, Chart, Finding, Plot, Points, Table, picked
+from potentia.values.findings import Bars, Chart, Finding, Plot, Points, Table, select_positions
 from potentia.values.metric import Metric
 from potentia.values.scores import Floats, ScoreMatrix
 
@@ -63,7 +63,11 @@ class Forecast(Finding):
         rows = list(
             zip(self.models, self.predicted, by_proxy, by_perplexity, self.truth, true, strict=True)
         )
-        return (Table(f"Predicted standing on {self.target}", columns, picked(rows, order), note),)
+        return (
+            Table(
+                f"Predicted standing on {self.target}", columns, select_positions(rows, order), note
+            ),
+        )
 
     def charts(self) -> Sequence[Chart]:
         """Return the prediction against the truth, where that is known."""

@@ -14,7 +14,7 @@ from potentia.analysis.left_out import drop_names_in, join_first_names, keep_nam
 from potentia.errors import InputError
 from potentia.facts import ModelTable
 from potentia.facts import models as known_models
-from potentia.values.findings import Line, Plot, Points, picked
+from potentia.values.findings import Line, Plot, Points, select_positions
 from potentia.values.protocol import TaskName
 from potentia.values.scores import Floats, ScoreMatrix
 
@@ -125,9 +125,11 @@ class Cohort:
         return Cohort(
             models=tuple(models),
             compute=self.compute[places],
-            family=picked(self.family, places),
-            trained=picked(self.trained, places) if self.trained else (),
-            columns={name: picked(values, places) for name, values in self.columns.items()},
+            family=select_positions(self.family, places),
+            trained=select_positions(self.trained, places) if self.trained else (),
+            columns={
+                name: select_positions(values, places) for name, values in self.columns.items()
+            },
         )
 
     def split_by_month(self, cutoff: str) -> ModelSplit:

@@ -10,7 +10,7 @@ import numpy as np
 from potentia.errors import InputError
 from potentia.papers.task_training.cohort import Cohort, ScorePair, plot_against_compute
 from potentia.papers.task_training.scaling import LogLinearFit, fit_log_linear
-from potentia.values.findings import Chart, Finding, Line, Plot, Points, Table, picked
+from potentia.values.findings import Chart, Finding, Line, Plot, Points, Table, select_positions
 from potentia.values.scores import Floats
 
 MIN_FAMILY_MODELS = 3  # of a family that is compared without being named
@@ -127,7 +127,7 @@ def _make_curve(pair: ScorePair, family: str, models: Sequence[str]) -> FamilyCu
     by_compute = places[np.argsort(cohort.compute[places], kind="stable")]
     return FamilyCurve(
         family=family,
-        models=picked(cohort.models, by_compute),
+        models=select_positions(cohort.models, by_compute),
         log_compute=cohort.log_compute[by_compute],
         before=pair.before[by_compute],
         after=pair.after[by_compute],

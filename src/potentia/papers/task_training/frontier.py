@@ -13,7 +13,7 @@ from potentia.papers.task_training.cohort import (
     ScorePair,
     plot_against_compute,
 )
-from potentia.values.findings import Chart, Finding, Line, Plot, Table, picked
+from potentia.values.findings import Chart, Finding, Line, Plot, Table, select_positions
 from potentia.values.scores import Floats
 
 STAGES = ("before", "after")
@@ -42,7 +42,9 @@ def pareto_frontier(models: Sequence[str], log_compute: Floats, scores: Floats) 
     if len(order):
         is_better = np.append(True, best_so_far[1:] > best_so_far[:-1])
         on_frontier = order[is_better]
-    return Frontier(log_compute[on_frontier], scores[on_frontier], picked(models, on_frontier))
+    return Frontier(
+        log_compute[on_frontier], scores[on_frontier], select_positions(models, on_frontier)
+    )
 
 
 @dataclass(frozen=True)
