@@ -124,7 +124,9 @@ def checks(tell: Told, loaded: Any, requests: list[Any], device: str) -> None:
             tell, "bare scoring's check", lambda: Scorer(again).loglikelihood(requests[:64]), device
         )
         with LaneTrainer(again) as trainer:
-            profiled(tell, "lanes' check", lambda: trainer._check(specs[0].lora, specs), device)
+            profiled(
+                tell, "lanes' check", lambda: trainer._check_lanes(specs[0].lora, specs), device
+            )
     finally:
         nn.Module.__call__ = own  # type: ignore[method-assign]
 

@@ -107,7 +107,7 @@ def test_lanes_of_a_model_built_alike_are_checked_by_a_row_each(dtype: torch.dty
     ):
         loaded = replace(LoadedModel.of(model, words()), proof_cache=shared)
         with LaneTrainer(loaded, static=True) as trainer:
-            trainer._check(specs[0].lora, specs)
+            trainer._check_lanes(specs[0].lora, specs)
             found = trainer.verdict(specs[0].lora)
             assert found.form == TrainingForm.FUSED
             assert ("judged" in found.facts) == bool(number)
@@ -115,7 +115,7 @@ def test_lanes_of_a_model_built_alike_are_checked_by_a_row_each(dtype: torch.dty
                 found.facts["in_full"] if number else found.facts
             )  # what the whole check found is not lost
             assert ("own_rounding" if dtype is torch.bfloat16 else "distance") in whole
-            trainer._check(replace(specs[0].lora, r=3), specs)  # another rank, the same ways
+            trainer._check_lanes(replace(specs[0].lora, r=3), specs)  # another rank, the same ways
             assert "judged" in trainer.verdict(replace(specs[0].lora, r=3)).facts
 
 
@@ -128,9 +128,9 @@ def test_a_known_form_is_not_believed_where_a_row_differs() -> None:
     specs = [replace(spec(f"l{i}", seed=i), lora=lora) for i in range(3)]
     with LaneTrainer(loaded, static=True) as trainer:
         loaded.proof_cache.put(
-            {"form": TrainingForm.FUSED.value, "recomputes": True}, *trainer._alike(lora)
+            {"form": TrainingForm.FUSED.value, "recomputes": True}, *trainer._cache_key(lora)
         )
-        trainer._check(lora, specs)
+        trainer._check_lanes(lora, specs)
         assert trainer.verdict(lora).form == TrainingForm.PACKED
 
 
@@ -146,12 +146,12 @@ def test_weights_that_are_no_numbers_are_not_trained_for_a_known_structure(
     with LaneTrainer(
         replace(LoadedModel.of(tiny("llama").to(dtype), words()), proof_cache=shared)
     ) as trainer:
-        trainer._check(specs[0].lora, specs)
+        trainer._check_lanes(specs[0].lora, specs)
     with (
         LaneTrainer(replace(LoadedModel.of(broken, words()), proof_cache=shared)) as trainer,
         pytest.raises(TuningError, match="cannot be tuned"),
     ):
-        trainer._check(specs[0].lora, specs)
+        trainer._check_lanes(specs[0].lora, specs)
 
 
 def test_longer_rows_are_checked_by_two_of_them_and_processes_of_a_run_hear_of_forms(
@@ -164,8 +164,8 @@ def test_longer_rows_are_checked_by_two_of_them_and_processes_of_a_run_hear_of_f
     one, other = ProofCache(tmp_path), ProofCache(tmp_path)
     kind = type(tiny("llama").model)
     with LaneTrainer(replace(LoadedModel.of(tiny("llama"), words()), proof_cache=one)) as trainer:
-        whole = passes(kind, lambda: trainer._check(short[0].lora, short))
-        assert passes(kind, lambda: trainer._check(long[0].lora, long)) < whole / 2
+        whole = passes(kind, lambda: trainer._check_lanes(short[0].lora, short))
+        assert passes(kind, lambda: trainer._check_lanes(long[0].lora, long)) < whole / 2
         found = trainer.verdict(long[0].lora)
         assert (found.form, found.recomputes, found.longest) == (
             TrainingForm.PADDED,
@@ -174,8 +174,8 @@ def test_longer_rows_are_checked_by_two_of_them_and_processes_of_a_run_hear_of_f
         )
         assert "judged" in found.facts
         assert "update" in found.facts["in_full"]
-        assert passes(kind, lambda: trainer._check(short[0].lora, short)) == 0
-        assert other.get(*trainer._alike(short[0].lora))["form"] == TrainingForm.PADDED.value
+        assert passes(kind, lambda: trainer._check_lanes(short[0].lora, short)) == 0
+        assert other.get(*trainer._cache_key(short[0].lora))["form"] == TrainingForm.PADDED.value
 
 
 def test_adapters_are_tried_on_a_few_rows_where_the_bare_model_is_right() -> None:

@@ -4,8 +4,8 @@ The recipe of "Training on the test task" (appendix B.2) is tuned like this. The
 :class:`~potentia.engine.training.lanes.LaneTrainer`. A lane here has all weights of the model to itself, and the
 state of an epoch is as large as the model: only those that :meth:`FullLanes.hold` names are kept. Weights and moments
 are saved now and then and when asked to stop; an interrupted lane goes on from there, on a CPU bit for bit as if it
-had not been interrupted. What its epochs said is noted beside it, and a lane that is over leaves its notes and its
-kept states alone.
+had not been interrupted. The results of its epochs are written to notes beside it. Of a lane that is over only the
+notes and the kept states remain.
 """
 
 from __future__ import annotations
@@ -34,7 +34,14 @@ from potentia.errors import TuningError
 from potentia.timing import spending
 from potentia.values.training_form import TrainingForm
 
-NOTES, UNDER_WAY = "notes.sealed", "under-way"  # what a lane's folder holds beside its kept states
+# what a lane's folder holds beside its kept states
+NOTES = "notes.sealed"
+UNDER_WAY = "under-way"
+
+# shards run the model's own forward, which the padded form does not
+LOCAL_FORMS = (TrainingForm.PADDED, TrainingForm.ONE_LANE, TrainingForm.ONE_ROW)
+SHARDED_FORMS = (TrainingForm.ONE_LANE, TrainingForm.ONE_ROW)
+
 State = tuple[str, int]  # a lane's key and an epoch
 
 
@@ -61,20 +68,18 @@ class FullLanes(Trainer):
             raise TuningError(
                 "quantised weights cannot be tuned themselves", hint="use method: lora"
             )
-        self.shards, self.looks = shards, looks
+        self.shards = shards
+        self.looks = looks
         self.steps: list[FullStep] = []  # of the lane under way
-        self.form, self._checked = (
-            TrainingForm.PADDED,
-            0,
-        )  # what the check found, up to which length
+        self.form = TrainingForm.PADDED  # the check chooses it
+        self._checked_length = 0  # the longest text that the check covers
         self.parameters = list(self.model.parameters())  # a tied weight appears once
         self._originals = [parameter.detach().to("cpu", copy=True) for parameter in self.parameters]
         self._asking = ExitStack()
         self._asking.enter_context(asking(self.model, True))
-        self._shelves: dict[str, SavedStates] = {}  # of the lanes trained here
-        self.now: State | None = (
-            None  # what the model is; None for anything but the end of an epoch
-        )
+        self._states_by_lane: dict[str, SavedStates] = {}  # of the lanes trained here
+        # the state that the model's weights are; None for anything but the end of an epoch
+        self.now: State | None = None
 
     def close(self) -> None:
         """Put the original weights back."""
@@ -99,51 +104,47 @@ class FullLanes(Trainer):
 
     # ---- training -------------------------------------------------------------------------------------------------
 
-    def _train(self, lanes: dict[str, Lane], watch: TrainingListener) -> None:
+    def _train_lanes(self, lanes: dict[str, Lane], listener: TrainingListener) -> None:
         for lane in lanes.values():
-            _FullLane(self, lane, watch).go()
+            _FullLaneRun(self, lane, listener).train_to_the_end()
             if not lane.is_over:
                 break
 
     def begin(self, spec: LaneSpec) -> Path | None:
-        """Make the model ready for a lane; returns the lane's folder."""
+        """Make the model ready for a lane, and return the lane's folder."""
         self.bare()
         folder = None
         if self.workspace is not None:
-            name = hashlib.sha256(
-                f"full lane 1\n{self.fingerprint}\n{spec.fingerprint()}".encode()
-            ).hexdigest()
-            folder = self.workspace / name[:24]
-        self._shelves[spec.key] = SavedStates(folder)
+            identity = f"full lane 1\n{self.fingerprint}\n{spec.fingerprint()}"
+            name = hashlib.sha256(identity.encode()).hexdigest()[:24]
+            folder = self.workspace / name
+        self._states_by_lane[spec.key] = SavedStates(folder)
         return folder
 
     def job(
         self, spec: LaneSpec, folder: Path | None
     ) -> AbstractContextManager[FullTuningJob | Shards]:
-        """Make a lane's job, here or in several processes, in a form that is the model's own."""
-        self._check(
-            spec,
-            (TrainingForm.PADDED, TrainingForm.ONE_LANE, TrainingForm.ONE_ROW)
-            if self.shards == 1
-            else (TrainingForm.ONE_LANE, TrainingForm.ONE_ROW),
-        )
+        """Make a lane's job, here or in several processes, in a form that gives the model's own gradients."""
         if self.shards > 1:
+            self._choose_form(spec, SHARDED_FORMS)
             return Shards(self, spec, self.form, self.shards)
+        self._choose_form(spec, LOCAL_FORMS)
         # weights, gradients, masters and two moments stay on the device
         self.plan = self.plan_passes(1, 1.0, more=self.parameters[0].element_size() + 12)
-        return nullcontext(
-            FullTuningJob(self, spec, self.form, folder / UNDER_WAY if folder is not None else None)
-        )
+        snapshot_folder = None if folder is None else folder / UNDER_WAY
+        return nullcontext(FullTuningJob(self, spec, self.form, snapshot_folder))
 
-    def _check(self, spec: LaneSpec, forms: Sequence[TrainingForm]) -> None:
-        """Find the first form whose losses and gradients are the model's own."""
+    def _choose_form(self, spec: LaneSpec, forms: Sequence[TrainingForm]) -> None:
+        """Choose the first form whose losses and gradients are the model's own, unless texts as long were checked."""
         longest = min(self.limit, spec.longest_text)
-        if self._checked >= longest:
+        if self._checked_length >= longest:
             return
-        with spending("check"), open_float32_copy(self.model) as judge:
-            found = check_full(judge.model, spec, self.limit, forms)
-        self.form, self.may_recompute, self._checked = found.form, found.recomputes, longest
-        self.record["training"] = found.as_dict()
+        with spending("check"), open_float32_copy(self.model) as reference:
+            verdict = check_full(reference.model, spec, self.limit, forms)
+        self.form = verdict.form
+        self.may_recompute = verdict.recomputes
+        self._checked_length = longest
+        self.record["training"] = verdict.as_dict()
 
     # ---- states ---------------------------------------------------------------------------------------------------
 
@@ -151,30 +152,32 @@ class FullLanes(Trainer):
         """Return the owner number to give to the scorer: none, for the model itself is the lane's."""
 
     def hold(self, states: Collection[State]) -> None:
-        """Keep these lanes' epochs, the current one now, and let go of all others."""
+        """Keep these lanes' epochs, the current one now, and delete all others."""
         if self.now is not None and self.now in states:
-            weights = {str(place): weight for place, weight in enumerate(self.weights())}
-            self._shelves[self.now[0]].save_state(*self.now, weights)
-        for shelf in self._shelves.values():
-            shelf.keep_only(states)
+            lane_key, epoch = self.now
+            weights = {str(number): weight for number, weight in enumerate(self.weights())}
+            self._states_by_lane[lane_key].save_state(lane_key, epoch, weights)
+        for saved_states in self._states_by_lane.values():
+            saved_states.keep_only(states)
 
     def restore(self, lane_key: str, epoch: int) -> None:
         """Put a held state back into the model."""
         if self.now == (lane_key, epoch):
             return
-        shelf = self._shelves.get(lane_key)
-        held = shelf.load_state(lane_key, epoch) if shelf is not None else None
-        if held is None:
-            if (
-                shelf is not None and shelf.folder is not None
-            ):  # so that the next run does not trust its notes
-                shutil.rmtree(shelf.folder, ignore_errors=True)
+        saved_states = self._states_by_lane.get(lane_key)
+        weights = None
+        if saved_states is not None:
+            weights = saved_states.load_state(lane_key, epoch)
+        if weights is None:
+            if saved_states is not None and saved_states.folder is not None:
+                # so that the next run does not trust its notes
+                shutil.rmtree(saved_states.folder, ignore_errors=True)
             raise TuningError(
                 f"the weights of lane {lane_key} after epoch {epoch} are not there",
                 hint="run the same command again to compute them anew",
             )
-        self.put([held[str(place)] for place in range(len(held))])
-        self.now = lane_key, epoch
+        self.put([weights[str(number)] for number in range(len(weights))])
+        self.now = (lane_key, epoch)
 
     def bare(self) -> None:
         """Put the original weights back, so that the untuned model is scored."""
@@ -182,82 +185,120 @@ class FullLanes(Trainer):
         self.now = None
 
 
-class _FullLane:
+class _FullLaneRun:
     """One lane from its first step, or from its notes, to its end or a request to stop."""
 
-    def __init__(self, trainer: FullLanes, lane: Lane, watch: TrainingListener) -> None:
-        self.trainer, self.lane, self.spec, self.watch = trainer, lane, lane.spec, watch
+    def __init__(self, trainer: FullLanes, lane: Lane, listener: TrainingListener) -> None:
+        self.trainer = trainer
+        self.lane = lane
+        self.spec = lane.spec
+        self.listener = listener
         self.folder = trainer.begin(lane.spec)
 
-    def go(self) -> None:
-        lane, spec = self.lane, self.spec
+    def train_to_the_end(self) -> None:
+        lane = self.lane
+        total_steps = self.spec.total_steps
         lane.status = "training"
-        self._recall()
+        self._read_notes()
         if lane.is_over:
             return
-        with self.trainer.job(spec, self.folder) as job:
-            steps = self.trainer.steps = job.restore()
-            before, lane.began = len(steps), time.monotonic()
-            while len(steps) < spec.total_steps and not lane.is_over and not self.watch.stop():
-                self._one_step(job, steps, before)
-            if not lane.is_over and len(steps) < spec.total_steps:
-                job.save(steps, now=True)
-            elif not lane.is_over:
-                lane.status, self.trainer.now = "done", (spec.key, lane.epochs[-1].epoch)
-        self._note()
+        with self.trainer.job(self.spec, self.folder) as job:
+            steps = job.restore()
+            self.trainer.steps = steps
+            resumed_steps = len(steps)
+            lane.began = time.monotonic()
+            while len(steps) < total_steps and not lane.is_over and not self.listener.stop():
+                self._make_step(job, steps, resumed_steps)
+            if not lane.is_over:
+                if len(steps) < total_steps:
+                    job.save(steps, now=True)
+                else:
+                    lane.status = "done"
+                    self.trainer.now = (self.spec.key, lane.epochs[-1].epoch)
+        self._write_notes()
 
-    def _one_step(self, job: FullTuningJob | Shards, steps: list[FullStep], before: int) -> None:
-        lane, schedule, at = self.lane, self.spec.schedule, len(steps) + 1
-        rate = schedule.learning_rate * schedule.rate_share(at - 1, self.spec.total_steps)
-        made = job.step(self.spec.rows_of_step(at - 1, self.trainer.limit), rate)
+    def _make_step(
+        self, job: FullTuningJob | Shards, steps: list[FullStep], resumed_steps: int
+    ) -> None:
+        """Make the next update, append it to ``steps`` and report it; end the lane where it diverges."""
+        step_index = len(steps)
+        schedule = self.spec.schedule
+        rate = schedule.learning_rate * schedule.rate_share(step_index, self.spec.total_steps)
+        rows = self.spec.rows_of_step(step_index, self.trainer.limit)
+        step = job.step(rows, rate)
         self.trainer.now = None
-        if not made.sound:
-            lane.status = "failed"
-            lane.reason = f"full tuning diverged at step {at}: loss {made.loss:.3g}, gradient norm {made.norm:.3g}"
+        step_number = step_index + 1
+        if not step.sound:
+            self.lane.status = "failed"
+            self.lane.reason = (
+                f"full tuning diverged at step {step_number}: "
+                f"loss {step.loss:.3g}, gradient norm {step.norm:.3g}"
+            )
             return
-        steps.append(made)
-        epoch, rest = divmod(at, self.spec.steps_per_epoch)
-        if rest == 0 or at in self.trainer.looks:
+        steps.append(step)
+        epoch, steps_beyond = divmod(step_number, self.spec.steps_per_epoch)
+        ends_epoch = steps_beyond == 0
+        if ends_epoch or step_number in self.trainer.looks:
             job.show()
-        self.watch.on_step(StepInfo(at, 1, 0, made.tokens, done=at, before=before))
+        self.listener.on_step(
+            StepInfo(
+                step=step_number,
+                active=1,
+                waiting=0,
+                tokens=step.tokens,
+                done=step_number,
+                before=resumed_steps,
+            )
+        )
         # an earlier run may have come this far, and been stopped before its next snapshot
-        if rest == 0 and all(known.epoch != epoch for known in lane.epochs):
-            self._end_epoch(epoch, at, steps[-self.spec.steps_per_epoch :])
+        if ends_epoch and not self._has_epoch(epoch):
+            self._end_epoch(epoch, steps)
         job.save(steps)
 
-    def _end_epoch(self, number: int, at: int, steps: Sequence[FullStep]) -> None:
-        lane, key = self.lane, self.spec.key
-        loss, tokens = (
-            sum(step.loss for step in steps) / len(steps),
-            sum(step.tokens for step in steps),
+    def _has_epoch(self, number: int) -> bool:
+        return any(epoch.epoch == number for epoch in self.lane.epochs)
+
+    def _end_epoch(self, number: int, steps: Sequence[FullStep]) -> None:
+        """Report an epoch that ended with the last of these steps, and note it."""
+        lane = self.lane
+        key = self.spec.key
+        epoch_steps = steps[-self.spec.steps_per_epoch :]
+        epoch = LaneEpoch(
+            key=key,
+            epoch=number,
+            step=len(steps),
+            loss=sum(step.loss for step in epoch_steps) / len(epoch_steps),
+            tokens=sum(step.tokens for step in epoch_steps),
+            seconds=time.monotonic() - lane.began,
         )
-        epoch = LaneEpoch(key, number, at, loss, tokens, time.monotonic() - lane.began)
-        self.trainer.now = key, number
-        dropped = self.watch.on_epoch([epoch]) or ()
+        self.trainer.now = (key, number)
+        dropped = self.listener.on_epoch([epoch]) or ()
         lane.epochs.append(epoch)
-        lane.step = at
-        if at < self.spec.total_steps and key in dropped:
+        lane.step = len(steps)
+        if lane.step < self.spec.total_steps and key in dropped:
             lane.status = "dropped"
-        self._note()
+        self._write_notes()
         lane.began = time.monotonic()
 
     # ---- notes ----------------------------------------------------------------------------------------------------
 
-    def _note(self) -> None:
+    def _write_notes(self) -> None:
+        """Write what the lane's epochs were; the snapshots of a lane that is over are deleted."""
         if self.folder is None:
             return
         write_sealed(self.folder / NOTES, {}, self.lane.to_record())
         if self.lane.is_over:
             shutil.rmtree(self.folder / UNDER_WAY, ignore_errors=True)
 
-    def _recall(self) -> None:
-        """Take up the notes of an earlier run; without them its snapshots are worth nothing."""
+    def _read_notes(self) -> None:
+        """Take up the notes of an earlier run; without notes its snapshots are of no use, and are deleted."""
         if self.folder is None:
             return
-        found = read_sealed(self.folder / NOTES)
-        if found is not None:
-            self.lane.take_up_record(found[1])
-            self.watch.on_recall(self.lane.epochs)
-        else:
+        notes = read_sealed(self.folder / NOTES)
+        if notes is None:
             shutil.rmtree(self.folder, ignore_errors=True)
-            self._note()
+            self._write_notes()
+            return
+        _, record = notes
+        self.lane.take_up_record(record)
+        self.listener.on_recall(self.lane.epochs)

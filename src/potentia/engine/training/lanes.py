@@ -31,7 +31,7 @@ from potentia.engine.proof.rehearsal import RehearsalFailedError
 from potentia.engine.proof.training_check import FORMS, TrainingVerdict, check_lanes, recheck_lanes
 from potentia.engine.training.lane import Lane
 from potentia.engine.training.lane_run import LaneRun
-from potentia.engine.training.trainer import Trainer, TrainingListener, _nothing
+from potentia.engine.training.trainer import Trainer, TrainingListener, ignore_event
 from potentia.errors import TuningError
 from potentia.timing import spending
 
@@ -55,10 +55,13 @@ class LaneTrainer(Trainer):
         recompute: bool | None = None,
     ) -> None:
         super().__init__(loaded, token_budget, workspace)
-        self._shared: ProofCache = getattr(loaded, "proof_cache", None) or ProofCache()
-        self._structure: Callable[[], str] = lambda: getattr(loaded, "structure", "")
-        on_gpu = next(self.model.parameters()).device.type == "cuda" and not is_spread(self.model)
-        self.static = static if static is not None else on_gpu
+        self._proof_cache: ProofCache = getattr(loaded, "proof_cache", None) or ProofCache()
+        # read only when it is needed: computing it takes time
+        self._read_structure: Callable[[], str] = lambda: getattr(loaded, "structure", "")
+        if static is None:
+            device = next(self.model.parameters()).device
+            static = device.type == "cuda" and not is_spread(self.model)
+        self.static = static
         self.recompute = recompute
         self.run_under_way: LaneRun | None = None
         self._verdicts: dict[tuple[LoraConfig, bool, bool], TrainingVerdict] = getattr(
@@ -71,10 +74,10 @@ class LaneTrainer(Trainer):
 
     def close(self) -> None:
         """Take the adapters off the model."""
-        self._take_off()
+        self._remove_adapters()
         super().close()
 
-    def _take_off(self) -> None:
+    def _remove_adapters(self) -> None:
         if self._bank is not None:
             self._bank.close()
             self._bank = None
@@ -82,42 +85,45 @@ class LaneTrainer(Trainer):
 
     # ---- training -------------------------------------------------------------------------------------------------
 
-    def _train(self, lanes: dict[str, Lane], watch: TrainingListener) -> None:
+    def _train_lanes(self, lanes: dict[str, Lane], listener: TrainingListener) -> None:
         groups: dict[LoraConfig, list[Lane]] = {}
         for lane in lanes.values():
             groups.setdefault(lane.spec.lora, []).append(lane)
         for lora, group in groups.items():
-            specs = [lane.spec for lane in group]
-            self.plan_passes(
-                1, 1.0, lane_bytes=lane_state_bytes(self.model, lora)
-            )  # no room is an error
-            self._check(lora, specs)
-            while not self._run_group(lora, group, watch):
-                # the run that was refused has told of the epochs that it found
-                watch = replace(watch, on_recall=_nothing)
+            # a model that leaves no room for one lane is an error here, before the check
+            self.plan_passes(1, 1.0, lane_bytes=lane_state_bytes(self.model, lora))
+            self._check_lanes(lora, [lane.spec for lane in group])
+            group_listener = listener
+            while not self._train_group(lora, group, group_listener):
+                # the run that was refused has reported the epochs of its snapshot
+                group_listener = replace(group_listener, on_recall=ignore_event)
 
-    def _run_group(self, lora: LoraConfig, group: Sequence[Lane], watch: TrainingListener) -> bool:
+    def _train_group(
+        self, lora: LoraConfig, group: Sequence[Lane], listener: TrainingListener
+    ) -> bool:
         """Train lanes of one shape; return False where the rehearsal refuses the form, and a slower one is next."""
-        run = self.run_under_way = LaneRun(self, lora, group, watch)
-        self._runs |= dict.fromkeys(run.lanes, run)
+        run = LaneRun(self, lora, group, listener)
+        self.run_under_way = run
+        for lane_key in run.lanes:
+            self._runs[lane_key] = run
         try:
             run.train_to_the_end()
         except RehearsalFailedError as failure:
-            self._take_slower_form(lora, [lane.spec for lane in group], failure.refusal)
+            self._choose_slower_form(lora, [lane.spec for lane in group], failure.refusal)
             return False
         return True
 
-    def _take_slower_form(
+    def _choose_slower_form(
         self, lora: LoraConfig, specs: Sequence[LaneSpec], refusal: Refusal
     ) -> None:
-        """Check the forms that are slower than the one that the rehearsal refused; none is an error."""
+        """Check the forms that are slower than the one that the rehearsal refused; raise where there is none."""
         refused = self.verdict(lora)
         if refused.form == FORMS[-1]:
             raise TuningError(
                 f"{type(self.model).__name__} cannot be tuned here: {refusal.reason}",
                 hint="potentia models check MODEL shows the distances",
             )
-        self._take_off()
+        self._remove_adapters()
         with spending("check"):
             verdict = check_lanes(
                 self.model,
@@ -129,68 +135,90 @@ class LaneTrainer(Trainer):
                 refused={refused.form: refusal},
             )
         verdict.longest = refused.longest
-        self._verdicts[self._way(lora)] = verdict
+        self._verdicts[self._verdict_key(lora)] = verdict
+        self._apply_verdict(verdict)
+
+    def _apply_verdict(self, verdict: TrainingVerdict) -> None:
+        """Train by a verdict, and record it."""
         self.may_recompute = verdict.recomputes
         self.record["training"] = verdict.as_dict()
 
     @property
     def trainable(self) -> int:
         """The parameters of one lane's adapter."""
-        return self._bank.width if self._bank is not None else 0
+        if self._bank is None:
+            return 0
+        return self._bank.width
 
-    def _check(self, lora: LoraConfig, specs: Sequence[LaneSpec]) -> None:
-        """Compare lanes with the model's own code, once a model for a shape of adapters and the longest rows so far."""
-        longest, way = min(self.limit, max(spec.longest_text for spec in specs)), self._way(lora)
-        known = self._verdicts.get(way)
-        if known is None or longest > known.longest:
-            self._take_off()
+    def _check_lanes(self, lora: LoraConfig, specs: Sequence[LaneSpec]) -> None:
+        """Compare lanes with the model's own code, unless this shape was compared on rows that were as long."""
+        longest_text = max(spec.longest_text for spec in specs)
+        longest = min(self.limit, longest_text)
+        verdict_key = self._verdict_key(lora)
+        verdict = self._verdicts.get(verdict_key)
+        if verdict is None or longest > verdict.longest:
+            self._remove_adapters()
             with spending("check"):
-                known = self._verdicts[way] = replace(self._found(lora, specs), longest=longest)
-        self.may_recompute = known.recomputes
-        self.record["training"] = known.as_dict()
+                verdict = replace(self._find_verdict(lora, specs), longest=longest)
+                self._verdicts[verdict_key] = verdict
+        self._apply_verdict(verdict)
 
-    def _found(self, lora: LoraConfig, specs: Sequence[LaneSpec]) -> TrainingVerdict:
-        """Check in full, or on a few rows where models built alike were; whoever runs beside is told."""
-        how: dict[str, Any] = {"limit": self.limit, "recompute": self.recomputes}
-        alike = self._alike(lora)
-        found = self._shared.get(*alike)
-        if found is not None:
-            before = TrainingVerdict.from_dict(found)
-            verdict = recheck_lanes(self.model, lora, specs, before, **how)
-            if verdict is not None:
-                return verdict
-        verdict = check_lanes(self.model, lora, specs, static=self.static, **how)
+    def _find_verdict(self, lora: LoraConfig, specs: Sequence[LaneSpec]) -> TrainingVerdict:
+        """Check a few rows where a model of the same structure has a verdict; else check in full, and share it."""
+        cache_key = self._cache_key(lora)
+        cached = self._proof_cache.get(*cache_key)
+        if cached is not None:
+            rechecked = recheck_lanes(
+                self.model,
+                lora,
+                specs,
+                TrainingVerdict.from_dict(cached),
+                limit=self.limit,
+                recompute=self.recomputes,
+            )
+            if rechecked is not None:
+                return rechecked
+        verdict = check_lanes(
+            self.model,
+            lora,
+            specs,
+            static=self.static,
+            limit=self.limit,
+            recompute=self.recomputes,
+        )
         if not verdict.lacked_memory:
-            self._shared.put(verdict.to_dict(), *alike)
+            self._proof_cache.put(verdict.to_dict(), *cache_key)
         return verdict
 
-    def _alike(self, lora: LoraConfig) -> tuple[str, ...]:
-        """Name what a verdict holds for: adapters of another rank, scale or dropout go the same ways."""
-        how = f"{self.static} {self.recomputes} {self.limit}"
-        return self._structure(), "lanes", lora.kind, str(lora.targets), how
+    def _cache_key(self, lora: LoraConfig) -> tuple[str, ...]:
+        """Return what a verdict holds for; it does not depend on an adapter's rank, scale and dropout."""
+        options = f"{self.static} {self.recomputes} {self.limit}"
+        return self._read_structure(), "lanes", lora.kind, str(lora.targets), options
 
     def verdict(self, lora: LoraConfig) -> TrainingVerdict:
         """Return what the check found for a shape of adapters."""
-        return self._verdicts[self._way(lora)]
+        return self._verdicts[self._verdict_key(lora)]
 
-    def _way(self, lora: LoraConfig) -> tuple[LoraConfig, bool, bool]:
+    def _verdict_key(self, lora: LoraConfig) -> tuple[LoraConfig, bool, bool]:
         return lora, self.static, self.recomputes
 
     @property
     def recomputes(self) -> bool:
         """Whether activations are computed again: where it is asked for, or memory is short."""
-        return self.plan_passes(1, 1.0).checkpointing if self.recompute is None else self.recompute
+        if self.recompute is not None:
+            return self.recompute
+        return self.plan_passes(1, 1.0).checkpointing
 
     def occupy(self, slots: dict[str, int]) -> None:
-        """Note which lanes train in which slots; what a slot held before is gone."""
+        """Note which lanes train in which slots; the adapters that were in these slots are gone."""
         self._busy = set(slots.values())
-        kept = {key: slot for key, slot in self._resident.items() if slot not in self._busy}
-        self._resident = kept | slots
+        undisturbed = {key: slot for key, slot in self._resident.items() if slot not in self._busy}
+        self._resident = undisturbed | slots
 
     def bank(self, lora: LoraConfig, slots: int) -> AdapterBank:
         """Return the installed adapters for this shape, replacing those of another shape or size."""
         if self._bank is None or self._bank.lora != lora or self._bank.slots != slots:
-            self._take_off()
+            self._remove_adapters()
             self._bank = AdapterBank(self.model, lora, slots)
         return self._bank
 
@@ -204,32 +232,35 @@ class LaneTrainer(Trainer):
             )
         return self._resident[lane_key]
 
-    def _row(self, lane_key: str, epoch: int | None) -> tuple[AdapterBank, Tensor]:
-        if lane_key not in self._runs:
+    def _load_adapter(self, lane_key: str, epoch: int | None) -> tuple[AdapterBank, Tensor]:
+        """Return the bank for a lane's shape and the lane's saved adapter, as a row of that bank."""
+        run = self._runs.get(lane_key)
+        if run is None:
             raise TuningError(f"no lane {lane_key} was trained here")
-        run = self._runs[lane_key]
         if epoch is None:
-            if not run.lanes[lane_key].epochs:
+            finished_epochs = run.lanes[lane_key].epochs
+            if not finished_epochs:
                 raise TuningError(f"lane {lane_key} finished no epoch")
-            epoch = run.lanes[lane_key].epochs[-1].epoch
-        kept = run.shelf.load_state(lane_key, epoch)
-        if kept is None:
+            epoch = finished_epochs[-1].epoch
+        tensors = run.shelf.load_state(lane_key, epoch)
+        if tensors is None:
             raise TuningError(
                 f"lane {lane_key} has no whole adapter of epoch {epoch}",
                 hint="run the same command again to recompute it",
             )
-        return self.bank(run.lora, self.plan.slots if self.plan else 1), kept["adapter"]
+        slots = 1 if self.plan is None else self.plan.slots
+        return self.bank(run.lora, slots), tensors["adapter"]
 
     def adapter_state(self, lane_key: str, epoch: int | None = None) -> dict[str, Tensor]:
         """Return a lane's adapter after an epoch (the last one by default) as PEFT's state dict, fp32 on the CPU."""
-        bank, row = self._row(lane_key, epoch)
+        bank, row = self._load_adapter(lane_key, epoch)
         return bank.peft_state(row)
 
     def save_peft(self, lane_key: str, folder: Path, epoch: int | None = None) -> None:
         """Write a lane's adapter as PEFT does; ``PeftModel.from_pretrained`` reads it."""
         from safetensors.torch import save_file
 
-        bank, row = self._row(lane_key, epoch)
+        bank, row = self._load_adapter(lane_key, epoch)
         folder.mkdir(parents=True, exist_ok=True)
         bank.peft_config().save_pretrained(str(folder))
         save_file(
@@ -258,22 +289,26 @@ class LaneTrainer(Trainer):
         self.route(None)
 
     def restore(self, lane_key: str, epoch: int) -> int:
-        """Put a lane's adapter of an epoch into a free slot for scoring; returns the slot."""
-        bank, row = self._row(lane_key, epoch)
+        """Put a lane's adapter of an epoch into a slot for scoring, and return the slot."""
+        bank, row = self._load_adapter(lane_key, epoch)
         slot = self._resident.get(lane_key)
         if slot is None or slot in self._busy:
-            taken = self._busy | set(self._resident.values())
-            free = [number for number in range(bank.slots) if number not in taken]
-            if not free:  # let go of the adapter restored longest ago
-                idle = [key for key, number in self._resident.items() if number not in self._busy]
-                if not idle:
-                    raise TuningError(
-                        "every slot is training", hint="restore adapters after train() returns"
-                    )
-                free = [self._resident.pop(idle[0])]
-            slot = free[0]
+            slot = self._find_free_slot(bank.slots)
+        # the adapter that was restored last comes last: slots are freed in this order
         self._resident.pop(lane_key, None)
         self._resident[lane_key] = slot
         bank.weights[slot].copy_(row)
         bank.refresh_work()
         return slot
+
+    def _find_free_slot(self, slots: int) -> int:
+        """Return the first free slot, or that of the adapter restored longest ago, which is let go."""
+        taken = self._busy | set(self._resident.values())
+        for slot in range(slots):
+            if slot not in taken:
+                return slot
+        for lane_key, slot in self._resident.items():
+            if slot not in self._busy:
+                del self._resident[lane_key]
+                return slot
+        raise TuningError("every slot is training", hint="restore adapters after train() returns")

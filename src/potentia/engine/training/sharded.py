@@ -3,14 +3,16 @@
 The job is :class:`~potentia.engine.training.full.FullTuningJob`'s: the same rows in the same order, one effective batch
 an update, the loss a mean over all its target tokens; each process takes every n-th row. Blocks are gathered when a
 pass needs them (PyTorch's ``fully_shard``), computed in the base's dtype and updated in float32. The model that is
-scored stays here, and gets the weights when somebody looks. A job that is interrupted starts over.
+scored stays here, and gets the weights when they are asked for. A job that is interrupted starts over.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from potentia.engine.lane_spec import LaneSpec, TrainingRow
+from potentia.engine.lane_spec import LaneSpec, Schedule, TrainingRow
 from potentia.engine.models.device_layout import find_blocks
 from potentia.engine.steps.padded_pass import assemble_batch, model_losses
 from potentia.engine.training.full import FullStep, clip_gradients, make_adamw, make_update
@@ -34,39 +36,64 @@ PASS_TOKENS = 4096  # of one process at a time
 WEIGHTS = "weights.safetensors"
 
 
+@dataclass(frozen=True)
+class ShardSettings:
+    """What a process needs to know: which of how many it is, what it learns, and where the model's files are."""
+
+    rank: int
+    count: int
+    folder: Path
+    schedule: Schedule
+    pass_tokens: int
+    device_type: str
+    dtype: torch.dtype
+
+
 class Shards:
     """The processes of a job, each with a pipe."""
 
     def __init__(self, trainer: FullLanes, spec: LaneSpec, form: TrainingForm, count: int) -> None:
-        self.trainer, self.count = trainer, count
-        first = trainer.parameters[0]
-        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if first.device.type == "cuda" and self.count > gpus:
+        self.trainer = trainer
+        self.count = count
+        self.schedule = spec.schedule
+        self.device_type = trainer.parameters[0].device.type
+        gpu_count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if self.device_type == "cuda" and self.count > gpu_count:
             raise TuningError(
-                f"{self.count} shards need as many GPUs, and there are {gpus}",
+                f"{self.count} shards need as many GPUs, and there are {gpu_count}",
                 hint="lower `shards`",
             )
-        budget = (
-            1 if form == TrainingForm.ONE_ROW else trainer.token_budget or PASS_TOKENS
-        )  # 1: each row by itself
-        self.facts = (spec.schedule, budget, first.device.type, first.dtype)
+        self.pass_tokens = trainer.token_budget or PASS_TOKENS
+        if form == TrainingForm.ONE_ROW:
+            self.pass_tokens = 1  # no two rows fit: each has a pass of its own
         self.pipes: list[Connection] = []
         self.processes: list[Any] = []
 
     def __enter__(self) -> Shards:
         context = torch.multiprocessing.get_context("spawn")
-        self._folder = tempfile.TemporaryDirectory(prefix="potentia-shards-")
-        self.folder = Path(self._folder.name)
+        self._temporary_folder = tempfile.TemporaryDirectory(prefix="potentia-shards-")
+        self.folder = Path(self._temporary_folder.name)
         self.trainer.save(self.folder / "model")
         for rank in range(self.count):
-            ours, theirs = context.Pipe()
-            place = (rank, self.count, str(self.folder))
-            process = context.Process(target=_shard, args=(theirs, place, self.facts), daemon=False)
+            our_end, their_end = context.Pipe()
+            settings = self._settings_of(rank)
+            process = context.Process(target=_serve_shard, args=(their_end, settings), daemon=False)
             process.start()
-            theirs.close()
-            self.pipes.append(ours)
+            their_end.close()
+            self.pipes.append(our_end)
             self.processes.append(process)
         return self
+
+    def _settings_of(self, rank: int) -> ShardSettings:
+        return ShardSettings(
+            rank=rank,
+            count=self.count,
+            folder=self.folder,
+            schedule=self.schedule,
+            pass_tokens=self.pass_tokens,
+            device_type=self.device_type,
+            dtype=self.trainer.parameters[0].dtype,
+        )
 
     def __exit__(self, *_: object) -> None:
         for pipe in self.pipes:
@@ -76,11 +103,10 @@ class Shards:
             if process.is_alive():
                 process.kill()
                 process.join()
-        self._folder.cleanup()
+        self._temporary_folder.cleanup()
 
     def ask(self, *request: Any) -> Any:
-        """Ask all processes for the same, and return what the first one says."""
-        answers = []
+        """Send all processes the same request, and return the first one's answer; a string is an error."""
         try:
             for pipe in self.pipes:
                 pipe.send(request)
@@ -89,125 +115,160 @@ class Shards:
             raise TuningError(
                 "a process of the sharded tuning ended", hint="was memory short?"
             ) from error
-        wrong = next((answer for answer in answers if isinstance(answer, str)), None)
-        if wrong is not None:
-            raise TuningError(
-                f"the sharded tuning failed: {wrong}", hint="more shards, or a lower max_tokens"
-            )
+        for answer in answers:
+            if isinstance(answer, str):
+                raise TuningError(
+                    f"the sharded tuning failed: {answer}",
+                    hint="more shards, or a lower max_tokens",
+                )
         return answers[0]
 
     def restore(self) -> list[FullStep]:
-        """Begin anew: nothing is saved."""
+        """Return no steps: nothing is saved."""
         return []
 
     def save(self, done: Sequence[FullStep], *, now: bool = False) -> None:
-        """Nothing is saved."""
+        """Do nothing: the state stays in the processes."""
 
     def step(self, rows: Sequence[TrainingRow], rate: float) -> FullStep:
         """Make one update."""
         loss, norm = self.ask("step", rows, rate)
-        return FullStep(loss, norm, sum(len(row.ids) for row in rows))
+        return FullStep(loss=loss, norm=norm, tokens=sum(len(row.ids) for row in rows))
 
     def show(self) -> None:
         """Put the weights as they are now into the model."""
         from safetensors.torch import load_file
 
-        self.ask("weights")
-        held = load_file(str(self.folder / WEIGHTS))
-        self.trainer.put([held[str(place)] for place in range(len(held))])
+        self.ask("write_weights")
+        weights = load_file(str(self.folder / WEIGHTS))
+        self.trainer.put([weights[str(number)] for number in range(len(weights))])
 
 
-def _shard(pipe: Connection, place: tuple[int, int, str], facts: Any) -> None:
-    """Serve one shard until the pipe is closed."""
+def _serve_shard(pipe: Connection, settings: ShardSettings) -> None:
+    """Answer the requests for one shard until the pipe is closed."""
     exit_with_parent()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    shard = None
+    start_error = ""
     try:
-        shard = _Shard(place, facts)
+        shard = _Shard(settings)
     except Exception as error:
-        shard, failed = None, f"{type(error).__name__}: {error}"
+        start_error = _describe_error(error)
     while True:
         try:
-            name, *given = pipe.recv()
+            method_name, *arguments = pipe.recv()
         except (EOFError, OSError):
             break
-        try:
-            answer = failed if shard is None else getattr(shard, name)(*given)
-        except Exception as error:
-            answer = f"{type(error).__name__}: {error}"
+        answer: Any
+        if shard is None:
+            answer = start_error
+        else:
+            try:
+                answer = getattr(shard, method_name)(*arguments)
+            except Exception as error:
+                answer = _describe_error(error)
         pipe.send(answer)
     os._exit(0)  # the others may be gone: a polite end would wait for them
+
+
+def _describe_error(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 class _Shard:
     """One process: its shard of the model and of the moments."""
 
-    def __init__(self, place: tuple[int, int, str], facts: Any) -> None:
+    def __init__(self, settings: ShardSettings) -> None:
+        self.rank = settings.rank
+        self.count = settings.count
+        self.folder = settings.folder
+        self.schedule = settings.schedule
+        self.pass_tokens = settings.pass_tokens
+        self.device = self._join_processes(settings.device_type)
+        self.model = self._load_sharded_model(settings.dtype)
+        self.parameters = list(self.model.parameters())
+        self.optimizer = make_adamw(self.parameters, self.schedule)
+
+    def _join_processes(self, device_type: str) -> torch.device:
+        """Meet the other processes, and return this one's device."""
+        if device_type == "cuda":
+            device = torch.device(device_type, self.rank)
+            torch.cuda.set_device(device)
+            backend = "nccl"
+        else:
+            device = torch.device(device_type)
+            backend = "gloo"
+        if device_type == "cpu":
+            torch.set_num_threads(1)
+        torch.distributed.init_process_group(
+            backend,
+            init_method=f"file://{self.folder}/meeting",
+            rank=self.rank,
+            world_size=self.count,
+        )
+        return device
+
+    def _load_sharded_model(self, dtype: torch.dtype) -> Any:
+        """Load the model in float32, and divide its blocks among the processes; passes compute in ``dtype``."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
         from transformers import AutoModelForCausalLM
 
-        self.rank, self.count, folder = place
-        self.schedule, self.budget, kind, dtype = facts
-        self.folder = Path(folder)
-        self.device = torch.device(kind, self.rank) if kind == "cuda" else torch.device(kind)
-        if kind == "cuda":
-            torch.cuda.set_device(self.device)
-        torch.set_num_threads(1 if kind == "cpu" else torch.get_num_threads())
-        torch.distributed.init_process_group(
-            "nccl" if kind == "cuda" else "gloo",
-            init_method=f"file://{folder}/meeting",
-            rank=self.rank,
-            world_size=self.count,
-        )
         model: Any = AutoModelForCausalLM.from_pretrained(
             self.folder / "model", dtype=torch.float32
         )
-        self.model: Any = model.eval().to(self.device).requires_grad_(True)
-        mesh = init_device_mesh(kind, (self.count,))
-        policy = MixedPrecisionPolicy(
-            param_dtype=dtype if dtype != torch.float32 else None, reduce_dtype=torch.float32
-        )
-        for block in find_blocks(self.model):
+        model = model.eval().to(self.device).requires_grad_(True)
+        mesh = init_device_mesh(self.device.type, (self.count,))
+        compute_dtype = None if dtype == torch.float32 else dtype
+        policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
+        for block in find_blocks(model):
             fully_shard(block, mesh=mesh, mp_policy=policy)
-        fully_shard(self.model, mesh=mesh, mp_policy=policy)
-        self.parameters = list(self.model.parameters())
-        self.optimizer = make_adamw(self.parameters, self.schedule)
+        fully_shard(model, mesh=mesh, mp_policy=policy)
+        return model
 
     def step(self, rows: Sequence[TrainingRow], rate: float) -> tuple[float, float]:
-        """Make one update by all rows of an effective batch; returns its loss and its gradient's norm."""
-        each = -(-len(rows) // self.count)
-        own = list(rows[self.rank :: self.count])
+        """Make one update by all rows of an effective batch; return its loss and its gradient's norm."""
+        most_rows = math.ceil(len(rows) / self.count)
+        shard_rows = list(rows[self.rank :: self.count])
         longest = max(len(row.ids) for row in rows)
-        size = max(1, self.budget // longest)
-        total = torch.zeros((), device=self.device)
-        for first in range(
-            0, each, size
-        ):  # as many passes in every process: each gathers blocks from all
-            total += self._pass(own[first : first + size])
-        torch.distributed.all_reduce(total)
+        rows_per_pass = max(1, self.pass_tokens // longest)
+        total_loss = torch.zeros((), device=self.device)
+        # every process makes as many passes as the others: each pass gathers blocks from all
+        for first in range(0, most_rows, rows_per_pass):
+            total_loss += self._run_pass(shard_rows[first : first + rows_per_pass])
+        torch.distributed.all_reduce(total_loss)
         norm = clip_gradients(self.parameters, self.schedule)
         make_update(self.optimizer, rate)
-        return float(total), norm
+        return float(total_loss), norm
 
-    def _pass(self, rows: Sequence[TrainingRow]) -> Tensor:
-        """Add the gradients of some rows; without any, of a text that counts for nothing."""
-        rows = rows or [TrainingRow(np.zeros(2, np.int64), 1, 0, 0, 0, 0, 0.0)]
-        batch = assemble_batch(rows, max(len(row.ids) for row in rows), self.device, dropout=False)
+    def _run_pass(self, rows: Sequence[TrainingRow]) -> Tensor:
+        """Add the gradients of some rows; where there are none, of a text that counts for nothing."""
+        rows = rows or [_make_weightless_row()]
+        longest = max(len(row.ids) for row in rows)
+        batch = assemble_batch(rows, longest, self.device, dropout=False)
         loss = (model_losses(self.model, batch) * batch.weights).sum()
         torch.autograd.backward(loss * self.count)  # gradients are averaged over processes
         return loss.detach()
 
-    def weights(self) -> tuple[()]:
+    def write_weights(self) -> tuple[()]:
         """Gather all weights, and let the first process write them."""
         from safetensors.torch import save_file
 
-        whole = {}
-        for at, parameter in enumerate(self.parameters):
-            full = parameter.detach()
-            full = full.full_tensor() if hasattr(full, "full_tensor") else full
+        weights: dict[str, Tensor] = {}
+        for number, parameter in enumerate(self.parameters):
+            weight: Any = parameter.detach()
+            if hasattr(weight, "full_tensor"):
+                weight = weight.full_tensor()
             if self.rank == 0:
-                whole[str(at)] = full.cpu().contiguous().clone()
+                weights[str(number)] = weight.cpu().contiguous().clone()
         if self.rank == 0:
-            save_file(whole, str(self.folder / WEIGHTS))
+            save_file(weights, str(self.folder / WEIGHTS))
         torch.distributed.barrier()
         return ()
+
+
+def _make_weightless_row() -> TrainingRow:
+    """Return a row of two tokens whose loss has the weight zero."""
+    return TrainingRow(
+        ids=np.zeros(2, np.int64), first_target=1, slot=0, seed=0, step=0, place=0, weight=0.0
+    )

@@ -1,4 +1,4 @@
-"""What all trainers have: a loaded model, how its passes are packed, and whom they tell of steps and epochs."""
+"""What all trainers share: a loaded model, the plan of its passes, and listeners for steps and epochs."""
 
 from __future__ import annotations
 
@@ -30,24 +30,28 @@ from potentia.engine.steps.pass_plan import (
 from potentia.engine.training.lane import Lane, LaneEpoch, StepInfo
 from potentia.errors import InputError
 
-Found = TypeVar("Found")
-OnEpoch = Callable[
-    [list[LaneEpoch]], Collection[str] | None
-]  # ends of epochs: the keys of lanes to drop
+StepResult = TypeVar("StepResult")
+# gets the epochs that ended, and returns the keys of the lanes to drop
+OnEpoch = Callable[[list[LaneEpoch]], Collection[str] | None]
 
 
-def _nothing(_: Any) -> None:
-    """Nobody asked to be told."""
+def ignore_event(_: Any) -> None:
+    """Do nothing: the listener of those who did not ask for an event."""
+
+
+def never_stop() -> bool:
+    """Return False: nobody asked the training to stop."""
+    return False
 
 
 @dataclass(frozen=True)
 class TrainingListener:
-    """Whom a training tells of ends of epochs, of steps and of epochs that it found done, and who may stop it."""
+    """Functions that a training calls: at ends of epochs, after steps, with the epochs of a resumed run, to stop."""
 
-    on_epoch: OnEpoch = _nothing
-    on_step: Callable[[StepInfo], None] = _nothing
-    on_recall: Callable[[list[LaneEpoch]], None] = _nothing
-    stop: Callable[[], bool] = bool  # no
+    on_epoch: OnEpoch = ignore_event
+    on_step: Callable[[StepInfo], None] = ignore_event
+    on_recall: Callable[[list[LaneEpoch]], None] = ignore_event
+    stop: Callable[[], bool] = never_stop
 
 
 class Trainer:
@@ -60,16 +64,16 @@ class Trainer:
     def __init__(self, loaded: Any, token_budget: int | None, workspace: Path | None) -> None:
         self.model: nn.Module = loaded if isinstance(loaded, nn.Module) else loaded.model
         self.split = SplitModel(self.model)
-        self.limit: int = getattr(loaded, "max_length", None) or context_length(
-            self.model.config, None
-        )
+        max_length: int | None = getattr(loaded, "max_length", None)
+        self.limit: int = max_length or context_length(self.model.config, None)
         self.fingerprint: str = getattr(loaded, "fingerprint", "")
-        self.record: dict[str, Any] = getattr(
-            loaded, "record", {}
-        )  # how tuning was checked and run, for manifests
-        self.token_budget, self.workspace = token_budget, workspace
+        # how tuning was checked and run, for manifests
+        self.record: dict[str, Any] = getattr(loaded, "record", {})
+        self.token_budget = token_budget
+        self.workspace = workspace
         self.plan: PassPlan | None = None
-        self.may_recompute = False  # whether activations may be computed again where memory runs out: the check says so
+        # whether activations may be computed again where memory runs out: the check decides
+        self.may_recompute = False
         self._was_training = self.model.training
         self.model.eval()
 
@@ -95,21 +99,23 @@ class Trainer:
         """Train every lane to its end.
 
         ``on_epoch`` gets the lanes whose epoch ended at this step, may score them as they are then, and answers with
-        the keys of those to drop. A run that is resumed tells ``on_recall`` the epochs it found, before its first
-        step. ``stop`` is asked before a step.
+        the keys of those to drop. A resumed run calls ``on_recall`` with the epochs of its snapshot, before its first
+        step. ``stop`` is asked before every step.
         """
         lanes = {spec.key: Lane(spec) for spec in specs}
         if len(lanes) < len(specs):
             raise InputError("two lanes have the same key")
-        self._train(
-            lanes,
-            TrainingListener(
-                on_epoch or _nothing, on_step or _nothing, on_recall or _nothing, stop or bool
-            ),
+        listener = TrainingListener(
+            on_epoch=on_epoch or ignore_event,
+            on_step=on_step or ignore_event,
+            on_recall=on_recall or ignore_event,
+            stop=stop or never_stop,
         )
+        self._train_lanes(lanes, listener)
         return {key: lane.mark_ended() for key, lane in lanes.items()}
 
-    def _train(self, lanes: dict[str, Lane], watch: TrainingListener) -> None:
+    def _train_lanes(self, lanes: dict[str, Lane], listener: TrainingListener) -> None:
+        """Train lanes until they are over or the listener stops them."""
         raise NotImplementedError
 
     def plan_passes(
@@ -122,18 +128,21 @@ class Trainer:
         kept: int = 0,
         lane_bytes: int = 0,
     ) -> PassPlan:
-        """Choose passes that fit beside the weights and ``more`` bytes for each of these.
+        """Choose passes that fit beside the weights and ``more`` bytes for each weight.
 
-        ``parameters`` are those that every token meets, and ``kept`` the bytes that its activations take, where known;
-        ``lane_bytes`` those of a lane's adapter and its optimizer.
+        ``parameters`` are those that every token meets, and ``kept`` the bytes of a token's activations, where known;
+        ``lane_bytes`` are those of a lane's adapter and its optimizer.
         """
         config = getattr(self.model.config, "text_config", None) or self.model.config
-        kept = kept or estimate_token_bytes(config, next(self.model.parameters()).element_size())
+        activation_bytes = kept
+        if not activation_bytes:
+            element_size = next(self.model.parameters()).element_size()
+            activation_bytes = estimate_token_bytes(config, element_size)
         workload = Workload(
             lanes=lanes,
             tokens_per_step=tokens_per_step,
             parameters=parameters or count_parameters(self.model),
-            token_bytes=2 * kept if more else kept,
+            token_bytes=2 * activation_bytes if more else activation_bytes,
             lane_bytes=lane_bytes,
         )
         memory = room_for_passes(self.model, more=more)
@@ -142,26 +151,30 @@ class Trainer:
     def run_in_passes(
         self,
         rows: Sequence[TrainingRow],
-        compute: Callable[[PassPlan], Found],
+        compute: Callable[[PassPlan], StepResult],
         clear: Callable[[], None],
         hint: str,
-    ) -> Found:
-        """Compute a step's gradients, in smaller passes where memory runs out; effective batches stay as they are."""
-        pressed = False
+    ) -> StepResult:
+        """Compute a step's gradients, in smaller passes where memory runs out; effective batches stay as they are.
+
+        The first time, memory that is held for speed alone is released; if there was any, the plan stays as it is.
+        """
+        device = next(self.model.parameters()).device
+        ran_out_before = False
         while True:
             assert self.plan is not None
             try:
-                with on_stream(next(self.model.parameters()).device, 0):
+                with on_stream(device, 0):
                     return compute(self.plan)
             except (torch.OutOfMemoryError, RuntimeError) as error:
                 if not out_of_memory(error):
                     raise
-                smaller = self.plan.smaller(recompute=self.may_recompute)
-                if smaller is None and pressed:
+                smaller_plan = self.plan.smaller(recompute=self.may_recompute)
+                if smaller_plan is None and ran_out_before:
                     raise row_too_long_error(rows, hint) from error
             clear()
-            if (
-                not give_back(next(self.model.parameters()).device) or pressed
-            ) and smaller is not None:
-                self.plan = smaller
-            pressed = True
+            has_released_memory = give_back(device)
+            may_try_again = has_released_memory and not ran_out_before
+            if smaller_plan is not None and not may_try_again:
+                self.plan = smaller_plan
+            ran_out_before = True
