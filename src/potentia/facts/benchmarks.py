@@ -62,73 +62,94 @@ class Benchmark:
 def benchmarks() -> tuple[Benchmark, ...]:
     """Return all known benchmarks, in the order of the file."""
     text = files("potentia.facts").joinpath("benchmarks.csv").read_text("utf-8")
-    return _parse(text, "potentia/facts/benchmarks.csv")
+    return _parse_benchmarks(text, "potentia/facts/benchmarks.csv")
 
 
 def benchmark(task: str) -> Benchmark | None:
     """Return what is known of one task, if anything."""
-    return next((known for known in benchmarks() if known.task == task), None)
+    return next((facts for facts in benchmarks() if facts.task == task), None)
 
 
 def read_benchmarks(path: str | Path) -> tuple[Benchmark, ...]:
     """Read a CSV of facts on tasks: ``task``, and any of ``category``, ``train_size``, ``chance`` (or ``options``)."""
-    return _parse(read_text(Path(path), largest=LARGEST_FILE), str(path))
+    return _parse_benchmarks(read_text(Path(path), largest=LARGEST_FILE), str(path))
 
 
-def _columns(given: list[str], where: str) -> list[str]:
-    unknown = [column for column in given if column not in COLUMNS]
-    if "task" not in given or unknown:
-        what = f"unknown column {unknown[0]}" if unknown else "no column names the tasks"
-        raise DataError(
-            what, where=where, hint=f"the columns are {', '.join(COLUMNS)}; task is enough"
+def _check_columns(header: list[str], where: str) -> list[str]:
+    """Return the columns as they are; refuse a table without tasks and columns of other names."""
+    unknown = [column for column in header if column not in COLUMNS]
+    hint = f"the columns are {', '.join(COLUMNS)}; task is enough"
+    if unknown:
+        raise DataError(f"unknown column {unknown[0]}", where=where, hint=hint)
+    if "task" not in header:
+        raise DataError("no column names the tasks", where=where, hint=hint)
+    return header
+
+
+def _parse_benchmarks(text: str, where: str) -> tuple[Benchmark, ...]:
+    benchmarks_by_task: dict[str, Benchmark] = {}
+    for location, row in read_csv_rows(text, where, _check_columns):
+        task = row["task"]
+        if not task:
+            raise DataError("a task has no name", where=location)
+        if task in benchmarks_by_task:
+            raise DataError(f"{task} is there twice", where=location)
+        benchmarks_by_task[task] = Benchmark(
+            task=task,
+            name=row.get("name", ""),
+            category=row.get("category", ""),
+            metric=row.get("metric", ""),
+            train_size=_read_train_size(row, location),
+            chance=_read_chance(row, location),
+            status=row.get("status") or "own",
+            reason=row.get("reason", ""),
         )
-    return given
+    return tuple(benchmarks_by_task.values())
 
 
-def _parse(text: str, where: str) -> tuple[Benchmark, ...]:
-    found: dict[str, Benchmark] = {}
-    for place, row in read_csv_rows(text, where, _columns):
-        if not row["task"] or row["task"] in found:
-            raise DataError(
-                "a task has no name" if not row["task"] else f"{row['task']} is there twice",
-                where=place,
-            )
-        plain = {
-            key: value
-            for key, value in row.items()
-            if value and key not in ("train_size", "chance", "options")
-        }
-        found[row["task"]] = Benchmark(
-            **plain, train_size=_whole(row, place), chance=_chance(row, place)
-        )
-    return tuple(found.values())
-
-
-def _whole(row: dict[str, str], place: str) -> int | None:
+def _read_train_size(row: dict[str, str], location: str) -> int | None:
     text = row.get("train_size", "")
-    if text and not text.isdecimal():
-        raise DataError(f"{text!r} is no number of examples", where=f"{place}, column train_size")
-    return int(text) if text else None
-
-
-def _chance(row: dict[str, str], place: str) -> float | None:
-    """Return the accuracy of a guess: as given, else the mean of 1/k over the numbers of options."""
-    if text := row.get("chance", ""):
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not 0 <= value <= 1:
-            raise DataError(f"{text!r} is no share from 0 to 1", where=f"{place}, column chance")
-        return value
-    parts = [part.strip() for part in row.get("options", "").split(";") if part.strip()]
-    if not all(part.isdecimal() and part != "1" for part in parts):
+    if not text:
+        return None
+    if not text.isdecimal():
         raise DataError(
-            f"{row['options']!r} is no number of options", where=f"{place}, column options"
+            f"{text!r} is no number of examples", where=f"{location}, column train_size"
         )
-    return (
-        sum(1 / int(part) if int(part) else 0.0 for part in parts) / len(parts) if parts else None
-    )
+    return int(text)
+
+
+def _read_chance(row: dict[str, str], location: str) -> float | None:
+    """Return the accuracy of a guess: as given, else the mean of 1/k over the numbers of options."""
+    text = row.get("chance", "")
+    if text:
+        return _parse_share(text, location)
+    parts = [part.strip() for part in row.get("options", "").split(";")]
+    option_counts = [part for part in parts if part]
+    if not option_counts:
+        return None
+    if not all(count.isdecimal() and count != "1" for count in option_counts):
+        raise DataError(
+            f"{row['options']!r} is no number of options", where=f"{location}, column options"
+        )
+    shares = [_guess_share(int(count)) for count in option_counts]
+    return sum(shares) / len(shares)
+
+
+def _parse_share(text: str, location: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = math.nan
+    if not 0 <= share <= 1:
+        raise DataError(f"{text!r} is no share from 0 to 1", where=f"{location}, column chance")
+    return share
+
+
+def _guess_share(options: int) -> float:
+    """Return the accuracy of a guess among so many options; 0 where the answer is written freely."""
+    if options == 0:
+        return 0.0
+    return 1 / options
 
 
 # --- the score of guessing: r of equation 1, and the floor below which a task tells nothing ---
@@ -163,20 +184,25 @@ def chance(
     behind the name changes nothing, except that ``choice:4`` has four options.
     """
     facts = benchmark(TaskName(task).base)
-    usual = facts.metric if facts is not None and higher_is_better else ""
-    measured = Metric(metric or usual, higher_is_better)
+    usual_metric = ""
+    if facts is not None and higher_is_better:
+        usual_metric = facts.metric
+    measured = Metric(metric or usual_metric, higher_is_better)
     if measured.guess == "zero":
         return 0.0
-    share = (
-        guess(task, known) if measured.guess == ("share" if higher_is_better else "rest") else None
-    )
+    guess_by_direction = "share" if higher_is_better else "rest"
+    share = None
+    if measured.guess == guess_by_direction:
+        share = guess(task, known)
     if share is None:
-        what = f"{task} by {measured.plain}" if measured.name else task
+        scored = f"{task} by {measured.plain}" if measured.name else task
         raise InputError(
-            f"the score of guessing on {what} is not known here",
+            f"the score of guessing on {scored} is not known here",
             hint="give it with --task-facts (a CSV of task and chance), or one number for all such tasks with --chance",
         )
-    return share if higher_is_better else 1 - share
+    if not higher_is_better:
+        return 1 - share
+    return share
 
 
 def known_chance(task: str, metric: Metric, known: Mapping[str, float]) -> float | None:
@@ -191,25 +217,27 @@ def known_chance(task: str, metric: Metric, known: Mapping[str, float]) -> float
 
 def guess(task: str, known: Mapping[str, float] | None = None) -> float | None:
     """Return the accuracy of a uniform guess; None where nobody knows it."""
-    given, named = known or {}, TaskName(task)
-    if task in given:
-        return given[task]
-    if named.choices is not None:
-        return 1 / named.choices
-    base = named.base
-    for name in (
-        base,
-        base.removesuffix("_cloze"),
-        base.split(" ")[0],
-        "mmlu" if base.startswith("mmlu_") else base,
-    ):
+    given_shares = known or {}
+    task_name = TaskName(task)
+    if task in given_shares:
+        return given_shares[task]
+    if task_name.choices is not None:
+        return 1 / task_name.choices
+    for name in _lookup_names(task_name.base):
+        if name in given_shares:
+            return given_shares[name]
         facts = benchmark(name)
-        share = given.get(name, facts.chance if facts is not None else None)
-        if share is None and name in OPTIONS:
-            share = 1 / OPTIONS[name] if OPTIONS[name] else 0.0
-        if share is not None:
-            return share
+        if facts is not None and facts.chance is not None:
+            return facts.chance
+        if name in OPTIONS:
+            return _guess_share(OPTIONS[name])
     return None
+
+
+def _lookup_names(base: str) -> tuple[str, ...]:
+    """Return the names under which the accuracy of a guess may be known, the nearest first."""
+    group = "mmlu" if base.startswith("mmlu_") else base
+    return base, base.removesuffix("_cloze"), base.split(" ")[0], group
 
 
 # How many examples the public leaderboards put before a question (footnote 1 of "Training on the test task").

@@ -9,12 +9,13 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from potentia.errors import DataError
 from potentia.facts.benchmarks import Benchmark, benchmarks
@@ -46,7 +47,7 @@ SYNONYMS = {
     "flops": "compute",
 }
 KINDS = ("base", "instruct")
-_CHECKPOINT = re.compile(r"(?P<run>.+)@(?:step)?(?P<step>\d+)")
+_CHECKPOINT_NAME = re.compile(r"(?P<run>.+)@(?:step)?(?P<step>\d+)")
 
 
 @dataclass(frozen=True)
@@ -71,46 +72,49 @@ class ModelFacts:
     sources: tuple[str, ...] = ()
     size: float | None = None
     note: str = ""
-    exposure: tuple[
-        str, ...
-    ] = ()  # benchmarks whose form or data were in its training, where that is known
+    # benchmarks whose form or data were in its training, where that is known
+    exposure: tuple[str, ...] = ()
     compute: float | None = None  # pretraining FLOPs, where they are given as such
-    step_tokens: float | None = (
-        None  # tokens of one pretraining step, where its checkpoints are public
-    )
+    # tokens of one pretraining step, where its checkpoints are public
+    step_tokens: float | None = None
     extra: Mapping[str, str] = field(default_factory=dict, hash=False)
     kind_stated: bool = True  # base is also what an empty field is read as
 
     @property
     def flops(self) -> float | None:
         """Pretraining compute: as given, else 6 × parameters × tokens; None where one of them is unknown."""
-        if self.compute is not None or self.parameters is None or self.tokens is None:
+        if self.compute is not None:
             return self.compute
+        if self.parameters is None or self.tokens is None:
+            return None
         return 6.0 * self.parameters * self.tokens
 
     @property
     def names(self) -> tuple[str, ...]:
         """Every name that means this model."""
-        return tuple(dict.fromkeys(filter(None, (self.name, self.repository, *self.aliases))))
+        candidates = (self.name, self.repository, *self.aliases)
+        return tuple(dict.fromkeys(name for name in candidates if name))
 
 
 class ModelTable:
     """Models by name. Later facts replace earlier ones of the same name."""
 
     def __init__(self, facts: Iterable[ModelFacts]) -> None:
-        self._facts = {model.name: model for model in facts}
-        self._names: dict[str, ModelFacts] = {}
-        for model in self._facts.values():
+        self._facts_by_name = {model.name: model for model in facts}
+        self._facts_by_any_name: dict[str, ModelFacts] = {}
+        for model in self._facts_by_name.values():
             for name in model.names:
-                self._names[name.casefold()] = model
-                self._names.setdefault(name.casefold().rpartition("/")[2], model)
-            self._names[model.name.casefold()] = model
+                full_name = name.casefold()
+                short_name = full_name.rpartition("/")[2]
+                self._facts_by_any_name[full_name] = model
+                self._facts_by_any_name.setdefault(short_name, model)
+            self._facts_by_any_name[model.name.casefold()] = model
 
     def __len__(self) -> int:
-        return len(self._facts)
+        return len(self._facts_by_name)
 
     def __iter__(self) -> Iterator[ModelFacts]:
-        return iter(self._facts.values())
+        return iter(self._facts_by_name.values())
 
     def find(self, name: str) -> ModelFacts | None:
         """Return the facts of a model by its repository, its short name or an alias, in any case.
@@ -118,30 +122,41 @@ class ModelTable:
         The organisation may be left out, but not be another one: a copy under another roof may have other weights. A
         path of the file system is known by its last part.
         """
-        wanted = name.strip().rstrip("/").casefold()
-        if wanted in self._names:
-            return self._names[wanted]
-        if (point := _CHECKPOINT.fullmatch(name.strip())) is not None:
-            return self._checkpoint(point["run"], float(point["step"]), name)
-        organisation, slash, last = wanted.rpartition("/")
-        found = self._names.get(last)
-        if not slash or found is None:
+        lookup_name = name.strip().rstrip("/").casefold()
+        if lookup_name in self._facts_by_any_name:
+            return self._facts_by_any_name[lookup_name]
+        checkpoint = _CHECKPOINT_NAME.fullmatch(name.strip())
+        if checkpoint is not None:
+            return self._find_checkpoint(checkpoint["run"], float(checkpoint["step"]), name)
+        organisation, slash, last_part = lookup_name.rpartition("/")
+        facts = self._facts_by_any_name.get(last_part)
+        if not slash or facts is None:
             return None
         is_path = "/" in organisation or organisation in ("", ".", "..", "~") or Path(name).exists()
-        return found if is_path or found.repository is None else None
+        if is_path or facts.repository is None:
+            return facts
+        return None
 
-    def _checkpoint(self, run: str, step: float, name: str) -> ModelFacts | None:
-        """Return what is known of a run after so many steps: the tokens seen by then, where a step's are known."""
-        whole = self.find(run)
-        if whole is None:
+    def _find_checkpoint(self, run: str, step: float, name: str) -> ModelFacts | None:
+        """Return the facts of a run after so many steps, with the tokens seen by then where they are known."""
+        run_facts = self.find(run)
+        if run_facts is None:
             return None
-        seen = None if whole.step_tokens is None else step * whole.step_tokens
-        return replace(whole, name=name, tokens=seen, compute=None, aliases=(), repository=None)
+        tokens_seen = None
+        if run_facts.step_tokens is not None:
+            tokens_seen = step * run_facts.step_tokens
+        return replace(
+            run_facts, name=name, tokens=tokens_seen, compute=None, aliases=(), repository=None
+        )
 
     def search(self, text: str) -> list[ModelFacts]:
         """Return the models one of whose names holds this text, in any case."""
-        wanted = text.strip().casefold()
-        return [model for model in self if any(wanted in name.casefold() for name in model.names)]
+        searched_text = text.strip().casefold()
+        matches = []
+        for model in self:
+            if any(searched_text in name.casefold() for name in model.names):
+                matches.append(model)
+        return matches
 
     def families(self) -> list[str]:
         """Return the names of the families."""
@@ -150,7 +165,9 @@ class ModelTable:
 
 def models(extra_csv: str | Path | None = None) -> ModelTable:
     """Return the known models; ``extra_csv`` adds or replaces facts (``name`` is enough)."""
-    return _shipped() if extra_csv is None else ModelTable((*_shipped(), *read_facts(extra_csv)))
+    if extra_csv is None:
+        return _read_shipped_facts()
+    return ModelTable((*_read_shipped_facts(), *read_facts(extra_csv)))
 
 
 def read_facts(path: str | Path) -> ModelTable:
@@ -158,102 +175,115 @@ def read_facts(path: str | Path) -> ModelTable:
 
     Columns of other names are kept, so that models can be divided by them; a name close to a known one is a slip.
     """
-    rows = tuple(_parse(read_text(Path(path), largest=LARGEST_FILE), str(path)))
-    names = [model.name for model in rows]
-    if len(set(names)) != len(names):
-        twice = sorted({name for name in names if names.count(name) > 1})
+    text = read_text(Path(path), largest=LARGEST_FILE)
+    rows = tuple(_parse_facts(text, str(path)))
+    uses_of_name = Counter(model.name for model in rows)
+    repeated = sorted(name for name, uses in uses_of_name.items() if uses > 1)
+    if repeated:
         raise DataError(
-            f"a model is named twice in the facts: {', '.join(twice[:3])}", where=str(path)
+            f"a model is named twice in the facts: {', '.join(repeated[:3])}", where=str(path)
         )
     return ModelTable(rows)
 
 
 @cache
-def _shipped() -> ModelTable:
+def _read_shipped_facts() -> ModelTable:
     text = resources.files("potentia.facts").joinpath("models.csv").read_text(encoding="utf-8")
-    return ModelTable(tuple(_parse(text, "potentia/facts/models.csv")))
+    return ModelTable(tuple(_parse_facts(text, "potentia/facts/models.csv")))
 
 
-def _parse(text: str, where: str) -> Iterator[ModelFacts]:
-    return (_facts(row, place) for place, row in read_csv_rows(text, where, _columns))
+def _parse_facts(text: str, where: str) -> Iterator[ModelFacts]:
+    for location, row in read_csv_rows(text, where, _rename_columns):
+        yield _facts_from_row(row, location)
 
 
-def _columns(given: list[str], where: str) -> list[str]:
+def _rename_columns(header: list[str], where: str) -> list[str]:
     """Return the columns by the names that Potentia uses; refuse a table without names, a column twice, and slips."""
-    columns = [SYNONYMS.get(column, column) for column in given]
+    columns = [SYNONYMS.get(column, column) for column in header]
     if "name" not in columns:
         hint = "the first line names the columns: model,family,params_b,tokens_b,trained"
         raise DataError("no column names the models", where=where, hint=hint)
-    twice = next((column for column in columns if columns.count(column) > 1), None)
-    if twice is not None:
-        raise DataError(f"the column {twice} is there twice", where=where)
-    known = (*COLUMNS, *SYNONYMS)
-    for column in given:
-        near = difflib.get_close_matches(column, known, n=1, cutoff=0.85)
-        if column not in known and near:
+    repeated = next((column for column in columns if columns.count(column) > 1), None)
+    if repeated is not None:
+        raise DataError(f"the column {repeated} is there twice", where=where)
+    accepted_names = (*COLUMNS, *SYNONYMS)
+    for column in header:
+        if column in accepted_names:
+            continue
+        near_names = difflib.get_close_matches(column, accepted_names, n=1, cutoff=0.85)
+        if near_names:
             raise DataError(
-                f"unknown column {column}; did you mean {near[0]}?",
+                f"unknown column {column}; did you mean {near_names[0]}?",
                 where=where,
                 hint=f"the columns are {', '.join(COLUMNS)}, and any that look like none of these",
             )
     return columns
 
 
-# Fields of a model that are numbers: column, unit. Further those that are lists, and those that are text or unknown.
-_NUMBERS = {
-    "parameters": ("parameters_b", 1e9),
-    "size": ("size_b", 1e9),
-    "tokens": ("tokens_b", 1e9),
-    "compute": ("compute", 1.0),
-    "step_tokens": ("step_tokens", 1.0),
-}
-_LISTS = ("aliases", "sources", "exposure")
-_TEXTS = ("base_model", "repository", "language")
+_BILLION = 1e9
 
 
-def _facts(row: dict[str, str], place: str) -> ModelFacts:
+def _facts_from_row(row: dict[str, str], location: str) -> ModelFacts:
     if not row["name"]:
-        raise DataError("a model has no name", where=place)
-    kind, date = row.get("kind") or "base", row.get("date", "")
+        raise DataError("a model has no name", where=location)
+    kind = row.get("kind") or "base"
     if kind not in KINDS:
-        raise DataError(f"the kind is base or instruct, not {kind!r}", where=place)
+        raise DataError(f"the kind is base or instruct, not {kind!r}", where=location)
+    date = row.get("date", "")
     if date and not re.fullmatch(r"\d{4}-(0[1-9]|1[0-2])(-\d\d)?", date):
-        raise DataError(f"the date {date!r} is no month", where=place, hint="write it as 2024-07")
-    given: dict[str, Any] = {name: _number(row, *told, place) for name, told in _NUMBERS.items()}
-    for one, other in (("parameters", "size"), ("size", "parameters")):
-        given[one] = given[other] if given[one] is None else given[one]
-    given |= {
-        name: tuple(filter(None, map(str.strip, row.get(name, "").split(";")))) for name in _LISTS
-    }
-    given |= {name: row.get(name) or None for name in _TEXTS}
+        raise DataError(
+            f"the date {date!r} is no month", where=location, hint="write it as 2024-07"
+        )
+    parameters = _read_number(row, "parameters_b", _BILLION, location)
+    size = _read_number(row, "size_b", _BILLION, location)
     return ModelFacts(
         name=row["name"],
         family=row.get("family", ""),
-        kind=kind,
-        kind_stated=bool(row.get("kind")),
+        parameters=size if parameters is None else parameters,
+        tokens=_read_number(row, "tokens_b", _BILLION, location),
         date=date[:7] or None,
+        kind=kind,
+        base_model=row.get("base_model") or None,
+        repository=row.get("repository") or None,
+        language=row.get("language") or None,
+        aliases=_read_list(row, "aliases"),
+        sources=_read_list(row, "sources"),
+        size=parameters if size is None else size,
         note=row.get("note", ""),
+        exposure=_read_list(row, "exposure"),
+        compute=_read_number(row, "compute", 1.0, location),
+        step_tokens=_read_number(row, "step_tokens", 1.0, location),
         extra={column: value for column, value in row.items() if column not in COLUMNS},
-        **given,
+        kind_stated=bool(row.get("kind")),
     )
 
 
-def _number(row: dict[str, str], column: str, unit: float, place: str) -> float | None:
+def _read_list(row: dict[str, str], column: str) -> tuple[str, ...]:
+    """Read a list whose members are divided by semicolons; empty members are left out."""
+    members = [member.strip() for member in row.get(column, "").split(";")]
+    return tuple(member for member in members if member)
+
+
+def _read_number(row: dict[str, str], column: str, unit: float, location: str) -> float | None:
     """Read a positive number in this unit; empty means that it is not known."""
     text = row.get(column, "")
     if not text:
         return None
+    in_billions = unit > 1
     try:
-        # By way of decimal text, so that 8.03 billion is exactly 8030000000.0.
-        value = (
-            float(f"{text}e9") if unit > 1 and re.fullmatch(r"[\d.]+", text) else float(text) * unit
-        )
+        if in_billions and re.fullmatch(r"[\d.]+", text):
+            # By way of decimal text, so that 8.03 billion is exactly 8030000000.0.
+            value = float(f"{text}e9")
+        else:
+            value = float(text) * unit
     except ValueError:
         value = -1.0
     if value <= 0 or math.isinf(value):
-        what = "number of billions" if unit > 1 else "number"
-        raise DataError(f"{text!r} is no {what}", where=f"{place}, column {column}")
-    return None if math.isnan(value) else value
+        expected = "number of billions" if in_billions else "number"
+        raise DataError(f"{text!r} is no {expected}", where=f"{location}, column {column}")
+    if math.isnan(value):
+        return None
+    return value
 
 
 # --- base or instruct ------------------------------------------------------------------------------------------------
@@ -288,17 +318,24 @@ def decide_kind(
     if stated == "instruct" or instruct_of:
         return Kind("instruct", "the study")
     names = list(names)
-    for found in map(facts.find, names):
-        if found is not None and found.kind_stated:
-            return Kind("instruct" if found.kind == "instruct" else "base", "the facts")
     for name in names:
-        words = set(re.split(r"[^a-z0-9]+", name.rstrip("/").rpartition("/")[2].casefold()))
-        instruct, base = not words.isdisjoint(INSTRUCT_WORDS), not words.isdisjoint(BASE_WORDS)
-        if instruct != base:
-            return Kind("instruct" if instruct else "base", "its name")
+        known_facts = facts.find(name)
+        if known_facts is not None and known_facts.kind_stated:
+            return Kind(_kind_word(known_facts.kind == "instruct"), "the facts")
+    for name in names:
+        last_part = name.rstrip("/").rpartition("/")[2]
+        words = set(re.split(r"[^a-z0-9]+", last_part.casefold()))
+        has_instruct_word = not words.isdisjoint(INSTRUCT_WORDS)
+        has_base_word = not words.isdisjoint(BASE_WORDS)
+        if has_instruct_word != has_base_word:
+            return Kind(_kind_word(has_instruct_word), "its name")
     if template is None:
         return None
-    return Kind("instruct" if template else "base", "its tokenizer")
+    return Kind(_kind_word(template), "its tokenizer")
+
+
+def _kind_word(is_instruct: bool) -> Literal["base", "instruct"]:
+    return "instruct" if is_instruct else "base"
 
 
 # --- what the analyses take ------------------------------------------------------------------------------------------
@@ -311,9 +348,11 @@ _VARIANT = re.compile(
 
 
 def variant_of(model: str) -> str:
-    """Return what a model is a variant of, by its name; the model itself where it is none."""
-    found = _VARIANT.fullmatch(model.strip().rstrip("/"))
-    return found["run"] if found is not None else model
+    """Return the model that this one is a variant of, by its name; the model itself where it is none."""
+    match = _VARIANT.fullmatch(model.strip().rstrip("/"))
+    if match is None:
+        return model
+    return match["run"]
 
 
 @dataclass(frozen=True)
@@ -321,19 +360,16 @@ class Background:
     """Facts by model and by task; whatever is unknown is simply absent."""
 
     families: dict[str, str] = field(default_factory=dict)
-    lineages: dict[str, str] = field(
-        default_factory=dict
-    )  # the base model, for itself and what was made from it
+    # the base model, for itself and what was made from it
+    lineages: dict[str, str] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)  # base or instruct
     billions: dict[str, float] = field(default_factory=dict)  # parameters, as the name carries them
     flops: dict[str, float] = field(default_factory=dict)  # of pretraining
     categories: dict[str, str] = field(default_factory=dict)
-    train_examples: dict[str, float] = field(
-        default_factory=dict
-    )  # of the public split, before carving and caps
-    chance: dict[str, float] = field(
-        default_factory=dict
-    )  # accuracy of a guess, where studies or the user say it
+    # of the public split, before carving and caps
+    train_examples: dict[str, float] = field(default_factory=dict)
+    # accuracy of a guess, where studies or the user say it
+    chance: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -344,42 +380,57 @@ class Background:
         tasks: Iterable[Benchmark] = (),
     ) -> Background:
         """Look the models up in the shipped facts (or ``table``); ``tasks`` add to the shipped facts, the last wins."""
-        table, models = table or _shipped(), list(models)
-        given = tuple(tasks)
-        every = (*benchmarks(), *given)
-        found = {m: f for m in models if (f := table.find(m)) is not None}
+        if not table:
+            table = _read_shipped_facts()
+        model_names = list(models)
+        facts_by_model: dict[str, ModelFacts] = {}
+        for name in model_names:
+            facts = table.find(name)
+            if facts is not None:
+                facts_by_model[name] = facts
+        given_tasks = tuple(tasks)
+        all_tasks = (*benchmarks(), *given_tasks)
         return cls(
-            families=_families(models, found, table),
-            lineages={m: _root(f, table) for m, f in found.items()},
-            kinds={m: f.kind for m, f in found.items()},
-            billions={m: f.size / 1e9 for m, f in found.items() if f.size},
-            flops={m: f.flops for m, f in found.items() if f.flops},
-            categories={b.task: b.category for b in every if b.category},
-            train_examples={b.task: float(b.train_size) for b in every if b.train_size is not None},
-            chance={b.task: b.chance for b in given if b.chance is not None},
+            families=_find_families(model_names, facts_by_model, table),
+            lineages={name: _find_root(facts, table) for name, facts in facts_by_model.items()},
+            kinds={name: facts.kind for name, facts in facts_by_model.items()},
+            billions={
+                name: facts.size / 1e9 for name, facts in facts_by_model.items() if facts.size
+            },
+            flops={name: facts.flops for name, facts in facts_by_model.items() if facts.flops},
+            categories={task.task: task.category for task in all_tasks if task.category},
+            train_examples={
+                task.task: float(task.train_size)
+                for task in all_tasks
+                if task.train_size is not None
+            },
+            chance={task.task: task.chance for task in given_tasks if task.chance is not None},
         )
 
 
-def _families(
-    models: Iterable[str], found: dict[str, ModelFacts], table: ModelTable
+def _find_families(
+    models: Sequence[str], facts_by_model: Mapping[str, ModelFacts], table: ModelTable
 ) -> dict[str, str]:
     """Return the family of every model that has one: by facts, else that of what it is a variant of."""
-    families = {m: f.family for m, f in found.items() if f.family}
+    families = {model: facts.family for model, facts in facts_by_model.items() if facts.family}
     for model in models:
-        if model not in families and (base := variant_of(model)) != model:
-            known = table.find(base)
-            families[model] = (known and known.family) or base
+        original = variant_of(model)
+        if model in families or original == model:
+            continue
+        original_facts = table.find(original)
+        families[model] = (original_facts and original_facts.family) or original
     return families
 
 
-def _root(facts: ModelFacts, table: ModelTable) -> str:
+def _find_root(facts: ModelFacts, table: ModelTable) -> str:
     """Return the base model that a model was made from, through as many steps as facts know; else the model itself."""
-    seen = {facts.name}
-    while (
-        facts.base_model
-        and (base := table.find(facts.base_model)) is not None
-        and base.name not in seen
-    ):
-        seen.add(base.name)
-        facts = base
-    return facts.name if facts.base_model is None or facts.base_model in seen else facts.base_model
+    visited_names = {facts.name}
+    while facts.base_model:
+        base_facts = table.find(facts.base_model)
+        if base_facts is None or base_facts.name in visited_names:
+            break
+        visited_names.add(base_facts.name)
+        facts = base_facts
+    if facts.base_model is None or facts.base_model in visited_names:
+        return facts.name
+    return facts.base_model
