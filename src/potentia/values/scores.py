@@ -19,10 +19,9 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 Objects = npt.NDArray[np.object_]
-Wanted = Any  # names, or an array that says where they are (a mask or places); None for all
-Outcomes = Mapping[
-    str, Mapping[str, Mapping[int, float]]
-]  # task → model → document → value of the item
+Wanted = Any  # names, or an array that says where they are (a mask or positions); None for all
+# task → model → document → value of the item
+Outcomes = Mapping[str, Mapping[str, Mapping[int, float]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +47,29 @@ class Score:
         The standard error has both parts: that of the documents, and that of the seeds.
         """
         values = tuple(score.value for score in scores)
-        documents = sum(score.stderr for score in scores) / len(scores)
-        error = math.hypot(documents, seed_error(values))
-        return replace(scores[0], value=sum(values) / len(values), stderr=error, seeds=values)
+        document_error = sum(score.stderr for score in scores) / len(scores)
+        total_error = math.hypot(document_error, seed_error(values))
+        mean_value = sum(values) / len(values)
+        return replace(scores[0], value=mean_value, stderr=total_error, seeds=values)
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Score:
         """Read a score that ``dataclasses.asdict`` wrote."""
-        parts = {"metric": Metric(**content["metric"]), "origin": Origin(**content["origin"])}
-        return cls(**{**content, **parts, "seeds": tuple(content["seeds"])})
+        return cls(
+            value=content["value"],
+            stderr=content["stderr"],
+            n=content["n"],
+            metric=Metric(**content["metric"]),
+            origin=Origin(**content["origin"]),
+            seeds=tuple(content["seeds"]),
+        )
 
 
 def seed_error(values: Sequence[float]) -> float:
     """Return the standard error of a mean over seeds; 0 where there are not two."""
-    return float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    if len(values) < 2:
+        return 0.0
+    return float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +88,10 @@ class ItemOutcome:
     detail: dict[str, Any]
 
 
-def _numbered(*names: str) -> dict[str, int]:
-    return {name: place for place, name in enumerate(dict.fromkeys(names))}
+def _number_names(names: Iterable[str]) -> dict[str, int]:
+    """Return the position of every name, each name counted once."""
+    distinct_names = dict.fromkeys(names)
+    return {name: position for position, name in enumerate(distinct_names)}
 
 
 _GRIDS = ("values", "stderr", "n", "origins", "seeds")  # of a ScoreMatrix: models × tasks
@@ -99,25 +109,24 @@ class ScoreMatrix:
     n: Floats  # (models, tasks) items behind each score
     metrics: tuple[Metric, ...]  # per task
     origins: Objects | None = None  # (models, tasks) of Origin, None where unknown
-    seeds: Objects | None = (
-        None  # (models, tasks) of a tuple of values, None where there is one seed
-    )
+    # (models, tasks) of a tuple of values, None where there is one seed
+    seeds: Objects | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "protocol", Protocol(self.protocol))
-        shape = (len(self.models), len(self.tasks))
+        model_count, task_count = self.shape
         for name in _GRIDS:
             array = getattr(self, name)
-            if array is not None and array.shape != shape:
+            if array is not None and array.shape != self.shape:
                 raise InputError(
-                    f"{name} has shape {array.shape}, but there are {shape[0]} models × {shape[1]} tasks"
+                    f"{name} has shape {array.shape}, but there are {model_count} models × {task_count} tasks"
                 )
         if len(self.metrics) != len(self.tasks):
             raise InputError("metrics need one entry per task")
         for kind, names in (("model", self.models), ("task", self.tasks)):
             if len(set(names)) != len(names):
-                twice = sorted({n for n in names if names.count(n) > 1})
-                raise InputError(f"{kind} named twice: {', '.join(twice)}")
+                repeated = sorted({name for name in names if names.count(name) > 1})
+                raise InputError(f"{kind} named twice: {', '.join(repeated)}")
 
     @classmethod
     def build(
@@ -137,29 +146,29 @@ class ScoreMatrix:
         ``metrics`` are names or metrics, one per task; what is known of a name (which way is better, kind, scale) is
         taken. Without them a task's scores are better when higher, unless ``higher_is_better`` says otherwise.
         """
-        array = np.asarray(values, dtype=np.float64).reshape(len(models), len(tasks))
-        blank = np.full_like(array, np.nan)
-        ups = (
-            (higher_is_better,) * len(tasks)
-            if higher_is_better is None or isinstance(higher_is_better, bool)
-            else tuple(higher_is_better)
-        )
-        names = tuple(metrics) or ("",) * len(tasks)
-        if not len(ups) == len(names) == len(tasks):
+        shape = (len(models), len(tasks))
+        directions: tuple[bool | None, ...]
+        if higher_is_better is None or isinstance(higher_is_better, bool):
+            directions = (higher_is_better,) * len(tasks)
+        else:
+            directions = tuple(higher_is_better)
+        metrics_or_names = tuple(metrics) or ("",) * len(tasks)
+        value_grid = _float_grid(values, shape)
+        if not len(directions) == len(metrics_or_names) == len(tasks):
             raise InputError("higher_is_better and metrics need one entry per task")
+        task_metrics = []
+        for metric, direction in zip(metrics_or_names, directions, strict=True):
+            if not isinstance(metric, Metric):
+                metric = Metric.of(metric, direction)
+            task_metrics.append(metric)
         return cls(
             protocol=Protocol(protocol),
             models=tuple(models),
             tasks=tuple(tasks),
-            values=array,
-            stderr=blank
-            if stderr is None
-            else np.asarray(stderr, dtype=np.float64).reshape(array.shape),
-            n=blank.copy() if n is None else np.asarray(n, dtype=np.float64).reshape(array.shape),
-            metrics=tuple(
-                name if isinstance(name, Metric) else Metric.of(name, up)
-                for name, up in zip(names, ups, strict=True)
-            ),
+            values=value_grid,
+            stderr=_float_grid(stderr, shape),
+            n=_float_grid(n, shape),
+            metrics=tuple(task_metrics),
         )
 
     @classmethod
@@ -174,30 +183,36 @@ class ScoreMatrix:
 
         ``models`` and ``tasks`` come first, in their order; the others follow as they appear.
         """
-        rows = _numbered(*models, *(model for model, _ in cells))
-        columns = _numbered(*tasks, *(task for _, task in cells))
-        values, stderr, n = (np.full((len(rows), len(columns)), np.nan) for _ in range(3))
-        origins, seeds = (np.full(values.shape, None, dtype=object) for _ in range(2))
+        rows = _number_names([*models, *(model for model, _ in cells)])
+        columns = _number_names([*tasks, *(task for _, task in cells)])
+        shape = (len(rows), len(columns))
+        values = _float_grid(None, shape)
+        stderr = _float_grid(None, shape)
+        n = _float_grid(None, shape)
+        origins = np.full(shape, None, dtype=object)
+        seeds = np.full(shape, None, dtype=object)
         metrics = dict.fromkeys(columns, Metric())
         for (model, task), score in cells.items():
-            place = rows[model], columns[task]
-            values[place], stderr[place], n[place] = score.value, score.stderr, score.n or np.nan
+            cell = rows[model], columns[task]
+            values[cell] = score.value
+            stderr[cell] = score.stderr
+            n[cell] = score.n or np.nan
             if score.origin != UNKNOWN:
-                origins[place] = score.origin
+                origins[cell] = score.origin
             if score.seeds:
-                seeds[place] = score.seeds
+                seeds[cell] = score.seeds
             if score.metric is not metrics[task]:  # of a store, equal ones are the same
                 metrics[task] = score.metric.merged(metrics[task])
-        known = [array if any(array.flat) else None for array in (origins, seeds)]
         return cls(
-            Protocol(protocol),
-            tuple(rows),
-            tuple(columns),
-            values,
-            stderr,
-            n,
-            tuple(metrics.values()),
-            *known,
+            protocol=Protocol(protocol),
+            models=tuple(rows),
+            tasks=tuple(columns),
+            values=values,
+            stderr=stderr,
+            n=n,
+            metrics=tuple(metrics.values()),
+            origins=origins if any(origins.flat) else None,
+            seeds=seeds if any(seeds.flat) else None,
         )
 
     @property
@@ -212,31 +227,37 @@ class ScoreMatrix:
 
     def score(self, row: int, column: int) -> Score:
         """Return one cell as the score that it is."""
-        value, stderr, n = (float(part[row, column]) for part in (self.values, self.stderr, self.n))
-        seeds = () if self.seeds is None else self.seeds[row, column] or ()
+        item_count = float(self.n[row, column])
+        seed_values: tuple[float, ...] = ()
+        if self.seeds is not None:
+            seed_values = self.seeds[row, column] or ()
         return Score(
-            value,
-            stderr,
-            0 if math.isnan(n) else int(n),
-            self.metrics[column],
-            self.origin(row, column),
-            seeds,
+            value=float(self.values[row, column]),
+            stderr=float(self.stderr[row, column]),
+            n=0 if math.isnan(item_count) else int(item_count),
+            metric=self.metrics[column],
+            origin=self.origin(row, column),
+            seeds=seed_values,
         )
 
     def seed_error(self, model: str, task: str) -> float:
         """Return the part of a score's standard error that is its seeds'; 0 where there is one seed."""
         if self.seeds is None:
             return 0.0
-        return seed_error(self.seeds[self.models.index(model), self.tasks.index(task)] or ())
+        row = self.models.index(model)
+        column = self.tasks.index(task)
+        return seed_error(self.seeds[row, column] or ())
 
     def origin(self, row: int, column: int) -> Origin:
         """Return where one cell comes from."""
-        return (self.origins[row, column] if self.origins is not None else None) or UNKNOWN
+        if self.origins is None:
+            return UNKNOWN
+        return self.origins[row, column] or UNKNOWN
 
     def scores(self) -> Iterator[tuple[str, str, Score]]:
         """Give (model, task, score) of every cell that is there."""
-        for i, j in np.argwhere(np.isfinite(self.values)).tolist():
-            yield self.models[i], self.tasks[j], self.score(i, j)
+        for row, column in np.argwhere(np.isfinite(self.values)).tolist():
+            yield self.models[row], self.tasks[column], self.score(row, column)
 
     def frame(self) -> pd.DataFrame:
         """Return the scores as a pandas table, models × tasks."""
@@ -255,68 +276,82 @@ class ScoreMatrix:
         return np.where(np.asarray(self.higher_is_better, dtype=bool), 1.0, -1.0)
 
     def oriented(self) -> Floats:
-        """Values with the sign flipped where lower is better, so that higher always means better."""
+        """Return the values with the sign flipped where lower is better, so that higher always means better."""
         return self.values * self.sign
 
     def select(self, *, models: Wanted = None, tasks: Wanted = None) -> ScoreMatrix:
-        """Return the sub-matrix of these models and tasks, in the order given: by name, or an array of places."""
-        rows = self._places(self.models, models, "model")
-        columns = self._places(self.tasks, tasks, "task")
+        """Return the sub-matrix of these models and tasks, in the order given: by name, or an array of positions."""
+        rows = _find_positions(self.models, models, "model")
+        columns = _find_positions(self.tasks, tasks, "task")
         grid = np.ix_(rows, columns)
-        parts: dict[str, Any] = {
-            name: part[grid] for name in _GRIDS if (part := getattr(self, name)) is not None
-        }
         return replace(
             self,
-            models=tuple(self.models[i] for i in rows),
-            tasks=tuple(self.tasks[j] for j in columns),
-            metrics=tuple(self.metrics[j] for j in columns),
-            **parts,
+            models=tuple(self.models[row] for row in rows),
+            tasks=tuple(self.tasks[column] for column in columns),
+            values=self.values[grid],
+            stderr=self.stderr[grid],
+            n=self.n[grid],
+            metrics=tuple(self.metrics[column] for column in columns),
+            origins=None if self.origins is None else self.origins[grid],
+            seeds=None if self.seeds is None else self.seeds[grid],
         )
 
     def laid_out(
         self, models: Sequence[str], tasks: Sequence[str]
     ) -> tuple[Floats, Floats, Floats]:
         """Return values, standard errors and n of these models and tasks; NaN where there are none."""
-        rows, columns = (
-            {name: k for k, name in enumerate(names)} for names in (self.models, self.tasks)
-        )
-        place = np.ix_([rows.get(m, -1) for m in models], [columns.get(t, -1) for t in tasks])
-        values, stderr, n = (
-            np.pad(x, (0, 1), constant_values=np.nan)[place]
-            for x in (self.values, self.stderr, self.n)
-        )
+        row_of_model = _number_names(self.models)
+        column_of_task = _number_names(self.tasks)
+        # A name that is not there is at position -1: the row and the column of NaN that the padding adds.
+        rows = [row_of_model.get(model, -1) for model in models]
+        columns = [column_of_task.get(task, -1) for task in tasks]
+        grid = np.ix_(rows, columns)
+        values = np.pad(self.values, (0, 1), constant_values=np.nan)[grid]
+        stderr = np.pad(self.stderr, (0, 1), constant_values=np.nan)[grid]
+        n = np.pad(self.n, (0, 1), constant_values=np.nan)[grid]
         return values, stderr, n
 
     def corpora(self) -> ScoreMatrix:
         """Return the texts to predict, scored in bits per byte or perplexity."""
-        return self.select(tasks=self._texts)
+        return self.select(tasks=self._is_text)
 
     def benchmarks(self) -> ScoreMatrix:
         """Return the tasks without the corpora, those that anyone has a score of, and the models that have any."""
-        known = np.isfinite(self.values)
-        columns = known.any(axis=0) & ~self._texts
-        return self.select(models=known[:, columns].any(axis=1), tasks=columns)
+        is_scored = np.isfinite(self.values)
+        is_benchmark = is_scored.any(axis=0) & ~self._is_text
+        has_benchmark_score = is_scored[:, is_benchmark].any(axis=1)
+        return self.select(models=has_benchmark_score, tasks=is_benchmark)
 
     @property
-    def _texts(self) -> npt.NDArray[np.bool_]:
+    def _is_text(self) -> npt.NDArray[np.bool_]:
         return np.array([metric.is_text for metric in self.metrics], dtype=bool)
 
     def complete(self) -> ScoreMatrix:
-        """Drop every model that lacks a score on some task: the listwise treatment of missing cells."""
-        return self.select(models=np.isfinite(self.values).all(axis=1))
+        """Return the models that have a score on every task: the listwise treatment of missing cells."""
+        has_all_scores = np.isfinite(self.values).all(axis=1)
+        return self.select(models=has_all_scores)
 
-    @staticmethod
-    def _places(names: tuple[str, ...], wanted: Wanted, kind: str) -> list[int]:
-        if wanted is None:
-            return list(range(len(names)))
-        if isinstance(wanted, np.ndarray):
-            return list(np.arange(len(names))[wanted].tolist())
-        index = _numbered(*names)
-        try:
-            return [index[name] for name in wanted]
-        except KeyError as error:
-            known = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
-            raise InputError(
-                f"no {kind} {error.args[0]!r} in these scores", hint=f"there are: {known}"
-            ) from None
+
+def _float_grid(values: npt.ArrayLike | None, shape: tuple[int, int]) -> Floats:
+    """Return the values as floats, models × tasks; NaN in every cell where there are none."""
+    if values is None:
+        return np.full(shape, np.nan)
+    return np.asarray(values, dtype=np.float64).reshape(shape)
+
+
+def _find_positions(names: tuple[str, ...], wanted: Wanted, kind: str) -> list[int]:
+    """Return the positions of the wanted names, or of all where none are named."""
+    if wanted is None:
+        return list(range(len(names)))
+    if isinstance(wanted, np.ndarray):
+        return list(np.arange(len(names))[wanted].tolist())
+    position_of_name = _number_names(names)
+    try:
+        return [position_of_name[name] for name in wanted]
+    except KeyError as error:
+        available_names = ", ".join(names[:8])
+        if len(names) > 8:
+            available_names += " …"
+        raise InputError(
+            f"no {kind} {error.args[0]!r} in these scores", hint=f"there are: {available_names}"
+        ) from None
