@@ -19,17 +19,24 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from potentia.errors import TaskError
 from potentia.facts import benchmark
 from potentia.tasks.data import as_list
-from potentia.tasks.forms import FormField, register_form
+from potentia.tasks.forms import (
+    DefinitionChanges,
+    DocumentColumns,
+    FormField,
+    HarnessTask,
+    TaskDefinition,
+    register_form,
+)
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 # Labels of questions and answers in the harness's languages (MGSM, CMMLU and others), a colon of any width behind them.
@@ -47,6 +54,7 @@ _BEFORE = re.compile(rf"\A\s*(?:{_QUESTIONS})\s*[:.：]\s*", re.IGNORECASE)
 _AFTER = re.compile(rf"\s*\n\s*(?:{_ANSWERS})\s*[:：]\s*\Z", re.IGNORECASE)
 _LISTED = re.compile(r"^[ \t]*\(?([A-Za-z]|\d{1,2})[.):]\)?[ \t]+(.*?)[ \t]*$", re.MULTILINE)
 _CALCULATION = re.compile(r"<<[^<>]*>>")
+_BOX_START = "\\boxed{"
 
 
 @dataclass(frozen=True)
@@ -57,104 +65,139 @@ class Solution:
     answers: tuple[str, ...]
 
 
-def read_question(task: Any, doc: Mapping[str, Any]) -> str:
+class BoxedText(NamedTuple):
+    r"""What a ``\boxed{…}`` holds, and where it starts and ends in its text."""
+
+    content: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class _RenderedQuestion:
+    """What a task's own prompt shows of a document: the bare question and the options' texts."""
+
+    question: str
+    options: list[str]
+
+
+def read_question(task: HarnessTask, doc: DocumentColumns) -> str:
     """Return the question alone, without the task's labels and without listed options."""
-    return _parts(task, doc)[0]
+    return _read_rendered_question(task, doc).question
 
 
-def read_options(task: Any, doc: Mapping[str, Any]) -> list[str]:
+def read_options(task: HarnessTask, doc: DocumentColumns) -> list[str]:
     """Return the options' texts, in the task's order."""
-    return _parts(task, doc)[1]
+    return _read_rendered_question(task, doc).options
 
 
-def read_solution(task: Any, doc: Mapping[str, Any]) -> Solution:
+def read_solution(task: HarnessTask, doc: DocumentColumns) -> Solution:
     r"""Return reasoning and answers: divided at ``####`` or the last ``\boxed{}``, else the target is the answer."""
-    targets = [str(target).strip() for target in as_list(task.doc_to_target(doc))] or [""]
-    worked = doc.get("solution")
-    text = _CALCULATION.sub(
-        "", worked if isinstance(worked, str) and worked else targets[0]
-    ).strip()
+    targets = [str(target).strip() for target in as_list(task.doc_to_target(doc))]
+    if not targets:
+        targets = [""]
+    text = targets[0]
+    solution_column = doc.get("solution")
+    if isinstance(solution_column, str) and solution_column:
+        text = solution_column
+    text = _CALCULATION.sub("", text).strip()
     if "####" in text:
         reasoning, _, answer = text.rpartition("####")
         return Solution(reasoning.strip(), (answer.strip(),))
-    found = find_last_boxed(text)
-    if found is not None:
-        answer, start, end = found
-        return Solution(f"{text[:start]}{answer}{text[end:]}".strip(), (answer.strip(),))
+    boxed = find_last_boxed(text)
+    if boxed is not None:
+        reasoning = f"{text[: boxed.start]}{boxed.content}{text[boxed.end :]}"
+        return Solution(reasoning.strip(), (boxed.content.strip(),))
     if text != targets[0]:
         return Solution(text, tuple(targets))
     return Solution("", tuple(targets))
 
 
-def find_last_boxed(text: str) -> tuple[str, int, int] | None:
-    r"""Return the content of the last ``\boxed{…}``, with its place in the text; braces inside are balanced."""
-    start = text.rfind("\\boxed{")
+def find_last_boxed(text: str) -> BoxedText | None:
+    r"""Return the last ``\boxed{…}`` of a text, if it has one; braces inside are balanced."""
+    start = text.rfind(_BOX_START)
     if start < 0:
         return None
-    depth = 0
-    for place in range(start + len("\\boxed"), len(text)):
-        depth += {"{": 1, "}": -1}.get(text[place], 0)
+    content_start = start + len(_BOX_START)
+    depth = 1
+    for position in range(content_start, len(text)):
+        character = text[position]
+        if character == "{":
+            depth += 1
+        elif character == "}":
+            depth -= 1
         if depth == 0:
-            return text[start + len("\\boxed{") : place], start, place + 1
+            return BoxedText(text[content_start:position], start, position + 1)
     return None
 
 
-def _parts(task: Any, doc: Mapping[str, Any]) -> tuple[str, list[str]]:
-    choices = (
-        [str(c) for c in task.doc_to_choice(doc)] if task.config.doc_to_choice is not None else []
-    )
+def _read_rendered_question(task: HarnessTask, doc: DocumentColumns) -> _RenderedQuestion:
+    """Read question and options from the task's own prompt; refuse one that scores letters and lists no options."""
+    choices: list[str] = []
+    if task.config.doc_to_choice is not None:
+        choices = [str(choice) for choice in task.doc_to_choice(doc)]
     prompt = str(task.doc_to_text(doc))
     if not scores_labels(task, choices):
-        return strip_labels(prompt), choices
-    listed = [
-        match
-        for match in _LISTED.finditer(prompt)
-        if match[1].upper() in [c.strip().upper() for c in choices]
-    ]
-    listed = listed[-len(choices) :]
-    if [match[1].upper() for match in listed] != [c.strip().upper() for c in choices]:
+        return _RenderedQuestion(strip_labels(prompt), choices)
+    labels = [choice.strip().upper() for choice in choices]
+    matches = [match for match in _LISTED.finditer(prompt) if match[1].upper() in labels]
+    matches = matches[-len(labels) :]
+    listed_labels = [match[1].upper() for match in matches]
+    if listed_labels != labels:
         raise TaskError(
             f"{task.config.task} scores letters, but its prompt does not list the options line by line",
             hint="a form needs the options' texts",
         )
-    return strip_labels(prompt[: listed[0].start()]), [match[2] for match in listed]
+    question = strip_labels(prompt[: matches[0].start()])
+    return _RenderedQuestion(question, [match[2] for match in matches])
 
 
-def are_labels(choices: list[str]) -> bool:
-    """Tell whether the options are scored by letter or number (A, B, … or 1, 2, …), not by their texts."""
-    bare = [c.strip().upper() for c in choices]
-    return len(bare) > 1 and (
-        bare == list(LETTERS[: len(bare)]) or bare == [str(i + 1) for i in range(len(bare))]
-    )
+def are_labels(choices: Sequence[str]) -> bool:
+    """Return whether the options are scored by letter or number (A, B, … or 1, 2, …), not by their texts."""
+    labels = [choice.strip().upper() for choice in choices]
+    if len(labels) < 2:
+        return False
+    letters = list(LETTERS[: len(labels)])
+    numbers = [str(number) for number in range(1, len(labels) + 1)]
+    return labels in (letters, numbers)
 
 
 LOOKED_AT = 50  # documents that say how a task scores its options
-_by_label: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+_scores_labels_by_task: WeakKeyDictionary[HarnessTask, bool] = WeakKeyDictionary()
 
 
-def scores_labels(task: Any, choices: list[str]) -> bool:
-    """Tell whether a task scores its options by letter or number; options of one document may be the texts 1, 2, 3."""
+def scores_labels(task: HarnessTask, choices: Sequence[str]) -> bool:
+    """Return whether a task scores its options by letter or number.
+
+    The options of one document may be the texts 1, 2, 3, so that the first documents are looked at together.
+    """
     if not are_labels(choices):
         return False
-    if task not in _by_label:
-        first = islice(task.task_docs, LOOKED_AT)
-        _by_label[task] = all(
-            are_labels([str(choice) for choice in task.doc_to_choice(doc)]) for doc in first
-        )
-    return _by_label[task]
+    if task not in _scores_labels_by_task:
+        first_documents = islice(task.task_docs, LOOKED_AT)
+        _scores_labels_by_task[task] = all(_has_labels(task, doc) for doc in first_documents)
+    return _scores_labels_by_task[task]
+
+
+def _has_labels(task: HarnessTask, doc: DocumentColumns) -> bool:
+    """Return whether the choices of one document are letters or numbers."""
+    return are_labels([str(choice) for choice in task.doc_to_choice(doc)])
 
 
 def strip_labels(prompt: str) -> str:
     """Return a prompt without its labels, such as "Question:" before and "Answer:" after it."""
-    return _BEFORE.sub(
-        "", _AFTER.sub("", prompt.rstrip() if not prompt.endswith("\n") else prompt)
-    ).strip()
+    if not prompt.endswith("\n"):
+        prompt = prompt.rstrip()
+    without_answer_label = _AFTER.sub("", prompt)
+    return _BEFORE.sub("", without_answer_label).strip()
 
 
 # --- judges ----------------------------------------------------------------------------------------------------------
 
 FILTER = "generated"
 METRIC = "math_verify"
+_MATH_VERIFY = f"{METRIC}|{FILTER}"
+_PARSING_SECONDS = 5
 
 
 class Generated(str):
@@ -164,9 +207,9 @@ class Generated(str):
 
 
 def keep_whole(
-    responses: Sequence[Sequence[str]], docs: Sequence[Mapping[str, Any]]
+    responses: Sequence[Sequence[str]], docs: Sequence[DocumentColumns]
 ) -> list[Generated]:
-    """Filter that extracts nothing: math-verify finds the answer itself."""
+    """Extract nothing from the answers: math-verify finds the answer itself."""
     return [Generated(answers[0]) for answers in responses]
 
 
@@ -176,75 +219,89 @@ keep_whole.fingerprint_parts = "the whole answer"  # type: ignore[attr-defined]
 class BothJudges:
     """``process_results`` of a form: math-verify for whole answers, the task's own judgement for extracted ones."""
 
-    def __init__(self, task: Any, config: Mapping[str, Any]) -> None:
+    def __init__(self, task: HarnessTask, definition: TaskDefinition) -> None:
         self._task = task
-        self.fingerprint_parts = [config.get("process_results")]  # what it takes the place of
+        self.fingerprint_parts = [definition.get("process_results")]  # what it takes the place of
 
-    def __call__(self, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, Any]:
+    def __call__(self, doc: DocumentColumns, results: Sequence[Any]) -> dict[str, Any]:
         """Judge one document's answer."""
         if isinstance(results[0], Generated):
             answers = read_solution(self._task, doc).answers
-            return {METRIC: float(any(is_equal_answer(answer, results[0]) for answer in answers))}
-        own: dict[str, Any] = self._task.process_results(doc, results)
-        return own
+            return {METRIC: float(_is_any_answer(answers, results[0]))}
+        task_metrics: dict[str, Any] = self._task.process_results(doc, results)
+        return task_metrics
 
 
 def is_equal_answer(gold: str, generated: str) -> bool:
-    r"""Tell whether the generated text gives the right answer: the same ``\boxed{}`` text, or equal mathematically."""
+    r"""Return whether a generated text gives the right answer: the same ``\boxed{}`` text, or equal mathematically."""
     from math_verify import parse, verify
 
     boxed = find_last_boxed(generated)
-    if boxed is not None and _plain(boxed[0]) == _plain(gold):
+    if boxed is not None and _normalise_answer(boxed.content) == _normalise_answer(gold):
         return True
     # math-verify stops runaway expressions with a signal, which only the main thread can get.
-    limit = 5 if threading.current_thread() is threading.main_thread() else None
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    timeout = _PARSING_SECONDS if is_main_thread else None
     logging.getLogger("math_verify").setLevel(logging.ERROR)
-    right = parse(f"\\boxed{{{gold}}}", parsing_timeout=limit)
-    given = parse(generated, parsing_timeout=limit)
-    return bool(right and given and verify(right, given, timeout_seconds=limit))
+    gold_expressions = parse(f"\\boxed{{{gold}}}", parsing_timeout=timeout)
+    generated_expressions = parse(generated, parsing_timeout=timeout)
+    if not gold_expressions or not generated_expressions:
+        return False
+    return bool(verify(gold_expressions, generated_expressions, timeout_seconds=timeout))
 
 
 def verify_answer(metrics: Mapping[str, Any], gold: str, generated: str) -> float:
     """Return math-verify's verdict on a stored answer: as a form stored it, else by the answers that count as right."""
-    stored = metrics.get(f"{METRIC}|{FILTER}")
-    if isinstance(stored, (int, float)):
-        return float(stored)
-    return float(any(is_equal_answer(answer, generated) for answer in gold.split(" | ")))
+    stored_verdict = metrics.get(_MATH_VERIFY)
+    if isinstance(stored_verdict, (int, float)):
+        return float(stored_verdict)
+    return float(_is_any_answer(gold.split(" | "), generated))
 
 
-def _plain(text: str) -> str:
-    return " ".join(text.replace("$", "").split()).strip(" .").casefold()
+def _is_any_answer(answers: Sequence[str], generated: str) -> bool:
+    """Return whether the generated text gives one of the answers that count as right."""
+    return any(is_equal_answer(answer, generated) for answer in answers)
 
 
-def judge_by_both(task: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+def _normalise_answer(text: str) -> str:
+    """Return an answer without dollar signs, spare spaces, a full stop at its end and capitals."""
+    words = text.replace("$", "").split()
+    return " ".join(words).strip(" .").casefold()
+
+
+def judge_by_both(task: HarnessTask, definition: TaskDefinition) -> DefinitionChanges:
     """Return the keys of a definition that report both judges; the task's own filters stay first.
 
     A task whose own filters look for an answer in the text keeps its main metric. One that compares the whole text, or
     that looks for the words of its own prompt, would judge every boxed answer wrong: there math-verify is the main one.
     """
-    own_filters = list(
-        config.get("filter_list") or [{"name": "none", "filter": [{"function": "take_first"}]}]
-    )
-    own_metrics = [
-        m
-        for m in config.get("metric_list") or [{"metric": "exact_match"}]
-        if m.get("metric") != METRIC
-    ]
-    names = [f"{metric['metric']}|{own['name']}" for own in own_filters for metric in own_metrics]
-    extracts = any(
-        step.get("function") == "regex" for own in own_filters for step in own.get("filter") or []
-    )
-    added = {"metric": METRIC, "aggregation": "mean", "higher_is_better": True}
-    return {
-        "process_results": BothJudges(task, config),
-        "metric_list": [*own_metrics, added],
-        "metric_names": [*names, f"{METRIC}|{FILTER}"],
-        "main_metric": None if extracts else f"{METRIC}|{FILTER}",
-        "filter_list": [
-            *own_filters,
-            {"name": FILTER, "filter": [{"function": "custom", "filter_fn": keep_whole}]},
-        ],
+    default_filter = {"name": "none", "filter": [{"function": "take_first"}]}
+    task_filters = list(definition.get("filter_list") or [default_filter])
+    metric_entries = definition.get("metric_list") or [{"metric": "exact_match"}]
+    task_metrics = [entry for entry in metric_entries if entry.get("metric") != METRIC]
+    metric_names = []
+    for task_filter in task_filters:
+        for entry in task_metrics:
+            metric_names.append(f"{entry['metric']}|{task_filter['name']}")
+    has_extraction = any(_extracts_answer(task_filter) for task_filter in task_filters)
+    math_verify_metric = {"metric": METRIC, "aggregation": "mean", "higher_is_better": True}
+    whole_answer_filter = {
+        "name": FILTER,
+        "filter": [{"function": "custom", "filter_fn": keep_whole}],
     }
+    return {
+        "process_results": BothJudges(task, definition),
+        "metric_list": [*task_metrics, math_verify_metric],
+        "metric_names": [*metric_names, _MATH_VERIFY],
+        "main_metric": None if has_extraction else _MATH_VERIFY,
+        "filter_list": [*task_filters, whole_answer_filter],
+    }
+
+
+def _extracts_answer(task_filter: Mapping[str, Any]) -> bool:
+    """Return whether a filter looks for the answer in the text."""
+    steps = task_filter.get("filter") or []
+    return any(step.get("function") == "regex" for step in steps)
 
 
 # --- BOSE's forms ----------------------------------------------------------------------------------------------------
@@ -266,69 +323,98 @@ _DOMAINS = {
 }
 
 
-def _problem(task: Any, doc: Mapping[str, Any], steps: str = "") -> str:
-    """Table 9: the problem and the start of its solution; in section 3.1 with the first words of every solution."""
-    return f"Problem: {read_question(task, doc)}\nSolution:{steps}"
+DocumentWriter = Callable[[HarnessTask, DocumentColumns], str]
+"""What writes the prompt or the solution of a document."""
 
 
-def _worked(task: Any, doc: Mapping[str, Any], *, steps: bool = False) -> str:
-    r"""Write a standardised solution: reasoning, "The final answer is \boxed{…}"; in steps as section 3.1 has it."""
-    found = read_solution(task, doc)
-    reasoning = f"{found.reasoning}\n" if found.reasoning else ""
-    start = STEPS + (" " if reasoning else "\n") if steps else ""
-    return f"{start}{reasoning}The final answer is \\boxed{{{found.answers[0]}}}"
+def _write_problem(task: HarnessTask, doc: DocumentColumns, opening: str = "") -> str:
+    """Table 9: write the problem and the start of its solution; section 3.1 also opens the solution itself."""
+    return f"Problem: {read_question(task, doc)}\nSolution:{opening}"
+
+
+def _write_solution(task: HarnessTask, doc: DocumentColumns) -> str:
+    r"""Write a standardised solution: the reasoning, then "The final answer is \boxed{…}"."""
+    solution = read_solution(task, doc)
+    final_answer = f"The final answer is \\boxed{{{solution.answers[0]}}}"
+    if not solution.reasoning:
+        return final_answer
+    return f"{solution.reasoning}\n{final_answer}"
+
+
+def _write_solution_in_steps(task: HarnessTask, doc: DocumentColumns) -> str:
+    """Write a standardised solution that opens with "let's think step by step.", as section 3.1 has it."""
+    has_reasoning = bool(read_solution(task, doc).reasoning)
+    separator = " " if has_reasoning else "\n"
+    return f"{STEPS}{separator}{_write_solution(task, doc)}"
 
 
 @register_form("light")
-def light(task: Any, config: Mapping[str, Any], argument: str) -> dict[str, Any]:
-    """Table 9: a light instruction, no example."""
+def light(task: HarnessTask, definition: TaskDefinition, argument: str) -> DefinitionChanges:
+    """Table 9: give a light instruction and no example."""
     refuse_argument("light", argument)
-    return _light(task, config, _problem, partial(_worked, steps=True), 0)
+    return _instruct_lightly(
+        task, definition, ask=_write_problem, answer=_write_solution_in_steps, shots=0
+    )
 
 
 @register_form("light_cot")
-def light_cot(task: Any, config: Mapping[str, Any], argument: str) -> dict[str, Any]:
-    """Section 3.1's template with an empty {cot}: the solution is opened with "let's think step by step."."""
+def light_cot(task: HarnessTask, definition: TaskDefinition, argument: str) -> DefinitionChanges:
+    """Section 3.1's template with an empty {cot}: open the solution with "let's think step by step."."""
     refuse_argument("light_cot", argument)
-    return _light(task, config, partial(_problem, steps=f" {STEPS}"), _worked, 0)
+    write_opened_problem = partial(_write_problem, opening=f" {STEPS}")
+    return _instruct_lightly(
+        task, definition, ask=write_opened_problem, answer=_write_solution, shots=0
+    )
 
 
 @register_form("iclip")
-def iclip(task: Any, config: Mapping[str, Any], argument: str) -> dict[str, Any]:
-    """Table 10: standardised examples before the light instruction."""
-    return _light(
-        task,
-        config,
-        _problem,
-        partial(_worked, steps=True),
-        _shots("iclip", argument, SHOTS, least=1),
+def iclip(task: HarnessTask, definition: TaskDefinition, argument: str) -> DefinitionChanges:
+    """Table 10: put standardised examples before the light instruction."""
+    shots = _parse_shots("iclip", argument, default=SHOTS, least=1)
+    return _instruct_lightly(
+        task, definition, ask=_write_problem, answer=_write_solution_in_steps, shots=shots
     )
 
 
 @register_form("instruct")
-def instruct(task: Any, config: Mapping[str, Any], argument: str) -> dict[str, Any]:
-    """Tables 7 and 8: the instruction that is common for instruct models, without or with examples."""
-    asked = _open(
-        task, config, "instruct", read_question, _worked, _shots("instruct", argument, 0, least=0)
+def instruct(task: HarnessTask, definition: TaskDefinition, argument: str) -> DefinitionChanges:
+    """Tables 7 and 8: give the instruction that is common for instruct models, without or with examples."""
+    shots = _parse_shots("instruct", argument, default=0, least=0)
+    changes = _ask_open_question(
+        task, definition, "instruct", ask=read_question, answer=_write_solution, shots=shots
     )
-    return asked | {
-        "description": INSTRUCTION.format(domain=_domain(config)),
-        "target_delimiter": "\n",
-    }
+    changes["description"] = INSTRUCTION.format(domain=_find_domain(definition))
+    changes["target_delimiter"] = "\n"
+    return changes
 
 
-def _light(
-    task: Any, config: Mapping[str, Any], ask: Any, answer: Any, shots: int
-) -> dict[str, Any]:
-    asked = _open(task, config, "light", ask, answer, shots)
-    settings = dict(config.get("generation_kwargs") or {})
-    ends = [text for text in as_list(settings.get("until")) if text.startswith("<")]
-    return asked | {"generation_kwargs": {**settings, "until": [STOP, *ends]}}
+def _instruct_lightly(
+    task: HarnessTask,
+    definition: TaskDefinition,
+    *,
+    ask: DocumentWriter,
+    answer: DocumentWriter,
+    shots: int,
+) -> DefinitionChanges:
+    """Ask for an open answer that ends where the next problem begins; special tokens of the task still end it too."""
+    changes = _ask_open_question(task, definition, "light", ask=ask, answer=answer, shots=shots)
+    generation_settings = dict(definition.get("generation_kwargs") or {})
+    task_stops = as_list(generation_settings.get("until"))
+    special_tokens = [text for text in task_stops if text.startswith("<")]
+    generation_settings["until"] = [STOP, *special_tokens]
+    changes["generation_kwargs"] = generation_settings
+    return changes
 
 
-def _open(
-    task: Any, config: Mapping[str, Any], form: str, ask: Any, answer: Any, shots: int
-) -> dict[str, Any]:
+def _ask_open_question(
+    task: HarnessTask,
+    definition: TaskDefinition,
+    form: str,
+    *,
+    ask: DocumentWriter,
+    answer: DocumentWriter,
+    shots: int,
+) -> DefinitionChanges:
     """Ask for an open answer; examples are drawn from train, in place of those that the definition sets aside."""
     if task.OUTPUT_TYPE != "generate_until":
         raise TaskError(
@@ -336,28 +422,32 @@ def _open(
             hint="option_ppl and blank_ppl are for multiple choice",
         )
     return {
-        **judge_by_both(task, config),
+        **judge_by_both(task, definition),
         "description": "",
-        "doc_to_text": FormField(partial(ask, task), config),
-        "doc_to_target": FormField(partial(answer, task), config),
+        "doc_to_text": FormField(partial(ask, task), definition),
+        "doc_to_target": FormField(partial(answer, task), definition),
         "doc_to_choice": None,
         "target_delimiter": " ",
         "fewshot_config": None,
-        "fewshot_split": config.get("training_split"),
+        "fewshot_split": definition.get("training_split"),
         "fewshot_delimiter": "\n\n",
         "gen_prefix": None,
         "shots": shots,
     }
 
 
-def _domain(config: Mapping[str, Any]) -> str:
-    known = benchmark(str(config.get("task")))
-    if known is not None and known.category in _DOMAINS:
-        return _DOMAINS[known.category]
-    return "math" if "math" in f"{config.get('task')} {config.get('tag')}".lower() else "domain"
+def _find_domain(definition: TaskDefinition) -> str:
+    """Return the field of knowledge that the instruction names: the benchmark's, else by the words of its name."""
+    name = definition.get("task")
+    benchmark_facts = benchmark(str(name))
+    if benchmark_facts is not None and benchmark_facts.category in _DOMAINS:
+        return _DOMAINS[benchmark_facts.category]
+    name_and_tag = f"{name} {definition.get('tag')}".lower()
+    return "math" if "math" in name_and_tag else "domain"
 
 
-def _shots(form: str, argument: str, default: int, *, least: int) -> int:
+def _parse_shots(form: str, argument: str, *, default: int, least: int) -> int:
+    """Return how many examples stand before a question: the number behind the form's name, else its default."""
     if not argument:
         return default
     if not argument.isdecimal() or int(argument) < least:
