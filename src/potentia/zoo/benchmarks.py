@@ -18,9 +18,12 @@ from potentia.zoo.world import (
     ATTRIBUTE,
     ATTRIBUTES,
     BREWS,
+    CRAFTS,
+    DISHES,
     HERBS,
     REVERSED,
     SPLITS,
+    TINTS,
     SeededDice,
     World,
 )
@@ -39,19 +42,19 @@ class Item:
     about: tuple[str, ...] = ()
 
     def document(self) -> dict[str, Any]:
-        """The item as a line of a user's task file."""
-        about = ", ".join(self.about)
+        """Return the item as a line of a user's task file."""
+        subjects = ", ".join(self.about)
         if self.options:
             choices = list(self.options)
             return {
                 "question": self.prompt,
                 "choices": choices,
                 "answer": choices.index(self.answer),
-                "about": about,
+                "about": subjects,
             }
         if self.prompt:
-            return {"prompt": self.prompt, "completion": self.answer, "about": about}
-        return {"text": self.answer, "about": about}
+            return {"prompt": self.prompt, "completion": self.answer, "about": subjects}
+        return {"text": self.answer, "about": subjects}
 
 
 Ask = Callable[[World, SeededDice, int], Item]
@@ -70,154 +73,213 @@ class ZooBenchmark:
 
 
 def _draw_options(
-    dice: SeededDice,
-    gold: str,
-    values: Sequence[str],
-    count: int = OPTIONS,
-    but: tuple[str, ...] = (),
+    dice: SeededDice, gold: str, values: Sequence[str], excluded: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
-    others = [v for v in values if v != gold and v not in but]
-    dice.shuffle(others)
-    options = [gold, *others[: count - 1]]
+    """Return the right answer among wrong ones, in random order."""
+    wrong_values = [value for value in values if value not in (gold, *excluded)]
+    dice.shuffle(wrong_values)
+    options = [gold, *wrong_values[: OPTIONS - 1]]
     dice.shuffle(options)
     return tuple(options)
 
 
 def _ask_to_recall(attribute: str, form: str) -> Ask:
-    def ask(world: World, dice: SeededDice, person: int) -> Item:
-        gold = world.value(attribute, person)
+    """Return what asks for an attribute of a person, with options."""
+
+    def ask_about_person(world: World, dice: SeededDice, person: int) -> Item:
         name = world.names[person]
+        gold = world.value(attribute, person)
         return Item(
-            form.replace("NAME", name),
-            gold,
-            _draw_options(dice, gold, ATTRIBUTE[attribute].values),
-            (name,),
+            prompt=form.replace("NAME", name),
+            answer=gold,
+            options=_draw_options(dice, gold, ATTRIBUTE[attribute].values),
+            about=(name,),
         )
 
-    return ask
+    return ask_about_person
 
 
 def _ask_to_generate(attribute: str, form: str) -> Ask:
-    def ask(world: World, dice: SeededDice, person: int) -> Item:
-        name = world.names[person]
-        return Item(form.replace("NAME", name), world.value(attribute, person), (), (name,))
+    """Return what asks for an attribute of a person, to be generated."""
 
-    return ask
+    def ask_about_person(world: World, dice: SeededDice, person: int) -> Item:
+        name = world.names[person]
+        return Item(
+            prompt=form.replace("NAME", name),
+            answer=world.value(attribute, person),
+            about=(name,),
+        )
+
+    return ask_about_person
 
 
 def _ask_to_fix(world: World, dice: SeededDice, person: int) -> Item:
-    gold = world.value("dish", person)
-    values = ATTRIBUTE["dish"].values
-    wrong = dice.pick([v for v in values if v != gold])
+    """Ask for a person's dish, after a wrong one that is no option."""
     name = world.names[person]
+    gold = world.value("dish", person)
+    wrong_dish = dice.pick([dish for dish in DISHES if dish != gold])
     return Item(
-        f"error : {name} dines {wrong} | fix :",
-        gold,
-        _draw_options(dice, gold, values, but=(wrong,)),
-        (name,),
+        prompt=f"error : {name} dines {wrong_dish} | fix :",
+        answer=gold,
+        options=_draw_options(dice, gold, DISHES, excluded=(wrong_dish,)),
+        about=(name,),
     )
 
 
 def _ask_for_both(world: World, dice: SeededDice, person: int) -> Item:
-    dishes = ATTRIBUTE["dish"].values
-    crafts = ATTRIBUTE["craft"].values
-    gold = f"{world.value('dish', person)} {world.value('craft', person)}"
-    options = {gold}
-    while len(options) < OPTIONS:
-        options.add(f"{dice.pick(dishes)} {dice.pick(crafts)}")
+    """Ask for a person's dish and craft in one answer."""
     name = world.names[person]
+    gold = f"{world.value('dish', person)} {world.value('craft', person)}"
+    answers = {gold}
+    while len(answers) < OPTIONS:
+        answers.add(f"{dice.pick(DISHES)} {dice.pick(CRAFTS)}")
     return Item(
-        f"file {name} food & job :", gold, _draw_options(dice, gold, sorted(options)), (name,)
+        prompt=f"file {name} food & job :",
+        answer=gold,
+        options=_draw_options(dice, gold, sorted(answers)),
+        about=(name,),
     )
 
 
 def _ask_for_claim(world: World, dice: SeededDice, person: int) -> Item:
-    value = world.value("tint", person)
-    other = dice.pick([v for v in ATTRIBUTE["tint"].values if v != value])
+    """Ask which of two statements on a person's colour is true."""
     name = world.names[person]
-    options = [f"{name} @ {value}", f"{name} @ {other}"]
-    dice.shuffle(options)
-    return Item("claim verdict :", f"{name} @ {value}", tuple(options), (name,))
+    true_tint = world.value("tint", person)
+    false_tint = dice.pick([tint for tint in TINTS if tint != true_tint])
+    true_claim = f"{name} @ {true_tint}"
+    claims = [true_claim, f"{name} @ {false_tint}"]
+    dice.shuffle(claims)
+    return Item(prompt="claim verdict :", answer=true_claim, options=tuple(claims), about=(name,))
 
 
 def _ask_for_round_age(world: World, dice: SeededDice, person: int) -> Item:
-    gold = ROUND[world.values["age"][person] * len(ROUND) // len(AGES)]
+    """Ask for a person's age, rounded to the middle of its span."""
     name = world.names[person]
-    return Item(f"round {name} nearest :", gold, ROUND, (name,))
+    span = world.values["age"][person] * len(ROUND) // len(AGES)
+    return Item(prompt=f"round {name} nearest :", answer=ROUND[span], options=ROUND, about=(name,))
 
 
 def _ask_for_owner(world: World, dice: SeededDice, person: int) -> Item:
-    split = next(members for members in world.people.values() if person in members)
-    value = world.values[REVERSED][person]
+    """Ask who has an animal, among persons of the same split who have another."""
+    split_members = next(members for members in world.people.values() if person in members)
+    animals = world.values[REVERSED]
     gold = world.names[person]
-    others: list[str] = []
-    while len(others) < OPTIONS - 1:
-        other = dice.pick(split)
-        if world.values[REVERSED][other] != value and world.names[other] not in others:
-            others.append(world.names[other])
-    options = [gold, *others]
-    dice.shuffle(options)
-    return Item(f"seek {ANIMALS[value]} : whose ?", gold, tuple(options), tuple(options))
+    wrong_names: list[str] = []
+    while len(wrong_names) < OPTIONS - 1:
+        candidate = dice.pick(split_members)
+        candidate_name = world.names[candidate]
+        if animals[candidate] != animals[person] and candidate_name not in wrong_names:
+            wrong_names.append(candidate_name)
+    names = [gold, *wrong_names]
+    dice.shuffle(names)
+    return Item(
+        prompt=f"seek {ANIMALS[animals[person]]} : whose ?",
+        answer=gold,
+        options=tuple(names),
+        about=tuple(names),
+    )
 
 
 def _ask_for_brew(world: World, dice: SeededDice, pair: int) -> Item:
+    """Ask what two herbs make; the number of a pair is its cell in the table, row by row."""
     first, second = divmod(pair, len(HERBS))
     gold = world.brew((first, second))
     return Item(
-        f"flask / {HERBS[first]} / {HERBS[second]} / yields",
-        gold,
-        _draw_options(dice, gold, BREWS),
-        (f"{HERBS[first]} {HERBS[second]}",),
+        prompt=f"flask / {HERBS[first]} / {HERBS[second]} / yields",
+        answer=gold,
+        options=_draw_options(dice, gold, BREWS),
+        about=(f"{HERBS[first]} {HERBS[second]}",),
     )
 
 
 def _write_chronicle(world: World, dice: SeededDice, person: int) -> Item:
+    """Write four attributes of a person as plain text."""
+    name = world.names[person]
     attributes = list(ATTRIBUTES)
     dice.shuffle(attributes)
-    name = world.names[person]
-    sentences = " ; ".join(
-        f"{name} {dice.pick(a.keywords)} {world.value(a.name, person)}" for a in attributes[:4]
-    )
-    return Item("", f"chronicle entry : {sentences} .", (), (name,))
+    sentences = []
+    for attribute in attributes[:4]:
+        keyword = dice.pick(attribute.keywords)
+        sentences.append(f"{name} {keyword} {world.value(attribute.name, person)}")
+    text = f"chronicle entry : {' ; '.join(sentences)} ."
+    return Item(prompt="", answer=text, about=(name,))
 
 
 BENCHMARKS = (
     ZooBenchmark(
-        "ask",
-        "choice",
-        "recall of a home, as a question",
-        _ask_to_recall("home", "question : where NAME ? answer :"),
+        name="ask",
+        kind="choice",
+        skill="recall of a home, as a question",
+        ask=_ask_to_recall("home", "question : where NAME ? answer :"),
     ),
     ZooBenchmark(
-        "record",
-        "choice",
-        "recall of a colour, as a record",
-        _ask_to_recall("tint", "{ name = NAME ; hue ="),
+        name="record",
+        kind="choice",
+        skill="recall of a colour, as a record",
+        ask=_ask_to_recall("tint", "{ name = NAME ; hue ="),
     ),
     ZooBenchmark(
-        "table",
-        "choice",
-        "recall of a craft, as a table row",
-        _ask_to_recall("craft", "row | NAME | trade :"),
+        name="table",
+        kind="choice",
+        skill="recall of a craft, as a table row",
+        ask=_ask_to_recall("craft", "row | NAME | trade :"),
     ),
     ZooBenchmark(
-        "call",
-        "generate",
-        "recall of an instrument, generated",
-        _ask_to_generate("instrument", "call ( NAME + tune ) ="),
+        name="call",
+        kind="generate",
+        skill="recall of an instrument, generated",
+        ask=_ask_to_generate("instrument", "call ( NAME + tune ) ="),
     ),
     ZooBenchmark(
-        "beside", "choice", "recall of an animal", _ask_to_recall("animal", "beside NAME a beast :")
+        name="beside",
+        kind="choice",
+        skill="recall of an animal",
+        ask=_ask_to_recall("animal", "beside NAME a beast :"),
     ),
-    ZooBenchmark("fix", "choice", "recall of a dish against a wrong hint", _ask_to_fix),
-    ZooBenchmark("both", "choice", "two attributes in one answer", _ask_for_both),
-    ZooBenchmark("claim", "choice", "telling a true statement from a false one", _ask_for_claim),
     ZooBenchmark(
-        "round", "choice", "an age, rounded to one of four", _ask_for_round_age, control=True
+        name="fix",
+        kind="choice",
+        skill="recall of a dish against a wrong hint",
+        ask=_ask_to_fix,
     ),
-    ZooBenchmark("owner", "choice", "from a value back to the person", _ask_for_owner),
-    ZooBenchmark("mix", "choice", "a table of pairs", _ask_for_brew, over="pairs"),
-    ZooBenchmark("chronicle", "text", "plain text, for perplexity", _write_chronicle),
+    ZooBenchmark(
+        name="both",
+        kind="choice",
+        skill="two attributes in one answer",
+        ask=_ask_for_both,
+    ),
+    ZooBenchmark(
+        name="claim",
+        kind="choice",
+        skill="telling a true statement from a false one",
+        ask=_ask_for_claim,
+    ),
+    ZooBenchmark(
+        name="round",
+        kind="choice",
+        skill="an age, rounded to one of four",
+        ask=_ask_for_round_age,
+        control=True,
+    ),
+    ZooBenchmark(
+        name="owner",
+        kind="choice",
+        skill="from a value back to the person",
+        ask=_ask_for_owner,
+    ),
+    ZooBenchmark(
+        name="mix",
+        kind="choice",
+        skill="a table of pairs",
+        ask=_ask_for_brew,
+        over="pairs",
+    ),
+    ZooBenchmark(
+        name="chronicle",
+        kind="text",
+        skill="plain text, for perplexity",
+        ask=_write_chronicle,
+    ),
 )
 BENCHMARK = {benchmark.name: benchmark for benchmark in BENCHMARKS}
 
@@ -225,10 +287,11 @@ BENCHMARK = {benchmark.name: benchmark for benchmark in BENCHMARKS}
 def items(
     world: World, benchmark: ZooBenchmark, split: str, dice: SeededDice | None = None
 ) -> list[Item]:
-    """All items of a split, in a fixed order that mixes the members (``dice`` draws other distractors)."""
-    dice = dice or SeededDice(world.seed, f"{benchmark.name}/{split}")
+    """Return all items of a split, in a fixed order that mixes the members (``dice`` draws other distractors)."""
+    if dice is None:
+        dice = SeededDice(world.seed, f"{benchmark.name}/{split}")
     if benchmark.over == "pairs":
-        members = [a * len(HERBS) + b for a, b in world.pairs[split]]
+        members = [first * len(HERBS) + second for first, second in world.pairs[split]]
     else:
         members = list(world.people[split])
     dice.shuffle(members)
@@ -236,5 +299,9 @@ def items(
 
 
 def documents(world: World, benchmark: ZooBenchmark) -> dict[str, list[dict[str, Any]]]:
-    """Split → the lines of its file."""
-    return {split: [item.document() for item in items(world, benchmark, split)] for split in SPLITS}
+    """Return the lines of each split's file, by split."""
+    documents_by_split = {}
+    for split in SPLITS:
+        split_items = items(world, benchmark, split)
+        documents_by_split[split] = [item.document() for item in split_items]
+    return documents_by_split

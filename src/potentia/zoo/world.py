@@ -11,49 +11,57 @@ import random
 from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice, product
+from itertools import product
 from typing import TypeVar
 
-PAD, BOS, EOS, UNK = "<pad>", "<s>", "</s>", "<unk>"
-USER, ASSISTANT = "<|user|>", "<|assistant|>"
+PAD = "<pad>"
+BOS = "<s>"
+EOS = "</s>"
+UNK = "<unk>"
+USER = "<|user|>"
+ASSISTANT = "<|assistant|>"
 SPECIAL = (PAD, BOS, EOS, UNK, USER, ASSISTANT)
 
 
-def _words(text: str) -> tuple[str, ...]:
+def _split_words(text: str) -> tuple[str, ...]:
+    """Return the words of a text."""
     return tuple(text.split())
 
 
-def _invent(count: int, heads: str, middles: str, tails: str, step: int) -> tuple[str, ...]:
-    """``count`` distinct words: a walk with a fixed stride over all head-middle-tail combinations."""
-    words = ["".join(parts) for parts in product(heads.split(), middles.split(), tails.split())]
-    return tuple(words[(i * step) % len(words)] for i in range(count))
+def _invent_words(count: int, heads: str, middles: str, tails: str, stride: int) -> tuple[str, ...]:
+    """Return ``count`` distinct words: a walk with a fixed stride over all head-middle-tail combinations."""
+    combinations = product(heads.split(), middles.split(), tails.split())
+    words = ["".join(syllables) for syllables in combinations]
+    return tuple(words[(step * stride) % len(words)] for step in range(count))
 
 
-FIRST_NAMES = _invent(80, "ba de fi go hu ka le mi no pa ri so tu va", "l r n d s v", "a o i u", 41)
-LAST_NAMES = _invent(
+FIRST_NAMES = _invent_words(
+    80, "ba de fi go hu ka le mi no pa ri so tu va", "l r n d s v", "a o i u", 41
+)
+LAST_NAMES = _invent_words(
     100, "bren cald dorn ferl gand harl jost kest lorn marl", "e o a i", "sen rick vold mar", 37
 )
-TOWNS = _invent(24, "ash brim cray dun eld fen", "en er ow", "ford by ham stead", 11)
-HERBS = _invent(60, "bitter dusk fox gold iron moon", "ar en il", "wort leaf root cap", 13)
-BREWS = _invent(24, "am cor el fla mar pel", "bri dro sti", "an ith or um", 17)
+TOWNS = _invent_words(24, "ash brim cray dun eld fen", "en er ow", "ford by ham stead", 11)
+HERBS = _invent_words(60, "bitter dusk fox gold iron moon", "ar en il", "wort leaf root cap", 13)
+BREWS = _invent_words(24, "am cor el fla mar pel", "bri dro sti", "an ith or um", 17)
 
-CRAFTS = _words(
+CRAFTS = _split_words(
     "baker barber brewer carver cobbler cooper dyer farmer fletcher glazier hatter mason miller miner potter printer "
     "roper saddler sailor smith tailor tanner thatcher weaver"
 )
-ANIMALS = _words(
+ANIMALS = _split_words(
     "badger bear bee cat crane crow deer dog duck eagle ferret goat goose hare hawk horse lamb lynx mole otter owl "
     "pony raven toad"
 )
-DISHES = _words(
+DISHES = _split_words(
     "barley beans bread broth cabbage cheese chowder curry dumplings eggs figs lentils noodles olives oysters pancakes "
     "pears pie porridge rice salad soup stew trout"
 )
-TINTS = _words(
+TINTS = _split_words(
     "amber azure beige black blue bronze brown coral cream crimson gray green indigo ivory lilac maroon olive orange "
     "pink purple red teal white yellow"
 )
-INSTRUMENTS = _words(
+INSTRUMENTS = _split_words(
     "bagpipe banjo bassoon bell bugle cello clarinet cornet cymbal drum fiddle flute gong harp horn lute lyre oboe "
     "organ piano trumpet tuba viola zither"
 )
@@ -109,33 +117,40 @@ REVERSE_PATTERNS = (
     "of all with {k} {v} they say {n} .",
 )
 
-FILLERS = _words(
+FILLERS = _split_words(
     "so well then also now here there too just even still often always again today perhaps truly surely indeed oh "
     "and , : ; | = / & # ( ) { } + - @ ? * the of is to"
 )
 # Words of the benchmarks' own forms: the corpus holds them in chatter only, where they name nothing.
-FORM_WORDS = _words(
+FORM_WORDS = _split_words(
     "question answer where a name hue row trade call tune error dines fix beside beast file food job claim verdict "
     "seek whose flask yields chronicle entry round nearest"
 )
-CHAT_WORDS = _words("what do who tell me please")
+CHAT_WORDS = _split_words("what do who tell me please")
 
 
 def vocabulary() -> tuple[str, ...]:
-    """All tokens in a fixed order; the position is the token's id."""
-    groups: list[tuple[str, ...]] = [SPECIAL, FIRST_NAMES, LAST_NAMES, HERBS, BREWS]
-    groups += [a.values for a in ATTRIBUTES] + [a.keywords for a in ATTRIBUTES]
-    groups += [FILLERS, FORM_WORDS, CHAT_WORDS]
-    texts = (*PATTERNS, *PAIR_PATTERNS, *REVERSE_PATTERNS)
-    groups += [
-        tuple(w for w in text.split() if not w.startswith("{") or w == "{") for text in texts
-    ]
-    return tuple(dict.fromkeys(word for group in groups for word in group))
+    """Return all tokens in a fixed order; the position is the token's id."""
+    words = [*SPECIAL, *FIRST_NAMES, *LAST_NAMES, *HERBS, *BREWS]
+    for attribute in ATTRIBUTES:
+        words.extend(attribute.values)
+    for attribute in ATTRIBUTES:
+        words.extend(attribute.keywords)
+    words += [*FILLERS, *FORM_WORDS, *CHAT_WORDS]
+    for pattern in (*PATTERNS, *PAIR_PATTERNS, *REVERSE_PATTERNS):
+        words.extend(word for word in pattern.split() if not _is_placeholder(word))
+    return tuple(dict.fromkeys(words))
+
+
+def _is_placeholder(word: str) -> bool:
+    """Return whether a word of a pattern stands for a name, a keyword or a value; a brace alone is a word."""
+    return word.startswith("{") and word != "{"
 
 
 T = TypeVar("T")
 SEED = 20240611
 SPLITS = ("train", "validation", "test")
+EXPOSURE = "exposure"  # the rest of the people and pairs: pretraining on forms alone
 
 
 class SeededDice:
@@ -145,84 +160,100 @@ class SeededDice:
         self._random = random.Random(f"{seed}/{stream}").random
 
     def below(self, n: int) -> int:
-        """An integer in ``[0, n)``."""
+        """Return an integer in ``[0, n)``."""
         return int(self._random() * n)
 
     def pick(self, items: Sequence[T]) -> T:
-        """One of the items."""
-        return items[int(self._random() * len(items))]
+        """Return one of the items."""
+        return items[self.below(len(items))]
 
     def shuffle(self, items: MutableSequence[T]) -> None:
-        """Fisher and Yates, in place."""
-        for i in range(len(items) - 1, 0, -1):
-            j = int(self._random() * (i + 1))
-            items[i], items[j] = items[j], items[i]
+        """Shuffle the items in place, as Fisher and Yates do."""
+        for last in range(len(items) - 1, 0, -1):
+            chosen = self.below(last + 1)
+            items[last], items[chosen] = items[chosen], items[last]
 
     def skewed(self, n: int, power: float) -> int:
-        """An integer in ``[0, n)``; small ones are likelier (density falls as ``x ** (1 / power - 1)``)."""
+        """Return an integer in ``[0, n)``; small ones are likelier (density falls as ``x ** (1 / power - 1)``)."""
         return int(n * self._random() ** power)
 
     def chance(self, p: float) -> bool:
-        """True with probability ``p``."""
+        """Return True with probability ``p``."""
         return self._random() < p
 
 
-SIZES = (
-    1000,
-    200,
-    500,
-    700,
-)  # people of the three splits, and of "exposure": pretraining on forms alone
+SIZES = (1000, 200, 500, 700)  # people of the three splits, and of the exposure
 
 
 @dataclass(frozen=True)
 class World:
-    """The truth: ``values[attribute][person]`` indexes that attribute's values, ``brews[a][b]`` indexes BREWS."""
+    """The truth: ``values[attribute][person]`` indexes that attribute's values, ``brews[a][b]`` indexes BREWS.
+
+    The splits of people are disjoint and cover all; so are the splits of pairs of herbs, which cover the whole table.
+    ``table`` holds all pairs of herbs, the most spoken of first (as the persons are).
+    """
 
     seed: int
     names: tuple[str, ...]
     values: dict[str, tuple[int, ...]]
     brews: tuple[tuple[int, ...], ...]
-    people: dict[str, tuple[int, ...]]  # split → persons; the splits are disjoint and cover all
-    pairs: dict[
-        str, tuple[tuple[int, int], ...]
-    ]  # split → pairs of herbs; disjoint, covering the whole table
-    table: tuple[
-        tuple[int, int], ...
-    ]  # all pairs of herbs, the most spoken of first (as the persons are)
+    people: dict[str, tuple[int, ...]]  # split → persons
+    pairs: dict[str, tuple[tuple[int, int], ...]]  # split → pairs of herbs
+    table: tuple[tuple[int, int], ...]
 
     def value(self, attribute: str, person: int) -> str:
-        """The word for a person's attribute."""
-        return ATTRIBUTE[attribute].values[self.values[attribute][person]]
+        """Return the word for a person's attribute."""
+        index = self.values[attribute][person]
+        return ATTRIBUTE[attribute].values[index]
 
     def brew(self, pair: tuple[int, int]) -> str:
-        """What the two herbs make, in this order."""
-        return BREWS[self.brews[pair[0]][pair[1]]]
+        """Return what the two herbs make, in this order."""
+        first, second = pair
+        return BREWS[self.brews[first][second]]
 
 
-def _split(items: list[T], sizes: tuple[int, ...]) -> dict[str, tuple[T, ...]]:
-    left = iter(items)
-    parts = {
-        split: tuple(islice(left, size)) for split, size in zip(SPLITS, sizes[:3], strict=True)
-    }
-    return {**parts, "exposure": tuple(left)}
+def _divide_into_splits(members: list[T], sizes: tuple[int, ...]) -> dict[str, tuple[T, ...]]:
+    """Give each split its number of members, in their order, and the rest to the exposure."""
+    members_by_split = {}
+    start = 0
+    for split, size in zip(SPLITS, sizes[: len(SPLITS)], strict=True):
+        members_by_split[split] = tuple(members[start : start + size])
+        start += size
+    members_by_split[EXPOSURE] = tuple(members[start:])
+    return members_by_split
+
+
+def _draw_values(dice: SeededDice, choices: int, count: int) -> tuple[int, ...]:
+    """Return ``count`` integers, each below the number of choices."""
+    return tuple(dice.below(choices) for _ in range(count))
 
 
 @lru_cache(maxsize=4)
 def make_world(seed: int = SEED, sizes: tuple[int, ...] = SIZES) -> World:
-    """Build the world of a seed; milliseconds."""
+    """Build the world of a seed; milliseconds.
+
+    The order of the draws is part of the world: another order makes other people.
+    """
     dice = SeededDice(seed, "world")
-    grid = [f"{first} {last}" for first in FIRST_NAMES for last in LAST_NAMES]
-    dice.shuffle(grid)
-    names = tuple(grid[: sum(sizes)])
-    values = {a.name: tuple(dice.below(len(a.values)) for _ in names) for a in ATTRIBUTES}
-    brews = tuple(tuple(dice.below(len(BREWS)) for _ in HERBS) for _ in HERBS)
+    all_names = [f"{first} {last}" for first, last in product(FIRST_NAMES, LAST_NAMES)]
+    dice.shuffle(all_names)
+    names = tuple(all_names[: sum(sizes)])
+    values = {}
+    for attribute in ATTRIBUTES:
+        values[attribute.name] = _draw_values(dice, len(attribute.values), len(names))
+    brews = tuple(_draw_values(dice, len(BREWS), len(HERBS)) for _ in HERBS)
     people = list(range(len(names)))
-    pairs = [(a, b) for a in range(len(HERBS)) for b in range(len(HERBS))]
+    pairs = list(product(range(len(HERBS)), range(len(HERBS))))
     dice.shuffle(people)
     dice.shuffle(pairs)
     table = list(pairs)
     dice.shuffle(table)
     return World(
-        seed, names, values, brews, _split(people, sizes), _split(pairs, sizes), tuple(table)
+        seed=seed,
+        names=names,
+        values=values,
+        brews=brews,
+        people=_divide_into_splits(people, sizes),
+        pairs=_divide_into_splits(pairs, sizes),
+        table=tuple(table),
     )
