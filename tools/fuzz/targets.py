@@ -393,9 +393,9 @@ def cli(stream: Random, folder: Path) -> Act:
 
     def act() -> str | None:
         said = io.StringIO()
-        before = sys.argv, output.console.file, output.errors.file
+        before = sys.argv, output.console.file, output.error_console.file
         sys.argv = ["potentia", *argv]
-        output.console.file = output.errors.file = said
+        output.console.file = output.error_console.file = said
         code: Any = 0
         try:
             with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
@@ -403,7 +403,7 @@ def cli(stream: Random, folder: Path) -> Act:
         except SystemExit as ended:
             code = ended.code
         finally:
-            sys.argv, output.console.file, output.errors.file = before
+            sys.argv, output.console.file, output.error_console.file = before
         if code not in (0, 1, 2, None):
             return f"exit code {code}"
         return f"a traceback of {argv[:2]}" if "Traceback (most recent" in said.getvalue() else None

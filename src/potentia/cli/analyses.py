@@ -37,7 +37,7 @@ from potentia.cli.output import (
     check_formats,
     console,
     draw_figures,
-    errors,
+    error_console,
     find_pretraining_runs,
     print_findings,
     print_json,
@@ -323,7 +323,7 @@ def _register_extension_analysis(name: str, declared: AnalysisCommand[Any]) -> N
         evidence: potentia.Evidence, options: StoreAnalysisOptions
     ) -> NamedFindings:
         output = declared.analyze(evidence, values_of(declared.options, options))
-        print_lines(*output.remarks, to=errors)
+        print_lines(*output.remarks, to=error_console)
         return output.findings
 
     analyze_evidence.__doc__ = declared.analyze.__doc__
@@ -384,7 +384,8 @@ def judge(evidence: potentia.Evidence, options: JudgeOptions) -> NamedFindings:
     asking = potentia.integrations.AnswerJudge(options.url, options.model, answers_file, key)
     finding = potentia.integrations.judge_answers(evidence, asking, most=options.most)
     print_lines(
-        f"{asking.asked} answers judged now, the rest remembered in {answers_file}", to=errors
+        f"{asking.asked} answers judged now, the rest remembered in {answers_file}",
+        to=error_console,
     )
     return {"judge": finding}
 

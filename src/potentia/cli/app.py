@@ -20,7 +20,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from potentia.cli.output import errors, print_error
+from potentia.cli.output import error_console, print_error
 from potentia.errors import (
     InputError,
     MissingExtraError,
@@ -196,7 +196,7 @@ def run_command_line() -> None:
 
 def _exit_interrupted() -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more changes nothing
-    errors.print("interrupted")
+    error_console.print("interrupted")
     sys.exit(130)
 
 

@@ -29,7 +29,7 @@ from potentia.cli.option_groups import (
 )
 from potentia.cli.output import (
     console,
-    errors,
+    error_console,
     print_answer,
     print_json,
     print_lines,
@@ -184,14 +184,14 @@ def check(options: CheckModelOptions) -> None:
             f"there is no folder or file {options.model}",
             hint="give a folder, a GGUF file or a Hub name",
         )
-    with errors.status(f"loading {options.model} …"):
+    with error_console.status(f"loading {options.model} …"):
         loaded = potentia.engine.load(
             options.model,
             trust_remote_code=options.trust_remote_code,
             device=options.device or "auto",
             dtype=options.dtype or "auto",
         )
-    with errors.status("comparing with transformers and PEFT …"):
+    with error_console.status("comparing with transformers and PEFT …"):
         targets = tuple(options.targets or ()) or None
         adapter_config = LoraConfig(4, 8, 0.0, targets, options.adapter)
         comparisons = compare_with_peft(loaded, adapter_config)

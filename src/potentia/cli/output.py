@@ -48,7 +48,7 @@ class SafeConsole(Console):
 
 
 console = SafeConsole(highlight=False)
-errors = SafeConsole(stderr=True, highlight=False)
+error_console = SafeConsole(stderr=True, highlight=False)
 
 
 def print_lines(*lines: str, style: str | None = None, to: SafeConsole | None = None) -> None:
@@ -73,7 +73,7 @@ def print_answer(as_json: bool, value: Any, *parts: str | Table) -> None:
 @contextmanager
 def show_status(text: str) -> Iterator[Callable[[str], None]]:
     """Show on a terminal what is going on; gives a function that replaces the text."""
-    with errors.status(f"{text} …") as spinner:
+    with error_console.status(f"{text} …") as spinner:
         yield lambda new_text: spinner.update(f"{new_text} …")
 
 
@@ -230,8 +230,8 @@ def print_notes(evidence: potentia.Evidence) -> None:
     """Print what a reader must know of the evidence: which study it is, how a table was read, what was left out."""
     if evidence.table_layout is not None:
         for table in evidence.table_layout.tables():
-            print_table(table, to=errors)
-    print_lines(*evidence.notes, style="dim", to=errors)
+            print_table(table, to=error_console)
+    print_lines(*evidence.notes, style="dim", to=error_console)
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------
@@ -269,12 +269,12 @@ def draw_figures(
         figures = potentia.show.draw_all(
             charts, folder, figure_formats, titles=not options.no_titles
         )
-        print_lines(f"{len(figures)} figures in {folder}", to=errors)
+        print_lines(f"{len(figures)} figures in {folder}", to=error_console)
         files += figures
     if table_formats:
         tables = informative_tables(*all_findings)
         table_files = potentia.formats.write_tables(tables, folder, table_formats)
-        print_lines(f"{len(table_files)} tables in {folder}", to=errors)
+        print_lines(f"{len(table_files)} tables in {folder}", to=error_console)
         files += table_files
     return files
 
@@ -282,6 +282,8 @@ def draw_figures(
 def print_error(error: PotentiaError) -> None:
     """Print an error as: what is wrong, where, and the hint on a line of its own."""
     place = f"{error.where}: " if error.where else ""
-    errors.print(f"[bold red]error:[/bold red] {escape(place + error.message)}", soft_wrap=True)
+    error_console.print(
+        f"[bold red]error:[/bold red] {escape(place + error.message)}", soft_wrap=True
+    )
     if error.hint:
-        errors.print(f"  [bold]hint:[/bold] {escape(error.hint)}", soft_wrap=True)
+        error_console.print(f"  [bold]hint:[/bold] {escape(error.hint)}", soft_wrap=True)

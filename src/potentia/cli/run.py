@@ -30,7 +30,7 @@ from potentia.cli.option_groups import (
 )
 from potentia.cli.output import (
     console,
-    errors,
+    error_console,
     find_pretraining_runs,
     print_answer,
     print_classification,
@@ -168,7 +168,7 @@ def run(options: RunOptions) -> None:
     with potentia.run.WorkerProcesses(early_workers, study) as processes:
         with show_status("reading tasks and models") as update_status:
             plan = potentia.run.plan_study(study, tell=update_status)
-        print_lines(*_plan_notes(plan), to=errors)
+        print_lines(*_plan_notes(plan), to=error_console)
         workers = options.workers or potentia.run.choose_worker_count(plan)
         if options.is_adaptive:
             result = _run_adaptive(plan, options, workers, watch_study)
@@ -216,7 +216,7 @@ def _run_adaptive(
         workers=workers,
         watch=watch,
         history=read_history(options.history),
-        tell=lambda text: errors.print(f"{text} …", style="dim"),
+        tell=lambda text: error_console.print(f"{text} …", style="dim"),
     )
     result, completion, next_cells = adaptive_run.run()
     if options.as_json:
@@ -225,7 +225,7 @@ def _run_adaptive(
     if options.confidence is not None and next_cells is not None:
         expected = next_cells.now.value
         if expected >= options.confidence:
-            errors.print(f"The confidence asked for is reached: {expected:.3f}.")
+            error_console.print(f"The confidence asked for is reached: {expected:.3f}.")
     return result
 
 
@@ -294,16 +294,16 @@ def _print_scores(evidence: potentia.Evidence, scoreboard: Scoreboard, store: st
     print_notes(evidence)
 
 
-def _print_next_steps(result: RunResult, store: str, question: str) -> None:
+def _print_next_steps(result: RunResult, store: str, analysis_name: str) -> None:
     """Say how the run ended and what to do next."""
     if result.interrupted:
         words = (shlex.quote(without_password(word)) for word in sys.argv[1:])
         same_command = " ".join(["potentia", *words])
-        errors.print(
+        error_console.print(
             f"[bold]Stopped.[/bold] Everything finished is saved in {escape(store)}.",
             soft_wrap=True,
         )
-        errors.print(f"To go on: [bold]{escape(same_command)}[/bold]", soft_wrap=True)
+        error_console.print(f"To go on: [bold]{escape(same_command)}[/bold]", soft_wrap=True)
         return
     failed = f"[red]{result.failed} failed[/red]" if result.failed else "none failed"
     console.print(
@@ -313,19 +313,19 @@ def _print_next_steps(result: RunResult, store: str, question: str) -> None:
     _print_reasons(result.reasons, quoted_store)
     console.print(
         f"Next: [bold]potentia report {quoted_store}[/bold]"
-        f" or [bold]potentia analyze {question} {quoted_store}[/bold]"
+        f" or [bold]potentia analyze {analysis_name} {quoted_store}[/bold]"
     )
 
 
 def _print_reasons(reasons: list[str], quoted_store: str) -> None:
     """Print why cells failed; without a terminal the lines of progress have said it."""
-    shown = reasons[:MAX_REASONS_SHOWN] if errors.is_terminal else []
+    shown = reasons[:MAX_REASONS_SHOWN] if error_console.is_terminal else []
     for reason in shown:
-        errors.print(f"  [red]failed[/red] {escape(reason)}", soft_wrap=True)
+        error_console.print(f"  [red]failed[/red] {escape(reason)}", soft_wrap=True)
     hidden = len(reasons) - len(shown)
     if hidden:
         text = f"… and {hidden} more" if shown else "why"
-        errors.print(f"  {text}: potentia status {quoted_store}", soft_wrap=True)
+        error_console.print(f"  {text}: potentia status {quoted_store}", soft_wrap=True)
 
 
 # --- what a study will cost -------------------------------------------------------------------------------------------
@@ -365,7 +365,7 @@ def plan(options: PlanOptions) -> None:
         cost = potentia.run.estimate_cost(
             study_plan, calibrate=options.calibrate, tell=update_status
         )
-    print_lines(*_plan_notes(study_plan), to=errors)
+    print_lines(*_plan_notes(study_plan), to=error_console)
     value = _cost_as_json(study_plan, cost)
     tables = _cost_tables(study_plan, cost)
     next_cells = None
@@ -410,7 +410,7 @@ def write_chosen_study(
     if text_without_password != text:
         print_lines(
             "The password of the store is not in the file: have it in PGPASSWORD or ~/.pgpass.",
-            to=errors,
+            to=error_console,
         )
     if not as_json:
         print_lines(f"{output}: the chosen cells as a study. Next: {run_command}")
@@ -576,7 +576,7 @@ def elicitation(options: ElicitationOptions) -> None:
     """
     data_dir = None if options.data_dir is None else str(options.data_dir)
     study = potentia.study.read_study(options.study, {"store": options.store, "data_dir": data_dir})
-    with errors.status("tuning in three ways …"):
+    with error_console.status("tuning in three ways …"):
         finding = potentia.run.run_elicitation(
             study,
             models=options.models or (),

@@ -38,7 +38,7 @@ from potentia.cli.output import (
     check_formats,
     console,
     draw_figures,
-    errors,
+    error_console,
     print_answer,
     print_findings,
     print_json,
@@ -237,7 +237,7 @@ def report(options: ReportCommandOptions) -> None:
       potentia report staged.csv --facts models.csv --before base --after tuned_mc_3ep
     """
     check_formats(options)
-    with errors.status("reading scores, computing findings …"):
+    with error_console.status("reading scores, computing findings …"):
         evidence = open_evidence(*options.sources, notes=False, **options.read_arguments())
         data = potentia.show.make_report(
             evidence, items=options.items, options=options.report_options(evidence)
@@ -250,7 +250,7 @@ def report(options: ReportCommandOptions) -> None:
             )
         report_file = potentia.show.save_report(data, options.output)
     print_notes(data.evidence)
-    with errors.status("drawing figures …"):
+    with error_console.status("drawing figures …"):
         figures = draw_figures(data.named().values(), options.figures, options)
     size = report_file.stat().st_size
     value = {

@@ -41,7 +41,7 @@ from potentia.cli.option_groups import (
 )
 from potentia.cli.output import (
     confirm,
-    errors,
+    error_console,
     print_answer,
     print_classification,
     print_lines,
@@ -131,11 +131,11 @@ def select(options: SelectOptions) -> None:
     study = options.read_study()
     options.output.mkdir(parents=True, exist_ok=True)
     with show_status("reading the data") as update_status:
-        print_note = partial(print_lines, to=errors)
+        print_note = partial(print_lines, to=error_console)
         race = potentia.run.Race(
             study,
             budget_seconds,
-            tell=update_status if errors.is_terminal else print_note,
+            tell=update_status if error_console.is_terminal else print_note,
             note=print_note,
             workers=options.workers,
         )
@@ -225,7 +225,7 @@ def predict(options: PredictOptions) -> None:
     """
     from rich.progress import Progress
 
-    with Progress(console=errors, transient=True) as progress:
+    with Progress(console=error_console, transient=True) as progress:
         progress_task = progress.add_task("predicting", total=None)
         predictions = potentia.integrations.predict(
             options.adapter,
@@ -431,7 +431,7 @@ def merge(options: MergeOptions) -> None:
     Example:
       potentia adapters merge my-adapter -o my-model
     """
-    with errors.status("merging …"):
+    with error_console.status("merging …"):
         folder = potentia.integrations.merge_adapter_into_base(
             options.adapter,
             options.output,

@@ -25,7 +25,7 @@ from potentia.cli.option_groups import (
     ProtocolNames,
     TaskNames,
 )
-from potentia.cli.output import console, errors, print_answer, print_lines
+from potentia.cli.output import console, error_console, print_answer, print_lines
 from potentia.errors import InputError, without_password
 from potentia.values.findings import Table
 
@@ -219,8 +219,8 @@ def demo(options: DemoOptions) -> None:
     workers = min(4, os.cpu_count() or 1)
     result = potentia.run.run_study(plan, workers=workers, watch=watch_study)
     if result.interrupted:
-        errors.print("[bold]Stopped.[/bold] Everything finished is saved.")
-        print_lines(f"To go on: {options.command_line()}", to=errors)
+        error_console.print("[bold]Stopped.[/bold] Everything finished is saved.")
+        print_lines(f"To go on: {options.command_line()}", to=error_console)
         raise typer.Exit(130)
     report_file = options.output / "report.html"
     rankings = None

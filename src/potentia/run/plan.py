@@ -380,7 +380,7 @@ def _compare_with_store(plan: StudyPlan, store: Store) -> StudyPlan:
     pending = [cell.key for cell in plan.iterate_cells() if not cell.finished]
     damaged = store.cells.find_damaged(pending)
     if damaged and not plan.count_finished_cells():
-        store.cells.check_items(damaged)
+        store.cells.refuse_wrong_items_folder(damaged)
     planned = {cell.key for cell in plan.iterate_cells()}
     readable = {row.model.name for row in plan.rows if not row.problem}
     outdated = []

@@ -255,7 +255,9 @@ class LaneSearch:
     shared_lanes: bool
     rate_bounds: tuple[float, float] | None
     has_race: bool
-    is_apart: bool = False  # rivals train in several parts: their race waits for all of them
+    is_race_deferred: bool = (
+        False  # rivals train in several parts: their race waits for all of them
+    )
     lanes: dict[str, LanePlan] = field(default_factory=dict)
     curves: dict[tuple[str, str], list[ValidatedState]] = field(default_factory=dict)
 
@@ -352,7 +354,7 @@ class LaneSearch:
         if not self.shared_lanes and is_past_its_best(self.curves[lane.key, task]):
             return True
         epochs = self.count_epochs(lane)
-        if self.is_apart or 3 * epoch < epochs:
+        if self.is_race_deferred or 3 * epoch < epochs:
             return False
         rivals = {}
         for rival in self.lanes.values():

@@ -318,12 +318,12 @@ class RowTuning:
         self._steps_ended = 0
         self._steps_resumed = 0
         is_divided = self.setup.trains_together and self.setup.lane_parts > 1
-        self.search.is_apart = is_divided and is_first_wave
+        self.search.is_race_deferred = is_divided and is_first_wave
         for group in groups:
             self._train_group(group, [specs[lane.key] for lane in group])
         may_race = self.setup.recipe.race and not self.context.assignment.only_trains_lanes
-        if self.search.is_apart and may_race:
-            self.search.is_apart = False
+        if self.search.is_race_deferred and may_race:
+            self.search.is_race_deferred = False
             self._hold_race(wave)
 
     def _train_group(self, lanes: Sequence[LanePlan], specs: list[LaneSpec]) -> None:

@@ -185,7 +185,7 @@ class SquareGrid(NamedTuple):
 
 @draw_chart.register
 def _draw_heatmap(chart: Heatmap) -> Drawn:
-    chart = _without_empty_rows(chart)
+    chart = _drop_empty_rows_and_columns(chart)
     rows = _display_names(chart.rows)
     columns = _display_names(chart.columns)
     sheet = Sheet()
@@ -275,7 +275,7 @@ def _draw_squares(sheet: Sheet, chart: Heatmap, grid: SquareGrid) -> None:
         sheet.text(x, grid.middle_of_row(row), text, "number", "middle")
 
 
-def _without_empty_rows(chart: Heatmap) -> Heatmap:
+def _drop_empty_rows_and_columns(chart: Heatmap) -> Heatmap:
     """Leave out the rows and columns in which there is no number."""
     values = np.asarray(chart.values, dtype=np.float64).reshape(len(chart.rows), len(chart.columns))
     is_known = np.isfinite(values)

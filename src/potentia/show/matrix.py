@@ -144,12 +144,12 @@ def _digits_of(score: ShownScore) -> int:
 # --- the tables of the page -------------------------------------------------------------------------------------------
 
 
-def make_score_views(data: ReportData, answer: Answer, live: str) -> list[ScoreView]:
+def make_score_views(data: ReportData, answer: Answer, board_url: str) -> list[ScoreView]:
     """Return the scores by every protocol, the one that ranks first, and the gains over the first."""
-    empty_view = _make_empty_view(data, answer, live)
+    empty_view = _make_shared_view(data, answer, board_url)
     failed_protocols = (failure.protocol for failure in data.failures)
     protocols = in_order({*data.evidence.scores, *failed_protocols})
-    cells_by_protocol = {protocol: _read_cells(data, protocol) for protocol in protocols}
+    cells_by_protocol = {protocol: _measured_scores(data, protocol) for protocol in protocols}
     views = [
         replace(
             empty_view,
@@ -190,7 +190,7 @@ def _compute_gains(
 
 
 def make_completed_view(
-    data: ReportData, answer: Answer, completion: Completion, live: str
+    data: ReportData, answer: Answer, completion: Completion, board_url: str
 ) -> ScoreView:
     """Return the matrix that the study will have: measured cells, and predicted ones with their intervals."""
     max_models = max(MIN_MODELS, MAX_CELLS // len(completion.tasks))
@@ -204,7 +204,7 @@ def make_completed_view(
         for row in order
     }
     return replace(
-        _make_empty_view(data, answer, live),
+        _make_shared_view(data, answer, board_url),
         models=tuple(completion.models[row] for row in order),
         tasks=completion.tasks,
         ranks=ranks,
@@ -213,7 +213,7 @@ def make_completed_view(
         id="completed",
         label=completion.protocol.label,
         protocol=completion.protocol,
-        cells=_complete_cells(_read_cells(data, completion.protocol), completion),
+        cells=_complete_cells(_measured_scores(data, completion.protocol), completion),
     )
 
 
@@ -246,10 +246,10 @@ def cells_context(data: ReportData, answer: Answer) -> dict[str, Any]:
     models, tasks = list_models_and_tasks(data)
     shown_models = list_shown_models(data, answer)
 
-    def make_index(live: str) -> dict[str, Any]:
+    def make_index(board_url: str) -> dict[str, Any]:
         """Return for every protocol and model a row of noughts and ones over the tasks."""
         existing = {(cell.protocol, cell.model, cell.task) for cell in data.cells}
-        names = models if live else shown_models
+        names = models if board_url else shown_models
         protocols = in_order({cell.protocol for cell in data.cells})
         rows_by_protocol = {}
         for protocol in protocols:
@@ -306,12 +306,12 @@ def list_shown_models(data: ReportData, answer: Answer) -> list[str]:
     models.sort(key=lambda name: (rank.get(name, len(rank)), name.casefold()))
     if data.runs is not None:
         checkpoints = [model for run in data.runs.runs for model in run.models]
-        step = {model: number for number, model in enumerate(checkpoints)}
-        models.sort(key=lambda name: step.get(name, len(step)))
+        checkpoint_position = {model: number for number, model in enumerate(checkpoints)}
+        models.sort(key=lambda name: checkpoint_position.get(name, len(checkpoint_position)))
     return models[: max(MIN_MODELS, MAX_CELLS // max(1, len(tasks)))]
 
 
-def _make_empty_view(data: ReportData, answer: Answer, live: str) -> ScoreView:
+def _make_shared_view(data: ReportData, answer: Answer, board_url: str) -> ScoreView:
     """Return what all views share: models and tasks in the order of the page, and what is known of them."""
     metric_by_task: dict[str, Metric] = {}
     for matrix in data.evidence.scores.values():
@@ -345,19 +345,19 @@ def _make_empty_view(data: ReportData, answer: Answer, live: str) -> ScoreView:
             (failure.model, failure.task, failure.protocol): failure.reason
             for failure in data.failures
         },
-        address=partial(_address_of_cell, live) if has_details(data) else None,
+        address=partial(_address_of_cell, board_url) if has_details(data) else None,
     )
 
 
-def _address_of_cell(live: str, model: str, task: str, protocol: str) -> str:
-    """Return where the details of a cell are: in the page, or on the board."""
-    if live:
+def _address_of_cell(board_url: str, model: str, task: str, protocol: str) -> str:
+    """Return where the details of a cell are: on the board, or in the page where there is no board."""
+    if board_url:
         query = urlencode({"model": model, "task": task, "protocol": protocol})
-        return f"{live}/cell?{query}"
+        return f"{board_url}/cell?{query}"
     return "#cell=" + "/".join(quote(part, safe="") for part in (model, task, protocol))
 
 
-def _read_cells(data: ReportData, protocol: Protocol) -> dict[ModelAndTask, ShownScore]:
+def _measured_scores(data: ReportData, protocol: Protocol) -> dict[ModelAndTask, ShownScore]:
     """Return the measured scores of a protocol."""
     matrix = data.evidence.scores.get(protocol)
     if matrix is None:
@@ -466,7 +466,7 @@ def item_payload(item: ItemOutcome) -> dict[str, Any]:
     return payload
 
 
-def find_items(
+def filter_items(
     items: Sequence[ItemOutcome], *, query: str = "", outcome: str = "all"
 ) -> list[ItemOutcome]:
     """Return the items that are right or wrong as asked and hold the query in prompt, gold or answer, in any case."""

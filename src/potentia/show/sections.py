@@ -133,8 +133,8 @@ class ProtocolFindings:
     other: Sequence[Finding]
 
     @classmethod
-    def divide(cls, findings: Mapping[Protocol, Finding], data: ReportData) -> ProtocolFindings:
-        """Compare the least prepared protocol with the one that ranks."""
+    def partition(cls, findings: Mapping[Protocol, Finding], data: ReportData) -> ProtocolFindings:
+        """Set the least prepared protocol and the one that ranks apart from the others."""
         compared = []
         other = []
         for protocol, finding in findings.items():
@@ -276,7 +276,7 @@ def ranks_section(data: ReportData) -> Section | None:
         for protocol, finding in aggregate.items()
         if len(data.evidence.planned[protocol].benchmarks().tasks) > 1
     }
-    divided = ProtocolFindings.divide(over_several_tasks, data)
+    divided = ProtocolFindings.partition(over_several_tasks, data)
     bumps = rank_charts(data)
     lead = "The order of the models over all tasks, by each way of taking tasks together."
     if bumps:
@@ -318,8 +318,8 @@ def agreement_section(data: ReportData) -> Section | None:
     rankings = data.rankings
     if rankings is None or not rankings.agreement:
         return None
-    agreement = ProtocolFindings.divide(rankings.agreement, data)
-    curves = ProtocolFindings.divide(rankings.task_curves, data)
+    agreement = ProtocolFindings.partition(rankings.agreement, data)
+    curves = ProtocolFindings.partition(rankings.task_curves, data)
     main_changes = []
     other_changes = []
     for protocols, change in rankings.changes.items():
@@ -368,7 +368,7 @@ def evidence_section(data: ReportData) -> Section | None:
     other: list[Finding] = []
     all_findings: list[Finding] = []
     for by_protocol in kinds:
-        divided = ProtocolFindings.divide(by_protocol, data)
+        divided = ProtocolFindings.partition(by_protocol, data)
         compared += divided.compared
         other += divided.other
         all_findings += by_protocol.values()
@@ -390,8 +390,8 @@ def structure_section(data: ReportData) -> Section | None:
     rankings = data.rankings
     if rankings is None or not rankings.components:
         return None
-    components = ProtocolFindings.divide(rankings.components, data)
-    compute = ProtocolFindings.divide(rankings.compute, data)
+    components = ProtocolFindings.partition(rankings.components, data)
+    compute = ProtocolFindings.partition(rankings.compute, data)
     families = [
         finding
         for by_family in rankings.family_components.values()

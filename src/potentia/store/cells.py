@@ -219,7 +219,9 @@ class Cells(PatientPart):
         with self.database.writing() as connection:
             study_key = self.database.find_study_key(connection, study)
             numbers = _read_numbers(connection, keys)
-            self._link(connection, {(study_key, number) for number in numbers.values()})
+            self._link_and_clear_failures(
+                connection, {(study_key, number) for number in numbers.values()}
+            )
             return len(numbers)
 
     def release(self, study: str, cell_keys: Sequence[str]) -> None:
@@ -240,7 +242,7 @@ class Cells(PatientPart):
             items_path(self.database.items_folder, key).unlink(missing_ok=True)
             self._adapters.delete(key)
 
-    def check_items(self, cell_keys: Sequence[str]) -> None:
+    def refuse_wrong_items_folder(self, cell_keys: Sequence[str]) -> None:
         """Refuse to go on where the items of these cells are all missing and their folder is empty: it is another."""
         folder = self.database.items_folder
         if any(items_path(folder, key).exists() for key in cell_keys):
@@ -283,7 +285,7 @@ class Cells(PatientPart):
         known_keys = [key for key in first_of_key if key not in new_numbers]
         numbers = new_numbers | _read_numbers(connection, known_keys)
         links = {(study_keys[cell.study], numbers[cell.key]) for cell in cells}
-        self._link(connection, links)
+        self._link_and_clear_failures(connection, links)
         return len(new_numbers)
 
     def _replace(self, connection: sa.Connection, cell: CellRecord, item_count: int | None) -> None:
@@ -294,9 +296,11 @@ class Cells(PatientPart):
         connection.execute(s.cells.delete().where(s.cells.c.id == number))
         self._insert(connection, [cell], item_count)
         (number,) = _read_numbers(connection, [cell.key]).values()
-        self._link(connection, {(study, number) for study in studies})
+        self._link_and_clear_failures(connection, {(study, number) for study in studies})
 
-    def _link(self, connection: sa.Connection, links: Collection[tuple[str, int]]) -> None:
+    def _link_and_clear_failures(
+        self, connection: sa.Connection, links: Collection[tuple[str, int]]
+    ) -> None:
         """Add cells (by number) to studies (by key), and forget the failures that they heal."""
         if not links:
             return

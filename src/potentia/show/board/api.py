@@ -12,7 +12,7 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel
 
 from potentia.run import is_running
-from potentia.show import cell_payload, find_items, item_payload, lane_payload
+from potentia.show import cell_payload, filter_items, item_payload, lane_payload
 from potentia.show.board.board_state import BoardState, found_or_404
 from potentia.values.findings import jsonable
 
@@ -206,7 +206,7 @@ def make_api(board: BoardState) -> APIRouter:
     ) -> Listing:
         """Return a cell's items with the model's answers, searched and paged."""
         board.require_cell(key)
-        matching = find_items(board.items(key), query=query, outcome=outcome)
+        matching = filter_items(board.items(key), query=query, outcome=outcome)
         on_page = matching[page * size : (page + 1) * size]
         entries = [jsonable(item_payload(item)) for item in on_page]
         return Listing(total=len(matching), page=page, size=size, entries=entries)
