@@ -1,7 +1,7 @@
 """Asking a model: documents of a task → requests → the scorer → graded outcomes and scores; direct and few-shot.
 
-Many questions (tasks, styles, lanes) go through the scorer together, so that a row of the study is scored in a
-few full batches rather than in many small ones.
+Questions of many tasks, styles and lanes go through the scorer together, so that a row of the study is scored in a few
+full batches rather than in many small ones.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from potentia.engine.scoring import Scorer
     from potentia.tasks import ChatTemplate, Prompt, Task
 
-TIE = 1e-6  # nats between choices that are equal
-TIED_SHARE = 0.95  # of documents, from which a result says nothing
+TIE = 1e-6  # nats; choices that differ by less are equal
+TIED_SHARE = 0.95  # of the documents; with so many ties a result says nothing
 Style = Literal["plain", "chat"]  # the prompt as it is, or in the model's chat template
 SplitName = Literal["train", "validation", "test"]
 
@@ -63,51 +64,56 @@ class Evaluation:
 
     def to_json(self) -> str:
         """Write the answers and scores as text."""
-        return json.dumps(
-            asdict(self),
-            default=lambda value: value.tolist() if hasattr(value, "tolist") else str(value),
-        )
+        return json.dumps(asdict(self), default=_encode_for_json)
 
     @classmethod
     def from_json(cls, text: str) -> Evaluation:
         """Read what :meth:`to_json` wrote."""
-        made = json.loads(text)
-        scores = {name: Score.of(score) for name, score in made["scores"].items()}
+        fields = json.loads(text)
         return cls(
-            outcomes=[ItemOutcome(**item) for item in made["outcomes"]],
-            scores=scores,
-            metric=made["metric"],
-            cut=made.get("cut", 0),
-            requests=made.get("requests", 0),
-            compared=made.get("compared", 0),
-            tied=made.get("tied", 0),
+            outcomes=[ItemOutcome(**outcome) for outcome in fields["outcomes"]],
+            scores={name: Score.of(score) for name, score in fields["scores"].items()},
+            metric=fields["metric"],
+            cut=fields.get("cut", 0),
+            requests=fields.get("requests", 0),
+            compared=fields.get("compared", 0),
+            tied=fields.get("tied", 0),
         )
 
     @classmethod
-    def mean(cls, several: Sequence[Evaluation]) -> Evaluation:
+    def mean(cls, evaluations: Sequence[Evaluation]) -> Evaluation:
         """Average scores and items over seeds; what an item shows beside its value is the first seed's."""
-        first = several[0]
-        if len(several) == 1:
+        first = evaluations[0]
+        if len(evaluations) == 1:
             return first
-        scores = {name: Score.mean([one.scores[name] for one in several]) for name in first.scores}
-        outcomes = []
-        for items in zip(*(one.outcomes for one in several), strict=True):
-            values = [item.value for item in items]
-            told = {
-                "seeds": [{"value": item.value, "prediction": item.prediction} for item in items]
-            }
-            outcomes.append(
-                replace(items[0], value=sum(values) / len(values), detail=items[0].detail | told)
-            )
+        scores = {}
+        for name in first.scores:
+            scores[name] = Score.mean([evaluation.scores[name] for evaluation in evaluations])
+        outcomes_by_seed = [evaluation.outcomes for evaluation in evaluations]
         return cls(
-            outcomes=outcomes,
+            outcomes=[_average_outcomes(item) for item in zip(*outcomes_by_seed, strict=True)],
             scores=scores,
             metric=first.metric,
             cut=first.cut,
             requests=first.requests,
-            compared=sum(one.compared for one in several),
-            tied=sum(one.tied for one in several),
+            compared=sum(evaluation.compared for evaluation in evaluations),
+            tied=sum(evaluation.tied for evaluation in evaluations),
         )
+
+
+def _encode_for_json(value: Any) -> Any:
+    """Return a value that JSON does not know as one that it knows: arrays as lists, all else as text."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return str(value)
+
+
+def _average_outcomes(outcomes: Sequence[ItemOutcome]) -> ItemOutcome:
+    """Return the mean outcome of one item over seeds, with every seed's value and prediction in its detail."""
+    seeds = [{"value": outcome.value, "prediction": outcome.prediction} for outcome in outcomes]
+    mean_value = sum(outcome.value for outcome in outcomes) / len(outcomes)
+    first = outcomes[0]
+    return replace(first, value=mean_value, detail=first.detail | {"seeds": seeds})
 
 
 def evaluate(
@@ -117,37 +123,45 @@ def evaluate(
     chat: ChatTemplate | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> list[Evaluation]:
-    """Answer all asks; requests of one kind go to the scorer in one call."""
-    prompts = [_prompts(ask, chat if ask.style == "chat" else None) for ask in asks]
-    requests = [request for asked in prompts for prompt in asked for request in prompt.requests]
-    owners = [
-        ask.owner
-        for ask, asked in zip(asks, prompts, strict=True)
-        for p in asked
-        for _ in p.requests
-    ]
-    heard = progress and _by_document(progress, sum(map(len, prompts)), len(requests))
+    """Answer all asks; requests of one kind go to the scorer in one call.
+
+    ``progress`` receives the number of documents that were answered since it was called last.
+    """
+    prompts_by_ask = [_render_prompts(ask, chat) for ask in asks]
+    requests: list[Any] = []
+    owners: list[int | None] = []
+    for ask, prompts in zip(asks, prompts_by_ask, strict=True):
+        for prompt in prompts:
+            requests += prompt.requests
+            owners += [ask.owner] * len(prompt.requests)
+    report_requests = None
+    if progress is not None:
+        documents = sum(len(prompts) for prompts in prompts_by_ask)
+        report_requests = _report_by_document(progress, documents, len(requests))
     cut_before = scorer.notes["truncated"]
-    answers = iter(_answers(scorer, requests, owners, heard))
-    made = []
-    for ask, asked in zip(asks, prompts, strict=True):
-        replies = [[next(answers) for _ in prompt.requests] for prompt in asked]
-        outcomes = ask.task.grade(asked, replies)
-        compared, tied = _count_ties(asked, replies)
-        made.append(
-            Evaluation(
-                outcomes=outcomes,
-                scores=ask.task.score(outcomes),
-                metric=ask.task.metric,
-                compared=compared,
-                tied=tied,
-            )
-        )
-    if len(made) == 1:  # tests are asked one at a time
-        made[0] = replace(
-            made[0], cut=scorer.notes["truncated"] - cut_before, requests=len(requests)
-        )
-    return made
+    answers = iter(_answer_requests(scorer, requests, owners, report_requests))
+    evaluations = []
+    for ask, prompts in zip(asks, prompts_by_ask, strict=True):
+        replies = [list(islice(answers, len(prompt.requests))) for prompt in prompts]
+        evaluations.append(_grade_replies(ask.task, prompts, replies))
+    if len(evaluations) == 1:  # tests are asked one at a time
+        cut = scorer.notes["truncated"] - cut_before
+        evaluations[0] = replace(evaluations[0], cut=cut, requests=len(requests))
+    return evaluations
+
+
+def _grade_replies(
+    task: Task, prompts: Sequence[Prompt], replies: Sequence[Sequence[Any]]
+) -> Evaluation:
+    outcomes = task.grade(prompts, replies)
+    compared, tied = _count_ties(prompts, replies)
+    return Evaluation(
+        outcomes=outcomes,
+        scores=task.score(outcomes),
+        metric=task.metric,
+        compared=compared,
+        tied=tied,
+    )
 
 
 def _count_ties(prompts: Sequence[Prompt], replies: Sequence[Sequence[Any]]) -> tuple[int, int]:
@@ -164,74 +178,88 @@ def _count_ties(prompts: Sequence[Prompt], replies: Sequence[Sequence[Any]]) -> 
     return compared, tied
 
 
-def _answers(
+def _answer_requests(
     scorer: Scorer,
     requests: Sequence[Any],
     owners: Sequence[int | None],
     progress: Callable[[int], None] | None,
 ) -> list[Any]:
     """Answer requests of several kinds, in their order."""
-    answerers: dict[type, Callable[..., Sequence[Any]]] = {
+    scorer_methods: dict[type, Callable[..., Sequence[Any]]] = {
         Continuation: scorer.loglikelihood,
         Document: scorer.rolling,
         Generation: scorer.generate,
     }
-    bare = all(owner is None for owner in owners)
+    has_adapters = any(owner is not None for owner in owners)
     answers: list[Any] = [None] * len(requests)
-    for kind, answer in answerers.items():
-        chosen = [k for k, request in enumerate(requests) if isinstance(request, kind)]
-        mine = None if bare else [-1 if (owner := owners[k]) is None else owner for k in chosen]
-        given = (
-            answer([requests[k] for k in chosen], owners=mine, progress=progress) if chosen else ()
-        )
-        for k, value in zip(chosen, given, strict=True):
-            answers[k] = _answer(kind, value)
+    for kind, score_requests in scorer_methods.items():
+        positions = [k for k, request in enumerate(requests) if isinstance(request, kind)]
+        if not positions:
+            continue
+        kind_requests = [requests[k] for k in positions]
+        kind_owners = [_owner_number(owners[k]) for k in positions] if has_adapters else None
+        results = score_requests(kind_requests, owners=kind_owners, progress=progress)
+        for k, result in zip(positions, results, strict=True):
+            answers[k] = _convert_result(kind, result)
     return answers
 
 
-def _by_document(
+def _owner_number(owner: int | None) -> int:
+    """Return the lane's number as the scorer takes it: -1 stands for the base model."""
+    return -1 if owner is None else owner
+
+
+def _convert_result(kind: type, result: Any) -> Any:
+    """Return the scorer's result as tasks grade it."""
+    if kind is Continuation:
+        likelihood = Likelihood((result.logprob, result.greedy))
+        likelihood.tokens = result.tokens
+        return likelihood
+    if kind is Document:
+        return result.logprob
+    return result
+
+
+def _report_by_document(
     progress: Callable[[int], None], documents: int, requests: int
 ) -> Callable[[int], None]:
-    """Return who hears of requests and tells of as large a share of the documents."""
+    """Return a function that takes counts of answered requests and reports the same share of the documents."""
     answered = 0
 
-    def hear(amount: int) -> None:
+    def report_requests(amount: int) -> None:
         nonlocal answered
-        before, answered = answered, answered + amount
-        progress(documents * answered // requests - documents * before // requests)
+        documents_before = documents * answered // requests
+        answered += amount
+        progress(documents * answered // requests - documents_before)
 
-    return hear
-
-
-REMEMBERED, SMALL = 6, 1000  # renderings of a task, and the documents of one
-_rendered: WeakKeyDictionary[Task, dict[tuple[Any, ...], list[Any]]] = WeakKeyDictionary()
+    return report_requests
 
 
-def render_once(task: Task, how: tuple[Any, ...], render: Callable[[], list[Any]]) -> list[Any]:
-    """Render a split once for all lanes, epochs and models that are asked alike; a large one every time."""
-    known = _rendered.setdefault(task, {})
-    if how in known:
-        return known[how]
-    made = render()
-    if len(made) <= SMALL:
-        if len(known) >= REMEMBERED:  # chat templates of models that are gone
-            known.clear()
-        known[how] = made
-    return made
+REMEMBERED = 6  # renderings of a task
+SMALL = 1000  # documents; larger renderings are not remembered
+_renderings: WeakKeyDictionary[Task, dict[tuple[Any, ...], list[Any]]] = WeakKeyDictionary()
 
 
-def _prompts(ask: Ask, chat: ChatTemplate | None) -> list[Prompt]:
+def render_once(
+    task: Task, settings: tuple[Any, ...], render: Callable[[], list[Any]]
+) -> list[Any]:
+    """Render a split once for all lanes, epochs and models with the same settings; a large split every time."""
+    renderings = _renderings.setdefault(task, {})
+    if settings in renderings:
+        return renderings[settings]
+    rendering = render()
+    if len(rendering) <= SMALL:
+        if len(renderings) >= REMEMBERED:  # chat templates of models that are gone
+            renderings.clear()
+        renderings[settings] = rendering
+    return rendering
+
+
+def _render_prompts(ask: Ask, chat: ChatTemplate | None) -> list[Prompt]:
+    template = chat if ask.style == "chat" else None
     documents = ask.task.documents(ask.split)
-    render = partial(ask.task.prompts, documents, shots=ask.shots, chat=chat, seed=ask.seed)
-    return render_once(ask.task, (ask.split, ask.shots, ask.seed, chat), render)
-
-
-def _answer(kind: type, value: Any) -> Any:
-    if kind is Continuation:
-        made = Likelihood((value.logprob, value.greedy))
-        made.tokens = value.tokens
-        return made
-    return value.logprob if kind is Document else value
+    render = partial(ask.task.prompts, documents, shots=ask.shots, chat=template, seed=ask.seed)
+    return render_once(ask.task, (ask.split, ask.shots, ask.seed, template), render)
 
 
 def evaluate_untuned(
@@ -244,26 +272,26 @@ def evaluate_untuned(
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> tuple[Evaluation, Selection]:
-    """Evaluate the untuned model on the task's test split, after choosing the style on validation; and say how.
+    """Evaluate the untuned model on the test split; return the result and how the style was chosen on validation.
 
     An instruct model is asked with and without its chat template on the validation split, and the better style is used
-    on the test split (appendix A.2 of the train-before-test paper), which is scored once. A task without validation
-    documents cannot choose, and ties stay: the first style is used.
+    on the test split (appendix A.2 of the train-before-test paper), which is scored once. Without validation documents,
+    and where the styles tie, the first style is used.
     """
-    seen: dict[Style, float] = {}
-    style = styles[0]
+    validation_by_style: dict[Style, float] = {}
     if len(styles) > 1 and task.documents("validation"):
-        asks = [Ask(task, "validation", one, shots, seed) for one in styles]
-        made = evaluate(scorer, asks, chat=chat, progress=progress)
-        seen = {
-            ask.style: evaluation.main.value for ask, evaluation in zip(asks, made, strict=True)
-        }
-        sign = 1 if task.higher_is_better else -1
-        for one, value in seen.items():
-            if sign * (value - seen[style]) > 0:  # no number beats nothing
-                style = one
-    (test,) = evaluate(
-        scorer, [Ask(task, "test", style, shots, seed)], chat=chat, progress=progress
-    )
-    by_style = {str(one): value for one, value in seen.items()}
-    return test, Selection(style=style, validation_by_style=by_style)
+        asks = [
+            Ask(task, split="validation", style=style, shots=shots, seed=seed) for style in styles
+        ]
+        evaluations = evaluate(scorer, asks, chat=chat, progress=progress)
+        for ask, evaluation in zip(asks, evaluations, strict=True):
+            validation_by_style[ask.style] = evaluation.main.value
+    sign = 1 if task.higher_is_better else -1
+    best_style = styles[0]
+    for style, value in validation_by_style.items():
+        if sign * (value - validation_by_style[best_style]) > 0:  # a NaN beats nothing
+            best_style = style
+    test_ask = Ask(task, split="test", style=best_style, shots=shots, seed=seed)
+    (test,) = evaluate(scorer, [test_ask], chat=chat, progress=progress)
+    by_style = {str(style): value for style, value in validation_by_style.items()}
+    return test, Selection(style=best_style, validation_by_style=by_style)
