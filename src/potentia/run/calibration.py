@@ -1,10 +1,10 @@
 """A short calibration of the real engine: the study itself, made small, on a few of its models.
 
-The smallest, the middle and the largest model run every task with the study's own lanes and one epoch, on a few
-documents, once more, and on several times as many; on a GPU then for more epochs. The model stays loaded meanwhile.
-What a run takes beyond the one before is the pace; what the very first takes beyond its pace are the beginnings:
-loading, checks, first passes. Tasks keep their proportions, so that lanes end at different times as they will. So
-padding, shared passes, generation and the device are in the figures as they will be in the run.
+The smallest, the middle and the largest model run every task with the study's own lanes and one epoch: on a few
+documents, once more on the same, and on several times as many; on a GPU then for more epochs. The model stays loaded
+meanwhile. What a run takes beyond the one before is the pace. What the very first run takes beyond its pace is the
+start: loading, checks, first passes. Tasks keep their proportions, so that lanes end at different times as they will in
+the run. So padding, shared passes, generation and the device are in the figures as they will be in the run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,10 +36,15 @@ from potentia.run.progress import find_store, open_store
 from potentia.study import Caps, Study, Tuning
 from potentia.values.protocol import DIRECT
 
-FIRST, LEAST = 16, 8  # documents of the largest task in the first run, and of any task at least
+if TYPE_CHECKING:
+    from potentia.run.ask import SplitName
+
+FIRST = 16  # documents of the largest task in the first run
+LEAST = 8  # documents of any task, at least
 GROWTH = {"cpu": 3, "cuda": 9}  # how much larger the next run is
-LONGER = 4  # epochs of the last run on a GPU, where small runs are all beginnings
-PATIENCE = 10.0  # seconds: a first run that takes longer is not made again
+LONGER = 4  # epochs of the last run on a GPU, where small runs are mostly start-up
+PATIENCE = 10.0  # seconds: a first run that takes longer is not repeated
+ONE_TIME_WORK = ("check", "compile", "load")  # kinds of work that a row does once
 
 
 def estimate_cost(
@@ -54,74 +59,106 @@ def estimate_cost(
             paces = read_paces(plan, store, device)
     if any(pace.train is not None for pace in paces) or (paces and not calibrate):
         return price_work(plan, paces, f"{len(paces)} measured rows in the store", device)
-    left = [row for row in plan.rows if row.pending and not row.problem]
-    if not calibrate or not left:
+    pending_rows = [row for row in plan.rows if row.pending and not row.problem]
+    if not calibrate or not pending_rows:
         return price_work(plan, paces, "", device)
-    measured, start = measure_paces(plan, left, device, tell)
-    return price_work(
-        plan,
-        [*paces, *measured],
-        f"a calibration on {len(measured)} of its models",
-        device,
-        start=start,
-    )
+    measured_paces, start = measure_paces(plan, pending_rows, device, tell)
+    source = f"a calibration on {len(measured_paces)} of its models"
+    return price_work(plan, [*paces, *measured_paces], source, device, start=start)
 
 
 def measure_paces(
-    plan: StudyPlan, left: Sequence[Row], device: str, tell: Callable[[str], Any]
+    plan: StudyPlan, pending_rows: Sequence[Row], device: str, tell: Callable[[str], Any]
 ) -> tuple[list[Pace], float]:
-    """Run the study in small on a few of its models; return their paces, and what a new process takes to begin."""
-    rows = sorted(left, key=lambda row: np.nan_to_num(find_parameters(row.model), nan=np.inf))
-    picked = [rows[k] for k in sorted({0, len(rows) // 2, len(rows) - 1})]
-    whole = max(len(task.documents("train")) for task in plan.tasks.by_name.values())
+    """Run the study in small on a few of its models; return their paces, and the seconds that a new process needs."""
     paces: list[Pace] = []
-    growth = GROWTH.get(device, GROWTH["cpu"])
     with tempfile.TemporaryDirectory(prefix="potentia-pace-") as folder, ModelSession() as session:
-        for row in picked:
+        for row in _pick_rows(pending_rows):
             tell(f"calibrating on {row.model.name}")
-
-            def timed(documents: int, epochs: int = 1, *, name: str = row.model.name) -> Timed:
-                store = str(Path(folder) / f"{len(list(Path(folder).glob('*.db')))}.db")
-                return _timed_run(
-                    _small(plan, name, min(documents, whole), store, epochs=epochs), session
-                )
-
-            cold = timed(FIRST)
-            few = timed(FIRST) if cold.whole < PATIENCE or device != "cpu" else cold
-            more = timed(FIRST * growth)
-            longer = timed(FIRST * growth, LONGER) if device != "cpu" and more.trained else None
-            pace = _slope(find_parameters(row.model), cold, few, more, longer)
+            calibration = _ModelCalibration(
+                plan=plan, model=row.model.name, folder=Path(folder), session=session
+            )
+            pace = calibration.measure_pace(find_parameters(row.model), device)
             if pace is not None:
                 paces.append(pace)
     if len(paces) < 2:
         return paces, 0.0
-    start = max(
-        (paces[0].load or 0.0) - (paces[1].load or 0.0), 0.0
-    )  # the first has imported libraries too
-    return [replace(paces[0], load=(paces[0].load or 0.0) - start), *paces[1:]], start
+    # The first model's seconds also hold the import of libraries: what it took more than the second is the start.
+    first_load = paces[0].load or 0.0
+    second_load = paces[1].load or 0.0
+    start = max(first_load - second_load, 0.0)
+    return [replace(paces[0], load=first_load - start), *paces[1:]], start
 
 
-def _small(plan: StudyPlan, model: str, documents: int, store: str, *, epochs: int = 1) -> Study:
-    """Return the study with one model, one epoch or two, and so many documents of its largest task."""
+def _pick_rows(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of the smallest, the middle and the largest model; unknown sizes count as the largest."""
+    by_size = sorted(rows, key=lambda row: np.nan_to_num(find_parameters(row.model), nan=np.inf))
+    positions = sorted({0, len(by_size) // 2, len(by_size) - 1})
+    return [by_size[position] for position in positions]
+
+
+@dataclass
+class _ModelCalibration:
+    """The small runs of one model, each with a store of its own in the folder."""
+
+    plan: StudyPlan
+    model: str
+    folder: Path
+    session: ModelSession
+
+    def measure_pace(self, parameters: float, device: str) -> Pace | None:
+        """Return the model's pace on the device; None where no task could be scored."""
+        documents = FIRST * GROWTH.get(device, GROWTH["cpu"])
+        is_gpu = device != "cpu"
+        cold = self._run(FIRST)
+        few = cold
+        if cold.whole < PATIENCE or is_gpu:
+            few = self._run(FIRST)
+        more = self._run(documents)
+        longer = None
+        if is_gpu and more.trained:
+            longer = self._run(documents, epochs=LONGER)
+        return _PaceFromRuns(cold=cold, few=few, more=more, longer=longer).measure(parameters)
+
+    def _run(self, documents: int, *, epochs: int = 1) -> Timed:
+        tasks = self.plan.tasks.by_name.values()
+        largest = max(len(task.documents("train")) for task in tasks)
+        earlier_runs = len(list(self.folder.glob("*.db")))
+        small_study = _shrink_study(
+            self.plan,
+            self.model,
+            min(documents, largest),
+            store=str(self.folder / f"{earlier_runs}.db"),
+            epochs=epochs,
+        )
+        return _time_run(small_study, self.session)
+
+
+def _shrink_study(plan: StudyPlan, model: str, documents: int, *, store: str, epochs: int) -> Study:
+    """Return the study with one model, a few epochs, and so many documents of its largest task."""
     study = plan.study
-    rows = {row.name: row for row in study.rows()}
-    tasks = tuple(
-        spec.model_copy(update={"caps": _in_proportion(plan, spec.name, documents)})
-        for spec in study.benchmarks()
-    )
+    model_specs = {row.name: row for row in study.rows()}
+    tasks = []
+    for task in study.benchmarks():
+        caps = _cap_in_proportion(plan, task.name, documents)
+        tasks.append(task.model_copy(update={"caps": caps}))
     adjust = study.adjust
     if adjust is not None:
-        own = adjust.tuning and _short(adjust.tuning)
-        cap = min(adjust.cap or documents, documents)
-        adjust = adjust.model_copy(update={"at_steps": (), "tuning": own, "cap": cap})
+        adjust = adjust.model_copy(
+            update={
+                "at_steps": (),
+                "tuning": adjust.tuning and _shorten_tuning(adjust.tuning),
+                "cap": min(adjust.cap or documents, documents),
+            }
+        )
+    # An exposed copy is as fast as its original, which is run in its place.
+    original = model_specs[model].model_copy(update={"copy_of": None})
     return study.model_copy(
         update={
-            "models": (
-                rows[model].model_copy(update={"copy_of": None}),
-            ),  # a treated copy is as fast as its original
+            "models": (original,),
             "protocols": tuple(dict.fromkeys((DIRECT, *study.protocols))),
-            "tasks": tasks,
-            "tuning": _short(study.tuning, epochs),
+            "tasks": tuple(tasks),
+            "tuning": _shorten_tuning(study.tuning, epochs),
             "adjust": adjust,
             "treat": None,
             "only": None,
@@ -131,26 +168,26 @@ def _small(plan: StudyPlan, model: str, documents: int, store: str, *, epochs: i
     )
 
 
-def _short(tuning: Tuning, epochs: int = 1) -> Tuning:
+def _shorten_tuning(tuning: Tuning, epochs: int = 1) -> Tuning:
     """Return a recipe that does as much as is counted: its grid, for so many epochs, without a race."""
     return tuning.model_copy(
         update={"epochs": epochs, "least_updates": 0, "rate_bounds": None, "race": False}
     )
 
 
-def _in_proportion(plan: StudyPlan, name: str, documents: int) -> Caps:
-    """Return caps of a task that keep its share of the largest one's training documents, validation and test alike."""
+def _cap_in_proportion(plan: StudyPlan, name: str, documents: int) -> Caps:
+    """Return caps by which all splits of a task keep their share of the largest task's training documents."""
     task = plan.tasks.by_name[name]
     largest = max(len(other.documents("train")) for other in plan.tasks.by_name.values())
-    have = {split: len(task.documents(split)) for split in ("train", "validation", "test")}
-    least = max(
-        LEAST, 1 + max(plan.study.shots_for(name, protocol) for protocol in plan.study.protocols)
-    )
-    wanted = {
-        split: max(math.ceil(documents * count / max(largest, 1)), least)
-        for split, count in have.items()
-    }
-    return Caps(**{split: max(min(wanted[split], count), 1) for split, count in have.items()})
+    most_shots = max(plan.study.shots_for(name, protocol) for protocol in plan.study.protocols)
+    least = max(LEAST, 1 + most_shots)
+
+    def cap(split: SplitName) -> int:
+        available = len(task.documents(split))
+        proportional = math.ceil(documents * available / max(largest, 1))
+        return max(min(max(proportional, least), available), 1)
+
+    return Caps(train=cap("train"), validation=cap("validation"), test=cap("test"))
 
 
 @dataclass(frozen=True)
@@ -167,101 +204,174 @@ class Timed:
         return sum(work.train_tokens for work, _ in self.cells)
 
     @property
-    def beside_checks(self) -> float:
-        """Seconds without checks, compiling and loading, which are done once."""
-        return self.whole - sum(self.tally.get(kind, 0.0) for kind in ("check", "compile", "load"))
+    def train_seconds(self) -> float:
+        """Seconds of training."""
+        return self.tally.get("train", 0.0)
 
     @property
-    def plain(self) -> dict[str, tuple[CellWork, float]]:
-        """The direct cells, by task."""
-        return {
-            work.task: (work, seconds) for work, seconds in self.cells if work.protocol == DIRECT
-        }
+    def tuned_score_seconds(self) -> float:
+        """Seconds that the scoring of the tuned cells took."""
+        untuned_seconds = sum(seconds for work, seconds in self.cells if not work.protocol.tuned)
+        score_seconds = self.tally.get("validate", 0.0) + self.tally.get("test", 0.0)
+        return max(score_seconds - untuned_seconds, 0.0)
+
+    @property
+    def beside_checks(self) -> float:
+        """Seconds without checks, compiling and loading, which are done once."""
+        return self.whole - sum(self.tally.get(kind, 0.0) for kind in ONE_TIME_WORK)
+
+    @property
+    def direct_cells(self) -> dict[str, tuple[CellWork, float]]:
+        """The direct cells with their seconds, by task."""
+        cells_by_task = {}
+        for work, seconds in self.cells:
+            if work.protocol == DIRECT:
+                cells_by_task[work.task] = (work, seconds)
+        return cells_by_task
 
 
-def _timed_run(small: Study, session: ModelSession) -> Timed:
-    plan = plan_study(small)
+def _time_run(study: Study, session: ModelSession) -> Timed:
+    """Run a small study and return how long its parts took."""
+    plan = plan_study(study)
     began = time.monotonic()
     result = run_study(plan, session=session)
-    whole = time.monotonic() - began
-    with open_store(small.store, readonly=True) as store:
-        seconds = {(c.task, str(c.protocol)): c.seconds for c in store.cells.read()}
-        rows = [event.payload for event in store.events.read(result.study) if event.kind == "row"]
-    cells = [
-        (work, seconds[work.task, str(work.protocol)])
-        for work in count_work(plan)
-        if (work.task, str(work.protocol)) in seconds
-    ]
-    return Timed(cells, dict(rows[-1]["tally"]) if rows else {}, whole)
+    run_seconds = time.monotonic() - began
+    with open_store(study.store, readonly=True) as store:
+        seconds_by_cell = {
+            (cell.task, str(cell.protocol)): cell.seconds for cell in store.cells.read()
+        }
+        events = store.events.read(result.study)
+    tally: dict[str, float] = {}
+    for event in events:
+        if event.kind == "row":
+            tally = dict(event.payload["tally"])
+    cells = []
+    for work in count_work(plan):
+        seconds = seconds_by_cell.get((work.task, str(work.protocol)))
+        if seconds is not None:
+            cells.append((work, seconds))
+    return Timed(cells=cells, tally=tally, whole=run_seconds)
 
 
-def _slope(
-    parameters: float, cold: Timed, few: Timed, more: Timed, longer: Timed | None
-) -> Pace | None:
-    """Return the pace between runs; a share of the plain ratio at least, for clocks are noisy.
+@dataclass(frozen=True)
+class _PaceFromRuns:
+    """The pace between the small runs of a model; a share of the plain ratio at least, for clocks are noisy."""
 
-    ``longer`` is ``more`` with further epochs: on a GPU the difference of these two alone is free of beginnings. What
-    the very first run took beyond its pace is what loading and beginning a row take.
-    """
-    last = (longer or more).plain
-    score = {
-        task: _rate(
-            b.score_tokens - few.plain[task][0].score_tokens,
-            s - few.plain[task][1],
-            b.score_tokens,
-            s,
+    cold: Timed  # the very first run
+    few: Timed  # the same again
+    more: Timed  # with more documents
+    longer: (
+        Timed | None
+    )  # ``more`` with further epochs: on a GPU only their difference is free of start-up
+
+    def measure(self, parameters: float) -> Pace | None:
+        """Return the pace; None where no task was scored in two runs.
+
+        What the very first run took beyond its pace is what loading and starting a row take.
+        """
+        score = self._measure_score()
+        if not score:
+            return None
+        few_shot = self._measure_few_shot()
+        train = None
+        tuned_slowdown = 1.0
+        epoch_end = 0.0
+        if self.more.trained:
+            train = self._measure_train()
+            tuned_slowdown = self._measure_tuned_slowdown(score)
+            epoch_end = self._measure_epoch_end(score, train, tuned_slowdown)
+        direct_cells = [work for work, _ in self.cold.cells if work.protocol == DIRECT]
+        seconds = sum(work.score_tokens * score.get(work.task, 0.0) for work in direct_cells)
+        seconds += sum(
+            work.score_tokens * few_shot.get((work.task, str(work.protocol)), 0.0)
+            for work, _ in self.cold.cells
         )
-        for task, (b, s) in last.items()
-        if task in few.plain
-    }
-    if not score:
-        return None
-    shown = {
-        (work.task, str(work.protocol)): seconds / max(work.score_tokens, 1e-9)
-        for work, seconds in more.cells
-        if work.protocol.kind == "few_shot"
-    }
-
-    def asked(run: Timed) -> float:
-        """Seconds that the scoring of the tuned cells would take if it went like the direct cells'."""
-        return sum(
-            work.score_tokens * score.get(work.task, 0.0)
-            for work, _ in run.cells
-            if work.protocol.tuned
+        tuned_seconds = tuned_slowdown * _expect_tuned_score_seconds(self.cold, score)
+        seconds += (train or 0.0) * self.cold.trained + tuned_seconds + epoch_end
+        return Pace(
+            parameters=parameters,
+            load=max(self.cold.whole - seconds, 0.0),
+            score=score,
+            train=train,
+            tuned_slowdown=tuned_slowdown,
+            epoch_end=epoch_end,
+            few_shot=few_shot,
         )
 
-    def scored(run: Timed) -> float:
-        """Seconds that it took."""
-        plain = sum(seconds for work, seconds in run.cells if not work.protocol.tuned)
-        return max(run.tally.get("validate", 0.0) + run.tally.get("test", 0.0) - plain, 0.0)
+    def _measure_score(self) -> dict[str, float]:
+        """Return the seconds per token of the direct cells, by task."""
+        few_cells = self.few.direct_cells
+        last_run = self.longer or self.more
+        score = {}
+        for task, (work, seconds) in last_run.direct_cells.items():
+            if task in few_cells:
+                few_work, few_seconds = few_cells[task]
+                score[task] = _bounded_rate(
+                    tokens=work.score_tokens - few_work.score_tokens,
+                    seconds=seconds - few_seconds,
+                    all_tokens=work.score_tokens,
+                    all_seconds=seconds,
+                )
+        return score
 
-    train, check, each = None, 1.0, 0.0
-    if more.trained:
-        a, b = (more, longer) if longer is not None else (few, more)
-        spent = [run.tally.get("train", 0.0) for run in (a, b)]
-        train = _rate(b.trained - a.trained, spent[1] - spent[0], b.trained, spent[1])
-        check = _rate(
-            asked(more) - asked(few), scored(more) - scored(few), asked(more), scored(more)
+    def _measure_few_shot(self) -> dict[tuple[str, str], float]:
+        """Return the seconds per token of the few-shot cells, by task and protocol."""
+        few_shot = {}
+        for work, seconds in self.more.cells:
+            if work.protocol.kind == "few_shot":
+                rate = seconds / max(work.score_tokens, 1e-9)
+                few_shot[work.task, str(work.protocol)] = rate
+        return few_shot
+
+    def _measure_train(self) -> float:
+        """Return the seconds per token trained."""
+        shorter_run = self.few
+        longer_run = self.more
+        if self.longer is not None:
+            shorter_run = self.more
+            longer_run = self.longer
+        return _bounded_rate(
+            tokens=longer_run.trained - shorter_run.trained,
+            seconds=longer_run.train_seconds - shorter_run.train_seconds,
+            all_tokens=longer_run.trained,
+            all_seconds=longer_run.train_seconds,
         )
-        each = max(
-            scored(more) - check * asked(more), 0.0
-        )  # of it, the fixed part of one validation of all lanes
-        if longer is not None:
-            beside = longer.beside_checks - more.beside_checks
-            beside -= train * (longer.trained - more.trained) + check * (
-                asked(longer) - asked(more)
-            )
-            each = max(beside, 0.0) / (LONGER - 1)  # saving among it
-    work = sum(
-        w.score_tokens * score.get(w.task, 0.0) for w, _ in cold.cells if w.protocol == DIRECT
-    )
-    work += sum(w.score_tokens * shown.get((w.task, str(w.protocol)), 0.0) for w, _ in cold.cells)
-    work += (train or 0.0) * cold.trained + check * asked(cold) + each
-    return Pace(
-        parameters, max(cold.whole - work, 0.0), score, train, check=check, each=each, shown=shown
-    )
+
+    def _measure_tuned_slowdown(self, score: Mapping[str, float]) -> float:
+        """Return how much slower tuned models are scored than untuned ones."""
+        expected_few = _expect_tuned_score_seconds(self.few, score)
+        expected_more = _expect_tuned_score_seconds(self.more, score)
+        return _bounded_rate(
+            tokens=expected_more - expected_few,
+            seconds=self.more.tuned_score_seconds - self.few.tuned_score_seconds,
+            all_tokens=expected_more,
+            all_seconds=self.more.tuned_score_seconds,
+        )
+
+    def _measure_epoch_end(
+        self, score: Mapping[str, float], train: float, tuned_slowdown: float
+    ) -> float:
+        """Return the fixed seconds of an epoch's end, for all lanes together."""
+        expected_more = _expect_tuned_score_seconds(self.more, score)
+        if self.longer is None:  # one validation of all lanes
+            return max(self.more.tuned_score_seconds - tuned_slowdown * expected_more, 0.0)
+        expected_longer = _expect_tuned_score_seconds(self.longer, score)
+        seconds = self.longer.beside_checks - self.more.beside_checks
+        train_seconds = train * (self.longer.trained - self.more.trained)
+        score_seconds = tuned_slowdown * (expected_longer - expected_more)
+        seconds -= train_seconds + score_seconds
+        return max(seconds, 0.0) / (LONGER - 1)  # saving is part of it
 
 
-def _rate(tokens: float, seconds: float, all_tokens: float, all_seconds: float) -> float:
-    plain = all_seconds / max(all_tokens, 1e-9)  # with the fixed part in it: no pace is slower
-    return min(max(seconds / tokens, 0.2 * plain), plain) if tokens > 0 else plain
+def _expect_tuned_score_seconds(run: Timed, score: Mapping[str, float]) -> float:
+    """Return the seconds that the scoring of the tuned cells would take at the pace of the direct cells."""
+    tuned_cells = [work for work, _ in run.cells if work.protocol.tuned]
+    return sum(work.score_tokens * score.get(work.task, 0.0) for work in tuned_cells)
+
+
+def _bounded_rate(*, tokens: float, seconds: float, all_tokens: float, all_seconds: float) -> float:
+    """Return the seconds per token between two runs, between a fifth and the whole of the longer run's rate."""
+    whole_rate = all_seconds / max(all_tokens, 1e-9)  # with the fixed part in it: no pace is slower
+    if tokens > 0:
+        return min(max(seconds / tokens, 0.2 * whole_rate), whole_rate)
+    return whole_rate

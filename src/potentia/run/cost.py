@@ -1,9 +1,9 @@
-"""What the cells of a study cost: lanes, tokens and FLOPs from the tasks, and seconds from paces that were measured.
+"""What the cells of a study cost: lanes, tokens and FLOPs from the tasks, and seconds from measured paces.
 
-A pace is how fast a model of some size went on a device: seconds to load, seconds per token scored (by task: texts that
-are written cost more than texts that are read) and per token trained. Paces come from the rows that the store holds,
-else from a short ``calibration``. A model between two measured sizes has a pace between theirs, one beyond them
-pays in proportion to its size.
+A pace says how fast a model of some size ran on a device: seconds to load, seconds per token scored (by task, because
+generating costs more than reading) and seconds per token trained. Paces come from the rows in the store, else from a
+short ``calibration``. A model between two measured sizes has a pace between theirs; a larger model than all measured
+ones pays in proportion to its size.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
-from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -26,23 +24,25 @@ from potentia.study import adjust_tuning
 from potentia.values.protocol import TRAIN_BEFORE_TEST, Protocol
 
 if TYPE_CHECKING:
+    from potentia.run.ask import SplitName
     from potentia.run.plan import CellPlan, Row, StudyPlan
-    from potentia.store import CellRecord, Store
+    from potentia.store import Store
     from potentia.study import ModelSpec
     from potentia.tasks import Task
 
-CHARACTERS_PER_TOKEN = 4.0  # a rough reading of English text; paces are measured by the same ruler
+Key = TypeVar("Key")
+
+CHARACTERS_PER_TOKEN = 4.0  # roughly, in English text; paces are measured by the same ruler
+SAMPLED_DOCUMENTS = 50  # of a split, by which the length of all is estimated
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-LEAST_ROOM, ROOM_PER_PARAMETER = (
-    4 * 2**30,
-    6.0,
-)  # bytes of a GPU: what any row has, weights and their float32 copy
-# activations per token and √parameter, half as much again as the layers of five models keep, and tokens of a pass
-ROOM_PER_TOKEN, PASS_TOKENS = 44.0, 20_000
-FEW_BYTES = {
-    "8bit": 1.2,
-    "4bit": 0.75,
-}  # per weight; embeddings and head among them, which keep their dtype
+# Bytes of a GPU: what every row needs, and what each parameter needs for weights and their float32 copy.
+LEAST_ROOM = 4 * 2**30
+ROOM_PER_PARAMETER = 6.0
+# Bytes of activations per token and √parameter: half as much again as the layers of five models keep.
+ROOM_PER_TOKEN = 44.0
+PASS_TOKENS = 20_000
+# Bytes per weight, averaged with embeddings and head, which keep their dtype.
+FEW_BYTES = {"8bit": 1.2, "4bit": 0.75}
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,12 @@ class Pace:
 
     parameters: float
     load: float | None  # and all else that is done once a row
-    score: Mapping[str, float]  # by task, per token
+    score: Mapping[str, float]  # per token, by task
     train: float | None  # per token
-    check: float = 1.0  # how much slower tuned models are asked than untuned ones
-    each: float = 0.0  # the fixed part of an epoch's end of all lanes
-    shown: Mapping[tuple[str, str], float] = field(
-        default_factory=dict
-    )  # per token of a question after examples
+    tuned_slowdown: float = 1.0  # how much slower tuned models are scored than untuned ones
+    epoch_end: float = 0.0  # the fixed part of an epoch's end, for all lanes together
+    # Per token of a question after examples, by task and protocol.
+    few_shot: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -84,9 +83,7 @@ class StudyCost:
     weights: Mapping[str, float]  # bytes by model; NaN where unknown
     source: str  # where the seconds come from
     device: str
-    start: float = (
-        0.0  # seconds more that a process takes which begins anew: libraries, kernels, the device
-    )
+    start: float = 0.0  # seconds more that a new process takes: libraries, kernels, the device
 
     @property
     def pending(self) -> tuple[CellWork, ...]:
@@ -95,133 +92,193 @@ class StudyCost:
 
     @property
     def seconds(self) -> float:
-        """Seconds of what is left, in a process that begins anew."""
-        left = self.pending
-        begin = self.start if left else 0.0
-        return float(
-            begin
-            + sum(c.seconds for c in left)
-            + sum(self.loads[m] for m in {c.model for c in left})
-        )
+        """Seconds of the pending cells in a new process."""
+        start = self.start if self.pending else 0.0
+        cell_seconds = sum(cell.seconds for cell in self.pending)
+        load_seconds = sum(self.loads[model] for model in {cell.model for cell in self.pending})
+        return float(start + cell_seconds + load_seconds)
+
+
+@dataclass(frozen=True)
+class _TuningWork:
+    """What tuning adds to the work of a cell."""
+
+    lanes: float = 0.0
+    train_tokens: float = 0.0
+    validation_tokens: float = 0.0
+
+
+class _TokenCounts:
+    """The tokens of the splits of a study's tasks, each counted once."""
+
+    def __init__(self, plan: StudyPlan) -> None:
+        self._tasks = plan.tasks.by_name
+        self._counts: dict[tuple[str, str], float] = {}
+
+    def count(self, task: str, split: SplitName) -> float:
+        """Return the tokens of a task's split."""
+        if (task, split) not in self._counts:
+            self._counts[task, split] = count_tokens(self._tasks[task], split)
+        return self._counts[task, split]
 
 
 def count_work(plan: StudyPlan) -> list[CellWork]:
     """Count lanes, tokens and FLOPs of every cell."""
-    study = plan.study
-    tuning, data = study.tuning, plan.tasks.auxiliary
-    found: list[CellWork] = []
-
-    @cache
-    def tokens(name: str, split: Any) -> float:
-        return count_tokens(plan.tasks.by_name[name], split)
-
+    token_counts = _TokenCounts(plan)
+    work: list[CellWork] = []
     for row in plan.rows:
-        size = find_parameters(row.model)
-        adjusted = [
-            cell
-            for cell in row.cells
-            if cell.protocol.kind == "adjust" and cell.protocol.step is None
-        ]
+        parameters = find_parameters(row.model)
+        adjusted_cells = [cell for cell in row.cells if _is_adjusted_to_the_end(cell)]
         for cell in row.cells:
-            score, train, lanes = tokens(cell.task, "test"), 0.0, 0.0
+            tuning_work = _TuningWork()
             if cell.protocol == TRAIN_BEFORE_TEST:
-                documents = len(plan.tasks.by_name[cell.task].documents("train"))
-                epochs, repeats = tuning.rounds(documents)
-                lanes = tuning.expected_lanes * study.seeds
-                train = tokens(cell.task, "train") * epochs * repeats * lanes
-                score += tokens(cell.task, "validation") * (epochs * lanes + 1)
-            elif cell in adjusted and data is not None:  # one tuning for all of them, shared out
-                recipe = adjust_tuning(study, row.model, size if size == size else 0.0)
-                jobs = recipe.expected_lanes * study.seeds
-                lanes = jobs if cell is adjusted[0] else 0.0
-                epochs, repeats = recipe.rounds(len(data.documents("train")))
-                train = count_tokens(data, "train") * epochs * repeats * jobs / len(adjusted)
-                score += tokens(cell.task, "validation") * (jobs + 1)
-            flops = size * (4 * train + 2 * score)
-            found.append(
+                tuning_work = _count_task_tuning(plan, cell.task, token_counts)
+            elif cell in adjusted_cells and plan.tasks.auxiliary is not None:
+                tuning_work = _count_adjustment(
+                    plan, row.model, plan.tasks.auxiliary, cell, adjusted_cells, token_counts
+                )
+            score_tokens = token_counts.count(cell.task, "test") + tuning_work.validation_tokens
+            work.append(
                 CellWork(
-                    row.model.name,
-                    cell.task,
-                    cell.protocol,
-                    cell.finished,
-                    lanes,
-                    train,
-                    score,
-                    flops,
+                    model=row.model.name,
+                    task=cell.task,
+                    protocol=cell.protocol,
+                    finished=cell.finished,
+                    lanes=tuning_work.lanes,
+                    train_tokens=tuning_work.train_tokens,
+                    score_tokens=score_tokens,
+                    flops=parameters * (4 * tuning_work.train_tokens + 2 * score_tokens),
                 )
             )
-    return found
+    return work
+
+
+def _is_adjusted_to_the_end(cell: CellPlan) -> bool:
+    return cell.protocol.kind == "adjust" and cell.protocol.step is None
+
+
+def _count_task_tuning(plan: StudyPlan, task: str, token_counts: _TokenCounts) -> _TuningWork:
+    """Count the work of tuning a model on a task's own training documents."""
+    tuning = plan.study.tuning
+    documents = len(plan.tasks.by_name[task].documents("train"))
+    epochs, repeats = tuning.rounds(documents)
+    lanes = tuning.expected_lanes * plan.study.seeds
+    return _TuningWork(
+        lanes=lanes,
+        train_tokens=token_counts.count(task, "train") * epochs * repeats * lanes,
+        validation_tokens=token_counts.count(task, "validation") * (epochs * lanes + 1),
+    )
+
+
+def _count_adjustment(
+    plan: StudyPlan,
+    model: ModelSpec,
+    auxiliary: Task,
+    cell: CellPlan,
+    adjusted_cells: Sequence[CellPlan],
+    token_counts: _TokenCounts,
+) -> _TuningWork:
+    """Count a cell's share of the one tuning on auxiliary data that all adjusted cells of a row have in common."""
+    parameters = find_parameters(model)
+    if math.isnan(parameters):
+        parameters = 0.0
+    recipe = adjust_tuning(plan.study, model, parameters)
+    lanes = recipe.expected_lanes * plan.study.seeds
+    epochs, repeats = recipe.rounds(len(auxiliary.documents("train")))
+    train_tokens = count_tokens(auxiliary, "train") * epochs * repeats * lanes
+    counted_lanes = lanes if cell is adjusted_cells[0] else 0.0  # once for all of them
+    return _TuningWork(
+        lanes=counted_lanes,
+        train_tokens=train_tokens / len(adjusted_cells),
+        validation_tokens=token_counts.count(cell.task, "validation") * (lanes + 1),
+    )
 
 
 def price_work(
     plan: StudyPlan, paces: Sequence[Pace], source: str, device: str, *, start: float = 0.0
 ) -> StudyCost:
     """Put seconds on the work of a study."""
-    work, shown = count_work(plan), count_exposure_tokens(plan)
-    width = BYTES.get(plan.study.dtype, 4 if device == "cpu" else 2)
-    tuned = Counter(
-        cell.model for cell in work if cell.protocol.tuned and cell.protocol.step is None
+    work = count_work(plan)
+    exposure_tokens = count_exposure_tokens(plan)
+    bytes_per_weight = BYTES.get(plan.study.dtype, 4 if device == "cpu" else 2)
+    pace_by_model: dict[str, Pace] = {}
+    loads: dict[str, float] = {}
+    weights: dict[str, float] = {}
+    for row in plan.rows:
+        model = row.model
+        parameters = find_parameters(model)
+        pace = _estimate_pace(paces, parameters)
+        exposure_seconds = 0.0
+        if model.copy_of is not None:  # an exposed copy is tuned before it is scored
+            exposure_seconds = exposure_tokens * (pace.train or 0.0)
+        pace_by_model[model.name] = pace
+        loads[model.name] = (pace.load or 0.0) + exposure_seconds
+        weights[model.name] = parameters * FEW_BYTES.get(model.quantise or "", bytes_per_weight)
+    epochs = _most_epochs(plan)
+    tuned_cells = [cell for cell in work if cell.protocol.tuned and cell.protocol.step is None]
+    tuned_cells_by_model = Counter(cell.model for cell in tuned_cells)
+    priced_cells = []
+    for cell in work:
+        epoch_share = epochs / max(tuned_cells_by_model[cell.model], 1)
+        seconds = _estimate_seconds(cell, pace_by_model[cell.model], epoch_share)
+        priced_cells.append(replace(cell, seconds=seconds))
+    return StudyCost(
+        cells=tuple(priced_cells),
+        loads=loads,
+        weights=weights,
+        source=source,
+        device=device,
+        start=start,
     )
-    trained = [len(task.documents("train")) for task in plan.tasks.by_name.values()]
-    looks = max(plan.study.tuning.rounds(documents)[0] for documents in trained)
-    at, loads, weights = {}, {}, {}
-    for model in (row.model for row in plan.rows):
-        size = find_parameters(model)
-        pace = at[model.name] = _pace_at(paces, size)
-        made = (
-            shown * (pace.train or 0.0) if model.copy_of is not None else 0.0
-        )  # tuned before it is there
-        loads[model.name] = (pace.load or 0.0) + made
-        weights[model.name] = size * FEW_BYTES.get(model.quantise or "", width)
-    cells = [
-        replace(cell, seconds=_seconds(cell, at[cell.model], looks / max(tuned[cell.model], 1)))
-        for cell in work
-    ]
-    return StudyCost(tuple(cells), loads, weights, source, device, start)
 
 
-def _seconds(cell: CellWork, pace: Pace, looks: float) -> float:
-    """Return the seconds of a cell, which has a share of the looks that all lanes of its row take together."""
-    score = pace.score.get(cell.task, _typical(pace.score))
+def _most_epochs(plan: StudyPlan) -> int:
+    """Return the epochs of the task that is trained for the most epochs."""
+    tasks = plan.tasks.by_name.values()
+    return max(plan.study.tuning.rounds(len(task.documents("train")))[0] for task in tasks)
+
+
+def _estimate_seconds(cell: CellWork, pace: Pace, epoch_share: float) -> float:
+    """Return the seconds of a cell; ``epoch_share`` is its share of the epochs of its row, whose lanes end together."""
+    score_pace = pace.score.get(cell.task, _median_pace(pace.score))
     if cell.protocol.kind == "few_shot":
-        score = pace.shown.get(
-            (cell.task, str(cell.protocol)), score * (1 + (cell.protocol.shots or 0))
-        )
+        shots = cell.protocol.shots or 0
+        score_pace = pace.few_shot.get((cell.task, str(cell.protocol)), score_pace * (1 + shots))
     if not cell.train_tokens:
-        return float(cell.score_tokens * score)
-    train = np.nan if pace.train is None else pace.train
-    return float(
-        cell.score_tokens * score * pace.check + cell.train_tokens * train + pace.each * looks
-    )
+        return float(cell.score_tokens * score_pace)
+    train_pace = math.nan if pace.train is None else pace.train
+    score_seconds = cell.score_tokens * score_pace * pace.tuned_slowdown
+    train_seconds = cell.train_tokens * train_pace
+    return float(score_seconds + train_seconds + pace.epoch_end * epoch_share)
 
 
 def count_exposure_tokens(plan: StudyPlan) -> float:
-    """Return the tokens that a treated copy learns from before it is scored."""
-    if plan.study.treat is None:
+    """Return the tokens that an exposed copy learns from before it is scored."""
+    exposure = plan.study.treat
+    if exposure is None:
         return 0.0
-    shown = plan.tasks.exposure.values()
-    epochs, repeats = plan.study.treat.recipe(plan.study.tuning).rounds(
-        sum(len(t.documents("train")) for t in shown)
-    )
-    return epochs * repeats * sum(count_tokens(task, "train") for task in shown)
+    tasks = plan.tasks.exposure.values()
+    documents = sum(len(task.documents("train")) for task in tasks)
+    epochs, repeats = exposure.recipe(plan.study.tuning).rounds(documents)
+    return epochs * repeats * sum(count_tokens(task, "train") for task in tasks)
 
 
 def read_paces(plan: StudyPlan, store: Store, device: str) -> list[Pace]:
-    """Return the paces of the rows whose cells the store has, of the same kind of device."""
-    work = {(w.model, w.task, w.protocol): w for w in count_work(plan)}
-    loads = _loads(plan, store)
+    """Return the paces of the rows whose cells are in the store and ran on the same kind of device."""
+    work_by_cell = {(work.model, work.task, work.protocol): work for work in count_work(plan)}
+    load_seconds = _read_load_seconds(plan, store)
     paces = []
     for row in plan.rows:
-        records = [
-            (work[row.model.name, cell.task, cell.protocol], record)
-            for cell in row.cells
-            if cell.finished and (record := _timed(store, cell, device)) is not None
-        ]
-        timed = [(w, r.seconds) for w, r in records]
-        load = (
-            loads.get(row.model.name) if row.model.copy_of is None else None
-        )  # a copy is also made
-        pace = measure_pace(find_parameters(row.model), timed, load=load)
+        timed_cells = []
+        for cell in row.cells:
+            seconds = _read_seconds(store, cell, device) if cell.finished else None
+            if seconds is not None:
+                work = work_by_cell[row.model.name, cell.task, cell.protocol]
+                timed_cells.append((work, seconds))
+        load = None
+        if row.model.copy_of is None:  # a copy's seconds also hold the tuning that made it
+            load = load_seconds.get(row.model.name)
+        pace = measure_pace(find_parameters(row.model), timed_cells, load=load)
         if pace is not None and np.isfinite(pace.parameters):
             paces.append(pace)
     return paces
@@ -230,55 +287,67 @@ def read_paces(plan: StudyPlan, store: Store, device: str) -> list[Pace]:
 def measure_pace(
     parameters: float, timed: Iterable[tuple[CellWork, float]], *, load: float | None = None
 ) -> Pace | None:
-    """Make a pace of the cells of one row and the seconds they took.
+    """Return the pace of one row by its cells and the seconds they took; None where nothing was measured.
 
     The tuned cells of a row train together and are committed one by one, so their seconds count as one sum.
     """
-    given = list(timed)
-    score = {
-        w.task: s / w.score_tokens
-        for w, s in given
-        if w.protocol.kind == "direct" and w.score_tokens
-    }
-    few = [(w, s) for w, s in given if w.protocol.kind == "few_shot" and w.score_tokens]
-    tuned = [(w, s) for w, s in given if w.train_tokens]
-    if not score and not tuned:
+    score: dict[str, float] = {}
+    few_shot: dict[tuple[str, str], float] = {}
+    tuned_cells = []
+    for work, seconds in timed:
+        if work.protocol.kind == "direct" and work.score_tokens:
+            score[work.task] = seconds / work.score_tokens
+        if work.protocol.kind == "few_shot" and work.score_tokens:
+            few_shot[work.task, str(work.protocol)] = seconds / work.score_tokens
+        if work.train_tokens:
+            tuned_cells.append((work, seconds))
+    if not score and not tuned_cells:
         return None
-    shown = {(w.task, str(w.protocol)): s / w.score_tokens for w, s in few}
-    train = _trained(tuned, score) if tuned else None
-    return Pace(parameters, load, score or {w.task: 0.0 for w, _ in tuned}, train, shown=shown)
+    train = _measure_train_pace(tuned_cells, score) if tuned_cells else None
+    if not score:  # all seconds of the tuned cells count as training
+        score = {work.task: 0.0 for work, _ in tuned_cells}
+    return Pace(parameters=parameters, load=load, score=score, train=train, few_shot=few_shot)
 
 
-def _trained(tuned: Sequence[tuple[CellWork, float]], score: Mapping[str, float]) -> float:
-    """Return the seconds per token trained: all but what asking took; where that is unknown, all."""
-    whole, usual = sum(s for _, s in tuned), _typical(score)
-    asked = sum(w.score_tokens * score.get(w.task, usual) for w, _ in tuned)
-    asked = asked if np.isfinite(asked) else 0.0
-    return max(whole - asked, 0.1 * whole) / sum(w.train_tokens for w, _ in tuned)
+def _measure_train_pace(
+    tuned_cells: Sequence[tuple[CellWork, float]], score: Mapping[str, float]
+) -> float:
+    """Return the seconds per token trained: all seconds but those of scoring; where these are unknown, all."""
+    median_pace = _median_pace(score)
+    seconds = sum(cell_seconds for _, cell_seconds in tuned_cells)
+    score_seconds = sum(
+        work.score_tokens * score.get(work.task, median_pace) for work, _ in tuned_cells
+    )
+    if not np.isfinite(score_seconds):
+        score_seconds = 0.0
+    train_seconds = max(seconds - score_seconds, 0.1 * seconds)
+    return train_seconds / sum(work.train_tokens for work, _ in tuned_cells)
 
 
-def count_tokens(task: Task, split: Any) -> float:
+def count_tokens(task: Task, split: SplitName) -> float:
     """Estimate the tokens of a split from its first documents."""
     documents: Sequence[Any] = task.documents(split)
     if not documents:
         return 0.0
-    sample = documents[: min(len(documents), 50)]
-    length = sum(len(r.context) + len(r.continuation) for r in task.examples(sample)) / len(sample)
-    return len(documents) * length / CHARACTERS_PER_TOKEN
+    sample = documents[:SAMPLED_DOCUMENTS]
+    examples = task.examples(sample)
+    characters = sum(len(example.context) + len(example.continuation) for example in examples)
+    return len(documents) * (characters / len(sample)) / CHARACTERS_PER_TOKEN
 
 
 def estimate_gpu_bytes(model: ModelSpec) -> float:
     """Return the bytes of a GPU that a row needs: weights, passes of lanes, caches; NaN where its size is unknown.
 
-    Passes need most: small models hold longer ones, and one whose passes find no room runs them kernel by kernel.
+    Passes need most: small models hold longer ones, and a model whose passes find no room runs them kernel by kernel.
     """
-    size = find_parameters(model)
-    tokens = min(PASS_TOKENS, max(10_000, 1e13 / size))
-    return LEAST_ROOM + ROOM_PER_PARAMETER * size + ROOM_PER_TOKEN * math.sqrt(size) * tokens
+    parameters = find_parameters(model)
+    pass_tokens = min(PASS_TOKENS, max(10_000, 1e13 / parameters))
+    activation_bytes = ROOM_PER_TOKEN * math.sqrt(parameters) * pass_tokens
+    return LEAST_ROOM + ROOM_PER_PARAMETER * parameters + activation_bytes
 
 
 def find_parameters(model: ModelSpec) -> float:
-    """Parameters of a model: as the study says, as is known, or by the size of its weight files; NaN where unknown."""
+    """Return a model's parameters by the study, by its facts, or by the size of its weight files; NaN where unknown."""
     from potentia.facts import models
 
     if model.parameters:
@@ -286,89 +355,122 @@ def find_parameters(model: ModelSpec) -> float:
     facts = models().find(model.name) or models().find(model.source)
     if facts is not None and facts.parameters:
         return facts.parameters
-    return _file_bytes(model) / 2 or float("nan")
+    return _count_file_bytes(model) / 2 or math.nan
 
 
-def _file_bytes(model: ModelSpec) -> int:
+def _count_file_bytes(model: ModelSpec) -> int:
     """Return the size of the weight files of a folder; 0 where there are none."""
     folder = Path(model.source).expanduser()
-    return sum(
-        f.stat().st_size for pattern in ("*.safetensors", "*.bin") for f in folder.glob(pattern)
-    )
+    weight_files = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
+    return sum(file.stat().st_size for file in weight_files)
 
 
 def estimate_weight_bytes(row: Row) -> int | None:
     """Return the size of a model's weights in memory, by its files or its facts; None where nothing is known."""
-    wide = 4 if row.study.dtype in ("float32", "auto") else 2
-    file, inside = Path(row.model.source).expanduser(), _file_bytes(row.model)
-    if file.is_file():
-        whole = 4 * file.stat().st_size  # a GGUF file is unpacked
-    elif inside:
-        whole = inside * (2 if wide == 4 else 1)
+    bytes_per_weight = 4 if row.study.dtype in ("float32", "auto") else 2
+    source = Path(row.model.source).expanduser()
+    file_bytes = _count_file_bytes(row.model)
+    if source.is_file():
+        weight_bytes = 4 * source.stat().st_size  # a GGUF file is unpacked
+    elif file_bytes:
+        weight_bytes = file_bytes * (bytes_per_weight // 2)  # files hold 16 bits a weight
     elif row.model.parameters:
-        whole = int(row.model.parameters * wide)
+        weight_bytes = int(row.model.parameters * bytes_per_weight)
     else:
         return None
-    few = FEW_BYTES.get(row.model.quantise or "")
-    return whole if few is None else int(whole / wide * few)
+    quantised_bytes = FEW_BYTES.get(row.model.quantise or "")
+    if quantised_bytes is None:
+        return weight_bytes
+    return int(weight_bytes / bytes_per_weight * quantised_bytes)
 
 
 # --- paces in between ---------------------------------------------------------------------------------------------
 
 
-def _pace_at(paces: Sequence[Pace], size: float) -> Pace:
+def _estimate_pace(paces: Sequence[Pace], parameters: float) -> Pace:
     """Return the pace of a size: between measured ones on log scales, beyond them in proportion."""
+    sizes = [pace.parameters for pace in paces]
+    tuned_slowdown = _interpolate(
+        sizes, [pace.tuned_slowdown for pace in paces], parameters, grows_with_size=False
+    )
+    if tuned_slowdown is None:
+        tuned_slowdown = 1.0
+    return Pace(
+        parameters=parameters,
+        load=_interpolate(sizes, [pace.load for pace in paces], parameters),
+        score=_interpolate_each(sizes, [pace.score for pace in paces], parameters),
+        train=_interpolate(sizes, [pace.train for pace in paces], parameters),
+        tuned_slowdown=tuned_slowdown,
+        epoch_end=_interpolate(sizes, [pace.epoch_end for pace in paces], parameters) or 0.0,
+        few_shot=_interpolate_each(sizes, [pace.few_shot for pace in paces], parameters),
+    )
 
-    def pick(read: Callable[[Pace], float | None]) -> float | None:
-        return _between(paces, size, read)
 
-    def table(name: str) -> dict[Any, float]:
-        places = {place for pace in paces for place in getattr(pace, name)}
-        found = {at: pick(lambda pace: getattr(pace, name).get(at)) for at in places}  # noqa: B023 - read at once
-        return {at: value for at, value in found.items() if value is not None}
+def _interpolate_each(
+    sizes: Sequence[float], tables: Sequence[Mapping[Key, float]], parameters: float
+) -> dict[Key, float]:
+    """Return a table with the figure of every key at a size."""
+    keys: set[Key] = set().union(*tables)
+    interpolated = {}
+    for key in keys:
+        value = _interpolate(sizes, [table.get(key) for table in tables], parameters)
+        if value is not None:
+            interpolated[key] = value
+    return interpolated
 
-    load, train, each = (pick(attrgetter(name)) for name in ("load", "train", "each"))
-    check = _between(paces, size, attrgetter("check"), alike=True)
-    score, shown = table("score"), table("shown")
-    return Pace(size, load, score, train, 1.0 if check is None else check, each or 0.0, shown)
 
-
-def _between(
-    paces: Sequence[Pace], size: float, read: Callable[[Pace], float | None], *, alike: bool = False
+def _interpolate(
+    sizes: Sequence[float],
+    values: Sequence[float | None],
+    parameters: float,
+    *,
+    grows_with_size: bool = True,
 ) -> float | None:
-    known = sorted((p.parameters, v) for p in paces if (v := read(p)) is not None)
-    if not known:
+    """Return a figure at a size by the values at measured sizes.
+
+    None where no value was measured, and the median of the values where the size is unknown.
+    """
+    points: list[tuple[float, float]] = []
+    for size, value in zip(sizes, values, strict=True):
+        if value is not None:
+            points.append((size, value))
+    if not points:
         return None
-    x, y = (np.array(part, dtype=np.float64) for part in zip(*known, strict=True))
-    if not np.isfinite(size):
+    points.sort()
+    x, y = np.array(points, dtype=np.float64).T
+    if not np.isfinite(parameters):
         return float(np.median(y))
-    sizes = np.unique(x)
-    means = np.array([y[x == s].mean() for s in sizes])
-    inside = float(np.exp(np.interp(np.log(size), np.log(sizes), np.log(np.maximum(means, 1e-12)))))
-    return inside if alike else inside * max(size / float(sizes[-1]), 1.0)
+    distinct_sizes = np.unique(x)
+    means = np.array([y[x == size].mean() for size in distinct_sizes])
+    log_means = np.log(np.maximum(means, 1e-12))
+    value_inside = float(np.exp(np.interp(np.log(parameters), np.log(distinct_sizes), log_means)))
+    if not grows_with_size:
+        return value_inside
+    return value_inside * max(parameters / float(distinct_sizes[-1]), 1.0)
 
 
-def _typical(score: Mapping[str, float]) -> float:
-    return float(np.median(list(score.values()))) if score else float("nan")
+def _median_pace(score: Mapping[str, float]) -> float:
+    return float(np.median(list(score.values()))) if score else math.nan
 
 
-def _timed(store: Store, cell: CellPlan, device: str) -> CellRecord | None:
-    """Return the cell's record where its seconds were measured on such a device."""
+def _read_seconds(store: Store, cell: CellPlan, device: str) -> float | None:
+    """Return the seconds of a stored cell; None where they were not measured on such a device."""
     record = store.cells.get(cell.key)
     if record is None or record.seconds <= 0:
         return None
-    where = record.provenance.model.device or ""
-    return record if where.partition(":")[0] == device else None
+    recorded_device = record.provenance.model.device or ""
+    if recorded_device.partition(":")[0] != device:
+        return None
+    return record.seconds
 
 
-def _loads(plan: StudyPlan, store: Store) -> dict[str, float]:
-    """Return the seconds that the rows of this study took to load when they ran last."""
-    rows = [event.payload for event in read_events(store, plan.key) if event.kind == "row"]
-    return {
-        str(row["row"]): float(row["tally"]["load"])
-        for row in rows
-        if "load" in row.get("tally", {})
-    }
+def _read_load_seconds(plan: StudyPlan, store: Store) -> dict[str, float]:
+    """Return the seconds that the rows of this study took to load when they ran last, by model."""
+    load_seconds = {}
+    for event in read_events(store, plan.key):
+        if event.kind == "row" and "load" in event.payload.get("tally", {}):
+            load_seconds[str(event.payload["row"])] = float(event.payload["tally"]["load"])
+    return load_seconds
 
 
 UNITS = {
@@ -387,23 +489,29 @@ UNITS = {
 }
 
 
-def parse_budget(text: str, whole: float) -> float:
+def parse_budget(text: str, full_cost: float) -> float:
     """Read a budget in seconds of the device: ``90s``, ``30min``, ``1.5h``, ``2gpu-hours``, or ``10%`` of all."""
-    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z-]+|%)\s*", text)
-    if found is None or (found[2] != "%" and found[2].lower() not in UNITS) or float(found[1]) <= 0:
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z-]+|%)\s*", text)
+    amount = 0.0 if match is None else float(match[1])
+    unit = "" if match is None else match[2].lower()
+    if amount <= 0 or unit not in ("%", *UNITS):
         raise InputError(
             f"a budget of {text!r}",
             hint="say 90s, 30min, 2h, 2gpu-hours, or 10% of the whole study",
         )
-    if found[2] == "%":
-        return float(found[1]) / 100.0 * whole
-    return float(found[1]) * UNITS[found[2].lower()]
+    if unit == "%":
+        return amount / 100.0 * full_cost
+    return amount * UNITS[unit]
 
 
 def format_time(seconds: float) -> str:
-    """Say a time as a person would: 40 s, 12 min, 3.5 h."""
+    """Write a time as a person would: 40 s, 12 min, 3.5 h."""
     if not np.isfinite(seconds):
         return "?"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
     if seconds < 90:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
