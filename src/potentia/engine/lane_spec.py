@@ -1,4 +1,4 @@
-"""What a lane is to learn: its examples, its schedule, its adapter's shape and the order of its data. Numbers only."""
+"""What a lane learns, in numbers alone: its examples, its schedule, its adapter's shape and the order of its data."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TokenisedExamples:
         prompts: Iterable[int] | None = None,
         start_id: int | None = None,
     ) -> TokenisedExamples:
-        """From one list of ids per example and, if any, the number of leading prompt tokens of each."""
+        """Lay the ids of examples end to end; ``prompts`` are the leading tokens of each that are its prompt."""
         rows = [np.asarray(row, dtype=np.int64) for row in ids]
         if not rows:
             raise InputError("a lane needs at least one example")
@@ -51,14 +51,18 @@ class TokenisedExamples:
             raise InputError(
                 f"example {int(lengths.argmin())} has fewer than two tokens: there is nothing to predict"
             )
-        front = (
-            np.zeros(len(rows), np.int64)
-            if prompts is None
-            else np.asarray(list(prompts), dtype=np.int64)
+        if prompts is None:
+            prompt_lengths = np.zeros(len(rows), np.int64)
+        else:
+            prompt_lengths = np.asarray(list(prompts), dtype=np.int64)
+        if prompt_lengths.shape != lengths.shape:
+            raise InputError(f"{len(rows)} examples but {len(prompt_lengths)} prompt lengths")
+        return cls(
+            flat=np.concatenate(rows),
+            starts=_starts_of_texts(lengths),
+            prompts=prompt_lengths,
+            start_id=start_id,
         )
-        if front.shape != lengths.shape:
-            raise InputError(f"{len(rows)} examples but {len(front)} prompt lengths")
-        return cls(np.concatenate(rows), np.concatenate([[0], np.cumsum(lengths)]), front, start_id)
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -70,51 +74,63 @@ class TokenisedExamples:
 
     def cut_text(self, index: int, most: int) -> tuple[IntArray, int]:
         """Return one text of at most ``most`` ids and its prompt's length. Prompts lose the start, texts the end."""
-        begin, end = int(self.starts[index]), int(self.starts[index + 1])
+        begin = int(self.starts[index])
+        end = int(self.starts[index + 1])
         prompt = int(self.prompts[index])
-        over = end - begin - most
-        if over <= 0:
+        excess = end - begin - most
+        if excess <= 0:
             return self.flat[begin:end], prompt
         if prompt <= 1:
             return self.flat[begin : begin + most], prompt
         if self.start_id is not None and self.flat[begin] == self.start_id:
-            kept = np.concatenate([self.flat[begin : begin + 1], self.flat[end - most + 1 : end]])
+            start_token = self.flat[begin : begin + 1]
+            ids = np.concatenate([start_token, self.flat[end - most + 1 : end]])
         else:
-            kept = self.flat[end - most : end]
-        return kept, max(0, prompt - over)
+            ids = self.flat[end - most : end]
+        return ids, max(0, prompt - excess)
 
     def repeat_texts(self, times: int) -> TokenisedExamples:
         """Return every text so many times: an epoch of several passes."""
-        lengths = np.tile(self.lengths, times)
-        starts = np.concatenate([[0], np.cumsum(lengths)])
         return TokenisedExamples(
-            np.tile(self.flat, times), starts, np.tile(self.prompts, times), self.start_id
+            flat=np.tile(self.flat, times),
+            starts=_starts_of_texts(np.tile(self.lengths, times)),
+            prompts=np.tile(self.prompts, times),
+            start_id=self.start_id,
         )
 
     def fingerprint(self) -> str:
-        """Return a hash of the ids and of where they begin."""
+        """Return a hash of the ids, of where texts begin and of where prompts end."""
         digest = hashlib.sha256(f"{self.start_id}".encode())
-        for part in (self.flat, self.starts, self.prompts):
-            digest.update(np.ascontiguousarray(part).tobytes())
+        for array in (self.flat, self.starts, self.prompts):
+            digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
+
+
+def _starts_of_texts(lengths: IntArray) -> IntArray:
+    """Return where each text begins when texts are laid end to end, and where the last one ends."""
+    return np.concatenate([[0], np.cumsum(lengths)])
 
 
 def encode_examples(
     encoder: Encoder, examples: Sequence[Example], end_id: int | None = None
 ) -> TokenisedExamples:
     """Tokenise training texts exactly as the scorer does its requests; ``end_id`` closes those that ask for it."""
-    pairs = encoder.continuations([(example.context, example.continuation) for example in examples])
-    ids, prompts = [], []
-    for example, (context, rest) in zip(examples, pairs, strict=True):
-        if example.end and end_id is None:
-            raise InputError(
-                "an example asks for the end-of-text token, but the tokenizer has none"
-            )
-        ids.append([*context, *rest, *([end_id] if example.end and end_id is not None else [])])
-        prompts.append(len(context))
-    return TokenisedExamples.from_lists(
-        ids, prompts, encoder.bos.prefix_id if encoder.bos.required else None
-    )
+    texts = [(example.context, example.continuation) for example in examples]
+    ids_of_examples: list[list[int]] = []
+    prompt_lengths: list[int] = []
+    for example, token_pair in zip(examples, encoder.continuations(texts), strict=True):
+        context_ids, continuation_ids = token_pair
+        ids = [*context_ids, *continuation_ids]
+        if example.end:
+            if end_id is None:
+                raise InputError(
+                    "an example asks for the end-of-text token, but the tokenizer has none"
+                )
+            ids.append(end_id)
+        ids_of_examples.append(ids)
+        prompt_lengths.append(len(context_ids))
+    start_id = encoder.bos.prefix_id if encoder.bos.required else None
+    return TokenisedExamples.from_lists(ids_of_examples, prompt_lengths, start_id)
 
 
 @dataclass(frozen=True)
@@ -175,7 +191,7 @@ class Schedule:
         return math.ceil(examples / self.batch)
 
     def total_steps(self, examples: int) -> int:
-        """All steps of a lane with this many examples."""
+        """Count the updates of a lane with this many examples."""
         return self.epochs * self.steps_per_epoch(examples)
 
     def rate_share(self, step: int, total: int) -> float:
@@ -184,9 +200,13 @@ class Schedule:
             return step / max(1, self.warmup_steps)
         if self.decay == "constant":
             return 1.0
-        done = min(1.0, (step - self.warmup_steps) / max(1, total - self.warmup_steps))
-        left = 1.0 - done if self.decay == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
-        return self.floor + (1.0 - self.floor) * left
+        decay_steps = max(1, total - self.warmup_steps)
+        progress = min(1.0, (step - self.warmup_steps) / decay_steps)
+        if self.decay == "linear":
+            share = 1.0 - progress
+        else:
+            share = 0.5 * (1.0 + math.cos(math.pi * progress))
+        return self.floor + (1.0 - self.floor) * share
 
 
 @dataclass(frozen=True)
@@ -229,29 +249,49 @@ class LaneSpec:
 
     def text_of_example(self, index: int, limit: int | None = None) -> tuple[IntArray, int]:
         """Return the ids of one example as trained on, and the first position that is a target."""
-        most = min(self.schedule.max_tokens, limit) if limit else self.schedule.max_tokens
-        ids, prompt = self.examples.cut_text(index, most)
-        return ids, max(1, prompt) if self.schedule.loss == "completion" else 1
+        ids, prompt = self.examples.cut_text(index, self._most_tokens(limit))
+        if self.schedule.loss == "completion":
+            return ids, max(1, prompt)
+        return ids, 1
+
+    def _most_tokens(self, limit: int | None) -> int:
+        """Return the tokens that an example may have, where the model reads at most ``limit``."""
+        if not limit:
+            return self.schedule.max_tokens
+        return min(self.schedule.max_tokens, limit)
 
     def rows_of_step(self, step: int, limit: int | None = None, slot: int = 0) -> list[TrainingRow]:
         """Return the examples of the update number ``step`` (from 0), each weighted by all their target tokens."""
-        epoch, at = divmod(step, self.steps_per_epoch)
-        batch = self.schedule.batch
-        chosen = data_order(self.seed, epoch, len(self.examples))[at * batch : (at + 1) * batch]
-        texts = [self.text_of_example(int(i), limit) for i in chosen]
-        weight = 1.0 / max(1, sum(len(ids) - first for ids, first in texts))
+        epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
+        order = data_order(self.seed, epoch, len(self.examples))
+        first = step_in_epoch * self.schedule.batch
+        chosen = order[first : first + self.schedule.batch]
+        texts = [self.text_of_example(int(index), limit) for index in chosen]
+        target_tokens = sum(len(ids) - first_target for ids, first_target in texts)
+        weight = 1.0 / max(1, target_tokens)
         return [
-            TrainingRow(ids, first, slot, self.seed, step, place, weight)
-            for place, (ids, first) in enumerate(texts)
+            TrainingRow(
+                ids=ids,
+                first_target=first_target,
+                slot=slot,
+                seed=self.seed,
+                step=step,
+                place=place,
+                weight=weight,
+            )
+            for place, (ids, first_target) in enumerate(texts)
         ]
 
     def tokens_by_step(self, limit: int | None = None) -> IntArray:
         """Return the tokens of every update."""
-        most = min(self.schedule.max_tokens, limit) if limit else self.schedule.max_tokens
-        lengths, count = np.minimum(self.examples.lengths, most), len(self.examples)
-        starts = np.arange(0, count, self.schedule.batch)
-        orders = (data_order(self.seed, epoch, count) for epoch in range(self.schedule.epochs))
-        return np.concatenate([np.add.reduceat(lengths[order], starts) for order in orders])
+        lengths = np.minimum(self.examples.lengths, self._most_tokens(limit))
+        example_count = len(self.examples)
+        batch_starts = np.arange(0, example_count, self.schedule.batch)
+        tokens_by_epoch = []
+        for epoch in range(self.schedule.epochs):
+            order = data_order(self.seed, epoch, example_count)
+            tokens_by_epoch.append(np.add.reduceat(lengths[order], batch_starts))
+        return np.concatenate(tokens_by_epoch)
 
     def fingerprint(self) -> str:
         """Return a hash of everything that can change this lane's adapter, the model aside."""
@@ -268,7 +308,6 @@ class LaneSpec:
 @lru_cache(maxsize=128)
 def data_order(seed: int, epoch: int, examples: int) -> IntArray:
     """Return the order in which a lane reads its examples in one epoch (from 0): the same for every model."""
-    stream = np.random.Generator(
-        np.random.PCG64(np.random.SeedSequence([seed & 0xFFFFFFFF, epoch]))
-    )
+    seeds = np.random.SeedSequence([seed & 0xFFFFFFFF, epoch])
+    stream = np.random.Generator(np.random.PCG64(seeds))
     return stream.permutation(examples).astype(np.int64)
