@@ -246,7 +246,7 @@ def test_a_model_too_large_for_a_whole_copy_keeps_its_hand_written_layers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its copy has fewer blocks than its config says: its layers were said to be of another kind, in silence."""
-    monkeypatch.setattr(twin, "_free", lambda _: 0)
+    monkeypatch.setattr(twin, "_free_bytes", lambda _: 0)
     found = check_lanes(deep(), specs()[0].lora, specs(), static=True)
     assert found.facts["judged_blocks"] == "2 of 4, two of each kind"
     assert found.form == TrainingForm.FUSED

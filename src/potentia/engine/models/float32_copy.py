@@ -1,15 +1,15 @@
-"""A float32 copy of a model, to judge structure by: what 16 bits hide, 32 show.
+"""A float32 copy of a model, to compare structure with: what 16 bits hide, 32 show.
 
-The copy is whole where memory holds it; else it has two blocks of each kind, and all that is not a block: what is wrong
-with the size of a block's answer, a norm after it hides, and another block shows. Kinds are told apart by their
+The copy is complete where memory holds it; else it has two blocks of each kind, and all that is not a block: what is
+wrong with the size of a block's answer, a norm after it hides, and another block shows. Kinds are told apart by their
 classes, sizes and plain settings, so that a layer that is unlike the others is in the copy too.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,15 +21,17 @@ from potentia.engine.models.installed_adapters import installed_on
 from potentia.engine.models.quantization import is_quantised
 from potentia.engine.models.split_model import built_alike, configs_of
 
-SHARE = 0.5  # of the free memory that a copy may take
-EACH = 2  # blocks of a kind
+MEMORY_SHARE = 0.5  # of the free memory that a copy may take
+BLOCKS_OF_A_KIND = 2
 PROCESSOR_BYTES = 8 << 30
-OF_ONE = ("layer_idx", "layer_id", "training", "name_or_path")  # settings that tell no kinds apart
+FLOAT32_BYTES = 4
+# settings that differ between blocks of one kind
+SETTINGS_OF_ONE_BLOCK = ("layer_idx", "layer_id", "training", "name_or_path")
 
 
 @dataclass(frozen=True)
 class Float32Copy:
-    """The model to judge by: itself where it is in float32, else a copy with so many of its blocks."""
+    """The model to compare with: itself where it is in float32, else a copy with so many of its blocks."""
 
     model: nn.Module
     blocks: int
@@ -48,83 +50,133 @@ def open_float32_copy(model: nn.Module, *, whole: bool = True) -> Iterator[Float
 
     Without ``whole`` a copy has two blocks of each kind.
     """
-    first = next(p for p in model.parameters() if p.is_floating_point())
-    if first.dtype in (torch.float32, torch.float64) or is_quantised(model) or is_spread(model):
-        yield Float32Copy(model, 1, 1, copied=False)
+    first_weight = next(weight for weight in model.parameters() if weight.is_floating_point())
+    is_precise = first_weight.dtype in (torch.float32, torch.float64)
+    if is_precise or is_quantised(model) or is_spread(model):
+        yield Float32Copy(model=model, blocks=1, of=1, copied=False)
         return
-    made = _copied(
-        model, whole and 4 * sum(p.numel() for p in model.parameters()) <= _free(first.device)
+    copy_bytes = FLOAT32_BYTES * sum(weight.numel() for weight in model.parameters())
+    float32_copy = _copy_in_float32(
+        model, whole=whole and copy_bytes <= _free_bytes(first_weight.device)
     )
     try:
-        yield made
+        yield float32_copy
     finally:
-        del made
-        if first.device.type == "cuda":
+        del float32_copy
+        if first_weight.device.type == "cuda":
             torch.cuda.empty_cache()
 
 
-def _copied(model: nn.Module, whole: bool) -> Float32Copy:
-    blocks = _block_list(model)
-    kept = dict(blocks._modules)
-    chosen = list(range(len(kept)))
-    if not whole and kept:
-        places: dict[Any, list[int]] = {}
-        for place, block in enumerate(blocks):
-            places.setdefault(block_kind(block), []).append(place)
-        chosen = sorted(place for alike in places.values() for place in alike[:EACH])
-    for module in model.modules():  # what a pass left there to go back through cannot be copied
-        own = vars(module)
-        own |= {
-            n: value.detach()
-            for n, value in own.items()
-            if isinstance(value, torch.Tensor) and value.grad_fn
-        }
+def _copy_in_float32(model: nn.Module, *, whole: bool) -> Float32Copy:
+    """Return a copy in float32 of the complete model, or of two blocks of each kind."""
+    block_list = _find_block_list(model)
+    block_count = len(block_list)
+    if whole:
+        chosen = list(range(block_count))
+    else:
+        chosen = _choose_blocks(block_list)
+    _detach_results(model)
+    copied_model = _copy_with_blocks(model, block_list, chosen)
+    built_alike(copied_model, model)
+    if len(chosen) < block_count:
+        for config in configs_of(copied_model):
+            _keep_settings_of_blocks(config, chosen, block_count)
+    return Float32Copy(
+        model=copied_model.float().eval().requires_grad_(False),
+        blocks=len(chosen),
+        of=block_count,
+        copied=True,
+    )
+
+
+def _choose_blocks(block_list: nn.ModuleList) -> list[int]:
+    """Return the indices of the first blocks of each kind, in the model's order."""
+    indices_by_kind: dict[tuple[Any, ...], list[int]] = {}
+    for index, block in enumerate(block_list):
+        indices_by_kind.setdefault(block_kind(block), []).append(index)
+    chosen: list[int] = []
+    for indices in indices_by_kind.values():
+        chosen.extend(indices[:BLOCKS_OF_A_KIND])
+    return sorted(chosen)
+
+
+def _detach_results(model: nn.Module) -> None:
+    """Detach what a pass left on the modules to go back through: such tensors cannot be copied."""
+    for module in model.modules():
+        attributes = vars(module)
+        for name, value in list(attributes.items()):
+            if isinstance(value, torch.Tensor) and value.grad_fn:
+                attributes[name] = value.detach()
+
+
+def _copy_with_blocks(
+    model: nn.Module, block_list: nn.ModuleList, chosen: Sequence[int]
+) -> nn.Module:
+    """Copy a model with the chosen blocks alone and without the adapters that are installed on it."""
     bank = installed_on(model)
-    with bank.suspended() if bank is not None else nullcontext():
-        try:
-            blocks._modules = {str(n): kept[str(place)] for n, place in enumerate(chosen)}
-            made = copy.deepcopy(model)
-        finally:
-            blocks._modules = kept
-    built_alike(made, model)
-    for config in (
-        configs_of(made) if len(chosen) < len(kept) else ()
-    ):  # which say of each block what it is
-        own = vars(config)
-        own |= {name: len(chosen) for name, value in own.items() if name == "num_hidden_layers"}
-        lists = {
-            name: value
-            for name, value in own.items()
-            if isinstance(value, list) and len(value) == len(kept)
+    if bank is None:
+        return _copy_shortened(model, block_list, chosen)
+    with bank.suspended():
+        return _copy_shortened(model, block_list, chosen)
+
+
+def _copy_shortened(
+    model: nn.Module, block_list: nn.ModuleList, chosen: Sequence[int]
+) -> nn.Module:
+    """Copy a model while its list of blocks holds the chosen ones alone."""
+    all_blocks = dict(block_list._modules)
+    try:
+        block_list._modules = {
+            str(position): all_blocks[str(index)] for position, index in enumerate(chosen)
         }
-        own |= {name: [value[place] for place in chosen] for name, value in lists.items()}
-    return Float32Copy(made.float().eval().requires_grad_(False), len(chosen), len(kept), True)
+        return copy.deepcopy(model)
+    finally:
+        block_list._modules = all_blocks
 
 
-def _block_list(model: nn.Module) -> nn.ModuleList:
+def _keep_settings_of_blocks(config: Any, chosen: Sequence[int], block_count: int) -> None:
+    """Shorten the settings in which a config says of each block what it is."""
+    settings = vars(config)
+    for name, value in list(settings.items()):
+        if name == "num_hidden_layers":
+            settings[name] = len(chosen)
+        elif isinstance(value, list) and len(value) == block_count:
+            settings[name] = [value[index] for index in chosen]
+
+
+def _find_block_list(model: nn.Module) -> nn.ModuleList:
     """Return the model's list of blocks; an empty one where it has none."""
-    lists: list[nn.ModuleList] = [
-        module for module in model.modules() if isinstance(module, nn.ModuleList)
-    ]
-    if not lists:
+    module_lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    if not module_lists:
         return nn.ModuleList()
-    found = find_blocks(model)
-    return next(one for one in lists if len(one) == len(found) and one[0] is found[0])
+    blocks = find_blocks(model)
+    for module_list in module_lists:
+        if len(module_list) == len(blocks) and module_list[0] is blocks[0]:
+            return module_list
+    raise AssertionError("the blocks come from one of the model's lists")
 
 
 def block_kind(block: nn.Module) -> tuple[Any, ...]:
-    """Tell blocks, or models, apart: classes, sizes and plain settings of all their parts."""
+    """Return what tells blocks, or models, apart: classes, sizes and plain settings of all their parts."""
     parts = []
     for name, module in block.named_modules():
-        plain = sorted(
-            (key, value)
-            for key, value in vars(module).items()
-            if isinstance(value, bool | int | float | str | None) and key not in OF_ONE
+        settings = sorted(
+            (setting, value)
+            for setting, value in vars(module).items()
+            if _is_setting_of_kind(setting, value)
         )
-        shapes = tuple(tuple(p.shape) for p in module.parameters(recurse=False))
-        parts.append((name, type(module), repr(plain), shapes))
+        shapes = tuple(tuple(weight.shape) for weight in module.parameters(recurse=False))
+        parts.append((name, type(module), repr(settings), shapes))
     return tuple(parts)
 
 
-def _free(device: torch.device) -> float:
-    return SHARE * free_memory(device) if device.type == "cuda" else PROCESSOR_BYTES
+def _is_setting_of_kind(name: str, value: object) -> bool:
+    """Tell whether an attribute of a module is a plain setting that blocks of one kind share."""
+    return isinstance(value, bool | int | float | str | None) and name not in SETTINGS_OF_ONE_BLOCK
+
+
+def _free_bytes(device: torch.device) -> float:
+    """Return the memory that a copy may take on a device."""
+    if device.type == "cuda":
+        return MEMORY_SHARE * free_memory(device)
+    return PROCESSOR_BYTES
