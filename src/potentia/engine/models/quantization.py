@@ -8,6 +8,7 @@ meet, and its own 4-bit product on some processors gives no gradient after a pas
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -41,20 +42,23 @@ def quantization_settings(quantise: str, dtype: torch.dtype) -> Any:
 
 def refuse_quantised_weights(config: Any, quantise: str) -> None:
     """Refuse to quantise weights that lie quantised already."""
-    said = getattr(config, "quantization_config", None)
-    if said is not None:
-        method = (
-            said.get("quant_method")
-            if isinstance(said, dict)
-            else getattr(said, "quant_method", None)
-        )
-        raise ModelError(
-            f"its weights are quantised already ({getattr(method, 'value', method) or 'in their files'})",
-            hint=f"drop `quantise: {quantise}`, or give the model unquantised",
-        )
+    settings = getattr(config, "quantization_config", None)
+    if settings is None:
+        return
+    if isinstance(settings, dict):
+        method = settings.get("quant_method")
+    else:
+        method = getattr(settings, "quant_method", None)
+    method_name = getattr(method, "value", method) or "in their files"
+    raise ModelError(
+        f"its weights are quantised already ({method_name})",
+        hint=f"drop `quantise: {quantise}`, or give the model unquantised",
+    )
 
 
-def quantise_model(model: Any, quantise: str, dtype: torch.dtype, place: Any) -> Any:
+def quantise_model(
+    model: Any, quantise: str, dtype: torch.dtype, device_map: dict[str, torch.device]
+) -> Any:
     """Return a model in memory with its linear layers quantised, as if it had been loaded so from its files."""
     return type(model).from_pretrained(
         None,
@@ -62,16 +66,16 @@ def quantise_model(model: Any, quantise: str, dtype: torch.dtype, place: Any) ->
         state_dict=model.state_dict(),
         quantization_config=quantization_settings(quantise, dtype),
         dtype=dtype,
-        device_map=place,
+        device_map=device_map,
     )
 
 
 def compute_plainly(model: nn.Module) -> int:
-    """Let every quantised layer of bitsandbytes compute with its unpacked weights; returns how many there are."""
-    found = [module for module in model.modules() if _unpacker(module) is not None]
-    for module in found:
-        module.forward = partial(_forward, module)
-    return len(found)
+    """Let every quantised layer of bitsandbytes compute with its unpacked weights, and return how many there are."""
+    layers = [module for module in model.modules() if _find_unpacker(module) is not None]
+    for layer in layers:
+        layer.forward = partial(_compute_frozen_layer, layer)
+    return len(layers)
 
 
 def is_quantised(model: nn.Module) -> bool:
@@ -81,57 +85,70 @@ def is_quantised(model: nn.Module) -> bool:
 
 def count_parameters(model: nn.Module) -> int:
     """Count the weights of a model, those that lie two in a byte as two."""
-    shapes = (
-        getattr(getattr(p, "quant_state", None), "shape", None) or p.shape
-        for p in model.parameters()
-    )
-    return sum(int(torch.Size(shape).numel()) for shape in shapes)
+    return sum(_count_numbers(parameter) for parameter in model.parameters())
 
 
-def _forward(module: nn.Module, x: Tensor) -> Tensor:
-    return _Frozen.apply(x, module)  # type: ignore[no-any-return, no-untyped-call]
+def _count_numbers(parameter: nn.Parameter) -> int:
+    """Count the numbers that a weight stands for; a packed one knows its shape before packing."""
+    packing = getattr(parameter, "quant_state", None)
+    shape = getattr(packing, "shape", None) or parameter.shape
+    return int(torch.Size(shape).numel())
 
 
-class _Frozen(torch.autograd.Function):
+def _compute_frozen_layer(layer: nn.Module, x: Tensor) -> Tensor:
+    """Return the answer of a quantised layer, computed with its unpacked weights."""
+    return _FrozenLinear.apply(x, layer)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _FrozenLinear(torch.autograd.Function):
     """y = x Wᵀ + b of a layer that does not learn; W is unpacked again on the way back instead of kept."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, module: nn.Module) -> Tensor:
-        ctx.module, ctx.dtype = module, x.dtype
-        bias = module.bias.to(x.dtype) if isinstance(module.bias, Tensor) else None
-        return nn.functional.linear(x, unpacked(module, x.dtype), bias)
+    def forward(ctx: Any, x: Tensor, layer: nn.Module) -> Tensor:
+        ctx.layer = layer
+        ctx.dtype = x.dtype
+        bias = None
+        if isinstance(layer.bias, Tensor):
+            bias = layer.bias.to(x.dtype)
+        return nn.functional.linear(x, unpacked(layer, x.dtype), bias)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0].to(ctx.dtype) @ unpacked(ctx.module, ctx.dtype), None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0].to(ctx.dtype) @ unpacked(ctx.layer, ctx.dtype), None
 
 
-def unpacked(module: nn.Module, dtype: torch.dtype) -> Tensor:
+def unpacked(layer: nn.Module, dtype: torch.dtype) -> Tensor:
     """Return the weights (out, in) of a quantised layer as numbers."""
-    unpack = _unpacker(module)
+    unpack = _find_unpacker(layer)
     assert unpack is not None
-    weights: Tensor = unpack(module)
-    return weights.to(dtype)
+    return unpack(layer).to(dtype)
 
 
-def _unpacker(module: nn.Module) -> Any:
+def _find_unpacker(module: nn.Module) -> Callable[[Any], Tensor] | None:
+    """Return what unpacks the weights of a layer of bitsandbytes; None for any other module."""
     if not type(module).__module__.startswith("bitsandbytes."):
         return None
     weight: Any = getattr(module, "weight", None)
     if getattr(weight, "quant_state", None) is not None or hasattr(weight, "quant_type"):
-        return _four
-    return _eight if hasattr(weight, "SCB") else None
+        return _unpack_4bit
+    if hasattr(weight, "SCB"):
+        return _unpack_8bit
+    return None
 
 
-def _four(module: Any) -> Tensor:
+def _unpack_4bit(layer: Any) -> Tensor:
+    """Return the weights of a 4-bit layer."""
     from bitsandbytes.functional import dequantize_4bit
 
-    weights: Tensor = dequantize_4bit(module.weight.data, module.weight.quant_state)
+    weights: Tensor = dequantize_4bit(layer.weight.data, layer.weight.quant_state)
     return weights
 
 
-def _eight(module: Any) -> Tensor:
-    scale = module.weight.SCB if module.weight.SCB is not None else module.state.SCB
-    scale = scale.to(module.weight.device)  # stays behind where the layer is moved
-    weights: Tensor = module.weight.data.float() * (scale.float() / 127.0).unsqueeze(1)
+def _unpack_8bit(layer: Any) -> Tensor:
+    """Return the weights of an 8-bit layer: whole numbers times one scale for each output."""
+    scale = layer.weight.SCB
+    if scale is None:
+        scale = layer.state.SCB
+    scale = scale.to(layer.weight.device)  # stays behind where the layer is moved
+    weights: Tensor = layer.weight.data.float() * (scale.float() / 127.0).unsqueeze(1)
     return weights
