@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from potentia.errors import ModelError
 
 _PIECE_BYTES = {"cuda": 1 << 30, "cpu": 1 << 22}  # of logits at a time
+_OTHER_PIECE_BYTES = 1 << 26  # on other devices
 LEAST_PIECE = 64  # targets
 _ATTENTION = "potentia"  # what transformers knows our attention by
 # found by trying, once a model: the names of models' bodies, and those of layers that a text reaches
@@ -35,27 +36,33 @@ class SplitModel:
 
         self.model = model
         self.body = find_body(model)
-        self._answer: type[Any] = BaseModelOutputWithPastAndCrossAttentions
+        self._output_type: type[Any] = BaseModelOutputWithPastAndCrossAttentions
         self.vocabulary = int(model.get_output_embeddings().weight.shape[0])  # type: ignore[operator]
 
     def hidden(self, ids: Tensor, places: Tensor | None = None) -> Tensor:
         """Run the body on right-padded rows: hidden states (R, T, d). Causality makes a padding mask needless."""
-        options = {} if places is None else {"position_ids": places}
-        return self.run(input_ids=ids, use_cache=False, **options).last_hidden_state  # type: ignore[no-any-return]
+        if places is None:
+            output = self.run(input_ids=ids, use_cache=False)
+        else:
+            output = self.run(input_ids=ids, use_cache=False, position_ids=places)
+        return output.last_hidden_state  # type: ignore[no-any-return]
 
     def run(self, **inputs: Any) -> Any:
-        """The body's whole answer; its type is what the tail expects."""
-        out = self.body(**inputs)
-        self._answer = type(out)
-        return out
+        """Return everything that the body answers; its type is what the tail expects."""
+        output = self.body(**inputs)
+        self._output_type = type(output)
+        return output
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Run the tail alone: logits (N, V) of hidden states (N, d)."""
+
+        def give_hidden_states(*_inputs: Any, **_options: Any) -> Any:
+            return self._output_type(last_hidden_state=hidden.unsqueeze(0))
+
         ids = torch.zeros(1, hidden.shape[0], dtype=torch.long, device=hidden.device)
-        with computing(
-            {self.body: lambda *_, **__: self._answer(last_hidden_state=hidden.unsqueeze(0))}
-        ):
-            return self.model(input_ids=ids, use_cache=False).logits.squeeze(0)  # type: ignore[no-any-return]
+        with computing({self.body: give_hidden_states}):
+            output = self.model(input_ids=ids, use_cache=False)
+        return output.logits.squeeze(0)  # type: ignore[no-any-return]
 
     def losses(self, hidden: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Return cross-entropies (N,) at hidden states (N, d), and the gradient (N, d) of their weighted sum.
@@ -66,64 +73,74 @@ class SplitModel:
             return hidden.new_zeros(0, dtype=torch.float32), torch.zeros_like(hidden)
         from potentia.engine.operations import operations
 
-        room = _PIECE_BYTES.get(hidden.device.type, 1 << 26)
-        piece = max(LEAST_PIECE, room // (self.vocabulary * hidden.element_size()))
-        loss, wanted = operations(hidden.device).loss, targets.to(torch.int32)
-        values, slopes = [], []
-        for begin in range(0, hidden.shape[0], piece):
-            span = slice(begin, begin + piece)
+        piece_bytes = _PIECE_BYTES.get(hidden.device.type, _OTHER_PIECE_BYTES)
+        target_bytes = self.vocabulary * hidden.element_size()
+        piece_length = max(LEAST_PIECE, piece_bytes // target_bytes)
+        compute_loss = operations(hidden.device).loss
+        target_ids = targets.to(torch.int32)
+        losses = []
+        gradients = []
+        for begin in range(0, hidden.shape[0], piece_length):
+            piece = slice(begin, begin + piece_length)
             with torch.enable_grad():
-                states = hidden[span].detach().requires_grad_()
+                states = hidden[piece].detach().requires_grad_()
                 logits = self.logits(states)
-            value, slope = loss(logits.detach(), wanted[span], weights[span])
-            torch.autograd.backward(logits, slope)
+            piece_losses, logit_gradient = compute_loss(
+                logits.detach(), target_ids[piece], weights[piece]
+            )
+            torch.autograd.backward(logits, logit_gradient)
             assert states.grad is not None
-            values.append(value)
-            slopes.append(states.grad)
-        return torch.cat(values), torch.cat(slopes)
+            losses.append(piece_losses)
+            gradients.append(states.grad)
+        return torch.cat(losses), torch.cat(gradients)
 
     def backward(
         self, hidden: Tensor, positions: Tensor, targets: Tensor, weights: Tensor
     ) -> Tensor:
-        """Go back from the losses at some positions of the body's answer; returns these losses."""
-        flat = hidden.detach().reshape(-1, hidden.shape[-1])
-        values, slopes = self.losses(flat.index_select(0, positions), targets, weights)
-        gradient = torch.zeros_like(flat).index_copy_(0, positions, slopes)
+        """Go back from the losses at some positions of the body's answer, and return these losses."""
+        states = hidden.detach().reshape(-1, hidden.shape[-1])
+        target_states = states.index_select(0, positions)
+        losses, target_gradients = self.losses(target_states, targets, weights)
+        gradient = torch.zeros_like(states).index_copy_(0, positions, target_gradients)
         torch.autograd.backward(hidden, gradient.view_as(hidden))
-        return values
+        return losses
 
 
 @contextmanager
 def computing(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
     """Let modules compute by these forwards, set on the instances, inside the block."""
-    before = {module: module.__dict__.get("forward") for module in forwards}
+    earlier_forwards = {module: module.__dict__.get("forward") for module in forwards}
     try:
         for module, forward in forwards.items():
             module.forward = forward
         yield
     finally:
-        for module, own in before.items():
+        for module, earlier_forward in earlier_forwards.items():
             module.__dict__.pop("forward", None)
-            if own is not None:
-                module.forward = own
+            if earlier_forward is not None:
+                module.forward = earlier_forward
 
 
 @contextmanager
-def asking(model: nn.Module, wanted: bool) -> Iterator[None]:
+def asking(model: nn.Module, requires_grad: bool) -> Iterator[None]:
     """Let all weights of a model ask for gradients, or none, inside the block."""
-    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    earlier_flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     try:
-        model.requires_grad_(wanted)
+        model.requires_grad_(requires_grad)
         yield
     finally:
-        for parameter, flag in before:
-            parameter.requires_grad_(flag)
+        for parameter, earlier_flag in earlier_flags:
+            parameter.requires_grad_(earlier_flag)
 
 
 def configs_of(model: nn.Module) -> list[Any]:
     """Return the configs that a model's modules read, each once."""
-    found = (getattr(module, "config", None) for module in model.modules())
-    return list({id(config): config for config in found if config is not None}.values())
+    configs_by_id: dict[int, Any] = {}
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if config is not None:
+            configs_by_id[id(config)] = config
+    return list(configs_by_id.values())
 
 
 @contextmanager
@@ -133,7 +150,7 @@ def attending(
     """Let the models of these configs attend by a function of queries, keys, values (R, T, H, d), scale and window."""
     from transformers import AttentionInterface
 
-    def call(
+    def attend_for_transformers(
         module: nn.Module,
         query: Tensor,
         key: Tensor,
@@ -143,41 +160,49 @@ def attending(
     ) -> tuple[Tensor, None]:
         if options.get("softcap") is not None or options.get("s_aux") is not None:
             raise NotImplementedError("attention with soft caps or sinks")
-        q, k, v = (part.transpose(1, 2) for part in (query, key, value))
+        queries = query.transpose(1, 2)
+        keys = key.transpose(1, 2)
+        values = value.transpose(1, 2)
         scale = options.get("scaling")
-        scale = q.shape[-1] ** -0.5 if scale is None else scale
-        return attend(q, k, v, scale, options.get("sliding_window")), None
+        if scale is None:
+            scale = queries.shape[-1] ** -0.5
+        return attend(queries, keys, values, scale, options.get("sliding_window")), None
 
-    AttentionInterface.register(_ATTENTION, call)
-    before = [getattr(config, "_attn_implementation", None) for config in configs]
+    AttentionInterface.register(_ATTENTION, attend_for_transformers)
+    earlier_names = [getattr(config, "_attn_implementation", None) for config in configs]
     try:
         for config in configs:
             config._attn_implementation = _ATTENTION
         yield
     finally:
-        for config, name in zip(configs, before, strict=True):
-            config._attn_implementation = name
+        for config, earlier_name in zip(configs, earlier_names, strict=True):
+            config._attn_implementation = earlier_name
 
 
 def find_body(model: nn.Module) -> nn.Module:
     """Find the part that the model's forward calls for hidden states: its base model, or a part of that (OPT)."""
     if model not in _BODIES:
-        called = _called(model)
-        _BODIES[model] = next(
-            (name for name, module in model.named_modules() if module is called), ""
-        )
+        _BODIES[model] = _find_module_name(model, _find_called_part(model))
     return model.get_submodule(_BODIES[model])
+
+
+def _find_module_name(model: nn.Module, part: nn.Module) -> str:
+    """Return the name of a part of a model; the empty name, which is the model's own, where it is none."""
+    for name, module in model.named_modules():
+        if module is part:
+            return str(name)
+    return ""
 
 
 def built_alike(model: nn.Module, other: nn.Module) -> None:
     """Note that a model is a copy of another: what was found of that holds for it."""
-    for known in (_BODIES, REACHED):
-        if other in known:
-            known[model] = known[other]
+    for names_by_model in (_BODIES, REACHED):
+        if other in names_by_model:
+            names_by_model[model] = names_by_model[other]
 
 
-def _called(model: nn.Module) -> nn.Module:
-    """Run the model on two tokens, and see which part of it is asked."""
+def _find_called_part(model: nn.Module) -> nn.Module:
+    """Run the model on two tokens, and return the part of it that is called first."""
     base = getattr(model, "base_model", model)
     called: list[nn.Module] = []
     hooks = [
@@ -188,7 +213,8 @@ def _called(model: nn.Module) -> nn.Module:
     try:
         with torch.no_grad():
             device = next(model.parameters()).device
-            model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=device), use_cache=False)
+            ids = torch.zeros(1, 2, dtype=torch.long, device=device)
+            model(input_ids=ids, use_cache=False)
     finally:
         for hook in hooks:
             hook.remove()
