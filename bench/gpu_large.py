@@ -153,16 +153,18 @@ def by_name(bench: Bench, home: torch.device) -> dict[str, Any]:
     made = make_loaded(bench, "135m", "float32")
     asks = [Continuation("Question: how many?\nAnswer:", f" {n}") for n in range(20)]
     alone = torch.tensor([one.logprob for one in Scorer(made).loglikelihood(asks)])
-    room = spread._free
+    room = spread._room_for_weights
     whole = spread.count_weight_bytes(made.model)
     with tempfile.TemporaryDirectory() as folder:
         made.model.save_pretrained(folder)
         made.tokenizer.save_pretrained(folder)
         try:
-            spread._free = lambda device: whole * 6 // 10 if device.type == "cuda" else room(device)
+            spread._room_for_weights = lambda device: (
+                whole * 6 // 10 if device.type == "cuda" else room(device)
+            )
             loaded = load(folder, device="spread", dtype="float32")
         finally:
-            spread._free = room
+            spread._room_for_weights = room
     ours = torch.tensor([one.logprob for one in Scorer(loaded).loglikelihood(asks)])
     places = [str(next(block.parameters()).device) for block in spread.find_blocks(loaded.model)]
     counts = {place: places.count(place) for place in places}

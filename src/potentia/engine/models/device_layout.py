@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 FULL = 0.9  # of a GPU's memory: weights beyond this do not fit it
 FILLED = 0.8  # of a device's free memory that weights may take where there are several
+UNLIMITED_BYTES = 1 << 62  # a processor's memory is not counted
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
@@ -41,29 +42,32 @@ def pinned(values: npt.NDArray[Any]) -> Tensor:
     Torch's own ``pin_memory`` wakes all its threads for that, and other processes hold these up: half a megabyte took
     1.4 ms on a quiet host, and 6 ms on a busy one.
     """
-    whole = torch.from_numpy(values)
-    host = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=True)
-    np.copyto(host.numpy(), values)
-    return host
+    pageable = torch.from_numpy(values)
+    pinned_tensor = torch.empty(pageable.shape, dtype=pageable.dtype, pin_memory=True)
+    np.copyto(pinned_tensor.numpy(), values)
+    return pinned_tensor
 
 
 @contextmanager
 def on_stream(device: torch.device, priority: int) -> Iterator[None]:
     """Queue what is done inside the block on a stream of this priority: 0 for training, less for what goes first."""
-    before = torch.cuda.current_stream(device) if device.type == "cuda" else None
-    if before is None or before.priority == priority:
+    if device.type != "cuda":
+        yield
+        return
+    earlier_stream = torch.cuda.current_stream(device)
+    if earlier_stream.priority == priority:
         yield
         return
     if priority:
         stream = torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]
     else:
         stream = torch.cuda.default_stream(device)
-    stream.wait_stream(before)
+    stream.wait_stream(earlier_stream)
     try:
         with torch.cuda.stream(stream):
             yield
     finally:
-        before.wait_stream(stream)
+        earlier_stream.wait_stream(stream)
 
 
 def device_of(tensor: Tensor) -> torch.device:
@@ -73,7 +77,10 @@ def device_of(tensor: Tensor) -> torch.device:
 
 def beside(tensor: Tensor, other: Tensor) -> Tensor:
     """Return a tensor where another is."""
-    return tensor if device_of(tensor) == device_of(other) else send(tensor, device_of(other))
+    device = device_of(other)
+    if device_of(tensor) == device:
+        return tensor
+    return send(tensor, device)
 
 
 @dataclass(frozen=True)
@@ -86,35 +93,39 @@ class Layout:
 
 def all_devices() -> list[torch.device]:
     """Return the GPUs that are there, and the processor for what they do not hold."""
-    gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
-    return [*(torch.device("cuda", k) for k in gpus), torch.device("cpu")]
+    devices: list[torch.device] = []
+    if torch.cuda.is_available():
+        devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    devices.append(torch.device("cpu"))
+    return devices
 
 
 def fits(model: nn.Module, device: torch.device) -> bool:
     """Tell whether a GPU can hold the weights."""
-    return (
-        device.type != "cuda"
-        or count_weight_bytes(model) <= FULL * torch.cuda.get_device_properties(device).total_memory
-    )
+    if device.type != "cuda":
+        return True
+    gpu_bytes = torch.cuda.get_device_properties(device).total_memory
+    return count_weight_bytes(model) <= FULL * gpu_bytes
 
 
 def count_weight_bytes(module: nn.Module) -> int:
     """Return the bytes of a module's weights."""
-    return sum(p.numel() * p.element_size() for p in module.parameters())
+    return sum(weight.numel() * weight.element_size() for weight in module.parameters())
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
     """Return the blocks that a text goes through one after the other: the model's largest list of modules."""
-    lists: list[nn.ModuleList] = [
+    module_lists: list[nn.ModuleList] = [
         module for module in model.modules() if isinstance(module, nn.ModuleList)
     ]
-    if not lists:
+    if not module_lists:
         raise ModelError(
             f"{type(model).__name__} has no list of blocks to lay out over devices",
             hint="use a larger device",
         )
-    sizes = [count_weight_bytes(one) for one in lists]
-    return list(lists[sizes.index(max(sizes))])
+    sizes = [count_weight_bytes(module_list) for module_list in module_lists]
+    largest = sizes.index(max(sizes))
+    return list(module_lists[largest])
 
 
 def lay_out(
@@ -124,85 +135,109 @@ def lay_out(
 
     ``room`` is the memory for weights on each device; a processor's is not counted where it comes last.
     """
-    blocks = [count_weight_bytes(block) for block in find_blocks(model)]
-    rooms = list(room if room is not None else map(_free, devices))
-    rest = count_weight_bytes(model) - sum(blocks)
-    rooms[0] -= rest
-    counted = [
-        r
-        for d, r in zip(devices, rooms, strict=True)
-        if d.type != "cpu" or room is not None or d == devices[0]
-    ]
-    held = sum(max(r, 0) for r in counted)
-    if len(counted) == len(devices) and held < sum(blocks):
+    block_sizes = [count_weight_bytes(block) for block in find_blocks(model)]
+    model_bytes = count_weight_bytes(model)
+    block_bytes = sum(block_sizes)
+    other_bytes = model_bytes - block_bytes
+    if room is None:
+        room_by_device = [_room_for_weights(device) for device in devices]
+    else:
+        room_by_device = list(room)
+    room_by_device[0] -= other_bytes  # embeddings, norms and head are at home
+    counted_room: list[int] = []
+    for device, device_room in zip(devices, room_by_device, strict=True):
+        if device.type != "cpu" or room is not None or device == devices[0]:
+            counted_room.append(device_room)
+    block_room = sum(max(device_room, 0) for device_room in counted_room)
+    counts_all_devices = len(counted_room) == len(devices)
+    if counts_all_devices and block_room < block_bytes:
         raise ModelError(
-            f"the weights take {count_weight_bytes(model) / 1e9:.1f} GB, "
-            f"and there is room for {(held + rest) / 1e9:.1f} GB",
+            f"the weights take {model_bytes / 1e9:.1f} GB, "
+            f"and there is room for {(block_room + other_bytes) / 1e9:.1f} GB",
             hint="use `quantise: 4bit`, more GPUs, or `device: spread`, which lets the processor compute the rest",
         )
-    share = min(1.0, sum(blocks) / max(held, 1))
-    places: list[torch.device] = []
-    at, used = 0, 0.0
-    for size in blocks:
-        while at + 1 < len(devices) and used + size > max(rooms[at], 0) * share + size / 2:
-            at, used = at + 1, 0.0
-        places.append(devices[at])
-        used += size
-    return Layout(devices[0], tuple(places))
+    filled_share = min(1.0, block_bytes / max(block_room, 1))
+    limits = [max(device_room, 0) * filled_share for device_room in room_by_device]
+    block_devices = _assign_blocks(block_sizes, devices, limits)
+    return Layout(devices[0], block_devices)
+
+
+def _assign_blocks(
+    block_sizes: Sequence[int], devices: Sequence[torch.device], limits: Sequence[float]
+) -> tuple[torch.device, ...]:
+    """Give blocks to devices in order: the next device begins where half a block would be over the limit of one."""
+    block_devices: list[torch.device] = []
+    current = 0
+    used_bytes = 0.0
+    for size in block_sizes:
+        while current + 1 < len(devices) and used_bytes + size > limits[current] + size / 2:
+            current += 1
+            used_bytes = 0.0
+        block_devices.append(devices[current])
+        used_bytes += size
+    return tuple(block_devices)
 
 
 def spread(model: nn.Module, layout: Layout) -> None:
     """Move a model's parts to their places, and let what goes through them follow."""
     blocks = find_blocks(model)
-    inside = {id(module) for block in blocks for module in block.modules()}
+    ids_inside_blocks: set[int] = set()
+    for block in blocks:
+        ids_inside_blocks.update(id(module) for module in block.modules())
     for module in model.modules():
-        if id(module) not in inside:
+        if id(module) not in ids_inside_blocks:
             module._apply(lambda tensor: tensor.to(layout.home), recurse=False)  # type: ignore[no-untyped-call]
-    for block, place in zip(blocks, layout.places, strict=True):
-        block.to(place)
+    for block, device in zip(blocks, layout.places, strict=True):
+        block.to(device)
     follow(blocks, layout)
 
 
 def follow(blocks: Sequence[nn.Module], layout: Layout) -> None:
-    """Send what enters a block to its place, and what the last one answers home."""
-    sent = _Sent()
-    for block, place in zip(blocks, layout.places, strict=True):
-        block.register_forward_pre_hook(partial(sent.enter, place), with_kwargs=True)
-    blocks[-1].register_forward_hook(lambda _module, _inputs, out: sent.moved(out, layout.home))
+    """Send what enters a block to its device, and what the last one answers home."""
+    sender = _TensorSender()
+    for block, device in zip(blocks, layout.places, strict=True):
+        block.register_forward_pre_hook(partial(sender.send_inputs, device), with_kwargs=True)
+    blocks[-1].register_forward_hook(
+        lambda _module, _inputs, output: sender.send_value(output, layout.home)
+    )
 
 
-class _Sent:
+class _TensorSender:
     """Sends tensors, wherever they lie in what a block takes; masks and positions once a pass, for all blocks there."""
 
     def __init__(self) -> None:
-        self._kept: dict[torch.device, WeakTensorKeyDictionary] = {}
+        # on each device: a tensor's version and its copy
+        self._copies_by_device: dict[torch.device, WeakTensorKeyDictionary] = {}
 
-    def enter(
-        self, place: torch.device, _: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]
+    def send_inputs(
+        self, device: torch.device, _: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]
     ) -> Any:
-        return self.moved(inputs, place), self.moved(options, place)
+        """Return a block's inputs on its device."""
+        return self.send_value(inputs, device), self.send_value(options, device)
 
-    def moved(self, value: Any, place: torch.device) -> Any:
+    def send_value(self, value: Any, device: torch.device) -> Any:
+        """Return a value with all tensors in it on a device."""
         if isinstance(value, Tensor):
-            return self._tensor(value, place)
+            return self._send_tensor(value, device)
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*(self.moved(part, place) for part in value))
+            return type(value)(*(self.send_value(part, device) for part in value))
         if isinstance(value, (tuple, list)):
-            return type(value)(self.moved(part, place) for part in value)
+            return type(value)(self.send_value(part, device) for part in value)
         if isinstance(value, dict):
-            return {name: self.moved(part, place) for name, part in value.items()}
+            return {name: self.send_value(part, device) for name, part in value.items()}
         return value  # caches among them: each of their layers lives with its block
 
-    def _tensor(self, tensor: Tensor, place: torch.device) -> Tensor:
-        if device_of(tensor) == place:
+    def _send_tensor(self, tensor: Tensor, device: torch.device) -> Tensor:
+        """Return a tensor on a device; without a gradient, its copy there is used until the tensor changes."""
+        if device_of(tensor) == device:
             return tensor
         if tensor.requires_grad or tensor.is_inference():
-            return send(tensor, place)
-        kept = self._kept.setdefault(place, WeakTensorKeyDictionary())
-        version, copy = kept.get(tensor, (None, None))  # type: ignore[no-untyped-call]
+            return send(tensor, device)
+        copies = self._copies_by_device.setdefault(device, WeakTensorKeyDictionary())
+        version, copy = copies.get(tensor, (None, None))  # type: ignore[no-untyped-call]
         if version != tensor._version:
-            copy = send(tensor, place)
-            kept[tensor] = (tensor._version, copy)
+            copy = send(tensor, device)
+            copies[tensor] = (tensor._version, copy)
         return copy  # type: ignore[no-any-return]
 
 
@@ -220,39 +255,52 @@ def room_for_passes(model: nn.Module, *, more: int = 0) -> int | None:
     home = next(model.parameters()).device
     if home.type != "cuda":
         return None
-    taken: dict[torch.device, int] = {}
+    taken_bytes: dict[torch.device, int] = {}
     for parameter in model.parameters():
         size = parameter.numel() * (parameter.element_size() + more)
-        taken[parameter.device] = taken.get(parameter.device, 0) + size
-    whole = {d: _own(d) for d in taken if d.type == "cuda"}
-    if len(taken) == 1:
-        return whole[home] - taken[home]
-    blocks = [next(block.parameters()).device for block in find_blocks(model)]
-    return min((whole[d] - taken[d]) * len(blocks) // max(blocks.count(d), 1) for d in whole)
+        taken_bytes[parameter.device] = taken_bytes.get(parameter.device, 0) + size
+    free_bytes: dict[torch.device, int] = {}
+    for device, taken in taken_bytes.items():
+        if device.type == "cuda":
+            free_bytes[device] = _process_memory(device) - taken
+    if len(taken_bytes) == 1:
+        return free_bytes[home]
+    block_devices = [next(block.parameters()).device for block in find_blocks(model)]
+    rooms: list[int] = []
+    for device, free in free_bytes.items():
+        blocks_there = max(block_devices.count(device), 1)
+        rooms.append(free * len(block_devices) // blocks_there)
+    return min(rooms)
 
 
-def _own(device: torch.device) -> int:
+def _process_memory(device: torch.device) -> int:
     """Return the memory of a GPU that this process may take: rows that share one have a part of it."""
-    share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)
+    share = 1.0
+    if hasattr(torch.cuda, "get_per_process_memory_fraction"):
+        share = torch.cuda.get_per_process_memory_fraction(device)
     return int(share * torch.cuda.get_device_properties(device).total_memory)
 
 
 def free_memory(device: torch.device) -> int:
     """Return the memory of a GPU that this process may still take, what torch keeps unused included."""
     reserved = torch.cuda.memory_reserved(device)
-    left = min(torch.cuda.mem_get_info(device)[0], _own(device) - reserved)
-    return max(0, left) + reserved - torch.cuda.memory_allocated(device)
+    free_on_gpu, _ = torch.cuda.mem_get_info(device)
+    unreserved = min(free_on_gpu, _process_memory(device) - reserved)
+    return max(0, unreserved) + reserved - torch.cuda.memory_allocated(device)
 
 
-def _free(device: torch.device) -> int:
-    return int(FILLED * free_memory(device)) if device.type == "cuda" else 1 << 62
+def _room_for_weights(device: torch.device) -> int:
+    """Return the memory that weights may take on a device."""
+    if device.type == "cuda":
+        return int(FILLED * free_memory(device))
+    return UNLIMITED_BYTES
 
 
 class Holder(Protocol):
     """Somebody who holds memory for speed alone."""
 
     def give_back(self) -> bool:
-        """Let go of it; whether there was any."""
+        """Let go of it, and return whether there was any."""
 
 
 _HOLDERS: weakref.WeakSet[Holder] = weakref.WeakSet()
@@ -264,22 +312,23 @@ def may_give_back(holder: Holder) -> None:
 
 
 def give_back(device: torch.device) -> bool:
-    """Let go of what is held for speed alone, and of what torch keeps for later; whether somebody held something.
+    """Let go of what is held for speed alone and of what torch keeps for later; return whether anything was held.
 
     This is what everybody does first when memory runs out, before passes are made smaller: a process that has a part of
     a GPU may hold as much in captured passes as it lacks.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    found = [holder.give_back() for holder in list(_HOLDERS)]
+    answers = [holder.give_back() for holder in list(_HOLDERS)]
+    gave_something = any(answers)
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    if any(found):
+    if gave_something:
         log.warning("out of memory: captured passes are let go, and made again in fewer sizes")
-    return any(found)
+    return gave_something
 
 
-_SAYINGS = (
+_MEMORY_MESSAGES = (  # libraries raise a plain RuntimeError with these words
     "out of memory",
     "can't allocate memory",
     "not enough memory",
@@ -291,12 +340,14 @@ def out_of_memory(error: BaseException) -> bool:
     """Tell whether an error means that memory ran out, on either kind of device."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
+    if not isinstance(error, RuntimeError):
+        return False
     text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(saying in text for saying in _SAYINGS)
+    return any(message in text for message in _MEMORY_MESSAGES)
 
 
 def with_room(device: torch.device, work: Callable[[], None]) -> None:
-    """Do a piece of work; where it lacks memory that somebody can give back, once more."""
+    """Do a piece of work, and do it once more where it lacked memory that somebody can give back."""
     try:
         return work()
     except RuntimeError as error:
