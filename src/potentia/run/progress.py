@@ -1,4 +1,4 @@
-"""A run and its store: opened with patience, the log beside it, the board of a row, the count of cells that ended."""
+"""A run and its store: opening it with patience, the run's log, the progress of a row, the count of ended cells."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ from potentia.values.protocol import ADJUST, Protocol
 
 if TYPE_CHECKING:
     from potentia.run.plan import Assignment, Row, StudyPlan
-    from potentia.store import EventRecord, Store, StudyRecord
+    from potentia.store import EventRecord, LeaseRecord, Store, StudyRecord
 
 
-STORE_PATIENCE = (
-    300.0  # seconds that a run waits for a store that is away; POTENTIA_STORE_PATIENCE sets another
-)
-FIRST_CONTACT = 30.0  # and for one that never answered: its address may be wrong
+# Seconds that a run waits for a store that does not answer; POTENTIA_STORE_PATIENCE sets another number.
+STORE_PATIENCE = 300.0
+FIRST_CONTACT = 30.0  # seconds for a store that never answered: its address may be wrong
 _reached: set[str] = set()
 
 
@@ -36,29 +35,34 @@ class Stopped(Exception):  # noqa: N818 - the user asked for it
 
 
 def open_store(where: str, *, readonly: bool = False, create: bool = False) -> Store:
-    """Open the store of a run, which is waited for while it is away; without ``create`` it is there already."""
+    """Open the store of a run and wait for it while it does not answer; without ``create`` it has to exist."""
     from potentia.store import Store
 
-    return _patient(
-        where, Store.open(where, readonly=readonly, create=create, patience=_patience(where))
-    )
+    patience = _choose_patience(where)
+    store = Store.open(where, readonly=readonly, create=create, patience=patience)
+    return _remember_contact(where, store)
 
 
 def find_store(where: str) -> Store | None:
     """Open the store of a run to read it; None where nothing was stored yet."""
     from potentia.store import Store
 
-    store = Store.find(where, patience=_patience(where))
-    return None if store is None else _patient(where, store)
+    store = Store.find(where, patience=_choose_patience(where))
+    if store is None:
+        return None
+    return _remember_contact(where, store)
 
 
-def _patience(where: str) -> float:
-    patience = _patience_asked_for()
-    return patience if where in _reached else min(patience, FIRST_CONTACT)
+def _choose_patience(where: str) -> float:
+    """Return the seconds to wait for a store: fewer where it never answered."""
+    patience = _read_patience_setting()
+    if where in _reached:
+        return patience
+    return min(patience, FIRST_CONTACT)
 
 
-def _patience_asked_for() -> float:
-    """Return the seconds that a run waits for its store, as the environment says or as usual."""
+def _read_patience_setting() -> float:
+    """Return the seconds that a run waits for its store, from the environment or by default."""
     text = os.environ.get("POTENTIA_STORE_PATIENCE")
     if text is None:
         return STORE_PATIENCE
@@ -73,18 +77,20 @@ def _patience_asked_for() -> float:
     return seconds
 
 
-def _patient(where: str, store: Store) -> Store:
+def _remember_contact(where: str, store: Store) -> Store:
+    """Return the store, which gets the full patience from now on."""
     _reached.add(where)
-    store.patience = _patience(where)
+    store.patience = _choose_patience(where)
     return store
 
 
 def read_events(store: Store, study: str) -> Iterator[EventRecord]:
-    """Go through all that a study has told so far, page by page; nothing where the store does not know it."""
-    last = 0
-    known = any(record.key == study for record in store.studies.read())
-    while known and (page := store.events.read(study, after_id=last)):
-        last = page[-1].id
+    """Yield all events of a study so far, page by page; none where the store does not know the study."""
+    if not any(record.key == study for record in store.studies.read()):
+        return
+    last_id = 0
+    while page := store.events.read(study, after_id=last_id):
+        last_id = page[-1].id
         yield from page
 
 
@@ -152,7 +158,8 @@ class RowProgress:
         }
         if self._label != self._row:
             self._state["model"] = self._row
-        self._written, self._began = 0.0, time.monotonic()
+        self._written = 0.0
+        self._began = time.monotonic()
 
     def phase(self, name: str, *, total: int = 0, **facts: Any) -> None:
         """Enter a phase of the row (load, direct arc_easy, tune, test …) with a known amount of work."""
@@ -169,11 +176,15 @@ class RowProgress:
 
     def reach(self, done: int, *, before: int = 0, **facts: Any) -> None:
         """Say how much of the phase's work is done in all, and how much of that an earlier run had done."""
-        spent = time.monotonic() - self._began
-        rate = max(done - before, 0) / spent if spent > 0 else None
+        elapsed = time.monotonic() - self._began
         total = self._state["total"]
-        left = max(total - done, 0) / rate if rate and rate > 0 and total else None
-        self._state.update({"done": done, "rate": rate, "left": left, **facts})
+        rate = None
+        seconds_left = None
+        if elapsed > 0:
+            rate = max(done - before, 0) / elapsed
+        if rate and total:
+            seconds_left = max(total - done, 0) / rate
+        self._state.update({"done": done, "rate": rate, "left": seconds_left, **facts})
         self._write()
 
     def note(self, **facts: Any) -> None:
@@ -190,8 +201,9 @@ class RowProgress:
     def finish(self, phase: str) -> None:
         """Close the row's record."""
         self._log.write("row", row=self._label, ended=phase)
-        now = {name: fact for name, fact in self._state.items() if name not in OF_TRAINING}
-        self._state = now | {"phase": phase, "left": 0.0, "ended": time.time()}
+        for name in OF_TRAINING:
+            self._state.pop(name, None)
+        self._state.update({"phase": phase, "left": 0.0, "ended": time.time()})
         self._write(force=True)
 
     def _write(self, *, force: bool = False) -> None:
@@ -221,23 +233,24 @@ class CellCount:
         return len(self.done | self.failed)
 
     def hear(self, event: EventRecord) -> bool:
-        """Take an entry of the log; says whether a cell ended by it that was asked for."""
-        facts = event.payload
-        ended: Any = facts.get("done", ()) if event.kind == "found" else ()
-        if event.kind in ("cell", "failure"):
-            ended = [(facts["task"], facts["protocol"])]
-        named = {(facts["row"], task, protocol) for task, protocol in ended} & self.asked
-        new = named - self.done
+        """Take an entry of the log; return whether it ends a cell of this run that had not ended well before."""
+        payload = event.payload
+        ended: Any = ()
+        if event.kind == "found":
+            ended = payload.get("done", ())
+        elif event.kind in ("cell", "failure"):
+            ended = [(payload["task"], payload["protocol"])]
+        ended_cells = {(payload["row"], task, protocol) for task, protocol in ended} & self.asked
+        new_cells = ended_cells - self.done
         if event.kind == "failure":
-            self.failed |= new
+            self.failed |= new_cells
         else:
-            self.done |= named
-            self.failed -= named
+            self.done |= ended_cells
+            self.failed -= ended_cells
         if event.kind != "found":
-            self.ends += [time.time()] * len(
-                new
-            )  # by this clock: the one that wrote the log may be another
-        return bool(new)
+            # By this machine's clock: the log may come from another machine.
+            self.ends += [time.time()] * len(new_cells)
+        return bool(new_cells)
 
 
 PACED = 40  # of the cells that ended, the last so many tell the pace
@@ -245,9 +258,13 @@ PACED = 40  # of the cells that ended, the last so many tell the pace
 
 def estimate_seconds_left(began: float, ends: Iterable[float], todo: int) -> float | None:
     """Estimate how long so many cells take, by the moments at which others ended since; None where none did."""
-    last = sorted(end for end in ends if end >= began)[-PACED - 1 :]
-    since = last.pop(0) if len(last) > PACED else began
-    return (time.time() - since) / len(last) * max(todo, 0) if last else None
+    last_ends = sorted(end for end in ends if end >= began)[-PACED - 1 :]
+    since = began
+    if len(last_ends) > PACED:
+        since = last_ends.pop(0)
+    if not last_ends:
+        return None
+    return (time.time() - since) / len(last_ends) * max(todo, 0)
 
 
 # --- what a store holds, in numbers: for ``potentia status`` and the live board --------------------------------------
@@ -258,36 +275,45 @@ ALIVE_SECONDS = 60.0  # a running row writes its state about once a second
 
 def read_store_status(where: str, study: str | None = None) -> dict[str, Any]:
     """Return studies with their counts, the failed cells with reasons, and the rows that run now."""
-    from potentia.evidence import parse_study_record
     from potentia.store import Store
 
+    failures: list[dict[str, Any]] = []
+    studies: list[dict[str, Any]] = []
     with Store.open(where, readonly=True) as store:
-        records = [r for r in store.studies.read() if study in (None, r.name, r.key)]
-        failures = [asdict(f) for r in records for f in store.failures.read(study=r.key)]
-        studies = []
-        for record in records:
-            progress = store.events.read_progress(record.key)
-            leases = store.leases.read(study=record.key)
-            running = {lease.row for lease in leases} | {
-                row for row, state in progress.items() if is_running(state)
-            }
-            study_file = parse_study_record(record)
-            studies.append(
-                {
-                    "name": record.name,
-                    "key": record.key,
-                    "created": record.created,
-                    "models": len(study_file.rows()) if study_file else None,
-                    "tasks": len(study_file.tasks) if study_file else None,
-                    "asked": count_planned_cells(store, record),
-                    "done": store.cells.count(study=record.key),
-                    "failed": sum(f["study"] == record.key for f in failures),
-                    "running": len(running),
-                    "rows": progress,
-                    "leases": [{name: getattr(lease, name) for name in LEASE} for lease in leases],
-                }
-            )
+        for record in store.studies.read():
+            if study in (None, record.name, record.key):
+                study_failures = store.failures.read(study=record.key)
+                failures += [asdict(failure) for failure in study_failures]
+                studies.append(_describe_study(store, record, failed=len(study_failures)))
     return {"store": without_password(where), "studies": studies, "failures": failures}
+
+
+def _describe_study(store: Store, record: StudyRecord, *, failed: int) -> dict[str, Any]:
+    """Return a study's names and counts, the state of its rows, and who holds them."""
+    from potentia.evidence import parse_study_record
+
+    progress = store.events.read_progress(record.key)
+    leases = store.leases.read(study=record.key)
+    running_rows = {lease.row for lease in leases}
+    running_rows |= {row for row, state in progress.items() if is_running(state)}
+    study_file = parse_study_record(record)
+    return {
+        "name": record.name,
+        "key": record.key,
+        "created": record.created,
+        "models": len(study_file.rows()) if study_file else None,
+        "tasks": len(study_file.tasks) if study_file else None,
+        "asked": count_planned_cells(store, record),
+        "done": store.cells.count(study=record.key),
+        "failed": failed,
+        "running": len(running_rows),
+        "rows": progress,
+        "leases": [_describe_lease(lease) for lease in leases],
+    }
+
+
+def _describe_lease(lease: LeaseRecord) -> dict[str, Any]:
+    return {name: getattr(lease, name) for name in LEASE}
 
 
 def is_running(state: dict[str, Any]) -> bool:
@@ -306,18 +332,27 @@ def count_planned_cells(store: Store, record: StudyRecord) -> int | None:
     study = parse_study_record(record)
     if study is None:
         return None
-    steps = len(set(study.adjust.at_steps)) if study.adjust else 0
     tasks = [task.name for task in study.benchmarks()]
-    shown = any(protocol.kind == "few_shot" for protocol in study.protocols)
-    samples = (
-        [store.cells.read(study=record.key, task=task, limit=1) for task in tasks] if shown else []
-    )
-    texts = {cells[0].task for cells in samples if cells and cells[0].score.metric.is_text}
-    return sum(
-        1 + (steps if protocol == ADJUST else 0)
-        for row in study.rows()
-        for protocol in study.protocols
-        for task in tasks
-        if study.asks(row.name, task, protocol)
-        and not (protocol.kind == "few_shot" and task in texts)
-    )
+    steps = len(set(study.adjust.at_steps)) if study.adjust else 0
+    texts: set[str] = set()
+    if any(protocol.kind == "few_shot" for protocol in study.protocols):
+        texts = _find_texts(store, record, tasks)
+    planned = 0
+    for row in study.rows():
+        for protocol in study.protocols:
+            cells_per_task = 1 + steps if protocol == ADJUST else 1
+            for task in tasks:
+                is_text_with_shots = protocol.kind == "few_shot" and task in texts
+                if study.asks(row.name, task, protocol) and not is_text_with_shots:
+                    planned += cells_per_task
+    return planned
+
+
+def _find_texts(store: Store, record: StudyRecord, tasks: Iterable[str]) -> set[str]:
+    """Return the tasks that are texts to predict, by one stored cell of each."""
+    texts = set()
+    for task in tasks:
+        for cell in store.cells.read(study=record.key, task=task, limit=1):
+            if cell.score.metric.is_text:
+                texts.add(cell.task)
+    return texts
