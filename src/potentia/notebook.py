@@ -7,6 +7,7 @@ the place it is called from.
 from __future__ import annotations
 
 import shlex
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,6 +59,7 @@ class Result:
         return save_report(make_report(self.evidence), Path(path))
 
     def _repr_html_(self) -> str:
+        """Return the scoreboard as HTML, or why there is none."""
         try:
             return self.scoreboard._repr_html_()
         except PotentiaError as error:
@@ -83,14 +85,19 @@ def evaluate(
         overrides = {name: value for name, value in named_fields.items() if value is not None}
         study = read_study(study, overrides)
     plan = plan_study(study)
-    run = run_study(plan, workers=workers, watch=_show_progress_bar if progress else None)
+    watch = _show_progress_bar if progress else None
+    run = run_study(plan, workers=workers, watch=watch)
     if run.failed:
-        import warnings
-
-        more = f" and {run.failed - 1} more" if run.failed > 1 else ""
-        command = f"potentia status {shlex.quote(study.store)}"
-        warnings.warn(f"{run.reasons[0]}{more}; see {command}", stacklevel=2)
+        warnings.warn(_describe_failures(study, run), stacklevel=2)
     return Result(study, run)
+
+
+def _describe_failures(study: Study, run: RunResult) -> str:
+    """Return the first failure's reason, how many more there are, and the command that shows them."""
+    reason = run.reasons[0]
+    if run.failed > 1:
+        reason = f"{reason} and {run.failed - 1} more"
+    return f"{reason}; see potentia status {shlex.quote(study.store)}"
 
 
 @contextmanager
@@ -101,23 +108,26 @@ def _show_progress_bar(plan: StudyPlan) -> Iterator[None]:
     from potentia.run import CellCount
     from potentia.store import Store
 
-    count = CellCount(plan)
+    cell_count = CellCount(plan)
     with (
         Store.open(plan.study.store) as store,
-        tqdm(total=len(count.asked), unit="cell", desc=plan.study.name, disable=False) as bar,
+        tqdm(
+            total=len(cell_count.asked), unit="cell", desc=plan.study.name, disable=False
+        ) as progress_bar,
     ):
-        seen = store.events.read_last_id(plan.key)
+        last_event_id = store.events.read_last_id(plan.key)
 
-        def follow() -> None:
-            nonlocal seen
-            for event in store.events.read(plan.key, after_id=seen):
-                seen, facts = event.id, event.payload
-                if count.hear(event):
-                    bar.update(count.ended - bar.n)
-                    if "task" in facts:
-                        bar.set_postfix_str(
-                            f"{facts['row']} × {facts['task']} × {facts['protocol']}"
-                        )
+        def show_new_events() -> None:
+            nonlocal last_event_id
+            for event in store.events.read(plan.key, after_id=last_event_id):
+                last_event_id = event.id
+                if not cell_count.hear(event):
+                    continue
+                progress_bar.update(cell_count.ended - progress_bar.n)
+                facts = event.payload
+                if "task" in facts:
+                    cell_name = f"{facts['row']} × {facts['task']} × {facts['protocol']}"
+                    progress_bar.set_postfix_str(cell_name)
 
-        with repeatedly(follow, 0.5):
+        with repeatedly(show_new_events, 0.5):
             yield

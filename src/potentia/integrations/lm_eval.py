@@ -9,10 +9,11 @@ In Python, importing this module is enough: ``lm_eval.simple_evaluate(model="pot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from lm_eval.models.utils import (
@@ -20,6 +21,7 @@ from lm_eval.models.utils import (
     normalize_gen_kwargs,
     postprocess_generated_text,
 )
+from tqdm import tqdm
 
 from potentia.engine import Ids, LoadedModel, load, write_chat
 from potentia.engine.scoring import Scorer
@@ -60,7 +62,7 @@ class PotentiaLM(TemplateLM):  # type: ignore[misc]
         else:
             self.loaded = load(
                 pretrained,
-                device=_device(device),
+                device=_choose_device(device),
                 dtype=dtype,
                 revision=revision,
                 gguf_file=gguf_file,
@@ -71,9 +73,9 @@ class PotentiaLM(TemplateLM):  # type: ignore[misc]
             self.loaded = replace(self.loaded, max_length=int(max_length))
         self.tokenizer = self.loaded.tokenizer
         self.think_end_token = think_end_token
-        self.scorer = Scorer(
-            self.loaded, token_budget=None if token_budget is None else int(token_budget)
-        )
+        if token_budget is not None:
+            token_budget = int(token_budget)  # lm-eval's command line may pass a text
+        self.scorer = Scorer(self.loaded, token_budget=token_budget)
 
     @property
     def eot_token_id(self) -> int:
@@ -101,7 +103,7 @@ class PotentiaLM(TemplateLM):  # type: ignore[misc]
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> Ids:
-        """Token ids of a text, with BOS where the policy asks for it unless told otherwise."""
+        """Return the token ids of a text, with BOS where the policy asks for it unless told otherwise."""
         if add_special_tokens is None:
             return self.loaded.encoder.prompt(string)
         return list(self.tokenizer.encode(string, add_special_tokens=add_special_tokens))
@@ -113,85 +115,84 @@ class PotentiaLM(TemplateLM):  # type: ignore[misc]
         return write_chat(self.tokenizer, chat_history, reply=add_generation_prompt)
 
     def loglikelihood(
-        self, requests: Sequence[Any], disable_tqdm: bool = False
+        self, requests: Sequence[Instance], disable_tqdm: bool = False
     ) -> list[tuple[float, bool]]:
-        """Log-probability of each continuation, and whether greedy decoding would write it."""
-        found = _asked(
-            "loglikelihood",
-            self.scorer.loglikelihood,
-            [Continuation(*r.args) for r in requests],
-            disable_tqdm,
-        )
-        return self._kept(
-            "loglikelihood", requests, [(entry.logprob, entry.greedy) for entry in found]
-        )
+        """Return the log-probability of each continuation, and whether greedy decoding would write it."""
+        continuations = [Continuation(*request.args) for request in requests]
+        with _progress_bar("loglikelihood", len(requests), hidden=disable_tqdm) as bar:
+            likelihoods = self.scorer.loglikelihood(continuations, progress=bar.update)
+        answers = [(likelihood.logprob, likelihood.greedy) for likelihood in likelihoods]
+        self._cache_answers("loglikelihood", requests, answers)
+        return answers
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], Ids, Ids]], **_: Any
     ) -> list[tuple[float, bool]]:
-        found = self.scorer.loglikelihood_ids(
-            [(context, continuation) for _, context, continuation in requests]
-        )
-        return [(entry.logprob, entry.greedy) for entry in found]
+        token_pairs = [(context, continuation) for _, context, continuation in requests]
+        likelihoods = self.scorer.loglikelihood_ids(token_pairs)
+        return [(likelihood.logprob, likelihood.greedy) for likelihood in likelihoods]
 
     def loglikelihood_rolling(
-        self, requests: Sequence[Any], disable_tqdm: bool = False
+        self, requests: Sequence[Instance], disable_tqdm: bool = False
     ) -> list[float]:
-        """Log-probability of each whole text."""
-        found = _asked(
-            "loglikelihood_rolling",
-            self.scorer.rolling,
-            [Document(r.args[0]) for r in requests],
-            disable_tqdm,
-        )
-        return self._kept("loglikelihood_rolling", requests, [entry.logprob for entry in found])
-
-    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Greedy continuations, each cut at its first stop string."""
-        wanted: list[Generation] = []
-        for request in requests:
-            context, options = request.args
-            settings = normalize_gen_kwargs(options, self.max_gen_toks)
-            if settings.get("do_sample"):
-                raise InputError(
-                    "the potentia model decodes greedily, and this task asks for sampling",
-                    hint="set do_sample=false in --gen_kwargs, or use --model hf",
-                )
-            stop = handle_stop_sequences(settings.get("until"), eos=self.tokenizer.eos_token)
-            stops = tuple(text for text in stop if text)
-            wanted.append(
-                Generation(context, stops, settings["max_gen_toks"], decoding_options(settings))
-            )
-        texts = _asked("generate_until", self.scorer.generate, wanted, disable_tqdm)
-        if self.think_end_token:
-            texts = [
-                postprocess_generated_text(text, list(request.stop), self.think_end_token)
-                for text, request in zip(texts, wanted, strict=True)
-            ]
-        return self._kept("generate_until", requests, texts)
-
-    def _kept(self, kind: str, requests: Sequence[Any], answers: list[Any]) -> list[Any]:
-        for request, answer in zip(requests, answers, strict=True):
-            self.cache_hook.add_partial(kind, request.args, answer)
+        """Return the log-probability of each whole text."""
+        documents = [Document(request.args[0]) for request in requests]
+        with _progress_bar("loglikelihood_rolling", len(requests), hidden=disable_tqdm) as bar:
+            likelihoods = self.scorer.rolling(documents, progress=bar.update)
+        answers = [likelihood.logprob for likelihood in likelihoods]
+        self._cache_answers("loglikelihood_rolling", requests, answers)
         return answers
 
+    def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Return greedy continuations, each cut at its first stop string."""
+        generations = [self._read_generation(request) for request in requests]
+        with _progress_bar("generate_until", len(requests), hidden=disable_tqdm) as bar:
+            texts = self.scorer.generate(generations, progress=bar.update)
+        if self.think_end_token:
+            texts = [
+                postprocess_generated_text(text, list(generation.stop), self.think_end_token)
+                for text, generation in zip(texts, generations, strict=True)
+            ]
+        self._cache_answers("generate_until", requests, texts)
+        return texts
 
-def _device(asked: str | None) -> str:
+    def _read_generation(self, request: Instance) -> Generation:
+        """Read a request for a generated text; refuse one that asks for sampling."""
+        context, options = request.args
+        settings = normalize_gen_kwargs(options, self.max_gen_toks)
+        if settings.get("do_sample"):
+            raise InputError(
+                "the potentia model decodes greedily, and this task asks for sampling",
+                hint="set do_sample=false in --gen_kwargs, or use --model hf",
+            )
+        stops = handle_stop_sequences(settings.get("until"), eos=self.tokenizer.eos_token)
+        return Generation(
+            context=context,
+            stop=tuple(stop for stop in stops if stop),
+            max_tokens=settings["max_gen_toks"],
+            options=decoding_options(settings),
+        )
+
+    def _cache_answers(
+        self, kind: str, requests: Sequence[Instance], answers: Sequence[Any]
+    ) -> None:
+        """Hand the answers to lm-eval's cache of requests."""
+        for request, answer in zip(requests, answers, strict=True):
+            self.cache_hook.add_partial(kind, request.args, answer)
+
+
+def _choose_device(device: str | None) -> str:
     """Take lm-eval's default for no wish on a machine without a GPU, as its own models do."""
-    if asked == DEFAULT_DEVICE:
+    if device == DEFAULT_DEVICE:
         import torch
 
-        return asked if torch.cuda.is_available() else "auto"
-    return asked or "auto"
+        return device if torch.cuda.is_available() else "auto"
+    return device or "auto"
 
 
-def _asked(
-    what: str, answer: Callable[..., list[Any]], requests: Sequence[Any], hidden: bool
-) -> list[Any]:
-    from tqdm import tqdm
-
-    with tqdm(total=len(requests), desc=f"potentia: {what}", disable=hidden) as bar:
-        return answer(requests, progress=bar.update)
+def _progress_bar(kind: str, total: int, *, hidden: bool) -> tqdm:
+    """Return a bar that counts the requests of one kind."""
+    return tqdm(total=total, desc=f"potentia: {kind}", disable=hidden)
 
 
 def main() -> None:
