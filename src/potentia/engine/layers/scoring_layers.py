@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from potentia.engine.layers.adapter_bank import bank_on
 from potentia.engine.layers.packed_pass import AFTER, BEFORE, GROUPS, FusedLayer, FusedLayers
@@ -149,6 +148,9 @@ class _FusedForward:
         for part in block.queries_keys_values(turned, qkv):
             heads.append(part.view(rows, length, -1, block.head).transpose(1, 2))
         q, k, v = heads
+        # Imported here: it loads torch._dynamo and Triton, which nothing else needs.
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
         attended, _ = sdpa_attention_forward(
             block.layer.self_attn, q, k, v, attention_mask, scaling=block.scale, is_causal=True
         )
