@@ -10,7 +10,7 @@ memory for them, models stay from wave to wave.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from potentia.run.calibration import estimate_cost
 from potentia.run.cost import StudyCost, parse_budget
 from potentia.run.execute import RunResult, run_study
 from potentia.run.executors.local import ModelSession
-from potentia.run.plan import CellPlan, StudyPlan, mark_finished_cells
+from potentia.run.plan import CellPlan, Row, StudyPlan, mark_finished_cells
 from potentia.run.progress import find_store, open_store, read_events
 from potentia.study import Study, Wanted
 from potentia.values.failure import CellFailure
@@ -34,9 +34,7 @@ if TYPE_CHECKING:
     from potentia.evidence import Evidence
     from potentia.store import Store
 
-SHARED_LOAD = (
-    4.0  # cells among which a row's loading is shared out: it is loaded anew in every wave
-)
+SHARED_LOAD = 4.0  # cells that share the loading of a row: it is loaded anew in every wave
 
 
 def make_grid(plan: StudyPlan) -> StudyGrid:
@@ -67,33 +65,43 @@ def make_grid(plan: StudyPlan) -> StudyGrid:
 
 def price_grid(grid: StudyGrid, cost: StudyCost) -> CellCosts:
     """Return the price of every tuned cell: seconds where they are known, else FLOPs."""
-    timed = all(np.isfinite(cell.seconds) for cell in cost.cells)
+    has_seconds = all(np.isfinite(cell.seconds) for cell in cost.cells)
     values = np.full((len(grid.models), len(grid.tasks)), np.nan)
     for cell in cost.cells:
         task = TaskName(cell.task).whole
-        if cell.protocol == grid.protocol and cell.model in grid.models and task in grid.tasks:
-            place = grid.models.index(cell.model), grid.tasks.index(task)
-            load = (
-                cost.loads[cell.model] / SHARED_LOAD if np.isnan(values[place]) else 0.0
-            )  # once for all its folds
-            values[place] = np.nan_to_num(values[place]) + (
-                cell.seconds + load if timed else cell.flops
-            )
+        if cell.protocol != grid.protocol or cell.model not in grid.models:
+            continue
+        if task not in grid.tasks:
+            continue
+        position = grid.models.index(cell.model), grid.tasks.index(task)
+        price = cell.flops
+        if has_seconds:
+            is_first_fold = np.isnan(values[position])  # the folds of a task share one loading
+            load = cost.loads[cell.model] / SHARED_LOAD if is_first_fold else 0.0
+            price = cell.seconds + load
+        values[position] = np.nan_to_num(values[position]) + price
+    unit = "seconds" if has_seconds else "FLOPs"
     if not np.isfinite(values).any():
         values = np.ones_like(values)
-        return CellCosts(grid.models, grid.tasks, values, "cells")
-    return CellCosts(grid.models, grid.tasks, values, "seconds" if timed else "FLOPs")
+        unit = "cells"
+    return CellCosts(grid.models, grid.tasks, values=values, unit=unit)
 
 
 def convert_budget(budget: str | None, costs: CellCosts, hint: str) -> float | None:
     """Return a budget in the unit of the costs; None where there is none."""
-    room = None if budget is None else parse_budget(budget, float(np.nansum(costs.values)))
-    if budget is not None and costs.unit != "seconds" and not budget.rstrip().endswith("%"):
+    if budget is None:
+        return None
+    converted = parse_budget(budget, float(np.nansum(costs.values)))
+    if costs.unit != "seconds" and not _is_share(budget):
         raise InputError("no times are known, so a budget in time says nothing", hint=hint)
-    return room
+    return converted
 
 
-def _known_so_far(plan: StudyPlan) -> Evidence | None:
+def _is_share(budget: str) -> bool:
+    return budget.rstrip().endswith("%")
+
+
+def _read_evidence_so_far(plan: StudyPlan) -> Evidence | None:
     """Return what the store has of this study; None where that is nothing."""
     from potentia.evidence import read
 
@@ -101,35 +109,35 @@ def _known_so_far(plan: StudyPlan) -> Evidence | None:
     if store is None:
         return None
     with store:
-        known = any(record.key == plan.key for record in store.studies.read())
-        done = known and store.cells.count(study=plan.key) > 0
-    return read(plan.study.store, study=plan.key) if done else None
+        is_stored = any(record.key == plan.key for record in store.studies.read())
+        has_cells = is_stored and store.cells.count(study=plan.key) > 0
+    if not has_cells:
+        return None
+    return read(plan.study.store, study=plan.key)
 
 
 def make_proposed_study(study: Study, cells: Sequence[tuple[str, str]], *, name: str) -> Study:
     """Return the study that tunes these cells alone (and those that ``only`` names already)."""
-    wanted: dict[str, list[str]] = {w.model: list(w.tasks) for w in study.only or ()}
-    folds = {
-        whole: [t.name for t in study.benchmarks() if TaskName(t.name).whole == whole]
-        for _, whole in cells
-    }
+    tasks_by_model = {wanted.model: list(wanted.tasks) for wanted in study.only or ()}
     for model, task in cells:
-        known = wanted.setdefault(model, [])
-        known += [name for name in folds[task] if name not in known]
-    only = tuple(Wanted(model=model, tasks=tuple(tasks)) for model, tasks in wanted.items())
-    return study.model_copy(update={"only": only, "name": name})
+        model_tasks = tasks_by_model.setdefault(model, [])
+        for fold in study.benchmarks():
+            if TaskName(fold.name).whole == task and fold.name not in model_tasks:
+                model_tasks.append(fold.name)
+    only = [Wanted(model=model, tasks=tuple(tasks)) for model, tasks in tasks_by_model.items()]
+    return study.model_copy(update={"only": tuple(only), "name": name})
 
 
 def render_study(study: Study, first_line: str) -> str:
     """Return a study as the text of a file."""
     import yaml
 
-    said: Mapping[str, Any] = study.model_dump(mode="json", exclude_defaults=True)
-    ordered = {"name": study.name, **{k: v for k, v in said.items() if k not in ("name", "only")}}
-    ordered["only"] = [dict(w) for w in said.get("only") or ()]
-    return f"# {first_line}\n" + yaml.safe_dump(
-        ordered, sort_keys=False, allow_unicode=True, width=120
-    )
+    settings: dict[str, Any] = study.model_dump(mode="json", exclude_defaults=True)
+    only = settings.pop("only", None) or ()
+    settings.pop("name", None)
+    ordered = {"name": study.name, **settings, "only": [dict(wanted) for wanted in only]}
+    text = yaml.safe_dump(ordered, sort_keys=False, allow_unicode=True, width=120)
+    return f"# {first_line}\n{text}"
 
 
 def complete_study(
@@ -141,10 +149,14 @@ def complete_study(
     """Complete the study's tuned cells from its store, history and facts."""
     from potentia.evidence import facts_of_study
 
-    how: dict[str, Any] = {"history": history, "facts": facts_of_study(plan.study)}
-    if measured is not None:
-        how["measured"] = measured.astype(np.float64)
-    return complete_grid(make_grid(plan), _known_so_far(plan), **how)
+    readable_cells = None if measured is None else measured.astype(np.float64)
+    return complete_grid(
+        make_grid(plan),
+        _read_evidence_so_far(plan),
+        history=history,
+        facts=facts_of_study(plan.study),
+        measured=readable_cells,
+    )
 
 
 WAVE = 8  # cells, or two of every row where there are many rows
@@ -185,158 +197,183 @@ class AdaptiveRun:
             return self._run()
 
     def _run(self) -> tuple[RunResult, Completion, NextCells | None]:
-        first = self._only(self.plan, lambda _, cell: not cell.protocol.tuned)
-        journal = self._journal()
-        # The price of a cell is what was thought on the first day; without times the whole study counts as 100 %.
-        costs = self._price(journal)
-        room = convert_budget(self.budget, costs, "say a share: --budget 25%")
-        self._run_part(first)
+        journal = self._read_journal()
+        # The price of a cell is the estimate of the first day; without times the whole study counts as 100 %.
+        costs = self._price_cells(journal)
+        budget_left = convert_budget(self.budget, costs, "say a share: --budget 25%")
+        self._run_part(self._keep_cells(self.plan, lambda _, cell: not cell.protocol.tuned))
         if not journal:
-            with open_store(self.plan.study.store) as store:
-                values = [[None if v != v else float(v) for v in row] for row in costs.values]
-                names = {
-                    "models": list(costs.models),
-                    "tasks": list(costs.tasks),
-                    "unit": costs.unit,
-                }
-                facts = {**names, "costs": values, "measured": self._measured(store)}
-                store.events.append(self.plan.key, "adaptive", facts)
-            journal = self._journal()
+            self._log_prices(costs)
+            journal = self._read_journal()
         measured = np.array(journal[0]["measured"], dtype=bool)
         for wave in journal[1:]:
-            cells = [(str(m), str(t)) for m, t in wave["cells"]]
+            cells = [(str(model), str(task)) for model, task in wave["cells"]]
             self._run_cells(cells)
-            room = self._count(cells, costs, measured, room)
-        while not (self.results and self.results[-1].interrupted):
-            done, chosen = self._choose(costs, measured, room)
+            budget_left = self._count_cells(cells, costs, measured, budget_left)
+        while not self._is_interrupted:
+            completion, chosen = self._choose_wave(costs, measured, budget_left)
             if not chosen.cells or chosen.settled:
-                return self._sum(), done, chosen
-            self.tell(f"wave {len(self._journal())}: {len(chosen.cells)} cells")
-            with open_store(self.plan.study.store) as store:
-                chances = {
-                    model: round(float(p), 4)
-                    for model, p in zip(done.models, done.p_best, strict=True)
-                }
-                told = {"cells": [list(cell) for cell in chosen.cells], "p_best": chances}
-                store.events.append(self.plan.key, "wave", told)
+                return self._sum_results(), completion, chosen
+            self.tell(f"wave {len(self._read_journal())}: {len(chosen.cells)} cells")
+            self._log_wave(completion, chosen)
             self._run_cells(chosen.cells)
-            room = self._count(chosen.cells, costs, measured, room)
-        return self._sum(), complete_study(self.plan, history=self.history, measured=measured), None
+            budget_left = self._count_cells(chosen.cells, costs, measured, budget_left)
+        completion = complete_study(self.plan, history=self.history, measured=measured)
+        return self._sum_results(), completion, None
 
-    # --- choosing ------------------------------------------------------------------------------------------------
+    @property
+    def _is_interrupted(self) -> bool:
+        return bool(self.results) and self.results[-1].interrupted
 
-    def _choose(
-        self, costs: CellCosts, measured: npt.NDArray[np.bool_], room: float | None
-    ) -> tuple[Completion, NextCells]:
-        done = complete_study(self.plan, history=self.history, measured=measured)
-        lost = self._lost()
-        away = measured | np.array([[model in lost] for model in self.grid.models])
-        tried = replace(costs, values=np.where(away, np.nan, costs.values))
-        return done, choose_cells(
-            done, tried, budget=room, confidence=self.confidence, top=self.top, most=self.wave
-        )
+    # --- the journal in the store --------------------------------------------------------------------------------
 
-    def _lost(self) -> set[str]:
-        """The models that not one direct score could be had of: they do not load, and are not tried wave after wave."""
-        asked = {
-            row.model.name
-            for row in self.plan.rows
-            if any(not cell.protocol.tuned for cell in row.cells)
-        }
-        with open_store(self.plan.study.store, readonly=True) as store:
-            return asked - set(store.cells.read_models_by_key(self.plan.key).values())
-
-    def _count(
-        self, cells: Cells, costs: CellCosts, measured: npt.NDArray[np.bool_], room: float | None
-    ) -> float | None:
-        """Take the cells for done, also those that failed: they are not asked again."""
-        for model, task in cells:
-            place = self.grid.models.index(model), self.grid.tasks.index(task)
-            if (
-                room is not None and not measured[place]
-            ):  # two runs at once may both have asked for it
-                room = max(room - float(costs.values[place]), 0.0)
-            measured[place] = True
-        return room
-
-    def _price(self, journal: Sequence[dict[str, Any]]) -> CellCosts:
-        """Price the cells: as on the first day; then by the clock where the budget is a time, else what is known."""
-        if journal:
-            event = journal[0]
-            values = np.array(
-                [[np.nan if v is None else v for v in row] for row in event["costs"]],
-                dtype=np.float64,
-            )
-            return CellCosts(
-                tuple(event["models"]), tuple(event["tasks"]), values, str(event["unit"])
-            )
-        self.tell("estimating the cost")
-        timed = self.budget is not None and not self.budget.strip().endswith("%")
-        return price_grid(self.grid, estimate_cost(self.plan, calibrate=timed))
-
-    def _measured(self, store: Store) -> list[list[bool]]:
-        """Which tuned cells were there before the first wave."""
-        rows = {row.model.name: row for row in mark_finished_cells(self.plan.rows, store)}
-
-        def there(model: str, task: str) -> bool:
-            folds = [
-                c
-                for c in rows[model].cells
-                if TaskName(c.task).whole == task and c.protocol == self.grid.protocol
-            ]
-            return bool(folds) and all(c.finished for c in folds)
-
-        return [[there(m, t) for t in self.grid.tasks] for m in self.grid.models]
-
-    def _journal(self) -> list[dict[str, Any]]:
-        """The events of this adaptive run: the first prices, then the waves, also those of a run beside this one."""
+    def _read_journal(self) -> list[dict[str, Any]]:
+        """Return the events of this adaptive run: the first prices, then all waves, also of a run beside this one."""
         store = find_store(self.plan.study.store)
         if store is None:
             return []
+        prices = []
+        waves = []
         with store:
-            events = [
-                event
-                for event in read_events(store, self.plan.key)
-                if event.kind in ("adaptive", "wave")
-            ]
-        prices = [event for event in events if event.kind == "adaptive"]
-        waves = [event for event in events if event.kind == "wave"]
-        return [dict(event.payload) for event in (*prices[:1], *waves)]
+            for event in read_events(store, self.plan.key):
+                if event.kind == "adaptive":
+                    prices.append(dict(event.payload))
+                elif event.kind == "wave":
+                    waves.append(dict(event.payload))
+        return [*prices[:1], *waves]
+
+    def _log_prices(self, costs: CellCosts) -> None:
+        """Write the prices of the first day, and which cells were there before, to the study's log."""
+        values = [[_none_if_nan(value) for value in row] for row in costs.values]
+        with open_store(self.plan.study.store) as store:
+            payload = {
+                "models": list(costs.models),
+                "tasks": list(costs.tasks),
+                "unit": costs.unit,
+                "costs": values,
+                "measured": self._find_measured_cells(store),
+            }
+            store.events.append(self.plan.key, "adaptive", payload)
+
+    def _log_wave(self, completion: Completion, chosen: NextCells) -> None:
+        """Write a wave to the study's log before it runs."""
+        chances = zip(completion.models, completion.p_best, strict=True)
+        payload = {
+            "cells": [list(cell) for cell in chosen.cells],
+            "p_best": {model: round(float(chance), 4) for model, chance in chances},
+        }
+        with open_store(self.plan.study.store) as store:
+            store.events.append(self.plan.key, "wave", payload)
+
+    # --- choosing ------------------------------------------------------------------------------------------------
+
+    def _choose_wave(
+        self, costs: CellCosts, measured: npt.NDArray[np.bool_], budget_left: float | None
+    ) -> tuple[Completion, NextCells]:
+        """Return what is known of the study, and the cells that are worth the most next."""
+        completion = complete_study(self.plan, history=self.history, measured=measured)
+        broken_models = self._find_broken_models()
+        is_broken = np.array([[model in broken_models] for model in self.grid.models])
+        open_costs = np.where(measured | is_broken, np.nan, costs.values)
+        chosen = choose_cells(
+            completion,
+            replace(costs, values=open_costs),
+            budget=budget_left,
+            confidence=self.confidence,
+            top=self.top,
+            most=self.wave,
+        )
+        return completion, chosen
+
+    def _find_broken_models(self) -> set[str]:
+        """Return the models without a single direct score: they do not load, and are not tried in every wave."""
+        planned_models = set()
+        for row in self.plan.rows:
+            if any(not cell.protocol.tuned for cell in row.cells):
+                planned_models.add(row.model.name)
+        with open_store(self.plan.study.store, readonly=True) as store:
+            scored_models = set(store.cells.read_models_by_key(self.plan.key).values())
+        return planned_models - scored_models
+
+    def _count_cells(
+        self,
+        cells: Cells,
+        costs: CellCosts,
+        measured: npt.NDArray[np.bool_],
+        budget_left: float | None,
+    ) -> float | None:
+        """Mark the cells as measured, also those that failed, and return the budget that is left."""
+        for model, task in cells:
+            position = self.grid.models.index(model), self.grid.tasks.index(task)
+            # Two runs at once may both have chosen a cell: it is paid once.
+            if budget_left is not None and not measured[position]:
+                budget_left = max(budget_left - float(costs.values[position]), 0.0)
+            measured[position] = True
+        return budget_left
+
+    def _price_cells(self, journal: Sequence[dict[str, Any]]) -> CellCosts:
+        """Price the cells as on the first day; on that day by the clock where the budget is a time."""
+        if journal:
+            prices = journal[0]
+            return CellCosts(
+                models=tuple(prices["models"]),
+                tasks=tuple(prices["tasks"]),
+                values=np.array(prices["costs"], dtype=np.float64),  # None becomes NaN
+                unit=str(prices["unit"]),
+            )
+        self.tell("estimating the cost")
+        needs_seconds = self.budget is not None and not _is_share(self.budget)
+        return price_grid(self.grid, estimate_cost(self.plan, calibrate=needs_seconds))
+
+    def _find_measured_cells(self, store: Store) -> list[list[bool]]:
+        """Return which tuned cells were there before the first wave."""
+        rows = {row.model.name: row for row in mark_finished_cells(self.plan.rows, store)}
+        measured = []
+        for model in self.grid.models:
+            measured.append([self._is_measured(rows[model], task) for task in self.grid.tasks])
+        return measured
+
+    def _is_measured(self, row: Row, task: str) -> bool:
+        """Whether all folds of a task are finished."""
+        tuned_cells = [cell for cell in row.cells if cell.protocol == self.grid.protocol]
+        folds = [cell for cell in tuned_cells if TaskName(cell.task).whole == task]
+        return bool(folds) and all(cell.finished for cell in folds)
 
     # --- running -------------------------------------------------------------------------------------------------
 
     @staticmethod
-    def _only(plan: StudyPlan, wanted: Callable[[str, CellPlan], bool]) -> StudyPlan:
-        rows = [
-            replace(row, cells=tuple(c for c in row.cells if wanted(row.model.name, c)))
-            for row in plan.rows
-        ]
+    def _keep_cells(plan: StudyPlan, is_kept: Callable[[str, CellPlan], bool]) -> StudyPlan:
+        """Return the plan with some of its cells only."""
+        rows = []
+        for row in plan.rows:
+            cells = [cell for cell in row.cells if is_kept(row.model.name, cell)]
+            rows.append(replace(row, cells=tuple(cells)))
         return replace(plan, rows=tuple(rows))
 
     def _run_cells(self, cells: Cells) -> None:
+        """Run the tuned cells of these models and tasks."""
         with open_store(self.plan.study.store, readonly=True) as store:
-            plan = replace(
-                self.plan,
-                rows=tuple(mark_finished_cells(self.plan.rows, store)),
-                outdated=(),
-                damaged=(),
-            )
-        tuned, wanted = self.grid.protocol, set(cells)
-        plan = self._only(
-            plan, lambda m, c: c.protocol.kind == tuned and (m, TaskName(c.task).whole) in wanted
-        )
+            rows = tuple(mark_finished_cells(self.plan.rows, store))
+        chosen_cells = set(cells)
+
+        def is_chosen(model: str, cell: CellPlan) -> bool:
+            is_tuned = cell.protocol.kind == self.grid.protocol
+            return is_tuned and (model, TaskName(cell.task).whole) in chosen_cells
+
+        plan = replace(self.plan, rows=rows, outdated=(), damaged=())
+        plan = self._keep_cells(plan, is_chosen)
         self._run_part(replace(plan, rows=tuple(row for row in plan.rows if row.cells)))
 
     def _run_part(self, plan: StudyPlan) -> None:
-        if self.results and self.results[-1].interrupted:
+        if self._is_interrupted:
             return
         if not self.results or any(row.pending for row in plan.rows):
             session = self.session if self.keep else None
             result = run_study(plan, workers=self.workers, watch=self.watch, session=session)
             self.results.append(result)
 
-    def _sum(self) -> RunResult:
-        """All parts as one result."""
+    def _sum_results(self) -> RunResult:
+        """Return all parts as one result."""
         failures: list[CellFailure] = []
         for result in self.results:
             failures += result.failures
@@ -348,3 +385,7 @@ class AdaptiveRun:
             interrupted=self.results[-1].interrupted,
             failures=tuple(failures),
         )
+
+
+def _none_if_nan(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
