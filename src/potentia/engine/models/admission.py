@@ -14,7 +14,7 @@ differ between tokens and between texts, and a tokenizer must know some words.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +52,7 @@ HARMLESS = re.compile(
 )
 LARGEST_FACTS = 64 * 2**20  # bytes: a tokenizer config may list every added token
 NAMED = 3  # tensors shown of each kind
+RECORDED = 20  # tensors of each kind in the record
 
 
 def check_predictions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -73,8 +74,7 @@ def check_predictions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
         model.train(was_training)
     if bool(torch.log_softmax(logits, dim=-1).isnan().any()):
         raise not_a_number_error("on a plain sentence")
-    finite_logits = logits[logits.isfinite()]
-    largest_logit = float(finite_logits.abs().max())
+    largest_logit = float(_select_finite(logits).abs().max())
     rounding = SAME_PREDICTION * max(1.0, largest_logit)
     if _largest_spread(logits) <= rounding:
         raise ModelError(
@@ -88,7 +88,7 @@ def check_predictions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
         )
     dtype_name = str(weight.dtype).removeprefix("torch.")
     tolerance = NOTICEABLE.get(dtype_name, NOTICEABLE_HALF)
-    spread = float(_finite(logits[:kept_length]).std())
+    spread = float(_select_finite(logits[:kept_length]).std())
     moved = _largest_difference(logits[:kept_length], changed_logits[:kept_length])
     if moved > tolerance * max(spread, 1e-6):
         raise ModelError(
@@ -117,7 +117,7 @@ def _read_logits(model: PreTrainedModel, ids: Ids) -> Tensor:
     return logits
 
 
-def _finite(logits: Tensor) -> Tensor:
+def _select_finite(logits: Tensor) -> Tensor:
     """Return the logits that are finite: some models rule tokens out by minus infinity."""
     return logits[logits.isfinite()]
 
@@ -134,7 +134,7 @@ def _largest_spread(logits: Tensor) -> float:
 def _largest_difference(logits: Tensor, other_logits: Tensor) -> float:
     """Return the largest difference of two predictions, tokens that are ruled out aside."""
     difference = (logits - other_logits).abs()
-    return float(_finite(difference).max())
+    return float(_select_finite(difference).max())
 
 
 def check_known_words(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -170,47 +170,61 @@ def check_loaded_weights(source: str, info: dict[str, Any]) -> dict[str, Any]:
 
     ``info`` is transformers' loading info, which leaves out tied heads and what the architecture says is derived.
     """
-    mismatched = sorted(
-        f"{name} {tuple(held)} for {tuple(own)}" for name, held, own in info["mismatched_keys"]
-    )
-    odd = {
-        "missing": sorted(name for name in info["missing_keys"] if not HARMLESS.search(name)),
-        "unexpected": sorted(name for name in info["unexpected_keys"] if not HARMLESS.search(name)),
-        "mismatched": mismatched,
+    misfits = {
+        "missing": _list_harmful(info["missing_keys"]),
+        "unexpected": _list_harmful(info["unexpected_keys"]),
+        "mismatched": sorted(
+            f"{name} {tuple(file_shape)} for {tuple(model_shape)}"
+            for name, file_shape, model_shape in info["mismatched_keys"]
+        ),
     }
-    found = {kind: names for kind, names in odd.items() if names}
-    if not found:
+    names_by_kind = {kind: names for kind, names in misfits.items() if names}
+    if not names_by_kind:
         return {"weights": "all in place"}
     if not is_allowed(MISSING_WEIGHTS):
-        parts = [f"{len(names)} {kind} ({_some(names)})" for kind, names in found.items()]
+        parts = [
+            f"{len(names)} {kind} ({_format_names(names)})" for kind, names in names_by_kind.items()
+        ]
+        cause = _explain_misfits(
+            missing=misfits["missing"],
+            unexpected=misfits["unexpected"],
+            mismatched=misfits["mismatched"],
+        )
         raise ModelError(
-            f"the weights of {source} do not fit its config: {', '.join(parts)}; {_cause(**odd)}",
+            f"the weights of {source} do not fit its config: {', '.join(parts)}; {cause}",
             hint="mend its files; or, to score it with what is missing filled at random, --allow-missing-weights",
         )
-    counts = {kind: len(names) for kind, names in found.items()}
+    counts = {kind: len(names) for kind, names in names_by_kind.items()}
+    recorded_names = {kind: names[:RECORDED] for kind, names in names_by_kind.items()}
     return {
         "weights": "allowed by --allow-missing-weights",
         **counts,
-        "tensors": {k: v[:20] for k, v in found.items()},
+        "tensors": recorded_names,
     }
 
 
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:NAMED]) + (", …" if len(names) > NAMED else "")
+def _list_harmful(names: Iterable[str]) -> list[str]:
+    """Return the sorted names of tensors that matter to a score."""
+    return sorted(name for name in names if not HARMLESS.search(name))
 
 
-def _cause(missing: Sequence[str], unexpected: Sequence[str], mismatched: Sequence[str]) -> str:
+def _format_names(names: Sequence[str]) -> str:
+    """Return the first names as text, with dots where there are more."""
+    text = ", ".join(names[:NAMED])
+    if len(names) > NAMED:
+        text += ", …"
+    return text
+
+
+def _explain_misfits(
+    *, missing: Sequence[str], unexpected: Sequence[str], mismatched: Sequence[str]
+) -> str:
     """Say what is likely wrong with files whose tensors have other names or shapes."""
-    for ours in missing:
-        for theirs in unexpected:
-            if theirs.endswith("." + ours):
-                prefix = theirs.removesuffix(ours)
-                saved = " (saved through torch.compile)" if "_orig_mod." in prefix else ""
-                return f"its tensors carry the prefix {prefix}{saved}"
-            if ours.endswith("." + theirs):
-                return f"its tensors lack the prefix {ours.removesuffix(theirs)}"
-            if "_orig_mod." in theirs:
-                return "its tensors carry the prefix _orig_mod. (saved through torch.compile)"
+    for model_name in missing:
+        for file_name in unexpected:
+            explanation = _explain_prefix(model_name, file_name)
+            if explanation is not None:
+                return explanation
     if mismatched:
         return "the config is another size's"
     if unexpected and not missing:
@@ -218,25 +232,40 @@ def _cause(missing: Sequence[str], unexpected: Sequence[str], mismatched: Sequen
     return "a file is incomplete, or a shard is missing"
 
 
+def _explain_prefix(model_name: str, file_name: str) -> str | None:
+    """Say by which prefix a tensor's name in the file differs from its name in the model, if that is all."""
+    if file_name.endswith("." + model_name):
+        prefix = file_name.removesuffix(model_name)
+        explanation = f"its tensors carry the prefix {prefix}"
+        if "_orig_mod." in prefix:
+            explanation += " (saved through torch.compile)"
+        return explanation
+    if model_name.endswith("." + file_name):
+        return f"its tensors lack the prefix {model_name.removesuffix(file_name)}"
+    if "_orig_mod." in file_name:
+        return "its tensors carry the prefix _orig_mod. (saved through torch.compile)"
+    return None
+
+
 def refuse_encoder_decoder(config: Any) -> None:
     """Refuse a model that reads one text and writes another."""
-    if getattr(config, "is_encoder_decoder", False):
-        names = getattr(config, "architectures", None) or [type(config).__name__]
-        raise ModelError(
-            f"{names[0]} is an encoder-decoder model: it reads one text and writes another",
-            hint="give a causal (decoder-only) language model instead",
-        )
+    if not getattr(config, "is_encoder_decoder", False):
+        return
+    architectures = getattr(config, "architectures", None) or [type(config).__name__]
+    raise ModelError(
+        f"{architectures[0]} is an encoder-decoder model: it reads one text and writes another",
+        hint="give a causal (decoder-only) language model instead",
+    )
 
 
 def loading_error(source: str, error: Exception) -> ModelError:
     """Say in two lines why a model cannot be loaded, whatever its library said."""
     text = " ".join(str(error).split())
     if "Unrecognized configuration class" in text:
-        name = (
-            text.partition("configuration_")[2].partition("'")[0].rpartition(".")[2] or "its config"
-        )
+        config_path = text.partition("configuration_")[2].partition("'")[0]
+        config_class = config_path.rpartition(".")[2] or "its config"
         return ModelError(
-            f"cannot load {source}: {name} belongs to no causal language model",
+            f"cannot load {source}: {config_class} belongs to no causal language model",
             hint="encoder-decoder models, encoders and classifiers cannot be scored: give a decoder-only model",
         )
     if len(text) > LONGEST_REASON:
@@ -256,9 +285,11 @@ def not_a_number_error(where: str) -> ModelError:
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
-    """Return what a JSON file says, nothing where it is no file of facts."""
+    """Return the object in a JSON file; an empty one where the file holds none or cannot be read."""
     try:
         content = read_json(file, LARGEST_FACTS)
     except (OSError, ValueError):
         return {}
-    return content if isinstance(content, dict) else {}
+    if isinstance(content, dict):
+        return content
+    return {}
