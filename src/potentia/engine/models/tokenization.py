@@ -40,16 +40,21 @@ class BosPolicy:
     @classmethod
     def of(cls, tokenizer: Any, config: Any = None, *, declared: bool | None = None) -> BosPolicy:
         """Read the policy from what the tokenizer does with a text, then from what its files and the config declare."""
-        prefix, origin = _prefix(tokenizer, config)
-        encoded = list(tokenizer("a")["input_ids"])
-        adds = tokenizer.bos_token_id is not None and encoded[:1] == [tokenizer.bos_token_id]
+        prefix_id, origin = _find_prefix(tokenizer, config)
+        prefix_text = None
+        if prefix_id is not None:
+            prefix_text = str(tokenizer.decode([prefix_id])) or None
+        has_bos = tokenizer.bos_token_id is not None
+        ids = list(tokenizer("a")["input_ids"])
+        tokenizer_adds = has_bos and ids[:1] == [tokenizer.bos_token_id]
         if declared is None:
-            declared = (getattr(tokenizer, "init_kwargs", None) or {}).get("add_bos_token")
+            tokenizer_settings = getattr(tokenizer, "init_kwargs", None) or {}
+            declared = tokenizer_settings.get("add_bos_token")
         return cls(
-            prefix_id=prefix,
-            prefix_text=None if prefix is None else str(tokenizer.decode([prefix])) or None,
-            required=adds or (bool(declared) and tokenizer.bos_token_id is not None),
-            tokenizer_adds=adds,
+            prefix_id=prefix_id,
+            prefix_text=prefix_text,
+            required=tokenizer_adds or (bool(declared) and has_bos),
+            tokenizer_adds=tokenizer_adds,
             origin=origin,
         )
 
@@ -58,7 +63,8 @@ class BosPolicy:
         return asdict(self)
 
 
-def _prefix(tokenizer: Any, config: Any) -> tuple[int | None, str]:
+def _find_prefix(tokenizer: Any, config: Any) -> tuple[int | None, str]:
+    """Return the token that stands before an empty context, and where it was found."""
     config = getattr(config, "text_config", None) or config
     for origin, owner, name in (
         ("tokenizer's BOS token", tokenizer, "bos_token_id"),
@@ -66,11 +72,11 @@ def _prefix(tokenizer: Any, config: Any) -> tuple[int | None, str]:
         ("model config's BOS token", config, "bos_token_id"),
         ("model config's end-of-text token", config, "eos_token_id"),
     ):
-        value = getattr(owner, name, None)
-        if isinstance(value, (list, tuple)):
-            value = value[0] if value else None
-        if value is not None:
-            return int(value), origin
+        token_id = getattr(owner, name, None)
+        if isinstance(token_id, (list, tuple)):
+            token_id = next(iter(token_id), None)
+        if token_id is not None:
+            return int(token_id), origin
     return None, "none: the first token of a text is read, not scored"
 
 
@@ -87,8 +93,8 @@ class Encoder:
         self.max_length = max_length
         self._pairs: dict[tuple[str, str], Pair] = {}
         self._texts: dict[tuple[str, bool], Ids] = {}
-        self._held = 0
-        self._fast = _fast_backend(tokenizer)
+        self._cached_tokens = 0
+        self._rust_tokenizer = _find_rust_tokenizer(tokenizer)
 
     def prompt(self, text: str) -> Ids:
         """Ids of a text that a model continues, with BOS where the policy asks for it."""
@@ -96,16 +102,14 @@ class Encoder:
 
     def prompts(self, texts: Sequence[str]) -> list[Ids]:
         """Ids of many prompts in one call of the tokenizer."""
-        return self._remembered(texts, special=True)
+        return self._encode_cached(texts, special=True)
 
     def documents(self, texts: Sequence[str]) -> list[Ids]:
         """Ids of texts to be predicted as a whole; the BOS of their windows is added by whoever cuts them."""
         if not self.bos.required:
-            return self._remembered(texts, special=True)
-        start = self.bos.prefix_id
-        return [
-            ids[1:] if ids[:1] == [start] else ids for ids in self._remembered(texts, special=False)
-        ]
+            return self._encode_cached(texts, special=True)
+        encoded = self._encode_cached(texts, special=False)
+        return [self._without_prefix(ids) for ids in encoded]
 
     def continuations(self, pairs: Sequence[tuple[str, str]]) -> list[Pair]:
         """Split each (context, continuation) as lm-eval does.
@@ -114,23 +118,38 @@ class Encoder:
         cut after as many tokens as the context has alone. An empty context becomes the prefix token. Where a single
         token spans the boundary and nothing would be left to score, the cut moves to the last token both agree on.
         """
-        known = {pair: self._pairs[pair] for pair in pairs if pair in self._pairs}
-        new = [pair for pair in dict.fromkeys(pairs) if pair not in known]
-        split = [_move_spaces(*pair) for pair in new]
-        contexts = self._remembered([context for context, _ in split if context], special=True)
-        wholes = self._encode([context + rest for context, rest in split if context], special=True)
-        bare = self._encode([rest for context, rest in split if not context], special=False)
-        with_context = iter(zip(contexts, wholes, strict=True))
-        without_context = iter(bare)
-        for pair, (context, _) in zip(new, split, strict=True):
-            known[pair] = (
-                self._cut(*next(with_context))
-                if context
-                else self._after_start(next(without_context))
-            )
-        self._make_room(sum(len(known[pair][1]) for pair in new))
-        self._pairs |= {pair: known[pair] for pair in new}
-        return [known[pair] for pair in pairs]
+        ids_by_pair = {pair: self._pairs[pair] for pair in pairs if pair in self._pairs}
+        new_pairs = [pair for pair in dict.fromkeys(pairs) if pair not in ids_by_pair]
+        split_pairs = self._split_pairs(new_pairs)
+        new_ids = dict(zip(new_pairs, split_pairs, strict=True))
+        self._make_room(sum(len(continuation) for _, continuation in split_pairs))
+        self._pairs |= new_ids
+        ids_by_pair |= new_ids
+        return [ids_by_pair[pair] for pair in pairs]
+
+    def _split_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[Pair]:
+        """Tokenise pairs that are not cached, in as few calls of the tokenizer as possible, and cut them."""
+        moved_pairs = [_move_spaces(context, continuation) for context, continuation in pairs]
+        contexts: list[str] = []
+        full_texts: list[str] = []
+        texts_without_context: list[str] = []
+        for context, continuation in moved_pairs:
+            if context:
+                contexts.append(context)
+                full_texts.append(context + continuation)
+            else:
+                texts_without_context.append(continuation)
+        context_ids = iter(self._encode_cached(contexts, special=True))
+        full_ids = iter(self._encode(full_texts, special=True))
+        ids_without_context = iter(self._encode(texts_without_context, special=False))
+        split_pairs: list[Pair] = []
+        for context, _ in moved_pairs:
+            if context:
+                split_pair = self._cut_after_context(next(context_ids), next(full_ids))
+            else:
+                split_pair = self._cut_after_prefix(next(ids_without_context))
+            split_pairs.append(split_pair)
+        return split_pairs
 
     def fit(self, context: Ids, continuation: Ids) -> tuple[Ids, bool]:
         """Cut a sequence from the left so that all but its last token fit the model; say whether anything was lost.
@@ -140,11 +159,8 @@ class Encoder:
         sequence = context + continuation
         if len(sequence) <= self.max_length + 1:
             return sequence, False
-        if (
-            self.bos.required
-            and sequence[0] == self.bos.prefix_id
-            and len(continuation) < self.max_length
-        ):
+        starts_with_bos = self.bos.required and sequence[0] == self.bos.prefix_id
+        if starts_with_bos and len(continuation) < self.max_length:
             return [sequence[0], *sequence[-self.max_length :]], True
         return sequence[-(self.max_length + 1) :], True
 
@@ -162,76 +178,92 @@ class Encoder:
         if tokens >= FEWEST_TOKENS and unknown_tokens >= UNKNOWN_SHARE * tokens:
             raise unknown_words_error(unknown_tokens, tokens)
 
-    def _cut(self, context: Ids, whole: Ids) -> Pair:
-        rest = whole[len(context) :]
-        if rest or whole == context:
-            return context, rest
-        agreed = min(count_common_prefix(context, whole), len(whole) - 1)
-        return (whole[:agreed], whole[agreed:]) if agreed > 0 else self._after_start(whole)
+    def _cut_after_context(self, context: Ids, full: Ids) -> Pair:
+        """Cut the ids of context and continuation after as many tokens as the context has alone."""
+        continuation = full[len(context) :]
+        if continuation or full == context:
+            return context, continuation
+        agreed = min(count_common_prefix(context, full), len(full) - 1)
+        if agreed > 0:
+            return full[:agreed], full[agreed:]
+        return self._cut_after_prefix(full)
 
-    def _after_start(self, ids: Ids) -> Pair:
-        prefix = self.bos.prefix_id
-        if prefix is None or ids[:1] == [prefix]:
+    def _cut_after_prefix(self, ids: Ids) -> Pair:
+        """Let a text without a context follow the prefix token, or its own first token where there is none."""
+        prefix_id = self.bos.prefix_id
+        if prefix_id is None or ids[:1] == [prefix_id]:
             return ids[:1], ids[1:]
-        return [prefix], ids
+        return [prefix_id], ids
 
-    def _remembered(self, texts: Sequence[str], *, special: bool) -> list[Ids]:
-        known = {
-            text: self._texts[text, special] for text in texts if (text, special) in self._texts
-        }
-        new = [text for text in dict.fromkeys(texts) if text not in known]
-        known |= dict(zip(new, self._encode(new, special=special), strict=True))
-        self._make_room(sum(len(known[text]) for text in new))
-        self._texts |= {(text, special): known[text] for text in new}
-        return [known[text] for text in texts]
+    def _without_prefix(self, ids: Ids) -> Ids:
+        """Return a text's ids without the prefix token at their beginning."""
+        if ids[:1] == [self.bos.prefix_id]:
+            return ids[1:]
+        return ids
+
+    def _encode_cached(self, texts: Sequence[str], *, special: bool) -> list[Ids]:
+        """Return the ids of texts, tokenising only those that are not cached."""
+        ids_by_text: dict[str, Ids] = {}
+        for text in texts:
+            cached_ids = self._texts.get((text, special))
+            if cached_ids is not None:
+                ids_by_text[text] = cached_ids
+        new_texts = [text for text in dict.fromkeys(texts) if text not in ids_by_text]
+        new_ids = self._encode(new_texts, special=special)
+        self._make_room(sum(len(ids) for ids in new_ids))
+        for text, ids in zip(new_texts, new_ids, strict=True):
+            ids_by_text[text] = ids
+            self._texts[text, special] = ids
+        return [ids_by_text[text] for text in texts]
 
     def _make_room(self, tokens: int) -> None:
         """Forget everything where so many tokens more would be too many; whoever needs them still has them in hand."""
-        if self._held + tokens > CACHED_TOKENS:
+        if self._cached_tokens + tokens > CACHED_TOKENS:
             self._texts.clear()
             self._pairs.clear()
-            self._held = 0
-        self._held += tokens
+            self._cached_tokens = 0
+        self._cached_tokens += tokens
 
     def _encode(self, texts: Sequence[str], *, special: bool) -> list[Ids]:
         """Tokenise; a text that already starts with the BOS string (a chat template's) never gets a second one."""
         if not texts:
             return []
-        start = self.bos.prefix_text
-        plain = [not special or (start is not None and text.startswith(start)) for text in texts]
+        with_special: list[int] = []
+        without_special: list[int] = []
+        for index, text in enumerate(texts):
+            if special and not self._starts_with_prefix_text(text):
+                with_special.append(index)
+            else:
+                without_special.append(index)
         result: list[Ids] = [[] for _ in texts]
         with spending("tokenise"):
-            for without in (False, True):
-                places = [i for i, flag in enumerate(plain) if flag is without]
-                for i, ids in zip(
-                    places, self._call([texts[i] for i in places], special=not without), strict=True
-                ):
-                    result[i] = ids
+            for indices, adds_special in ((with_special, True), (without_special, False)):
+                encoded = self._encode_alike([texts[i] for i in indices], special=adds_special)
+                for index, ids in zip(indices, encoded, strict=True):
+                    result[index] = ids
         return result
 
-    def _call(self, texts: list[str], *, special: bool) -> Iterable[Ids]:
+    def _starts_with_prefix_text(self, text: str) -> bool:
+        """Tell whether a text begins with the prefix token written out."""
+        prefix_text = self.bos.prefix_text
+        return prefix_text is not None and text.startswith(prefix_text)
+
+    def _encode_alike(self, texts: list[str], *, special: bool) -> list[Ids]:
+        """Tokenise texts that all get special tokens, or none of them."""
         if not texts:
             return []
-        # no tokenizer takes lone surrogates
-        clean = [
-            text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
-            for text in texts
-        ]
-        encoded = self._ask_tokenizer(clean, special)
-        if (
-            special
-            and self.bos.required
-            and not self.bos.tokenizer_adds
-            and self.bos.prefix_id is not None
-        ):
-            return [[self.bos.prefix_id, *ids] for ids in encoded]
+        encoded = self._ask_tokenizer([_replace_surrogates(text) for text in texts], special)
+        prefix_id = self.bos.prefix_id
+        lacks_bos = self.bos.required and not self.bos.tokenizer_adds
+        if special and lacks_bos and prefix_id is not None:
+            return [[prefix_id, *ids] for ids in encoded]
         return encoded
 
     def _ask_tokenizer(self, texts: list[str], special: bool) -> list[Ids]:
         """Return the tokenizer's ids; where its Rust code panics, which is no ``Exception``, the model is to blame."""
         try:
-            if self._fast:
-                return _encode_fast(self._fast, texts, special)
+            if self._rust_tokenizer:
+                return _encode_fast(self._rust_tokenizer, texts, special)
             return _encode_slow(self.tokenizer, texts, special)
         except (Exception, *INTERRUPTS):
             raise
@@ -239,7 +271,15 @@ class Encoder:
             raise ModelError(f"its tokenizer breaks down: {first_line(panic)}") from panic
 
 
+def _replace_surrogates(text: str) -> str:
+    """Return a text without lone surrogates, which no tokenizer takes."""
+    if text.isascii():
+        return text
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 def _encode_slow(tokenizer: Any, texts: list[str], special: bool) -> list[Ids]:
+    """Tokenise with transformers' tokenizer."""
     encoded = tokenizer(
         texts, add_special_tokens=special, padding=False, truncation=False, verbose=False
     )
@@ -247,24 +287,29 @@ def _encode_slow(tokenizer: Any, texts: list[str], special: bool) -> list[Ids]:
 
 
 def _encode_fast(backend: Any, texts: list[str], special: bool) -> list[Ids]:
+    """Tokenise with the Rust tokenizer."""
     backend.no_truncation()
     backend.no_padding()
     return [entry.ids for entry in backend.encode_batch_fast(texts, add_special_tokens=special)]
 
 
-def _fast_backend(tokenizer: Any) -> Any:
+def _find_rust_tokenizer(tokenizer: Any) -> Any:
     """Return the Rust tokenizer beneath, where it alone decides the ids; asking it directly is three times faster."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or not hasattr(backend, "encode_batch_fast"):
         return None
-    probe = ["Answer: 42", " a\n\nB", "naïve 🙂 東京", *tokenizer.all_special_tokens[:4]]
+    special_tokens = tokenizer.all_special_tokens[:4]
+    probe_texts = ["Answer: 42", " a\n\nB", "naïve 🙂 東京", *special_tokens]
     for special in (True, False):
-        if _encode_fast(backend, probe, special) != _encode_slow(tokenizer, probe, special):
+        fast_ids = _encode_fast(backend, probe_texts, special)
+        slow_ids = _encode_slow(tokenizer, probe_texts, special)
+        if fast_ids != slow_ids:
             return None
     return backend
 
 
 def _move_spaces(context: str, continuation: str) -> tuple[str, str]:
+    """Move the spaces at the end of a context to the beginning of its continuation."""
     stripped = context.rstrip()
     return stripped, context[len(stripped) :] + continuation
 
