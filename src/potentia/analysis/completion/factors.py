@@ -20,7 +20,7 @@ What the factor model says of cells: their joint normal distribution given the k
 Given the abilities, the rest of a task is predicted from the rests of the measured models of the same lineage (and
 through the task's mean from all of them): z_t = A_t·(Λf)_t + G_t·y_t + e_t with gain G_t = R_t·(R_t + excess)⁻¹,
 A_t = I − G_t and e_t ~ N(0, A_t·R_t). So the covariance of any two cells is a product of small matrices, and a matrix
-of 500 × 40 cells needs no 20,000 × 20,000 one. ``Posterior`` answers for the rows of the study alone.
+of 500 × 40 cells needs no 20,000 × 20,000 one. ``CellPosterior`` answers for the rows of the study alone.
 """
 
 from __future__ import annotations
@@ -69,10 +69,12 @@ class FactorProblem:
     def select_rows(self, rows: npt.NDArray[np.intp]) -> FactorProblem:
         """Return the problem of these rows alone."""
         square = np.ix_(rows, rows)
-        by_row = {name: getattr(self, name)[rows] for name in ("z", "excess", "mean", "own")}
         return replace(
             self,
-            **by_row,
+            z=self.z[rows],
+            excess=self.excess[rows],
+            mean=self.mean[rows],
+            own=self.own[rows],
             kin=self.kin[square],
             grams=np.stack([gram[square] for gram in self.grams]),
         )
@@ -93,13 +95,13 @@ class FactorWeights:
     kernels: Floats  # (factors, parts)
 
     def pack(self) -> Floats:
-        """Return all as one unbounded vector."""
-        share = np.log(self.kin / (1.0 - self.kin))
+        """Return all weights as one unbounded vector."""
+        kin_logit = np.log(self.kin / (1.0 - self.kin))
         parts = (
             self.loadings.ravel(),
             np.log(self.rest),
             np.log(self.own),
-            [share],
+            [kin_logit],
             np.log(self.kernels).ravel(),
         )
         return np.concatenate(parts)
@@ -107,14 +109,19 @@ class FactorWeights:
     @classmethod
     def unpack(cls, vector: Floats, tasks: int, factors: int) -> FactorWeights:
         """Undo ``pack``."""
-        a = tasks * factors
-        rest = np.clip(vector[a:], -30.0, 30.0)
+        loading_count = tasks * factors
+        loadings = vector[:loading_count]
+        logarithms = np.clip(vector[loading_count:], -30.0, 30.0)
+        log_rest = logarithms[:tasks]
+        log_own = logarithms[tasks : 2 * tasks]
+        kin_logit = logarithms[2 * tasks]
+        log_kernels = logarithms[2 * tasks + 1 :]
         return cls(
-            loadings=vector[:a].reshape(tasks, factors),
-            rest=np.exp(rest[:tasks]),
-            own=np.exp(rest[tasks : 2 * tasks]),
-            kin=float(1.0 / (1.0 + np.exp(-rest[2 * tasks]))),
-            kernels=np.exp(rest[2 * tasks + 1 :]).reshape(factors, -1),
+            loadings=loadings.reshape(tasks, factors),
+            rest=np.exp(log_rest),
+            own=np.exp(log_own),
+            kin=float(1.0 / (1.0 + np.exp(-kin_logit))),
+            kernels=np.exp(log_kernels).reshape(factors, -1),
         )
 
 
@@ -135,96 +142,136 @@ def solve_abilities(problem: FactorProblem, weights: FactorWeights) -> FactorSol
     """Condition the abilities on the known scores."""
     models, tasks = problem.z.shape
     factors = weights.loadings.shape[1]
-    known, y = problem.known, np.nan_to_num(problem.z)
+    known = problem.known
+    scores = np.nan_to_num(problem.z)
     rest = rest_covariance(problem, weights)
     inverse = np.zeros((tasks, models, models))
     evidence = 0.0
-    for t in range(tasks):
-        seen = np.flatnonzero(known[:, t])
-        if len(seen):
-            block = rest[t][np.ix_(seen, seen)] + np.diag(problem.excess[seen, t] + JITTER)
-            inverse[t][np.ix_(seen, seen)], determinant = _inverse(block)
-            evidence -= 0.5 * determinant
+    for task in range(tasks):
+        measured = np.flatnonzero(known[:, task])
+        if len(measured) == 0:
+            continue
+        square = np.ix_(measured, measured)
+        covariance = rest[task][square] + np.diag(problem.excess[measured, task] + JITTER)
+        inverse[task][square], log_determinant = _invert(covariance)
+        evidence -= 0.5 * log_determinant
     kernels = np.tensordot(weights.kernels, problem.grams, 1) + JITTER * np.eye(models)
     prior = np.empty_like(kernels)
-    for k in range(factors):
-        prior[k], determinant = _inverse(kernels[k])
-        evidence -= 0.5 * determinant
-    pairs = _pairs(weights.loadings)  # (tasks, factors²)
-    precision = (pairs.T @ inverse.reshape(tasks, -1)).reshape(factors, factors, models, models)
-    precision = np.ascontiguousarray(
-        precision.transpose(0, 2, 1, 3)
-    )  # (factors, models, factors, models)
-    for k in range(factors):
-        precision[k, :, k, :] += prior[k]
-    weighted = np.einsum("tij,jt->ti", inverse, y)
-    right = weights.loadings.T @ weighted  # (factors, models)
-    right[0] += prior[0] @ problem.mean
+    for factor in range(factors):
+        prior[factor], log_determinant = _invert(kernels[factor])
+        evidence -= 0.5 * log_determinant
+    loading_products = _multiply_loadings(weights.loadings)  # (tasks, factors²)
+    flat_precision = loading_products.T @ inverse.reshape(tasks, -1)
+    precision_by_factors = flat_precision.reshape(factors, factors, models, models)
+    # (factors, models, factors, models)
+    precision = np.ascontiguousarray(precision_by_factors.transpose(0, 2, 1, 3))
+    for factor in range(factors):
+        precision[factor, :, factor, :] += prior[factor]
+    weighted_scores = np.einsum("tij,jt->ti", inverse, scores)
+    right_side = weights.loadings.T @ weighted_scores  # (factors, models)
+    right_side[0] += prior[0] @ problem.mean
     size = factors * models
-    cov, determinant = _inverse(precision.reshape(size, size))
-    mean = cov @ right.ravel()
-    evidence -= 0.5 * determinant
-    evidence -= 0.5 * float(
-        np.einsum("ti,it->", weighted, y) + problem.mean @ prior[0] @ problem.mean
-    )
-    evidence += 0.5 * float(right.ravel() @ mean)
+    cov, log_determinant = _invert(precision.reshape(size, size))
+    mean = cov @ right_side.ravel()
+    evidence -= 0.5 * log_determinant
+    score_square = np.einsum("ti,it->", weighted_scores, scores)
+    prior_square = problem.mean @ prior[0] @ problem.mean
+    evidence -= 0.5 * float(score_square + prior_square)
+    evidence += 0.5 * float(right_side.ravel() @ mean)
     return FactorSolution(
-        weights, rest, inverse, prior, mean.reshape(factors, models), cov, evidence
+        weights=weights,
+        rest=rest,
+        inverse=inverse,
+        prior=prior,
+        mean=mean.reshape(factors, models),
+        cov=cov,
+        evidence=evidence,
     )
 
 
 def rest_covariance(problem: FactorProblem, weights: FactorWeights) -> Floats:
-    """R_t of every task: (tasks, models, models)."""
-    kin = (1.0 - weights.kin) * np.eye(len(problem.z)) + weights.kin * problem.kin
-    own = problem.own.T[:, :, None] * problem.own.T[:, None, :]
+    """Return R_t of every task: (tasks, models, models)."""
+    lineage = _lineage_covariance(problem, weights)
+    own_scores = problem.own.T
+    own_products = own_scores[:, :, None] * own_scores[:, None, :]
     bend = (problem.mean**2 - np.mean(problem.mean**2)) / np.sqrt(2.0)
     common = TILT * np.outer(problem.mean, problem.mean) + BEND * np.outer(bend, bend)
-    rest, share, level = (
-        x[:, None, None] for x in (weights.rest, weights.own, problem.level_variance)
-    )
-    return np.asarray(rest * kin + share * own + level + common)
+    rest = weights.rest[:, None, None]
+    own = weights.own[:, None, None]
+    level = problem.level_variance[:, None, None]
+    return np.asarray(rest * lineage + own * own_products + level + common)
+
+
+def _lineage_covariance(problem: FactorProblem, weights: FactorWeights) -> Floats:
+    """Return (1 − ρ)·I + ρ·lineage: (models, models)."""
+    models = len(problem.z)
+    return np.asarray((1.0 - weights.kin) * np.eye(models) + weights.kin * problem.kin)
 
 
 def fit_weights(problem: FactorProblem) -> FactorWeights:
-    """Find the weights; of many rows, those with the most known scores speak."""
+    """Find the weights; of many rows, those with the most known scores are used."""
+    part = problem.select_rows(_choose_rows(problem))
+    tasks = problem.z.shape[1]
+    complete_rows = int(part.known.all(axis=1).sum())
+    if complete_rows > WHOLE_ROWS:
+        factors = FACTORS
+        iterations = ITERATIONS
+    else:
+        factors = COLD_FACTORS
+        iterations = COLD_ITERATIONS
+    factors = min(factors, max(tasks, 1))
+    start = _choose_start(part, factors)
+    best = minimize(
+        _objective,
+        start.pack(),
+        (part, factors),
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": iterations, "maxcor": 20},
+    )
+    return FactorWeights.unpack(best.x, tasks, factors)
+
+
+def _choose_rows(problem: FactorProblem) -> npt.NDArray[np.intp]:
+    """Return the rows that the weights are learned from; ties in the number of known scores are broken by chance."""
     rows = np.flatnonzero(problem.known.any(axis=1))
-    if len(rows) > MOST_ROWS:
-        count = problem.known[rows].sum(axis=1) + np.random.default_rng(0).random(len(rows))
-        rows = np.sort(rows[np.argsort(-count)[:MOST_ROWS]])
-    part = (
-        problem.select_rows(rows)
-        if len(rows)
-        else problem.select_rows(np.arange(min(len(problem.z), 2)))
-    )
-    tasks = problem.z.shape[1]
-    warm = int(part.known.all(axis=1).sum()) > WHOLE_ROWS
-    factors, iterations = (FACTORS, ITERATIONS) if warm else (COLD_FACTORS, COLD_ITERATIONS)
-    first = _start(part, min(factors, max(tasks, 1)))
-    args, options = (part, first.loadings.shape[1]), {"maxiter": iterations, "maxcor": 20}
-    best = minimize(_objective, first.pack(), args, jac=True, method="L-BFGS-B", options=options)
-    return FactorWeights.unpack(best.x, tasks, first.loadings.shape[1])
+    if len(rows) == 0:
+        return np.arange(min(len(problem.z), 2))
+    if len(rows) <= MOST_ROWS:
+        return rows
+    tie_breaks = np.random.default_rng(0).random(len(rows))
+    known_counts = problem.known[rows].sum(axis=1) + tie_breaks
+    fullest = np.argsort(-known_counts)[:MOST_ROWS]
+    return np.sort(rows[fullest])
 
 
-def _start(problem: FactorProblem, factors: int) -> FactorWeights:
-    """Loadings of the principal components where enough rows are whole, else one common ability."""
+def _choose_start(problem: FactorProblem, factors: int) -> FactorWeights:
+    """Return loadings of the principal components where enough rows are complete, else one common ability."""
     tasks = problem.z.shape[1]
-    whole = problem.z[problem.known.all(axis=1)]
-    loadings = np.random.default_rng(0).normal(scale=0.05, size=(tasks, factors))
-    loadings[:, 0] = LOADING
-    if len(whole) > WHOLE_ROWS and tasks > factors:
-        values, vectors = np.linalg.eigh(whole.T @ whole / len(whole))
-        values, vectors = values[::-1], vectors[:, ::-1]
-        vectors = vectors * np.where(vectors.sum(axis=0) < 0, -1.0, 1.0)
-        loadings = vectors[:, :factors] * np.sqrt(
-            np.maximum(values[:factors] - values[factors:].mean(), 0.01)
-        )
+    complete = problem.z[problem.known.all(axis=1)]
+    if len(complete) > WHOLE_ROWS and tasks > factors:
+        loadings = _principal_loadings(complete, factors)
+    else:
+        loadings = np.random.default_rng(0).normal(scale=0.05, size=(tasks, factors))
+        loadings[:, 0] = LOADING
     return FactorWeights(
-        loadings,
-        np.full(tasks, REST),
-        np.full(tasks, OWN),
-        KIN,
-        _kernels(factors, len(problem.grams)),
+        loadings=loadings,
+        rest=np.full(tasks, REST),
+        own=np.full(tasks, OWN),
+        kin=KIN,
+        kernels=_expected_kernels(factors, len(problem.grams)),
     )
+
+
+def _principal_loadings(scores: Floats, factors: int) -> Floats:
+    """Return the loadings of the first principal components, less the mean variance of the others."""
+    ascending_values, ascending_vectors = np.linalg.eigh(scores.T @ scores / len(scores))
+    values = ascending_values[::-1]
+    vectors = ascending_vectors[:, ::-1]
+    signs = np.where(vectors.sum(axis=0) < 0, -1.0, 1.0)
+    vectors = vectors * signs
+    variances = np.maximum(values[:factors] - values[factors:].mean(), 0.01)
+    return np.asarray(vectors[:, :factors] * np.sqrt(variances))
 
 
 def _objective(vector: Floats, problem: FactorProblem, factors: int) -> tuple[float, Floats]:
@@ -235,88 +282,111 @@ def _objective(vector: Floats, problem: FactorProblem, factors: int) -> tuple[fl
         solved = solve_abilities(problem, weights)
     except np.linalg.LinAlgError:  # a step too far: the search turns back
         return 1e12, np.zeros_like(vector)
-    known, y = problem.known, np.nan_to_num(problem.z)
-    lam, mean = weights.loadings, solved.mean
+    scores = np.nan_to_num(problem.z)
+    loadings = weights.loadings
+    mean = solved.mean
     cov = solved.cov.reshape(factors, models, factors, models)
-    left = np.where(known.T, y.T - lam @ mean, 0.0)  # (tasks, models)
-    blocks = np.ascontiguousarray(cov.transpose(0, 2, 1, 3)).reshape(
-        factors**2, -1
-    )  # (factors², models²)
-    precise = solved.inverse
-    moment = (precise.reshape(tasks, -1) @ blocks.T).reshape(tasks, factors, factors)
-    moment += np.einsum("ai,tij,bj->tab", mean, precise, mean, optimize=True)
-    weighted = np.einsum("tij,jt->ti", precise, y)
-    by_loadings = weighted @ mean.T - np.einsum("tab,tb->ta", moment, lam)
-    second = (_pairs(lam) @ blocks).reshape(tasks, models, models) + left[:, :, None] * left[
-        :, None, :
-    ]
-    by_cov = 0.5 * (precise @ second @ precise - precise)  # of R_t
-    kin = (1.0 - weights.kin) * np.eye(models) + weights.kin * problem.kin
-    by_rest = weights.rest * np.tensordot(by_cov, kin, 2)
-    by_kin = float(weights.rest @ np.tensordot(by_cov, problem.kin - np.eye(models), 2))
+    residuals = np.where(problem.known.T, scores.T - loadings @ mean, 0.0)  # (tasks, models)
+    blocks = _covariance_blocks(cov)
+    inverse = solved.inverse
+    moment = (inverse.reshape(tasks, -1) @ blocks.T).reshape(tasks, factors, factors)
+    moment += np.einsum("ai,tij,bj->tab", mean, inverse, mean, optimize=True)
+    weighted_scores = np.einsum("tij,jt->ti", inverse, scores)
+    by_loadings = weighted_scores @ mean.T - np.einsum("tab,tb->ta", moment, loadings)
+    ability_covariance = (_multiply_loadings(loadings) @ blocks).reshape(tasks, models, models)
+    second_moment = ability_covariance + residuals[:, :, None] * residuals[:, None, :]
+    by_rest_covariance = 0.5 * (inverse @ second_moment @ inverse - inverse)  # of R_t
+    lineage = _lineage_covariance(problem, weights)
+    by_rest = weights.rest * np.tensordot(by_rest_covariance, lineage, 2)
+    lineage_change = problem.kin - np.eye(models)
+    by_kin = float(weights.rest @ np.tensordot(by_rest_covariance, lineage_change, 2))
     by_own = weights.own * np.einsum(
-        "it,tij,jt->t", problem.own, by_cov, problem.own, optimize=True
+        "it,tij,jt->t", problem.own, by_rest_covariance, problem.own, optimize=True
     )
-    by_kernels = np.empty_like(weights.kernels)
-    for k in range(factors):
-        centred = mean[k] - (problem.mean if k == 0 else 0.0)
-        about = np.outer(centred, centred) + cov[k, :, k, :]
-        change = 0.5 * (solved.prior[k] @ about @ solved.prior[k] - solved.prior[k])
-        by_kernels[k] = weights.kernels[k] * np.tensordot(problem.grams, change, 2)
+    by_kernels = _differentiate_kernels(problem, solved)
+    by_kin_logit = by_kin * weights.kin * (1.0 - weights.kin)
     gradient = np.concatenate(
-        [
-            by_loadings.ravel(),
-            by_rest,
-            by_own,
-            [by_kin * weights.kin * (1.0 - weights.kin)],
-            by_kernels.ravel(),
-        ]
+        [by_loadings.ravel(), by_rest, by_own, [by_kin_logit], by_kernels.ravel()]
     )
-    belief, slope = _log_prior(vector, weights)
-    return -(solved.evidence + belief), -(gradient + slope)
+    log_prior, prior_gradient = _log_prior(vector, weights)
+    return -(solved.evidence + log_prior), -(gradient + prior_gradient)
+
+
+def _differentiate_kernels(problem: FactorProblem, solved: FactorSolution) -> Floats:
+    """Return the gradient of the evidence by the logarithms of the kernel weights: (factors, parts)."""
+    kernels = solved.weights.kernels
+    factors, models = solved.mean.shape
+    cov = solved.cov.reshape(factors, models, factors, models)
+    by_kernels = np.empty_like(kernels)
+    for factor in range(factors):
+        centred = solved.mean[factor]
+        if factor == 0:
+            centred = centred - problem.mean
+        second_moment = np.outer(centred, centred) + cov[factor, :, factor, :]
+        prior = solved.prior[factor]
+        by_kernel = 0.5 * (prior @ second_moment @ prior - prior)
+        by_kernels[factor] = kernels[factor] * np.tensordot(problem.grams, by_kernel, 2)
+    return by_kernels
+
+
+def _covariance_blocks(cov: Floats) -> Floats:
+    """Return the covariance of the abilities by pairs of factors: (factors², models²)."""
+    factors = len(cov)
+    by_factors = np.ascontiguousarray(cov.transpose(0, 2, 1, 3))
+    return np.asarray(by_factors.reshape(factors**2, -1))
 
 
 def _log_prior(vector: Floats, weights: FactorWeights) -> tuple[float, Floats]:
-    """Weak beliefs: one common ability, small rests, kernel parts of a few per cent each."""
+    """Return the log density of weak beliefs, and its gradient.
+
+    The beliefs are one common ability, small rests, and kernel parts of a few per cent each.
+    """
     tasks, factors = weights.loadings.shape
-    centre, spread = np.zeros(factors), np.full(factors, FURTHER_SPREAD)
-    centre[0], spread[0] = LOADING, LOADING_SPREAD
-    off = (weights.loadings - centre) / spread
-    log_rest = np.log(weights.rest)
-    a, b = tasks * factors, tasks * factors + tasks
-    kernels = np.log(_kernels(*weights.kernels.shape)).ravel()
-    start = np.concatenate([np.full(tasks, np.log(OWN)), [np.log(KIN / (1 - KIN))], kernels])
-    others = vector[b:] - start
-    width = np.concatenate([np.ones(tasks + 1), np.full(len(kernels), KERNEL_SPREAD)])
-    value = -0.5 * float((off**2).sum()) - 0.5 * float(((others / width) ** 2).sum())
-    value -= REST_WEIGHT * float((log_rest + REST / weights.rest).sum())
-    slope = np.empty_like(vector)
-    slope[:a] = (-off / spread).ravel()
-    slope[a:b] = -REST_WEIGHT * (1.0 - REST / weights.rest)
-    slope[b:] = -others / width**2
-    return value, slope
+    centre = np.zeros(factors)
+    centre[0] = LOADING
+    spread = np.full(factors, FURTHER_SPREAD)
+    spread[0] = LOADING_SPREAD
+    loading_errors = (weights.loadings - centre) / spread
+    loading_end = tasks * factors
+    rest_end = loading_end + tasks
+    log_own = np.full(tasks, np.log(OWN))
+    kin_logit = np.log(KIN / (1 - KIN))
+    log_kernels = np.log(_expected_kernels(*weights.kernels.shape)).ravel()
+    other_errors = vector[rest_end:] - np.concatenate([log_own, [kin_logit], log_kernels])
+    other_spread = np.concatenate([np.ones(tasks + 1), np.full(len(log_kernels), KERNEL_SPREAD)])
+    loading_square = float((loading_errors**2).sum())
+    other_square = float(((other_errors / other_spread) ** 2).sum())
+    log_prior = -0.5 * loading_square - 0.5 * other_square
+    log_prior -= REST_WEIGHT * float((np.log(weights.rest) + REST / weights.rest).sum())
+    gradient = np.empty_like(vector)
+    gradient[:loading_end] = (-loading_errors / spread).ravel()
+    gradient[loading_end:rest_end] = -REST_WEIGHT * (1.0 - REST / weights.rest)
+    gradient[rest_end:] = -other_errors / other_spread**2
+    return log_prior, gradient
 
 
-def _kernels(factors: int, parts: int) -> Floats:
-    """Kernel weights to start from and to shrink to."""
+def _expected_kernels(factors: int, parts: int) -> Floats:
+    """Return the kernel weights to start from and to shrink to."""
     weights = np.full((factors, parts), FURTHER_KERNEL)
     weights[0] = KERNEL
     return weights
 
 
-def _pairs(loadings: Floats) -> Floats:
-    """Products of every two loadings of a task: (tasks, factors²)."""
-    return np.asarray((loadings[:, :, None] * loadings[:, None, :]).reshape(len(loadings), -1))
+def _multiply_loadings(loadings: Floats) -> Floats:
+    """Return the products of every two loadings of a task: (tasks, factors²)."""
+    products = loadings[:, :, None] * loadings[:, None, :]
+    return np.asarray(products.reshape(len(loadings), -1))
 
 
-def _inverse(matrix: Floats) -> tuple[Floats, float]:
-    """Inverse and log determinant of a positive definite matrix."""
-    factor, failed = lapack.dpotrf(matrix, lower=1)
+def _invert(matrix: Floats) -> tuple[Floats, float]:
+    """Return the inverse and the log determinant of a positive definite matrix."""
+    cholesky_factor, failed = lapack.dpotrf(matrix, lower=1)
     if failed:
         raise np.linalg.LinAlgError("a covariance is not positive definite")
-    half, _ = lapack.dpotri(factor, lower=1)
-    lower = np.tril(half)
-    return lower + np.tril(lower, -1).T, 2.0 * float(np.log(np.diag(factor)).sum())
+    half_inverse, _ = lapack.dpotri(cholesky_factor, lower=1)
+    lower = np.tril(half_inverse)
+    log_determinant = 2.0 * float(np.log(np.diag(cholesky_factor)).sum())
+    return lower + np.tril(lower, -1).T, log_determinant
 
 
 CHUNK = 100  # draws at a time
@@ -337,7 +407,7 @@ class CellPosterior:
     cov: Floats  # (factors, models, factors, models)
 
     def covariance_with(self, weights: Floats) -> tuple[Floats, Floats]:
-        """Of the sums a = Σ_t weights·z of each row: their covariance, and that of each with every cell.
+        """Return the covariance of the rows' sums a = Σ_t weights·z, and that of each sum with every cell.
 
         ``weights`` is (rows, tasks); returns (rows, rows) and (rows, rows, tasks): [i, m, t] = cov(a_i, z(m, t)).
         """
@@ -346,44 +416,50 @@ class CellPosterior:
         sums = np.einsum(
             "it,tij,ta->iaj", weights, self.through, self.loadings, optimize=True
         )  # (rows, factors, models)
-        flat = sums.reshape(rows, factors * models)
-        spread = flat @ self.cov.reshape(factors * models, factors * models)
-        total = spread @ flat.T
-        cells = np.empty((rows, rows, tasks))
-        spread = spread.reshape(rows, factors, models)
-        for t in range(tasks):
-            along = np.einsum("iaj,a->ij", spread, self.loadings[t])
-            cells[:, :, t] = along @ self.through[t].T + weights[:, t][:, None] * self.rest[t]
-            total = total + weights[:, t][:, None] * self.rest[t] * weights[:, t]
-        return 0.5 * (total + total.T), cells
+        flat_sums = sums.reshape(rows, factors * models)
+        flat_with_abilities = flat_sums @ self._flat_covariance()
+        of_sums = flat_with_abilities @ flat_sums.T
+        with_abilities = flat_with_abilities.reshape(rows, factors, models)
+        with_cells = np.empty((rows, rows, tasks))
+        for task in range(tasks):
+            task_weights = weights[:, task]
+            weighted_rest = task_weights[:, None] * self.rest[task]
+            with_ability = np.einsum("iaj,a->ij", with_abilities, self.loadings[task])
+            with_cells[:, :, task] = with_ability @ self.through[task].T + weighted_rest
+            of_sums = of_sums + weighted_rest * task_weights
+        return 0.5 * (of_sums + of_sums.T), with_cells
 
     def covariance_of(self, row: int, task: int) -> Floats:
-        """Covariance of one cell with all: (rows, tasks)."""
+        """Return the covariance of one cell with all: (rows, tasks)."""
         factors, models = self.abilities.shape
-        one = np.multiply.outer(self.loadings[task], self.through[task, row]).ravel()
-        spread = (self.cov.reshape(factors * models, factors * models) @ one).reshape(
-            factors, models
-        )
-        result = np.einsum("tij,tj->it", self.through, self.loadings @ spread)
-        result[:, task] += self.rest[task, row]
-        return np.asarray(result)
+        cell = np.multiply.outer(self.loadings[task], self.through[task, row]).ravel()
+        with_abilities = (self._flat_covariance() @ cell).reshape(factors, models)
+        with_cells = np.einsum("tij,tj->it", self.through, self.loadings @ with_abilities)
+        with_cells[:, task] += self.rest[task, row]
+        return np.asarray(with_cells)
 
     def draw_cells(self, count: int, rng: np.random.Generator) -> Iterator[Floats]:
-        """Joint draws of all cells in chunks of (≤ CHUNK, rows, tasks)."""
+        """Yield joint draws of all cells in chunks of (≤ CHUNK, rows, tasks)."""
         rows, tasks = self.mean.shape
         factors, models = self.abilities.shape
-        half = _root(self.cov.reshape(factors * models, factors * models))
-        rests = [_root(self.rest[t]) for t in range(tasks)]
+        ability_root = _covariance_root(self._flat_covariance())
+        rest_roots = [_covariance_root(self.rest[task]) for task in range(tasks)]
         for start in range(0, count, CHUNK):
             size = min(CHUNK, count - start)
-            f = self.abilities.ravel() + rng.standard_normal((size, factors * models)) @ half.T
-            f = f.reshape(size, factors, models)
+            ability_noise = rng.standard_normal((size, factors * models)) @ ability_root.T
+            flat_abilities = self.abilities.ravel() + ability_noise
+            abilities = flat_abilities.reshape(size, factors, models)
             chunk = np.empty((size, rows, tasks))
-            for t in range(tasks):
-                ability = np.einsum("saj,a->sj", f, self.loadings[t])
-                noise = rng.standard_normal((size, rows)) @ rests[t].T
-                chunk[:, :, t] = self.base[:, t] + ability @ self.through[t].T + noise
+            for task in range(tasks):
+                task_ability = np.einsum("saj,a->sj", abilities, self.loadings[task])
+                noise = rng.standard_normal((size, rows)) @ rest_roots[task].T
+                through = task_ability @ self.through[task].T
+                chunk[:, :, task] = self.base[:, task] + through + noise
             yield chunk
+
+    def _flat_covariance(self) -> Floats:
+        """Return the covariance of the abilities: (factors·models, factors·models)."""
+        return self.cov.reshape(self.abilities.size, self.abilities.size)
 
 
 def predict_cells(
@@ -394,35 +470,48 @@ def predict_cells(
 ) -> CellPosterior:
     """Return the distribution of the cells of ``rows`` × ``tasks``; a known cell is what it is."""
     factors, models = solved.mean.shape
-    known, y = problem.known, np.nan_to_num(problem.z)
+    scores = np.nan_to_num(problem.z)
     cov = solved.cov.reshape(factors, models, factors, models)
-    blocks = np.ascontiguousarray(cov.transpose(0, 2, 1, 3)).reshape(
-        factors**2, -1
-    )  # (factors², models²)
+    blocks = _covariance_blocks(cov)
     loadings = solved.weights.loadings[tasks]
     through = np.empty((len(tasks), len(rows), models))
     rest = np.empty((len(tasks), len(rows), len(rows)))
-    base, mean, variance = (np.empty((len(rows), len(tasks))) for _ in range(3))
+    base = np.empty((len(rows), len(tasks)))
+    mean = np.empty((len(rows), len(tasks)))
+    variance = np.empty((len(rows), len(tasks)))
     common = np.empty(len(tasks))
-    for c, t in enumerate(tasks):
-        gain = solved.rest[t][rows] @ solved.inverse[t]  # (rows, models); zero where unknown
-        through[c] = -gain
-        through[c, np.arange(len(rows)), rows] += 1.0
-        rest[c] = solved.rest[t][np.ix_(rows, rows)] - gain @ solved.rest[t][:, rows]
-        base[:, c] = gain @ y[:, t]
-        mean[:, c] = base[:, c] + through[c] @ (loadings[c] @ solved.mean)
-        spread = (np.multiply.outer(loadings[c], loadings[c]).ravel() @ blocks).reshape(
-            models, models
+    for column, task in enumerate(tasks):
+        task_rest = solved.rest[task]
+        gain = task_rest[rows] @ solved.inverse[task]  # (rows, models); zero where unknown
+        task_through = -gain
+        task_through[np.arange(len(rows)), rows] += 1.0
+        through[column] = task_through
+        rest[column] = task_rest[np.ix_(rows, rows)] - gain @ task_rest[:, rows]
+        base[:, column] = gain @ scores[:, task]
+        mean[:, column] = base[:, column] + through[column] @ (loadings[column] @ solved.mean)
+        loading_products = np.multiply.outer(loadings[column], loadings[column]).ravel()
+        ability_covariance = (loading_products @ blocks).reshape(models, models)
+        through_variance = ((through[column] @ ability_covariance) * through[column]).sum(axis=1)
+        variance[:, column] = through_variance + np.diag(rest[column])
+        mean_through = through[column].mean(axis=0)
+        common[column] = float(
+            mean_through @ ability_covariance @ mean_through + rest[column].mean()
         )
-        variance[:, c] = ((through[c] @ spread) * through[c]).sum(axis=1) + np.diag(rest[c])
-        middle = through[c].mean(axis=0)
-        common[c] = float(middle @ spread @ middle + rest[c].mean())
-    seen = known[np.ix_(rows, tasks)]
-    mean = np.where(seen, y[np.ix_(rows, tasks)], mean)
-    variance = np.where(seen, 0.0, np.maximum(variance, 1e-12))
-    return CellPosterior(mean, variance, common, through, rest, loadings, base, solved.mean, cov)
+    cells = np.ix_(rows, tasks)
+    is_known = problem.known[cells]
+    return CellPosterior(
+        mean=np.where(is_known, scores[cells], mean),
+        variance=np.where(is_known, 0.0, np.maximum(variance, 1e-12)),
+        common=common,
+        through=through,
+        rest=rest,
+        loadings=loadings,
+        base=base,
+        abilities=solved.mean,
+        cov=cov,
+    )
 
 
-def _root(matrix: Floats) -> Floats:
-    """A square root of a covariance that may be singular: measured cells have no variance."""
+def _covariance_root(matrix: Floats) -> Floats:
+    """Return a square root of a covariance that may be singular: measured cells have no variance."""
     return np.asarray(np.linalg.cholesky(matrix + 1e-9 * np.eye(len(matrix))))
