@@ -17,14 +17,12 @@ from types import NoneType
 from typing import Any, Literal, Protocol, get_args, get_origin, get_type_hints
 
 Kind = Literal["task", "text"]  # a task to do, or a text to predict
-Scale = Literal[
-    "share", "percent", "range", "unbounded"
-]  # from 0 to 1, from 0 to 100, between other bounds, without
+# from 0 to 1, from 0 to 100, between other bounds, without bounds
+Scale = Literal["share", "percent", "range", "unbounded"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SCALES: tuple[Scale, ...] = get_args(Scale)
-Guess = Literal[
-    "share", "rest", "zero"
-]  # what guessing scores: its accuracy, 1 − its accuracy, nothing
+# what guessing scores: its accuracy, 1 − its accuracy, nothing
+Guess = Literal["share", "rest", "zero"]
 
 
 def _column(*, stored_as: str, written_as: str) -> dict[str, str]:
@@ -73,8 +71,15 @@ class Metric:
     ) -> Metric:
         """Return a metric with what is known of its name; what is given wins."""
         known = known_metric(name) or cls()
-        up = known.higher_is_better if higher_is_better is None else bool(higher_is_better)
-        return cls(name, up, kind or known.kind, known.scale, chance)
+        if higher_is_better is None:
+            higher_is_better = known.higher_is_better
+        return cls(
+            name=name,
+            higher_is_better=bool(higher_is_better),
+            kind=kind or known.kind,
+            scale=known.scale,
+            chance=chance,
+        )
 
     @property
     def is_text(self) -> bool:
@@ -84,48 +89,70 @@ class Metric:
     @property
     def plain(self) -> str:
         """The name without the filter behind it: ``exact_match|strict-match`` is ``exact_match``."""
-        return re.split(r"[|,]", self.name, maxsplit=1)[0]
+        return _drop_filter(self.name)
 
     @property
     def canonical(self) -> str:
         """The name by which metrics are compared: ``accuracy`` is ``acc``; a filter stays behind it."""
         known = known_metric(self.name)
-        return (
-            self.name
-            if known is None
-            else known.name + self.name.removeprefix(self.plain).replace(",", "|")
-        )
+        if known is None:
+            return self.name
+        filter_suffix = self.name.removeprefix(self.plain).replace(",", "|")
+        return known.name + filter_suffix
 
     @property
     def guess(self) -> Guess | None:
         """What a guess scores by this metric; None where that is not known."""
-        return _GUESS.get(
-            _key(self.plain), None if self.name else "share" if self.higher_is_better else "rest"
-        )
+        key = _normalise_name(self.plain)
+        if key in _GUESS_BY_NAME:
+            return _GUESS_BY_NAME[key]
+        if self.name:
+            return None
+        return "share" if self.higher_is_better else "rest"
 
     def differences(self, other: Metric) -> list[tuple[str, str, str]]:
         """Return what keeps two metrics from being compared; what one of them does not know forbids nothing."""
-        found = [
-            (name, str(one), str(two))
-            for name, what in (("metric", "canonical"), ("kind", "kind"), ("scale", "scale"))
-            if (one := getattr(self, what)) and (two := getattr(other, what)) and one != two
-        ]
+        compared = (
+            ("metric", self.canonical, other.canonical),
+            ("kind", self.kind, other.kind),
+            ("scale", self.scale, other.scale),
+        )
+        differences = []
+        for name, ours, theirs in compared:
+            if ours and theirs and ours != theirs:
+                differences.append((name, str(ours), str(theirs)))
         if self.higher_is_better != other.higher_is_better:
-            words = {True: "higher is better", False: "lower is better"}
-            found.append(("direction", words[self.higher_is_better], words[other.higher_is_better]))
-        return found
+            differences.append(("direction", self._direction, other._direction))
+        return differences
+
+    @property
+    def _direction(self) -> str:
+        return "higher is better" if self.higher_is_better else "lower is better"
 
     def merged(self, other: Metric) -> Metric:
         """Return the metric with what the other knows beyond it."""
         if self == other:
             return self
-        gaps = {
-            what: getattr(other, what)
-            for what in ("name", "kind", "scale", "chance")
-            if not getattr(self, what)
-        }
-        known = {what: value for what, value in gaps.items() if value is not None}
-        return replace(self, **known) if known else self
+        chance = self.chance
+        if not chance and other.chance is not None:
+            chance = other.chance
+        merged = replace(
+            self,
+            name=self.name or other.name,
+            kind=self.kind or other.kind,
+            scale=self.scale or other.scale,
+            chance=chance,
+        )
+        return self if merged == self else merged
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownMetric:
+    """A metric that Potentia knows, under one of its names."""
+
+    key: str
+    metric: Metric
+    guess: Guess | None
 
 
 def _known(
@@ -135,18 +162,25 @@ def _known(
     up: bool = True,
     kind: Kind = "task",
     guess: Guess | None = None,
-) -> list[tuple[str, Metric, Guess | None]]:
+) -> list[_KnownMetric]:
     """Describe metrics, divided by commas: each by its name and the others that it goes by."""
-    names = [metric.split() for metric in metrics.split(",")]
-    return [
-        (_key(name), Metric(first, up, kind, scale), guess)
-        for first, *more in names
-        for name in (first, *more)
-    ]
+    known_metrics = []
+    for names_of_metric in metrics.split(","):
+        names = names_of_metric.split()
+        metric = Metric(name=names[0], higher_is_better=up, kind=kind, scale=scale)
+        for name in names:
+            known_metrics.append(_KnownMetric(_normalise_name(name), metric, guess))
+    return known_metrics
 
 
-def _key(name: str) -> str:
+def _normalise_name(name: str) -> str:
+    """Return the name by which metrics are looked up: in lower case, its words joined by underscores."""
     return re.sub(r"[\s_\-]+", "_", name.strip().casefold()).strip("_")
+
+
+def _drop_filter(name: str) -> str:
+    """Return the name without the filter behind it."""
+    return re.split(r"[|,]", name, maxsplit=1)[0]
 
 
 _KNOWN = (
@@ -185,8 +219,8 @@ _KNOWN = (
         kind="text",
     ),
 )
-_BY_NAME = {name: metric for name, metric, _ in _KNOWN}
-_GUESS = {name: guess for name, _, guess in _KNOWN}
+_METRIC_BY_NAME = {known.key: known.metric for known in _KNOWN}
+_GUESS_BY_NAME = {known.key: known.guess for known in _KNOWN}
 
 # Which metric speaks for a task that has several and says nothing of them.
 PREFERRED = (
@@ -211,9 +245,9 @@ def known_metric(name: str) -> Metric | None:
     """Return what is known of a metric by any of its names, with or without a filter behind it."""
     if not name:
         return None
-    key = _key(re.split(r"[|,]", name, maxsplit=1)[0])
-    if key in _BY_NAME:
-        return _BY_NAME[key]
+    key = _normalise_name(_drop_filter(name))
+    if key in _METRIC_BY_NAME:
+        return _METRIC_BY_NAME[key]
     from potentia.extensions import ExtensionKind, has_extension, load_extension
 
     if has_extension(ExtensionKind.METRIC, key):
@@ -225,7 +259,8 @@ def known_metric(name: str) -> Metric | None:
 def main_metric(available: Iterable[str], usual: str | None = None) -> str | None:
     """Return the metric that speaks for a task: the benchmark's ``usual`` one, else a preferred one, else the first."""
     names = list(available)
-    return next((name for name in (usual, *PREFERRED, *names) if name in names), None)
+    candidates = (usual, *PREFERRED, *names)
+    return next((name for name in candidates if name in names), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,10 +293,12 @@ UNKNOWN = Origin()
 
 
 def _columns_of(part: type[Metric] | type[Origin]) -> tuple[ScoreColumn, ...]:
-    hints = get_type_hints(part)
+    """Return where each field of a metric or an origin is kept."""
+    type_hints = get_type_hints(part)
     columns = []
     for declared in fields(part):
-        kinds = get_args(hints[declared.name]) or (hints[declared.name],)
+        type_hint = type_hints[declared.name]
+        kinds = get_args(type_hint) or (type_hint,)
         is_word = get_origin(kinds[0]) is Literal
         columns.append(
             ScoreColumn(
@@ -308,18 +345,25 @@ def comparable(one: Measured, two: Measured) -> tuple[Difference, ...]:
 
     Every join, mean, pair and sentence asks here. What one side does not know forbids nothing.
     """
-    found = [Difference(*parts) for parts in one.metric.differences(two.metric)]
-    for what, name in (("data", "data"), ("recipe", "recipe"), ("shots", "examples in the prompt")):
-        a, b = getattr(one.origin, what), getattr(two.origin, what)
-        if a is not None and b is not None and a != b:
-            found.append(Difference(name, str(a)[:12], str(b)[:12]))
-    return tuple(found)
+    differences = []
+    for what, in_one, in_two in one.metric.differences(two.metric):
+        differences.append(Difference(what, in_one, in_two))
+    compared_origins: tuple[tuple[str, str | int | None, str | int | None], ...] = (
+        ("data", one.origin.data, two.origin.data),
+        ("recipe", one.origin.recipe, two.origin.recipe),
+        ("examples in the prompt", one.origin.shots, two.origin.shots),
+    )
+    for what, value_of_one, value_of_two in compared_origins:
+        if value_of_one is None or value_of_two is None:
+            continue
+        if value_of_one != value_of_two:
+            differences.append(Difference(what, str(value_of_one)[:12], str(value_of_two)[:12]))
+    return tuple(differences)
 
 
 def recipe_fingerprint(settings: Mapping[str, Any]) -> str | None:
     """Return the fingerprint of how a model is tuned; None where nothing is said."""
     if not any(settings.values()):
         return None
-    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[
-        :32
-    ]
+    text = json.dumps(settings, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
