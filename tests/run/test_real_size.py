@@ -134,7 +134,10 @@ def lowered(monkeypatch: pytest.MonkeyPatch) -> Crossings:
     )
 
     crossings.watch(
-        tokens.Encoder, "_make_room", "texts", lambda _, encoder, count: encoder._cached_tokens == count
+        tokens.Encoder,
+        "_make_room",
+        "texts",
+        lambda _, encoder, count: encoder._cached_tokens == count,
     )
     crossings.watch(
         scorer.Scorer, "_make_sequences", "portions", lambda _, __, start, *___: start > 0

@@ -9,86 +9,112 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from potentia.errors import first_line
 
-_STEP = re.compile(
+_STEP_IN_NAME = re.compile(
     r"(?:checkpoint|ckpt|global[-_]?step|step|iter(?:ation)?)[-_]?(\d+)", re.IGNORECASE
 )
-_TOKENS = re.compile(r"tokens?[-_]?(\d+(?:\.\d+)?)([KMBT])?(?![A-Za-z])", re.IGNORECASE)
-_SIZES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+_TOKENS_IN_NAME = re.compile(r"tokens?[-_]?(\d+(?:\.\d+)?)([KMBT])?(?![A-Za-z])", re.IGNORECASE)
+_TOKEN_UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
 def find_checkpoints(where: str) -> list[dict[str, Any]]:
-    """Return the checkpoints of a folder, or of a hub repository's revisions, in the order of their steps."""
+    """Return the checkpoints of a folder, or of a hub repository's revisions, in the order of their steps.
+
+    Each is a record of a study file: ``step``, ``path``, and ``revision`` and ``tokens`` where they are known.
+    """
     folder = Path(where).expanduser()
     if folder.is_dir():
-        found = [
-            _of_folder(path)
-            for path in folder.iterdir()
-            if path.is_dir() and _step(path.name) is not None
-        ]
-        loadable = [point for point in found if (Path(point["path"]) / "config.json").is_file()]
-        if not loadable:
-            there = f"; {len(found)} such folders have no config.json" if found else ""
-            raise ValueError(
-                f"{where} holds no checkpoint (checkpoint-390, step1000, iter_0001000 …){there}"
-            )
-        return _ordered(loadable)
+        return _order_by_step(_find_in_folder(folder, where))
     if re.fullmatch(r"[\w.-]+/[\w.-]+", where) and not where.startswith("."):
-        return _ordered(_of_hub(where))
+        return _order_by_step(_find_on_hub(where))
     raise ValueError(f"{where} is no folder and no repository of the hub")
 
 
-def _step(name: str) -> int | None:
-    match = _STEP.search(name)
+def _find_in_folder(folder: Path, where: str) -> list[dict[str, Any]]:
+    """Return the checkpoints below a folder that can be loaded."""
+    loadable = []
+    not_loadable = 0
+    for path in folder.iterdir():
+        step = _parse_step(path.name)
+        if step is None or not path.is_dir():
+            continue
+        if (path / "config.json").is_file():
+            loadable.append(_describe_folder(path, step))
+        else:
+            not_loadable += 1
+    if not loadable:
+        message = f"{where} holds no checkpoint (checkpoint-390, step1000, iter_0001000 …)"
+        if not_loadable:
+            message += f"; {not_loadable} such folders have no config.json"
+        raise ValueError(message)
+    return loadable
+
+
+def _parse_step(name: str) -> int | None:
+    match = _STEP_IN_NAME.search(name)
     return int(match[1]) if match else None
 
 
-def _tokens(name: str) -> float | None:
-    match = _TOKENS.search(name)
-    return float(match[1]) * _SIZES[(match[2] or "").upper()] if match else None
+def _parse_tokens(name: str) -> float | None:
+    match = _TOKENS_IN_NAME.search(name)
+    if match is None:
+        return None
+    unit = _TOKEN_UNITS[(match[2] or "").upper()]
+    return float(match[1]) * unit
 
 
-def _of_folder(path: Path) -> dict[str, Any]:
-    point: dict[str, Any] = {"step": _step(path.name), "path": str(path)}
-    tokens = _tokens(path.name)
+def _describe_folder(path: Path, step: int) -> dict[str, Any]:
+    checkpoint: dict[str, Any] = {"step": step, "path": str(path)}
+    tokens = _parse_tokens(path.name)
     if tokens is None:
-        try:
-            state = json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
-            tokens = float(state.get("num_input_tokens_seen") or 0) or None
-        except (OSError, ValueError, AttributeError, TypeError):
-            tokens = None
-    return point if tokens is None else {**point, "tokens": tokens}
+        tokens = _read_tokens_seen(path)
+    if tokens is not None:
+        checkpoint["tokens"] = tokens
+    return checkpoint
 
 
-def _of_hub(repository: str) -> list[dict[str, Any]]:
+def _read_tokens_seen(path: Path) -> float | None:
+    """Return the tokens that the trainer's state counts; None where it counts none or cannot be read."""
+    try:
+        state = json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
+        return float(state.get("num_input_tokens_seen") or 0) or None
+    except (OSError, ValueError, AttributeError, TypeError):
+        return None
+
+
+def _find_on_hub(repository: str) -> list[dict[str, Any]]:
+    """Return the revisions of a hub repository that are named after a step."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     try:
         refs = HfApi().list_repo_refs(repository)
     except (HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
-        told = f"{repository} is no folder, and its revisions cannot be had from the hub"
-        raise ValueError(f"{told}: {first_line(error)}") from None
-    names = [ref.name for ref in (*refs.branches, *refs.tags)]
-    points = [
-        {"step": _step(n), "path": repository, "revision": n, "tokens": _tokens(n)} for n in names
-    ]
-    found = [point for point in points if point["step"] is not None]
-    if not found:
+        message = f"{repository} is no folder, and its revisions cannot be had from the hub"
+        raise ValueError(f"{message}: {first_line(error)}") from None
+    checkpoints = []
+    for ref in (*refs.branches, *refs.tags):
+        step = _parse_step(ref.name)
+        if step is not None:
+            tokens = _parse_tokens(ref.name)
+            checkpoints.append(
+                {"step": step, "path": repository, "revision": ref.name, "tokens": tokens}
+            )
+    if not checkpoints:
         raise ValueError(
             f"no revision of {repository} is named after a step (step1000, checkpoint-390 …)"
         )
-    return found
+    return checkpoints
 
 
-def _ordered(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Order checkpoints by step; of two with the same step (several stages) the first named counts."""
-    ordered = sorted(
-        points, key=lambda point: (point["step"], str(point.get("revision") or point.get("path")))
-    )
-    return [next(same) for _, same in groupby(ordered, key=lambda point: point["step"])]
+def _order_by_step(checkpoints: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Order checkpoints by step; of two with the same step (several stages) the first by name counts."""
+    by_name = sorted(checkpoints, key=lambda point: str(point.get("revision") or point.get("path")))
+    first_by_step: dict[int, dict[str, Any]] = {}
+    for checkpoint in by_name:
+        first_by_step.setdefault(checkpoint["step"], checkpoint)
+    return [first_by_step[step] for step in sorted(first_by_step)]

@@ -16,6 +16,7 @@ from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from potentia.errors import StudyError
 from potentia.facts import Kind
@@ -29,14 +30,14 @@ from potentia.values.protocol import (
     UnknownProtocolError,
 )
 
-Place = tuple[str | int, ...]
+FieldPath = tuple[str | int, ...]  # the way to a field of a study: ("models", 0, "path")
 
 
 def read_study(path: str | Path | None, flags: Mapping[str, Any] | None = None) -> Study:
     """Read a study file, or none, with ``flags`` over it: a nested mapping of fields, in which None says nothing."""
-    given = _said(flags or {})
+    given_flags = _drop_unset(flags or {})
     if path is None:
-        return make_study(given, flags=given)
+        return make_study(given_flags, flags=given_flags)
     file = Path(path)
     raw, node = read_yaml(file, what="the study file", error=StudyError)
     if node is None or not isinstance(raw, dict):
@@ -45,58 +46,70 @@ def read_study(path: str | Path | None, flags: Mapping[str, Any] | None = None) 
         )
     if not all(isinstance(field, str) for field in raw):
         raise StudyError("a study's keys are words", where=str(file))
-    merged = _merged(
-        _anchored(raw, (), file.parent.resolve()), given
-    )  # one study, from wherever it is read
-    return make_study(merged, where=str(file), lines=dict(_lines(node, ())), flags=given)
+    # The same study, from whatever folder it is read.
+    anchored = _anchor_paths(raw, (), file.parent.resolve())
+    merged = _merge_flags(anchored, given_flags)
+    lines = dict(_number_lines(node, ()))
+    return make_study(merged, where=str(file), lines=lines, flags=given_flags)
 
 
 def make_study(
     raw: Mapping[str, Any],
     *,
     where: str | None = None,
-    lines: Mapping[Place, int] | None = None,
+    lines: Mapping[FieldPath, int] | None = None,
     flags: Mapping[str, Any] | None = None,
 ) -> Study:
     """Validate a mapping as a Study; all its problems are told in one error."""
     try:
-        made = Study.model_validate(dict(raw))
+        study = Study.model_validate(dict(raw))
     except ValidationError as error:
-        found = error.errors()
-        bad = {
-            item["loc"][:n] for item in found for n in range(len(item["loc"]))
-        }  # a list is short of what is wrong
-        found = [item for item in found if item["type"] != "too_short" or item["loc"] not in bad]
-        problems = [_problem(item, where, lines or {}, flags or {}) for item in found]
+        problems = [
+            _describe_problem(item, where, lines or {}, flags or {})
+            for item in _drop_consequences(error.errors())
+        ]
         if len(problems) == 1:
             raise StudyError(problems[0]) from None
-        listed = "\n".join(f"  {p}" for p in problems)
+        listed = "\n".join(f"  {problem}" for problem in problems)
         raise StudyError(f"{len(problems)} problems in the study\n{listed}") from None
     try:
-        made.model_dump_json()
+        study.model_dump_json()
     except ValueError:  # a flag with bytes that are no text; no store could hold it
         raise StudyError("a name or path in the study is no Unicode text") from None
-    return made
+    return study
+
+
+def _drop_consequences(items: Sequence[ErrorDetails]) -> list[ErrorDetails]:
+    """Return the problems without those lists that are too short only because a member of theirs is wrong."""
+    faulty_parents: set[FieldPath] = set()
+    for item in items:
+        path = item["loc"]
+        faulty_parents.update(path[:length] for length in range(len(path)))
+    causes = []
+    for item in items:
+        if item["type"] != "too_short" or item["loc"] not in faulty_parents:
+            causes.append(item)
+    return causes
 
 
 # --- the file --------------------------------------------------------------------------------------------------------
 
 
-def _lines(node: yaml.Node, place: Place) -> Iterator[tuple[Place, int]]:
-    """Give the line of every place in a file."""
-    yield place, node.start_mark.line + 1
+def _number_lines(node: yaml.Node, path: FieldPath) -> Iterator[tuple[FieldPath, int]]:
+    """Give the line of every field in a file."""
+    yield path, node.start_mark.line + 1
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            inner = (*place, str(key.value))
-            yield from _lines(value, inner)
-            yield inner, key.start_mark.line + 1
+            inner_path = (*path, str(key.value))
+            yield from _number_lines(value, inner_path)
+            yield inner_path, key.start_mark.line + 1
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
-            yield from _lines(value, (*place, index))
+            yield from _number_lines(value, (*path, index))
 
 
-# Where a study file holds paths; "*" is any place of a list. A model or a task may also be its path alone.
-_PATHS = {
+# Where a study file holds paths; "*" is any member of a list. A model or a task may also be its path alone.
+_PATH_FIELDS = {
     ("models", "*", "path"),
     ("models", "*", "adapter"),
     ("models", "*", "checkpoints"),
@@ -107,32 +120,39 @@ _PATHS = {
     ("data_dir",),
     ("facts",),
 }
-_ALONE = {("models", "*"): "path", ("tasks", "*"): "file"}
+_RECORD_FIELDS = {("models", "*"): "path", ("tasks", "*"): "file"}
 
 
-def _anchored(value: Any, place: tuple[Any, ...], folder: Path) -> Any:
+def _anchor_paths(value: Any, field_path: tuple[Any, ...], folder: Path) -> Any:
     """Put the file's folder before the relative paths that exist in it."""
     if isinstance(value, dict):
-        return {key: _anchored(inner, (*place, key), folder) for key, inner in value.items()}
+        return {
+            key: _anchor_paths(inner, (*field_path, key), folder) for key, inner in value.items()
+        }
     if isinstance(value, list):
-        return [_anchored(inner, (*place, "*"), folder) for inner in value]
-    return (
-        _path(value, place, folder)
-        if isinstance(value, str) and (place in _PATHS or place in _ALONE)
-        else value
-    )
+        return [_anchor_paths(inner, (*field_path, "*"), folder) for inner in value]
+    may_be_path = field_path in _PATH_FIELDS or field_path in _RECORD_FIELDS
+    if isinstance(value, str) and may_be_path:
+        return _anchor_path(value, field_path, folder)
+    return value
 
 
-def _path(value: str, place: tuple[Any, ...], folder: Path) -> Any:
-    there = str(folder / value)
-    # a task file may carry a prompt form: tasks/own.yaml:blank_ppl
-    bare = value if _exists(folder / value) else TaskName(value).base
-    if not bare or Path(bare).is_absolute() or not _exists(folder / bare) or there == value:
+def _anchor_path(value: str, field_path: tuple[Any, ...], folder: Path) -> Any:
+    anchored = str(folder / value)
+    bare_path = value
+    if not _exists(folder / value):
+        # A task file may carry a prompt form: tasks/own.yaml:blank_ppl.
+        bare_path = TaskName(value).base
+    is_relative = bool(bare_path) and not Path(bare_path).is_absolute()
+    if not is_relative or not _exists(folder / bare_path) or anchored == value:
         return value
-    if place not in _ALONE:
-        return there
-    # the name of a benchmark is no path because a folder has that name too
-    return {"name": value, _ALONE[place]: there} if "/" in value or Path(bare).suffix else value
+    if field_path not in _RECORD_FIELDS:
+        return anchored
+    # The name of a benchmark is no path because a folder has that name too.
+    looks_like_path = "/" in value or Path(bare_path).suffix
+    if not looks_like_path:
+        return value
+    return {"name": value, _RECORD_FIELDS[field_path]: anchored}
 
 
 def _exists(path: Path) -> bool:
@@ -145,21 +165,24 @@ def _exists(path: Path) -> bool:
 # --- the flags -------------------------------------------------------------------------------------------------------
 
 
-def _said(flags: Mapping[str, Any]) -> dict[str, Any]:
-    said = {
-        field: _said(value) if isinstance(value, Mapping) else value
-        for field, value in flags.items()
-    }
-    return {field: value for field, value in said.items() if value is not None and value != {}}
+def _drop_unset(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the flags that were given, at every depth."""
+    given_flags: dict[str, Any] = {}
+    for field, value in flags.items():
+        given_value = _drop_unset(value) if isinstance(value, Mapping) else value
+        if given_value is not None and given_value != {}:
+            given_flags[field] = given_value
+    return given_flags
 
 
-def _merged(raw: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_flags(raw: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the file with the flags over them."""
     merged = dict(raw)
     for field, value in flags.items():
-        below = merged.get(field)
-        if isinstance(value, Mapping) and isinstance(below, dict):
-            merged[field] = _merged(below, value)
-        elif not isinstance(value, Mapping) or below is None:
+        file_value = merged.get(field)
+        if isinstance(value, Mapping) and isinstance(file_value, dict):
+            merged[field] = _merge_flags(file_value, value)
+        elif not isinstance(value, Mapping) or file_value is None:
             merged[field] = value
         # else the file has no mapping where one belongs, and validation says so with its line
     return merged
@@ -168,30 +191,39 @@ def _merged(raw: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
 # --- problems in words -----------------------------------------------------------------------------------------------
 
 
-def _problem(
-    item: Any, where: str | None, lines: Mapping[Place, int], flags: Mapping[str, Any]
+def _describe_problem(
+    item: ErrorDetails,
+    where: str | None,
+    lines: Mapping[FieldPath, int],
+    flags: Mapping[str, Any],
 ) -> str:
-    place: Place = tuple(item["loc"])
-    spot = _flag(place, flags)
-    if spot is None:
-        line = next(
-            (lines[place[:n]] for n in range(len(place), -1, -1) if place[:n] in lines), None
-        )
-        spot = ":".join(str(part) for part in (where, line) if part is not None)
-    name = ".".join(str(part) for part in place) or "study"
-    return f"{spot + ': ' if spot else ''}{name}: {_message(item, place)}"
+    """Return one sentence: the flag, or the file and its line, then the field and what is wrong with it."""
+    path: FieldPath = tuple(item["loc"])
+    location = _find_flag(path, flags)
+    if location is None:
+        line = _find_line(path, lines)
+        location = ":".join(str(part) for part in (where, line) if part is not None)
+    field_name = ".".join(str(part) for part in path) or "study"
+    problem = f"{field_name}: {_describe_error(item, path)}"
+    return f"{location}: {problem}" if location else problem
 
 
-def _message(item: Any, place: Place) -> str:
-    message = str(item["msg"]).removeprefix("Value error, ")
+def _find_line(path: FieldPath, lines: Mapping[FieldPath, int]) -> int | None:
+    """Return the line of a field, or of the nearest one around it that the file has."""
+    for length in range(len(path), -1, -1):
+        if path[:length] in lines:
+            return lines[path[:length]]
+    return None
+
+
+def _describe_error(item: ErrorDetails, path: FieldPath) -> str:
     if item["type"] == "missing":
         return "this key is missing"
     if item["type"] == "too_short":
         return "name at least one"
     if item["type"] == "extra_forbidden":
-        known = _fields_at(place[:-1])
-        nearest = difflib.get_close_matches(str(place[-1]), known, n=1, cutoff=0.5)
-        return f"unknown key; {f'did you mean `{nearest[0]}`?' if nearest else 'known here: ' + ', '.join(known)}"
+        return _describe_unknown_key(path)
+    message = str(item["msg"]).removeprefix("Value error, ")
     value = item.get("input")
     error = (item.get("ctx") or {}).get("error")
     if isinstance(error, UnknownProtocolError) or not isinstance(value, (str, int, float)):
@@ -199,31 +231,45 @@ def _message(item: Any, place: Place) -> str:
     return f"{message} (it is {value!r})"
 
 
-def _flag(place: Place, flags: Mapping[str, Any]) -> str | None:
-    """Return the flag that gave the value at this place; None where none did."""
-    here: Any = flags
-    for part in place:
-        if not isinstance(here, Mapping) or part not in here:
+def _describe_unknown_key(path: FieldPath) -> str:
+    known_keys = _fields_at(path[:-1])
+    nearest = difflib.get_close_matches(str(path[-1]), known_keys, n=1, cutoff=0.5)
+    if nearest:
+        return f"unknown key; did you mean `{nearest[0]}`?"
+    return f"unknown key; known here: {', '.join(known_keys)}"
+
+
+def _find_flag(path: FieldPath, flags: Mapping[str, Any]) -> str | None:
+    """Return the flag that gave the value of this field; None where none did."""
+    flags_below: Any = flags
+    for part in path:
+        if not isinstance(flags_below, Mapping) or part not in flags_below:
             return None
-        here = here[part]
-        if not isinstance(here, Mapping):
+        flags_below = flags_below[part]
+        if not isinstance(flags_below, Mapping):
             return f"--{str(part).replace('_', '-')}"
     return None
 
 
-def _fields_at(place: Place) -> list[str]:
+def _fields_at(path: FieldPath) -> list[str]:
     """Return the known keys of the record at this place of a study."""
     record: type[BaseModel] = Study
-    for part in place:
+    for part in path:
         field = record.model_fields.get(str(part))
-        record = (_record_in(field.annotation) if field is not None else None) or record
+        if field is not None:
+            record = _find_record(field.annotation) or record
     return sorted(record.model_fields)
 
 
-def _record_in(annotation: Any) -> type[BaseModel] | None:
+def _find_record(annotation: Any) -> type[BaseModel] | None:
+    """Return the first record that a type holds, at any depth."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    return next((found for arg in get_args(annotation) if (found := _record_in(arg))), None)
+    for argument in get_args(annotation):
+        record = _find_record(argument)
+        if record is not None:
+            return record
+    return None
 
 
 # --- content keys: all that can change a score, and nothing else ------------------------------------------------------
@@ -232,7 +278,7 @@ def _record_in(annotation: Any) -> type[BaseModel] | None:
 SCORING_VERSION = 1
 
 # Fields that say where and how fast to compute, but not what.
-_ELSEWHERE = {
+_FIELDS_WITHOUT_EFFECT = {
     "probe",
     "store",
     "device",
@@ -247,15 +293,13 @@ _ELSEWHERE = {
 def canonical(value: Any) -> Any:
     """Reduce to plain JSON values, so that key order, tuples against lists and 1 against 1.0 do not matter."""
     if isinstance(value, BaseModel):
-        return {
-            k: canonical(getattr(value, k))
-            for k, f in type(value).model_fields.items()
-            if not f.exclude
-        }
+        fields = type(value).model_fields
+        included_names = [name for name, field in fields.items() if not field.exclude]
+        return {name: canonical(getattr(value, name)) for name in included_names}
     if isinstance(value, dict):
-        return {str(k): canonical(v) for k, v in value.items()}
+        return {str(key): canonical(content) for key, content in value.items()}
     if isinstance(value, (list, tuple)):
-        return [canonical(v) for v in value]
+        return [canonical(member) for member in value]
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value
@@ -271,7 +315,7 @@ def study_key(study: Study) -> str:
     """Name the study by its content and its name; where it runs does not matter."""
     return content_key(
         name=study.name,
-        study=study.model_dump(mode="json", exclude=_ELSEWHERE, exclude_defaults=True),
+        study=study.model_dump(mode="json", exclude=_FIELDS_WITHOUT_EFFECT, exclude_defaults=True),
     )
 
 
@@ -305,15 +349,14 @@ def cell_key(
     if shots is not None and shots != protocol.shots:
         parts["shots"] = shots
     if protocol == ADJUST and study.adjust is not None:
-        told = {
-            name: getattr(study.adjust, name)
-            for name in ("recipe", "tuning", "at_steps", "every_rate")
+        parts["adjust"] = {
+            "recipe": study.adjust.recipe,
+            "tuning": study.adjust.tuning,
+            "at_steps": study.adjust.at_steps,
+            "every_rate": study.adjust.every_rate,
         }
-        parts |= {
-            "adjust": told,
-            "adjust_data": auxiliary,
-            "rates": rates,
-        }  # of its data the content counts
+        parts["adjust_data"] = auxiliary  # of its data the content counts
+        parts["rates"] = rates
     if kind is not None and kind.value == "base" and study.chat != "never":
         parts["kind"] = "base"
     return content_key(**parts)

@@ -24,8 +24,8 @@ from potentia.study.tuning import (
 from potentia.values.protocol import ADJUST, DIRECT, TRAIN_BEFORE_TEST, Protocol
 
 PositiveShare = Annotated[float, Field(gt=0)]
-Given = TypeVar("Given")
-Found = TypeVar("Found")
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
 
 
 class CheckpointSpec(Strict):
@@ -45,8 +45,11 @@ class CheckpointSpec(Strict):
         return self
 
 
-def _found(value: Any) -> Any:
-    return find_checkpoints(value) if isinstance(value, str) else value
+def _list_checkpoints(value: Any) -> Any:
+    """Return the checkpoints of a folder or repository that a study names; a list stays as it is."""
+    if isinstance(value, str):
+        return find_checkpoints(value)
+    return value
 
 
 class ModelSpec(Strict):
@@ -73,7 +76,7 @@ class ModelSpec(Strict):
     base_model: str | None = Field(
         None, description="the base model that an instruct model was made from"
     )
-    checkpoints: Annotated[tuple[CheckpointSpec, ...], BeforeValidator(_found)] = Field(
+    checkpoints: Annotated[tuple[CheckpointSpec, ...], BeforeValidator(_list_checkpoints)] = Field(
         (),
         description="points of its pretraining, each a row of its own: a list, or the folder (or hub repository) that"
         " holds `checkpoint-390`, `step1000`, `iter_0001000` …",
@@ -116,30 +119,44 @@ class ModelSpec(Strict):
         """Return the model itself, or one model per checkpoint of its series."""
         if not self.checkpoints:
             return (self,)
-        return tuple(
-            self.copied(
-                name=f"{self.name}@{point.step}",
-                path=point.path or self.source,
-                revision=point.revision or self.revision,
-                tokens=point.tokens or self.tokens,
+        rows = []
+        for checkpoint in self.checkpoints:
+            row = self.copied(
+                name=f"{self.name}@{checkpoint.step}",
+                path=checkpoint.path or self.source,
+                revision=checkpoint.revision or self.revision,
+                tokens=checkpoint.tokens or self.tokens,
                 series=self.name,
-                step=point.step,
+                step=checkpoint.step,
                 checkpoints=(),
             )
-            for point in self.checkpoints
-        )
+            rows.append(row)
+        return tuple(rows)
 
     def copied(self, **changes: Any) -> ModelSpec:
         """Return the model with some fields changed."""
         return self.model_copy(update=changes)
 
 
-def _named(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
+def _record_from_name(value: Any) -> Any:
+    """Return the record of a model or task that is given by its name alone."""
+    if isinstance(value, str):
+        return {"name": value}
+    return value
 
 
-def _pairs(value: Any) -> Any:
-    return tuple((str(k), str(v)) for k, v in value.items()) if isinstance(value, dict) else value
+def _probe_from_switch(value: Any) -> Any:
+    """Return the record of a probe that is only switched on or off."""
+    if isinstance(value, bool):
+        return {"on": value}
+    return value
+
+
+def _pairs_from_mapping(value: Any) -> Any:
+    """Return the pairs of a mapping, as text; anything else stays as it is."""
+    if isinstance(value, dict):
+        return tuple((str(key), str(content)) for key, content in value.items())
+    return value
 
 
 class Columns(Strict):
@@ -174,10 +191,10 @@ class Caps(Strict):
 
     def but(self, own: Caps | None) -> Caps:
         """Return these caps with what ``own`` says in so many words."""
-        said = (
-            {name: getattr(own, name) for name in own.model_fields_set} if own is not None else {}
-        )
-        return self.model_copy(update=said)
+        if own is None:
+            return self.model_copy()
+        stated_caps = {name: getattr(own, name) for name in own.model_fields_set}
+        return self.model_copy(update=stated_caps)
 
 
 class TaskSpec(Strict):
@@ -198,7 +215,7 @@ class TaskSpec(Strict):
         Columns(),
         description="your columns: `{question: query, choices: [a, b, c], answer: label}`",
     )
-    labels: Annotated[tuple[tuple[str, str], ...], BeforeValidator(_pairs)] = Field(
+    labels: Annotated[tuple[tuple[str, str], ...], BeforeValidator(_pairs_from_mapping)] = Field(
         (), description="words for the labels of a classification: `{0: negative, 1: positive}`"
     )
     prompt: str | None = Field(
@@ -241,8 +258,9 @@ class TaskSpec(Strict):
     def _one_source(self) -> TaskSpec:
         if self.file is not None and self.dataset is not None:
             raise ValueError("a task has a file or a dataset, not both")
-        own = self.file is not None or self.dataset is not None
-        if not own and (self.columns.given() or self.prompt or self.subset or self.labels):
+        has_own_data = self.file is not None or self.dataset is not None
+        describes_own_data = self.columns.given() or self.prompt or self.subset or self.labels
+        if describes_own_data and not has_own_data:
             raise ValueError(
                 "columns, labels, prompt and subset are for data of your own: give a file or a dataset"
             )
@@ -259,25 +277,32 @@ class TaskSpec(Strict):
         """Return the task itself, or one task per fold, as ``name#1/5``."""
         if self.folds is None or self.fold is not None:
             return (self,)
-        names = ((k, f"{self.name}#{k}/{self.folds}") for k in range(1, self.folds + 1))
-        return tuple(self.model_copy(update={"name": name, "fold": k}) for k, name in names)
+        fold_tasks = []
+        for fold in range(1, self.folds + 1):
+            name = f"{self.name}#{fold}/{self.folds}"
+            fold_tasks.append(self.model_copy(update={"name": name, "fold": fold}))
+        return tuple(fold_tasks)
 
 
 EXPOSED = "+exposed"  # follows the name of a model that `treat` tunes
 
 
-def _once(kind: str, names: list[str]) -> None:
-    twice = sorted(name for name, times in Counter(names).items() if times > 1)
-    if twice:
-        raise ValueError(f"{kind} named twice: {', '.join(twice)}")
+def _check_named_once(kind: str, names: list[str]) -> None:
+    repeated = sorted(name for name, uses in Counter(names).items() if uses > 1)
+    if repeated:
+        raise ValueError(f"{kind} named twice: {', '.join(repeated)}")
 
 
-def _half(rows: tuple[ModelSpec, ...], seed: int) -> set[str]:
+def _choose_half(rows: tuple[ModelSpec, ...], seed: int) -> set[str]:
     """Choose one of each two models next to each other in compute (or in size, or as listed), by a seeded coin."""
-    order = sorted(rows, key=lambda row: (row.parameters or 0.0) * (row.tokens or 1.0))
+    by_compute = sorted(rows, key=lambda row: (row.parameters or 0.0) * (row.tokens or 1.0))
     coin = random.Random(seed)
-    chosen = [first + coin.randrange(2) for first in range(0, len(order), 2)]
-    return {order[place].name for place in chosen if place < len(order)}
+    chosen_names = set()
+    for first_of_pair in range(0, len(by_compute), 2):
+        position = first_of_pair + coin.randrange(2)
+        if position < len(by_compute):
+            chosen_names.add(by_compute[position].name)
+    return chosen_names
 
 
 class Wanted(Strict):
@@ -287,26 +312,30 @@ class Wanted(Strict):
     tasks: tuple[str, ...] = Field(description="the tasks it is tuned for")
 
 
-def _remembered(make: Callable[[Given], Found]) -> Callable[[Given], Found]:
-    """Keep the latest answer, by the identity of what was given: every cell of a study asks."""
+def _remember_latest(compute: Callable[[Argument], Result]) -> Callable[[Argument], Result]:
+    """Keep the latest result, by the identity of the argument: every cell of a study asks."""
     latest: list[Any] = [None, None]
 
-    def ask(given: Given) -> Found:
-        if latest[0] is not given:
-            latest[:] = given, make(given)
+    def compute_once(argument: Argument) -> Result:
+        if latest[0] is not argument:
+            latest[:] = argument, compute(argument)
         return latest[1]  # type: ignore[no-any-return]
 
-    return ask
+    return compute_once
 
 
-@_remembered
-def _expanded(tasks: tuple[TaskSpec, ...]) -> dict[str, TaskSpec]:
+@_remember_latest
+def _tasks_by_name(tasks: tuple[TaskSpec, ...]) -> dict[str, TaskSpec]:
     """Return tasks by name, folds expanded."""
-    return {one.name: one for task in tasks for one in task.expand()}
+    by_name: dict[str, TaskSpec] = {}
+    for task in tasks:
+        for expanded_task in task.expand():
+            by_name[expanded_task.name] = expanded_task
+    return by_name
 
 
-@_remembered
-def _tuned(only: tuple[Wanted, ...]) -> dict[str, frozenset[str]]:
+@_remember_latest
+def _tuned_tasks_by_model(only: tuple[Wanted, ...]) -> dict[str, frozenset[str]]:
     """Return the tasks that each model is tuned for."""
     return {wanted.model: frozenset(wanted.tasks) for wanted in only}
 
@@ -315,10 +344,10 @@ class Study(Strict):
     """What a user asks for: models, tasks, protocols, the tuning recipe and the budget."""
 
     name: str = Field("study", description="what it is called in the store")
-    models: tuple[Annotated[ModelSpec, BeforeValidator(_named)], ...] = Field(
+    models: tuple[Annotated[ModelSpec, BeforeValidator(_record_from_name)], ...] = Field(
         min_length=1, description="hub names and folders, or records"
     )
-    tasks: tuple[Annotated[TaskSpec, BeforeValidator(_named)], ...] = Field(
+    tasks: tuple[Annotated[TaskSpec, BeforeValidator(_record_from_name)], ...] = Field(
         min_length=1,
         description="harness tasks, also in another form (`arc_easy:cloze`), files, or records",
     )
@@ -367,9 +396,7 @@ class Study(Strict):
     treat: Treat | None = Field(
         None, description="show some models test tasks before the study, on purpose"
     )
-    probe: Annotated[
-        Probe, BeforeValidator(lambda given: {"on": given} if isinstance(given, bool) else given)
-    ] = Field(
+    probe: Annotated[Probe, BeforeValidator(_probe_from_switch)] = Field(
         Probe(),
         description="record how much is left to learn, for `analyze exposure`: true, false, or a record",
     )
@@ -411,99 +438,117 @@ class Study(Strict):
     def _named_once(
         cls, value: tuple[ModelSpec | TaskSpec, ...]
     ) -> tuple[ModelSpec | TaskSpec, ...]:
-        rows = [row for model in value if isinstance(model, ModelSpec) for row in model.expand()]
-        _once("model" if rows else "task", [one.name for one in rows or value])
+        kind = "task"
+        names: list[str] = []
+        for spec in value:
+            if isinstance(spec, ModelSpec):
+                kind = "model"
+                names.extend(row.name for row in spec.expand())
+            else:
+                names.append(spec.name)
+        _check_named_once(kind, names)
         return value
 
     @model_validator(mode="after")
     def _fits_together(self) -> Study:
         if ADJUST in self.protocols and self.adjust is None:
             raise ValueError("protocol adjust needs an `adjust:` section that names its data")
-        shown = self.treat.data if self.treat is not None else ()
-        folded = [task.name for task in self.tasks if task.folds is not None and task.name in shown]
-        if folded:
-            raise ValueError(
-                f"treat cannot show {folded[0]}, which is tested in folds: every document is in some test"
-            )
+        exposed_tasks = self.treat.data if self.treat is not None else ()
+        for task in self.tasks:
+            if task.folds is not None and task.name in exposed_tasks:
+                raise ValueError(
+                    f"treat cannot show {task.name}, which is tested in folds: every document is in some test"
+                )
         self._check_only()
-        self._check_few_bits()
+        self._check_quantised()
         return self
 
     def _check_only(self) -> None:
         """Refuse cells under ``only`` that the study does not have."""
-        rows, tasks = {row.name for row in self.rows()}, {task.name for task in self.benchmarks()}
-        _once("model under `only`", [wanted.model for wanted in self.only or ()])
+        rows = {row.name for row in self.rows()}
+        tasks = {task.name for task in self.benchmarks()}
+        _check_named_once("model under `only`", [wanted.model for wanted in self.only or ()])
         for wanted in self.only or ():
             if wanted.model not in rows:
                 raise ValueError(f"`only` names {wanted.model}, which is not among the models")
-            if unknown := sorted(set(wanted.tasks) - tasks):
+            unknown = sorted(set(wanted.tasks) - tasks)
+            if unknown:
                 raise ValueError(f"`only` names {', '.join(unknown)}, not among the tasks")
 
-    def _check_few_bits(self) -> None:
+    def _check_quantised(self) -> None:
         """Refuse to tune all weights of a model that is quantised."""
-        few = next((model for model in self.models if model.quantise is not None), None)
-        if few is None:
+        quantised = next((model for model in self.models if model.quantise is not None), None)
+        if quantised is None:
             return
-        asked = {protocol.kind for protocol in self.protocols}
-        methods = {"train_before_test": self.tuning.method, "adjust": adjust_tuning(self).method}
-        full: list[str] = [
-            kind for kind, method in methods.items() if kind in asked and method == "full"
-        ]
+        kinds = {protocol.kind for protocol in self.protocols}
+        full_tunings: list[str] = []
+        if "train_before_test" in kinds and self.tuning.method == "full":
+            full_tunings.append("train_before_test")
+        if "adjust" in kinds and adjust_tuning(self).method == "full":
+            full_tunings.append("adjust")
         if self.treat is not None and self.treat.recipe(self.tuning).method == "full":
-            full.append("treat")
-        if full:
+            full_tunings.append("treat")
+        if full_tunings:
             raise ValueError(
-                f"{full[0]} tunes all weights, and those of {few.name} are quantised ({few.quantise}):"
-                " use `method: lora`, or drop `quantise`"
+                f"{full_tunings[0]} tunes all weights, and those of {quantised.name} are quantised"
+                f" ({quantised.quantise}): use `method: lora`, or drop `quantise`"
             )
 
     def asks(self, model: str, task: str, protocol: Protocol) -> bool:
         """Say whether a cell is part of the study; ``only`` leaves out tuned cells."""
         if self.only is None or not Protocol(protocol).tuned:
             return True
-        return task in _tuned(self.only).get(model, ())
+        return task in _tuned_tasks_by_model(self.only).get(model, ())
 
     def benchmarks(self) -> tuple[TaskSpec, ...]:
         """Return every task of the study, folds expanded."""
-        return tuple(_expanded(self.tasks).values())
+        return tuple(_tasks_by_name(self.tasks).values())
 
     def benchmark(self, name: str) -> TaskSpec | None:
         """Return one task of the study, or one of its folds; None where there is none of this name."""
-        return _expanded(self.tasks).get(name)
+        return _tasks_by_name(self.tasks).get(name)
 
     def shots_for(self, task: str, protocol: Protocol) -> int:
         """Return the examples before a question: the task's number, the leaderboards', else the protocol's."""
         if protocol.kind == "train_before_test":
             return 0
         spec = self.benchmark(task)
-        own = None if spec is None else spec.shots
-        if own is None and self.shots == "leaderboard":
-            own = leaderboard_shots(task)
-        return protocol.shots if own is None else own
+        shots = None if spec is None else spec.shots
+        if shots is None and self.shots == "leaderboard":
+            shots = leaderboard_shots(task)
+        return protocol.shots if shots is None else shots
 
     @property
     def grid_lanes(self) -> int:
         """In how many parts the lanes of a task can train: learning rates and seeds; one where all weights do."""
-        return 1 if self.tuning.method == "full" else len(self.tuning.learning_rates) * self.seeds
+        if self.tuning.method == "full":
+            return 1
+        return len(self.tuning.learning_rates) * self.seeds
 
     def rows(self) -> tuple[ModelSpec, ...]:
         """Return every model of the study, checkpoint series expanded and treated copies added: one row each."""
-        plain = tuple(row for model in self.models for row in model.expand())
+        originals: list[ModelSpec] = []
+        for model in self.models:
+            originals.extend(model.expand())
         if self.treat is None:
-            return plain
-        seen = [name for name in self.treat.data if name in {task.name for task in self.tasks}]
-        exposed = [
-            row.copied(
-                name=row.name + EXPOSED,
-                path=row.source,
-                copy_of=row.name,
-                exposure=(*row.exposure, *seen),
-            )
-            for row in plain
-        ]
+            return tuple(originals)
+        exposed_copies = [self._expose(row, self.treat) for row in originals]
         if self.treat.who == "copies":
-            return (*plain, *exposed)
-        half = _half(plain, self.treat.seed)
-        return tuple(
-            copy if row.name in half else row for row, copy in zip(plain, exposed, strict=True)
+            return (*originals, *exposed_copies)
+        chosen_names = _choose_half(tuple(originals), self.treat.seed)
+        rows = []
+        for original, exposed_copy in zip(originals, exposed_copies, strict=True):
+            is_chosen = original.name in chosen_names
+            rows.append(exposed_copy if is_chosen else original)
+        return tuple(rows)
+
+    def _expose(self, row: ModelSpec, treat: Treat) -> ModelSpec:
+        """Return the copy of a model that is tuned on tasks of the study beforehand."""
+        task_names = {task.name for task in self.tasks}
+        exposed_tasks = [name for name in treat.data if name in task_names]
+        return row.copied(
+            name=row.name + EXPOSED,
+            path=row.source,
+            copy_of=row.name,
+            exposure=(*row.exposure, *exposed_tasks),
         )

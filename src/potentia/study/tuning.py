@@ -37,10 +37,11 @@ PAPER: dict[str, Any] = {
     "end_of_text": "texts",
     "answers": "all",
 }
+# The recipe `fair` where all weights are tuned.
 FULL: dict[str, Any] = {
     "learning_rates": (1e-5, 3e-5, 1e-4),
     "rate_bounds": (1e-6, 1e-3),
-}  # of `fair`, all weights
+}
 EXPECTED_MORE = 0.7  # learning rates that a search asks for beyond its grid
 ROUNDS = 10  # ends of epochs at which few documents are validated at most
 
@@ -114,39 +115,47 @@ class Tuning(Strict):
     def _by_recipe(cls, raw: Any) -> Any:
         if not isinstance(raw, Mapping):
             return raw
-        usual = (
-            PAPER if raw.get("recipe") == "paper" else FULL if raw.get("method") == "full" else {}
-        )
-        meant: dict[str, Any] = (
-            {"rate_bounds": None} if "learning_rates" in raw else {}
-        )  # what is named is meant
-        meant |= {"least_updates": 0} if "epochs" in raw else {}
-        return {**usual, **meant, **raw}
+        values: dict[str, Any] = {}
+        if raw.get("recipe") == "paper":
+            values.update(PAPER)
+        elif raw.get("method") == "full":
+            values.update(FULL)
+        # Rates and epochs that a user names are meant: no search goes beyond them.
+        if "learning_rates" in raw:
+            values["rate_bounds"] = None
+        if "epochs" in raw:
+            values["least_updates"] = 0
+        values.update(raw)
+        return values
 
     @model_validator(mode="after")
     def _grid_in_bounds(self) -> Tuning:
-        low, high = self.rate_bounds or (0.0, math.inf)
-        if not low <= min(self.learning_rates) <= max(self.learning_rates) <= high:
+        lower_bound, upper_bound = self.rate_bounds or (0.0, math.inf)
+        lowest_rate = min(self.learning_rates)
+        highest_rate = max(self.learning_rates)
+        if not lower_bound <= lowest_rate <= highest_rate <= upper_bound:
             raise ValueError("rate_bounds must enclose the learning_rates, the lower bound first")
         return self
 
     @property
     def expected_lanes(self) -> float:
         """The lanes of a search, as measured where it may go beyond its grid."""
-        return len(self.learning_rates) + (EXPECTED_MORE if self.rate_bounds is not None else 0.0)
+        beyond_grid = EXPECTED_MORE if self.rate_bounds is not None else 0.0
+        return len(self.learning_rates) + beyond_grid
 
     def rounds(self, documents: int) -> tuple[int, int]:
         """Return how many epochs are made of so many documents, and the passes of each: several where they are few."""
-        if self.epochs * math.ceil(documents / self.batch) >= self.least_updates or documents == 0:
+        planned_updates = self.epochs * math.ceil(documents / self.batch)
+        if planned_updates >= self.least_updates or documents == 0:
             return self.epochs, 1
         passes = math.ceil(self.least_updates * self.batch / documents)
-        repeats = math.ceil(passes / ROUNDS)
-        return math.ceil(passes / repeats), repeats
+        passes_per_epoch = math.ceil(passes / ROUNDS)
+        return math.ceil(passes / passes_per_epoch), passes_per_epoch
 
     def updates(self, documents: int) -> int:
         """Return the updates of one lane on so many documents."""
-        rounds, repeats = self.rounds(documents)
-        return rounds * math.ceil(documents * repeats / self.batch)
+        epochs, passes_per_epoch = self.rounds(documents)
+        return epochs * math.ceil(documents * passes_per_epoch / self.batch)
 
 
 class Adjust(Strict):
@@ -207,8 +216,9 @@ class Treat(Strict):
 
     def recipe(self, tuning: Tuning) -> Tuning:
         """Return the tuning of the copies: its own, or the study's with its largest learning rate alone."""
-        chosen = self.tuning or tuning
-        return chosen.model_copy(update={"learning_rates": (max(chosen.learning_rates),)})
+        recipe = self.tuning or tuning
+        largest_rate = max(recipe.learning_rates)
+        return recipe.model_copy(update={"learning_rates": (largest_rate,)})
 
 
 class Probe(Strict):
@@ -264,9 +274,8 @@ TEST_TASK: dict[str, Any] = {
 
 def recipe_test_task(parameters: float) -> Tuning:
     """Return the recipe of "Training on the test task", appendix B.2: the learning rate depends on the size."""
-    return Tuning.model_validate(
-        {**TEST_TASK, "learning_rates": (2e-5 if parameters < 10e9 else 2e-6,)}
-    )
+    learning_rate = 2e-5 if parameters < 10e9 else 2e-6
+    return Tuning.model_validate({**TEST_TASK, "learning_rates": (learning_rate,)})
 
 
 def adjust_tuning(study: Study, model: ModelSpec | None = None, parameters: float = 0.0) -> Tuning:
@@ -274,17 +283,16 @@ def adjust_tuning(study: Study, model: ModelSpec | None = None, parameters: floa
     adjust = study.adjust
     if adjust is None:
         return study.tuning
-    tuning = (
-        recipe_test_task(parameters)
-        if adjust.recipe == "test_task"
-        else adjust.tuning or study.tuning
-    )
-    own = own_rates(study, model) if model is not None else None
-    return (
-        tuning
-        if own is None
-        else tuning.model_copy(update={"learning_rates": own, "rate_bounds": None})
-    )
+    if adjust.recipe == "test_task":
+        tuning = recipe_test_task(parameters)
+    else:
+        tuning = adjust.tuning or study.tuning
+    if model is None:
+        return tuning
+    rates_of_model = own_rates(study, model)
+    if rates_of_model is None:
+        return tuning
+    return tuning.model_copy(update={"learning_rates": rates_of_model, "rate_bounds": None})
 
 
 def own_rates(study: Study, model: ModelSpec) -> tuple[float, ...] | None:
@@ -295,5 +303,7 @@ def own_rates(study: Study, model: ModelSpec) -> tuple[float, ...] | None:
         return None
     from potentia.facts import models
 
-    known = models().find(model.copy_of or model.name) or models().find(model.source)
-    return (GENTLE_RATE,) if known is not None and known.name in GENTLE else None
+    facts = models().find(model.copy_of or model.name) or models().find(model.source)
+    if facts is not None and facts.name in GENTLE:
+        return (GENTLE_RATE,)
+    return None
