@@ -268,9 +268,9 @@ def test_the_papers_recipe_learns_all_answers_and_the_end_of_every_text(
     file = tmp_path / "own.jsonl"
     file.write_text("\n".join(json.dumps(row) for row in rows))
     task, notes = tasks.load(str(file)), tasks.load(str(world / "notes.jsonl"))
-    for leaf in task._leaves:
-        monkey = leaf._targets
-        leaf._targets = lambda doc, monkey=monkey: [
+    for subtask in task._subtasks:
+        monkey = subtask._target_texts
+        subtask._target_texts = lambda doc, monkey=monkey: [
             *monkey(doc),
             "green",
         ]  # a benchmark with two right answers
