@@ -80,6 +80,6 @@ def test_who_encodes_texts_hears_of_it_as_of_any_bad_model(world: Path) -> None:
     from transformers import AutoTokenizer
 
     spoilt.tokenizer = AutoTokenizer.from_pretrained(world / "bad")
-    spoilt._fast = spoilt.tokenizer.backend_tokenizer
+    spoilt._rust_tokenizer = spoilt.tokenizer.backend_tokenizer
     with pytest.raises(ModelError, match="retry-limit-in-match"):
         spoilt.prompt("what is the cat old new in the and the old")

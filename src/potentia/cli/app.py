@@ -216,6 +216,7 @@ _NO_MEMORY_MESSAGES = (
     "failed to map segment",
     "can't allocate memory",
     "Cannot allocate memory",
+    "error return without exception set",  # CPython's, where an allocation failed
 )
 
 
@@ -248,7 +249,7 @@ def _is_out_of_memory(error: Exception) -> bool:
     """Whether an error means that memory ran out; libraries and the system say so in words alone."""
     if isinstance(error, MemoryError):
         return True
-    is_system_error = isinstance(error, (OSError, RuntimeError, ImportError))
+    is_system_error = isinstance(error, (OSError, RuntimeError, ImportError, SystemError))
     return is_system_error and any(words in str(error) for words in _NO_MEMORY_MESSAGES)
 
 
