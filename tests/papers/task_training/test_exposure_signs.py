@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from potentia.analysis.stats import exact_upper_bound
 from potentia.papers.task_training.exposure import (
     Exposure,
     Measures,
@@ -15,7 +16,6 @@ from potentia.papers.task_training.exposure import (
     calibrated,
     judged,
     measure_signs,
-    upper_bound,
     ways_table,
 )
 from potentia.values.selection import ProbeResult, SplitLosses
@@ -175,8 +175,8 @@ def test_the_calibration_that_is_shipped_finds_exposure_in_form_and_names_what_e
 
 
 def test_bounds_and_areas():
-    assert upper_bound(0, 60) == pytest.approx(0.0596, abs=1e-4)
-    assert upper_bound(3, 3) == 1.0
+    assert exact_upper_bound(0, 60) == pytest.approx(0.0596, abs=1e-4)
+    assert exact_upper_bound(3, 3) == 1.0
     assert area_under(np.array([1.0, 2.0]), np.array([3.0, 1.5])) == pytest.approx(0.75)
 
 

@@ -9,4 +9,16 @@ from potentia.analysis.stats.first_place import (
     pack_correct,
     select_survivors,
 )
+from potentia.analysis.stats.intervals import (
+    exact_lower_bound,
+    exact_upper_bound,
+    interval_of_score,
+    score_interval,
+    wilson_interval,
+)
+from potentia.analysis.stats.signal import (
+    SignalToNoise,
+    measure_decision_accuracy,
+    measure_signal_to_noise,
+)
 from potentia.analysis.stats.significance import Outcomes, Significance, measure_significance

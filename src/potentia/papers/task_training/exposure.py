@@ -33,9 +33,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.stats import beta, mannwhitneyu, ttest_ind
+from scipy.stats import mannwhitneyu, ttest_ind
 
 from potentia.analysis.left_out import NO_ENTRIES, drop_names_in
+from potentia.analysis.stats.intervals import exact_upper_bound
 from potentia.errors import InputError
 from potentia.values.findings import Cell, Chart, Finding, Heatmap, Table
 from potentia.values.scores import Floats
@@ -159,7 +160,7 @@ class Sign:
         if self.clean:
             alarms = (
                 f"{self.false_alarms} of {self.clean}",
-                upper_bound(self.false_alarms, self.clean),
+                exact_upper_bound(self.false_alarms, self.clean),
             )
         left, known = map(self.measures.left, LOSSES), "yes" if self.known else ""
         return (
@@ -190,16 +191,11 @@ class Sign:
         )
         knows = f", and it knows these very {very} better than others like them" if very else ""
         fits += knows or "; no sign of these very documents"
-        bound = upper_bound(self.false_alarms, self.clean)
+        bound = exact_upper_bound(self.false_alarms, self.clean)
         alarms = f"{self.false_alarms} of {self.clean} clean ones were as low (at most {bound:.0%})"
         return (
             f"On {self.task} {self.model} {what}. That fits earlier training on {fits}. {alarms}."
         )
-
-
-def upper_bound(hits: int, of: int) -> float:
-    """Return the upper end of the 95 % interval of a rate (Clopper–Pearson)."""
-    return 1.0 if hits >= of else float(beta.ppf(0.975, hits + 1, of - hits))
 
 
 # --- the measures ----------------------------------------------------------------------------------------------------
@@ -408,7 +404,7 @@ def ways_table(rows: Sequence[Planted], reference: str = DECLARED) -> Table:
     body = []
     for way, signs in sorted(by_way.items()):  # clean ones, which have no way, are first
         alarms = sum(sign.speaks for sign in signs)
-        bound = None if way else upper_bound(alarms, len(signs))
+        bound = None if way else exact_upper_bound(alarms, len(signs))
         area = area_under(lows.get("", np.array([])), lows[way]) if way else None
         left = [float(np.median([sign.measures.left(loss) for sign in signs])) for loss in LOSSES]
         very = (
