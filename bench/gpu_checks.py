@@ -261,7 +261,8 @@ def captures(bench: Bench) -> None:
     """Capture a step of lanes part by part, and tell which part cannot be captured and at which line."""
     from potentia.engine.lane_spec import LoraConfig
     from potentia.engine.layers.adapter_bank import AdapterBank
-    from potentia.engine.layers.packed_pass import FusedLayers, PackedPass, PackedRun, _within_rows
+    from potentia.engine.layers.fused_layers import FusedLayers
+    from potentia.engine.layers.packed_pass import PackedPass, PackedRun, attend_within_rows
     from potentia.engine.layers.row_layout import Bucket, LaneRoute, PackedInputs, lay_out_rows
     from potentia.engine.models.split_model import SplitModel, attending
     from potentia.engine.steps.lane_states import UPDATE_COLUMNS, LaneStates
@@ -296,7 +297,11 @@ def captures(bench: Bench) -> None:
     route = LaneRoute(bank, inputs.owners, inputs.spans, inputs.keys, inputs.tiles)
 
     def forward() -> None:
-        with torch.no_grad(), attending(ours._configs, _within_rows(run)), ours.blocks.active(run):
+        with (
+            torch.no_grad(),
+            attending(ours._configs, attend_within_rows(run)),
+            ours.blocks.active(run),
+        ):
             ours.split.hidden(inputs.ids.long().unsqueeze(0), inputs.places.long().unsqueeze(0))
 
     run = PackedRun(ours.operations, inputs, route)
@@ -362,7 +367,8 @@ def compare(shape: str, device: torch.device, dtype: torch.dtype) -> dict[str, A
     """Run the same five steps through plain passes and through static ones, and float32 passes for the truth."""
     from potentia.engine.lane_spec import LoraConfig
     from potentia.engine.layers.adapter_bank import AdapterBank
-    from potentia.engine.layers.packed_pass import FusedLayers, PackedPass
+    from potentia.engine.layers.fused_layers import FusedLayers
+    from potentia.engine.layers.packed_pass import PackedPass
     from potentia.engine.models.split_model import SplitModel
     from potentia.engine.proof.training_check import check_lanes
     from potentia.engine.steps.lane_states import LaneStates

@@ -16,7 +16,8 @@ from triton.runtime.jit import JITFunction
 from lane_models import place, spec, tiny
 from potentia.engine.lane_spec import LoraConfig
 from potentia.engine.layers.adapter_bank import AdapterBank
-from potentia.engine.layers.packed_pass import FusedLayers, PackedPass
+from potentia.engine.layers.fused_layers import FusedLayers
+from potentia.engine.layers.packed_pass import PackedPass
 from potentia.engine.layers.row_layout import lay_out_rows
 from potentia.engine.models.split_model import SplitModel
 from potentia.engine.operations import kernels, ready

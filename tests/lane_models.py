@@ -64,6 +64,24 @@ def tiny(kind: str, seed: int = 0) -> torch.nn.Module:
         )
     elif kind == "mistral":
         config = tf.MistralConfig(**common, **sizes, num_key_value_heads=2, sliding_window=9)
+    elif kind == "olmo2":
+        config = tf.Olmo2Config(**common, **sizes, num_key_value_heads=2, pad_token_id=0)
+    elif kind == "olmo3":  # norms after branches alone, a window in three layers of four
+        deep = sizes | {"num_hidden_layers": 4}
+        config = tf.Olmo3Config(**common, **deep, num_key_value_heads=2, sliding_window=9)
+    elif kind == "smollm3":  # every fourth layer does not rotate
+        deep = sizes | {"num_hidden_layers": 4}
+        config = tf.SmolLM3Config(**common, **deep, num_key_value_heads=2, pad_token_id=0)
+    elif kind == "phi3":  # fused projections, and half of each head rotates
+        rotation = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+        config = tf.Phi3Config(
+            **common,
+            **sizes,
+            num_key_value_heads=2,
+            pad_token_id=0,
+            rope_parameters=rotation,
+            sliding_window=9,
+        )
     elif kind == "bloom":
         config = tf.BloomConfig(**common, hidden_size=32, n_layer=2, n_head=4)
     else:

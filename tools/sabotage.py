@@ -31,11 +31,17 @@ from torch import Tensor
 
 from many import kept, options, run_all
 from potentia.engine import LoadedModel, lane_spec
-from potentia.engine.layers import adapter_methods, lane_layers, network, prefix_tree, recomputation
-from potentia.engine.layers import packed_pass as static
+from potentia.engine.layers import (
+    adapter_methods,
+    lane_layers,
+    layer_parts,
+    network,
+    prefix_tree,
+    recomputation,
+)
 from potentia.engine.layers.adapter_bank import AdapterBank
 from potentia.engine.layers.adapter_methods import LowRankAdapter
-from potentia.engine.layers.packed_pass import FusedLayer
+from potentia.engine.layers.layer_parts import FusedLayer
 from potentia.engine.layers.row_layout import LossTokens
 from potentia.engine.models.float32_copy import Float32Copy, open_float32_copy
 from potentia.engine.models.split_model import SplitModel
@@ -136,8 +142,8 @@ def _not_normed(_: Any, self: Any, do: Any, qkv: Tensor) -> Any:
 
 
 def _one_gain(own: Any, self: Any, do: Any, qkv: Tensor) -> Any:
-    one = self.gains[static.HEADS[0]]
-    with patch.dict(self.gains, dict.fromkeys(static.HEADS, one)):
+    one = self.gains[layer_parts.HEAD_NORMS[0]]
+    with patch.dict(self.gains, dict.fromkeys(layer_parts.HEAD_NORMS, one)):
         return own(self, do, qkv)
 
 
@@ -692,7 +698,7 @@ def check_breaks() -> list[Break]:
         Break(
             "norm: gains without their one",
             hand,
-            changed(static, "_gain", _less_one),
+            changed(layer_parts, "read_gain", _less_one),
             "gemma3_text",
         ),
         Break(

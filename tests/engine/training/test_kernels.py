@@ -126,14 +126,18 @@ def test_gates(gelu: bool) -> None:
             close(product, (opened * u).detach() if keep else slope)
 
 
-@pytest.mark.parametrize(("heads", "head"), [(3, 8), (4, 24)])
-def test_rotations(heads: int, head: int) -> None:
+@pytest.mark.parametrize(("heads", "head", "rotated"), [(3, 8, 8), (4, 24, 24), (3, 16, 12)])
+def test_rotations(heads: int, head: int, rotated: int) -> None:
     x = draw(7, (heads + 2) * head)
-    angles = draw(7, head // 2, seed=1).repeat(1, 2)
+    angles = draw(7, rotated // 2, seed=1).repeat(1, 2)
     cos, sin = angles.cos(), angles.sin()
     turned = kernels.rotate_(x.clone(), heads, head, cos, sin)
     close(turned, plain.rotate_(x.clone(), heads, head, cos, sin))
     assert torch.equal(turned[:, heads * head :], x[:, heads * head :])
+    by_head = turned[:, : heads * head].view(7, heads, head)
+    assert torch.equal(
+        by_head[..., rotated:], x[:, : heads * head].view(7, heads, head)[..., rotated:]
+    )
     close(kernels.rotate_(turned, heads, head, cos, sin, back=True), x)
 
 

@@ -16,7 +16,7 @@ from lane_models import VOCAB, examples, gap, place, spec, tiny
 from potentia.engine.lane_spec import LoraConfig, TokenisedExamples, TrainingRow
 from potentia.engine.layers import packed_pass as static_module
 from potentia.engine.layers.adapter_bank import AdapterBank
-from potentia.engine.layers.packed_pass import FusedLayers
+from potentia.engine.layers.fused_layers import FusedLayers
 from potentia.engine.layers.row_layout import STRETCH, Bucket, PackedInputs, lay_out_rows
 from potentia.engine.models import split_model as split_module
 from potentia.engine.models.split_model import SplitModel
@@ -38,6 +38,10 @@ FORMS = {
     "gemma2": TrainingForm.PADDED,  # soft caps on attention
     "gemma3": TrainingForm.FUSED,  # four norms a layer, norms of queries and keys, a window in every other layer
     "bloom": TrainingForm.PADDED,  # ALiBi
+    "olmo2": TrainingForm.FUSED,  # norms after the branches, queries and keys normed over all their heads
+    "olmo3": TrainingForm.FUSED,  # the same with windows
+    "smollm3": TrainingForm.FUSED,  # layers that do not rotate
+    "phi3": TrainingForm.FUSED,  # projections that are one matrix, heads that rotate in part
 }
 
 
@@ -241,7 +245,7 @@ def test_tokens_of_steps_are_those_of_their_rows() -> None:
         assert one.tokens_by_step(limit).tolist() == wanted
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "olmo3", "phi3"])
 def test_activations_take_what_passes_are_planned_by(kind: str) -> None:
     model = tiny(kind).to(torch.bfloat16)
     bank = AdapterBank(model, LoraConfig(r=1, targets=("all-linear",)), 3)
@@ -258,7 +262,7 @@ def test_activations_take_what_passes_are_planned_by(kind: str) -> None:
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         found(inputs)
-    planned = found.blocks.kept_bytes * len(inputs.ids)
+    planned = found.blocks.activation_bytes * len(inputs.ids)
     assert planned < sum(kept.values()) < 1.2 * planned  # and the angles, the last norm
 
 

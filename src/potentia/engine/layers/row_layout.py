@@ -21,7 +21,7 @@ from torch import Tensor
 
 from potentia.engine.lane_spec import TrainingRow
 from potentia.engine.layers.adapter_bank import AdapterBank, AdapterSite
-from potentia.engine.operations import TILE, tile
+from potentia.engine.operations import TILE, Operations, tile
 from potentia.engine.operations.dropout import keys_within, layer_mix, row_keys
 
 STRETCH = (
@@ -341,7 +341,7 @@ class LossTokens:
 class PackedRun:
     """What every layer of a pass reads: the operations, the rows' bounds, the lanes."""
 
-    operations: Any
+    operations: Operations
     inputs: PackedInputs
     route: LaneRoute
     picked: LossTokens | None = None

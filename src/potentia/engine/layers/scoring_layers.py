@@ -1,4 +1,4 @@
-"""Rows through fused layers, forward alone (see ``engine.layers.packed_pass``): for scoring.
+"""Rows through fused layers, forward alone (see ``engine.layers.fused_layers``): for scoring.
 
 The model's own attention takes the model's own mask; norms, rotation and gates are one operation each, a residual sum
 rides on a norm, and the adapters of projections that read the same input are one more. Weights stay where they are
@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from potentia.engine.layers.adapter_bank import bank_on
-from potentia.engine.layers.packed_pass import AFTER, BEFORE, GROUPS, FusedLayer, FusedLayers
+from potentia.engine.layers.fused_layers import FusedLayers
+from potentia.engine.layers.layer_parts import FusedLayer, NormPlace, ProjectionGroup, read_bias
 from potentia.engine.layers.row_layout import STRETCH, LaneRoute
 from potentia.engine.models.device_layout import find_blocks, is_spread
 from potentia.engine.models.split_model import computing
@@ -62,7 +63,7 @@ class FusedScoringLayers:
         bank = bank_on(self.model)
         if bank is None or bank.routing.owners is None:
             return None
-        self.blocks.adapt(bank)
+        self.blocks.note_adapters(bank)
         row_owners = bank.routing.owners
         rows = row_owners.shape[0]
         device = row_owners.device
@@ -91,7 +92,7 @@ class FusedScoringLayers:
     @property
     def is_unaltered(self) -> bool:
         """Whether nobody has put a forward or a hook of theirs into the layers since."""
-        return not any(block.altered for block in self.blocks.blocks)
+        return not any(block.is_altered for block in self.blocks.blocks)
 
     def flat_angles(self, angles: Angles, rows: int) -> Angles:
         """Return cos and sin of every token (N, head), once a pass: layers of one kind are given the same."""
@@ -123,7 +124,7 @@ class _FusedForward:
         has_adapters = self.layers.route is not None
         if has_adapters not in self.layers.compiled:
             self.layers.compiled.add(has_adapters)
-            kind = f"scoring-{hidden_states.dtype}-{self.block.head}-{has_adapters}"
+            kind = f"scoring-{hidden_states.dtype}-{self.block.head_width}-{has_adapters}"
             ready(
                 self.layers.operations,
                 kind,
@@ -136,45 +137,52 @@ class _FusedForward:
     ) -> Tensor:
         block = self.block
         do = self.layers.operations
-        gains = block.gains
         rows, length, width = hidden_states.shape
         hidden = hidden_states.reshape(-1, width)
-        x, _ = do.norm(hidden, gains[BEFORE[0]])
-        qkv = self._multiply(0, x)
+        attention_input, _ = block.norm_input(do, hidden)
+        qkv = self._multiply(ProjectionGroup.QUERIES_KEYS_VALUES, attention_input)
         turned, _ = block.norm_heads(do, qkv)
         cos, sin = self.layers.flat_angles(angles, rows)
-        do.rotate_(turned, block.heads + block.kept, block.head, cos, sin)
+        block.rotate(do, turned, cos, sin)
         heads: list[Tensor] = []
-        for part in block.queries_keys_values(turned, qkv):
-            heads.append(part.view(rows, length, -1, block.head).transpose(1, 2))
-        q, k, v = heads
+        for part in block.split_heads(turned, qkv):
+            heads.append(part.view(rows, length, -1, block.head_width).transpose(1, 2))
+        queries, keys, values = heads
         # Imported here: it loads torch._dynamo and Triton, which nothing else needs.
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         attended, _ = sdpa_attention_forward(
-            block.layer.self_attn, q, k, v, attention_mask, scaling=block.scale, is_causal=True
+            block.layer.self_attn,
+            queries,
+            keys,
+            values,
+            attention_mask,
+            scaling=block.scale,
+            is_causal=True,
         )
-        answers = self._multiply(1, attended.reshape(hidden.shape[0], -1))
-        branch, _ = block.norm_branch(do, AFTER[0], answers)
-        hidden, x, _ = do.add_norm(hidden, branch, gains[BEFORE[1]])
-        gated = do.gate(self._multiply(2, x), block.gelu)
-        if AFTER[1] in gains:
-            branch, _ = block.norm_branch(do, AFTER[1], self._multiply(3, gated))
-            return branch.add_(hidden).view_as(hidden_states)
-        return self._multiply(3, gated, onto=hidden).view_as(hidden_states)
+        answers = attended.reshape(hidden.shape[0], -1)
+        branch = self._multiply(ProjectionGroup.ATTENTION_OUTPUT, answers)
+        normed_branch, _ = block.norm_branch(do, NormPlace.AFTER_ATTENTION, branch)
+        middle, gates_input, _ = block.add_branch(do, hidden, normed_branch)
+        gated = do.gate(self._multiply(ProjectionGroup.GATES, gates_input), block.opens_by_gelu)
+        if NormPlace.AFTER_GATES not in block.gains:
+            return self._multiply(ProjectionGroup.DOWN, gated, onto=middle).view_as(hidden_states)
+        down_branch = self._multiply(ProjectionGroup.DOWN, gated)
+        normed_down, _ = block.norm_branch(do, NormPlace.AFTER_GATES, down_branch)
+        return normed_down.add_(middle).view_as(hidden_states)
 
-    def _multiply(self, number: int, x: Tensor, *, onto: Tensor | None = None) -> Tensor:
+    def _multiply(self, group: ProjectionGroup, x: Tensor, *, onto: Tensor | None = None) -> Tensor:
         """Multiply by the weights of a group side by side, with its adapters; one layer's product may be a sum's."""
-        parts = [self.block.parts[name] for name in GROUPS[number]]
-        sizes = [part.weight.shape[0] for part in parts]
+        projections = self.block.projections[group]
+        sizes = [projection.weight.shape[0] for projection in projections]
         y = x.new_empty(x.shape[0], sum(sizes))
-        for part, columns in zip(parts, torch.split(y, sizes, dim=1), strict=True):
-            added = part.bias if onto is None else onto
+        for projection, columns in zip(projections, torch.split(y, sizes, dim=1), strict=True):
+            added = read_bias(projection) if onto is None else onto
             if added is None:
-                torch.mm(x, part.weight.t(), out=columns)
+                torch.mm(x, projection.weight.t(), out=columns)
             else:
-                torch.addmm(added, x, part.weight.t(), out=columns)
-        group = self.block.adapters[number]
-        if self.layers.route is not None and group is not None:
-            self.layers.operations.thin(x, y, group, self.layers.route)
+                torch.addmm(added, x, projection.weight.t(), out=columns)
+        adapters = self.block.adapters[group]
+        if self.layers.route is not None and adapters is not None:
+            self.layers.operations.thin(x, y, adapters, self.layers.route)
         return y

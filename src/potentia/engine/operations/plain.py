@@ -58,12 +58,24 @@ def _factors(gain: Gain) -> Tensor:
 def rotate_(
     x: Tensor, heads: int, head: int, cos: Tensor, sin: Tensor, back: bool = False
 ) -> Tensor:
-    """Turn the first ``heads`` heads of ``x`` (N, …) by the tokens' angles (N, head), or back by them."""
-    half = head // 2
-    both = x[:, : heads * head].view(x.shape[0], heads, 2, half)
-    c, s = cos[:, None, :half].float(), sin[:, None, :half].float() * (-1.0 if back else 1.0)
-    one, two = both[:, :, 0].float(), both[:, :, 1].float()
-    both[:, :, 0], both[:, :, 1] = (one * c - two * s).to(x.dtype), (two * c + one * s).to(x.dtype)
+    """Turn the first ``heads`` heads of ``x`` (N, …) by the tokens' angles (N, angles), or back by them.
+
+    Where there are fewer angles than numbers in a head, only the head's first numbers are turned.
+    """
+    half = min(head, cos.shape[1]) // 2
+    by_head = x[:, : heads * head].view(x.shape[0], heads, head)
+    first_half = by_head[:, :, :half]
+    second_half = by_head[:, :, half : 2 * half]
+    cosines = cos[:, None, :half].float()
+    sines = sin[:, None, :half].float()
+    if back:
+        sines = -sines
+    first = first_half.float()
+    second = second_half.float()
+    turned_first = first * cosines - second * sines
+    turned_second = second * cosines + first * sines
+    first_half.copy_(turned_first)
+    second_half.copy_(turned_second)
     return x
 
 

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from potentia.engine.lane_spec import LaneSpec, LoraConfig, Schedule, TrainingRow
 from potentia.engine.layers.adapter_bank import AdapterBank
-from potentia.engine.layers.packed_pass import FusedLayers
+from potentia.engine.layers.fused_layers import FusedLayers
 from potentia.engine.models.device_layout import out_of_memory
 from potentia.engine.models.float32_copy import Float32Copy, open_float32_copy
 from potentia.engine.models.split_model import SplitModel

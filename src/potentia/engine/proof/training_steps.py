@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from potentia.engine.lane_spec import TrainingRow
 from potentia.engine.layers.adapter_bank import AdapterBank
-from potentia.engine.layers.packed_pass import FusedLayers, PackedPass
+from potentia.engine.layers.fused_layers import FusedLayers
+from potentia.engine.layers.packed_pass import PackedPass
 from potentia.engine.layers.recomputation import recomputed_activations
 from potentia.engine.models.split_model import SplitModel
 from potentia.engine.proof.reference import reference_gradients

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from potentia.engine.lane_spec import LaneSpec, LoraConfig, TrainingRow
 from potentia.engine.layers.adapter_bank import AdapterBank, lane_state_bytes
-from potentia.engine.layers.packed_pass import FusedLayers
+from potentia.engine.layers.fused_layers import FusedLayers
 from potentia.engine.models.device_layout import find_blocks
 from potentia.engine.models.quantization import count_parameters
 from potentia.engine.proof.rehearsal import RehearsalFailedError, rehearse_first_step
@@ -159,7 +159,7 @@ class LaneRun:
             # embeddings and head are no work of most tokens
             blocks = find_blocks(self.trainer.model)
             parameters = sum(map(count_parameters, blocks))
-            activation_bytes = FusedLayers(blocks, joined=False).kept_bytes
+            activation_bytes = FusedLayers(blocks, joined=False).activation_bytes
         plan = self.trainer.plan_passes(
             len(tokens_per_step),
             sum(tokens_per_step) / len(tokens_per_step),

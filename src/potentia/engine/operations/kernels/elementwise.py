@@ -186,6 +186,7 @@ def _rotate(
     stride,
     angles,
     heads,
+    HEAD: tl.constexpr,
     HALF: tl.constexpr,
     HEADS: tl.constexpr,
     WIDE: tl.constexpr,
@@ -199,7 +200,7 @@ def _rotate(
     if BACK:
         sin = -sin
     inside = (h < heads)[:, None] & (d < HALF)[None, :]
-    one_at = x_ptr + token * stride + h[:, None] * (2 * HALF) + d[None, :]
+    one_at = x_ptr + token * stride + h[:, None] * HEAD + d[None, :]
     one = tl.load(one_at, mask=inside, other=0.0).to(tl.float32)
     two = tl.load(one_at + HALF, mask=inside, other=0.0).to(tl.float32)
     tl.store(one_at, (one * cos - two * sin).to(x_ptr.dtype.element_ty), mask=inside)
@@ -209,7 +210,7 @@ def _rotate(
 def rotate_(
     x: Tensor, heads: int, head: int, cos: Tensor, sin: Tensor, back: bool = False
 ) -> Tensor:
-    half = head // 2
+    half = min(head, cos.shape[1]) // 2  # numbers beyond the angles are not turned
     wide, most = triton.next_power_of_2(half), triton.next_power_of_2(heads)
     launch(
         _rotate,
@@ -220,6 +221,7 @@ def rotate_(
         x.stride(0),
         cos.stride(0),
         heads,
+        HEAD=head,
         HALF=half,
         HEADS=most,
         WIDE=wide,
