@@ -43,11 +43,15 @@ def read_text(
     *,
     largest: int = LARGEST_DATA,
     most: int = MOST_VALUES,
+    encoding: str | None = None,
 ) -> str:
-    """Return a text of bounded size: UTF-8, or UTF-16 where it says so, as spreadsheets save it."""
+    """Return a text of bounded size: UTF-8, or UTF-16 where it says so, as spreadsheets save it; else ``encoding``."""
     try:
         data = check_plain_file(path, largest, error).read_bytes()
-        text = data.decode("utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig")
+        if encoding is None:
+            is_utf_16 = data.startswith((b"\xff\xfe", b"\xfe\xff"))
+            encoding = "utf-16" if is_utf_16 else "utf-8-sig"
+        text = data.decode(encoding)
     except UnicodeDecodeError as problem:
         raise error(
             f"byte {problem.start} is no UTF-8 text", where=str(path), hint="save it as UTF-8"

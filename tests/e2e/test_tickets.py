@@ -90,12 +90,17 @@ def test_predictions_are_those_of_the_test(story: tuple[Path, dict], tmp_path: P
         "probability",
         *(f"p({label})" for label in labels),
     ]
-    assert frame[[f"p({label})" for label in labels]].sum(axis=1).to_numpy() == pytest.approx(1.0)
+    assert frame[[f"p({label})" for label in labels]].sum(axis=1).to_numpy() == pytest.approx(
+        1.0, abs=1e-3
+    )
     unlabelled = [{"text": row["text"]} for row in found.rows[:5]]
     assert potentia.predict(adapter, unlabelled, device="cpu").predicted == found.predicted[:5]
     assert (tmp_path / "p.csv").read_text().count("\n") == 101
-    with pytest.raises(potentia.InputError, match="text is empty"):
-        potentia.predict(adapter, ["", "a word"], device="cpu")
+    with_blank = potentia.predict(adapter, ["", found.rows[0]["text"]], device="cpu")
+    assert with_blank.predicted == (None, found.predicted[0])
+    assert with_blank.notes == ("1 row has no prediction (row 1: text is empty).",)
+    with pytest.raises(potentia.InputError, match="no row to predict: text is empty"):
+        potentia.predict(adapter, [""], device="cpu")
 
 
 def test_the_lines_of_the_card_give_the_same_answer(story: tuple[Path, dict]) -> None:
@@ -137,6 +142,6 @@ def test_duplicates_and_bad_rows_are_told(story: tuple[Path, dict], tmp_path: Pa
     result = CliRunner().invoke(app, ["tasks", "show", str(file)])
     assert isinstance(result.exception, potentia.InputError)
     assert "2 of 62 rows cannot be used" in str(result.exception)
-    assert "2 of 62 rows cannot be used and are left out" in command(
+    assert "2 of 62 rows cannot be used and are skipped" in command(
         "tasks", "show", file, "--drop-bad-rows"
     )

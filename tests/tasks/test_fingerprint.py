@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from potentia import tasks
+from potentia.tasks.free_text import grade_free_text
 from potentia.tasks.harness import fingerprint_definition
-from potentia.tasks.kinds import judge_same_text
 
 CONFIG: dict[str, Any] = {
     "task": "t",
     "doc_to_text": "{{a}}",
     "metric_list": [{"metric": "acc", "aggregation": "mean"}],
     "target_delimiter": " ",
-    "process_results": judge_same_text,
+    "process_results": grade_free_text,
 }
 DOCS = [("test", i, {"a": f"text {i}", "b": [1, 2], "c": {"x": 1.5, "y": None}}) for i in range(4)]
 

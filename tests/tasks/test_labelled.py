@@ -75,11 +75,11 @@ def test_a_label_that_begins_another_can_still_lose(tmp_path: Path) -> None:
 
 
 def test_a_column_that_may_be_a_label_is_asked_for(tmp_path: Path) -> None:
-    file = table(tmp_path / "t.csv", tickets(), ("text", "queue"))
-    with pytest.raises(TaskError, match="is the column queue a label") as error:
+    file = table(tmp_path / "t.csv", tickets(), ("text", "desk"))
+    with pytest.raises(TaskError, match="is the column desk a label") as error:
         tasks.load(file)
-    assert "--map label=queue" in str(error.value.hint)
-    assert tasks.load("t", own=tasks.UserData((file,), columns={"label": "queue"})).labels
+    assert "--map text=text label=desk" in str(error.value.hint)
+    assert tasks.load("t", own=tasks.UserData((file,), columns={"label": "desk"})).labels
     assert tasks.load("t", own=tasks.UserData((file,), columns={"text": "text"})).kind == "corpus"
     unlike = table(
         tmp_path / "u.csv", [(f"text {i}", f"title {i}") for i in range(40)], ("text", "title")

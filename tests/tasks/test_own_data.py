@@ -40,9 +40,14 @@ def test_columns_of_any_name_and_answers_that_count_from_one(tmp_path: Path) -> 
     assert "label" in str(error.value.hint)
     with pytest.raises(TaskError, match="no field 'solution'"):
         tasks.load("q", own=tasks.UserData(own.files, columns={"solution": "label"}))
-    with pytest.raises(TaskError, match="make no benchmark") as error:
-        tasks.load(own.files[0])
-    assert "columns: {question: COLUMN" in str(error.value.hint)
+    guessed = tasks.load(own.files[0])  # "query", "a", "b", "c" and "label" are usual names
+    assert [document.data for document in guessed.documents("test")] == [
+        document.data for document in task.documents("test")
+    ]
+    odd = jsonl(tmp_path / "odd.jsonl", [{"x1": "a", "y1": str(i)} for i in range(40)])
+    with pytest.raises(TaskError, match="cannot tell which columns hold the text") as error:
+        tasks.load(odd)
+    assert "--map text=COLUMN label=COLUMN" in str(error.value.hint)
 
 
 def test_a_prompt_of_ones_own_over_any_column(tmp_path: Path) -> None:

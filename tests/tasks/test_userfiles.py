@@ -85,7 +85,7 @@ def test_generation(tmp_path: Path) -> None:
         {"prompt": f"The capital of land {i} is", "completion": f"City {i}"} for i in range(40)
     ]
     task = tasks.load(jsonl(tmp_path / "capitals.jsonl", records))
-    assert (task.kind, task.metric) == ("generation", "exact_match")
+    assert (task.kind, task.metric) == ("generation", "token_f1")
     prompts = task.prompts(task.documents("test"))
     assert prompts[0].requests == (
         Generation(f"The capital of land {prompts[0].doc_id} is", ("\n",), 256),
@@ -149,7 +149,7 @@ def test_dropping_overlap_is_recorded(tmp_path: Path) -> None:
     ("content", "says"),
     [
         ('{"question": "a", "choices": ["x", "y"]}', "missing answer"),
-        ('{"prompt": "a", "answer": "b"}', "make no benchmark"),
+        ('{"x": "a", "y": "b"}', "cannot tell which columns"),
         ('{"prompt": "a"}', "missing completion"),
         ("", "no document"),
         ("\n\n", "no document"),

@@ -16,7 +16,7 @@ from potentia.cli.app import app
 from potentia.cli.command import command
 from potentia.cli.option_groups import (
     AllowCode,
-    ColumnMap,
+    DataColumns,
     DataFolder,
     DataType,
     Device,
@@ -304,7 +304,7 @@ class ShowTaskOptions(JsonOption):
         ),
     ]
     data_dir: DataFolder = None
-    columns: ColumnMap = None
+    columns: DataColumns = None
     drop_bad_rows: DropBadRows = None
     allow_code: AllowCode = False
 

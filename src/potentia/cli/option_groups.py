@@ -73,6 +73,14 @@ ColumnMap = Annotated[
         help="Say which column of a table is what, as score=Accuracy.",
     ),
 ]
+DataColumns = Annotated[
+    OptionalTexts,
+    typer.Option(
+        "--map",
+        metavar="FIELD=COLUMN",
+        help="Say which column of your data is what: text=Body label=Queue, or prompt=Question completion=Answer.",
+    ),
+]
 ModelFactsFile = Annotated[
     Path | None,
     typer.Option(help="A CSV of facts on models, which adds to the known ones or replaces them."),
@@ -239,6 +247,7 @@ class StudyOptions:
     ] = None
     tasks: TaskNames = None
     protocols: ProtocolNames = None
+    columns: DataColumns = None
     drop_bad_rows: DropBadRows = None
     name: Annotated[OptionalText, typer.Option(help="The study's name.")] = None
     data_dir: DataFolder = None
@@ -258,7 +267,7 @@ class StudyOptions:
         pretraining_runs = [describe_checkpoints(source) for source in self.checkpoints or ()]
         return {
             "models": [*(self.models or ()), *pretraining_runs] or None,
-            "tasks": self.tasks,
+            "tasks": _map_task_columns(self.tasks, self.columns),
             "protocols": self.protocols,
             "drop_bad_rows": self.drop_bad_rows,
             "name": self.name,
@@ -330,6 +339,38 @@ def parse_pairs(pairs: list[str] | None, option: str = "--map") -> dict[str, str
             )
         value_by_name[name.strip()] = value
     return value_by_name
+
+
+def describe_data(data: str, column_pairs: list[str] | None) -> str | dict[str, Any]:
+    """Describe the data as a study does: a file under its short name, a task of lm-eval by its own."""
+    path = Path(data).expanduser()
+    if not path.exists():
+        return data
+    name = path.stem if path.is_file() else path.resolve().name
+    entry: dict[str, Any] = {"name": name, "file": data}
+    if column_pairs:
+        entry["columns"] = parse_pairs(column_pairs)
+    return entry
+
+
+def _map_task_columns(
+    tasks: list[str] | None, column_pairs: list[str] | None
+) -> list[str | dict[str, Any]] | None:
+    """Describe the tasks as a study file does; the columns that --map names are those of the user's own files."""
+    if tasks is None or not column_pairs:
+        if column_pairs:
+            raise InputError(
+                "--map says which column of a file is what",
+                hint="give the file with --tasks, or write `columns` into the study file",
+            )
+        return None if tasks is None else list(tasks)
+    entries = [describe_data(task, column_pairs) for task in tasks]
+    if all(isinstance(entry, str) for entry in entries):
+        raise InputError(
+            "--map is for your own files, and --tasks names none",
+            hint="give a csv, jsonl or parquet file",
+        )
+    return entries
 
 
 def open_evidence(*sources: str, notes: bool = True, **read_arguments: Any) -> potentia.Evidence:

@@ -18,7 +18,7 @@ from potentia.cli.option_groups import (
     DEFAULT_STORE,
     BaseModel,
     CellOptions,
-    ColumnMap,
+    DataColumns,
     DataFolder,
     Device,
     DropBadRows,
@@ -36,6 +36,7 @@ from potentia.cli.option_groups import (
     ValidationCap,
     Workers,
     Yes,
+    describe_data,
     open_evidence,
     parse_pairs,
 )
@@ -79,7 +80,7 @@ class SelectOptions(JsonOption):
         Path | None, typer.Option(help="A study file whose tuning, caps and device to use.")
     ] = None
     workers: Workers = 0
-    columns: ColumnMap = None
+    columns: DataColumns = None
     drop_bad_rows: DropBadRows = None
     data_dir: DataFolder = None
     device: Device = None
@@ -177,18 +178,6 @@ def _print_adapter(folder: Path, model: str) -> None:
     )
 
 
-def describe_data(data: str, column_pairs: list[str] | None) -> str | dict[str, Any]:
-    """Describe the data as a study does: a file under its short name, a task of lm-eval by its own."""
-    path = Path(data).expanduser()
-    if not path.exists():
-        return data
-    name = path.stem if path.is_file() else path.resolve().name
-    entry: dict[str, Any] = {"name": name, "file": data}
-    if column_pairs:
-        entry["columns"] = parse_pairs(column_pairs)
-    return entry
-
-
 # --- predicting -------------------------------------------------------------------------------------------------------
 
 AdapterFolder = Annotated[
@@ -211,14 +200,14 @@ class PredictOptions(JsonOption):
     base: BaseModel = None
     unchecked_base: UncheckedBase = False
     device: Device = None
-    drop_bad_rows: DropBadRows = None
+    columns: DataColumns = None
 
 
 @command(app, "predict", PredictOptions)
 def predict(options: PredictOptions) -> None:
     """Predict the rows of a file with a tuned model: the label and the probability of each.
 
-    With --json they are printed, and no file is written. A row that is left out has no answer.
+    With --json they are printed, and no file is written. A row without a text has no answer.
 
     Example:
       potentia predict selected/adapter new-tickets.csv -o predictions.csv
@@ -233,9 +222,10 @@ def predict(options: PredictOptions) -> None:
             base=options.base,
             unchecked_base=options.unchecked_base,
             device=options.device or "auto",
-            drop_bad_rows=bool(options.drop_bad_rows),
+            columns=parse_pairs(options.columns),
             progress=lambda amount: progress.update(progress_task, advance=amount),
         )
+    print_lines(*predictions.notes, to=error_console)
     records = predictions.records()
     labelled = sum(gold is not None for gold in predictions.gold)
     value = {

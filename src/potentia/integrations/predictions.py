@@ -26,13 +26,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from potentia.engine import LoadedModel
-    from potentia.tasks import Record, Subtask
+    from potentia.tasks import ReadingLog, Record, Subtask
 
 Progress = Callable[[int], None]
 Rows = str | Path | Sequence[str | Mapping[str, Any]]
 """What to predict: a file, texts, or records."""
 
 _ANSWER_FIELDS = ("label", "answer", "completion")  # that a file to predict may lack
+NAMED_BAD_ROWS = 5  # that a note lists
 _BASE_HINT = "if it was made for this model, say so: --unchecked-base"
 
 
@@ -46,6 +47,7 @@ class Predictions:
     gold: tuple[str | None, ...]  # where the file has labels
     tested: float | None  # what the test gave, by `metric`
     metric: str
+    notes: tuple[str, ...] = ()  # rows without an answer, and why
 
     @property
     def accuracy(self) -> float:
@@ -64,8 +66,9 @@ class Predictions:
         """Return the same as plain records."""
         records = []
         for row, answer, shares in zip(self.rows, self.predicted, self.probabilities, strict=True):
-            record = {**row, "predicted": answer, "probability": max(shares.values(), default=None)}
-            record |= {f"p({label})": share for label, share in shares.items()}
+            probability = max(shares.values(), default=None)
+            record = {**row, "predicted": answer, "probability": _round_share(probability)}
+            record |= {f"p({label})": _round_share(share) for label, share in shares.items()}
             records.append(record)
         return records
 
@@ -96,6 +99,11 @@ class Predictions:
         return str(pd.DataFrame(records).to_csv(index=False))
 
 
+def _round_share(share: float | None) -> float | None:
+    """Return a probability with four decimals: no more of them mean anything."""
+    return None if share is None else round(share, 4)
+
+
 def predict(
     adapter: str | Path,
     data: Rows,
@@ -103,35 +111,31 @@ def predict(
     base: str | None = None,
     device: str = "auto",
     dtype: str | None = None,
-    drop_bad_rows: bool = False,
+    columns: Mapping[str, str] | None = None,
     unchecked_base: bool = False,
     progress: Progress | None = None,
 ) -> Predictions:
     """Predict the rows of a file (or texts, or records) with an adapter that Potentia tuned on your own data.
 
-    ``base`` is where its base model is now, if not where it was. ``dtype`` is that of the test where absent. An
-    adapter that does not name its base's content is refused unless ``unchecked_base`` vouches for the base.
+    ``base`` is where its base model is now, if not where it was. ``dtype`` is that of the test where absent.
+    ``columns`` names columns that are called otherwise than in the data of the test.
+    A row that cannot be used has no answer, and a note says so. An adapter that does not name its base's content is
+    refused unless ``unchecked_base`` vouches for the base.
     """
-    from potentia.tasks import (
-        Subtask,
-        bad_rows_error,
-        dataset_from_records,
-        make_unanswered_documents,
-    )
+    from potentia.tasks import ReadingLog, Subtask, dataset_from_records, make_unanswered_documents
 
     folder = Path(adapter)
     note = read_note(folder)
     task = read_asked_task(note, str(adapter))
     definition = make_definition(note, task)
-    bad: list[Any] = []
-    rows, records = _read_rows(data, task.columns or {}, bad)
-    documents = make_unanswered_documents(definition, records, bad)
-    if bad and not drop_bad_rows:
-        raise bad_rows_error(bad, len(records))
+    log = ReadingLog()
+    rows, records = _read_rows(data, {**(task.columns or {}), **(columns or {})}, log)
+    documents = make_unanswered_documents(definition, records, log.bad)
     usable = [document for document in documents if document is not None]
     if not usable:
         where = None if isinstance(data, (list, tuple)) else str(data)
-        raise InputError("there is no row to predict", where=where)
+        reason = f": {log.bad[0].message} ({log.bad[0].where})" if log.bad else ""
+        raise InputError(f"there is no row to predict{reason}", where=where)
     subtask = Subtask(definition, {"test": dataset_from_records(usable, where=definition["task"])})
     loaded = load_adapted(
         folder, note, base=base, device=device, dtype=dtype, unchecked_base=unchecked_base
@@ -153,7 +157,18 @@ def predict(
         gold=tuple(_find_gold(definition, record) for record in records),
         tested=note.score,
         metric=str(note.metric),
+        notes=(*log.notes, *_describe_bad_rows(log.bad)),
     )
+
+
+def _describe_bad_rows(bad: Sequence[InputError]) -> list[str]:
+    """Say which rows have no answer."""
+    if not bad:
+        return []
+    places = [(error.where or "").rpartition(", ")[2] for error in bad[:NAMED_BAD_ROWS]]
+    listed = ", ".join(places) + (" …" if len(bad) > NAMED_BAD_ROWS else "")
+    rows = "1 row has" if len(bad) == 1 else f"{len(bad)} rows have"
+    return [f"{rows} no prediction ({listed}: {bad[0].message})."]
 
 
 @dataclass(frozen=True)
@@ -203,15 +218,16 @@ def _ask_documents(
 
 def _find_gold(definition: Mapping[str, Any], record: Record) -> str | None:
     """Return the right answer of a row, where it has one."""
+    from potentia.tasks import find_label
+
     if definition["output_type"] == "generate_until":
         completion = record.get("completion")
         return str(completion).strip() if completion not in (None, "") else None
-    label = str(record.get("label", "")).strip()
-    return label if label in (definition.get("labels") or ()) else None
+    return find_label(record.get("label"), definition.get("labels") or ())
 
 
 def _read_rows(
-    data: Rows, columns: Mapping[str, Any], bad: list[Any]
+    data: Rows, columns: Mapping[str, Any], log: ReadingLog
 ) -> tuple[list[Record], list[Record]]:
     """Return the user's rows, and the same with the fields of the task; answers may be absent."""
     from potentia.tasks import Record, map_columns, read_records
@@ -222,7 +238,7 @@ def _read_rows(
             raise InputError(
                 f"there is no file {data}", hint="give a csv, jsonl, json or parquet file"
             )
-        rows = read_records(path, bad)
+        rows = read_records(path, log, skip_blank=False)
     else:
         text_column = columns.get("text", "text")
         rows = []

@@ -262,7 +262,13 @@ def _find_task_data(study: Study, spec: TaskSpec) -> tuple[str, UserData | None]
     from potentia.tasks import UserData
 
     columns = spec.columns.given()
-    describes_data = columns or spec.labels or spec.prompt is not None
+    describes_data = (
+        columns
+        or spec.labels
+        or spec.prompt is not None
+        or spec.metric is not None
+        or not spec.merge_spellings
+    )
     if not (describes_data or spec.dataset is not None or isinstance(spec.file, tuple)):
         return spec.source, None
     files = spec.file or ()
@@ -281,6 +287,8 @@ def _find_task_data(study: Study, spec: TaskSpec) -> tuple[str, UserData | None]
         spec.prompt,
         dict(spec.labels),
         drop_bad_rows=study.drop_bad_rows,
+        merge_spellings=spec.merge_spellings,
+        metric=spec.metric,
     )
     source = f"{own_data.label}:{prompt_form}" if prompt_form else own_data.label
     return source, own_data

@@ -162,17 +162,22 @@ def _pairs_from_mapping(value: Any) -> Any:
 class Columns(Strict):
     """Which columns of your own data are what, where they are not called so."""
 
-    question: str | None = Field(None, description="what is asked, of a multiple-choice benchmark")
+    question: str | tuple[str, ...] | None = Field(
+        None, description="what is asked, of a multiple-choice benchmark"
+    )
     choices: str | tuple[str, ...] | None = Field(
         None, description="a column of lists, or one column per choice"
     )
     answer: str | None = Field(
         None, description="the right choice: its text, its number, or its letter"
     )
-    prompt: str | None = Field(None, description="what is asked, of a generation benchmark")
+    prompt: str | tuple[str, ...] | None = Field(
+        None, description="what is asked, of a generation benchmark; several columns are joined"
+    )
     completion: str | None = Field(None, description="what is to be written")
-    text: str | None = Field(
-        None, description="a document of a corpus, or the text that a label is of"
+    text: str | tuple[str, ...] | None = Field(
+        None,
+        description="a document of a corpus, or the text that a label is of; several are joined",
     )
     text_pair: str | None = Field(None, description="the second text, where a label is of two")
     label: str | None = Field(None, description="the class of a text")
@@ -217,6 +222,14 @@ class TaskSpec(Strict):
     )
     labels: Annotated[tuple[tuple[str, str], ...], BeforeValidator(_pairs_from_mapping)] = Field(
         (), description="words for the labels of a classification: `{0: negative, 1: positive}`"
+    )
+    merge_spellings: bool = Field(
+        True, description="labels that differ by case or blanks alone are one label"
+    )
+    metric: str | None = Field(
+        None,
+        description="what your own data is scored by: `acc`, `macro_f1`; of written answers `exact_match`, `token_f1`,"
+        " `contains`, `rouge_l`",
     )
     prompt: str | None = Field(
         None, description="how a question is put, over your columns: `{{context}} Q: {{query}}`"

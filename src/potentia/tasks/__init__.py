@@ -2,8 +2,10 @@
 
 from potentia.study import Caps
 from potentia.tasks.checks import Overlap, measure_overlap
+from potentia.tasks.columns import map_columns
 from potentia.tasks.data import (
     LIMITED,
+    ReadingLog,
     Record,
     UserData,
     dataset_from_records,
@@ -13,9 +15,9 @@ from potentia.tasks.data import (
 from potentia.tasks.definitions import read_stock_task, task_index
 from potentia.tasks.forms.open_answers import verify_answer
 from potentia.tasks.grading import choose_answer
-from potentia.tasks.kinds import make_unanswered_documents
+from potentia.tasks.kinds import find_label, make_unanswered_documents
 from potentia.tasks.loading import load, reading_data_once
 from potentia.tasks.splits import Division, PlannedSplit, Split, SplitPlan
 from potentia.tasks.subtask import Answer, ChatTemplate, Prompt, Subtask, TaskDocument
 from potentia.tasks.task import Task
-from potentia.tasks.user_tasks import bad_rows_error, guess_columns, map_columns
+from potentia.tasks.user_tasks import bad_rows_error, guess_columns

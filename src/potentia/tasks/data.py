@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from potentia import limited
 from potentia.errors import TaskError, first_line
-from potentia.files import CODE, LARGEST_DATA, check_plain_file, is_allowed, read_text
+from potentia.files import (
+    CODE,
+    LARGEST_DATA,
+    MOST_VALUES,
+    check_plain_file,
+    is_allowed,
+    read_text,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -63,13 +70,22 @@ BadRows = list[TaskError]  # rows that cannot be used: each says where it is and
 Records = list[Record]
 
 
+@dataclass
+class ReadingLog:
+    """What happened while a user's files were read: rows that cannot be used, and what the user should know."""
+
+    bad: BadRows = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
 @dataclass(frozen=True)
 class UserData:
     """Where a user's documents are, which of their columns is what, and how a question is put.
 
     ``columns`` names the user's column of a field (``{"answer": "label"}``); ``choices`` may have several, one each.
     ``prompt`` is a template over the columns that takes the place of the usual question, ``labels`` the words for the
-    labels of a classification.
+    labels of a classification. ``merge_spellings`` takes labels that differ by case or blanks for one, ``metric`` names
+    what written answers are scored by.
     """
 
     files: tuple[str, ...] = ()
@@ -79,6 +95,8 @@ class UserData:
     prompt: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     drop_bad_rows: bool = False
+    merge_spellings: bool = True
+    metric: str | None = None
 
     @property
     def label(self) -> str:
@@ -102,15 +120,15 @@ class UserData:
         """Count the documents of files that all are one split, which is then divided; None where there are more."""
         if self.dataset is not None:
             return None
-        splits = self.read(None, [])
+        splits = self.read(None, ReadingLog())
         if len(splits) != 1:
             return None
         return sum(map(len, splits.values()))
 
-    def read(self, data_dir: Path | None, bad: BadRows) -> dict[str, Records]:
+    def read(self, data_dir: Path | None, log: ReadingLog) -> dict[str, Records]:
         """Read the records of every split, from files or from the hub (or the folder of datasets)."""
         if self.dataset is None:
-            return read_files([Path(file).expanduser() for file in self.files], bad)
+            return read_files([Path(file).expanduser() for file in self.files], log)
         definition = {"task": self.label, "dataset_path": self.dataset, "dataset_name": self.subset}
         loaded = load_splits(definition, data_dir)
         records_by_split: dict[str, Records] = {}
@@ -144,32 +162,32 @@ def _rows_with_class_names(data: Dataset) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def read_files(paths: Sequence[Path], bad: BadRows) -> dict[str, Records]:
+def read_files(paths: Sequence[Path], log: ReadingLog) -> dict[str, Records]:
     """Read one file or folder, or several files: the splits that they are named after, or all of them as one."""
     for path in paths:
         if not path.exists():
             raise TaskError(f"there is no file or folder {path}", hint="check the path")
     if len(paths) == 1 and paths[0].is_dir():
-        return _read_folder(paths[0], bad)
+        return _read_folder(paths[0], log)
     for path in paths:
         if path.is_dir():
             raise TaskError("give one folder, or several files", where=str(path))
     path_by_split = {SPLIT_NAMES.get(path.stem.lower(), ""): path for path in paths}
     are_splits = "" not in path_by_split and len(path_by_split) == len(paths)
     if len(paths) > 1 and are_splits:
-        return {split: read_records(path, bad) for split, path in path_by_split.items()}
-    return {"train": _read_all(paths, bad)}
+        return {split: read_records(path, log) for split, path in path_by_split.items()}
+    return {"train": _read_all(paths, log)}
 
 
-def _read_all(paths: Sequence[Path], bad: BadRows) -> Records:
+def _read_all(paths: Sequence[Path], log: ReadingLog) -> Records:
     """Read the rows of several files as one split."""
     records: Records = []
     for path in paths:
-        records += read_records(path, bad)
+        records += read_records(path, log)
     return records
 
 
-def _read_folder(folder: Path, bad: BadRows) -> dict[str, Records]:
+def _read_folder(folder: Path, log: ReadingLog) -> dict[str, Records]:
     """Read a folder of split files, of texts, or of files that are one split together."""
     texts = sorted(folder.glob("*.txt"))
     files_by_name = find_splits(folder)
@@ -185,11 +203,13 @@ def _read_folder(folder: Path, bad: BadRows) -> dict[str, Records]:
             )
         path_by_split[split] = file
     if path_by_split:
-        return {split: read_records(file, bad) for split, file in path_by_split.items()}
+        return {split: read_records(file, log) for split, file in path_by_split.items()}
     if texts:  # each file is one document
-        return {"train": [Record(str(file), {"text": _read_document_text(file)}) for file in texts]}
+        return {
+            "train": [Record(str(file), {"text": _read_document_text(file, log)}) for file in texts]
+        }
     if files_by_name:  # files of documents under other names: all of them as one
-        return {"train": _read_all(sorted(files_by_name.values()), bad)}
+        return {"train": _read_all(sorted(files_by_name.values()), log)}
     raise TaskError(
         "no file of documents in this folder",
         where=str(folder),
@@ -197,15 +217,29 @@ def _read_folder(folder: Path, bad: BadRows) -> dict[str, Records]:
     )
 
 
-def read_records(file: Path, bad: BadRows) -> Records:
-    """Read the rows of one file; those that are none go to ``bad``."""
-    records = list(_walk_records(file, bad))
-    if not records and not bad:
+def read_records(file: Path, log: ReadingLog, *, skip_blank: bool = True) -> Records:
+    """Read the rows of one file; those that are none go to the log, and so does the number of blank ones."""
+    records = []
+    blank_rows = 0
+    for record in _walk_records(file, log):
+        if skip_blank and _is_blank(record):
+            blank_rows += 1
+        else:
+            records.append(record)
+    if blank_rows:
+        rows = "1 blank row" if blank_rows == 1 else f"{blank_rows} blank rows"
+        log.notes.append(f"{file.name}: {rows} skipped.")
+    if not records and not log.bad:
         raise TaskError("the file holds no document", where=str(file))
     return records
 
 
-def _walk_records(file: Path, bad: BadRows) -> Iterator[Record]:
+def _is_blank(record: Record) -> bool:
+    """Whether no column of a row holds anything, as spreadsheets leave rows at the end."""
+    return all(value is None or not str(value).strip() for value in record.values())
+
+
+def _walk_records(file: Path, log: ReadingLog) -> Iterator[Record]:
     """Give the rows of one file, by its suffix."""
     if file.suffix not in (*SUFFIXES, ".txt"):
         raise TaskError(
@@ -217,13 +251,13 @@ def _walk_records(file: Path, bad: BadRows) -> Iterator[Record]:
         for number, row in enumerate(read_dataset(file).to_list(), start=1):
             yield Record(f"{file}, row {number}", row)
         return
-    text = _read_document_text(file)
+    text = _read_document_text(file, log)
     if file.suffix == ".csv":
-        yield from _walk_csv(text, file, bad)
+        yield from _walk_csv(text, file, log)
     elif file.suffix == ".txt":
         yield from _walk_paragraphs(text, file)
     else:
-        yield from _walk_json(text, file, bad)
+        yield from _walk_json(text, file, log)
 
 
 def _walk_paragraphs(text: str, file: Path) -> Iterator[Record]:
@@ -233,17 +267,17 @@ def _walk_paragraphs(text: str, file: Path) -> Iterator[Record]:
         yield Record(f"{file}, paragraph {number}", {"text": paragraph.strip("\n")})
 
 
-def _walk_json(text: str, file: Path, bad: BadRows) -> Iterator[Record]:
+def _walk_json(text: str, file: Path, log: ReadingLog) -> Iterator[Record]:
     """Give the objects of a JSON file: one a line, or all of them in one list."""
-    for where, value in _walk_json_values(text, file, bad):
+    for where, value in _walk_json_values(text, file, log):
         if isinstance(value, dict):
             yield Record(where, value)
         else:
             problem = f"a {type(value).__name__}, not an object"
-            bad.append(TaskError(problem, where=where, hint='write {"question": …}'))
+            log.bad.append(TaskError(problem, where=where, hint='write {"question": …}'))
 
 
-def _walk_json_values(text: str, file: Path, bad: BadRows) -> Iterator[tuple[str, Any]]:
+def _walk_json_values(text: str, file: Path, log: ReadingLog) -> Iterator[tuple[str, Any]]:
     """Give the values of a JSON file, each with its place."""
     if file.suffix == ".json" and text.lstrip().startswith("["):
         try:
@@ -261,12 +295,14 @@ def _walk_json_values(text: str, file: Path, bad: BadRows) -> Iterator[tuple[str
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
             hint = "each line holds one JSON object"
-            bad.append(TaskError(f"not valid JSON: {first_line(error)}", where=where, hint=hint))
+            log.bad.append(
+                TaskError(f"not valid JSON: {first_line(error)}", where=where, hint=hint)
+            )
         else:
             yield where, value
 
 
-def _walk_csv(text: str, file: Path, bad: BadRows) -> Iterator[Record]:
+def _walk_csv(text: str, file: Path, log: ReadingLog) -> Iterator[Record]:
     """Give the rows of a CSV; the delimiter is what the header has most of."""
     header = text[: text.find("\n")]
     delimiter = max(",;\t", key=header.count)
@@ -276,11 +312,12 @@ def _walk_csv(text: str, file: Path, bad: BadRows) -> Iterator[Record]:
             # a quoted value may span lines
             line_breaks = sum(str(value).count("\n") for value in row.values())
             where = f"{file}, line {reader.line_num - line_breaks}"
-            if None in row or None in row.values():
+            is_short = None in row or None in row.values()
+            if is_short and any(value and str(value).strip() for value in row.values()):
                 columns = len(reader.fieldnames or ())
                 problem = f"{columns} columns are named, this row has another number"
                 hint = "quote values that hold commas or line breaks"
-                bad.append(TaskError(problem, where=where, hint=hint))
+                log.bad.append(TaskError(problem, where=where, hint=hint))
             else:
                 yield Record(where, row)
     except csv.Error as error:
@@ -289,11 +326,42 @@ def _walk_csv(text: str, file: Path, bad: BadRows) -> Iterator[Record]:
         ) from error
 
 
-def _read_document_text(file: Path) -> str:
-    """Return the text of a file of documents; a corpus may have any number of commas."""
-    if file.suffix == ".txt":
-        return read_text(file, TaskError, most=LARGEST_DATA)
-    return read_text(file, TaskError)
+def _read_document_text(file: Path, log: ReadingLog) -> str:
+    """Return the text of a file of documents; the log says where it was not UTF-8.
+
+    A corpus may have any number of commas.
+    """
+    limit = LARGEST_DATA if file.suffix == ".txt" else MOST_VALUES
+    # JSON is Unicode by definition
+    encoding = _find_encoding(file) if file.suffix in (".csv", ".txt") else None
+    text = read_text(file, TaskError, most=limit, encoding=encoding)
+    if encoding is not None:
+        example = re.search(r"\w*[^\x00-\x7f]\w*", text)
+        shown = f"; it reads “{example[0]}”" if example else ""
+        log.notes.append(
+            f"{file.name} is not UTF-8 and was read as Windows-1252, as Excel saves it{shown}."
+        )
+    return text
+
+
+def _find_encoding(file: Path) -> str | None:
+    """Return ``cp1252`` for a file that is no Unicode text but one of Windows; None for all others."""
+    try:
+        data = check_plain_file(file, LARGEST_DATA, TaskError).read_bytes()
+    except OSError:  # told by the one who reads it
+        return None
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\x00" in data:
+        return None
+    try:
+        data.decode("utf-8-sig")
+        return None
+    except UnicodeDecodeError:
+        pass
+    try:
+        data.decode("cp1252")
+    except UnicodeDecodeError:
+        return None
+    return "cp1252"
 
 
 # --- datasets --------------------------------------------------------------------------------------------------------
@@ -302,10 +370,10 @@ def _read_document_text(file: Path) -> str:
 def read_dataset(file: Path, kind: str | None = None) -> Dataset:
     """Read one split file as a dataset in memory; no cache is written."""
     if (kind or file.suffix[1:]) != "parquet":
-        bad: BadRows = []
-        records = read_records(file, bad)
-        if bad:
-            raise bad[0]
+        log = ReadingLog()
+        records = read_records(file, log)
+        if log.bad:
+            raise log.bad[0]
         return dataset_from_records(records, where=str(file))
     path = check_plain_file(file, LARGEST_DATA, TaskError).resolve()
     try:

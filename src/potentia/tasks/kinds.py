@@ -10,7 +10,7 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from potentia.errors import TaskError
 from potentia.tasks.consent import Definition
 from potentia.tasks.data import BadRows, Record, Records, UserData
+from potentia.tasks.free_text import FREE_TEXT_METRICS, choose_metric, grade_free_text
 from potentia.values.metric import Metric
 
 Row = dict[str, Any]
@@ -38,6 +39,7 @@ class MadeTask:
 
     definition: Definition
     rows: dict[str, Records]
+    notes: tuple[str, ...] = ()  # what the user should know
 
 
 MakeTask = Callable[[UserData, Splits, BadRows], MadeTask]
@@ -97,13 +99,22 @@ def make_unanswered_documents(
             return document
         if not labels:
             return {**document, **_make_choice_row(record), "answer": 0}
-        gold = str(record.get("label", "")).strip()
+        gold = find_label(record.get("label"), labels)
         for name in fields:
             document[name] = _read_text(record, name).strip()
-        document["label"] = labels.index(gold) if gold in labels else 0
+        document["label"] = 0 if gold is None else labels.index(gold)
         return document
 
     return [_try_row(make_document, record, bad) for record in records]
+
+
+def find_label(value: Any, labels: Iterable[str]) -> str | None:
+    """Return the label that a cell of a file means, in this spelling or in another; None where it means none."""
+    text = str(value or "").strip()
+    label_by_spelling = {normalise_label(label): label for label in labels}
+    if text in label_by_spelling.values():
+        return text
+    return label_by_spelling.get(normalise_label(text))
 
 
 def _read_text(record: Mapping[str, Any], key: str) -> str:
@@ -164,16 +175,21 @@ def _make_choice_row(record: Mapping[str, Any]) -> Row:
 
 
 def _parse_choices(cell: Any) -> Any:
-    """Read the choices of a cell of a csv, which are written as a list or with | between them."""
+    """Read the choices of a cell of a csv, which are written as a list or with | between them.
+
+    An object (``{"A": "first", "B": "second"}``) has them in the order of its letters.
+    """
+    if isinstance(cell, Mapping):
+        return [cell[mark] for mark in sorted(cell) if cell[mark] not in (None, "")]
     if not isinstance(cell, str):
         return cell
     for parse in (json.loads, ast.literal_eval):
         try:
             cell = parse(cell)
-            break
+            return _parse_choices(cell) if isinstance(cell, Mapping) else cell
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
-    if isinstance(cell, str) and "|" in cell:
+    if "|" in cell:
         return [part.strip() for part in cell.split("|")]
     return cell
 
@@ -265,6 +281,7 @@ def make_classification(user_data: UserData, splits: Splits, bad: BadRows) -> Ma
         bad,
         lambda record: {name: _read_text(record, name).strip() for name in (*fields, "label")},
     )
+    notes = _merge_spellings(rows) if user_data.merge_spellings else []
     counts = Counter(row["label"] for split_rows in rows.values() for row in split_rows)
     column = user_data.column("label")
     _check_label_counts(counts, column)
@@ -282,7 +299,33 @@ def make_classification(user_data: UserData, splits: Splits, bad: BadRows) -> Ma
         "metric_list": _list_metrics("acc"),
         "labels": labels,
     }
-    return MadeTask(definition, rows)
+    return MadeTask(definition, rows, tuple(notes))
+
+
+def normalise_label(label: str) -> str:
+    """Return what spellings of one label have in common: no case, no extra blanks."""
+    return " ".join(label.casefold().split())
+
+
+def _merge_spellings(rows: Mapping[str, Records]) -> list[str]:
+    """Give labels that differ by case or blanks alone the most frequent spelling of them; say which were merged."""
+    all_rows = [row for split_rows in rows.values() for row in split_rows]
+    spellings: dict[str, Counter[str]] = {}
+    for row in all_rows:
+        spellings.setdefault(normalise_label(row["label"]), Counter())[row["label"]] += 1
+    chosen = {key: counts.most_common(1)[0][0] for key, counts in spellings.items()}
+    for row in all_rows:
+        row["label"] = chosen[normalise_label(row["label"])]
+    notes = []
+    for key, counts in spellings.items():
+        if len(counts) < 2:
+            continue
+        others = ", ".join(f"{spelling} ({n})" for spelling, n in counts.most_common()[1:])
+        notes.append(
+            f"Merged {len(counts)} spellings of the label {chosen[key]}: {others}"
+            " (--keep-spellings keeps them apart)."
+        )
+    return notes
 
 
 def _check_label_counts(counts: Counter[str], column: str) -> None:
@@ -356,6 +399,11 @@ def make_generation_task(user_data: UserData, splits: Splits, bad: BadRows) -> M
         row["prompt"][-1:].isspace() or row["completion"][:1].isspace() for row in pairs
     )
     longest = max((len(row["completion"].encode()) for row in pairs), default=0)
+    metric = choose_metric([row["completion"] for row in pairs])
+    notes: tuple[str, ...] = ()
+    if user_data.metric is None:
+        others = ", ".join(name for name in FREE_TEXT_METRICS if name != metric)
+        notes = (f"Written answers are scored by {metric}; beside it {others} (--metric chooses).",)
     definition = {
         "output_type": "generate_until",
         "doc_to_text": "prompt",
@@ -366,10 +414,11 @@ def make_generation_task(user_data: UserData, splits: Splits, bad: BadRows) -> M
             "max_gen_toks": min(LONGEST_ANSWER, max(SHORTEST_ANSWER, longest)),
             "do_sample": False,
         },
-        "process_results": judge_same_text,
-        "metric_list": _list_metrics("exact_match"),
+        "process_results": grade_free_text,
+        "metric_list": _list_metrics(*FREE_TEXT_METRICS),
+        "main_metric": metric,
     }
-    return MadeTask(definition, rows)
+    return MadeTask(definition, rows, notes)
 
 
 def _choose_stops(pairs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -378,17 +427,6 @@ def _choose_stops(pairs: Sequence[Mapping[str, Any]]) -> list[str]:
         if not any(stop in row["completion"].strip() for row in pairs):
             return [stop]
     return []
-
-
-def judge_same_text(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
-    """Judge a completion: the same text, but for white space around it."""
-    return {"exact_match": float(results[0].strip() == doc["completion"].strip())}
-
-
-# What the fingerprint of a task knows of this judge, instead of the text of this whole file.
-judge_same_text.fingerprint_parts = (  # type: ignore[attr-defined]
-    "same text, but for white space around it"
-)
 
 
 # --- corpora ---------------------------------------------------------------------------------------------------------

@@ -191,6 +191,7 @@ _KNOWN = (
         "balanced_accuracy bal_acc, f1 f1_score, macro_f1 f1_macro, micro_f1 f1_micro, precision, recall",
         "share",
     ),
+    *_known("token_f1, contains, rouge_l", "share"),
     *_known("auc auroc roc_auc, pass@1 pass_at_1, math_verify, judge, meteor", "share"),
     *_known("mcc matthews_correlation", "range", guess="zero"),
     *_known("pearson pearsonr, spearman spearmanr, mt_bench mtbench", "range"),
