@@ -56,7 +56,9 @@ def main() -> None:
     q, kept = torch.zeros(2, 4, 8, dtype=dtype), torch.zeros(41, 2, 8, dtype=dtype)
 
     def work() -> None:
-        found._pass(inputs, recompute=False)
+        found._run(inputs, recompute=False)
+        angles = torch.zeros(4, 12, dtype=dtype)  # fewer than a head has numbers
+        kernels.rotate_(torch.zeros(4, 64, dtype=dtype), 3, 16, angles, angles, back=True)
         kernels.update_(
             bank.weights,
             states.first,

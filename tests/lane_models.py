@@ -82,12 +82,22 @@ def tiny(kind: str, seed: int = 0) -> torch.nn.Module:
             rope_parameters=rotation,
             sliding_window=9,
         )
+    elif kind == "gpt_oss":  # attention sinks, windows, experts
+        config = tf.GptOssConfig(
+            **common,
+            **sizes,
+            num_key_value_heads=2,
+            head_dim=8,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            sliding_window=9,
+        )
     elif kind == "bloom":
         config = tf.BloomConfig(**common, hidden_size=32, n_layer=2, n_head=4)
     else:
         raise ValueError(kind)
     model = tf.AutoModelForCausalLM.from_config(
-        config, attn_implementation="eager" if kind in ("gemma2", "bloom") else "sdpa"
+        config, attn_implementation="eager" if kind in ("gemma2", "bloom", "gpt_oss") else "sdpa"
     )
     with torch.no_grad():  # random weights large enough that the tests can tell right from wrong
         for parameter in model.parameters():

@@ -154,6 +154,7 @@ def test_attention_within_rows(heads: int, kept: int, head: int, window: int | N
     out, lse = kernels.attend(q, k, v, rows, 0.3, window)
     wanted, sums = plain.attend(q, k, v, rows, 0.3, window)
     close(out, wanted)
+    close(lse, sums)
     dout = draw(tokens, heads, head, seed=1)
     found, right = [], []
     for module, answer, logs, into in ((kernels, out, lse, found), (plain, wanted, sums, right)):

@@ -41,6 +41,7 @@ FORMS = {
     "olmo2": TrainingForm.FUSED,  # norms after the branches, queries and keys normed over all their heads
     "olmo3": TrainingForm.FUSED,  # the same with windows
     "smollm3": TrainingForm.FUSED,  # layers that do not rotate
+    "gpt_oss": TrainingForm.PACKED,  # attention sinks
     "phi3": TrainingForm.FUSED,  # projections that are one matrix, heads that rotate in part
 }
 

@@ -8,7 +8,7 @@ applied to stretches of the long row; or, where they are of the commonest kind, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,7 +25,13 @@ from potentia.engine.layers.row_layout import (
     PackedInputs,
     PackedRun,
 )
-from potentia.engine.models.split_model import SplitModel, attending, configs_of
+from potentia.engine.models.split_model import (
+    Attend,
+    AttentionSettings,
+    SplitModel,
+    attending,
+    configs_of,
+)
 from potentia.engine.operations import operations, ready
 
 
@@ -160,18 +166,21 @@ class _PackedAttention(torch.autograd.Function):
         keys: Tensor,
         values: Tensor,
         run: PackedRun,
-        scale: float,
-        window: int | None,
+        settings: AttentionSettings,
     ) -> Tensor:
-        attended, log_sums = run.operations.attend(queries, keys, values, run.inputs, scale, window)
+        attended, log_sums = run.operations.attend(
+            queries, keys, values, run.inputs, settings.scale, settings.window
+        )
+        if settings.sinks is not None:
+            attended, log_sums = _join_sinks(attended, log_sums, settings.sinks)
         ctx.save_for_backward(queries, keys, values, attended, log_sums)
-        ctx.held = run, scale, window
+        ctx.held = run, settings
         return attended
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         queries, keys, values, attended, log_sums = ctx.saved_tensors
-        run, scale, window = ctx.held
+        run, settings = ctx.held
         into = (_new_like(queries), _new_like(keys), _new_like(values))
         run.operations.attend_back(
             gradients[0].contiguous(),
@@ -181,11 +190,18 @@ class _PackedAttention(torch.autograd.Function):
             attended,
             log_sums,
             run.inputs,
-            scale,
-            window,
+            settings.scale,
+            settings.window,
             into,
         )
-        return *into, None, None, None
+        return *into, None, None
+
+
+def _join_sinks(attended: Tensor, log_sums: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+    """Return answers (N, H, d) and log-sums (H, N) after each head's sink took its share of every softmax."""
+    with_sinks = torch.logaddexp(log_sums, sinks.detach().float()[:, None])
+    left_for_tokens = torch.exp(log_sums - with_sinks).t()[:, :, None]
+    return (attended * left_for_tokens).to(attended.dtype), with_sinks
 
 
 def _new_like(tensor: Tensor) -> Tensor:
@@ -193,14 +209,14 @@ def _new_like(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
-def attend_within_rows(run: PackedRun) -> Callable[..., Tensor]:
+def attend_within_rows(run: PackedRun) -> Attend:
     """Return attention within the rows of a pass, as ``attending`` takes it."""
 
     def attend(
-        queries: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None
+        queries: Tensor, keys: Tensor, values: Tensor, settings: AttentionSettings
     ) -> Tensor:
         attended: Tensor = _PackedAttention.apply(  # type: ignore[no-untyped-call]
-            _flatten_row(queries), _flatten_row(keys), _flatten_row(values), run, scale, window
+            _flatten_row(queries), _flatten_row(keys), _flatten_row(values), run, settings
         )
         return attended.unsqueeze(0)
 

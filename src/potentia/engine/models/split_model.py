@@ -12,6 +12,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -143,11 +144,24 @@ def configs_of(model: nn.Module) -> list[Any]:
     return list(configs_by_id.values())
 
 
+@dataclass(frozen=True)
+class AttentionSettings:
+    """How a layer attends: the factor of its scores, the tokens that it sees, and its sinks (H,), if it has any.
+
+    A sink is one more score of every query, with nothing behind it: it takes its share and answers nothing.
+    """
+
+    scale: float
+    window: int | None = None
+    sinks: Tensor | None = None
+
+
+Attend = Callable[[Tensor, Tensor, Tensor, AttentionSettings], Tensor]
+
+
 @contextmanager
-def attending(
-    configs: Sequence[Any], attend: Callable[[Tensor, Tensor, Tensor, float, int | None], Tensor]
-) -> Iterator[None]:
-    """Let the models of these configs attend by a function of queries, keys, values (R, T, H, d), scale and window."""
+def attending(configs: Sequence[Any], attend: Attend) -> Iterator[None]:
+    """Let the models of these configs attend by a function of queries, keys, values (R, T, H, d) and settings."""
     from transformers import AttentionInterface
 
     def attend_for_transformers(
@@ -158,15 +172,18 @@ def attending(
         attention_mask: Tensor | None,
         **options: Any,
     ) -> tuple[Tensor, None]:
-        if options.get("softcap") is not None or options.get("s_aux") is not None:
-            raise NotImplementedError("attention with soft caps or sinks")
-        queries = query.transpose(1, 2)
-        keys = key.transpose(1, 2)
-        values = value.transpose(1, 2)
+        if options.get("softcap") is not None:
+            raise NotImplementedError("attention with soft caps")
         scale = options.get("scaling")
         if scale is None:
-            scale = queries.shape[-1] ** -0.5
-        return attend(queries, keys, values, scale, options.get("sliding_window")), None
+            scale = query.shape[-1] ** -0.5
+        settings = AttentionSettings(
+            scale=scale, window=options.get("sliding_window"), sinks=options.get("s_aux")
+        )
+        attended = attend(
+            query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), settings
+        )
+        return attended, None
 
     AttentionInterface.register(_ATTENTION, attend_for_transformers)
     earlier_names = [getattr(config, "_attn_implementation", None) for config in configs]

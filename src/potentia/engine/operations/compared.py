@@ -39,8 +39,6 @@ WRITTEN_ARGUMENTS: dict[str, tuple[str, ...]] = {
     "rotate_": ("x",),
     "update_": ("weights",),
 }
-# results that are compared, where not all: each form has log-sums in a base of its own
-COMPARED_RESULTS = {"attend": 1}
 
 
 class ComparedKernels:
@@ -123,7 +121,7 @@ def _values_of_call(
     name: str, result: Any, arguments: dict[str, Any], sums: list[Tensor], like: Tensor
 ) -> list[Tensor]:
     """Return all that a call computed: its results, the arguments that it wrote to, and the sums that it added to."""
-    values = list(_tensors_in(result))[: COMPARED_RESULTS.get(name)]
+    values = list(_tensors_in(result))
     for argument in WRITTEN_ARGUMENTS.get(name, ()):
         values.append(_join(arguments.get(argument), like))
     values.append(_join(sums, like))

@@ -111,18 +111,15 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """Return the answers (N, H, d) to queries (N, H, d) on keys and values (N, K, d), and their log-sums (H, N)."""
     group = q.shape[1] // k.shape[1]
-    out, lse = (
-        torch.empty(q.shape, dtype=q.dtype, device=q.device),
-        torch.empty(q.shape[1::-1], device=q.device),
-    )
-    for span in _lanes(rows):
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    log_sums = torch.empty(q.shape[1::-1], device=q.device)
+    for span in _lane_spans(rows):
         scores, unseen = _scores(q, k, rows.first, span, scale, window)
-        lse[:, span] = torch.logsumexp(scores, dim=-1)
-        shares = torch.exp(scores - lse[:, span].unsqueeze(-1)).masked_fill(unseen, 0.0)
-        out[span] = torch.einsum(
-            "hmn,nhd->mhd", shares, v[span].repeat_interleave(group, dim=1).float()
-        ).to(q.dtype)
-    return out, lse
+        log_sums[:, span] = torch.logsumexp(scores, dim=-1)
+        shares = torch.exp(scores - log_sums[:, span].unsqueeze(-1)).masked_fill(unseen, 0.0)
+        values = v[span].repeat_interleave(group, dim=1).float()
+        out[span] = torch.einsum("hmn,nhd->mhd", shares, values).to(q.dtype)
+    return out, log_sums
 
 
 def attend_back(
@@ -137,17 +134,36 @@ def attend_back(
     window: int | None,
     into: tuple[Tensor, Tensor, Tensor],
 ) -> None:
-    """Write the gradients of queries, keys and values ``into`` three tensors of their shapes."""
-    with torch.enable_grad():
-        q, k, v = (part.detach().float().requires_grad_() for part in (q, k, v))
-        answers = attend(q, k, v, rows, scale, window)[0]
-        for part, slope in zip(
-            into, torch.autograd.grad(answers, (q, k, v), dout.float()), strict=True
-        ):
-            part.copy_(slope)
+    """Write the gradients of queries, keys and values ``into`` three tensors of their shapes.
+
+    Shares are what scores are of the log-sums: these may hold more than the tokens' scores (attention sinks).
+    """
+    key_heads = k.shape[1]
+    group = q.shape[1] // key_heads
+    query_gradient, key_gradient, value_gradient = into
+    for span in _lane_spans(rows):
+        scores, unseen = _scores(q, k, rows.first, span, scale, window)
+        shares = torch.exp(scores - lse[:, span].unsqueeze(-1)).masked_fill(unseen, 0.0)
+        answer_gradient = dout[span].float()
+        keys = k[span].repeat_interleave(group, dim=1).float()
+        values = v[span].repeat_interleave(group, dim=1).float()
+        share_gradient = torch.einsum("mhd,nhd->hmn", answer_gradient, values)
+        along = (shares * share_gradient).sum(dim=-1, keepdim=True)
+        score_gradient = shares * (share_gradient - along) * scale
+        query_gradient[span] = torch.einsum("hmn,nhd->mhd", score_gradient, keys).to(q.dtype)
+        of_keys = torch.einsum("hmn,mhd->nhd", score_gradient, q[span].float())
+        of_values = torch.einsum("hmn,mhd->nhd", shares, answer_gradient)
+        key_gradient[span] = _sum_groups(of_keys, key_heads).to(k.dtype)
+        value_gradient[span] = _sum_groups(of_values, key_heads).to(v.dtype)
 
 
-def _lanes(rows: RowBounds) -> list[slice]:
+def _sum_groups(by_query_head: Tensor, key_heads: int) -> Tensor:
+    """Return the sums (n, K, d) over the query heads (n, H, d) that share a key head."""
+    tokens, _, width = by_query_head.shape
+    return by_query_head.view(tokens, key_heads, -1, width).sum(dim=2)
+
+
+def _lane_spans(rows: RowBounds) -> list[slice]:
     """The stretches of tokens that tiles never look beyond."""
     ends = sorted({stop for _, stop in rows.tiles.tolist()} | {0})
     return [slice(begin, end) for begin, end in itertools.pairwise(ends)]

@@ -24,14 +24,14 @@ from torch import Tensor
 from potentia.engine.layers.draft import Draft
 from potentia.engine.layers.network import Network, SentTensors, log_softmax
 from potentia.engine.models.device_layout import out_of_memory
-from potentia.engine.models.split_model import attending, configs_of
+from potentia.engine.models.split_model import AttentionSettings, attending, configs_of
 from potentia.engine.models.tokenization import Ids
 from potentia.engine.operations import Rows, operations, tile
 from potentia.engine.scoring.decoding import Endings
 
 log = logging.getLogger(__name__)
 
-LayerAttention = Callable[[int, Tensor, Tensor, Tensor, float, int | None], Tensor]
+LayerAttention = Callable[[int, Tensor, Tensor, Tensor, AttentionSettings], Tensor]
 """Attention of one layer: its number, queries, keys, values, scale and window."""
 
 
@@ -83,13 +83,16 @@ class Seats:
         flat_cache_rows = cache_rows.view(-1).to(device)
 
         def attend(
-            layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None
+            layer: int, q: Tensor, k: Tensor, v: Tensor, settings: AttentionSettings
         ) -> Tensor:
+            _refuse_sinks(settings)
             queries = q.reshape(rows * length, *q.shape[2:])
             keys = k.reshape(rows * length, *k.shape[2:])
             values = v.reshape(rows * length, *v.shape[2:])
             self._keep(layer, flat_cache_rows, keys, values)
-            answers, _ = self.operations.attend(queries, keys, values, bounds, scale, window)
+            answers, _ = self.operations.attend(
+                queries, keys, values, bounds, settings.scale, settings.window
+            )
             return answers.view(rows, length, *answers.shape[1:])
 
         self.network.route(owners)
@@ -146,11 +149,12 @@ class Seats:
         lengths = (positions + 1).to(torch.int32)
 
         def attend(
-            layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None
+            layer: int, q: Tensor, k: Tensor, v: Tensor, settings: AttentionSettings
         ) -> Tensor:
+            _refuse_sinks(settings)
             keys, values = self._keep(layer, cache_rows, k.squeeze(1), v.squeeze(1))
             answers = self.operations.attend_cached(
-                q.squeeze(1), keys, values, lengths, self.room, scale, window
+                q.squeeze(1), keys, values, lengths, self.room, settings.scale, settings.window
             )
             return answers.unsqueeze(1)
 
@@ -218,6 +222,12 @@ class Seats:
         layers = itertools.count()
         with attending(self._configs, lambda *arguments: attend(next(layers), *arguments)):
             yield
+
+
+def _refuse_sinks(settings: AttentionSettings) -> None:
+    """Refuse attention with sinks: what is kept of earlier tokens has no room for them."""
+    if settings.sinks is not None:
+        raise NotImplementedError("attention with sinks")
 
 
 def _bounds_of_rows(rows: int, length: int, device: torch.device) -> Rows:

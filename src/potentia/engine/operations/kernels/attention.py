@@ -96,7 +96,8 @@ def _forward(
         # every token sees itself: one whose scores are all −∞ is not sound, and must not look so
         out = tl.where((most > -1e29)[:, None], out / total[:, None], float("nan"))
         _keep(out_ptr + head * oh, out, m, stop, on, d, HEAD)
-        tl.store(lse_ptr + head.to(tl.int64) * tokens + m, most + tl.log2(total), mask=m < stop)
+        log_sum = (most + tl.log2(total)) * 0.6931471805599453  # natural, as the plain form's
+        tl.store(lse_ptr + head.to(tl.int64) * tokens + m, log_sum, mask=m < stop)
 
 
 @triton.jit
@@ -144,6 +145,7 @@ def _back_queries(
         dout = _tile(dout_ptr + head * gh, m, stop, gn, d, HEAD)
         out = _tile(out_ptr + head * oh, m, stop, on, d, HEAD)
         lse = tl.load(lse_ptr + head.to(tl.int64) * tokens + m, mask=m < stop, other=0.0)
+        lse *= 1.4426950408889634  # to base 2
         delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), axis=1)
         tl.store(delta_ptr + head.to(tl.int64) * tokens + m, delta, mask=m < stop)
         dq = tl.zeros((BLOCK, WIDE), tl.float32)
@@ -217,6 +219,7 @@ def _back_keys(
                 q = _tile(q_ptr + head * qh, m, stop, qn, d, HEAD)
                 dout = _tile(dout_ptr + head * gh, m, stop, gn, d, HEAD)
                 lse = tl.load(lse_ptr + head.to(tl.int64) * tokens + m, mask=m < stop, other=0.0)
+                lse *= 1.4426950408889634  # to base 2
                 delta = tl.load(
                     delta_ptr + head.to(tl.int64) * tokens + m, mask=m < stop, other=0.0
                 )
