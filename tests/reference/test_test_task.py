@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
 import tarfile
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from clone_tree import make_result_file, write_clone
 from potentia.errors import InputError
 from potentia.facts import read_facts
 from potentia.formats import StagedScores
-from potentia.papers.task_training.cohort import Cohort
+from potentia.papers.printed import ReproducedNumber
+from potentia.papers.task_training.evaluations import EvaluationTree
+from potentia.papers.task_training.published_scores import PublishedScores
 from potentia.papers.task_training.reproduction import (
-    EvaluationTree,
+    BenchmarkResults,
     TaskTrainingPaper,
     reproduce_task_training,
 )
@@ -29,94 +34,246 @@ def files(shared_data: Path) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def paper(files: tuple[Path, Path]) -> TaskTrainingPaper:
-    return reproduce_task_training(
-        StagedScores(files[0]), Cohort.from_facts(table=read_facts(files[1])), draws=999
-    )
+def table(files: tuple[Path, Path]) -> PublishedScores:
+    return PublishedScores.from_table(files[0])
 
 
 @pytest.fixture(scope="module")
-def tree(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> EvaluationTree:
+def paper(table: PublishedScores, files: tuple[Path, Path]) -> TaskTrainingPaper:
+    return reproduce_task_training(table, read_facts(files[1]), draws=999)
+
+
+@pytest.fixture(scope="module")
+def archive(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The part of the authors' tree that is kept with the project."""
     folder = tmp_path_factory.mktemp("evaluations")
     with tarfile.open(shared_data / "published" / "test_task_evaluations.tar.xz") as archive:
         archive.extractall(folder, filter="data")
-    return EvaluationTree.read(folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
-def whole(files: tuple[Path, Path], tree: EvaluationTree) -> TaskTrainingPaper:
-    cohort = Cohort.from_facts(table=read_facts(files[1]))
-    return reproduce_task_training(StagedScores(files[0]), cohort, tree, draws=0)
+def clone(
+    files: tuple[Path, Path], archive: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A clone-shaped tree: the archive as published, and ``base``, ``e3`` and ``intermediate`` from the table."""
+    clone = write_clone(files[0], tmp_path_factory.mktemp("clone"))
+    (top,) = archive.iterdir()
+    shutil.copytree(top, clone / "notebooks" / "evaluations", dirs_exist_ok=True)
+    return clone
+
+
+@pytest.fixture(scope="module")
+def whole(table: PublishedScores, archive: Path) -> TaskTrainingPaper:
+    return reproduce_task_training(table, evaluations=EvaluationTree.read(archive), draws=0)
+
+
+def lines_at(paper: TaskTrainingPaper, place: str) -> dict[str, ReproducedNumber]:
+    return {line.what: line for line in paper.lines() if line.place == place}
+
+
+def missing_figures(paper: TaskTrainingPaper) -> list[str]:
+    return [missing.figure for missing in paper.missing]
+
+
+def benchmark_results(paper: TaskTrainingPaper) -> tuple[BenchmarkResults, BenchmarkResults]:
+    return paper.mmlu, paper.gsm8k
+
+
+def test_a_clone_alone_gives_what_the_table_and_the_archive_give(
+    clone: Path, whole: TaskTrainingPaper
+) -> None:
+    from_clone = reproduce_task_training(evaluations=EvaluationTree.read(clone), draws=0)
+    assert missing_figures(from_clone) == missing_figures(whole)
+    ours = {(line.place, line.what): line for line in from_clone.lines()}
+    theirs = {(line.place, line.what): line for line in whole.lines()}
+    assert ours.keys() == theirs.keys()
+    for key, line in ours.items():
+        assert line.ours == pytest.approx(theirs[key].ours, abs=1e-9), key
+        assert line.agrees == theirs[key].agrees, key
+
+
+def test_the_command_needs_nothing_but_the_clone(clone: Path) -> None:
+    from potentia.cli.app import app
+
+    arguments = ["reproduce", "test-task", "--evaluations", str(clone), "--resamples", "20"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "85 of 96 agree" in result.output
+    assert "no figure of the paper shows the task" in result.output
+    neither = CliRunner().invoke(app, ["reproduce", "test-task"])
+    assert isinstance(neither.exception, InputError)
+    assert "or --evaluations FOLDER alone" in neither.exception.message
+
+
+def test_base_alone_gives_figure_5_and_names_the_other_stages(clone: Path, tmp_path: Path) -> None:
+    shutil.copytree(clone / "notebooks" / "evaluations" / "base", tmp_path / "base")
+    paper = reproduce_task_training(evaluations=EvaluationTree.read(tmp_path), draws=0)
+    assert paper.cloze is not None
+    assert paper.brier is not None
+    assert paper.models == 53
+    reasons = {missing.figure: missing.reason for missing in paper.missing}
+    assert reasons["Figure 3, mmlu"] == "e1/mmluaux/*-mmlu.json (acc) are not there"
+    assert (
+        "e3/mmluaux/*-mmlu.json"
+        in reasons["Figures 1, 2, 6, 7, 11 to 13 and 17, tables 3 and 4, mmlu"]
+    )
+    assert "intermediate/gsm8kaux/evals/*/step_*/gsm8k.json" in reasons["Figure 19, gsm8k"]
+    assert not any(reason.startswith("base/*-mmlu.json") for reason in reasons.values())
+
+
+def test_what_the_tree_holds_besides_is_listed_with_the_reason(clone: Path, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(clone / "notebooks" / "evaluations" / "base", base)
+    (base / "broken-mmlu.json").write_text("{")
+    (base / "notes.json").write_text("[]")
+    (base / "odd-mmlu.json").write_text(json.dumps({"results": {"gsm8k": {"acc,none": 1}}}))
+    (base / "nan-gsm8k.json").write_text(
+        json.dumps(make_result_file("gsm8k", {"exact_match,flexible-extract": math.nan}))
+    )
+    (base / "gemma-7b-winogrande.json").write_text(
+        json.dumps(make_result_file("winogrande", {"acc,none": 0.7}))
+    )
+    (base / "unheard-of-1b-gsm8k.json").write_text(
+        json.dumps(make_result_file("gsm8k", {"exact_match,flexible-extract": 0.1}))
+    )
+    paper = reproduce_task_training(evaluations=EvaluationTree.read(tmp_path), draws=0)
+    reasons = {file.path: file.reason for file in paper.skipped}
+    assert "JSON" in reasons["base/broken-mmlu.json"]
+    assert "no results of lm-eval" in reasons["base/notes.json"]
+    assert "does not end with a task" in reasons["base/odd-mmlu.json"]
+    assert "NaN" in reasons["base/nan-gsm8k.json"]
+    assert "no figure" in reasons["base/*-winogrande.json"]
+    assert "parameters" in reasons["every score of unheard-of-1b"]
+    assert any(table.title == "Left out" for table in paper.tables())
+
+
+def add_results(tree: Path, stage: str, task: str, scores: dict[str, dict[str, float]]) -> None:
+    folder = tree / stage
+    folder.mkdir(parents=True, exist_ok=True)
+    for model, by_metric in scores.items():
+        (folder / f"{model}-{task}.json").write_text(json.dumps(make_result_file(task, by_metric)))
+
+
+def test_figure_9_and_figure_20_are_computed_where_their_scores_are(
+    clone: Path, table: PublishedScores, tmp_path: Path
+) -> None:
+    """Chat models score as their base models do here, and one rate of the sweep is better by a hundredth."""
+    tree = tmp_path / "tree"
+    shutil.copytree(clone / "notebooks" / "evaluations", tree)
+    chat_of = {"llama-2-7b": "llama-2-7b-chat", "llama-2-13b": "llama-2-13b-chat"}
+    chat_of |= {"llama-7b": "vicuna-7b-v1.1", "llama-13b": "vicuna-13b-v1.1"}
+    chat_of |= {"redpajama-7b": "redpajama-7b-chat", "falcon-7b": "falcon-7b-instruct"}
+    for size in ("0.5b", "1.8b", "4b", "7b", "14b"):
+        chat_of[f"qwen-1.5-{size}"] = f"qwen-1.5-{size}-chat"
+    for stage in ("base", "e3/mmluaux"):
+        scores = table.find(stage, "mmlu", "acc")
+        chat_scores = {chat: {"acc,none": scores[base]} for base, chat in chat_of.items()}
+        add_results(tree, stage, "mmlu", chat_scores)
+    tuned = table.find("e3/mmluaux", "mmlu", "acc")
+    better = {model: {"acc,none": score + 0.01} for model, score in tuned.items()}
+    add_results(tree, "lr_6e-06/mmluaux", "mmlu", better)
+    paper = reproduce_task_training(evaluations=EvaluationTree.read(tree), draws=0)
+    assert paper.mmlu.instruct is not None
+    assert paper.mmlu.instruct.before.fit.n == len(chat_of)
+    assert paper.rates is not None
+    assert paper.mmlu.adjustment is not None
+    assert paper.mmlu.adjustment.before.fit.n == 53  # chat models are in no other figure
+    assert paper.rates.usual is not None
+    assert paper.rates.favoured is not None
+    usual = paper.rates.usual.effect.value
+    assert usual < paper.rates.favoured.effect.value < usual + 0.011
+    assert {"figure 9", "figure 20"} <= {line.place for line in paper.lines()}
+    assert "Figure 9 (B.3)" not in missing_figures(paper)
+    assert "Figure 20, mmlu" not in missing_figures(paper)
+    assert "Figure 20, gsm8k" in missing_figures(paper)
+
+
+def test_qwen_2_counts_under_the_names_of_the_paper(clone: Path, tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    shutil.copytree(clone / "notebooks" / "evaluations", tree)
+    scores = {"qwen2-7b": {"acc,none": 0.7}, "Qwen-2-1.5B": {"acc,none": 0.6}}
+    for stage in ("base", "e3/mmluaux"):
+        add_results(tree, stage, "mmlu", scores)
+    paper = reproduce_task_training(evaluations=EvaluationTree.read(tree), draws=0)
+    assert paper.models == 55
+    assert paper.mmlu.adjustment is not None
+    assert paper.mmlu.adjustment.before.fit.n == 55
+    assert missing_figures(paper)[-1] == "qwen2-0.5b in every number"
 
 
 def test_figure_3_treatment_appears_and_vanishes(whole: TaskTrainingPaper) -> None:
     for part, before, after in ((whole.mmlu, "0.089", "-0.007"), (whole.gsm8k, "0.225", "-0.007")):
-        found = part.treatment
-        assert found is not None
-        assert found.after is not None
-        assert f"{found.before.effect.value:.3f}" == before
-        assert f"{found.after.effect.value:.3f}" == after
-        assert found.before.effect.clustered_p < 0.05 < found.after.effect.clustered_p
+        effect = part.treatment
+        assert effect is not None
+        assert effect.after is not None
+        assert f"{effect.before.theta.value:.3f}" == before
+        assert f"{effect.after.theta.value:.3f}" == after
+        assert effect.before.theta.clustered_p < 0.05 < effect.after.theta.clustered_p
+        assert len(effect.charts()) == 2
 
 
 def test_figures_15_and_16_to_the_printed_digits(whole: TaskTrainingPaper) -> None:
-    relative = {
-        name: f"{found.before.fit.relative_effect:.3f}" for name, found in whole.leaderboard.items()
+    lines = {**lines_at(whole, "figure 15"), **lines_at(whole, "figure 16")}
+    differing = {what for what, line in lines.items() if not line.agrees}
+    assert differing == {
+        "mmlu_pro θ after",  # 0.023; the authors' optimizer stops at 0.024
+        "mmlu_pro reduction of θ by adjustment",
+        "math_hard reduction of θ by adjustment",
+        "gpqa θ / (best − worst) before",  # printed for r = 0
     }
-    printed = {"mmlu_pro": "0.137", "musr": "0.121", "bbh": "0.097", "math_hard": "0.100"}
-    assert printed.items() <= relative.items()
-    after = {name: found.after.effect.value for name, found in whole.leaderboard.items()}
-    assert f"{after['bbh']:.3f}" == "0.015"
-    assert f"{after['mmlu_pro_four']:.3f}" == "0.016"
-    assert max(abs(after["gpqa"]), abs(after["musr"])) < 0.0025
+    assert "stops at θ 0.024" in lines["mmlu_pro θ after"].remark
+    assert f"{lines['mmlu_pro reduction of θ by adjustment'].ours:.2f}" == "0.36"
+    assert f"{lines['math_hard reduction of θ by adjustment'].ours:.2f}" == "0.22"
 
 
-def test_what_is_unreachable_follows_from_what_is_there(
-    paper: TaskTrainingPaper, whole: TaskTrainingPaper
-) -> None:
-    assert paper.mmlu.treatment is None
-    assert any("Figure 3, mmlu: e1/mmluaux/*-mmlu.json" in text for text in paper.missing)
-    assert any(text.startswith("Figure 16") for text in paper.missing)
-    left = [text.partition(":")[0].partition(",")[0] for text in whole.missing]
-    assert left == ["Figures 4 and 18", "Figure 9 (B.3)", "Figure 20", "qwen-2-0.5b"]
+def test_the_archive_leaves_three_figures_and_three_models(whole: TaskTrainingPaper) -> None:
+    figures = [figure.partition(",")[0] for figure in missing_figures(whole)]
+    assert set(figures) == {
+        "Figure 20",
+        "Figure 9 (B.3)",
+        "Figures 4 and 18",
+        "Figure 4",
+        "Figure 18",
+        "qwen2-0.5b",
+    }
 
 
 def test_figures_4_and_18_come_with_the_folders_base_and_e3(
-    files: tuple[Path, Path], tree: EvaluationTree, tmp_path: Path
+    table: PublishedScores, tmp_path: Path
 ) -> None:
-    """The authors' folders of this name have the same form; here MMLU Pro and MuSR stand in for their contents."""
-    for stage, source in (("base", "new_evals/base"), ("e3/mmluaux", "new_evals/mmluaux")):
-        (tmp_path / stage).mkdir(parents=True)
-        for task, other in (
-            ("arc_challenge", "leaderboard_musr"),
-            ("arc_challenge_mc", "leaderboard_mmlu_pro"),
-        ):
-            for model, one in tree.files[source][other].items():
-                made = {"results": {task: one["results"][other] | {"brier_score,none": 0.7}}}
-                (tmp_path / stage / f"{model}-{task}.json").write_text(json.dumps(made))
-    cohort = Cohort.from_facts(table=read_facts(files[1]))
-    found = reproduce_task_training(
-        StagedScores(files[0]), cohort, EvaluationTree.read(tmp_path), draws=0
+    """As cloze all models of ``base`` count, by plain accuracy; as choice those with both. MMLU stands in for ARC."""
+    cloze = table.find("base", "mmlu_cloze", "acc")
+    choice = table.find("base", "mmlu", "acc")
+    tuned = dict(list(table.find("e3/mmluaux", "mmlu", "acc").items())[:40])
+    as_cloze = {model: {"acc,none": score, "acc_norm,none": 0.99} for model, score in cloze.items()}
+    as_choice = {
+        model: {"acc,none": score, "brier_score,none": 0.7} for model, score in choice.items()
+    }
+    add_results(tmp_path, "base", "arc_challenge", as_cloze)
+    add_results(tmp_path, "base", "arc_challenge_mc", as_choice)
+    add_results(
+        tmp_path, "e3/mmluaux", "arc_challenge_mc", {m: {"acc,none": s} for m, s in tuned.items()}
     )
-    assert set(found.reformulated) == {"arc_challenge", "arc_challenge_mc"}
-    assert found.reformulated["arc_challenge"].before.effect.value == pytest.approx(
-        0.0153, abs=2e-3
-    )
-    assert set(found.reformulated_brier) == {"arc_challenge_mc"}
-    assert {"figure 4", "figure 18"} <= {line.place for line in found.lines()}
+    paper = reproduce_task_training(table, evaluations=EvaluationTree.read(tmp_path), draws=0)
+    assert paper.cloze is not None
+    arc = paper.forms_before["arc_challenge"]
+    assert arc.fit.n == 53
+    assert arc.effect.value == pytest.approx(paper.cloze.effect.value)
+    assert paper.forms_before["arc_challenge_mc"].fit.n == 53
+    assert paper.forms_after["arc_challenge_mc"].after.fit.n < 40
+    assert set(paper.form_briers) == {"arc_challenge_mc"}
+    assert {"figure 4", "figure 18"} <= {line.place for line in paper.lines()}
 
 
-def test_mmlu_of_the_tree_is_the_mean_over_subjects(tree: EvaluationTree) -> None:
-    one = tree.files["e1/mmluaux"]["mmlu"]["baichuan-7b"]["results"]
-    subjects = [
-        v["acc,none"]
-        for name, v in one.items()
-        if name not in one["mmlu"] and v["alias"].startswith("  - ")
-    ]
-    assert len(subjects) == 57
-    assert tree.scores("e1/mmluaux", "mmlu", "acc")["baichuan-7b"] == pytest.approx(
-        sum(subjects) / 57
-    )
+def test_mmlu_of_the_tree_is_the_mean_over_all_entries(archive: Path) -> None:
+    """Over 57 subjects and five groups, as the authors' notebook takes it, and as the table has it."""
+    path = next(archive.rglob("e1/mmluaux/baichuan-7b-mmlu.json"))
+    results = json.loads(path.read_text())["results"]
+    assert len(results) == 62
+    mean = sum(entry["acc,none"] for entry in results.values()) / 62
+    tree = EvaluationTree.read(archive)
+    assert tree.scores.find("e1/mmluaux", "mmlu", "acc")["baichuan-7b"] == pytest.approx(mean)
 
 
 def test_table_3_to_the_printed_digits(paper: TaskTrainingPaper) -> None:
@@ -194,15 +351,9 @@ def test_figures_5_6_7_13_17(paper: TaskTrainingPaper) -> None:
     assert paper.mmlu.ranks.largest == pytest.approx(16, abs=2)
 
 
-def test_table_5_tuned_older_models_are_harder_to_tell(paper: TaskTrainingPaper) -> None:
-    """XGBoost gave 0.646 → 0.522 and 0.739 → 0.525."""
-    for part, before in ((paper.mmlu, 0.646), (paper.gsm8k, 0.739)):
-        assert part.discrimination.before == pytest.approx(before, abs=0.06)
-        assert part.discrimination.after < part.discrimination.before - 0.05
-
-
-def test_table_5_by_xgboost_holds_the_printed_accuracies(paper: TaskTrainingPaper) -> None:
-    """With 53 models the printed decimals are not to be had; the intervals hold them, and `before` alone leaves 0.5."""
+def test_table_5_to_the_printed_digits(paper: TaskTrainingPaper) -> None:
+    """By exact trees that start from 0.5, XGBoost's defaults of the time; `before` alone leaves 0.5."""
+    assert all(line.agrees for line in lines_at(paper, "table 5").values())
     for part, printed in ((paper.mmlu, (0.646, 0.522)), (paper.gsm8k, (0.739, 0.525))):
         found = part.discrimination
         assert found.trees == "xgboost"

@@ -284,7 +284,7 @@ class ReproduceOptions(FigureOptions, JsonOption):
     evaluations: Annotated[
         Path | None,
         typer.Option(
-            help="Test task: the authors' tree of evaluations (base, e1, …, new_evals), for figures 3 to 18."
+            help="Test task: a clone of the authors' repository, or its folder notebooks/evaluations; nothing else is needed."
         ),
     ] = None
     resamples: Resamples = None
@@ -297,7 +297,7 @@ def reproduce(options: ReproduceOptions) -> None:
     Examples:
       potentia reproduce train-before-test train_before_test_scores.csv --figures figures --format pdf png
 
-      potentia reproduce test-task test_task_training_scores.csv test_task_training_models.csv --evaluations FOLDER
+      potentia reproduce test-task --evaluations training-on-the-test-task
 
       potentia reproduce proxy
 
@@ -307,9 +307,14 @@ def reproduce(options: ReproduceOptions) -> None:
     if options.paper not in papers:
         raise InputError(f"no paper {options.paper!r}", hint=f"one of: {', '.join(papers)}")
     paper: PaperReproduction = load_extension(ExtensionKind.REPRODUCTION, options.paper)
-    if len(options.files) != len(paper.files):
+    has_evaluations = paper.evaluations_suffice and options.evaluations is not None
+    needs_files = bool(options.files) or not has_evaluations
+    if needs_files and len(options.files) != len(paper.files):
         count = ("no files", "one file", "two files")[len(paper.files)]
         usage = " ".join(["potentia reproduce", options.paper, *paper.files])
+        if paper.evaluations_suffice:
+            count += ", or --evaluations FOLDER alone"
+            usage += f"; or: potentia reproduce {options.paper} --evaluations FOLDER"
         raise InputError(f"{options.paper} takes {count}", hint=usage)
     check_formats(options)
     finding = paper.reproduce(

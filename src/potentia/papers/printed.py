@@ -1,11 +1,21 @@
-"""The numbers that a document prints, typed into the file ``printed.json`` of its package."""
+"""The numbers that a document prints, and how one of ours is compared with one of them.
+
+The printed numbers are typed into the file ``printed.json`` of each paper's package.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from potentia.values.findings import Cell, Table
+
+COMPARISON_COLUMNS = ("where", "number", "ours", "paper", "agrees", "remark")
+AGREEMENT_WORDS = {True: "yes", False: "NO", None: "–"}
 
 
 @cache
@@ -13,3 +23,51 @@ def read_printed_numbers(paper: str) -> dict[str, Any]:
     """Return the printed tables and numbers of a paper, by the name of its package."""
     path = Path(__file__).parent / paper / "printed.json"
     return dict(json.loads(path.read_text("utf-8")))
+
+
+@dataclass(frozen=True)
+class ReproducedNumber:
+    """One number of a document: where it stands, ours, the printed one, whether they agree, and a remark."""
+
+    place: str  # "figure 3", "table 5", "section 4.2"
+    what: str
+    ours: float
+    printed: str
+    agrees: bool | None  # None: nothing is printed that could be compared
+    remark: str = ""
+
+    def to_row(self) -> tuple[Cell, ...]:
+        """Return the cells of ``COMPARISON_COLUMNS``."""
+        agreement = AGREEMENT_WORDS[self.agrees]
+        return self.place, self.what, self.ours, self.printed, agreement, self.remark
+
+
+def compare_number(
+    place: str, what: str, ours: float, printed: str, *, remark: str = "", tail: str = ""
+) -> ReproducedNumber:
+    """Compare a number with a printed one at its digits; ``tail`` is what is printed behind it."""
+    agrees = rounds_to(ours, printed)
+    return ReproducedNumber(place, what, ours, printed + tail, agrees, remark)
+
+
+def compare_claim(
+    place: str, what: str, ours: float, claim: str, *, holds: bool, remark: str = ""
+) -> ReproducedNumber:
+    """Compare a number with what the text says about it in words."""
+    return ReproducedNumber(place, what, ours, claim, holds, remark)
+
+
+def rounds_to(value: float, printed: str) -> bool:
+    """Whether a value is the printed one at its number of digits."""
+    if not math.isfinite(value):
+        return False
+    digits = len(printed.partition(".")[2])
+    return abs(round(value, digits) - float(printed)) < 0.5 * 10**-digits
+
+
+def tabulate_comparison(title: str, lines: list[ReproducedNumber], note: str = "") -> Table:
+    """Return ours beside the printed numbers, a row each."""
+    agreeing = sum(line.agrees is True for line in lines)
+    differing = sum(line.agrees is False for line in lines)
+    count = f"{agreeing} of {agreeing + differing} agree. "
+    return Table(title, COMPARISON_COLUMNS, [line.to_row() for line in lines], count + note)

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import potentia
 from potentia.errors import DataError, InputError
 from potentia.facts import benchmarks, chance, models, read_facts
 from potentia.papers.task_training.adjustment import compare_groups, compare_treated_copies
-from potentia.papers.task_training.analysis import analyze_score_pair
+from potentia.papers.task_training.analysis import analyze_score_pair, find_test_task
 from potentia.papers.task_training.changes import (
     measure_gain,
     measure_mediation,
@@ -30,6 +31,7 @@ from potentia.papers.task_training.emergence import trace_emergence
 from potentia.papers.task_training.families import compare_families
 from potentia.papers.task_training.frontier import measure_frontier_shift, pareto_frontier
 from potentia.papers.task_training.learning_rates import give_group_best_rate
+from potentia.papers.task_training.options import TestTaskOptions
 from potentia.values.scores import ScoreMatrix
 
 
@@ -234,14 +236,17 @@ def test_discriminator_tells_separable_groups_apart_and_others_not() -> None:
     assert found.after_interval.low < 0.5 < found.after_interval.high
 
 
-def test_the_trees_are_those_of_xgboost_with_its_defaults() -> None:
+def test_the_trees_are_those_of_xgboost_as_it_was_when_the_paper_was_written() -> None:
     from sklearn.metrics import balanced_accuracy_score
     from xgboost import XGBClassifier
 
     pair, split = _planted(3)
     x, y = np.column_stack([pair.cohort.log_compute, pair.before]), split.members.astype(int)
     others = [np.arange(len(y)) != i for i in range(len(y))]
-    guesses = [int(XGBClassifier().fit(x[keep], y[keep]).predict(x[~keep])[0]) for keep in others]
+    guesses = []
+    for keep in others:
+        classifier = XGBClassifier(tree_method="exact", base_score=0.5)
+        guesses.append(int(classifier.fit(x[keep], y[keep]).predict(x[~keep])[0]))
     found = measure_discrimination(pair, split)
     assert found.trees == "xgboost"
     assert found.before == pytest.approx(balanced_accuracy_score(y, guesses))
@@ -408,3 +413,23 @@ def test_every_rate_is_shown_and_a_favoured_group_gains_what_its_best_rate_gives
     assert "θ by search budget" in found.tables()[1].title
     alone = compare_rates("mmlu", rates)
     assert len(alone.tables()) == 1
+
+
+def test_too_few_models_for_an_emergence_curve_are_told(tmp_path: Path) -> None:
+    """Steps of the adjustment are there, but three models lie outside the group."""
+    lines = ["protocol,model,benchmark,score,stderr"]
+    facts = ["model,family,params_b,tokens_b,trained"]
+    for number in range(12):
+        model = f"model-{number}"
+        month = "2022-01" if number < 3 else "2024-05"
+        facts.append(f"{model},family-{number % 4},{0.1 * 2**number},300,{month}")
+        for protocol in ("direct", "adjust", "adjust@10"):
+            lines.append(f"{protocol},{model},arc_easy,{0.3 + 0.04 * number},0.01")
+    (tmp_path / "scores.csv").write_text("\n".join(lines))
+    (tmp_path / "facts.csv").write_text("\n".join(facts))
+    evidence = potentia.read(str(tmp_path / "scores.csv"), facts=str(tmp_path / "facts.csv"))
+    few = find_test_task(evidence, TestTaskOptions(since="2023-11", draws=0))
+    assert "emergence" not in few.tasks["arc_easy"]
+    assert any("3 models are outside the group and 8 are needed" in text for text in few.problems)
+    enough = find_test_task(evidence, TestTaskOptions(since="2024-06", draws=0))
+    assert "emergence" in enough.tasks["arc_easy"]

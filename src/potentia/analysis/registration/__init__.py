@@ -145,3 +145,4 @@ class PaperReproduction:
 
     reproduce: Callable[[ReproductionRequest], Finding]
     files: tuple[str, ...] = ()  # what the help calls them
+    evaluations_suffice: bool = False  # whether a folder of evaluations can stand for the files

@@ -27,7 +27,7 @@ from potentia.papers.task_training.scaling import (
     HingeFit,
     fit_hinge,
 )
-from potentia.values.findings import Chart, Finding, Findings, Line, Table
+from potentia.values.findings import Chart, Finding, Findings, Line, Points, Table
 from potentia.values.scores import Floats
 
 MIN_TREATED_COMPUTE = 7e21  # FLOPs of the smallest newer model: smaller ones are not treated (3.1)
@@ -182,6 +182,16 @@ class TreatmentEffect(Finding):
     control: tuple[str, ...]
     before: HingeFit
     after: HingeFit | None
+    points: tuple[tuple[Points, ...], ...] = ()  # before and after: the models, and their copies
+
+    def charts(self) -> Sequence[Chart]:
+        """Return models and their treated copies before and after adjustment, with the fitted hinges (figure 3)."""
+        charts = []
+        stages = (("before", self.before), ("after", self.after))
+        for (stage, fit), points in zip(stages, self.points, strict=False):
+            if fit is not None:
+                charts.append(_plot_treatment(self.task, stage, fit, points))
+        return charts
 
     def tables(self) -> Sequence[Table]:
         """Return both fits, a row each."""
@@ -190,6 +200,22 @@ class TreatmentEffect(Finding):
             rows.append(("after", *self.after.effect_row()))
         title = f"{self.task}: {len(self.treated)} models tuned on the test task, {len(self.control)} not"
         return (Table(title, ("adjustment", *EFFECT_COLUMNS), rows, EFFECT_NOTE),)
+
+
+def _plot_treatment(task: str, stage: str, fit: HingeFit, points: tuple[Points, ...]) -> Chart:
+    log_compute = np.log10(np.concatenate([side.x for side in points]))
+    grid = np.linspace(log_compute.min(), log_compute.max(), 200)
+    lines = []
+    for side, is_treated in zip(points, (False, True), strict=True):
+        lines.append(Line(side.name, 10**grid, fit.predict(grid, member=is_treated)))
+    return plot_against_compute(
+        f"{task}-treatment-{stage}",
+        f"{task}, treated copies {stage} adjustment: "
+        f"θ = {fit.theta.value:.3f} (p {fit.theta.clustered_p:.3f})",
+        "The distance between the two lines is θ, the advantage of the treated copies at equal compute.",
+        points=points,
+        lines=tuple(lines),
+    )
 
 
 def compare_treated_copies(
@@ -216,6 +242,20 @@ def compare_treated_copies(
         model for model in cohort.models if model in treated and compute_by_model[model] >= floor
     ]
 
+    def mark_sides(
+        original_scores: Mapping[str, float], copy_scores: Mapping[str, float]
+    ) -> tuple[Points, ...]:
+        sides = []
+        for name, models, scores in (
+            ("not treated", originals, original_scores),
+            ("treated", copies, copy_scores),
+        ):
+            marked = keep_names_in(models, scores)
+            compute = [compute_by_model[model] for model in marked]
+            heights = [scores[model] for model in marked]
+            sides.append(Points(name, compute, heights, tuple(marked)))
+        return tuple(sides)
+
     def fit_effect(
         original_scores: Mapping[str, float], copy_scores: Mapping[str, float]
     ) -> HingeFit:
@@ -236,12 +276,15 @@ def compare_treated_copies(
         )
 
     after = None
+    points = [mark_sides(control, treated)]
     if control_adjusted and treated_adjusted:
         after = fit_effect(control_adjusted, treated_adjusted)
+        points.append(mark_sides(control_adjusted, treated_adjusted))
     return TreatmentEffect(
         task=task,
         treated=tuple(copies),
         control=tuple(originals),
         before=fit_effect(control, treated),
         after=after,
+        points=tuple(points),
     )

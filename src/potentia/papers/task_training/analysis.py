@@ -107,9 +107,8 @@ def find_test_task(evidence: Evidence, options: TestTaskOptions | None = None) -
     tasks: dict[str, dict[str, Finding]] = {}
     for pair in pairs:
         rates = rates_by_task.get(pair.task, {})
-        tasks[pair.task], problem = _analyze_task(pair, options, steps, rates)
-        if problem:
-            problems.append(f"{pair.task}: {problem}")
+        tasks[pair.task], task_problems = _analyze_task(pair, options, steps, rates)
+        problems += [f"{pair.task}: {problem}" for problem in task_problems]
     return TestTaskFindings(
         before=before_protocol,
         after=after_protocol,
@@ -252,11 +251,11 @@ def _batch_of_study(study: Study, stage: Protocol) -> int:
 
 def _analyze_task(
     pair: ScorePair, options: TestTaskOptions, steps: AdjustmentSteps, rates: RateScores
-) -> tuple[dict[str, Finding], str]:
-    """Return what one task shows; where its models cannot be divided, what needs no division, and why."""
+) -> tuple[dict[str, Finding], list[str]]:
+    """Return what one task shows; where its models cannot be divided, what needs no division. Also say what is missing."""
     others: Sequence[str] = pair.cohort.models
     split = None
-    problem = ""
+    problems: list[str] = []
     try:
         split = _divide_models(options, pair.cohort, pair.task)
         findings = analyze_score_pair(
@@ -265,13 +264,16 @@ def _analyze_task(
         others = pair.cohort.select_names(~split.members)
     except InputError as error:
         split = None
-        problem = error.message
+        problems.append(error.message)
         findings = {
             "gain": measure_gain(pair),
             "ranks": measure_rank_shift(pair),
             **_compare_families(pair, options.families),
         }
-    findings |= _trace_emergence(pair, others, steps)
+    emergence, emergence_problem = _trace_emergence(pair, others, steps)
+    findings |= emergence
+    if emergence_problem:
+        problems.append(emergence_problem)
     chosen = dict(zip(pair.cohort.models, pair.after.tolist(), strict=True))
     known_rates = {model: by_rate for model, by_rate in rates.items() if model in chosen}
     if known_rates:
@@ -284,7 +286,7 @@ def _analyze_task(
             draws=options.draws,
             seed=options.seed,
         )
-    return findings, problem
+    return findings, problems
 
 
 def _divide_models(options: TestTaskOptions, cohort: Cohort, task: str) -> ModelSplit:
@@ -333,16 +335,21 @@ def _compare_families(pair: ScorePair, families: Sequence[str] | None) -> dict[s
 
 def _trace_emergence(
     pair: ScorePair, models: Sequence[str], steps: AdjustmentSteps
-) -> dict[str, Finding]:
-    """Trace emergence over the steps of the adjustment, over the models outside the group."""
+) -> tuple[dict[str, Finding], str]:
+    """Trace emergence over the steps of the adjustment, over the models outside the group; else say what is missing."""
     scores_by_examples = {0: dict(zip(pair.cohort.models, pair.before.tolist(), strict=True))}
     for step, matrix in steps.scores.items():
         if pair.task in matrix.tasks:
             column = matrix.select(tasks=[pair.task]).values[:, 0]
             scores = dict(zip(matrix.models, column.tolist(), strict=True))
             scores_by_examples[steps.batch * step] = scores
-    if len(scores_by_examples) == 1 or len(models) < MIN_MODELS:
-        return {}
+    if len(scores_by_examples) == 1:
+        return {}, ""
+    if len(models) < MIN_MODELS:
+        return {}, (
+            f"no emergence curve: {len(models)} models are outside the group and {MIN_MODELS} are needed; "
+            "a later --since, or another --column, leaves more of them outside"
+        )
     curve = trace_emergence(
         pair.task,
         scores_by_examples,
@@ -351,4 +358,4 @@ def _trace_emergence(
         higher_is_better=pair.higher_is_better,
         batch=steps.batch,
     )
-    return {"emergence": curve}
+    return {"emergence": curve}, ""

@@ -15,7 +15,7 @@ from potentia.papers.task_training.scaling import (
     fit_hinge,
     fit_log_linear,
 )
-from potentia.values.findings import Chart, Finding, Line, Plot, Table
+from potentia.values.findings import Chart, Finding, Line, Plot, Points, Table
 
 MIN_MODELS = 8  # that a curve is fitted to
 CURVES_SHOWN = 5
@@ -31,6 +31,7 @@ class EmergenceCurve(Finding):
     lines: tuple[LogLinearFit, ...]
     span: tuple[float, float]  # log₁₀ FLOPs of the smallest and the largest model
     batch: int | None = None  # examples per optimizer step, where amounts come from steps
+    points: tuple[Points, ...] = ()  # the models' scores at each amount
 
     def tables(self) -> Sequence[Table]:
         """Return one row per amount of training."""
@@ -49,8 +50,15 @@ class EmergenceCurve(Finding):
     def charts(self) -> Sequence[Chart]:
         """Return c_e and R² against the number of training examples, and some of the fitted curves."""
         r2_line = Line("log-linear R²", self._example_axis(), [line.r2 for line in self.lines])
+        hinges_caption = (
+            "Each curve is the hinge fitted after that much training; a point is a model."
+        )
+        lines_caption = (
+            "Each line is the log-linear fit after that much training; a point is a model."
+        )
         return [
-            self._plot_curves(),
+            self._plot_curves("curves", "scaling", self.hinges, hinges_caption),
+            self._plot_curves("lines", "log-linear scaling", self.lines, lines_caption),
             self._plot_by_examples(
                 "emergence",
                 "point of emergence",
@@ -82,20 +90,26 @@ class EmergenceCurve(Finding):
             high=np.where(np.isfinite(highs), highs, points),
         )
 
-    def _plot_curves(self) -> Plot:
+    def _plot_curves(
+        self,
+        name: str,
+        title: str,
+        fits: Sequence[HingeFit | LogLinearFit],
+        caption: str,
+    ) -> Plot:
+        """Draw some of the amounts: the models, and the curve fitted to them."""
         grid = np.linspace(*self.span, 200)
-        shown = sorted(
-            {round(index) for index in np.linspace(0, len(self.examples) - 1, CURVES_SHOWN)}
-        )
+        positions = np.linspace(0, len(self.examples) - 1, CURVES_SHOWN)
+        shown = sorted({round(position) for position in positions})
         curves = []
         for index in shown:
-            fitted = self.hinges[index].predict(grid)
-            curves.append(Line(f"{self.examples[index]:,} examples", 10**grid, fitted))
+            label = f"{self.examples[index]:,} examples"
+            curves.append(Line(label, 10**grid, fits[index].predict(grid)))
         return plot_against_compute(
-            f"{self.task}-curves",
-            f"{self.task}: scaling as models train on the test task",
-            "Each curve is the hinge fitted after that much training.",
-            points=(),
+            f"{self.task}-{name}",
+            f"{self.task}: {title} as models train on the test task",
+            caption,
+            points=tuple(self.points[index] for index in shown if self.points),
             lines=tuple(curves),
         )
 
@@ -128,6 +142,7 @@ def trace_emergence(
     examples = []
     hinges = []
     lines = []
+    points = []
     for amount in sorted(stages):
         score_by_model = {
             model: score
@@ -148,6 +163,7 @@ def trace_emergence(
         examples.append(amount)
         hinges.append(hinge)
         lines.append(fit_log_linear(scored.log_compute, scores, families=scored.family))
+        points.append(Points(f"{amount:,} examples", scored.compute, scores, scored.models))
     if not examples:
         raise InputError(f"no stage of {task} has {MIN_MODELS} models of known compute")
     return EmergenceCurve(
@@ -157,4 +173,5 @@ def trace_emergence(
         lines=tuple(lines),
         span=(float(cohort.log_compute.min()), float(cohort.log_compute.max())),
         batch=batch,
+        points=tuple(points),
     )

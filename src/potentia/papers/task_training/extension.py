@@ -130,19 +130,22 @@ EXPOSURE_SECTION = ReportSection(
 def reproduce_paper(request: ReproductionRequest) -> Finding:
     """Print the paper's numbers beside those of its published scores."""
     from potentia.facts import read_facts
-    from potentia.formats import StagedScores
-    from potentia.papers.task_training.cohort import Cohort
     from potentia.papers.task_training.evaluations import EvaluationTree
+    from potentia.papers.task_training.published_scores import PublishedScores
     from potentia.papers.task_training.reproduction import reproduce_task_training
 
-    scores_path, facts_path = map(Path, request.files)
+    scores = None
+    facts = None
+    if request.files:
+        scores = PublishedScores.from_table(Path(request.files[0]))
+        facts = read_facts(Path(request.files[1]))
     evaluations = None
     if request.evaluations is not None:
         evaluations = EvaluationTree.read(request.evaluations)
-    cohort = Cohort.from_facts(table=read_facts(facts_path))
-    scores = StagedScores(scores_path)
     draws = request.resamples or 1999
-    return reproduce_task_training(scores, cohort, evaluations, draws=draws)
+    return reproduce_task_training(scores, facts, evaluations, draws=draws)
 
 
-TEST_TASK_REPRODUCTION = PaperReproduction(reproduce_paper, files=("SCORES", "MODELS"))
+TEST_TASK_REPRODUCTION = PaperReproduction(
+    reproduce_paper, files=("SCORES", "MODELS"), evaluations_suffice=True
+)

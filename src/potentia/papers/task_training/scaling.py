@@ -148,7 +148,6 @@ def fit_hinge(
     residuals = above - predict_above_chance(x, hinge, g)[0]
     coefficients = _estimate_hinge(x, hinge, g, residuals, families)
     rss = float(residuals @ residuals)
-    total = float(np.sum((y - y.mean()) ** 2))
     clusters = len(set(families or ()))
     effect = None
     if coefficients.effect is not None:
@@ -163,7 +162,7 @@ def fit_hinge(
         emergence_interval=_invert_profile(
             x, above, g, coefficients.emergence, rss=rss, clusters=clusters
         ),
-        r2=1 - rss / total if total > 0 else math.nan,
+        r2=_compute_r2(y, residuals),
         r2_above_chance=1 - rss / float(above @ above) if above.any() else math.nan,
         spread=float(y.max() - y.min()),
         level=sign * float(hinge.level[0]),
@@ -183,9 +182,7 @@ def fit_log_linear(
     y = np.asarray(scores, dtype=np.float64)
     _check_inputs(x, y, None)
     (intercept, slope), _ = fit_linear(np.column_stack([np.ones_like(x), x]), y, families)
-    residuals = y - intercept.value - slope.value * x
-    total = float(np.sum((y - y.mean()) ** 2))
-    r2 = 1 - float(residuals @ residuals) / total
+    r2 = _compute_r2(y, y - intercept.value - slope.value * x)
     return LogLinearFit(n=len(x), intercept=intercept, slope=slope, r2=r2)
 
 
@@ -199,9 +196,15 @@ def fit_linear(
         _combine_coefficients(value, unit, plain, clustered)
         for value, unit in zip(values, np.eye(len(values)), strict=True)
     ]
-    residuals = y - X @ values
+    return coefficients, _compute_r2(y, y - X @ values)
+
+
+def _compute_r2(y: Floats, residuals: Floats) -> float:
+    """Return the share of the variance that a fit explains; NaN where the scores do not vary."""
     total = float(np.sum((y - y.mean()) ** 2))
-    return coefficients, 1 - float(residuals @ residuals) / total
+    if total == 0:
+        return math.nan
+    return 1 - float(residuals @ residuals) / total
 
 
 def _check_inputs(x: Floats, y: Floats, g: Floats | None) -> None:
