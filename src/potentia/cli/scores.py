@@ -284,7 +284,7 @@ class ReproduceOptions(FigureOptions, JsonOption):
     evaluations: Annotated[
         Path | None,
         typer.Option(
-            help="Test task: a clone of the authors' repository, or its folder notebooks/evaluations; nothing else is needed."
+            help="Test task: a clone of the authors' repository, or its folder notebooks/evaluations."
         ),
     ] = None
     resamples: Resamples = None

@@ -252,7 +252,7 @@ def _batch_of_study(study: Study, stage: Protocol) -> int:
 def _analyze_task(
     pair: ScorePair, options: TestTaskOptions, steps: AdjustmentSteps, rates: RateScores
 ) -> tuple[dict[str, Finding], list[str]]:
-    """Return what one task shows; where its models cannot be divided, what needs no division. Also say what is missing."""
+    """Return what one task shows, and what is missing; undivided models give what needs no division."""
     others: Sequence[str] = pair.cohort.models
     split = None
     problems: list[str] = []

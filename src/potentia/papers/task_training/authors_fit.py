@@ -1,7 +1,7 @@
 """Equation 1 as the authors' notebook fits it: a general optimizer from one fixed start.
 
-It may end at a local optimum, where our exact search (``hinge_search``) finds a smaller sum of squares. A printed θ that
-is not ours can be explained by that; no other number is computed this way.
+It may end at a local optimum, where our exact search (``hinge_search``) finds a smaller sum of squares. A printed θ
+that is not ours can be explained by that; no other number is computed this way.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class EvaluationTree:
             relative_path = path.relative_to(top)
             try:
                 location, values = _read_result_file(path, relative_path)
-            except _UnusableFile as error:
+            except _UnusableFileError as error:
                 skipped.append(SkippedFile(relative_path.as_posix(), str(error)))
                 continue
             for metric, value in values.items():
@@ -101,7 +101,7 @@ class EvaluationTree:
         return cls(str(folder), PublishedScores(str(folder), scores), len(paths), tuple(skipped))
 
 
-class _UnusableFile(Exception):
+class _UnusableFileError(Exception):
     """A file that gives no score; the message says why."""
 
 
@@ -123,10 +123,10 @@ def _read_result_file(path: Path, relative_path: Path) -> tuple[FileLocation, di
     try:
         content = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise _UnusableFile(f"it cannot be read as JSON ({type(error).__name__})") from error
+        raise _UnusableFileError(f"it cannot be read as JSON ({type(error).__name__})") from error
     results = content.get("results") if isinstance(content, dict) else None
     if not isinstance(results, dict) or not results:
-        raise _UnusableFile("it holds no results of lm-eval")
+        raise _UnusableFileError("it holds no results of lm-eval")
     location = _locate(relative_path, results)
     values = {}
     for metric, keys in METRIC_KEYS.items():
@@ -134,9 +134,9 @@ def _read_result_file(path: Path, relative_path: Path) -> tuple[FileLocation, di
         if value is not None:
             values[metric] = value
     if not values:
-        raise _UnusableFile("it has no score by accuracy, Brier score or exact match")
+        raise _UnusableFileError("it has no score by accuracy, Brier score or exact match")
     if not all(map(math.isfinite, values.values())):
-        raise _UnusableFile("a score in it is not a number (NaN)")
+        raise _UnusableFileError("a score in it is not a number (NaN)")
     return location, values
 
 
@@ -147,7 +147,7 @@ def _locate(relative_path: Path, results: Mapping[str, Any]) -> FileLocation:
     if step_folder is not None and len(folders) > 1:
         task = relative_path.stem
         if task not in results:
-            raise _UnusableFile(f"its results hold no task {task}")
+            raise _UnusableFileError(f"its results hold no task {task}")
         stage_folders = [folder for folder in folders[:-2] if folder != "evals"]
         return FileLocation(
             stage="/".join(stage_folders),
@@ -157,7 +157,7 @@ def _locate(relative_path: Path, results: Mapping[str, Any]) -> FileLocation:
         )
     tasks = [task for task in results if relative_path.stem.endswith(f"-{task}")]
     if not tasks:
-        raise _UnusableFile("its name does not end with a task of its results")
+        raise _UnusableFileError("its name does not end with a task of its results")
     task = max(tasks, key=len)
     return FileLocation(
         stage="/".join(folders),
@@ -182,4 +182,4 @@ def _read_score(results: Mapping[str, Any], task: str, keys: tuple[str, ...]) ->
     try:
         return float(np.mean([float(entry[key]) for entry in entries]))
     except (TypeError, ValueError) as error:
-        raise _UnusableFile(f"{key} in it is not a number") from error
+        raise _UnusableFileError(f"{key} in it is not a number") from error

@@ -31,7 +31,7 @@ OTHER_SPELLINGS = (  # of model names, as the paper's own tables and the tree di
 LEARNING_RATE = re.compile(r"(?:rate|lr)[_=-]?(\d+(?:\.\d+)?e-?\d+)")
 
 
-class MissingScores(InputError):
+class MissingScoresError(InputError):
     """Scores that a figure needs are not in what was given; the message names them."""
 
 
@@ -72,7 +72,7 @@ class PublishedScores:
         """Return model → score; an error names the files where there is none."""
         scores = self.find(stage, task, metric)
         if not scores:
-            raise MissingScores(f"{stage}/*-{task}.json ({metric}) are not there")
+            raise MissingScoresError(f"{stage}/*-{task}.json ({metric}) are not there")
         return scores
 
     def find_steps(self, stage: str, task: str, metric: str) -> dict[int, Mapping[str, float]]:
@@ -87,7 +87,7 @@ class PublishedScores:
         """Return step → model → score; an error names the files where there is none."""
         steps = self.find_steps(stage, task, metric)
         if not steps:
-            raise MissingScores(f"{stage}/evals/*/step_*/{task}.json ({metric}) are not there")
+            raise MissingScoresError(f"{stage}/evals/*/step_*/{task}.json ({metric}) are not there")
         return steps
 
     def find_learning_rates(self, task: str, metric: str) -> dict[str, dict[float, float]]:

@@ -44,7 +44,7 @@ from potentia.papers.task_training.families import FamilyComparison, compare_fam
 from potentia.papers.task_training.frontier import FrontierShift, measure_frontier_shift
 from potentia.papers.task_training.learning_rates import RateBudget, compare_rates
 from potentia.papers.task_training.published_scores import (
-    MissingScores,
+    MissingScoresError,
     PublishedScores,
     normalize_model_name,
 )
@@ -254,7 +254,7 @@ class PaperData:
         cohort = cohort or self.cohort
         models = keep_names_in(cohort.models, scores_before, scores_after)
         if not models:
-            raise MissingScores(
+            raise MissingScoresError(
                 f"no model of known compute has {task} both in {stages[0]} and in {stages[1]}"
             )
         before = np.array([scores_before[model] for model in models])
@@ -279,7 +279,7 @@ class PaperData:
         scores = self.scores.require(stage, task, metric)
         models = keep_names_in(self.cohort.models, scores)
         if not models:
-            raise MissingScores(f"no model of known compute has {task} in {stage}")
+            raise MissingScoresError(f"no model of known compute has {task} in {stage}")
         cohort = self.cohort.select(models)
         return fit_groups(
             name,
@@ -504,7 +504,7 @@ def _measure_discrimination(data: PaperData, benchmark: PaperBenchmark) -> Discr
         files = (
             f"{benchmark.steps_stage}/evals/*/step_{STEPS_TO_DISCRIMINATE}/{benchmark.name}.json"
         )
-        raise MissingScores(f"{files} are not there")
+        raise MissingScoresError(f"{files} are not there")
     tuned_scores = steps[STEPS_TO_DISCRIMINATE]
     models = keep_names_in(data.cohort.models, base_scores)
     cohort = data.cohort.select(models)
@@ -522,7 +522,7 @@ def _compare_instruct_models(data: PaperData, benchmark: PaperBenchmark) -> Task
     """Return figure 20: instruction-tuned and chat models before and after adjustment."""
     scored = keep_names_in(data.instruct.models, data.scores.list_models())
     if not scored:
-        raise MissingScores("no instruction-tuned or chat model is among the models")
+        raise MissingScoresError("no instruction-tuned or chat model is among the models")
     pair = data.pair_stages(
         f"{benchmark.name} instruct",
         benchmark.name,
@@ -556,11 +556,11 @@ def _compare_rates(data: PaperData, pair: ScorePair | None) -> RateBudget:
     rates = data.scores.find_learning_rates("mmlu", "acc")
     rates = {model: by_rate for model, by_rate in rates.items() if model in data.cohort.models}
     if not rates:
-        raise MissingScores(
+        raise MissingScoresError(
             "no stage is a sweep of learning rates (a folder or stage such as lr_6e-5/mmluaux)"
         )
     if pair is None:
-        raise MissingScores("the scores before and after adjustment of figure 1 are not there")
+        raise MissingScoresError("the scores before and after adjustment of figure 1 are not there")
     split = pair.cohort.split_by_month(CUTOFF)
     chosen = dict(zip(pair.cohort.models, pair.after.tolist(), strict=True))
     return compare_rates(

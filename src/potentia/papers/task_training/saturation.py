@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -82,7 +83,7 @@ def measure_saturation(
     """Measure what each part of the training gained, for the group of the split and for the others."""
     steps = sorted(scores_by_step)
     gains: list[StepGain] = []
-    for first_step, last_step in zip(steps, steps[1:], strict=False):
+    for first_step, last_step in pairwise(steps):
         first_scores = scores_by_step[first_step]
         last_scores = scores_by_step[last_step]
         for side, members in split.sides():
