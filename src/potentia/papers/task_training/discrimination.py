@@ -1,9 +1,9 @@
 """Whether newer models can be told from older ones by their scores (appendix D.3).
 
 The document does so by XGBoost classifiers. Where the package is installed (``pip install 'potentia[trees]'``) it is
-taken, as it was set by default when the paper was written: exact trees, and 0.5 as the score to start from. (XGBoost 2
-takes histograms and the share of the group instead, which gives other accuracies.) Else scikit-learn's boosted trees
-are taken, with settings as near as they come, and the finding says which. Some fifty models make either unstable: a single
+taken, set as by default when the paper was written: exact trees, and 0.5 as the score to start from. (XGBoost 2 takes
+histograms and the share of the group instead, which gives other accuracies.) Else scikit-learn's boosted trees are
+taken, with settings as near as they come, and the finding says which. Some fifty models make either unstable: a single
 model weighs two to three points, so each accuracy has an interval.
 """
 
