@@ -61,8 +61,9 @@ def rounds_to(value: float, printed: str) -> bool:
     """Whether a value is the printed one at its number of digits."""
     if not math.isfinite(value):
         return False
-    digits = len(printed.partition(".")[2])
-    return abs(round(value, digits) - float(printed)) < 0.5 * 10**-digits
+    digits: int = len(printed.partition(".")[2])
+    difference: float = abs(round(value, digits) - float(printed))
+    return difference < 0.5 * 10.0**-digits
 
 
 def tabulate_comparison(title: str, lines: list[ReproducedNumber], note: str = "") -> Table:
