@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 from scipy.stats import binomtest
+from scipy.stats import t as student_t
 
 from made_store import MODELS, N, make_store
 from potentia.analysis.rankings import find_pair
@@ -35,7 +36,7 @@ def test_the_numbers_are_those_of_the_items(store):
         apart = len(part.first_only) + len(part.second_only)
         assert part.p_value == pytest.approx(binomtest(len(part.first_only), apart, 0.5).pvalue)
         assert part.difference.value == pytest.approx((x - y).mean())
-        half = 1.959964 * np.std(x - y, ddof=1) / np.sqrt(N)
+        half = student_t.ppf(0.975, N - 1) * np.std(x - y, ddof=1) / np.sqrt(N)
         assert part.difference.high - part.difference.value == pytest.approx(half, rel=1e-5)
 
 

@@ -19,14 +19,19 @@ from potentia.store import CellRecord, ChoiceRecord, FailureRecord, LaneRecord, 
 from potentia.study import EXPOSED, ModelSpec, Study
 from potentia.values.protocol import Protocol, TaskName, in_order, main_protocol
 from potentia.values.provenance import Provenance
-from potentia.values.scores import ItemOutcome, Outcomes, ScoreMatrix
+from potentia.values.scores import (
+    ItemOutcome,
+    Outcomes,
+    ScoreMatrix,
+    TaskOutcomes,
+    clusters_of_task,
+)
 from potentia.values.selection import ProbeResult
 
 if TYPE_CHECKING:
     import pandas as pd
 
 T = TypeVar("T")
-ModelItems = dict[str, dict[int, float]]  # model → document → value of the item
 _FRAME_COLUMNS = (
     "protocol",
     "model",
@@ -163,18 +168,18 @@ class Evidence:
             tasks = set(matrix.tasks) - self.without_items.get(protocol, frozenset())
             models = set(matrix.models)
             outcomes[protocol] = {
-                task: {model: values for model, values in by_model.items() if model in models}
+                task: _keep_models(by_model, models)
                 for task, by_model in items.get(protocol, {}).items()
                 if task in tasks
             }
         return outcomes
 
-    def _stored_outcomes(self) -> dict[tuple[Protocol, str], dict[str, ModelItems]]:
+    def _stored_outcomes(self) -> dict[tuple[Protocol, str], dict[str, TaskOutcomes]]:
         """Return (protocol, task) → documents → model → values. Items pair only where the documents are the same.
 
         Documents go by their fingerprint, or by their store where a cell does not say it.
         """
-        outcomes: dict[tuple[Protocol, str], dict[str, ModelItems]] = {}
+        outcomes: dict[tuple[Protocol, str], dict[str, TaskOutcomes]] = {}
         for store, studies in self.open_stores():
             for cell in store.scores.read_outcomes(study=studies):
                 protocol = Protocol(cell.protocol)
@@ -186,7 +191,10 @@ class Evidence:
                 documents = store.where if is_joined else cell.data or store.where
                 task_shown = task.whole if is_joined else cell.task
                 by_documents = outcomes.setdefault((protocol, task_shown), {})
-                by_model = by_documents.setdefault(documents, {})
+                by_model = by_documents.setdefault(documents, TaskOutcomes({}, {}))
+                if cell.clusters:
+                    earlier_clusters = by_model.cluster_by_example
+                    by_model.cluster_by_example = {**earlier_clusters, **cell.clusters}
                 if is_joined:
                     by_model[cell.model] = {**by_model.get(cell.model, {}), **cell.values}
                 else:
@@ -322,6 +330,14 @@ class Evidence:
         for where, studies in self.stores:
             with Store.open(where, readonly=True) as store:
                 yield store, studies
+
+
+def _keep_models(
+    outcomes: Mapping[str, Mapping[int, float]], models: Iterable[str]
+) -> TaskOutcomes:
+    """Return the outcomes of these models on one task, with the clusters of its examples."""
+    by_model = {model: values for model, values in outcomes.items() if model in models}
+    return TaskOutcomes(by_model, clusters_of_task(outcomes))
 
 
 def _select_part(

@@ -15,7 +15,13 @@ from potentia.facts import models as known_models
 from potentia.store import Store
 from potentia.values.metric import UNKNOWN, Difference, Metric, Origin, comparable
 from potentia.values.protocol import TaskName, in_order
-from potentia.values.scores import Outcomes, Score, ScoreMatrix
+from potentia.values.scores import (
+    Outcomes,
+    Score,
+    ScoreMatrix,
+    TaskOutcomes,
+    clusters_of_task,
+)
 
 
 class UnlikeError(InputError):
@@ -225,10 +231,13 @@ def _origin_of_column(matrix: ScoreMatrix, column: int) -> Origin:
 
 
 def _merge_items(parts: Sequence[Outcomes]) -> Outcomes:
-    merged: dict[str, dict[str, Mapping[int, float]]] = {}
+    merged: dict[str, TaskOutcomes] = {}
     for part in parts:
         for task, values_by_model in part.items():
-            merged.setdefault(task, {}).update(values_by_model)
+            joined = merged.setdefault(task, TaskOutcomes({}))
+            joined.update(values_by_model)
+            clusters = {**joined.cluster_by_example, **clusters_of_task(values_by_model)}
+            joined.cluster_by_example = clusters
     return merged
 
 

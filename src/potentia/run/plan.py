@@ -254,6 +254,7 @@ def _load_task(study: Study, spec: TaskSpec) -> Task:
         mean=spec.mean,
         answer_tokens=spec.answer_tokens or study.answer_tokens,
         drop_bad_rows=study.drop_bad_rows,
+        cluster=spec.cluster,
     )
 
 
@@ -289,6 +290,7 @@ def _find_task_data(study: Study, spec: TaskSpec) -> tuple[str, UserData | None]
         drop_bad_rows=study.drop_bad_rows,
         merge_spellings=spec.merge_spellings,
         metric=spec.metric,
+        cluster=spec.cluster,
     )
     source = f"{own_data.label}:{prompt_form}" if prompt_form else own_data.label
     return source, own_data

@@ -11,6 +11,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ def stage_items(folder: Path, cell_key: str, items: Sequence[ItemOutcome]) -> Pa
             "prediction": pa.array([_clean_text(item.prediction) for item in items], pa.string()),
             "gold": pa.array([_clean_text(item.gold) for item in items], pa.string()),
             "detail": pa.array([dump_json(item.detail) for item in items], pa.string()),
+            "cluster": pa.array([_clean_text(item.cluster) for item in items], pa.string()),
         }
     )
     target = items_path(folder, cell_key)
@@ -68,12 +70,12 @@ def publish_items(folder: Path, cell_key: str, staged: Path) -> None:
 def load_items(folder: Path, cell_key: str, choose: ChooseItems | None = None) -> list[ItemOutcome]:
     """Read the items of a cell that has some, or those that are chosen by their values."""
     path = items_path(folder, cell_key)
-    names = ("doc_id", "value", "prediction", "gold", "detail")
+    names = ("doc_id", "value", "prediction", "gold", "detail", "cluster")
     try:
         columns = _read_columns(path, *names, choose=choose)
         return [
-            ItemOutcome(doc_id, value, prediction, gold, json.loads(detail))
-            for doc_id, value, prediction, gold, detail in zip(*columns, strict=True)
+            ItemOutcome(doc_id, value, prediction, gold, json.loads(detail), cluster)
+            for doc_id, value, prediction, gold, detail, cluster in zip(*columns, strict=True)
         ]
     except FileNotFoundError:
         hint = "keep the .items folder beside the database when you move it; or potentia store check --repair"
@@ -86,13 +88,25 @@ def load_items(folder: Path, cell_key: str, choose: ChooseItems | None = None) -
         raise DamagedItemsError(message, where=str(path), hint=hint) from error
 
 
-def load_item_values(folder: Path, cell_key: str) -> dict[int, float] | None:
+@dataclass(frozen=True)
+class ItemValues:
+    """The value of every example of a cell, and the cluster of those that share a passage."""
+
+    values: dict[int, float]
+    clusters: dict[int, str]
+
+
+def load_item_values(folder: Path, cell_key: str) -> ItemValues | None:
     """Read the value of every document of a cell, without the evidence; None where the file is missing or damaged."""
     try:
-        columns = _read_columns(items_path(folder, cell_key), "doc_id", "value")
+        examples, values, labels = _read_columns(
+            items_path(folder, cell_key), "doc_id", "value", "cluster"
+        )
     except _UNREADABLE:
         return None
-    return dict(zip(*columns, strict=True))
+    pairs = zip(examples, labels, strict=True)
+    clusters = {example: label for example, label in pairs if label}
+    return ItemValues(dict(zip(examples, values, strict=True)), clusters)
 
 
 def _read_columns(path: Path, *names: str, choose: ChooseItems | None = None) -> list[list[Any]]:
@@ -100,9 +114,11 @@ def _read_columns(path: Path, *names: str, choose: ChooseItems | None = None) ->
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(
-            path, columns=list(names), partitioning=None, page_checksum_verification=True
-        )
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            stored_names = file.schema_arrow.names
+            table = file.read(columns=[name for name in names if name in stored_names])
+        if "cluster" in names and "cluster" not in stored_names:  # written before clusters
+            table = table.append_column("cluster", pa.array([""] * len(table), pa.string()))
         if choose is not None:
             table = table.take(choose(table["value"].to_pylist()))
         return [table.column(name).to_pylist() for name in names]

@@ -45,6 +45,7 @@ class CellOutcomes:
     model: str
     data: str | None  # the fingerprint of the documents
     values: dict[int, float]
+    clusters: dict[int, str]  # of examples that share a passage
 
 
 class Scores(PatientPart):
@@ -137,9 +138,16 @@ class Scores(PatientPart):
         query = sa.select(c.key, c.protocol, c.task, c.model, c.data)
         query = query.where(c.item_count.is_not(None))
         for row in execute_on_cells(self.database, query, study=study):
-            values = load_item_values(self.database.items_folder, row.key)
-            if values is not None:
-                yield CellOutcomes(row.protocol, row.task, row.model, data=row.data, values=values)
+            items = load_item_values(self.database.items_folder, row.key)
+            if items is not None:
+                yield CellOutcomes(
+                    row.protocol,
+                    row.task,
+                    row.model,
+                    data=row.data,
+                    values=items.values,
+                    clusters=items.clusters,
+                )
 
 
 def _join_scores(query: Any, metric: str | None) -> Any:

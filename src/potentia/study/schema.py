@@ -266,6 +266,11 @@ class TaskSpec(Strict):
     chance: float | None = Field(
         None, ge=0, le=1, description="accuracy of a guess, where the options do not tell it"
     )
+    cluster: str | None = Field(
+        None,
+        description="the column that examples share when they are about one passage: errors and tests allow for it;"
+        " where absent, a repeated passage, article, context, paragraph or story",
+    )
 
     @model_validator(mode="after")
     def _one_source(self) -> TaskSpec:

@@ -97,6 +97,7 @@ class UserData:
     drop_bad_rows: bool = False
     merge_spellings: bool = True
     metric: str | None = None
+    cluster: str | None = None  # the column that examples about one passage share
 
     @property
     def label(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from potentia.errors import TaskError
+from potentia.values.clusters import Clusters, clustered_error
 from potentia.values.metric import Metric
 from potentia.values.scores import ItemOutcome, Score
 
@@ -133,14 +134,17 @@ def score_outcomes(
     from lm_eval.api.metrics import mean
 
     values_by_metric: dict[str, list[Any]] = {}
+    labels_by_metric: dict[str, list[Hashable]] = {}
     for outcome in outcomes:
+        label = outcome.cluster or outcome.doc_id  # an example without a passage stands alone
         for name, value in outcome.detail["metrics"].items():
             values_by_metric.setdefault(name, []).append(value)
+            labels_by_metric.setdefault(name, []).append(label)
     functions = {**aggregations, **LABEL_METRICS, "brier_score": np.mean}
     scores = {}
     for name, items in values_by_metric.items():
         function = functions.get(name.split("|")[0], mean)
-        value, error = aggregate_items(function, items)
+        value, error = aggregate_items(function, items, labels_by_metric[name])
         scores[name] = Score(value, error, len(items), metric_named(name))
     return scores
 
@@ -165,9 +169,44 @@ def pool_scores(scores: Sequence[Score], *, by_size: bool) -> Score:
     return Score(value, pooled_error, sum(sizes), scores[0].metric)
 
 
-def aggregate_items(function: Aggregation, items: Sequence[Any]) -> tuple[float, float]:
-    """Return value and standard error of one metric over the items."""
-    return float(function(items)), estimate_stderr(function, items)
+def aggregate_items(
+    function: Aggregation, items: Sequence[Any], labels: Sequence[Hashable] = ()
+) -> tuple[float, float]:
+    """Return value and standard error of one metric over the items; those with the same label share a passage."""
+    value = float(function(items))
+    if len(set(labels)) < len(labels):
+        return value, estimate_clustered_stderr(function, items, labels)
+    return value, estimate_stderr(function, items)
+
+
+def estimate_clustered_stderr(
+    function: Aggregation, items: Sequence[Any], labels: Sequence[Hashable]
+) -> float:
+    """Estimate the standard error of a metric over items in clusters: NaN where there is one cluster, or no rule.
+
+    Means have the closed form of ``potentia.values.clusters``. Other metrics are resampled by whole clusters.
+    """
+    from lm_eval.api import metrics
+
+    clusters = Clusters.from_labels(labels)
+    if clusters.count < 2:
+        return math.nan
+    if function in (np.mean, metrics.mean):
+        return clustered_error(items, clusters)
+    statistic = _pair_statistic(function)
+    if statistic is not None:
+        return _clustered_pair_stderr(statistic, items, clusters)
+    unclustered_error = estimate_stderr(function, items)
+    if math.isnan(unclustered_error) or function is metrics.acc_all:  # it groups by itself
+        return unclustered_error
+    members = [np.flatnonzero(clusters.numbers == number) for number in range(clusters.count)]
+    generator = np.random.default_rng(_SEED)
+    values = []
+    for _ in range(SLOW_RESAMPLES):
+        drawn = generator.integers(clusters.count, size=clusters.count)
+        places = np.concatenate([members[number] for number in drawn])
+        values.append(float(function([items[place] for place in places])))
+    return float(np.std(values, ddof=1))
 
 
 def estimate_stderr(function: Aggregation, items: Sequence[Any]) -> float:
@@ -184,12 +223,7 @@ def estimate_stderr(function: Aggregation, items: Sequence[Any]) -> float:
         return float(metrics.mean_stderr(items))
     if function is metrics.acc_all:
         return float(metrics.acc_all_stderr(items))
-    pair_statistics: dict[Any, PairStatistic] = {
-        metrics.matthews_corrcoef: _mcc,
-        metrics.f1_score: _f1,
-        **_LABEL_STATISTICS,
-    }
-    statistic = pair_statistics.get(function)
+    statistic = _pair_statistic(function)
     if statistic is not None:
         return _pair_stderr(statistic, items)
     if function in (metrics.bits_per_byte, metrics.weighted_perplexity):
@@ -205,6 +239,34 @@ def estimate_stderr(function: Aggregation, items: Sequence[Any]) -> float:
 
 PairStatistic = Callable[[Floats, Floats, Floats, list[Any]], Floats]
 """Takes, by class, right answers, gold labels and predictions of every draw, (draws, classes) each, and the labels."""
+
+
+def _pair_statistic(function: Aggregation) -> PairStatistic | None:
+    """Return the vectorised form of a metric of (gold, predicted) pairs; None for other metrics."""
+    from lm_eval.api import metrics
+
+    statistics: dict[Any, PairStatistic] = {
+        metrics.matthews_corrcoef: _mcc,
+        metrics.f1_score: _f1,
+        **_LABEL_STATISTICS,
+    }
+    return statistics.get(function)
+
+
+def _clustered_pair_stderr(
+    statistic: PairStatistic, items: Sequence[Any], clusters: Clusters
+) -> float:
+    """Return the standard error of a statistic of pairs over draws of whole clusters."""
+    pairs = Counter(map(tuple, items))
+    number_by_pair = {pair: number for number, pair in enumerate(pairs)}
+    counts = np.zeros((clusters.count, len(pairs)))
+    for cluster, item in zip(clusters.numbers, items, strict=True):
+        counts[cluster, number_by_pair[tuple(item)]] += 1
+    generator = np.random.default_rng(_SEED)
+    equal_weights = np.full(clusters.count, 1 / clusters.count)
+    draws = generator.multinomial(clusters.count, equal_weights, size=RESAMPLES)
+    values = _compute_from_counts(statistic, pairs, draws.astype(np.float64) @ counts)
+    return float(np.std(values, ddof=1))
 
 
 def _pair_stderr(statistic: PairStatistic, items: Sequence[Any]) -> float:

@@ -52,6 +52,8 @@ def _make_rows(
 
     def make_with_columns(record: Record) -> Row:
         columns = _text_columns(record) if user_data.prompt is not None else {}
+        if user_data.cluster is not None:
+            columns[user_data.cluster] = str(record.get(user_data.cluster) or "")
         return {**columns, **make_row(record)}
 
     rows: dict[str, Records] = {}

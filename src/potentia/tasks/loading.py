@@ -50,6 +50,7 @@ def load(
     mean: Mean | None = None,
     answer_tokens: int | None = None,
     drop_bad_rows: bool = False,
+    cluster: str | None = None,
 ) -> Task:
     """Load a benchmark.
 
@@ -61,9 +62,9 @@ def load(
     more of a user's data than a path does, and ``division`` how data in one split is divided. With
     ``hold_out`` the data are auxiliary: not divided, but all trained on, except so many. ``mean`` says how a group's
     score is taken, ``answer_tokens`` how long a written answer may be, ``drop_bad_rows`` whether rows that cannot be
-    used are left out rather than told.
+    used are left out rather than told, ``cluster`` the column that examples about one passage share.
     """
-    request = _TaskRequest(name, data_dir, repr(own), answer_tokens, drop_bad_rows)
+    request = _TaskRequest(name, data_dir, repr(own), answer_tokens, drop_bad_rows, cluster)
     contents = _remembered.get(request) if _remembered is not None else None
     if contents is None:
         contents = _read_contents(request, own)
@@ -96,6 +97,9 @@ def load(
         dropped = task.drop_documents(measure_overlap(task).train_ids)
         if dropped:
             task.notes.append(f"{dropped} training documents overlap the test and are dropped.")
+    clusters = task.describe_clusters()
+    if clusters is not None:
+        task.notes.append(clusters)
     return task
 
 
@@ -108,6 +112,7 @@ class _TaskRequest:
     user_data: str  # as text: it need not be hashable
     answer_tokens: int | None
     drop_bad_rows: bool
+    cluster: str | None
 
 
 @dataclass(frozen=True)
@@ -141,7 +146,9 @@ def _read_contents(request: _TaskRequest, user_data: UserData | None) -> _TaskCo
     name = TaskName(request.name)
     path = None if user_data is not None else _find_user_path(name.base)
     if path is not None and path.suffix not in (".yaml", ".yml"):
-        user_data = UserData(files=(str(path),), drop_bad_rows=request.drop_bad_rows)
+        user_data = UserData(
+            files=(str(path),), drop_bad_rows=request.drop_bad_rows, cluster=request.cluster
+        )
     user_task: UserTask | None = None
     weighted_by_size: Mapping[str, bool] = {}
     metric = None
@@ -162,6 +169,8 @@ def _read_contents(request: _TaskRequest, user_data: UserData | None) -> _TaskCo
         weighted_by_size = definitions.weighted_by_size
         sources = []
         for definition in definitions.subtasks:
+            if request.cluster is not None:
+                definition = {**definition, "cluster_column": request.cluster}
             sources.append((definition, load_splits(definition, request.data_dir)))
     subtasks = []
     for definition, data in sources:

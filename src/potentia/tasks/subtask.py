@@ -345,6 +345,13 @@ class Subtask:
         text = None if self.task.multiple_input else self.task.doc_to_text(doc)
         return text or self.task.doc_to_choice(doc)  # a form may put all into the choices
 
+    # --- clusters ---
+
+    @property
+    def stated_cluster_column(self) -> str | None:
+        """The column whose equal values make clusters, where a study or the user's data say it."""
+        return self.config.get("cluster_column")
+
     # --- grades ---
 
     def grade(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from potentia.errors import TaskError
 from potentia.study import Caps
 from potentia.tasks import grading
+from potentia.tasks.clusters import find_cluster_column, label_cluster
 from potentia.tasks.harness import fingerprint_definition
 from potentia.tasks.splits import SPLITS, Division, Split, SplitRows, plan_splits
 from potentia.tasks.subtask import Answer, ChatTemplate, Prompt, Subtask, TaskDocument
@@ -133,6 +134,7 @@ class Task:
         self._documents[split] = remaining
         self._example_pools.clear()
         self.__dict__.pop("fingerprint", None)
+        self.__dict__.pop("cluster_columns", None)
         planned = replace(getattr(self.plan, split), used=len(remaining))
         total = self.plan.dropped_overlap + dropped
         self.plan = replace(self.plan, dropped_overlap=total, **{split: planned})
@@ -248,6 +250,40 @@ class Task:
             description |= {"config": plain, "columns": self.user_task.columns}
         return description
 
+    @cached_property
+    def cluster_columns(self) -> tuple[str | None, ...]:
+        """The column of every subtask whose equal values make clusters of test examples."""
+        documents = self.documents("test")
+        columns = []
+        for number, subtask in enumerate(self._subtasks):
+            examples = [document.data for document in documents if document.subtask == number]
+            stated = subtask.stated_cluster_column
+            columns.append(find_cluster_column(examples, stated, subtask.name))
+        return tuple(columns)
+
+    def cluster_label(self, document: TaskDocument) -> str:
+        """Return the name of the cluster of examples that share a document's passage; empty where it has none."""
+        column = self.cluster_columns[document.subtask]
+        if column is None:
+            return ""
+        label = label_cluster(document.data.get(column))
+        if label and len(self._subtasks) > 1:
+            return f"{document.subtask}: {label}"
+        return label
+
+    def describe_clusters(self) -> str | None:
+        """Say how many passages the test examples share; None where every example stands alone."""
+        labels = [self.cluster_label(document) for document in self.documents("test")]
+        named = [label for label in labels if label]
+        passages = len(set(named))
+        if passages == len(named):
+            return None
+        columns = ", ".join(sorted({column for column in self.cluster_columns if column}))
+        return (
+            f"{len(named):,} test examples share {passages:,} values of {columns}: "
+            "standard errors and tests allow for it."
+        )
+
     def grade(
         self, prompts: Sequence[Prompt], responses: Sequence[Sequence[Answer]]
     ) -> list[ItemOutcome]:
@@ -264,7 +300,10 @@ class Task:
             if len(self._subtasks) > 1:
                 for outcome in graded:
                     outcome.detail["subtask"] = subtask.name
-        return [outcomes[i] for i in range(len(prompts))]
+        graded_outcomes = []
+        for i, prompt in enumerate(prompts):
+            graded_outcomes.append(replace(outcomes[i], cluster=self.cluster_label(prompt.doc)))
+        return graded_outcomes
 
     def score(self, outcomes: Sequence[ItemOutcome]) -> dict[str, Score]:
         """Aggregate graded items into all metrics; ``self.metric`` names the main one.

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from potentia.errors import TaskError
 from potentia.tasks import kinds
+from potentia.tasks.clusters import find_cluster_column
 from potentia.tasks.columns import ColumnReading, TaskKind, map_columns, read_columns
 from potentia.tasks.consent import Definition
-from potentia.tasks.data import BadRows, ReadingLog, UserData, dataset_from_records
+from potentia.tasks.data import BadRows, ReadingLog, Record, UserData, dataset_from_records
 from potentia.tasks.free_text import FREE_TEXT_METRICS
 from potentia.tasks.grading import LABEL_METRICS
 from potentia.tasks.harness import SPLIT_KEYS
@@ -57,7 +58,8 @@ def read_user_data(user_data: UserData, data_dir: Path | None = None) -> UserTas
     if bad and not any(splits.values()):
         raise bad_rows_error(bad, len(bad))
     reading = read_columns(user_data, splits)
-    user_data = replace(user_data, columns=reading.columns)
+    cluster_column = _find_cluster_column(user_data, splits)
+    user_data = replace(user_data, columns=reading.columns, cluster=cluster_column)
     mapped = {split: map_columns(rows, reading.columns) for split, rows in splits.items()}
     if user_data.prompt is not None and reading.kind is TaskKind.CORPUS:
         raise TaskError("a text to predict has no prompt", hint="leave out `prompt`")
@@ -70,6 +72,8 @@ def read_user_data(user_data: UserData, data_dir: Path | None = None) -> UserTas
     if user_data.metric is not None:
         _check_metric(user_data.metric, reading.kind)
         definition["main_metric"] = user_data.metric
+    if user_data.cluster is not None:
+        definition["cluster_column"] = user_data.cluster
     if user_data.prompt is not None:
         definition["doc_to_text"] = user_data.prompt
     for split, key in SPLIT_KEYS.items():
@@ -105,6 +109,14 @@ def _check_metric(metric: str, kind: TaskKind) -> None:
 def _describe_columns(reading: ColumnReading) -> Iterator[str]:
     if reading.note:
         yield reading.note
+
+
+def _find_cluster_column(user_data: UserData, splits: kinds.Splits) -> str | None:
+    """Return the column that rows about one passage share: the one that is stated, or one that repeats a passage."""
+    rows: list[Record] = []
+    for split in ("test", "validation", "train"):
+        rows = rows or list(splits.get(split, ()))
+    return find_cluster_column(rows, user_data.cluster, user_data.label)
 
 
 def bad_rows_error(bad: BadRows, total: int) -> TaskError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ Objects = npt.NDArray[np.object_]
 Wanted = Any  # names, or an array that says where they are (a mask or positions); None for all
 # task → model → document → value of the item
 Outcomes = Mapping[str, Mapping[str, Mapping[int, float]]]
+NO_CLUSTERS: Mapping[int, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,8 @@ class ItemOutcome:
 
     ``value`` is the per-item metric where the metric is a mean of items (0/1 for accuracy; its mean over seeds); for
     metrics of a set (mcc, f1) it is 1.0 where prediction and gold agree. ``detail`` holds what the cell page shows:
-    prompt, gold, prediction, log-likelihoods of the choices, generated text.
+    prompt, gold, prediction, log-likelihoods of the choices, generated text. Examples with the same ``cluster`` share
+    a passage, so that their outcomes are not independent; it is empty where an example stands alone.
     """
 
     doc_id: int
@@ -86,6 +89,31 @@ class ItemOutcome:
     prediction: str
     gold: str
     detail: dict[str, Any]
+    cluster: str = ""
+
+
+class TaskOutcomes(dict[str, Mapping[int, float]]):
+    """The outcomes of one task, model → example → value, with the cluster of every example that shares its passage."""
+
+    def __init__(
+        self,
+        values_by_model: Mapping[str, Mapping[int, float]],
+        cluster_by_example: Mapping[int, str] = NO_CLUSTERS,
+    ) -> None:
+        super().__init__(values_by_model)
+        self.cluster_by_example = cluster_by_example
+
+
+def find_clusters(outcomes: Outcomes | None, task: str) -> Mapping[int, str]:
+    """Return the cluster of every example of a task; none where examples are independent, as far as is known."""
+    return clusters_of_task((outcomes or {}).get(task))
+
+
+def clusters_of_task(outcomes: Mapping[str, Mapping[int, float]] | None) -> Mapping[int, str]:
+    """Return the clusters that the outcomes of one task bring along."""
+    if isinstance(outcomes, TaskOutcomes):
+        return outcomes.cluster_by_example
+    return NO_CLUSTERS
 
 
 def _number_names(names: Iterable[str]) -> dict[str, int]:

@@ -10,15 +10,15 @@ import pytest
 from scipy.stats import binomtest
 from scipy.stats import t as student_t
 
-from potentia.analysis.stats.clusters import (
+from potentia.analysis.stats.sign_flips import sign_flip_p_value
+from potentia.analysis.stats.significance import mcnemar_p_value
+from potentia.values.clusters import (
     Clusters,
     clustered_covariance,
     clustered_error,
     degrees_of_freedom,
     intracluster_correlation,
-    sign_flip_p_value,
 )
-from potentia.analysis.stats.significance import mcnemar_p_value
 
 
 def draw_passages(

@@ -136,5 +136,5 @@ def _sharpen_p_values(
     row, column = rows[first], rows[second]
     # The place of a pair (row, column) in the order of ``np.triu_indices``.
     pairs = row * (2 * len(models) - row - 1) // 2 + column - row - 1
-    p_values[pairs] = mcnemar_p_values(aligned.values > 0.5)
+    p_values[pairs] = mcnemar_p_values(aligned.values > 0.5, aligned.clusters)
     return "McNemar"

@@ -2,7 +2,8 @@
 
 Models that answered the same documents fail together on the hard ones, so their scores move together and differ more
 surely than their standard errors say. Where the outcomes of all documents are stored, the noise therefore has the
-covariance of the outcomes; elsewhere each model has a standard error of its own.
+covariance of the outcomes; elsewhere each model has a standard error of its own. Documents that share a passage are
+drawn together, as clusters.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from potentia.analysis.stats.first_place import covariance_root, paired_noise_covariance
-from potentia.values.scores import Floats, Outcomes, ScoreMatrix
+from potentia.values.clusters import Clusters
+from potentia.values.scores import Floats, Outcomes, ScoreMatrix, find_clusters
 
 PAIRED_MODELS = 1_000  # from more, the covariance of test noise takes too long
 
@@ -67,8 +69,10 @@ def task_noise(matrix: ScoreMatrix, column: int, items: Outcomes | None) -> Task
         return TaskNoise(errors)
     covariance: Floats = np.diag(errors**2)
     block = np.ix_(paired.rows, paired.rows)
-    covariance[block] = paired_noise_covariance(errors[paired.rows], paired.outcomes)
-    return TaskNoise(errors, covariance)
+    covariance[block] = paired_noise_covariance(
+        errors[paired.rows], paired.outcomes, paired.clusters
+    )
+    return TaskNoise(np.sqrt(np.diag(covariance)), covariance)
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,8 @@ class PairedOutcomes:
 
     rows: npt.NDArray[np.intp]  # of these models in the matrix
     outcomes: Floats  # (models, documents)
+    documents: tuple[int, ...]
+    clusters: Clusters  # of documents that share a passage
 
 
 def paired_outcomes(
@@ -92,7 +98,9 @@ def paired_outcomes(
     stacked = stack_outcomes([outcomes_by_model[matrix.models[row]] for row in rows])
     if stacked is None:
         return None
-    return PairedOutcomes(np.array(rows), stacked)
+    documents = tuple(sorted(outcomes_by_model[matrix.models[rows[0]]]))
+    clusters = Clusters.of_examples(documents, find_clusters(items, matrix.tasks[column]))
+    return PairedOutcomes(np.array(rows), stacked, documents, clusters)
 
 
 def is_mean_of(outcomes: Mapping[int, float], score: float) -> bool:

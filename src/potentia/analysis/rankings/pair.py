@@ -1,7 +1,8 @@
 """Two models side by side on every task they share: who is better, and how sure that is.
 
 Where items are stored the difference is taken document by document: its interval is of the paired differences, and
-McNemar's exact test looks at the documents that one model alone gets right. Where there are no items, or a score is no
+McNemar's exact test looks at the documents that one model alone gets right. Documents that share a passage are no
+independent evidence: they are taken together, as clusters. Where there are no items, or a score is no
 mean of items (f1, mcc), two scores have nothing in common but their errors. Which differences are real is decided for
 all tasks together (Benjamini–Hochberg, 5 % false discoveries); who is better over all of them is what
 ``decide_ranking`` says.
@@ -16,7 +17,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.stats import norm
 from scipy.stats import t as student_t
 
 from potentia.analysis.completion import predict_missing_cells
@@ -27,18 +27,20 @@ from potentia.analysis.rankings.lead import (
     estimate_missing_evidence,
     measure_lead,
 )
-from potentia.analysis.rankings.noise import paired_outcomes, task_noise
+from potentia.analysis.rankings.noise import PairedOutcomes, paired_outcomes, task_noise
 from potentia.analysis.rankings.sentences import pair_sentences
 from potentia.analysis.stats.bootstrap import LEVEL
+from potentia.analysis.stats.sign_flips import sign_flip_p_value
 from potentia.analysis.stats.significance import (
     benjamini_hochberg,
     estimate_test_sizes,
     mcnemar_p_value,
 )
 from potentia.errors import InputError
+from potentia.values.clusters import clustered_error, degrees_of_freedom
 from potentia.values.findings import Cell, Finding, Interval, Table, short_names
 from potentia.values.protocol import Protocol
-from potentia.values.scores import Floats, Outcomes, ScoreMatrix
+from potentia.values.scores import Outcomes, ScoreMatrix
 
 if TYPE_CHECKING:
     from potentia.evidence import Evidence
@@ -49,6 +51,8 @@ class DifferenceTest(StrEnum):
 
     MCNEMAR = "McNemar"
     PAIRED = "paired t"
+    MCNEMAR_CLUSTERS = "McNemar, clusters"  # whole passages are flipped
+    PAIRED_CLUSTERS = "paired t, clusters"
     UNPAIRED = "z"
 
 
@@ -245,8 +249,8 @@ def _compare_task(
     if paired is None:
         tested = _test_unpaired(matrix, column, difference)
     else:
-        tested = _test_paired(matrix, column, difference, outcomes, paired.outcomes)
-    half_width = float(norm.ppf(0.5 + level / 2)) * tested.error
+        tested = _test_paired(matrix, column, difference, paired)
+    half_width = float(student_t.ppf(0.5 + level / 2, tested.freedom)) * tested.error
     return TaskComparison(
         models=(matrix.models[0], matrix.models[1]),
         protocol=matrix.protocol,
@@ -269,6 +273,7 @@ class _TestedDifference:
     test: DifferenceTest
     error: float  # standard error of the difference
     p_value: float
+    freedom: float = math.inf  # degrees of freedom of the error
     documents: int | None = None
     first_only: tuple[int, ...] = ()
     second_only: tuple[int, ...] = ()
@@ -284,34 +289,43 @@ def _test_unpaired(matrix: ScoreMatrix, column: int, difference: float) -> _Test
         error = float(np.hypot(*task_noise(matrix, column, None).errors))
         freedom = float(documents.min()) - 1
     p_value = _two_sided_p_value(difference, error, freedom)
-    return _TestedDifference(DifferenceTest.UNPAIRED, error, p_value)
+    return _TestedDifference(DifferenceTest.UNPAIRED, error, p_value, freedom)
 
 
 def _test_paired(
     matrix: ScoreMatrix,
     column: int,
     difference: float,
-    outcomes: Outcomes,
-    paired: Floats,
+    paired: PairedOutcomes,
 ) -> _TestedDifference:
-    """Test the difference of two scores document by document; ``paired`` is (2, documents)."""
-    first, second = paired
-    documents = len(first)
+    """Test the difference of two scores document by document; documents that share a passage speak as one."""
+    first, second = paired.outcomes
+    clusters = paired.clusters
     task = matrix.tasks[column]
     seed_errors = [matrix.seed_error(model, task) for model in matrix.models]
-    paired_error = float(np.std(first - second, ddof=1)) / math.sqrt(documents)
-    error = math.hypot(paired_error, *seed_errors)
-    if not set(np.unique(paired)) <= {0.0, 1.0}:
-        p_value = _two_sided_p_value(difference, error, documents - 1)
-        return _TestedDifference(DifferenceTest.PAIRED, error, p_value, documents)
-    numbers = np.array(sorted(outcomes[task][matrix.models[0]]))
+    error = math.hypot(clustered_error(first - second, clusters), *seed_errors)
+    freedom = degrees_of_freedom(clusters)
+    if not set(np.unique(paired.outcomes)) <= {0.0, 1.0}:
+        test = DifferenceTest.PAIRED
+        if not clusters.are_independent:
+            test = DifferenceTest.PAIRED_CLUSTERS
+        p_value = _two_sided_p_value(difference, error, freedom)
+        return _TestedDifference(test, error, p_value, freedom, len(first))
+    numbers = np.array(paired.documents)
     first_only = tuple(numbers[first > second].tolist())
     second_only = tuple(numbers[first < second].tolist())
+    if clusters.are_independent:
+        test = DifferenceTest.MCNEMAR
+        p_value = mcnemar_p_value(len(first_only), len(second_only))
+    else:
+        test = DifferenceTest.MCNEMAR_CLUSTERS
+        p_value = sign_flip_p_value(clusters.sum_by_cluster(first - second))
     return _TestedDifference(
-        test=DifferenceTest.MCNEMAR,
+        test=test,
         error=error,
-        p_value=mcnemar_p_value(len(first_only), len(second_only)),
-        documents=documents,
+        p_value=p_value,
+        freedom=freedom,
+        documents=len(first),
         first_only=first_only,
         second_only=second_only,
     )

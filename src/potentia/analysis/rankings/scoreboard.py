@@ -29,6 +29,7 @@ from potentia.analysis.rankings.noise import is_mean_of, stack_outcomes
 from potentia.analysis.rankings.sentences import certainty_sentences, headline_sentence
 from potentia.analysis.stats.significance import estimate_test_sizes
 from potentia.analysis.wording import capitalize_first, format_percent, format_plus_minus
+from potentia.values.clusters import Clusters, clustered_error
 from potentia.values.findings import (
     Chart,
     Finding,
@@ -40,7 +41,7 @@ from potentia.values.findings import (
     short_names,
 )
 from potentia.values.protocol import Protocol, main_protocol
-from potentia.values.scores import Floats, Outcomes, ScoreMatrix
+from potentia.values.scores import Floats, Outcomes, ScoreMatrix, find_clusters
 
 MOST_RIVALS = 20  # that are looked at for what is missing
 
@@ -385,6 +386,10 @@ class ScoresWithItems:
         """Return the stored outcomes of one model on one task, by document."""
         return self.items.get(task, {}).get(model, {})
 
+    def clusters_of(self, task: str, documents: Sequence[int]) -> Clusters:
+        """Return which of these documents of a task share a passage."""
+        return Clusters.of_examples(documents, find_clusters(self.items, task))
+
 
 def measure_gains(
     before: ScoresWithItems,
@@ -409,7 +414,8 @@ def measure_gains(
         if not is_mean_of(outcomes_after, float(values_after[row, column])):
             continue
         seed_errors = [scores.matrix.seed_error(model, task) for scores in (before, after)]
-        paired_variance = float(np.var(paired[1] - paired[0], ddof=1)) / paired.shape[1]
+        clusters = after.clusters_of(task, sorted(outcomes_after))
+        paired_variance = clustered_error(paired[1] - paired[0], clusters) ** 2
         variance[row, column] = paired_variance + np.dot(seed_errors, seed_errors)
     sign = after.matrix.select(tasks=tasks).sign.min()  # of a loss, less is a gain
     gains = sign * (values_after - values_before).mean(axis=1)

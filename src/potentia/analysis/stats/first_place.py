@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from potentia.values.clusters import Clusters, clustered_covariance
 from potentia.values.scores import Floats
 
 CLAIM_PROBABILITY = 0.975  # from which on something is claimed
@@ -57,9 +58,18 @@ def covariance_root(covariance: Floats) -> Floats:
     return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)))
 
 
-def paired_noise_covariance(errors: Floats, outcomes: Floats) -> Floats:
-    """Return the covariance of the noise of scores with these errors that are means of (models, documents)."""
-    of_means = np.cov(outcomes) / outcomes.shape[1]
+def paired_noise_covariance(
+    errors: Floats, outcomes: Floats, clusters: Clusters | None = None
+) -> Floats:
+    """Return the covariance of the noise of scores with these errors that are means of (models, documents).
+
+    With clusters of documents that share a passage, the errors are at least what the clusters make them.
+    """
+    if clusters is None or clusters.are_independent:
+        of_means = np.cov(outcomes) / outcomes.shape[1]
+    else:
+        of_means = clustered_covariance(outcomes, clusters)
+        errors = np.maximum(errors, np.sqrt(np.diag(of_means)))
     deviations = np.sqrt(np.maximum(np.diag(of_means), 1e-300))
     kept_share = np.minimum(1.0, errors / deviations)
     covariance = np.asarray(of_means * np.outer(kept_share, kept_share))

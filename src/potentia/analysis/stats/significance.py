@@ -2,8 +2,9 @@
 
 From standard errors, two models differ on a task when |a - b| exceeds z·sqrt(s_a² + s_b²) (appendix C). On the same
 items McNemar's exact test is sharper: it looks only at those that one of the two gets right (a value above one half).
-Over many pairs, Benjamini–Hochberg keeps the share of false discoveries down. With insignificant differences as ties,
-agreement is tau-b on the pairwise signs (appendix C.2), since such ties are not transitive and make no ranking.
+Items that share a passage are taken together (``sign_flips``). Over many pairs, Benjamini–Hochberg keeps the share of
+false discoveries down. With insignificant differences as ties, agreement is tau-b on the pairwise signs (appendix C.2),
+since such ties are not transitive and make no ranking.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from potentia.analysis.stats.correlation import (
     kendall_of_significant_differences,
     z_of_difference,
 )
+from potentia.analysis.stats.sign_flips import sign_flip_p_value
 from potentia.errors import InputError
+from potentia.values.clusters import Clusters
 from potentia.values.findings import Bars, Chart, Finding, Table
 from potentia.values.protocol import Protocol
-from potentia.values.scores import Floats, Outcomes, ScoreMatrix
+from potentia.values.scores import Floats, Outcomes, ScoreMatrix, clusters_of_task
 
 POWER = 0.8
 
@@ -145,7 +148,7 @@ def _test_by_items(
     aligned = align_outcomes(models, outcomes)
     if not aligned.values.size:
         return _ItemTest()
-    p_values = mcnemar_p_values(aligned.values > 0.5)
+    p_values = mcnemar_p_values(aligned.values > 0.5, aligned.clusters)
     if not len(p_values):
         return _ItemTest()
     adjusted = benjamini_hochberg(p_values[:, None])
@@ -239,9 +242,14 @@ def mcnemar_p_value(first_only: int, second_only: int) -> float:
     return float(min(1.0, 2.0 * binom.cdf(min(first_only, second_only), discordant, 0.5)))
 
 
-def mcnemar_p_values(correct: npt.NDArray[np.bool_]) -> Floats:
-    """Return McNemar's exact p value of every pair of rows of (models, items), in the order of ``np.triu_indices``."""
+def mcnemar_p_values(correct: npt.NDArray[np.bool_], clusters: Clusters | None = None) -> Floats:
+    """Return McNemar's exact p value of every pair of rows of (models, items), in the order of ``np.triu_indices``.
+
+    Items that share a passage speak as one: with ``clusters``, the signs of whole clusters are flipped.
+    """
     hits = correct.astype(np.float64)
+    if clusters is not None and not clusters.are_independent:
+        return _cluster_p_values(clusters.sum_by_cluster(hits))
     only = hits @ (1.0 - hits).T  # [a, b]: items that a alone got right
     first, second = np.triu_indices(len(correct), 1)
     first_only = only[first, second]
@@ -249,6 +257,16 @@ def mcnemar_p_values(correct: npt.NDArray[np.bool_]) -> Floats:
     discordant = first_only + second_only
     p_values = 2.0 * binom.cdf(np.minimum(first_only, second_only), discordant, 0.5)
     return np.where(discordant > 0, np.minimum(p_values, 1.0), 1.0)
+
+
+def _cluster_p_values(hits_by_cluster: Floats) -> Floats:
+    """Return the p value of every pair of rows of (models, clusters), counts of right answers."""
+    first, second = np.triu_indices(len(hits_by_cluster), 1)
+    p_values = [
+        sign_flip_p_value(hits_by_cluster[i] - hits_by_cluster[j])
+        for i, j in zip(first, second, strict=True)
+    ]
+    return np.array(p_values)
 
 
 def outcome_tables(matrix: ScoreMatrix, outcomes: Outcomes) -> dict[str, Floats]:
@@ -279,6 +297,7 @@ class AlignedOutcomes:
     models: list[str]
     documents: list[int]
     values: Floats  # (models, documents)
+    clusters: Clusters  # of documents that share a passage
 
 
 def align_outcomes(
@@ -291,7 +310,8 @@ def align_outcomes(
         documents = sorted(set.intersection(*(set(outcomes[model]) for model in present)))
     rows = [[outcomes[model][document] for document in documents] for model in present]
     values = np.array(rows, dtype=np.float64).reshape(len(present), len(documents))
-    return AlignedOutcomes(present, documents, values)
+    clusters = Clusters.of_examples(documents, clusters_of_task(outcomes))
+    return AlignedOutcomes(present, documents, values, clusters)
 
 
 def estimate_test_sizes(matrix: ScoreMatrix) -> dict[str, float]:

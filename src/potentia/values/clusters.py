@@ -1,4 +1,4 @@
-"""Errors and tests where examples come in clusters: ten questions on one passage are not ten independent questions.
+"""Errors where examples come in clusters: ten questions on one passage are not ten independent questions.
 
 A model that understands a passage answers most of its questions, so the outcomes of a cluster move together and
 a mean over n examples is less certain than n says (Miller 2024, "Adding error bars to evals", arXiv 2411.00640). With
@@ -8,10 +8,6 @@ r_gi = s_gi − s̄ the residual of example i of cluster g, the variance of a me
 
 where the factor 1/(1 − n_g/n) removes the bias of few clusters (CR2, Bell and McCaffrey 2002; with clusters of one
 size it is G/(G − 1)). Clusters of one example each give the usual error. Degrees of freedom are Satterthwaite's.
-
-Two models on zeros and ones are compared by flipping the signs of cluster sums: where both are equally good, a cluster
-that speaks for the one might as well have spoken for the other. With clusters of one example that is
-McNemar's exact test.
 """
 
 from __future__ import annotations
@@ -22,12 +18,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import binom, norm
 
 from potentia.errors import InputError
-from potentia.values.scores import Floats
 
-MOST_EXACT_CLUSTERS = 400  # that speak for one model; more are tested by the normal distribution
+Floats = npt.NDArray[np.float64]
 LEAST_CLUSTERS = 2
 
 
@@ -122,16 +116,26 @@ def degrees_of_freedom(clusters: Clusters) -> float:
         return 0.0
     if clusters.are_independent:
         return float(examples - 1)
-    bias = 1 - sizes / examples
-    candidates = []
-    for variance in (sizes, sizes**2):
-        # Covariance of the cluster sums of residuals, where cluster sums have this variance.
-        share = sizes / examples
-        covariance = np.diag(variance) - np.outer(variance, share) - np.outer(share, variance)
-        covariance += variance.sum() * np.outer(share, share)
-        covariance /= np.sqrt(np.outer(bias, bias))
-        candidates.append(float(np.trace(covariance) ** 2 / (covariance**2).sum()))
-    return min(candidates)
+    return min(_satterthwaite_degrees(sizes, variance) for variance in (sizes, sizes**2))
+
+
+def _satterthwaite_degrees(sizes: Floats, variance: Floats) -> float:
+    """Return tr(C)² / tr(C²) of the weighted cluster sums of residuals, where cluster sums have this variance.
+
+    C = B^-½ (diag(v) − v s' − s v' + (Σv) s s') B^-½ with s = n_g/n and B = diag(1 − s), without writing it out.
+    """
+    share = sizes / sizes.sum()
+    bias = 1 - share
+    total = float(variance.sum())
+    diagonal = total * share**2 - 2 * variance * share
+    trace = float(((variance + diagonal) / bias).sum())
+    variance_square = float((variance**2 / bias).sum())
+    share_square = float((share**2 / bias).sum())
+    product = float((variance * share / bias).sum())
+    trace_of_square = 2 * variance_square * share_square + 2 * product**2
+    trace_of_square += total**2 * share_square**2 - 4 * total * product * share_square
+    trace_of_square += float(((2 * variance * diagonal + variance**2) / bias**2).sum())
+    return trace**2 / trace_of_square
 
 
 def intracluster_correlation(values: npt.ArrayLike, clusters: Clusters) -> float:
@@ -148,29 +152,3 @@ def intracluster_correlation(values: npt.ArrayLike, clusters: Clusters) -> float
     typical_size = (examples - float((sizes**2).sum()) / examples) / (groups - 1)
     total = between + (typical_size - 1) * within
     return min(1.0, max(0.0, (between - within) / total)) if total > 0 else math.nan
-
-
-# --- two models on zeros and ones ------------------------------------------------------------------------------------
-
-
-def sign_flip_p_value(cluster_sums: Floats) -> float:
-    """Return the two-sided p value of cluster sums of differences, all signs being as likely as their opposites.
-
-    The sums are whole numbers: examples that the first model alone gets right, less those of the second.
-    """
-    sizes = np.abs(np.rint(cluster_sums)).astype(np.int64)
-    observed = abs(int(np.rint(cluster_sums.sum())))
-    sizes = sizes[sizes > 0]
-    if not len(sizes):
-        return 1.0
-    if len(sizes) > MOST_EXACT_CLUSTERS:
-        z = observed / math.sqrt(float((sizes.astype(np.float64) ** 2).sum()))
-        return float(2 * norm.sf(z))
-    reach = int(sizes.sum())
-    chances = np.ones(1)  # of the sum from −reach to reach, in steps of 1
-    for size, count in zip(*np.unique(sizes, return_counts=True), strict=True):
-        steps = np.zeros(2 * int(size) * int(count) + 1)
-        steps[:: 2 * int(size)] = binom.pmf(np.arange(int(count) + 1), int(count), 0.5)
-        chances = np.convolve(chances, steps)
-    sums = np.arange(-reach, reach + 1)
-    return min(1.0, float(chances[np.abs(sums) >= observed].sum()))
