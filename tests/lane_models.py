@@ -82,6 +82,41 @@ def tiny(kind: str, seed: int = 0) -> torch.nn.Module:
             rope_parameters=rotation,
             sliding_window=9,
         )
+    elif kind == "lfm2":  # a convolution in every other layer
+        config = tf.Lfm2Config(
+            **common,
+            **sizes,
+            num_key_value_heads=2,
+            layer_types=["conv", "full_attention"],
+            block_auto_adjust_ff_dim=False,
+        )
+    elif kind == "qwen3_5":  # gated delta rules in three layers of four
+        config = tf.AutoConfig.for_model(
+            "qwen3_5_text",
+            **common,
+            **(sizes | {"num_hidden_layers": 4}),
+            num_key_value_heads=2,
+            head_dim=8,
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+            linear_key_head_dim=8,
+            linear_value_head_dim=8,
+        )
+    elif kind == "granite4":  # a state-space scan in every other layer
+        config = tf.AutoConfig.for_model(
+            "granitemoehybrid",
+            **common,
+            **sizes,
+            num_key_value_heads=2,
+            shared_intermediate_size=64,
+            num_local_experts=0,
+            num_experts_per_tok=0,
+            mamba_n_heads=8,
+            mamba_d_head=8,
+            mamba_d_state=16,
+            mamba_chunk_size=16,
+            layer_types=["mamba", "attention"],
+        )
     elif kind == "gpt_oss":  # attention sinks, windows, experts
         config = tf.GptOssConfig(
             **common,
@@ -139,6 +174,7 @@ def place(row: PackedRows, bank: AdapterBank, *, few: bool) -> PackedInputs:
     bucket = Bucket.holding(len(row.ids), len(row.targets), bank.slots, few=few)
     inputs = PackedInputs.on(bank.device, bucket)
     inputs.buffer.copy_(torch.from_numpy(row.filled(bucket)))
+    inputs.group_rows_of(row)
     return inputs
 
 

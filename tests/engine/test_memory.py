@@ -144,14 +144,14 @@ def test_captured_passes_are_let_go_and_made_again_in_fewer_sizes() -> None:
         from potentia.engine.layers.row_layout import Bucket
 
         for size in range(6, 0, -1):
-            steps._pass(Bucket(128 * size, 64, 2)).graph = object()  # as if captured
+            steps._work_of_bucket(Bucket(128 * size, 64, 2)).graph = object()  # as if captured
         assert len(steps._passes) == 6  # memory of the first is enough for all
-        steps._pass(Bucket(128 * 7, 64, 2)).graph = object()
+        steps._work_of_bucket(Bucket(128 * 7, 64, 2)).graph = object()
         assert list(steps._passes) == [
             Bucket(128 * 7, 64, 2)
         ]  # theirs is too small for it: they are made again in its
         for size in range(5):
-            steps._pass(Bucket(128 * 6, 64 + size, 2)).graph = object()
+            steps._work_of_bucket(Bucket(128 * 6, 64 + size, 2)).graph = object()
         assert give_back(torch.device("cpu"))
         assert not steps._passes
         assert steps.most_graphs == 3

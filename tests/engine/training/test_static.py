@@ -17,7 +17,9 @@ from potentia.engine.lane_spec import LoraConfig, TokenisedExamples, TrainingRow
 from potentia.engine.layers import packed_pass as static_module
 from potentia.engine.layers.adapter_bank import AdapterBank
 from potentia.engine.layers.fused_layers import FusedLayers
+from potentia.engine.layers.packed_pass import PackedPass
 from potentia.engine.layers.row_layout import STRETCH, Bucket, PackedInputs, lay_out_rows
+from potentia.engine.layers.row_mixers import group_rows
 from potentia.engine.models import split_model as split_module
 from potentia.engine.models.split_model import SplitModel
 from potentia.engine.proof.training_check import TrainingVerdict, check_lanes
@@ -41,6 +43,9 @@ FORMS = {
     "olmo2": TrainingForm.FUSED,  # norms after the branches, queries and keys normed over all their heads
     "olmo3": TrainingForm.FUSED,  # the same with windows
     "smollm3": TrainingForm.FUSED,  # layers that do not rotate
+    "lfm2": TrainingForm.PACKED,  # convolutions
+    "qwen3_5": TrainingForm.PACKED,  # gated delta rules
+    "granite4": TrainingForm.PACKED,  # state-space scans
     "gpt_oss": TrainingForm.PACKED,  # attention sinks
     "phi3": TrainingForm.FUSED,  # projections that are one matrix, heads that rotate in part
 }
@@ -221,7 +226,7 @@ def test_the_largest_pass_is_captured_first_and_none_twice(monkeypatch: pytest.M
                 capturing,
             )
             patch.setattr(PackedSteps, "__init__", lambda *given, now=now: now(*given))
-            patch.setattr("potentia.engine.steps.packed_steps.MOST_FILLED", 128)
+            patch.setattr("potentia.engine.steps.packed_steps.MOST_FILLING", 128)
             with LaneTrainer(tiny("llama"), static=True) as trainer:
                 trainer.train(specs)
                 adapters.append([trainer.adapter_state(one.key) for one in specs])
@@ -429,3 +434,32 @@ def test_a_lane_that_is_not_sound_fails_alone() -> None:
 
 def test_the_vocabulary_is_what_the_tests_think() -> None:
     assert SplitModel(tiny("llama")).vocabulary == VOCAB
+
+
+def test_rows_of_similar_length_are_mixed_together() -> None:
+    starts = np.array([0, 10, 48, 80])
+    lengths = np.array([9, 30, 25, 4])
+    grouped = group_rows(starts, lengths, 96, torch.device("cpu"))
+    assert [tuple(group.tokens.shape) for group in grouped.groups] == [(2, 30), (1, 9), (1, 4)]
+    tokens = torch.cat([group.tokens.reshape(-1) for group in grouped.groups])
+    for start, length in zip(starts, lengths, strict=True):
+        real = torch.arange(start, start + length)
+        assert torch.equal(tokens[grouped.places[real]], real)
+
+
+def test_a_state_does_not_run_on_from_row_to_row() -> None:
+    """The same rows in another order, beside others: each row's loss is its own."""
+    model = tiny("lfm2")
+    bank = AdapterBank(model, LoraConfig(), 3)
+    losses = []
+    for slots in ((0, 1, 2), (1, 0, 2)):
+        rows = lessons(slots)
+        packed = PackedPass(SplitModel(model), bank, None)
+        packed(place(lay_out_rows(rows), bank, few=False))
+        losses.append(packed.losses[:3].clone())
+    assert torch.allclose(losses[0], losses[1], rtol=1e-5)
+    bare = PackedPass(SplitModel(model), bank, None)
+    inputs = place(lay_out_rows(lessons((0, 1, 2))), bank, few=False)
+    inputs.rows = None
+    with pytest.raises(NotImplementedError, match="mix tokens in order"):
+        bare(inputs)

@@ -25,6 +25,7 @@ from potentia.engine.layers.row_layout import (
     PackedInputs,
     PackedRun,
 )
+from potentia.engine.layers.row_mixers import find_mixer_modules, mixing_within_rows
 from potentia.engine.models.split_model import (
     Attend,
     AttentionSettings,
@@ -50,8 +51,14 @@ class PackedPass:
             if not site.experts:
                 self._groups[site.index] = AdapterGroup([(site, 0)], bank.lora.r, bank.device)
         self._configs = configs_of(split.model)
+        self._mixer_modules = find_mixer_modules(split.model)
         # the operations that the first pass launches are compiled side by side before it
         self._is_compiled = False
+
+    @property
+    def mixes_tokens(self) -> bool:
+        """Whether layers mix tokens in order: then a pass has to know its rows, and cannot be captured."""
+        return bool(self._mixer_modules)
 
     def __call__(self, inputs: PackedInputs, *, recompute: bool = False) -> None:
         """Add a laid-out pass's gradients to the bank's and its losses to the slots'."""
@@ -79,6 +86,7 @@ class PackedPass:
             # also where the layers' own attention is not called: the model makes no mask of tokens × tokens for it
             attending(self._configs, attend_within_rows(run)),
             self._layers_active(run),
+            mixing_within_rows(self._mixer_modules, inputs.rows),
             recomputed_activations(self.split.model, recompute),
         ):
             ids = inputs.ids.long().unsqueeze(0)

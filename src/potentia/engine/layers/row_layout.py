@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from types import SimpleNamespace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from potentia.engine.lane_spec import TrainingRow
 from potentia.engine.layers.adapter_bank import AdapterBank, AdapterSite
+from potentia.engine.layers.row_mixers import RowGroups, group_rows
 from potentia.engine.operations import TILE, Operations, tile
 from potentia.engine.operations.dropout import keys_within, layer_mix, row_keys
 
@@ -154,6 +154,8 @@ class PackedRows:
     targets: Ints32
     target_owners: Ints32
     weights: npt.NDArray[np.float32]
+    row_starts: npt.NDArray[np.int64]  # (rows,)
+    row_lengths: npt.NDArray[np.int64]
 
     def filled(self, bucket: Bucket) -> Ints32:
         """Return all fields, filled up to a bucket's sizes, end to end (bucket.size,)."""
@@ -285,23 +287,54 @@ def lay_out_rows(rows: Sequence[TrainingRow]) -> PackedRows:
         targets=ids[is_target].astype(np.int32),
         target_owners=slots[row_of_target].astype(np.int32),
         weights=weights[row_of_target],
+        row_starts=row_starts,
+        row_lengths=lengths,
     )
 
 
-class PackedInputs(SimpleNamespace):
-    """The device's copy of a bucket's buffer, and the bucket's fields as views of it, by their names."""
+@dataclass
+class PackedInputs:
+    """The device's copy of a bucket's buffer, and the bucket's fields as views of it."""
+
+    bucket: Bucket
+    buffer: Tensor
+    ids: Tensor  # (N,)
+    places: Tensor  # of tokens in their rows
+    keys: Tensor  # of dropout
+    first: Tensor
+    last: Tensor
+    owners: Tensor  # (N / 16,)
+    picked: Tensor  # (P,) tokens before targets, lane by lane in whole stretches
+    picked_owners: Tensor
+    positions: Tensor  # (T,) of tokens whose next one is a target
+    targets: Tensor
+    target_owners: Tensor
+    weights: Tensor  # float32
+    spans: Tensor  # (slots, 3)
+    picked_spans: Tensor
+    tiles: Tensor  # (tiles, 2)
+    picked_tiles: Tensor
+    # for layers that mix tokens in order; not in the buffer
+    rows: RowGroups | None = field(default=None, init=False)
 
     @classmethod
     def on(cls, device: torch.device, bucket: Bucket) -> PackedInputs:
         """Make room for a bucket on the device."""
         buffer = torch.zeros(bucket.size, dtype=torch.int32, device=device)
-        views = dict(
-            zip(bucket.fields, torch.split(buffer, list(bucket.fields.values())), strict=True)
-        )
-        views |= {name: views[name].view(-1, 2) for name in ("tiles", "picked_tiles")}
-        views |= {name: views[name].view(-1, 3) for name in ("spans", "picked_spans")}
+        parts = torch.split(buffer, list(bucket.fields.values()))
+        views = dict(zip(bucket.fields, parts, strict=True))
+        for name in ("tiles", "picked_tiles"):
+            views[name] = views[name].view(-1, 2)
+        for name in ("spans", "picked_spans"):
+            views[name] = views[name].view(-1, 3)
         views["weights"] = views["weights"].view(torch.float32)
         return cls(bucket=bucket, buffer=buffer, **views)
+
+    def group_rows_of(self, packed: PackedRows) -> None:
+        """Note which rows these are, for layers that mix their tokens in order."""
+        self.rows = group_rows(
+            packed.row_starts, packed.row_lengths, self.bucket.tokens, self.buffer.device
+        )
 
 
 @dataclass(frozen=True)

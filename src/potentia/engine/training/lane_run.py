@@ -131,7 +131,7 @@ class LaneRun:
             self.trainer.occupy({})
             raise RehearsalFailedError(result.refusal)
         self.trainer.plan = plan
-        blocks = self.steps.static.blocks if isinstance(self.steps, PackedSteps) else None
+        blocks = self.steps.packed_pass.blocks if isinstance(self.steps, PackedSteps) else None
         self.steps = self._make_steps(plan, blocks)
 
     @property
