@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from potentia.errors import DataError
+from potentia.formats import read_score_files
 from score_files import read_scores
 
 
@@ -251,3 +252,52 @@ def test_a_fault_names_its_place(tmp_path: Path, change: Any, words: str) -> Non
         read_scores(path)
     assert str(path) in str(caught.value)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/fast/rolmedo/gemma-7b/snapshots/model/", "/fast/rolmedo/gemma-7b"),
+        ("/fast/models/new-1e//mmluaux/baichuan2-7b/", "/fast/models/new-1e/mmluaux/baichuan2-7b"),
+        ("/fast/models/gemma-7b//step_1000", "/fast/models/gemma-7b@1000"),
+        ("runs/a/gemma-7b/checkpoint-500", "runs/a/gemma-7b@500"),
+        (
+            "/root/.cache/huggingface/hub/models--google--gemma-7b/snapshots/0123456789abcdef",
+            "google/gemma-7b",
+        ),
+        ("EleutherAI/pythia-70m", "EleutherAI/pythia-70m"),
+        ("gpt2", "gpt2"),
+        ("someone/model", "someone/model"),
+        ("/data/model", "/data"),
+        ("/model", "/model"),
+    ],
+)
+def test_a_model_known_by_a_path_has_the_name_of_its_nearest_telling_folder(
+    tmp_path: Path, path: str, name: str
+) -> None:
+    content = today(arc_easy=arc())
+    del content["model_name"]
+    content["config"]["model_args"] = f"pretrained={path},trust_remote_code=True"
+    assert read_scores(save(tmp_path / "results.json", content))["direct"].models == (name,)
+
+
+def test_one_nan_costs_itself_and_not_the_folder(tmp_path: Path) -> None:
+    for model, value in (("gemma-7b", 0.4), ("llama-7b", math.nan)):
+        content = today(arc_easy=arc(norm=value), boolq={"acc,none": 0.7})
+        del content["model_name"]
+        content["config"]["model_args"] = f"pretrained=/fast/{model}/snapshots/model/"
+        save(tmp_path / f"{model}-arc.json", content)
+    found = read_score_files(tmp_path)
+    matrix = found.scores["direct"]
+    assert matrix.models == ("/fast/gemma-7b", "/fast/llama-7b")
+    assert math.isnan(matrix.laid_out(["/fast/llama-7b"], ["arc_easy"])[0][0, 0])
+    assert matrix.laid_out(["/fast/llama-7b"], ["boolq"])[0][0, 0] == 0.7
+    (note,) = found.notes
+    assert note.startswith("1 score is missing or NaN and left out: ")
+    assert "llama-7b-arc.json, results.arc_easy.acc_norm" in note
+
+
+def test_a_folder_with_nothing_but_nan_is_refused(tmp_path: Path) -> None:
+    save(tmp_path / "a.json", today(arc_easy=arc(norm=math.nan)))
+    with pytest.raises(DataError, match="there are no scores in it"):
+        read_score_files(tmp_path)

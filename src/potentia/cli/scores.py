@@ -425,7 +425,8 @@ def _with_short_names(scores: Matrices, source: str) -> Matrices:
     for protocol, matrix in scores.items():
         model_by_name: dict[str, str] = {}
         for model in matrix.models:
-            name = model.rstrip("/").rpartition("/")[2] or model
+            path = potentia.formats.name_model_by_path(model)
+            name = path.rstrip("/").rpartition("/")[2] or model
             if name in model_by_name:
                 raise InputError(
                     f"{model_by_name[name]} and {model} end alike",

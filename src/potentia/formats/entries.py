@@ -355,6 +355,10 @@ def _require_name(
     raise DataError(f"the {column} {value!r} is no name", where=f"{where}, column {column}")
 
 
+class MissingScoreError(DataError):
+    """A score that is missing or NaN: of many results it is left out, alone it is an error."""
+
+
 def parse_number(value: object, where: str, *, required: bool = False) -> float:
     """Read one number; empty, missing and NaN mean unknown, which a score may not be."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str, type(None))):
@@ -369,7 +373,7 @@ def parse_number(value: object, where: str, *, required: bool = False) -> float:
         raise DataError("the number is infinite", where=where)
     if required and math.isnan(number):
         hint = "leave out what was not measured: a gap is no score"
-        raise DataError("the score is missing or NaN", where=where, hint=hint)
+        raise MissingScoreError("the score is missing or NaN", where=where, hint=hint)
     return number
 
 

@@ -21,6 +21,7 @@ from potentia.errors import DataError
 from potentia.files import write_file
 from potentia.formats.columns import metric_of_task
 from potentia.formats.entries import (
+    MissingScoreError,
     ScoreEntry,
     ScoreFacts,
     facts_from_fields,
@@ -239,8 +240,16 @@ def is_every_eval_ever(content: Any) -> bool:
     return "schema_version" in content and "evaluation_results" in content
 
 
-def read_every_eval_ever(content: dict[str, Any], path: Path) -> Iterator[ScoreEntry]:
-    """Give the scores of one file, with their items where its samples lie beside it."""
+def read_every_eval_ever(
+    content: dict[str, Any],
+    path: Path,
+    *,
+    on_missing_score: Callable[[MissingScoreError], None] | None = None,
+) -> Iterator[ScoreEntry]:
+    """Give the scores of one file, with their items where its samples lie beside it.
+
+    A score that is NaN is an error, or is handed to ``on_missing_score`` and left out.
+    """
     where = str(path)
     results = content["evaluation_results"]
     model = JsonObject(content, where).get_object("model_info").get_value("id")
@@ -250,7 +259,14 @@ def read_every_eval_ever(content: dict[str, Any], path: Path) -> Iterator[ScoreE
     for position, result in enumerate(results):
         place = f"{where}, evaluation_results[{position}]"
         parsed = JsonObject.require(result, place, what="the result")
-        yield _read_result(parsed, model, items_by_result)
+        try:
+            entry = _read_result(parsed, model, items_by_result)
+        except MissingScoreError as error:
+            if on_missing_score is None:
+                raise
+            on_missing_score(error)
+            continue
+        yield entry
 
 
 def _read_result(

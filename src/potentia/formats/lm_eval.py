@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from potentia.errors import DataError
 from potentia.formats.columns import metric_of_task, usual_metric
 from potentia.formats.entries import (
+    MissingScoreError,
     ScoreEntry,
     ScoreFacts,
     facts_from_fields,
@@ -21,6 +22,7 @@ from potentia.formats.entries import (
     make_entry,
 )
 from potentia.formats.json_values import JsonObject, read_json_lines
+from potentia.formats.model_names import name_model_by_path
 from potentia.formats.table import read_parquet_table
 from potentia.values.metric import Metric, Origin, main_metric
 from potentia.values.protocol import DIRECT, Protocol
@@ -85,9 +87,17 @@ class _ResultsFile:
 
 
 def read_lm_eval_results(
-    content: dict[str, object], path: Path, *, metric: str | None, subtasks: bool
+    content: dict[str, object],
+    path: Path,
+    *,
+    metric: str | None,
+    subtasks: bool,
+    on_missing_score: Callable[[MissingScoreError], None] | None = None,
 ) -> Iterator[ScoreEntry]:
-    """Give the scores of one results file: one model, any number of tasks."""
+    """Give the scores of one results file: one model, any number of tasks.
+
+    A score that is NaN is an error, or is handed to ``on_missing_score`` and left out.
+    """
     file = _open_results(JsonObject(content, str(path)), path)
     results = dict(file.part("results").content)
     for group, body in file.part("groups").content.items():
@@ -100,7 +110,13 @@ def read_lm_eval_results(
     for task, body in results.items():
         if task in hidden_tasks:
             continue
-        entry = _read_task(file, model, task, body, metric)
+        try:
+            entry = _read_task(file, model, task, body, metric)
+        except MissingScoreError as error:
+            if on_missing_score is None:
+                raise
+            on_missing_score(error)
+            continue
         if entry is None:
             continue
         if entry.task.startswith(_OLD_MMLU) and not subtasks:
@@ -372,11 +388,11 @@ def _find_model_name(file: _ResultsFile) -> str:
     general = file.part("config_general")
     arguments = _read_model_arguments(config)
     candidates = (
-        file.content.find_text("model_name"),
-        general.find_text("model_name"),
+        _find_path_name(file.content, "model_name"),
+        _find_path_name(general, "model_name"),
         general.get_object("model_config").find_text("model_name"),
-        arguments.find_text("pretrained"),
-        arguments.find_text("model"),
+        _find_path_name(arguments, "pretrained"),
+        _find_path_name(arguments, "model"),
         config.find_text("model_name"),
         config.find_text("model"),
         file.path.parent.name.replace("__", "/").strip(" \t"),
@@ -389,6 +405,11 @@ def _find_model_name(file: _ResultsFile) -> str:
         if isinstance(value, str) and value not in ("", "main", "None"):
             name += mark + value
     return name
+
+
+def _find_path_name(arguments: JsonObject, key: str) -> str | None:
+    path = arguments.find_text(key)
+    return name_model_by_path(path) if path else None
 
 
 def _read_model_arguments(config: JsonObject) -> JsonObject:

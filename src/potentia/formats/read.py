@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from potentia.errors import DataError
 from potentia.files import LARGEST_DATA, check_plain_file
 from potentia.formats.columns import ColumnHints, TableLayout
 from potentia.formats.entries import (
+    MissingScoreError,
     ScoreEntry,
     assemble_matrices,
     collect_items,
@@ -66,6 +67,8 @@ class _FileReader:
 
     options: _ReadOptions
     notes: list[str] = field(default_factory=list)
+    leaves_gaps_out: bool = False  # among many files, a score that is NaN costs itself alone
+    missing_scores: list[MissingScoreError] = field(default_factory=list)
     layouts: list[TableLayout] = field(default_factory=list)
 
     def read_file(self, path: Path) -> list[ScoreEntry]:
@@ -107,8 +110,14 @@ class _FileReader:
         if is_every_eval_ever(content):
             return self.read_records([content], path)
         if "results" in content:
-            subtasks = self.options.subtasks
-            return list(read_lm_eval_results(content, path, metric=metric, subtasks=subtasks))
+            entries = read_lm_eval_results(
+                content,
+                path,
+                metric=metric,
+                subtasks=self.options.subtasks,
+                on_missing_score=self._on_missing_score,
+            )
+            return list(entries)
         return list(read_paper_scores(content, where))
 
     def read_records(self, records: list[object], path: Path) -> list[ScoreEntry]:
@@ -120,24 +129,41 @@ class _FileReader:
             return self._read_euroeval_records(euroeval_records, where)
         runs = [run for run in records if isinstance(run, dict) and is_every_eval_ever(run)]
         if records and len(runs) == len(records):
-            return [entry for run in runs for entry in read_every_eval_ever(run, path)]
+            entries: list[ScoreEntry] = []
+            for run in runs:
+                entries += read_every_eval_ever(run, path, on_missing_score=self._on_missing_score)
+            return entries
         return self.read_table(table_from_json(records, where))
+
+    @property
+    def _on_missing_score(self) -> Callable[[MissingScoreError], None] | None:
+        """What is done with a score that is NaN; None: it is an error."""
+        return self.missing_scores.append if self.leaves_gaps_out else None
 
     def _read_euroeval_records(self, records: list[EuroEvalRecord], where: str) -> list[ScoreEntry]:
         entries = []
         for number, record in enumerate(records, 1):
             place = f"{where}, line {number}"
-            entries.append(read_euroeval(record, place, metric=self.options.metric))
+            try:
+                entries.append(read_euroeval(record, place, metric=self.options.metric))
+            except MissingScoreError as error:
+                if not self.leaves_gaps_out:
+                    raise
+                self.missing_scores.append(error)
         return entries
 
     def read_folder(self, folder: Path) -> list[ScoreEntry]:
-        """Read all results of a folder; of a cell that was measured again the latest counts."""
+        """Read all results of a folder; of a cell that was measured again the latest counts.
+
+        A score that is NaN is left out, and a note says so.
+        """
+        self.leaves_gaps_out = True
         latest: dict[tuple[str, str, str], tuple[str, ScoreEntry]] = {}
         duplicates: list[ScoreEntry] = []
         remeasured: Counter[str] = Counter()
         files = sorted((_time_in_name(path), path) for path in self._find_results(folder))
         for time, path in files:
-            for entry in self.read_file(path):
+            for entry in self._read_file_of_folder(path):
                 cell = (entry.protocol, entry.model, entry.task)
                 earlier_time, earlier = latest.setdefault(cell, (time, entry))
                 if earlier.value == entry.value:  # a copy of the same file says nothing new
@@ -150,7 +176,24 @@ class _FileReader:
         for model, count in remeasured.items():
             note = f"{count} score(s) were measured again, and the latest run counts"
             self.notes.append(f"{model}: {note}")
+        if self.missing_scores:
+            self.notes.append(self._describe_missing_scores())
         return [entry for _, entry in latest.values()] + duplicates
+
+    def _read_file_of_folder(self, path: Path) -> list[ScoreEntry]:
+        try:
+            return self.read_file(path)
+        except MissingScoreError as error:
+            self.missing_scores.append(error)
+            return []
+
+    def _describe_missing_scores(self) -> str:
+        count = len(self.missing_scores)
+        places = [str(error.where) for error in self.missing_scores]
+        scores = "1 score is" if count == 1 else f"{count} scores are"
+        listed = ", ".join(places[:3])
+        more = f" and {count - 3} more" if count > 3 else ""
+        return f"{scores} missing or NaN and left out: {listed}{more}"
 
     def _find_results(self, folder: Path) -> list[Path]:
         """Return the files of results in a folder, those of lm-eval where there are any."""
