@@ -37,8 +37,8 @@ _HUB_CACHE = "models--"  # models--google--gemma-7b
 def name_model_by_path(path: str) -> str:
     """Return a path without the folders at its end that do not tell one model from another.
 
-    ``/fast/gemma-7b/snapshots/model/`` is ``/fast/gemma-7b``; a step is kept, as in ``/runs/gemma-7b@1000``; a folder of
-    the hub's cache is the repository. A name that is no path stays as it is.
+    ``/fast/gemma-7b/snapshots/model/`` is ``/fast/gemma-7b``; a step is kept, as in ``/runs/gemma-7b@1000``; a folder
+    of the hub's cache is the repository. A name that is no path stays as it is.
     """
     if not _is_path(path):
         return path
