@@ -2,24 +2,36 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install --quiet
+# What was installed: what runs models, or everything that tests, docs and benchmarks need besides.
+RUN_STAMP := $(VENV)/.installed-run
+STAMP := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test long lint bench faults large docs blocks fuzz hostile scale audit architectures sabotage weights clean
+.PHONY: help setup tools demo check test long lint bench faults large docs blocks fuzz hostile scale audit architectures sabotage weights clean
 
 help: ## say what each target does
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
-$(STAMP): pyproject.toml
-	@echo "== setting up $(VENV) (torch and friends: a few minutes the first time)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --upgrade pip
-	@$(BIN)/python -m pip install --quiet --group dev --editable '.[web,postgres,gguf,ray,trees]'
+$(BIN)/python:
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --upgrade pip
+
+$(RUN_STAMP): pyproject.toml | $(BIN)/python
+	@echo "== installing Potentia and what runs models into $(VENV): one to two minutes, mostly torch; once"
+	@$(PIP) --editable '.[run]'
 	@touch $@
 
-setup: $(STAMP) ## install Potentia and its tools into .venv
+$(STAMP): pyproject.toml | $(BIN)/python
+	@echo "== installing Potentia and the tools of its developers into $(VENV): some minutes, once"
+	@$(PIP) --group dev --editable '.[run,postgres,gguf,ray,slurm,trees]'
+	@touch $(RUN_STAMP) $@
 
-demo: $(STAMP) ## run the embedded study: real fine-tuning of tiny models, then the report
+setup: $(RUN_STAMP) ## install Potentia with what runs models into .venv; the other targets install what they need
+
+tools: $(STAMP) ## install what tests, docs and benchmarks need, too
+
+demo: $(RUN_STAMP) ## run the embedded study: real fine-tuning of tiny models, then the report
 	@$(BIN)/potentia demo
 
 lint: $(STAMP) ## style, types and import contracts

@@ -8,9 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 import tiny
+from potentia import extras
 from potentia.engine.models.identity import fingerprint, quantised_fingerprint
-from potentia.errors import InputError
-from potentia.run import plan, plan_study
+from potentia.errors import MissingExtraError
+from potentia.run import plan_study
 from potentia.run.cost import estimate_weight_bytes
 from potentia.study import make_study
 
@@ -34,7 +35,7 @@ def world(tmp_path: Path) -> Path:
 def test_bits_name_another_model_and_no_bits_the_one_it_was(
     world: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan, "_is_there", lambda _: True)
+    monkeypatch.setattr(extras, "is_installed", lambda _: True)
     plans = {
         how: plan_study(make_study(body(world, **({"quantise": how} if how else {}))))
         for how in ("", "8bit", "4bit")
@@ -60,9 +61,9 @@ def test_without_the_package_a_study_ends_at_once_and_names_the_extra(
 ) -> None:
     from potentia.cli.app import app
 
-    monkeypatch.setattr(plan, "_is_there", lambda package: package != "bitsandbytes")
+    monkeypatch.setattr(extras, "is_installed", lambda package: package != "bitsandbytes")
     made = make_study(body(world, quantise="4bit"))
-    with pytest.raises(InputError, match="quantise: 4bit needs bitsandbytes") as told:
+    with pytest.raises(MissingExtraError, match="quantise: 4bit needs bitsandbytes") as told:
         plan_study(made)
     assert told.value.hint == "pip install 'potentia[quantise]'"
     lines = [

@@ -36,6 +36,7 @@ from potentia.cli.output import (
     print_table,
 )
 from potentia.errors import InputError
+from potentia.extras import Extra
 from potentia.values.findings import Table
 from potentia.values.training_form import TrainingForm
 
@@ -164,7 +165,7 @@ class CheckModelOptions(JsonOption):
     ] = False
 
 
-@command(models, "check", CheckModelOptions)
+@command(models, "check", CheckModelOptions, needs=Extra.RUN)
 def check(options: CheckModelOptions) -> None:
     """Compare a model's scores, texts, gradients and updates here with plain transformers' and PEFT's.
 
@@ -246,7 +247,7 @@ class ListTasksOptions(JsonOption):
     ] = False
 
 
-@command(tasks, "list", ListTasksOptions)
+@command(tasks, "list", ListTasksOptions, needs=Extra.RUN)
 def list_tasks(options: ListTasksOptions) -> None:
     """List the benchmarks of the papers, those they left out and why; with --all every name of the harness.
 
@@ -325,7 +326,7 @@ class ShowTaskOptions(JsonOption):
         )
 
 
-@command(tasks, "show", ShowTaskOptions)
+@command(tasks, "show", ShowTaskOptions, needs=Extra.RUN)
 def show(options: ShowTaskOptions) -> None:
     """Show a task: splits and their sizes, metric, three examples with the right answer marked, train/test overlap.
 

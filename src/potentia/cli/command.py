@@ -24,16 +24,23 @@ from typing import Any, TypeVar
 import typer
 from typer.models import ArgumentInfo
 
+from potentia.extras import Extra, require_extra
+
 OptionsT = TypeVar("OptionsT")
 
 
 def command(
-    group: typer.Typer, name: str, options_type: type[OptionsT]
+    group: typer.Typer, name: str, options_type: type[OptionsT], *, needs: Extra | None = None
 ) -> Callable[[Callable[[OptionsT], None]], Callable[[OptionsT], None]]:
-    """Register a function as a command of a group; its docstring is the help."""
+    """Register a function as a command of a group; its docstring is the help.
+
+    A command that ``needs`` an extra names the line that installs it, before it does anything else.
+    """
 
     def register(action: Callable[[OptionsT], None]) -> Callable[[OptionsT], None]:
         def run_action(**values: Any) -> None:
+            if needs is not None:
+                require_extra(needs, "this command")
             action(options_type(**values))
 
         signature = signature_of(options_type)

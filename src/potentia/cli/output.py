@@ -248,6 +248,8 @@ def check_formats(options: FigureOptions) -> list[str]:
             raise InputError(
                 f"no figure format {name!r}", hint=f"--format takes: {', '.join(known_formats)}"
             )
+        if options.figures is not None and name not in TABLE_FORMATS:
+            potentia.show.check_figure_format(name)
     return formats
 
 

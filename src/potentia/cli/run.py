@@ -44,6 +44,7 @@ from potentia.cli.output import (
     show_status,
 )
 from potentia.errors import InputError, StudyError, without_password
+from potentia.extras import Extra
 from potentia.values.findings import Cell, Table
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ class RunOptions(StudyFileOptions, AdaptiveOptions, JsonOption):
             potentia.files.allow(potentia.files.MISSING_WEIGHTS)
 
 
-@command(app, "run", RunOptions)
+@command(app, "run", RunOptions, needs=Extra.RUN)
 def run(options: RunOptions) -> None:
     """Run a study: every model, every task, every protocol. Run it again to resume.
 
@@ -346,7 +347,7 @@ class PlanOptions(StudyFileOptions, AdaptiveOptions, JsonOption):
     ] = True
 
 
-@command(app, "plan", PlanOptions)
+@command(app, "plan", PlanOptions, needs=Extra.RUN)
 def plan(options: PlanOptions) -> None:
     """Say what a study will cost; with a budget or a confidence, which cells to run, as a study of its own.
 

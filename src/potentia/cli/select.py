@@ -49,6 +49,7 @@ from potentia.cli.output import (
     show_status,
 )
 from potentia.errors import InputError, StudyError
+from potentia.extras import Extra
 from potentia.values.findings import Table
 from potentia.values.selection import NO_SELECTION
 
@@ -117,7 +118,7 @@ class SelectOptions(JsonOption):
         return potentia.study.read_study(self.recipe, settings)
 
 
-@command(app, "select", SelectOptions)
+@command(app, "select", SelectOptions, needs=Extra.RUN)
 def select(options: SelectOptions) -> None:
     """Find the best model for your data: tune all candidates alike, drop the weaker ones early, test the rest.
 
@@ -203,7 +204,7 @@ class PredictOptions(JsonOption):
     columns: DataColumns = None
 
 
-@command(app, "predict", PredictOptions)
+@command(app, "predict", PredictOptions, needs=Extra.RUN)
 def predict(options: PredictOptions) -> None:
     """Predict the rows of a file with a tuned model: the label and the probability of each.
 
@@ -414,7 +415,7 @@ class MergeOptions(JsonOption):
     unchecked_base: UncheckedBase = False
 
 
-@command(adapters, "merge", MergeOptions)
+@command(adapters, "merge", MergeOptions, needs=Extra.RUN)
 def merge(options: MergeOptions) -> None:
     """Merge an adapter into its base: a whole model that any tool loads.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 import shlex
@@ -27,6 +26,7 @@ from potentia.cli.option_groups import (
 )
 from potentia.cli.output import console, error_console, print_answer, print_lines
 from potentia.errors import InputError, without_password
+from potentia.extras import Extra, find_missing_packages, is_installed
 from potentia.values.findings import Table
 
 SMALL_DATASET = 1_000  # examples of one's own; a tenth of fewer is a small test
@@ -197,7 +197,7 @@ class DemoOptions(JsonOption):
         return f"{words} --quick" if self.quick else words
 
 
-@command(app, "demo", DemoOptions)
+@command(app, "demo", DemoOptions, needs=Extra.RUN)
 def demo(options: DemoOptions) -> None:
     """Fine-tune and test every embedded model on every embedded task, then show what that changes.
 
@@ -260,7 +260,7 @@ ZOO_QUESTIONS = {
 }
 
 
-@command(app, "zoo", ZooOptions)
+@command(app, "zoo", ZooOptions, needs=Extra.RUN)
 def zoo(options: ZooOptions) -> None:
     """Lay out the embedded models, benchmarks and ready studies, to try every method where the truth is planted.
 
@@ -294,7 +294,8 @@ def zoo(options: ZooOptions) -> None:
 
 # --- doctor -----------------------------------------------------------------------------------------------------------
 
-_PACKAGES = (
+_CORE_PACKAGES = ("numpy", "scipy", "SQLAlchemy", "pydantic", "jinja2", "fastapi", "typer")
+_RUN_PACKAGES = (
     "torch",
     "transformers",
     "peft",
@@ -302,26 +303,9 @@ _PACKAGES = (
     "lm-eval",
     "accelerate",
     "safetensors",
-    "numpy",
-    "scipy",
-    "pandas",
-    "scikit-learn",
-    "statsmodels",
-    "pyarrow",
-    "SQLAlchemy",
-    "vl-convert-python",
     "math-verify",
-    "typer",
 )
-# Extra → the modules it brings and what needs them.
-_EXTRAS = {
-    "web": (("fastapi", "uvicorn"), "the live board: potentia serve"),
-    "ray": (("ray",), "rows on several machines: --executor ray"),
-    "slurm": (("submitit",), "rows as jobs of a SLURM cluster: --executor slurm"),
-    "postgres": (("psycopg",), "stores on PostgreSQL"),
-    "track": (("wandb", "mlflow", "tensorboard"), "metrics in W&B, MLflow or TensorBoard"),
-    "gguf": (("gguf",), "models in GGUF files"),
-}
+_OTHER_PACKAGES = ("pandas", "pyarrow", "scikit-learn", "vl-convert-python")
 _HUB_SECONDS = 3.0
 
 
@@ -399,7 +383,7 @@ def doctor(options: JsonOption) -> None:
         "python": platform.python_version(),
         "potentia": potentia.__version__,
     }
-    for package in _PACKAGES:
+    for package in (*_CORE_PACKAGES, *_RUN_PACKAGES, *_OTHER_PACKAGES):
         versions[package] = _find_version(package)
     machine = _inspect_machine()
     hub = _ask_hub()
@@ -433,7 +417,7 @@ def doctor(options: JsonOption) -> None:
             missing_rows,
         ),
     )
-    raise typer.Exit(int(None in versions.values()))
+    raise typer.Exit(int(any(versions[package] is None for package in _CORE_PACKAGES)))
 
 
 def _find_version(package: str) -> str | None:
@@ -449,14 +433,14 @@ def _find_missing_parts(
     """Return what is missing, what it is needed for, and how to get it."""
     missing = [
         MissingPart(package, "Potentia itself", "pip install --upgrade potentia")
-        for package, version in versions.items()
-        if version is None
+        for package in _CORE_PACKAGES
+        if versions[package] is None
     ]
-    for extra, (modules, purpose) in _EXTRAS.items():
-        absent = [module for module in modules if importlib.util.find_spec(module) is None]
-        if absent:
-            install = f"pip install 'potentia[{extra}]'"
-            missing.append(MissingPart(", ".join(absent), purpose, install))
+    for extra in Extra:
+        packages = find_missing_packages(extra)
+        if packages:
+            part = MissingPart(", ".join(packages), extra.purpose, extra.install_command)
+            missing.append(part)
     if machine.kind == "cpu":
         missing.append(
             MissingPart(
@@ -475,6 +459,9 @@ def _find_missing_parts(
 def _inspect_machine() -> MachineState:
     """Return the device that models would run on."""
     machine = MachineState()
+    if not is_installed("torch"):
+        machine.problem = "torch is not installed: models cannot be run"
+        return machine
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -492,16 +479,26 @@ def _inspect_machine() -> MachineState:
     return machine
 
 
+def _find_hub_cache() -> Path:
+    """Return where the hub's library keeps models, by its variables: importing it would cost seconds."""
+    home = _find_hub_home()
+    return Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+
+
+def _find_dataset_cache() -> Path:
+    home = _find_hub_home()
+    return Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets")
+
+
+def _find_hub_home() -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return Path(os.environ.get("HF_HOME") or cache / "huggingface")
+
+
 def _inspect_caches() -> list[CacheFolder]:
     """Return the folders of models, datasets and results, with the disk that is free there."""
-    from datasets import config
-    from huggingface_hub import constants
-
-    folders = {
-        "models": constants.HF_HUB_CACHE,
-        "datasets": config.HF_DATASETS_CACHE,
-        "results": ".",
-    }
+    folders = {"models": str(_find_hub_cache()), "datasets": str(_find_dataset_cache())}
+    folders["results"] = "."
     caches = []
     for use, folder in folders.items():
         path = Path(folder).expanduser().absolute()
@@ -524,11 +521,9 @@ def _ask_hub() -> HubState:
     import urllib.error
     import urllib.request
 
-    from huggingface_hub import constants
-
-    endpoint = constants.ENDPOINT
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     local = "or work from local folders with --data-dir"
-    if constants.HF_HUB_OFFLINE:
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return HubState(endpoint, "switched off (HF_HUB_OFFLINE)", f"unset HF_HUB_OFFLINE, {local}")
     fix = f"check network and proxy (HTTPS_PROXY, HF_ENDPOINT), {local}"
     try:

@@ -28,7 +28,7 @@ from potentia.cli.option_groups import (
     read_history,
 )
 from potentia.cli.output import confirm, console, print_answer, print_lines, rows_as_dicts
-from potentia.errors import InputError, MissingExtraError, without_password
+from potentia.errors import InputError, without_password
 from potentia.timing import format_duration
 from potentia.values.findings import Table
 from potentia.values.protocol import TaskName
@@ -382,13 +382,6 @@ def serve(options: ServeOptions) -> None:
 
       potentia serve postgresql+psycopg://user@host/potentia --host 0.0.0.0 --token "$TOKEN"
     """
-    try:
-        import fastapi  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError(
-            "the live board needs FastAPI", hint="pip install 'potentia[web]'"
-        ) from error
     from potentia.show.board.app import bind_listener, browser_address, choose_token
     from potentia.show.board.app import serve_board as run_server
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from potentia.errors import InputError, PotentiaError
+from potentia.extras import Extra, require_extra
 from potentia.facts import Background, Benchmark, ModelFacts, ModelTable, read_facts
 from potentia.facts import models as known_models
 from potentia.formats import TableLayout
@@ -203,6 +204,7 @@ class Evidence:
 
     def frame(self) -> pd.DataFrame:
         """Return one row per score: protocol, model, task, metric, score, stderr, n, higher_is_better, kind, scale."""
+        require_extra(Extra.PANDAS, "a pandas table")
         import pandas as pd
 
         rows = []

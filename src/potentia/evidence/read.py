@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -206,9 +207,8 @@ def _find_facts_beside(sources: Sequence[Source]) -> Path | None:
 
 def _check_table(source: object) -> None:
     """Refuse what is neither a name nor a pandas table."""
-    import pandas as pd
-
-    if not isinstance(source, pd.DataFrame):
+    pandas = sys.modules.get("pandas")  # who has such a table has imported it
+    if pandas is None or not isinstance(source, pandas.DataFrame):
         raise InputError(
             f"scores cannot be read from {type(source).__name__} objects",
             hint="give the name of a store, a table or a folder of lm-eval results, or a pandas DataFrame",

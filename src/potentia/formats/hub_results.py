@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from potentia.errors import InputError, PotentiaError
+from potentia.extras import Extra, require_extra
 from potentia.files import write_file
 from potentia.formats.table import safe_name
 from potentia.values.protocol import Protocol, TaskName
@@ -38,6 +39,7 @@ def hub_dataset(task: str) -> str | None:
 
 def write_hub_results(matrices: Mapping[Protocol, ScoreMatrix], folder: Path) -> list[Path]:
     """Write ``MODEL/.eval_results/potentia.yaml`` for every model: the tasks whose documents are on the Hub."""
+    require_extra(Extra.RUN, "writing results for the hub", modules=("huggingface_hub",))
     import yaml
     from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from potentia import limited
 from potentia.errors import DataError, first_line
+from potentia.extras import Extra, require_extra
 from potentia.files import LARGEST_DATA, read_text, unescape_formula
 from potentia.values.protocol import Protocol
 
@@ -142,6 +143,7 @@ def _split_markdown_row(line: str) -> list[str]:
 
 def read_parquet_table(path: Path) -> RawTable:
     """Read a Parquet file."""
+    require_extra(Extra.PARQUET, "reading a Parquet file", otherwise="save it as CSV")
     import pyarrow as pa
 
     try:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from potentia.errors import InputError, StoreError
+from potentia.extras import Extra, require_extra
 from potentia.files import escape_formula, write_file
 from potentia.formats.entries import tidy_row
 from potentia.formats.every_eval_ever import Items, write_every_eval_ever
@@ -145,6 +146,7 @@ def _format_value(value: Any) -> str:
 
 
 def _write_parquet(matrices: Matrices, target: Path) -> list[Path]:
+    require_extra(Extra.PARQUET, "writing a Parquet file", otherwise="write a CSV")
     import pyarrow as pa
     import pyarrow.parquet as pq
 

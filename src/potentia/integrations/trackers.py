@@ -11,7 +11,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from potentia.errors import InputError, MissingExtraError
+from potentia.errors import InputError
+from potentia.extras import Extra, require_extra
 from potentia.store import LaneRecord, Store
 
 LogValue = Callable[[str, float, int], Any]
@@ -99,12 +100,8 @@ def _mlflow(study: str, model: str, folder: Path) -> Iterator[LogValue]:
 
 
 def _import_tracker(module: str, name: str) -> Any:
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise MissingExtraError(
-            f"{name} is not installed", hint="pip install 'potentia[track]'"
-        ) from error
+    require_extra(Extra.TRACK, f"sending scores to {name}", modules=(module,))
+    return import_module(module)
 
 
 _OPENERS = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,6 +24,7 @@ from potentia.engine import (
     quantised_fingerprint,
 )
 from potentia.errors import INTERRUPTS, InputError, PotentiaError, first_line
+from potentia.extras import Extra, is_installed, require_extra
 from potentia.facts import Kind, decide_kind, models
 from potentia.run.progress import find_store
 from potentia.study import (
@@ -592,14 +592,10 @@ def check_model_source(model: ModelSpec) -> None:
     if looks_like_path and not path.exists():
         hint = "give a folder with config.json and weights, or a hub name such as org/model"
         raise InputError(f"{name}: there is no {source}", hint=hint)
-    if model.quantise and not _is_there("bitsandbytes"):
-        hint = "pip install 'potentia[quantise]'"
-        raise InputError(f"{name}: quantise: {model.quantise} needs bitsandbytes", hint=hint)
+    if model.quantise:
+        require_extra(Extra.QUANTISE, f"{name}: quantise: {model.quantise}")
     if source.endswith(".gguf") or model.gguf_file:
-        if not _is_there("gguf"):
-            raise InputError(
-                f"{name}: reading a GGUF file needs gguf", hint="pip install 'potentia[gguf]'"
-            )
+        require_extra(Extra.GGUF, f"{name}: reading a GGUF file")
         return
     if not (path / "config.json").is_file():
         return
@@ -622,15 +618,8 @@ def _check_quantised(said: Any, name: str, quantise: str | None) -> None:
         words = f"{name}: its weights are quantised already ({method or 'as its config.json says'})"
         raise InputError(words, hint=f"drop `quantise: {quantise}`, or give the model unquantised")
     packages = QUANTISED.get(method, ())
-    if packages and not any(map(_is_there, packages)):
+    if packages and not any(map(is_installed, packages)):
         hint = f"pip install {packages[0].replace('.', '-').replace('_', '-')}, or give the model unquantised"
         raise InputError(
             f"{name}: its {method} weights need a package that is not installed", hint=hint
         )
-
-
-def _is_there(package: str) -> bool:
-    try:
-        return find_spec(package) is not None
-    except ModuleNotFoundError:  # its parent is not there
-        return False

@@ -11,6 +11,7 @@ from importlib import resources
 from pathlib import Path
 
 from potentia.errors import InputError
+from potentia.extras import Extra, require_extra
 from potentia.files import write_file
 from potentia.show.charts import draw_chart
 from potentia.show.svg import LINE_HEIGHT, Sheet, wrap_text
@@ -54,7 +55,7 @@ def draw_all(
 ) -> list[Path]:
     """Write every chart into a folder in every format, and return the files."""
     for file_format in formats:
-        _check_format(file_format)
+        check_figure_format(file_format)
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for chart in charts:
@@ -122,14 +123,19 @@ def _light_style() -> str:
     return re.sub(r"var\(--([\w-]+)\)", lambda match: color_by_name[match[1]], without_comments)
 
 
-def _check_format(file_format: str) -> None:
+def check_figure_format(file_format: str) -> None:
+    """Refuse a format that is not known, and one whose converter is not installed."""
     if file_format not in FORMATS:
         raise InputError(f"no figure format {file_format!r}", hint=f"one of: {', '.join(FORMATS)}")
+    if file_format != "svg":
+        require_extra(
+            Extra.FIGURES, f"a figure as {file_format.upper()}", otherwise="write it as SVG"
+        )
 
 
 def _convert_svg(svg: str, file_format: str) -> bytes:
     """Turn a drawing into a file of this format."""
-    _check_format(file_format)
+    check_figure_format(file_format)
     if file_format == "svg":
         return svg.encode("utf-8")
     import vl_convert

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from potentia.errors import DamagedItemsError, first_line
+from potentia.extras import Extra, require_extra
 from potentia.files import write_file
 from potentia.store.records import dump_json
 from potentia.values.scores import ItemOutcome
@@ -35,6 +36,7 @@ def items_path(folder: Path, cell_key: str) -> Path:
 
 def stage_items(folder: Path, cell_key: str, items: Sequence[ItemOutcome]) -> Path:
     """Write the items under a temporary name, synced to disk, and return that name."""
+    require_extra(Extra.PARQUET, "storing results by example")
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -110,6 +112,7 @@ def load_item_values(folder: Path, cell_key: str) -> ItemValues | None:
 
 
 def _read_columns(path: Path, *names: str, choose: ChooseItems | None = None) -> list[list[Any]]:
+    require_extra(Extra.PARQUET, "reading the results by example of a store")
     import pyarrow as pa
     import pyarrow.parquet as pq
 

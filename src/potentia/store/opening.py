@@ -17,7 +17,14 @@ import sqlalchemy as sa
 from sqlalchemy import event, exc
 from sqlalchemy.engine import URL, make_url
 
-from potentia.errors import EmptyStoreError, MissingExtraError, NoStoreError, StoreError
+from potentia.errors import (
+    EmptyStoreError,
+    MissingExtraError,
+    NoStoreError,
+    StoreError,
+    first_line,
+)
+from potentia.extras import Extra, require_extra
 from potentia.store import schema as s
 from potentia.store.error_words import BUSY_SECONDS, errors_in_words
 
@@ -92,11 +99,12 @@ def make_engine(location: StoreLocation, *, readonly: bool) -> sa.Engine:
 
 def _make_postgres_engine(url: URL, *, readonly: bool) -> sa.Engine:
     options = {name: value for name, value in _TCP_OPTIONS.items() if name not in url.query}
+    require_extra(Extra.POSTGRES, "a store on PostgreSQL")
     try:
         engine = sa.create_engine(url, pool_pre_ping=True, connect_args=options)
-    except (ImportError, exc.NoSuchModuleError) as error:
+    except (ImportError, exc.NoSuchModuleError) as error:  # psycopg without PostgreSQL's library
         raise MissingExtraError(
-            "PostgreSQL stores need psycopg", hint="pip install 'potentia[postgres]'"
+            f"psycopg cannot be loaded: {first_line(error)}", hint=Extra.POSTGRES.install_command
         ) from error
     timeouts = _TIMEOUTS if readonly else _TIMEOUTS | _STATEMENT_TIMEOUT
     event.listen(engine, "connect", lambda connection, _: _set_timeouts(connection, timeouts))

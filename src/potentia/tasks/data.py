@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from potentia import limited
 from potentia.errors import TaskError, first_line
+from potentia.extras import Extra, require_extra
 from potentia.files import (
     CODE,
     LARGEST_DATA,
@@ -377,6 +378,7 @@ def read_dataset(file: Path, kind: str | None = None) -> Dataset:
             raise log.bad[0]
         return dataset_from_records(records, where=str(file))
     path = check_plain_file(file, LARGEST_DATA, TaskError).resolve()
+    require_extra(Extra.PARQUET, "reading a Parquet file")
     try:
         table = limited.read_parquet(str(path))
     except limited.LimitError as error:

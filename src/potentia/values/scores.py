@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from potentia.errors import InputError
+from potentia.extras import Extra, require_extra
 from potentia.values.metric import UNKNOWN, Metric, Origin
 from potentia.values.protocol import Protocol
 
@@ -289,6 +290,7 @@ class ScoreMatrix:
 
     def frame(self) -> pd.DataFrame:
         """Return the scores as a pandas table, models × tasks."""
+        require_extra(Extra.PANDAS, "a pandas table")
         import pandas as pd
 
         return pd.DataFrame(

@@ -84,6 +84,24 @@ def test_clustered_errors_are_those_of_statsmodels() -> None:
     )
 
 
+def test_a_line_has_the_clustered_errors_of_statsmodels() -> None:
+    import statsmodels.api as sm
+
+    rng = np.random.default_rng(11)
+    x = np.linspace(22, 24, 36)
+    group = (np.arange(36) % 2).astype(float)
+    families = rng.integers(0, 7, 36)
+    y = 0.5 + 0.1 * (x - 22) + 0.02 * group + rng.normal(scale=0.01, size=7)[families]
+    y += rng.normal(scale=0.003, size=36)
+    fit = fit_hinge(x, y, chance=0.25, group=group, families=[f"f{code}" for code in families])
+    line = sm.OLS(y - 0.25, np.column_stack([np.ones(36), x, group])).fit()
+    robust = line.get_robustcov_results("cluster", groups=families, use_t=True)
+    assert fit.effect is not None
+    assert fit.slope.clustered_stderr == pytest.approx(robust.bse[1])
+    assert fit.effect.clustered_stderr == pytest.approx(robust.bse[2])
+    assert fit.effect.clustered_p == pytest.approx(robust.pvalues[2])
+
+
 @pytest.mark.parametrize("decades", [0.5, 1.0, 2.0])
 def test_a_cohort_far_above_chance_is_a_plain_line_with_errors_and_p_of_that_line(
     decades: float,

@@ -16,6 +16,7 @@ from potentia.analysis.stats.intervals import (
     score_interval,
     wilson_interval,
 )
+from potentia.analysis.stats.logistic import fit_balanced_logistic
 from potentia.analysis.stats.signal import (
     SignalToNoise,
     measure_decision_accuracy,

@@ -30,7 +30,8 @@ from potentia.engine.models.identity import (
 )
 from potentia.engine.models.proof_cache import ProofCache, structure_fingerprint
 from potentia.engine.models.tokenization import BosPolicy, Encoder
-from potentia.errors import InputError, MissingExtraError, PotentiaError
+from potentia.errors import InputError, PotentiaError
+from potentia.extras import Extra, require_extra
 from potentia.files import PICKLE, is_allowed
 
 if TYPE_CHECKING:
@@ -406,12 +407,7 @@ def _count_unused_positions(model: Any, positions: int) -> int:
 
 def _check_gguf_installed() -> None:
     """Refuse a GGUF file where the package that reads it is missing."""
-    try:
-        import gguf  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError(
-            "reading GGUF files needs the gguf package", hint="pip install 'potentia[gguf]'"
-        ) from error
+    require_extra(Extra.GGUF, "reading a GGUF file")
 
 
 def _forget_quantization(model: Any) -> None:

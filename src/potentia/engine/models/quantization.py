@@ -15,19 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from potentia.errors import MissingExtraError, ModelError
+from potentia.errors import ModelError
+from potentia.extras import Extra, require_extra
 
 BITS = {"8bit": 8, "4bit": 4}
 
 
 def quantization_settings(quantise: str, dtype: torch.dtype) -> Any:
     """Say in transformers' words how weights are kept."""
-    try:
-        import bitsandbytes  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError(
-            f"quantise: {quantise} needs bitsandbytes", hint="pip install 'potentia[quantise]'"
-        ) from error
+    require_extra(Extra.QUANTISE, f"quantise: {quantise}")
     from transformers import BitsAndBytesConfig
 
     if quantise == "8bit":

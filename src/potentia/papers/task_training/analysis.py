@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from potentia.analysis.left_out import describe_left_out
 from potentia.errors import InputError
+from potentia.extras import Extra, is_installed
 from potentia.facts import chance, known_chance
 from potentia.papers.task_training.adjustment import compare_groups
 from potentia.papers.task_training.changes import (
@@ -262,6 +263,8 @@ def _analyze_task(
             pair, split, families=options.families, draws=options.draws, seed=options.seed
         )
         others = pair.cohort.select_names(~split.members)
+        if _has_large_groups(split) and "discrimination" not in findings:
+            problems.append(f"telling the groups apart takes {Extra.TREES.install_command}")
     except InputError as error:
         split = None
         problems.append(error.message)
@@ -318,10 +321,15 @@ def analyze_score_pair(
         "ranks": measure_rank_shift(pair),
         **_compare_families(pair, families),
     }
-    smaller_group = min(split.size, len(split.members) - split.size)
-    if smaller_group >= MIN_GROUP:
+    if _has_large_groups(split) and is_installed("sklearn"):
         findings["discrimination"] = measure_discrimination(pair, split, seed=seed)
     return findings
+
+
+def _has_large_groups(split: ModelSplit) -> bool:
+    """Say whether both groups are large enough to be told apart by a classifier."""
+    smaller_group = min(split.size, len(split.members) - split.size)
+    return smaller_group >= MIN_GROUP
 
 
 def _compare_families(pair: ScorePair, families: Sequence[str] | None) -> dict[str, Finding]:

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 import numpy as np
 
 from potentia.errors import InputError
+from potentia.extras import Extra, is_installed, require_extra
 from potentia.papers.task_training.cohort import (
     Mask,
     ModelSplit,
@@ -79,13 +79,19 @@ class Discrimination(Finding):
         return (Table(f"{self.task}: can the groups be told apart?", columns, rows, note),)
 
 
+def require_classifiers() -> None:
+    """Refuse to go on without scikit-learn, which both kinds of trees need."""
+    require_extra(Extra.TREES, "telling groups of models apart", modules=("sklearn",))
+
+
 def measure_discrimination(
     pair: ScorePair, split: ModelSplit, *, seed: int = 0, trees: str | None = None
 ) -> Discrimination:
     """Tell the split's members (as they are, ``pair.before``) from the others, untuned and tuned (``pair.after``)."""
+    require_classifiers()
     members = np.asarray(split.members)
     if trees is None:
-        trees = XGBOOST if find_spec("xgboost") else SCIKIT_LEARN
+        trees = XGBOOST if is_installed("xgboost") else SCIKIT_LEARN
     others_tuned = np.where(members, pair.before, pair.after)
     before = _measure_accuracy(pair, pair.before, members, trees=trees, seed=seed)
     after = _measure_accuracy(pair, others_tuned, members, trees=trees, seed=seed)

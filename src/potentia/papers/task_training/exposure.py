@@ -36,6 +36,7 @@ import numpy as np
 from scipy.stats import mannwhitneyu, ttest_ind
 
 from potentia.analysis.left_out import NO_ENTRIES, drop_names_in
+from potentia.analysis.stats import fit_balanced_logistic
 from potentia.analysis.stats.intervals import exact_upper_bound
 from potentia.errors import InputError
 from potentia.values.findings import Cell, Chart, Finding, Heatmap, Table
@@ -327,8 +328,6 @@ class Calibration:
     @classmethod
     def of(cls, rows: Iterable[Planted]) -> Calibration | None:
         """Measure on cells whose past is known; clean and exposed ones weigh the same, whatever their numbers."""
-        from sklearn.linear_model import LogisticRegression
-
         ways = [(row.way.removesuffix(" answers"), row.measures) for row in rows]
         clean = [measures for way, measures in ways if not way]
         shown = [measures for way, measures in ways if way in IN_FORM]
@@ -341,8 +340,8 @@ class Calibration:
         made = cls(level, np.array([]), math.nan, math.nan)
         low = [np.array([made.low(one)[0] for one in part]) for part in (clean, shown)]
         x, y = np.concatenate(low), np.repeat([0.0, 1.0], [len(part) for part in low])
-        curve = LogisticRegression(C=100.0, class_weight="balanced").fit(x[:, None], y)
-        return cls(level, low[0], float(curve.coef_[0, 0]), float(curve.intercept_[0]))
+        curve = fit_balanced_logistic(x, y > 0)
+        return cls(level, low[0], curve.slope, curve.intercept)
 
     def low(self, measures: Measures) -> tuple[float, str]:
         """Return how many spreads of clean ones a cell is below them, by the loss that says more, and that loss."""

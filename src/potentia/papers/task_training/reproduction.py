@@ -37,7 +37,11 @@ from potentia.papers.task_training.changes import (
     measure_rank_shift,
 )
 from potentia.papers.task_training.cohort import Cohort, ModelSplit, ScorePair
-from potentia.papers.task_training.discrimination import Discrimination, measure_discrimination
+from potentia.papers.task_training.discrimination import (
+    Discrimination,
+    measure_discrimination,
+    require_classifiers,
+)
 from potentia.papers.task_training.emergence import EmergenceCurve, trace_emergence
 from potentia.papers.task_training.evaluations import EvaluationTree, SkippedFile
 from potentia.papers.task_training.families import FamilyComparison, compare_families
@@ -311,6 +315,7 @@ def reproduce_task_training(
 
     ``facts`` go before the facts of the paper's models, which are part of the package.
     """
+    require_classifiers()
     data, skipped = _collect_data(scores, facts, evaluations, draws=draws, seed=seed)
     mmlu = _analyze_benchmark(data, MMLU)
     gsm8k = _analyze_benchmark(data, GSM8K)

@@ -313,9 +313,11 @@ def _test_combination(
 def _estimate_covariances(
     X: Floats, y: Floats, families: Sequence[str] | None
 ) -> tuple[CovarianceEstimate, CovarianceEstimate]:
-    """Return the plain and the family-clustered covariance of the coefficients, from statsmodels; NaN where unknown."""
-    import statsmodels.api as sm
+    """Return the plain and the family-clustered covariance of the coefficients; NaN where unknown.
 
+    Both are those of ``statsmodels`` (a test compares them): the plain one is the residual variance times (XᵀX)⁻¹, the
+    clustered one the sandwich of the families' summed scores with the small-sample factor G/(G−1) · (n−1)/(n−k).
+    """
     columns = X.shape[1]
     # A fit without a rise has nothing to say about slope and point of emergence.
     is_used = np.any(X != 0, axis=0)
@@ -324,15 +326,31 @@ def _estimate_covariances(
     degrees = math.nan
     cluster_degrees = math.nan
     if is_used.any():
-        fit = sm.OLS(y, X[:, is_used]).fit()
-        plain[np.ix_(is_used, is_used)] = fit.cov_params()
-        degrees = float(fit.df_resid)
-        if len(set(families or ())) > 1:
-            codes = np.unique(np.asarray(families), return_inverse=True)[1]
-            robust = fit.get_robustcov_results("cluster", groups=codes, use_t=True)
-            clustered[np.ix_(is_used, is_used)] = robust.cov_params()
-            cluster_degrees = float(codes.max())
+        design = X[:, is_used]
+        inverse = np.linalg.pinv(design)
+        bread = inverse @ inverse.T  # (XᵀX)⁻¹
+        residuals = y - design @ (inverse @ y)
+        degrees = float(len(y) - np.linalg.matrix_rank(design))
+        if degrees > 0:
+            plain[np.ix_(is_used, is_used)] = bread * (residuals @ residuals / degrees)
+        if degrees > 0 and len(set(families or ())) > 1:
+            meat, families_count = _sum_family_scores(design, residuals, families or ())
+            correction = families_count / (families_count - 1)
+            correction *= (len(y) - 1) / (len(y) - design.shape[1])
+            clustered[np.ix_(is_used, is_used)] = correction * bread @ meat @ bread
+            cluster_degrees = float(families_count - 1)
     return CovarianceEstimate(plain, degrees), CovarianceEstimate(clustered, cluster_degrees)
+
+
+def _sum_family_scores(
+    design: Floats, residuals: Floats, families: Sequence[str]
+) -> tuple[Floats, int]:
+    """Return the outer products of the families' summed scores, added up, and the number of families."""
+    codes = np.unique(np.asarray(families), return_inverse=True)[1]
+    families_count = int(codes.max()) + 1
+    sums = np.zeros((families_count, design.shape[1]))
+    np.add.at(sums, codes, design * residuals[:, None])
+    return sums.T @ sums, families_count
 
 
 # --- the interval of the point of emergence --------------------------------------------------------------------------

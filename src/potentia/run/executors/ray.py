@@ -14,11 +14,11 @@ import uuid
 from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from potentia.errors import InputError
+from potentia.extras import Extra, require_extra
 from potentia.run.cost import estimate_weight_bytes
 from potentia.run.executors.base import ExecutionRequest, QueueExecutor
 from potentia.run.plan import Assignment
@@ -81,10 +81,7 @@ class RayExecutor(QueueExecutor):
     @classmethod
     def check_installed(cls) -> None:
         """Raise an error where Ray is not installed."""
-        if find_spec("ray") is None:
-            raise InputError(
-                "Ray is not installed", hint="pip install 'potentia[ray]', or drop --executor ray"
-            )
+        require_extra(Extra.RAY, "--executor ray", otherwise="drop --executor ray")
 
     def start(self, request: ExecutionRequest) -> Sequence[Assignment]:
         """Connect to the cluster, or start one here; refuse a store that not every machine reaches."""

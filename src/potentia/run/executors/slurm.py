@@ -12,11 +12,11 @@ import shutil
 import threading
 import time
 from collections.abc import Hashable, Iterable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from potentia.errors import INTERRUPTS, InputError, MissingExtraError, first_line
+from potentia.errors import INTERRUPTS, InputError, first_line
+from potentia.extras import Extra, require_extra
 from potentia.run.cost import estimate_weight_bytes
 from potentia.run.executors.base import ExecutionRequest, QueueExecutor
 from potentia.run.plan import Assignment
@@ -43,10 +43,7 @@ class SlurmExecutor(QueueExecutor):
     @classmethod
     def check_installed(cls) -> None:
         """Raise an error where submitit is not installed."""
-        if find_spec("submitit") is None:
-            raise MissingExtraError(
-                "submitit is not installed", hint="pip install 'potentia[slurm]'"
-            )
+        require_extra(Extra.SLURM, "--executor slurm")
 
     def start(self, request: ExecutionRequest) -> Sequence[Assignment]:
         """Make the folder of the jobs; refuse a store that not every machine reaches."""
