@@ -3,14 +3,13 @@
 An extraction rule misjudges answers to prompts that it was not made for, and math-verify those without a formula. One
 that sees the question (not the prompt), the answer and the right answer depends on neither; the share of its verdicts
 that math-verify confirms says how well answers keep to the form. Any OpenAI-compatible endpoint will do. Nothing is
-asked unless a user names one, and no verdict is asked for twice: they are kept in a file beside the store.
+asked unless a user names one, and nothing is asked twice: the replies are kept in a file beside the store.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import re
 import time
 import urllib.error
 import urllib.request
@@ -23,6 +22,7 @@ import numpy as np
 
 from potentia.errors import DataError
 from potentia.evidence import Evidence
+from potentia.integrations.verdict import parse_verdict
 from potentia.study import content_key
 from potentia.tasks import verify_answer
 from potentia.values.findings import Cell, Finding, Table
@@ -32,7 +32,6 @@ ASK = (
     "Question:\n{question}\n\nRight answer:\n{gold}\n\nAnswer to judge:\n{answer}\n\n"
     "Does the answer to judge give the right answer, in whatever form? Reply with one word: correct or incorrect."
 )
-_VERDICT = re.compile(r"\b(incorrect|correct|yes|no)\b", re.IGNORECASE)
 TRIES = 4
 FIRST_PAUSE = 1.0  # seconds after the first failure; each next is twice as long
 REQUESTS_AT_ONCE = 8
@@ -43,7 +42,7 @@ RETRIED_CODES = (429, 500, 502, 503, 504)
 
 @dataclass
 class AnswerJudge:
-    """An endpoint (``http://host/v1``), the model to ask there, and the file that remembers its verdicts."""
+    """An endpoint (``http://host/v1``), the model to ask there, and the file that remembers its replies."""
 
     url: str
     model: str
@@ -58,38 +57,39 @@ class AnswerJudge:
             keys.append(
                 content_key(model=self.model, ask=ASK, question=question, gold=gold, answer=answer)
             )
-        verdicts = self._read_memory()
+        replies = self._read_memory()
         pending = {}
         for key, item in zip(keys, items, strict=True):
-            if key not in verdicts:
+            if key not in replies:
                 pending[key] = item
         with (
             ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool,
             self.memory.open("a", encoding="utf-8") as file,
         ):
-            replies = pool.map(self._ask_endpoint, pending.values())
-            for key, verdict in zip(pending, replies, strict=True):
-                verdicts[key] = verdict
-                file.write(json.dumps({"key": key, "right": verdict}) + "\n")
+            for key, reply in zip(
+                pending, pool.map(self._ask_endpoint, pending.values()), strict=True
+            ):
+                replies[key] = reply
+                file.write(json.dumps({"key": key, "reply": reply}) + "\n")
                 file.flush()
                 self.asked += 1
-        return [verdicts[key] for key in keys]
+        return [parse_verdict(replies[key]) for key in keys]
 
-    def _read_memory(self) -> dict[str, bool | None]:
-        """Return the verdicts that were given before."""
-        verdicts: dict[str, bool | None] = {}
+    def _read_memory(self) -> dict[str, str]:
+        """Return the replies that were given before; verdicts that were noted without the reply are asked again."""
+        replies: dict[str, str] = {}
         if not self.memory.exists():
-            return verdicts
+            return replies
         for line in self.memory.read_text("utf-8").splitlines():
             try:
                 entry = json.loads(line)
-                verdicts[str(entry["key"])] = entry["right"]
+                replies[str(entry["key"])] = str(entry["reply"])
             except (ValueError, KeyError, TypeError):
-                continue  # half a line of a run that was killed
-        return verdicts
+                continue  # half a line of a run that was killed, or a verdict without its reply
+        return replies
 
-    def _ask_endpoint(self, item: tuple[str, str, str]) -> bool | None:
-        """Ask about one answer, again after a pause where the endpoint is busy."""
+    def _ask_endpoint(self, item: tuple[str, str, str]) -> str:
+        """Return the reply about one answer; ask again after a pause where the endpoint is busy."""
         question, gold, answer = item
         text = ASK.format(question=question, gold=gold, answer=answer)
         body = {
@@ -117,17 +117,9 @@ class AnswerJudge:
                 if is_last:
                     raise DataError(f"the judge gave no answer: {error}", where=address) from None
             else:
-                return _parse_verdict(str(content))
+                return str(content)
             time.sleep(FIRST_PAUSE * 2**attempt)
         raise AssertionError("every try returns or raises")
-
-
-def _parse_verdict(reply: str) -> bool | None:
-    """Return whether a reply says correct; None where it says neither."""
-    verdict = _VERDICT.search(reply)
-    if verdict is None:
-        return None
-    return verdict[1].casefold() in ("correct", "yes")
 
 
 @dataclass(frozen=True)
