@@ -1,6 +1,6 @@
 """Whether a judge's reply says that an answer is correct: yes, no, or neither.
 
-A judge is asked for one word and often writes a sentence. Every clause that says something about the answer counts, with
+A judge is asked for one word and often writes a sentence. Every clause that says something of the answer counts, with
 its negations; words about the *right* answer ("the correct answer is 5"), questions, conditions and doubts say nothing.
 Where clauses contradict each other, or none says anything, the verdict is unclear.
 """
