@@ -68,7 +68,7 @@ def test_an_undecided_pair_is_told_what_would_decide():
     (sentence,) = find_pair(Evidence.of(matrix), "a", "b").sentences()
     assert "not sure" in sentence
     assert (
-        "about 9,300 more test documents" in sentence
+        "about 9,300 more test examples" in sentence
     )  # 625, by the errors, times (2.8 × 0.0283 / 0.02)² less one
 
 

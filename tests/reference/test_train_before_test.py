@@ -201,7 +201,7 @@ def test_families_widen_the_intervals_of_the_published_scores(scores):
 
     options = RankingOptions(resamples=200)
     change = analyze_scores({p: scores[p] for p in SIDES}, options=options).changes[SIDES]
-    assert change.over == "families"
+    assert change.resampled_unit == "families"
     assert change.interval.low > 0
     by_family, by_model = (i.high - i.low for i in (change.interval, change.difference["models"]))
     assert by_family > 1.4 * by_model
@@ -210,7 +210,7 @@ def test_families_widen_the_intervals_of_the_published_scores(scores):
             {p: scores[p] for p in SIDES}, options=RankingOptions(resamples=20, resample="lineages")
         )
         .changes[SIDES]
-        .over
+        .resampled_unit
         == "lineages"
     )
 

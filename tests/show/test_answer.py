@@ -28,8 +28,8 @@ def test_a_clear_winner_is_named_alone():
     skill = np.linspace(0.9, 0.2, 8)[:, None] - np.linspace(0, 0.05, 6)[None, :]
     told = make_answer(make(skill, 0.001))
     assert (
-        told.headline
-        == "m0 is the best of 8 models after the same fine-tuning (over 99 % sure, 6 tasks)."
+        told.headline == "m0 is the best of 8 models after the same fine-tuning (6 tasks): "
+        "significantly better than each of the others (p < 0.001 against m1, the closest)."
     )
     assert "other tasks like these" in told.sentences[0]
 
@@ -47,12 +47,9 @@ def test_equal_models_are_all_named_as_possible():
 def test_the_headline_follows_the_intervals(seed: int, noise: float):
     values = np.random.default_rng(seed).random((5, 4))
     told = make_answer(make(values, noise))
-    assert ("% sure" in told.headline) == (
-        max(s.p_first for s in told.standings) >= CLAIM_PROBABILITY
-    )
-    assert ("most likely" in told.headline) == (
-        max(s.p_first for s in told.standings) < CLAIM_PROBABILITY
-    )
+    probability = told.board.ranking.p_beats_closest
+    assert ("is the best" in told.headline) == (probability >= CLAIM_PROBABILITY)
+    assert ("most likely" in told.headline) == (probability < CLAIM_PROBABILITY)
     assert told.standings[0].rank == min(s.rank for s in told.standings)
 
 
@@ -95,7 +92,7 @@ def test_with_one_task_no_sentence_speaks_of_others():
 
 def test_scores_without_errors_resolve_nothing():
     told = make_answer(make(np.random.default_rng(0).random((4, 3)), float("nan")))
-    assert any("no difference can be called real" in s for s in told.sentences)
+    assert any("needs standard errors to be called significant" in s for s in told.sentences)
 
 
 @pytest.mark.parametrize("gap", [True, False])

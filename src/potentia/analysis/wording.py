@@ -15,6 +15,18 @@ def format_percent(probability: float) -> str:
     return "under 1 %"
 
 
+def format_level(level: float) -> str:
+    """Write a confidence level or a significance level: 95 %, 99.9 %."""
+    return f"{100 * level:.4g} %"
+
+
+def format_p_value(p_value: float) -> str:
+    """Write a p value: p = 0.012, or p < 0.001."""
+    if p_value < 0.001:
+        return "p < 0.001"
+    return f"p = {p_value:.2g}" if p_value >= 0.01 else f"p = {p_value:.3f}"
+
+
 def format_plus_minus(value: float, half_width: float, *, sign: bool = False) -> str | None:
     """Write a score with the half-width of its interval where it is known: 0.612 ± 0.021."""
     if not math.isfinite(value):

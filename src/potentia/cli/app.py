@@ -45,7 +45,7 @@ OPTION_PANELS = {
     "Machine": "device dtype workers executor threads split",
     "Adaptive": "adaptive budget confidence top history",
     "Test task": "before after since column value exposed families chance steps batch",
-    "What is read": "study protocols tasks models facts task-facts map lower scale kind apart metric",
+    "What is read": "study protocols tasks models facts task-facts task-groups map lower scale kind apart metric",
     "What comes out": "figures format no-titles json",
     "Consent": "allow-code allow-pickle allow-missing-weights",
 }

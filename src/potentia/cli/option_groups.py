@@ -186,7 +186,14 @@ class EvidenceOptions(StudyCellOptions):
     facts: ModelFactsFile = None
     task_facts: Annotated[
         Path | None,
-        typer.Option(help="A CSV of facts on tasks: task, category, train_size, chance."),
+        typer.Option(help="A CSV of facts on tasks: task, category, train_size, chance, group."),
+    ] = None
+    task_groups: Annotated[
+        OptionalText,
+        typer.Option(
+            metavar="FILE|none",
+            help="Tasks that count as one: a CSV of task and group, or none; else by benchmark.",
+        ),
     ] = None
     apart: Annotated[
         bool,
@@ -205,6 +212,7 @@ class EvidenceOptions(StudyCellOptions):
             "models": self.models,
             "facts": self.facts,
             "task_facts": self.task_facts,
+            "task_groups": self.task_groups,
             "apart": self.apart,
         }
 

@@ -61,6 +61,8 @@ class Evidence:
     stores: tuple[tuple[str, tuple[str, ...]], ...] = ()
     # Of the user's file; what the studies tell of their tasks comes before.
     task_facts: tuple[Benchmark, ...] = ()
+    # The group of tasks that count as one, where the user says it.
+    task_groups: Mapping[str, str] = field(default_factory=dict)
     # Tasks whose items are by another metric than their scores.
     without_items: Mapping[Protocol, frozenset[str]] = field(default_factory=dict)
     table_layout: TableLayout | None = None  # how a foreign table was read
@@ -156,7 +158,8 @@ class Evidence:
                 facts = Benchmark(spec.name, category=spec.category or "", chance=spec.chance)
                 task_facts.append(facts)
         every_task = (*task_facts, *self.task_facts)
-        return Background.of(self.models, table=self.facts, tasks=every_task)
+        background = Background.of(self.models, table=self.facts, tasks=every_task)
+        return replace(background, task_groups={**background.task_groups, **self.task_groups})
 
     @cached_property
     def outcomes(self) -> dict[Protocol, Outcomes]:

@@ -19,8 +19,14 @@ from potentia.evidence.join import (
     join_folds,
     join_sources,
 )
+from potentia.facts import (
+    NO_GROUPS,
+    read_benchmarks,
+    read_facts,
+    read_task_groups,
+    separate_tasks,
+)
 from potentia.facts import models as known_models
-from potentia.facts import read_benchmarks, read_facts
 from potentia.formats import ColumnHints, read_score_files
 from potentia.store import Store, StudyRecord
 from potentia.values.protocol import Protocol, TaskName, in_order
@@ -92,6 +98,7 @@ def read(
     subtasks: bool = False,
     facts: str | Path | None = None,
     task_facts: str | Path | None = None,
+    task_groups: str | Path | None = None,
     protocols: Sequence[str] | None = None,
     tasks: Sequence[str] | None = None,
     models: Sequence[str] | None = None,
@@ -105,8 +112,9 @@ def read(
 
     ``study`` names one or more studies of a store (``all`` for all of them); without it the one opened last counts.
     ``metric`` picks a metric where a benchmark has several, ``subtasks`` the members of groups such as MMLU, ``facts``
-    is a CSV of what is known of the models, ``task_facts`` one of the tasks (category, train_size, chance), and
-    ``protocols``, ``tasks`` and ``models`` narrow what is read.
+    is a CSV of what is known of the models, ``task_facts`` one of the tasks (category, train_size, chance, group), and
+    ``protocols``, ``tasks`` and ``models`` narrow what is read. ``task_groups`` is a CSV of tasks and their groups, or
+    ``none``: tasks of one group count as one task.
     ``columns`` says which column of a table is which field, where its names do not: ``{"score": "Accuracy"}``;
     ``lower``, ``scale`` and ``kind`` say what its columns of scores are: those that are better when lower, whether
     share, percent, range or unbounded, whether task or text. How a table was read is in ``Evidence.table_layout``.
@@ -127,6 +135,8 @@ def read(
     narrowed = []
     for evidence in groups:
         with_facts = _add_facts(evidence, sources, facts, task_facts)
+        if task_groups is not None:
+            with_facts = replace(with_facts, task_groups=_read_groups(task_groups, with_facts))
         narrowed.append(with_facts.narrowed(protocols=protocols, tasks=tasks, models=models))
     return replace(narrowed[0], apart=tuple(narrowed[1:]))
 
@@ -191,6 +201,25 @@ def _add_facts(
     user_task_facts = read_benchmarks(task_facts) if task_facts is not None else ()
     model_facts = collect_model_facts(evidence.studies, evidence.specs, user_facts)
     return replace(evidence, facts=model_facts, task_facts=user_task_facts)
+
+
+def _read_groups(task_groups: str | Path, evidence: Evidence) -> dict[str, str]:
+    """Return the group of every task that the user names, or each task by itself for ``none``."""
+    tasks: dict[str, None] = {}
+    for matrix in evidence.scores.values():
+        tasks |= dict.fromkeys(matrix.tasks)
+    if str(task_groups) == NO_GROUPS:
+        return separate_tasks(tasks)
+    groups = read_task_groups(task_groups)
+    names = set(tasks) | {TaskName(task).base for task in tasks}
+    unknown = [task for task in groups if task not in names]
+    if unknown:
+        raise InputError(
+            f"no task {unknown[0]!r} in these scores",
+            where=str(task_groups),
+            hint=f"there are: {', '.join(list(tasks)[:12])}",
+        )
+    return groups
 
 
 def _find_facts_beside(sources: Sequence[Source]) -> Path | None:

@@ -20,3 +20,9 @@ from potentia.facts.models import (
     read_facts,
     variant_of,
 )
+from potentia.facts.task_groups import (
+    NO_GROUPS,
+    find_task_groups,
+    read_task_groups,
+    separate_tasks,
+)

@@ -34,6 +34,7 @@ COLUMNS = (
     "train_size",
     "options",
     "chance",
+    "group",
     "status",
     "reason",
 )
@@ -45,7 +46,7 @@ class Benchmark:
 
     ``status`` is ``paper`` (one of the 24), ``excluded`` (one of the 13, with the reason), ``test-task`` (MMLU) or
     ``leaderboard-v2``; ``own`` for a task of the user's. ``train_size`` is that of the public split before any cap,
-    ``chance`` the accuracy of a guess.
+    ``chance`` the accuracy of a guess, ``group`` the benchmark that the task is a part of, where it is not all of it.
     """
 
     task: str
@@ -54,6 +55,7 @@ class Benchmark:
     metric: str = ""
     train_size: int | None = None
     chance: float | None = None
+    group: str = ""
     status: str = "own"
     reason: str = ""
 
@@ -101,6 +103,7 @@ def _parse_benchmarks(text: str, where: str) -> tuple[Benchmark, ...]:
             metric=row.get("metric", ""),
             train_size=_read_train_size(row, location),
             chance=_read_chance(row, location),
+            group=row.get("group", ""),
             status=row.get("status") or "own",
             reason=row.get("reason", ""),
         )

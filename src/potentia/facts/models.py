@@ -370,6 +370,8 @@ class Background:
     train_examples: dict[str, float] = field(default_factory=dict)
     # accuracy of a guess, where studies or the user say it
     chance: dict[str, float] = field(default_factory=dict)
+    # the group of tasks that count as one, where the user says it
+    task_groups: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -405,6 +407,7 @@ class Background:
                 if task.train_size is not None
             },
             chance={task.task: task.chance for task in given_tasks if task.chance is not None},
+            task_groups={task.task: task.group for task in given_tasks if task.group},
         )
 
 

@@ -226,13 +226,14 @@ def slug(text: str) -> str:
 
 def short_names(names: Sequence[str]) -> list[str]:
     """Leave out the organisation of ``organisation/model`` where the rest still tells the names apart."""
-    without_organisation = [name.rpartition("/")[2] or name for name in names]
-    uses_of_short_name = Counter(without_organisation)
-    uses_of_full_name = Counter(names)
+    short_by_name = {name: name.rpartition("/")[2] or name for name in names}
+    uses_of_short_name = Counter(
+        short_by_name.values()
+    )  # each name counts once, however often it stands there
     chosen = []
-    for short, full in zip(without_organisation, names, strict=True):
-        is_unambiguous = uses_of_short_name[short] == 1 or uses_of_full_name[full] > 1
-        chosen.append(short if is_unambiguous else full)
+    for name in names:
+        short = short_by_name[name]
+        chosen.append(short if uses_of_short_name[short] == 1 else name)
     return chosen
 
 

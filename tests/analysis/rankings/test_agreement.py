@@ -282,7 +282,7 @@ def test_models_of_one_family_count_as_one_and_the_interval_says_so():
     found = measure_agreement(
         matrix, sampling=Sampling(units=ResamplingUnits("families", families), resamples=400)
     )
-    assert found.over == "families"
+    assert found.resampled_unit == "families"
     assert set(found.intervals) == {"families", "models", "tasks"}
     assert width(found.intervals["models"]) < 0.6 * width(
         found.interval
@@ -294,7 +294,7 @@ def test_models_of_one_family_count_as_one_and_the_interval_says_so():
     change = compare_agreement(
         matrix, matrix, sampling=Sampling(units=ResamplingUnits("families", families), resamples=20)
     )
-    assert change.over == "families"
+    assert change.resampled_unit == "families"
     assert change.interval.value == 0
 
 
@@ -305,7 +305,7 @@ def test_where_families_say_nothing_models_are_drawn(families):
     found = measure_agreement(
         scores(), sampling=Sampling(units=ResamplingUnits("families", families), resamples=20)
     )
-    assert found.over == ("families" if len(families) == 2 else "models")
+    assert found.resampled_unit == ("families" if len(families) == 2 else "models")
 
 
 def test_tau_b_counts_insignificant_differences_as_ties_by_task_and_category():

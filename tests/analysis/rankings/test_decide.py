@@ -83,7 +83,7 @@ def test_the_interval_of_a_gappy_matrix_holds_the_true_rank():
         given = given.benchmarks()
         if given.shape != (8, 8):
             continue
-        found = decide_ranking(given, draws=1000)
+        found = decide_ranking(given, draw_count=1000)
         z = (truth - truth.mean(axis=0)) / truth.std(axis=0)
         rank = {f"m{m}": 1 + r for r, m in enumerate(np.argsort(-z.mean(axis=1)))}
         inside += sum(found.low[k] <= rank[m] <= found.high[k] for k, m in enumerate(found.models))
@@ -159,7 +159,8 @@ def test_equal_models_are_hardly_ever_told_apart(models, tasks):
     rng = np.random.default_rng(models * 10 + tasks)
     truth = np.repeat(rng.uniform(0.3, 0.8, tasks)[None], models, axis=0)
     claimed = [
-        decide_ranking(measured(truth, 400, rng), draws=400).is_first_certain for _ in range(150)
+        decide_ranking(measured(truth, 400, rng), draw_count=400).is_first_certain
+        for _ in range(150)
     ]
     assert np.mean(claimed) < 0.05 + 2 * math.sqrt(0.05 * 0.95 / 150)
 
@@ -213,7 +214,7 @@ def test_the_first_screen_names_what_its_intervals_draw():
         {"direct": matrix(values, protocol="direct")}, Background(families=families)
     )
     agreed = found.agreement["direct"]
-    assert agreed.over == "families"
+    assert agreed.resampled_unit == "families"
     (table, *_) = summarize_rankings(found)
     assert f"({agreed.interval.low:.2f} to {agreed.interval.high:.2f})" in table.rows[0][1]
     assert "over families" in table.note

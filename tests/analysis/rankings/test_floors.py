@@ -1,4 +1,4 @@
-"""Below five models nothing is said of other models, and one pair that is not told apart is no fault of a task."""
+"""Below five models nothing is said of other models, and one pair that is not separated is no fault of a task."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_few_models_have_no_interval_over_models(tmp_path, models):
     (table,) = summarize_rankings(
         found
     )  # nor is a figure of so few models shown beside what more would say
-    assert [row[0] for row in table.rows] == ["pairs of models told apart on a task"]
+    assert [row[0] for row in table.rows] == ["pairs of models that differ significantly on a task"]
     assert "brackets" not in table.note
 
 

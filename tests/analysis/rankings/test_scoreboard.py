@@ -184,7 +184,7 @@ def test_as_many_documents_as_it_says_find_the_difference_four_times_in_five():
     drawn = stream.binomial(size, p, size=(4000, 2)) / size
     z = (drawn[:, 0] - drawn[:, 1]) / np.sqrt((drawn * (1 - drawn)).sum(axis=1) / size)
     assert np.mean(z > norm.ppf(0.975)) == pytest.approx(0.8, abs=0.03)
-    assert f"about {missing.documents:,} more test documents would" in board.certainty()[-1]
+    assert f"about {missing.documents:,} more test examples would" in board.certainty()[-1]
     assert "other tasks" not in " ".join(board.certainty())
 
 
@@ -195,9 +195,9 @@ def test_where_tasks_disagree_documents_alone_would_not_do():
     board = build_scoreboard(Evidence.of(matrix(values, stderr=0.001)))
     assert board.missing.times == math.inf
     assert board.missing.documents is None
-    assert "If that is so, more test documents will not separate them" in board.certainty()[-1]
+    assert "If that is so, more test examples will not separate them" in board.certainty()[-1]
     assert (
-        "On these 5 tasks m0 scores 0.004 more than m1 (95 % interval 0.003 to 0.005)."
+        "On these 5 tasks m0 scores 0.004 more than m1 (95 % interval by test noise alone 0.003 to 0.005)."
         in board.certainty()
     )
 
@@ -246,7 +246,7 @@ def test_seeds_count_in_gains_that_are_paired_by_documents():
         direct, tuned = (ScoreMatrix.of_cells(p, cells) for p in ("direct", "train_before_test"))
         scores_before = ScoresWithItems(direct, before)
         scores_after = ScoresWithItems(tuned, after)
-        gain = measure_gains(scores_before, scores_after, ["m"], ["t"], 0.95)["m"]
+        gain = measure_gains(scores_before, scores_after, ["m"], ["t"], np.ones(1), 0.95)["m"]
         width[seeds] = gain.high - gain.low
     assert width[0.2, 0.5, 0.8] ** 2 - width[0.5, 0.5, 0.5] ** 2 == pytest.approx(
         2 * (2 * 1.96) ** 2 * 0.03, rel=1e-3

@@ -148,9 +148,9 @@ def borda(values: Floats) -> Floats:
 
     With no score missing this orders the models as the mean rank does.
     """
-    present = np.isfinite(values)
-    wins = np.where(present, _rank_on_tasks(values) - 1.0, 0.0).sum(axis=1)
-    comparisons = np.where(present, present.sum(axis=0) - 1, 0).sum(axis=1)
+    is_scored = np.isfinite(values)
+    wins = np.where(is_scored, _rank_on_tasks(values) - 1.0, 0.0).sum(axis=1)
+    comparisons = np.where(is_scored, is_scored.sum(axis=0) - 1, 0).sum(axis=1)
     shares = np.full(len(values), np.nan)
     return np.asarray(np.divide(wins, comparisons, out=shares, where=comparisons > 0))
 

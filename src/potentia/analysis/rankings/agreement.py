@@ -78,17 +78,17 @@ class Agreement(Finding):
     matrix: Floats  # (tasks, tasks)
     mean: float
     intervals: dict[str, Interval]  # of the mean, by source: families, models, tasks, noise
-    per_task: tuple[Interval, ...]  # over ``over``
+    per_task: tuple[Interval, ...]  # over ``resampled_unit``
     categories: tuple[str, ...] = ()
     by_category: Floats = field(default_factory=lambda: np.zeros((0, 0)))
-    over: str = (
+    resampled_unit: str = (
         "models"  # what intervals of tasks and categories draw: models, families or lineages
     )
 
     @property
     def interval(self) -> Interval:
         """The mean with its interval over families where they are known, else over models."""
-        return self.intervals[self.over]
+        return self.intervals[self.resampled_unit]
 
     def tables(self) -> Sequence[Table]:
         """Return the mean with its intervals, the mean per task, and the category matrix."""
@@ -107,7 +107,7 @@ class Agreement(Finding):
                 f"Mean agreement of each task with the others ({scope})",
                 ("task", "mean", "low", "high"),
                 select_positions(by_task, order),
-                f"Intervals: bootstrap over {self.over}.",
+                f"Intervals: bootstrap over {self.resampled_unit}.",
             ),
         ]
         if self.categories:
@@ -192,14 +192,14 @@ class AgreementChange(Finding):
     pairs: int
     per_task_before: tuple[float, ...]
     per_task_after: tuple[float, ...]
-    per_task_difference: tuple[Interval, ...]  # over ``over``
-    over: str = "models"
+    per_task_difference: tuple[Interval, ...]  # over ``resampled_unit``
+    resampled_unit: str = "models"
     has_errors: bool = True  # whether every score has a standard error
 
     @property
     def interval(self) -> Interval:
         """The change of the mean with its interval over families where they are known, else over models."""
-        return self.difference[self.over]
+        return self.difference[self.resampled_unit]
 
     @property
     def direction(self) -> int:
@@ -245,7 +245,7 @@ class AgreementChange(Finding):
                 f"Mean agreement of each task, {before} → {after}",
                 ("task", *columns),
                 select_positions(by_task, order),
-                f"Intervals: bootstrap over {self.over}.",
+                f"Intervals: bootstrap over {self.resampled_unit}.",
             ),
         ]
 
@@ -305,7 +305,7 @@ def measure_agreement(
         by_category=_average_by_category(
             resamples.matrix, matrix.tasks, categories, category_names
         ),
-        over=resamples.over,
+        resampled_unit=resamples.resampled_unit,
     )
 
 
@@ -343,7 +343,7 @@ def compare_agreement(
         per_task_difference=percentile_intervals(
             per_task_after - per_task_before, drawn_after - drawn_before, level=sampling.level
         ),
-        over=first.over,
+        resampled_unit=first.resampled_unit,
         has_errors=_has_all_errors(before) and _has_all_errors(after),
     )
 
@@ -375,7 +375,7 @@ class _Resamples:
     matrix: Floats  # (T, T)
     by_models: Floats  # (R, T, T)
     by_units: Floats  # (R, T, T); the same where models are what is drawn
-    over: str
+    resampled_unit: str
     by_noise: Floats | None  # (R, T, T); absent where no standard error is known
     task_draws: Floats  # (R, T)
 
@@ -387,7 +387,7 @@ class _Resamples:
     def draws_of_mean(self) -> dict[str, Floats]:
         """Return the draws of the mean by source."""
         draws = {
-            self.over: mean_over_pairs(self.by_units),
+            self.resampled_unit: mean_over_pairs(self.by_units),
             "models": mean_over_pairs(self.by_models),
             "tasks": mean_over_pairs(self.matrix, self.task_draws),
         }
@@ -435,9 +435,9 @@ def _resample_correlations(
     models, tasks = matrices[0].shape
     model_draws = draw_row_counts(models, sampling.resamples, rng)
     task_draws = draw_row_counts(tasks, sampling.resamples, rng)
-    over = sampling.units.drawn_unit(names)
+    resampled_unit = sampling.units.drawn_unit(names)
     unit_draws = model_draws
-    if over != MODELS.name:
+    if resampled_unit != MODELS.name:
         unit_draws = sampling.draw_models(names)
     resamples = []
     for matrix in matrices:
@@ -465,7 +465,7 @@ def _resample_correlations(
                 matrix=correlations,
                 by_models=by_models,
                 by_units=by_units,
-                over=over,
+                resampled_unit=resampled_unit,
                 by_noise=by_noise,
                 task_draws=task_draws,
             )

@@ -43,7 +43,7 @@ class Components(Finding):
     explained: tuple[Interval, ...]  # variance ratios
     loadings: Floats  # (components, tasks)
     scores: Floats  # (models, components)
-    over: str = "models"  # what the intervals draw
+    resampled_unit: str = "models"  # what the intervals draw
 
     @property
     def pc1(self) -> dict[str, float]:
@@ -61,7 +61,7 @@ class Components(Finding):
                 f"Explained variance ({scope}: {size})",
                 ("component", "share", "low", "high"),
                 zip(COMPONENT_NAMES, self.explained, strict=False),
-                f"Missing cells: {GAP_NOTES[self.gaps]}. Intervals: bootstrap over {self.over}.",
+                f"Missing cells: {GAP_NOTES[self.gaps]}. Intervals: bootstrap over {self.resampled_unit}.",
             ),
             Table(f"PC1 of each model ({scope})", ("model", "PC1"), ranked),
         ]
@@ -142,7 +142,7 @@ def compute_components(
         explained=tuple(explained),
         loadings=loadings,
         scores=scores,
-        over=sampling.units.drawn_unit(complete.models),
+        resampled_unit=sampling.units.drawn_unit(complete.models),
     )
 
 
@@ -162,10 +162,10 @@ def remove_gaps(matrix: ScoreMatrix, gaps: str) -> ScoreMatrix:
         return matrix.select(tasks=measured.all(axis=0))
     if gaps == "mean":
         with_scores = matrix.select(tasks=measured.any(axis=0))
-        present = np.isfinite(with_scores.values)
-        totals = np.where(present, with_scores.values, 0.0).sum(axis=0)
-        means = totals / present.sum(axis=0)
-        return replace(with_scores, values=np.where(present, with_scores.values, means))
+        is_scored = np.isfinite(with_scores.values)
+        totals = np.where(is_scored, with_scores.values, 0.0).sum(axis=0)
+        means = totals / is_scored.sum(axis=0)
+        return replace(with_scores, values=np.where(is_scored, with_scores.values, means))
     raise InputError(f"no treatment of gaps {gaps!r}", hint=f"one of: {', '.join(GAPS)}")
 
 

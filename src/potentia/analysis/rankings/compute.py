@@ -35,7 +35,7 @@ class ComputeFit(Finding):
     intercept: float
     r_squared: float
     tau: Interval  # rank agreement of PC1 and compute
-    over: str = "models"  # what the intervals draw
+    resampled_unit: str = "models"  # what the intervals draw
 
     def tables(self) -> Sequence[Table]:
         """Return the fit."""
@@ -46,7 +46,7 @@ class ComputeFit(Finding):
         )
         size = f"{len(self.models)} models with known tokens"
         title = f"PC1 against pretraining compute ({self.protocol.label}, {size})"
-        note = f"Intervals: bootstrap over {self.over}."
+        note = f"Intervals: bootstrap over {self.resampled_unit}."
         return [Table(title, ("quantity", "value", "low", "high"), rows, note)]
 
     def charts(self) -> Sequence[Chart]:
@@ -112,7 +112,7 @@ def fit_compute(
         intercept=float(line.intercept),
         r_squared=float(line.rvalue**2),
         tau=sampling.interval(float(tau[0, 0]), drawn_tau[:, 0, 0]),
-        over=sampling.units.drawn_unit(models),
+        resampled_unit=sampling.units.drawn_unit(models),
     )
 
 

@@ -1,26 +1,29 @@
 """The one rule behind "first", "better", "tied" and "holds": draws from the posterior of every model's overall score.
 
-The overall score is a mean over tasks of scores on a common scale: the scores themselves where models are few, z scores
-from five models on (with two models a z score only counts signs). A missing cell is drawn from a model + task fit, so
-that what was not measured widens the interval; models that share no task with the others are not ranked.
+The overall score is a mean over tasks of scores on a common scale: z scores from five models on (with two models a z
+score only counts signs), with fewer the scores themselves where all tasks have one scale, else ranks. Tasks of one
+benchmark are averaged first and count as one (``task_groups``). A missing cell is drawn from a model + task fit, so
+that what was not measured widens the interval; models that share no task with the others are ranked apart.
 
-What is drawn besides depends on what can be said. With five tasks or more the tasks are a sample: the mean over tasks
-varies as Student's t with the covariance of the models over tasks, which holds test noise, seeds, the choice of tasks
-and the likeness of relatives at once. With fewer tasks nothing can be said of others, and test noise alone is drawn,
-paired where models answered the same documents. Where a score has no standard error nothing is claimed at all.
+What is drawn besides depends on what can be said. With five groups of tasks or more they are a sample: the mean over
+them varies as Student's t with the covariance of the models over groups, which holds test noise, seeds, the choice of
+tasks and the likeness of relatives at once, and needs no standard errors. With fewer nothing can be said of other
+tasks, and test noise alone is drawn, paired where models answered the same documents; where a score has no standard
+error nothing is claimed then.
 
-A claim needs a probability of 97.5 %: for two equal models that is the two-sided test at 5 %, for more it is stricter.
-The first of many is partly first by luck, so from five models on the draws behind P(first) are shrunk
-(``shrink_draws``).
+A claim needs a probability of 97.5 % for every pair that it is about, which is the paired two-sided test at 5 %: "is
+better" for its one pair, "is the best" for the first against each of the others. That is an intersection–union test: a
+model that is not the best has to win against the true best by luck, so the chance of a false claim is at most 5 %,
+however many models there are. What all of them say together is P(first); the first of many is partly first by luck, so
+from five models on the draws behind it are shrunk (``shrink_draws``).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import compress
 from typing import TYPE_CHECKING
 from typing import Protocol as Interface
 
@@ -31,6 +34,7 @@ from scipy.sparse.csgraph import connected_components
 from scipy.stats import rankdata
 
 from potentia.analysis.rankings.noise import TaskNoise, task_noise
+from potentia.analysis.rankings.task_groups import TaskGroups
 from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.analysis.stats.first_place import (
     CLAIM_PROBABILITY,
@@ -41,6 +45,7 @@ from potentia.analysis.stats.first_place import (
 )
 from potentia.facts import variant_of
 from potentia.values.findings import Finding, Table, select_positions
+from potentia.values.metric import Metric
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, Outcomes, ScoreMatrix
 
@@ -59,6 +64,7 @@ class AggregateMethod(StrEnum):
 
     SCORE = "score"
     MEAN_SCORE = "mean score"
+    MEAN_RANK = "share of wins"
     MEAN_Z = "mean z"
 
     @classmethod
@@ -67,9 +73,11 @@ class AggregateMethod(StrEnum):
         models, tasks = matrix.shape
         if tasks == 1:
             return cls.SCORE
-        if models < ENOUGH_MODELS:
+        if models >= ENOUGH_MODELS:
+            return cls.MEAN_Z
+        if has_one_scale(matrix):
             return cls.MEAN_SCORE
-        return cls.MEAN_Z
+        return cls.MEAN_RANK
 
     @property
     def label(self) -> str:
@@ -82,6 +90,8 @@ class AggregateMethod(StrEnum):
         return {
             AggregateMethod.SCORE: "there is one task",
             AggregateMethod.MEAN_SCORE: f"z scores need {ENOUGH_MODELS} models",
+            AggregateMethod.MEAN_RANK: "the scales of the tasks differ, "
+            f"and z scores need {ENOUGH_MODELS} models",
             AggregateMethod.MEAN_Z: "tasks count alike, whatever their scale",
         }[self]
 
@@ -89,8 +99,28 @@ class AggregateMethod(StrEnum):
 AGGREGATE_LABELS: dict[str, str] = {
     AggregateMethod.SCORE: "score",
     AggregateMethod.MEAN_SCORE: "mean score over tasks",
+    AggregateMethod.MEAN_RANK: "share of comparisons won over tasks",
     AggregateMethod.MEAN_Z: "mean z score over tasks",
 }
+
+
+def has_one_scale(matrix: ScoreMatrix) -> bool:
+    """Whether the scores of all tasks may be averaged: they are by one metric, or all shares that are to be high."""
+    names = {(metric.canonical, metric.higher_is_better) for metric in matrix.metrics}
+    if len(names) == 1 and next(iter(names))[0]:
+        return True
+    magnitude = np.nanmax(np.abs(matrix.values), axis=0)
+    for metric, largest in zip(matrix.metrics, magnitude, strict=True):
+        if not _is_share(metric, float(largest)):
+            return False
+    return len({metric.higher_is_better for metric in matrix.metrics}) == 1
+
+
+def _is_share(metric: Metric, largest: float) -> bool:
+    """Whether scores are shares of 1, or correlations such as MCC, as far as is known."""
+    if metric.scale is None or metric.guess == "zero":
+        return largest <= 1.0
+    return metric.scale == "share"
 
 
 @dataclass(frozen=True)
@@ -108,19 +138,35 @@ class AggregateScale:
         measured on a task, often the small ones, would make it count too much.
         """
         method = AggregateMethod.choose(matrix)
+        if method is not AggregateMethod.MEAN_Z:
+            return cls(method, np.ones(len(matrix.tasks)))
         magnitude = np.nanmax(np.abs(matrix.values), axis=0)
-        if method is AggregateMethod.MEAN_Z:
-            if predicted is None:
-                spread = np.nanstd(matrix.values, axis=0)
-            else:
-                spread = np.sqrt(predicted.var(axis=1).mean(axis=0))
-            varies = spread > 1e-12 * np.maximum(magnitude, 1e-300)
-            factors = np.where(varies, 1.0 / np.where(varies, spread, 1.0), 0.0)
-            return cls(method, np.asarray(factors))
-        is_share = magnitude <= 1.0
-        if is_share.all() or len(set(matrix.metrics)) == 1:
-            return cls(method, np.ones(len(magnitude)))
-        return cls(method, np.asarray(1.0 / np.where(is_share, 1.0, magnitude)))
+        if predicted is None:
+            spread = np.nanstd(matrix.values, axis=0)
+        else:
+            spread = np.sqrt(predicted.var(axis=1).mean(axis=0))
+        varies = spread > 1e-12 * np.maximum(magnitude, 1e-300)
+        factors = np.where(varies, 1.0 / np.where(varies, spread, 1.0), 0.0)
+        return cls(method, np.asarray(factors))
+
+    def centre(self, estimate: Floats) -> Floats:
+        """Return overall scores with a mean of zero where they are z scores, else as they are."""
+        if self.method is AggregateMethod.MEAN_Z:
+            return np.asarray(estimate - estimate.mean())
+        return estimate
+
+    def apply(self, matrix: ScoreMatrix) -> Floats:
+        """Return the scores on the common scale: (models, tasks), higher is better."""
+        if self.method is AggregateMethod.MEAN_RANK:
+            return win_shares(matrix.oriented())
+        return np.asarray(matrix.oriented() * self.factors)
+
+
+def win_shares(scores: Floats) -> Floats:
+    """Return the share of the other models that each beats on each task, ties half: (…, models, tasks)."""
+    ranks = rankdata(scores, axis=-2, nan_policy="omit")
+    scored = np.isfinite(scores).sum(axis=-2, keepdims=True)
+    return np.asarray((ranks - 1.0) / np.maximum(scored - 1, 1))
 
 
 @dataclass(frozen=True)
@@ -133,39 +179,50 @@ class Ranking(Finding):
     tasks: tuple[str, ...]
     scores: Floats  # (models,) by the method; higher is better
     ranks: Floats
-    low: Floats  # best rank within the interval; NaN without standard errors
+    low: Floats  # best rank within the interval; NaN where nothing can be claimed
     high: Floats
-    p_first: Floats  # NaN without standard errors
+    p_first: Floats  # NaN where nothing can be claimed
+    p_beats: (
+        Floats  # (models,): probability that the first of them is better than each; NaN for itself
+    )
     task_counts: tuple[int, ...]  # tasks that each model was measured on
     generalizes: bool  # whether the draws are of other tasks like these too
-    unranked: tuple[str, ...] = ()  # models that share no task with these
+    groups: TaskGroups
+    unranked: tuple[str, ...] = ()  # models that share no task with any other
+    # Rankings of models that share no task with these, where there are two or more such models.
+    other_parts: tuple[Ranking, ...] = ()
+    without_error: tuple[
+        tuple[str, str], ...
+    ] = ()  # (model, task) of scores without standard error
     level: float = LEVEL
     task_scales: Floats = field(default_factory=lambda: np.zeros(0), repr=False)  # (tasks,)
-    draws: Floats = field(default_factory=lambda: np.zeros((0, 0)), repr=False)  # (draws, models)
+    drawn_scores: Floats = field(
+        default_factory=lambda: np.zeros((0, 0)), repr=False
+    )  # (draws, models)
 
     @classmethod
     def from_draws(
         cls,
         matrix: ScoreMatrix,
         scores: FilledScores,
-        draws: Floats,
+        drawn_scores: Floats,
         *,
         generalizes: bool,
-        unranked: tuple[str, ...],
         level: float,
         seed: int,
     ) -> Ranking:
         """Rank the models by their estimates, with the ranks and the chances that the draws give them."""
         models = len(matrix.models)
-        low = high = p_first = np.full(models, np.nan)
-        if len(draws):
-            tail = (1 - level) / 2
-            low, high = np.quantile(rankdata(-draws, axis=1), [tail, 1 - tail], axis=0)
-            first_draws = draws
-            if models >= ENOUGH_MODELS:
-                first_draws = shrink_draws(draws, np.random.default_rng([seed, 1]))
-            p_first = first_place_shares(first_draws)
         order = np.argsort(-scores.estimate, kind="stable")
+        low = high = p_first = p_beats = np.full(models, np.nan)
+        if len(drawn_scores):
+            tail = (1 - level) / 2
+            low, high = np.quantile(rankdata(-drawn_scores, axis=1), [tail, 1 - tail], axis=0)
+            shrunk = drawn_scores
+            if models >= ENOUGH_MODELS:
+                shrunk = shrink_draws(drawn_scores, np.random.default_rng([seed, 1]))
+            p_first = first_place_shares(shrunk)
+            p_beats = _compare_with_first(drawn_scores, int(order[0]))
         ranks = rankdata(-np.round(scores.estimate, 12))
         task_counts = np.isfinite(matrix.values).sum(axis=1)
         return cls(
@@ -173,17 +230,19 @@ class Ranking(Finding):
             method=scores.scale.method,
             models=select_positions(matrix.models, order),
             tasks=matrix.tasks,
-            scores=scores.estimate[order],
+            scores=scores.scale.centre(scores.estimate)[order],
             ranks=ranks[order],
             low=low[order],
             high=high[order],
             p_first=p_first[order],
+            p_beats=p_beats[order],
             task_counts=tuple(task_counts[order].tolist()),
             generalizes=generalizes,
-            unranked=unranked,
+            groups=scores.groups,
+            without_error=list_scores_without_error(matrix),
             level=level,
             task_scales=scores.scale.factors,
-            draws=draws[:, order],
+            drawn_scores=drawn_scores[:, order],
         )
 
     @property
@@ -193,22 +252,34 @@ class Ranking(Finding):
 
     @property
     def can_claim(self) -> bool:
-        """Whether anything can be claimed: every score has a standard error."""
-        return bool(len(self.draws))
+        """Whether anything can be claimed: there are enough tasks, or every score has a standard error."""
+        return bool(len(self.drawn_scores))
 
     @property
     def first(self) -> str:
-        """The model that is most likely the best; without standard errors the one with the best score."""
-        if not self.can_claim:
+        """The model that is most likely the best; where nothing can be claimed the one with the best score."""
+        if not self.can_claim or self.is_first_certain:
             return self.models[0]
         return self.models[int(np.argmax(np.round(self.p_first, 2)))]
 
     @property
-    def is_first_certain(self) -> bool:
-        """Whether the first may be called the best."""
+    def p_beats_closest(self) -> float:
+        """The probability that the first is better than the model that comes closest to it; NaN without claims."""
         if not self.can_claim or len(self.models) < 2:
-            return False
-        return float(self.p_first.max()) >= CLAIM_PROBABILITY
+            return math.nan
+        return float(np.nanmin(self.p_beats))
+
+    @property
+    def closest(self) -> str | None:
+        """The model that is hardest to tell from the first of all; None where nothing can be claimed."""
+        if not self.can_claim or len(self.models) < 2:
+            return None
+        return self.models[int(np.nanargmin(self.p_beats))]
+
+    @property
+    def is_first_certain(self) -> bool:
+        """Whether the first may be called the best: it is significantly better than each of the others."""
+        return self.p_beats_closest >= CLAIM_PROBABILITY
 
     @property
     def rivals(self) -> tuple[str, ...]:
@@ -237,17 +308,20 @@ class Ranking(Finding):
 
     def draws_of(self, model: str) -> Floats:
         """Return the drawn overall scores of a model."""
-        return self.draws[:, self.models.index(model)]
+        return self.drawn_scores[:, self.models.index(model)]
 
     def probability_better(self, first: str, second: str) -> float:
         """Return the probability that the first model is better than the second; NaN where nothing is claimed."""
+        for part in self.other_parts:
+            if first in part.models:
+                return part.probability_better(first, second)
         if not self.can_claim or first not in self.models or second not in self.models:
             return math.nan
         difference = self.draws_of(first) - self.draws_of(second)
         return float(np.mean(difference > 0) + 0.5 * np.mean(difference == 0))
 
     def tables(self) -> Sequence[Table]:
-        """Return the ranking."""
+        """Return the ranking, and those of the models that cannot be compared with these."""
         rows = zip(
             self.models,
             map("{:g}".format, self.ranks),
@@ -257,13 +331,26 @@ class Ranking(Finding):
             self.scores,
             strict=True,
         )
-        size = f"{len(self.models)} models × {len(self.tasks)} tasks"
+        size = f"{len(self.models)} models × {self.groups.describe_size()}"
         title = f"Overall ranking ({self.protocol.label}, {size})"
         columns = ("model", "rank", f"{self.level:.0%} interval", "P(first)", "tasks", self.method)
-        note = f"By the {self.method.label}: {self.reason}."
+        notes = [f"By the {self.method.label}: {self.reason}."]
+        if self.groups.has_several_tasks_in_one:
+            notes.append(self.groups.describe_groups())
         if self.unranked:
-            note += f" Not ranked, for want of a common task: {', '.join(self.unranked)}."
-        return [Table(title, columns, rows, note, digits=2)]
+            notes.append(f"Not ranked, for want of a common task: {', '.join(self.unranked)}.")
+        tables = [Table(title, columns, rows, " ".join(notes), digits=2)]
+        for part in self.other_parts:
+            tables += part.tables()
+        return tables
+
+
+def _compare_with_first(drawn_scores: Floats, first: int) -> Floats:
+    """Return the probability that one model is better than each of the others; NaN for itself."""
+    difference = drawn_scores[:, [first]] - drawn_scores
+    p_beats = np.mean(difference > 0, axis=0) + 0.5 * np.mean(difference == 0, axis=0)
+    p_beats[first] = np.nan
+    return np.asarray(p_beats)
 
 
 def format_rank_span(low: float, high: float) -> str | None:
@@ -277,45 +364,62 @@ def decide_ranking(
     matrix: ScoreMatrix,
     items: Outcomes | None = None,
     *,
+    task_groups: Mapping[str, str] | None = None,
     cell_sampler: CellSampler | None = None,
     level: float = LEVEL,
     seed: int = 0,
-    draws: int = DRAWS,
+    draw_count: int = DRAWS,
 ) -> Ranking:
     """Rank the models of a matrix over all its tasks.
 
-    ``items`` are stored outcomes, for paired noise; ``cell_sampler`` draws the missing cells, else the model + task
-    fit does.
+    ``items`` are stored outcomes, for paired noise; ``task_groups`` are groups by task that the user names, else names
+    and facts decide; ``cell_sampler`` draws the missing cells, else the model + task fit does. Models that no chain of
+    common tasks connects are ranked in parts: the part with the most scores comes first.
     """
-    unranked: tuple[str, ...] = ()
-    if cell_sampler is None:
-        matrix, unranked = largest_connected_part(matrix)
+    parts = [matrix] if cell_sampler is not None else connected_parts(matrix)
+    rankings: list[Ranking] = []
+    unranked: list[str] = []
+    for part in parts:
+        if rankings and len(part.models) < 2:
+            unranked += part.models
+        else:
+            rankings.append(
+                _rank_connected(part, items, task_groups, cell_sampler, level, seed, draw_count)
+            )
+    return replace(rankings[0], unranked=tuple(unranked), other_parts=tuple(rankings[1:]))
+
+
+def _rank_connected(
+    matrix: ScoreMatrix,
+    items: Outcomes | None,
+    task_groups: Mapping[str, str] | None,
+    cell_sampler: CellSampler | None,
+    level: float,
+    seed: int,
+    draw_count: int,
+) -> Ranking:
+    """Rank models that are connected by common tasks."""
     rng = np.random.default_rng(seed)
-    generalizes = has_enough_tasks(matrix)
-    scores = fill_scores(matrix, cell_sampler, generalizes=generalizes, rng=rng)
-    aggregates = np.zeros((0, len(matrix.models)))
-    if has_all_errors(matrix) and len(matrix.models) > 1:
-        aggregates = draw_aggregates(
+    groups = TaskGroups.find(matrix.tasks, task_groups)
+    generalizes = has_enough_tasks(matrix, groups)
+    scores = fill_scores(matrix, groups, cell_sampler, generalizes=generalizes, rng=rng)
+    drawn_scores = np.zeros((0, len(matrix.models)))
+    if len(matrix.models) > 1 and (generalizes or scores.can_draw_noise):
+        drawn_scores = draw_aggregates(
             matrix,
             scores,
             noise_by_task(matrix, items),
-            count=int(np.clip(MOST_NUMBERS // len(matrix.models), LEAST_DRAWS, draws)),
+            count=int(np.clip(MOST_NUMBERS // len(matrix.models), LEAST_DRAWS, draw_count)),
             generalizes=generalizes,
             rng=rng,
         )
     return Ranking.from_draws(
-        matrix,
-        scores,
-        aggregates,
-        generalizes=generalizes,
-        unranked=unranked,
-        level=level,
-        seed=seed,
+        matrix, scores, drawn_scores, generalizes=generalizes, level=level, seed=seed
     )
 
 
-def largest_connected_part(matrix: ScoreMatrix) -> tuple[ScoreMatrix, tuple[str, ...]]:
-    """Return the largest part whose models are connected by common tasks, and the names of the other models."""
+def connected_parts(matrix: ScoreMatrix) -> list[ScoreMatrix]:
+    """Return the parts whose models are connected by common tasks, the one with the most scores first."""
     measured = np.isfinite(matrix.values)
     models, tasks = matrix.shape
     rows, columns = np.nonzero(measured)
@@ -324,18 +428,35 @@ def largest_connected_part(matrix: ScoreMatrix) -> tuple[ScoreMatrix, tuple[str,
     graph = coo_array((np.ones(len(rows)), edges), shape=(nodes, nodes))
     _, part_of_node = connected_components(graph, directed=False)
     part_of_model = part_of_node[:models]
-    models_by_part = np.bincount(part_of_model, minlength=part_of_node.max() + 1)
-    connected = part_of_model == np.argmax(models_by_part)
-    if connected.all():
-        return matrix, ()
-    part = matrix.select(models=connected, tasks=measured[connected].any(axis=0))
-    return part, tuple(compress(matrix.models, ~connected))
+    numbers = np.unique(part_of_model)
+    if len(numbers) == 1:
+        return [matrix]
+    parts = []
+    for number in numbers:
+        members = part_of_model == number
+        parts.append(matrix.select(models=members, tasks=measured[members].any(axis=0)))
+    parts.sort(key=_size_of_part, reverse=True)
+    return parts
 
 
-def has_enough_tasks(matrix: ScoreMatrix) -> bool:
-    """Whether the models were measured on enough tasks to speak of other tasks like these."""
-    tasks_of_models = np.isfinite(matrix.values).sum(axis=1)
-    return float(np.median(tasks_of_models)) >= ENOUGH_TASKS
+def _size_of_part(part: ScoreMatrix) -> tuple[bool, int, int]:
+    """Return whether a part has models to compare, how many scores and how many models."""
+    models = len(part.models)
+    return models > 1, int(np.isfinite(part.values).sum()), models
+
+
+def has_enough_tasks(matrix: ScoreMatrix, groups: TaskGroups) -> bool:
+    """Whether the models were measured on enough groups of tasks to speak of other tasks like these."""
+    groups_of_models = groups.count_by_model(np.isfinite(matrix.values))
+    return float(np.median(groups_of_models)) >= ENOUGH_TASKS
+
+
+def list_scores_without_error(matrix: ScoreMatrix) -> tuple[tuple[str, str], ...]:
+    """Return the model and the task of every score that has no standard error."""
+    lacking = np.isfinite(matrix.values) & ~np.isfinite(matrix.stderr)
+    return tuple(
+        (matrix.models[row], matrix.tasks[column]) for row, column in np.argwhere(lacking).tolist()
+    )
 
 
 def has_all_errors(matrix: ScoreMatrix) -> bool:
@@ -352,8 +473,10 @@ class FilledScores(Interface):
     """Scores on the common scale without gaps: as measured, or with the missing cells drawn."""
 
     scale: AggregateScale
+    groups: TaskGroups
     estimate: Floats  # (models,): the overall score
     includes_noise: bool  # whether test noise is drawn together with the missing cells
+    can_draw_noise: bool  # whether every error is known that draws of test noise need
 
     def draw_chunks(self, count: int, rng: np.random.Generator) -> Iterator[tuple[Floats, int]]:
         """Yield scores (1 or draws, models, tasks), and for how many draws they are."""
@@ -362,6 +485,7 @@ class FilledScores(Interface):
 
 def fill_scores(
     matrix: ScoreMatrix,
+    groups: TaskGroups,
     cell_sampler: CellSampler | None,
     *,
     generalizes: bool,
@@ -369,10 +493,10 @@ def fill_scores(
 ) -> FilledScores:
     """Choose where missing cells are taken from: nowhere, from the completion of the study, or from a fit."""
     if np.isfinite(matrix.values).all():
-        return CompleteScores(matrix)
+        return CompleteScores(matrix, groups)
     if cell_sampler is not None:
-        return PredictedScores(matrix, cell_sampler, rng)
-    return AdditiveFit(matrix, draws_cells=generalizes)
+        return PredictedScores(matrix, groups, cell_sampler, rng)
+    return AdditiveFit(matrix, groups, draws_cells=generalizes)
 
 
 class CompleteScores:
@@ -380,10 +504,12 @@ class CompleteScores:
 
     includes_noise = False
 
-    def __init__(self, matrix: ScoreMatrix) -> None:
+    def __init__(self, matrix: ScoreMatrix, groups: TaskGroups) -> None:
+        self.groups = groups
         self.scale = AggregateScale.choose(matrix)
-        self.scores = matrix.oriented() * self.scale.factors
-        self.estimate: Floats = self.scores.mean(axis=1)
+        self.scores = self.scale.apply(matrix)
+        self.can_draw_noise = has_all_errors(matrix)
+        self.estimate: Floats = self.scores @ groups.weights
 
     def draw_chunks(self, count: int, rng: np.random.Generator) -> Iterator[tuple[Floats, int]]:
         """Yield the one matrix, for all draws."""
@@ -396,67 +522,85 @@ class PredictedScores:
     includes_noise = False
 
     def __init__(
-        self, matrix: ScoreMatrix, cell_sampler: CellSampler, rng: np.random.Generator
+        self,
+        matrix: ScoreMatrix,
+        groups: TaskGroups,
+        cell_sampler: CellSampler,
+        rng: np.random.Generator,
     ) -> None:
         self.matrix = matrix
+        self.groups = groups
         self.cell_sampler = cell_sampler
+        self.can_draw_noise = has_all_errors(matrix)
         predicted = np.concatenate(list(cell_sampler(2 * LEAST_DRAWS, rng)))
         filled = self._fill_gaps(predicted)
         self.scale = AggregateScale.choose(matrix, filled)
-        mean_scores = filled.mean(axis=0) * matrix.sign * self.scale.factors
-        self.estimate: Floats = mean_scores.mean(axis=1)
+        self.estimate: Floats = self._scale(filled).mean(axis=0) @ groups.weights
 
     def _fill_gaps(self, predicted: Floats) -> Floats:
         """Return predicted cells (draws, models, tasks) with the measured ones in their place."""
         return np.where(np.isfinite(self.matrix.values), self.matrix.values, predicted)
 
+    def _scale(self, filled: Floats) -> Floats:
+        """Put filled cells (draws, models, tasks) on the common scale."""
+        oriented = filled * self.matrix.sign
+        if self.scale.method is AggregateMethod.MEAN_RANK:
+            return win_shares(oriented)
+        return oriented * self.scale.factors
+
     def draw_chunks(self, count: int, rng: np.random.Generator) -> Iterator[tuple[Floats, int]]:
-        """Yield draws of the whole matrix, some at a time."""
+        """Yield draws of all cells, some at a time."""
         for predicted in self.cell_sampler(count, rng):
-            scores = self._fill_gaps(predicted) * self.matrix.sign * self.scale.factors
-            yield scores, len(predicted)
+            yield self._scale(self._fill_gaps(predicted)), len(predicted)
 
 
 class AdditiveFit:
     """Missing cells are drawn from a fit of model + task to the measured ones.
 
     Luck in a measured cell moves the cells that are predicted from it. Where the draws are of these tasks alone, both
-    are therefore drawn at once, and the noise of the measured cells is in the draws.
+    are therefore drawn at once, and the noise of the measured cells is in the draws. What a model has of its own on
+    one task of a group it has on all of them: a missing group is as uncertain as one missing task.
     """
 
-    def __init__(self, matrix: ScoreMatrix, *, draws_cells: bool) -> None:
+    def __init__(self, matrix: ScoreMatrix, groups: TaskGroups, *, draws_cells: bool) -> None:
+        self.groups = groups
         self.scale = AggregateScale.choose(matrix)
         self.includes_noise = not draws_cells
         self.measured = np.isfinite(matrix.values)
-        self.scores = matrix.oriented() * self.scale.factors
-        self.errors = np.where(self.measured, matrix.stderr * self.scale.factors, 0.0)
+        self.scores = self.scale.apply(matrix)
+        errors = np.nan_to_num(matrix.stderr * self.scale.factors)
+        self.errors = np.where(self.measured, errors, 0.0)
+        # Noise of a score is no noise of a rank.
+        has_scores = self.scale.method is not AggregateMethod.MEAN_RANK
+        self.can_draw_noise = has_scores and has_all_errors(matrix)
         fit = fit_model_and_task(self.scores[None], self.measured)
         self.residuals = np.where(self.measured, self.scores - fit, 0.0)
-        self.estimate: Floats = fit.mean(axis=2)[0]
+        self.estimate: Floats = fit[0] @ groups.weights
 
     def draw_chunks(self, count: int, rng: np.random.Generator) -> Iterator[tuple[Floats, int]]:
-        """Yield draws of the whole matrix, some at a time, with all that the fit leaves open."""
-        shape = self.scores.shape
-        freedom = int(self.measured.sum()) - sum(shape) + 1
-        residual_deviation = math.sqrt(self._residual_variance(freedom))
+        """Yield draws of all cells, some at a time, with all that the fit leaves open."""
+        models, tasks = self.scores.shape
+        degrees_of_freedom = int(self.measured.sum()) - models - tasks + 1
+        residual_deviation = math.sqrt(self._residual_variance(degrees_of_freedom))
         observed = np.where(self.measured, self.scores, 0.0)
         for start in range(0, count, CHUNK):
             size = min(CHUNK, count - start)
-            chi_square = rng.chisquare(max(freedom, 1), size=size)
-            widening = np.sqrt(max(freedom, 1) / chi_square)
+            chi_square = rng.chisquare(max(degrees_of_freedom, 1), size=size)
+            widening = np.sqrt(max(degrees_of_freedom, 1) / chi_square)
             deviation = residual_deviation * widening[:, None, None]
-            luck = rng.standard_normal((size, *shape))
+            luck = rng.standard_normal((size, models, tasks))
             fit = fit_model_and_task(observed + deviation * luck, self.measured)
-            predicted = fit + deviation * rng.standard_normal(fit.shape)
+            own_of_groups = rng.standard_normal((size, models, len(self.groups.names)))
+            predicted = fit + deviation * own_of_groups[:, :, self.groups.positions]
             scores = self.scores
             if self.includes_noise:
                 scores = self.scores + self.errors * luck
             yield np.where(self.measured, scores, predicted), size
 
-    def _residual_variance(self, freedom: int) -> float:
+    def _residual_variance(self, degrees_of_freedom: int) -> float:
         """Return the variance about the fit, at least that of the test noise."""
-        if freedom > 0:
-            variance = float((self.residuals**2).sum()) / freedom
+        if degrees_of_freedom > 0:
+            variance = float((self.residuals**2).sum()) / degrees_of_freedom
         else:
             variance = float(np.nanvar(self.scores))
         return max(variance, float((self.errors[self.measured] ** 2).mean()))
@@ -464,16 +608,16 @@ class AdditiveFit:
 
 def fit_model_and_task(scores: Floats, measured: npt.NDArray[np.bool_]) -> Floats:
     """Fit model + task by least squares to the measured cells of each (draws, models, tasks); return the fit."""
-    present = measured.astype(np.float64)
+    is_measured = measured.astype(np.float64)
     values = np.where(measured, scores, 0.0)
-    tasks_of_model = present.sum(axis=1)
-    models_of_task = present.sum(axis=0)
+    tasks_of_model = is_measured.sum(axis=1)
+    models_of_task = is_measured.sum(axis=0)
     sums_of_model = values.sum(axis=2)
     # The normal equations of the tasks, with the models eliminated.
-    system = np.diag(models_of_task) - present.T @ (present / tasks_of_model[:, None])
-    right_side = values.sum(axis=1) - (sums_of_model / tasks_of_model) @ present
+    system = np.diag(models_of_task) - is_measured.T @ (is_measured / tasks_of_model[:, None])
+    right_side = values.sum(axis=1) - (sums_of_model / tasks_of_model) @ is_measured
     task_effects = right_side @ np.linalg.pinv(system, hermitian=True)
-    model_effects = (sums_of_model - task_effects @ present.T) / tasks_of_model
+    model_effects = (sums_of_model - task_effects @ is_measured.T) / tasks_of_model
     return np.asarray(model_effects[:, :, None] + task_effects[:, None, :])
 
 
@@ -487,43 +631,60 @@ def draw_aggregates(
     rng: np.random.Generator,
 ) -> Floats:
     """Draw the overall score of every model: (draws, models), centred on the estimate."""
+    is_ranked = scores.scale.method is AggregateMethod.MEAN_RANK
+    if is_ranked and not generalizes:
+        return _draw_win_shares(matrix, scores.groups, noise, count, rng)
     chunks = []
     for filled, size in scores.draw_chunks(count, rng):
         if generalizes:
-            variance = sum(
-                task.total_variance * factor**2
-                for task, factor in zip(noise, scores.scale.factors, strict=True)
-            )
-            chunks.append(_draw_other_tasks(filled, float(variance), size, rng))
+            noise_variance = 0.0 if is_ranked else _noise_of_groups(scores, noise)
+            of_groups = scores.groups.average(filled)
+            chunks.append(_draw_other_tasks(of_groups, noise_variance, size, rng, is_ranked))
         elif scores.includes_noise:
-            chunks.append(filled.mean(axis=2))
+            chunks.append(filled @ scores.groups.weights)
         else:
-            errors = _draw_test_noise(matrix, scores.scale, noise, size, rng)
-            chunks.append(filled.mean(axis=2) + errors)
+            errors = _draw_test_noise(matrix, scores, noise, size, rng)
+            chunks.append(filled @ scores.groups.weights + errors)
     drawn = np.concatenate(chunks)
     return np.asarray(drawn - drawn.mean(axis=0) + scores.estimate)
 
 
-def _draw_other_tasks(
-    filled: Floats, noise_variance: float, count: int, rng: np.random.Generator
-) -> Floats:
-    """Draw the mean over other tasks like these from (1 or draws, models, tasks), as Student's t.
+def _noise_of_groups(scores: FilledScores, noise: Sequence[TaskNoise]) -> float:
+    """Return the variance by test noise of the means within groups, over all groups and models."""
+    multipliers = scores.scale.factors * scores.groups.shares
+    return sum(
+        task.total_variance * float(multiplier) ** 2
+        for task, multiplier in zip(noise, multipliers, strict=True)
+    )
 
-    Scores may by chance vary less over tasks than their noise alone would make them; the draws never do.
+
+def _draw_other_tasks(
+    of_groups: Floats,
+    noise_variance: float,
+    count: int,
+    rng: np.random.Generator,
+    is_ranked: bool,
+) -> Floats:
+    """Draw the mean over other tasks like these from (1 or draws, models, groups of tasks), as Student's t.
+
+    Scores may by chance vary less over tasks than their noise alone would make them; the draws never do. Ranks that
+    are the same on all tasks do not vary at all, so their deviations are taken from what equal models would have.
     """
-    tasks = filled.shape[2]
-    mean = filled.mean(axis=2)
-    deviations = filled - mean[:, :, None]
+    groups = of_groups.shape[2]
+    mean = of_groups.mean(axis=2)
+    deviations = of_groups - mean[:, :, None]
     # What all models share changes no rank.
     deviations = deviations - deviations.mean(axis=1, keepdims=True)
-    variance = float((deviations**2).sum(axis=(1, 2)).mean()) * tasks / (tasks - 1)
+    if is_ranked:
+        deviations = of_groups - of_groups.mean(axis=1, keepdims=True)
+    variance = float((deviations**2).sum(axis=(1, 2)).mean()) * groups / (groups - 1)
     widening = 1.0
     if variance > 0:
         widening = max(1.0, math.sqrt(noise_variance / variance))
-    normals = rng.standard_normal((count, tasks))
-    chi_square = rng.chisquare(tasks - 1, size=(count, 1))
-    weights = normals * np.sqrt((tasks - 1) / chi_square)
-    weights *= widening / math.sqrt(tasks * (tasks - 1))
+    normals = rng.standard_normal((count, groups))
+    chi_square = rng.chisquare(groups - 1, size=(count, 1))
+    weights = normals * np.sqrt((groups - 1) / chi_square)
+    weights *= widening / math.sqrt(groups * (groups - 1))
     if len(deviations) == 1:
         moved = weights @ deviations[0].T
     else:
@@ -533,17 +694,33 @@ def _draw_other_tasks(
 
 def _draw_test_noise(
     matrix: ScoreMatrix,
-    scale: AggregateScale,
+    scores: FilledScores,
     noise: Sequence[TaskNoise],
     count: int,
     rng: np.random.Generator,
 ) -> Floats:
     """Draw the test noise of every model's mean over these tasks: (draws, models)."""
-    models, tasks = matrix.shape
     measured = np.isfinite(matrix.values)
-    total = np.zeros((count, models))
+    weights = scores.scale.factors * scores.groups.weights
+    total = np.zeros((count, len(matrix.models)))
     for column, task in enumerate(noise):
-        normals = rng.standard_normal((count, models))
-        present = scale.factors[column] * measured[:, column]
-        total += present * task.scale_draws(normals)
-    return total / tasks
+        normals = rng.standard_normal((count, len(matrix.models)))
+        total += weights[column] * measured[:, column] * task.scale_draws(normals)
+    return total
+
+
+def _draw_win_shares(
+    matrix: ScoreMatrix,
+    groups: TaskGroups,
+    noise: Sequence[TaskNoise],
+    count: int,
+    rng: np.random.Generator,
+) -> Floats:
+    """Draw the share of comparisons won over these tasks, with other test documents: (draws, models)."""
+    scores = matrix.oriented()
+    total = np.zeros((count, len(matrix.models)))
+    for column, task in enumerate(noise):
+        normals = rng.standard_normal((count, len(matrix.models)))
+        redrawn = scores[:, column] + task.scale_draws(normals)
+        total += groups.weights[column] * win_shares(redrawn[:, :, None])[:, :, 0]
+    return total

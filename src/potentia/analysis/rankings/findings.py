@@ -58,6 +58,7 @@ from potentia.analysis.stats.significance import (
     measure_significance,
     outcome_tables,
 )
+from potentia.analysis.wording import format_level
 from potentia.errors import InputError
 from potentia.facts import Background, known_chance
 from potentia.values.findings import Finding, Findings, Interval, Table
@@ -149,6 +150,11 @@ class Rankings(Findings):
     perplexity_by_kind: dict[str, PerplexityAgreement] = field(default_factory=dict)
     alignment: dict[Protocol, Alignment] = field(default_factory=dict)
 
+    @property
+    def level(self) -> float:
+        """The confidence level of all intervals."""
+        return self.scoreboard.ranking.level
+
     def named(self) -> dict[str, Finding]:
         """Return every finding under a name of its own, in reading order."""
         findings: dict[str, Finding] = {}
@@ -200,10 +206,11 @@ def build_scoreboard(evidence: Evidence) -> Scoreboard:
         matrices = _drop_empty([_select_texts(matrix) for matrix in planned])
     if not matrices:
         raise InputError("there is no score yet")
-    comparable = [matrix for matrix in matrices if matrix.shape[0] > 1]
-    shown = comparable or matrices
+    with_rivals = [matrix for matrix in matrices if matrix.shape[0] > 1]
+    shown = with_rivals or matrices
+    task_groups = evidence.background.task_groups
     with threadpool_limits(1, user_api="blas"):
-        overall = _rank_overall(shown, RankingOptions(), evidence.outcomes, evidence)
+        overall = _rank_overall(shown, RankingOptions(), evidence.outcomes, task_groups, evidence)
         return scoreboard_from_rankings(shown, overall, evidence.outcomes)
 
 
@@ -253,7 +260,7 @@ def analyze_scores(
         screening = _screen_first(matrices, background, options)
         if options.exclude_flagged:
             matrices = _exclude_tasks(matrices, screening.flagged_tasks)
-        overall = _rank_overall(matrices, options, items, evidence)
+        overall = _rank_overall(matrices, options, items, background.task_groups, evidence)
         analysis = _RankingAnalysis(
             scores=scores,
             matrices=matrices,
@@ -306,6 +313,7 @@ def _rank_overall(
     matrices: Sequence[ScoreMatrix],
     options: RankingOptions,
     items: Mapping[Protocol, Outcomes],
+    task_groups: Mapping[str, str],
     evidence: Evidence | None,
 ) -> dict[Protocol, Ranking]:
     """Rank the models over all tasks of each protocol; what a study has not measured yet is predicted."""
@@ -317,6 +325,7 @@ def _rank_overall(
         rankings[matrix.protocol] = decide_ranking(
             matrix,
             items.get(matrix.protocol),
+            task_groups=task_groups,
             cell_sampler=cell_samplers.get(matrix.protocol),
             level=options.level,
             seed=options.seed,
@@ -602,7 +611,7 @@ def _least_agreeing_tasks(
 
 
 def summarize_rankings(rankings: Rankings) -> Sequence[Table]:
-    """Return how far the tasks agree and tell models apart under each protocol, and which tasks to distrust."""
+    """Return how far the tasks agree and separate models under each protocol, and which tasks to distrust."""
     tables = []
     overview = _tabulate_overview(rankings)
     if overview is not None:
@@ -652,18 +661,18 @@ def _list_overview_rows(rankings: Rankings) -> list[_OverviewRow]:
         _OverviewRow(
             "agreement between tasks (mean Kendall's τ)",
             {protocol: finding.interval for protocol, finding in agreement.items()},
-            {protocol: finding.over for protocol, finding in agreement.items()},
+            {protocol: finding.resampled_unit for protocol, finding in agreement.items()},
         ),
         _OverviewRow(
             "variance on one component (PC1)",
             {protocol: finding.explained[0] for protocol, finding in components.items()},
-            {protocol: finding.over for protocol, finding in components.items()},
+            {protocol: finding.resampled_unit for protocol, finding in components.items()},
             as_percent=True,
         ),
         _OverviewRow(
             "agreement of perplexity with tasks (mean τ)",
             {protocol: finding.mean for protocol, finding in perplexity.items()},
-            {protocol: finding.over for protocol, finding in perplexity.items()},
+            {protocol: finding.resampled_unit for protocol, finding in perplexity.items()},
         ),
     ]
 
@@ -683,7 +692,7 @@ def _tabulate_overview(rankings: Rankings) -> Table | None:
         rows.append(cells)
         units |= dict.fromkeys(overview_row.units[protocol] for protocol in shown)
     if rankings.significance:
-        cells = ["pairs of models told apart on a task"]
+        cells = ["pairs of models that differ significantly on a task"]
         for protocol in protocols:
             cells.append(_format_significant_share(rankings.significance.get(protocol)))
         rows.append(cells)
@@ -692,7 +701,7 @@ def _tabulate_overview(rankings: Rankings) -> Table | None:
     note = ""
     if units:
         note = (
-            f"In brackets: 95 % intervals over {' or '.join(units)}. "
+            f"In brackets: {format_level(rankings.level)} intervals over {' or '.join(units)}. "
             "1 is perfect agreement, 0 is none."
         )
     columns = ("", *(protocol.label for protocol in protocols))
@@ -700,7 +709,7 @@ def _tabulate_overview(rankings: Rankings) -> Table | None:
 
 
 def _format_significant_share(significance: Significance | None) -> str | None:
-    """Write the share of pairs of models that a task tells apart; None where none could be compared."""
+    """Write the share of pairs of models that differ significantly on a task; None where none could be compared."""
     if significance is None or not sum(significance.pairs):
         return None
     return f"{sum(significance.significant) / sum(significance.pairs):.0%}"

@@ -33,7 +33,7 @@ class GroupAgreement(Finding):
     tasks: tuple[int, ...]
     protocols: tuple[Protocol, ...]
     means: tuple[tuple[Interval, ...], ...]  # (groups, protocols)
-    over: tuple[
+    resampled_units: tuple[
         str, ...
     ]  # what the intervals of each group draw: families if it has three, else models
     measure: str
@@ -52,7 +52,7 @@ class GroupAgreement(Finding):
     def _describe_units(self) -> str:
         """Say what the intervals draw, and for which groups where that differs."""
         groups_by_unit: dict[str, list[str]] = {}
-        for group, unit in zip(self.groups, self.over, strict=True):
+        for group, unit in zip(self.groups, self.resampled_units, strict=True):
             groups_by_unit.setdefault(unit, []).append(group)
         if len(groups_by_unit) == 1:
             return "".join(groups_by_unit)
@@ -85,8 +85,8 @@ def agreement_by_models(
 ) -> GroupAgreement:
     """Measure agreement within each group of models; groups with fewer than ``at_least`` models are left out."""
     models = keep_names_in(matrices[0].models, *(matrix.models for matrix in matrices))
-    present = dict.fromkeys(groups.get(model) for model in models)
-    names = order or [group for group in present if group is not None]
+    groups_of_models = dict.fromkeys(groups.get(model) for model in models)
+    names = order or [group for group in groups_of_models if group is not None]
     matrices_by_group = {}
     for name in names:
         members = [model for model in models if groups.get(model) == name]
@@ -157,7 +157,9 @@ def _measure_groups(
         tasks=tuple(matrix.shape[1] for matrix in first_of_groups),
         protocols=tuple(matrix.protocol for matrix in first_group),
         means=tuple(means),
-        over=tuple(sampling.units.drawn_unit(matrix.models) for matrix in first_of_groups),
+        resampled_units=tuple(
+            sampling.units.drawn_unit(matrix.models) for matrix in first_of_groups
+        ),
         measure=METHOD_NAMES["kendall"] if correlations is None else "agreement",
     )
 

@@ -1,16 +1,22 @@
-"""How far one model is ahead of another, and what more would have to be measured to tell the two apart."""
+"""How far one model is ahead of another, and what more would have to be measured to separate the two."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.stats import norm
 
-from potentia.analysis.rankings.decide import CLAIM_PROBABILITY, Ranking
+from potentia.analysis.rankings.decide import (
+    CLAIM_PROBABILITY,
+    AggregateMethod,
+    Ranking,
+    has_one_scale,
+)
 from potentia.analysis.rankings.noise import task_noise
+from potentia.analysis.rankings.task_groups import TaskGroups
 from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.analysis.stats.significance import POWER
 from potentia.values.findings import Interval, select_positions
@@ -18,16 +24,19 @@ from potentia.values.scores import Floats, Outcomes, ScoreMatrix
 
 MOST_DOCUMENTS = 100.0  # times as many as there are: more are out of reach
 MOST_TASKS = 10.0
+SPLIT_LEVEL = 0.05  # of the tests that say that each of two models leads on a task
 
 
 @dataclass(frozen=True)
 class Lead:
-    """How far one model's mean score lies above another's on the tasks that both have."""
+    """How far one model lies above another on the tasks that both have."""
 
     first: str
     second: str
     tasks: int
-    difference: Interval
+    # Of the mean scores, with its interval of test noise; None where tasks of different scales have no mean.
+    difference: Interval | None
+    tasks_ahead: int  # on which the first scores more
     chance: float  # that the first is better, as the ranking draws it
     generalizes: bool  # on other tasks like these too
 
@@ -41,24 +50,21 @@ def measure_lead(
     ranking: Ranking, matrix: ScoreMatrix, items: Outcomes | None, first: str, second: str
 ) -> Lead | None:
     """Compare two models; the likelier of them comes first. None where they share no task."""
-    gaps = ScoreGaps.measure(matrix, items, first, second)
+    gaps = ScoreGaps.measure(matrix, items, first, second, ranking.groups)
     if gaps is None:
         return None
     chance = ranking.probability_better(first, second)
-    differences = gaps.differences
     # Models that score alike stay in their order.
-    if chance < 0.5 and differences.any():
+    if chance < 0.5 and gaps.differences.any():
         first, second = second, first
         chance = 1.0 - chance
-        differences = -differences
-    tasks = len(differences)
-    z = float(norm.ppf(0.5 + ranking.level / 2))
-    half_width = z * np.sqrt(gaps.variances.sum()) / tasks
+        gaps = gaps.reversed()
     return Lead(
         first=first,
         second=second,
-        tasks=tasks,
-        difference=Interval.around(differences.mean(), half_width, ranking.level),
+        tasks=len(gaps.tasks),
+        difference=gaps.mean_difference(ranking.level),
+        tasks_ahead=int((gaps.differences > 0).sum()),
         chance=chance,
         generalizes=ranking.generalizes,
     )
@@ -69,22 +75,23 @@ class ScoreGaps:
     """The differences of two models on the tasks that both have."""
 
     tasks: tuple[str, ...]
+    groups: TaskGroups  # of these tasks
     differences: Floats  # (tasks,): of the first over the second; more is better
     variances: Floats  # (tasks,): by test noise; NaN without standard errors
+    has_one_scale: bool  # whether the differences may be averaged
 
     @classmethod
     def measure(
-        cls, matrix: ScoreMatrix, items: Outcomes | None, first: str, second: str
+        cls,
+        matrix: ScoreMatrix,
+        items: Outcomes | None,
+        first: str,
+        second: str,
+        groups: TaskGroups,
     ) -> ScoreGaps | None:
-        """Measure the differences; None where the models share no task.
-
-        Tasks where less is better are left out where there are others: a mean over both says nothing.
-        """
+        """Measure the differences; None where the models share no task."""
         pair = matrix.select(models=[first, second])
         columns = np.flatnonzero(np.isfinite(pair.values).all(axis=0))
-        higher_is_better = np.asarray(matrix.higher_is_better, dtype=bool)[columns]
-        if higher_is_better.any():
-            columns = columns[higher_is_better]
         if not len(columns):
             return None
         covariances = [task_noise(pair, int(k), items).full_covariance() for k in columns]
@@ -92,21 +99,43 @@ class ScoreGaps:
         variances = noise[:, 0, 0] + noise[:, 1, 1] - 2 * noise[:, 0, 1]
         has_errors = np.isfinite(pair.stderr[:, columns]).all(axis=0)
         scores = pair.oriented()[:, columns]
+        tasks = select_positions(matrix.tasks, columns)
+        known_tasks = set(groups.tasks)
         return cls(
-            tasks=select_positions(matrix.tasks, columns),
+            tasks=tasks,
+            groups=groups.select(tasks)
+            if known_tasks.issuperset(tasks)
+            else TaskGroups.find(tasks),
             differences=scores[0] - scores[1],
             variances=np.where(has_errors, variances, np.nan),
+            has_one_scale=has_one_scale(pair.select(tasks=columns)),
         )
+
+    def reversed(self) -> ScoreGaps:
+        """Return the differences of the second model over the first."""
+        return replace(self, differences=-self.differences)
+
+    def mean_difference(self, level: float) -> Interval | None:
+        """Return the difference of the mean scores with its interval of test noise; None without a common scale."""
+        if not self.has_one_scale:
+            return None
+        weights = self.groups.weights
+        error = math.sqrt(float(weights**2 @ self.variances))
+        half_width = float(norm.ppf(0.5 + level / 2)) * error
+        return Interval.around(float(weights @ self.differences), half_width, level)
 
     @property
     def is_split(self) -> bool:
-        """Whether each of the two models leads on a task."""
-        return bool(self.differences.min() < 0 < self.differences.max())
+        """Whether each of the two models leads on a task by more than test noise (Bonferroni, 5 %)."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            z_scores = self.differences / np.sqrt(self.variances)
+        threshold = float(norm.ppf(1 - SPLIT_LEVEL / (2 * len(self.tasks))))
+        return bool((z_scores > threshold).any() and (z_scores < -threshold).any())
 
 
 @dataclass(frozen=True)
 class MissingEvidence:
-    """What would tell two models apart four times in five; ``documents`` and ``tasks`` are more than there are now."""
+    """What would separate two models with 80 % power; ``documents`` and ``tasks`` are more than there are now."""
 
     first: str
     rival: str
@@ -114,7 +143,9 @@ class MissingEvidence:
     documents: int | None  # per task; None where their number is not known, or none would do
     tasks: int | None  # where documents alone would not do; None beyond reach
     has_several_tasks: bool
-    is_split: bool  # each leads on a task
+    is_split: bool  # each leads on a task by more than test noise
+    # Whether the scores differ more by the choice of tasks than these two do.
+    is_limited_by_tasks: bool = False
 
 
 def estimate_missing_evidence(
@@ -130,20 +161,23 @@ def estimate_missing_evidence(
     The variance of their difference in the ranking has two parts: test noise, which falls with the documents, and the
     rest, which falls with the tasks alone. None where nothing is missing or no error is known.
     """
-    gaps = ScoreGaps.measure(matrix, items, first, rival)
+    if ranking.method is AggregateMethod.MEAN_RANK:
+        return None
+    gaps = ScoreGaps.measure(matrix, items, first, rival, ranking.groups)
     if gaps is None or not ranking.can_claim or not np.isfinite(gaps.variances).all():
         return None
-    if ranking.probability_better(first, rival) >= CLAIM_PROBABILITY:
+    chance = ranking.probability_better(first, rival)
+    if not chance < CLAIM_PROBABILITY:
         return None
-    tasks = len(gaps.tasks)
+    groups = len(gaps.groups.names)
     difference = ranking.draws_of(first) - ranking.draws_of(rival)
     scales = ranking.task_scales[[ranking.tasks.index(task) for task in gaps.tasks]]
-    noise_variance = float((scales**2 * gaps.variances).sum()) / tasks**2
+    noise_variance = float((scales * gaps.groups.weights) ** 2 @ gaps.variances)
     variance = noise_variance
     if ranking.generalizes:
         variance = max(float(np.var(difference)), noise_variance)
     task_variance = variance - noise_variance
-    allowed = (float(difference.mean()) / detectable_z(ranking.level)) ** 2
+    allowed = (float(difference.mean()) / detectable_z()) ** 2
     times = math.inf
     more_documents = None
     more_tasks = None
@@ -151,17 +185,18 @@ def estimate_missing_evidence(
         times = noise_variance / (allowed - task_variance)
         more_documents = _count_more_documents(times, gaps.tasks, test_sizes)
     elif ranking.generalizes and allowed > 0:
-        needed = tasks * variance / allowed
-        if needed <= MOST_TASKS * tasks:
-            more_tasks = max(1, math.ceil(needed) - tasks)
+        needed = groups * variance / allowed
+        if needed <= MOST_TASKS * groups:
+            more_tasks = max(1, math.ceil(needed) - groups)
     return MissingEvidence(
         first=first,
         rival=rival,
         times=times,
         documents=more_documents,
         tasks=more_tasks,
-        has_several_tasks=tasks > 1,
+        has_several_tasks=len(gaps.tasks) > 1,
         is_split=gaps.is_split,
+        is_limited_by_tasks=allowed <= task_variance,
     )
 
 

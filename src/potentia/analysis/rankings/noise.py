@@ -19,6 +19,7 @@ from potentia.analysis.stats.first_place import covariance_root, paired_noise_co
 from potentia.values.clusters import Clusters
 from potentia.values.scores import Floats, Outcomes, ScoreMatrix, find_clusters
 
+ACCURACIES = ("acc", "acc_norm", "exact_match")  # shares of documents, each right or wrong
 PAIRED_MODELS = 1_000  # from more, the covariance of test noise takes too long
 
 
@@ -54,10 +55,11 @@ class TaskNoise:
 def task_noise(matrix: ScoreMatrix, column: int, items: Outcomes | None) -> TaskNoise:
     """Return the test noise of the models on one task, paired where models answered the same documents.
 
-    One document more of each kind counts: a model that was never wrong on few documents may yet be.
+    One document more of each kind counts: a model that was never wrong on few documents may yet be. An accuracy on
+    so many documents has an error of its own, so one that is said to be smaller is not believed.
     """
-    errors = np.nan_to_num(matrix.stderr[:, column])
     documents = matrix.n[:, column]
+    errors = np.nan_to_num(np.fmax(matrix.stderr[:, column], accuracy_errors(matrix, column)))
     is_share = np.isfinite(documents) & (np.abs(np.nan_to_num(matrix.values[:, column])) <= 1.0)
     counted = np.maximum(np.where(is_share, documents, 1.0), 1.0)
     one_document = np.where(is_share, 1.0 / counted, 0.0)
@@ -73,6 +75,16 @@ def task_noise(matrix: ScoreMatrix, column: int, items: Outcomes | None) -> Task
         errors[paired.rows], paired.outcomes, paired.clusters
     )
     return TaskNoise(np.sqrt(np.diag(covariance)), covariance)
+
+
+def accuracy_errors(matrix: ScoreMatrix, column: int) -> Floats:
+    """Return the standard errors that accuracies have by their number of documents; 0 for every other metric."""
+    accuracy = matrix.values[:, column]
+    documents = matrix.n[:, column]
+    is_accuracy = matrix.metrics[column].plain in ACCURACIES
+    is_known = np.isfinite(accuracy) & (accuracy >= 0) & (accuracy <= 1) & (documents > 1)
+    variance = np.where(is_known, accuracy * (1 - accuracy) / np.maximum(documents - 1, 1), 0.0)
+    return np.asarray(np.sqrt(variance) if is_accuracy else np.zeros(len(accuracy)))
 
 
 @dataclass(frozen=True)

@@ -168,7 +168,12 @@ def find_pair(evidence: Evidence, first: str, second: str) -> ModelComparison:
         only_texts = all(task.is_text for task in of_protocol)
         ranked = matrix.corpora() if only_texts else matrix.benchmarks()
         cell_sampler = predict_missing_cells(evidence, [ranked]).get(protocol)
-        ranking = decide_ranking(ranked, outcomes, cell_sampler=cell_sampler)
+        ranking = decide_ranking(
+            ranked,
+            outcomes,
+            task_groups=evidence.background.task_groups,
+            cell_sampler=cell_sampler,
+        )
         lead = measure_lead(ranking, ranked, outcomes, first_model, second_model)
         if lead is None:
             continue
@@ -282,14 +287,14 @@ class _TestedDifference:
 def _test_unpaired(matrix: ScoreMatrix, column: int, difference: float) -> _TestedDifference:
     """Test the difference of two scores that have nothing in common but their errors."""
     error = float(np.hypot(*matrix.stderr[:, column]))
-    freedom = math.inf
+    degrees = math.inf
     documents = matrix.n[:, column]
     if np.isfinite(documents).all() and math.isfinite(error):
         # The errors themselves are known from so many documents.
         error = float(np.hypot(*task_noise(matrix, column, None).errors))
-        freedom = float(documents.min()) - 1
-    p_value = _two_sided_p_value(difference, error, freedom)
-    return _TestedDifference(DifferenceTest.UNPAIRED, error, p_value, freedom)
+        degrees = float(documents.min()) - 1
+    p_value = _two_sided_p_value(difference, error, degrees)
+    return _TestedDifference(DifferenceTest.UNPAIRED, error, p_value, degrees)
 
 
 def _test_paired(
@@ -331,10 +336,10 @@ def _test_paired(
     )
 
 
-def _two_sided_p_value(difference: float, error: float, freedom: float) -> float:
+def _two_sided_p_value(difference: float, error: float, degrees: float) -> float:
     """Return the p value of a difference by Student's t; NaN where its error is not known."""
     if not math.isfinite(error):
         return math.nan
     if error > 0:
-        return 2.0 * float(student_t.sf(abs(difference) / error, freedom))
+        return 2.0 * float(student_t.sf(abs(difference) / error, degrees))
     return float(difference == 0)

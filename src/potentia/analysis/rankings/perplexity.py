@@ -37,7 +37,7 @@ class PerplexityAgreement(Finding):
     corpora_mean: Interval  # corpora against each other
     per_corpus: tuple[Interval, ...]
     averages: Interval  # average perplexity against average score
-    over: str = "models"  # what the intervals draw
+    resampled_unit: str = "models"  # what the intervals draw
 
     def tables(self) -> Sequence[Table]:
         """Return the means with their intervals."""
@@ -50,7 +50,7 @@ class PerplexityAgreement(Finding):
         rows.append(("average perplexity against average score", self.averages))
         title = f"{self._describe_scope('against')} ({self.models})"
         columns = ("agreement", "Kendall's τ", "low", "high")
-        return [Table(title, columns, rows, f"Intervals: bootstrap over {self.over}.")]
+        return [Table(title, columns, rows, f"Intervals: bootstrap over {self.resampled_unit}.")]
 
     def _describe_scope(self, conjunction: str) -> str:
         corpora = f"Perplexity ({self.perplexity_protocol.label})"
@@ -128,7 +128,7 @@ def compare_perplexity(
         ),
         per_corpus=tuple(per_corpus),
         averages=_compare_averages(bits, task_scores, draws, sampling),
-        over=sampling.units.drawn_unit(corpora.models),
+        resampled_unit=sampling.units.drawn_unit(corpora.models),
     )
 
 

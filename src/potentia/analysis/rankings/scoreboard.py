@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import compress
 from typing import Any
 
@@ -27,8 +27,14 @@ from potentia.analysis.rankings.lead import (
 )
 from potentia.analysis.rankings.noise import is_mean_of, stack_outcomes
 from potentia.analysis.rankings.sentences import certainty_sentences, headline_sentence
+from potentia.analysis.rankings.task_groups import TaskGroups
 from potentia.analysis.stats.significance import estimate_test_sizes
-from potentia.analysis.wording import capitalize_first, format_percent, format_plus_minus
+from potentia.analysis.wording import (
+    capitalize_first,
+    format_level,
+    format_percent,
+    format_plus_minus,
+)
 from potentia.values.clusters import Clusters, clustered_error
 from potentia.values.findings import (
     Chart,
@@ -54,7 +60,8 @@ class ModelStanding:
     rank: float
     low: float
     high: float
-    p_first: float  # NaN where no standard errors are known
+    p_first: float  # NaN where nothing can be claimed
+    tasks: int  # that it was measured on
     before: float | None  # rank by the protocol with the least preparation
     scores: tuple[Interval | None, ...]  # by protocol; None where it lacks one of the tasks
     gain: Interval | None
@@ -82,8 +89,9 @@ class Scoreboard(Finding):
     tasks: tuple[str, ...]  # whose mean the scores are
     metric: str
     standings: tuple[ModelStanding, ...]
-    lead: Lead | None  # of the first over the rival that is hardest to tell from it
-    missing: MissingEvidence | None  # what would tell the two apart
+    lead: Lead | None  # of the first over the rival that is hardest to separate from it
+    missing: MissingEvidence | None  # what would separate the two
+    other_parts: tuple[Scoreboard, ...] = ()  # of models that share no task with these
 
     @property
     def protocol(self) -> Protocol:
@@ -119,7 +127,13 @@ class Scoreboard(Finding):
         }
 
     def tables(self) -> Sequence[Table]:
-        """Return one row per model, best first."""
+        """Return one row per model, best first; a table for each part of models that can be compared."""
+        tables = [self._tabulate_standings()]
+        for part in self.other_parts:
+            tables += part.tables()
+        return tables
+
+    def _tabulate_standings(self) -> Table:
         is_ranked = len(self.standings) > 1
         columns: dict[str, Iterable[str | None]] = {}
         if is_ranked:
@@ -132,8 +146,11 @@ class Scoreboard(Finding):
                 columns[protocol.label] = [format_score(s.scores[k]) for s in self.standings]
         if self.tasks and any(standing.gain is not None for standing in self.standings):
             columns["gain"] = [format_score(s.gain, sign=True) for s in self.standings]
+        tasks = len(self.ranking.tasks)
+        if any(standing.tasks < tasks for standing in self.standings):
+            columns["tasks"] = [f"{standing.tasks} of {tasks}" for standing in self.standings]
         rows = zip(*columns.values(), strict=True)
-        return [Table(self._title(), columns, rows, " ".join(self._notes()))]
+        return Table(self._title(), columns, rows, " ".join(self._notes()))
 
     def charts(self) -> Sequence[Chart]:
         """Return the scores before and after tuning, a line for each model."""
@@ -163,8 +180,13 @@ class Scoreboard(Finding):
         """Say what the scores are means of."""
         measure = self.metric or "score"
         if len(self.tasks) > 1:
-            return f"mean {measure} over {len(self.tasks)} tasks"
+            return f"mean {measure} over {self._groups.describe_size()}"
         return f"{measure} on {self.tasks[0]}"
+
+    @property
+    def _groups(self) -> TaskGroups:
+        """The groups of the tasks whose mean the scores are."""
+        return self.ranking.groups.select(self.tasks)
 
     def _title(self) -> str:
         if not self.tasks:
@@ -173,7 +195,7 @@ class Scoreboard(Finding):
 
     def _notes(self) -> list[str]:
         """Say what the scores are means of, what ± is, and how the ranks are made."""
-        level = f"{100 * self.ranking.level:.0f} %"
+        level = format_level(self.ranking.level)
         error_note = ""
         if self._has_intervals():
             error_note = f"± is the half-width of the {level} interval of test noise."
@@ -189,9 +211,15 @@ class Scoreboard(Finding):
             method = f"by the {self.ranking.method.label}: {self.ranking.reason}"
             rank_note = f"Ranks are by {self.protocol.label}, {method}."
             if self.ranking.can_claim:
-                rank_note += f" In brackets: the {level} interval."
+                rank_note += f" In brackets: the {level} interval{self._rank_scope()}."
             notes.append(rank_note)
         return notes
+
+    def _rank_scope(self) -> str:
+        """Say what the intervals of ranks allow for."""
+        if self.ranking.generalizes:
+            return ", with other tasks like these"
+        return ", by test noise on these tasks alone"
 
     def _has_intervals(self) -> bool:
         """Whether any score has an interval."""
@@ -243,12 +271,30 @@ def scoreboard_from_rankings(
     by_protocol = {matrix.protocol: matrix for matrix in matrices}
     first = matrices[0].protocol
     main = main_protocol(by_protocol) or matrices[-1].protocol
-    ranking = overall[main]
     ranking_before = overall.get(first) if first != main else None
+    scoreboard = _scoreboard_of_part(by_protocol, overall[main], ranking_before, first, items)
+    other_parts = []
+    for part in overall[main].other_parts:
+        other_parts.append(_scoreboard_of_part(by_protocol, part, ranking_before, first, items))
+    return replace(scoreboard, other_parts=tuple(other_parts))
+
+
+def _scoreboard_of_part(
+    by_protocol: Mapping[Protocol, ScoreMatrix],
+    ranking: Ranking,
+    ranking_before: Ranking | None,
+    first: Protocol,
+    items: Mapping[Protocol, Outcomes],
+) -> Scoreboard:
+    """Put scores, gains and ranks of models that can be compared side by side."""
+    main = ranking.protocol
     models = list(ranking.models)
     ends = [protocol for protocol in by_protocol if protocol in (first, main)]
     protocols, tasks = _choose_shared_tasks(by_protocol, models, ends)
-    means = [_average_scores(by_protocol[p], models, tasks, ranking.level) for p in protocols]
+    weights = ranking.groups.select(tasks).weights
+    means = []
+    for protocol in protocols:
+        means.append(_average_scores(by_protocol[protocol], models, tasks, weights, ranking.level))
     gains: dict[str, Interval] = {}
     if first != main and first in protocols and tasks:
         gains = measure_gains(
@@ -256,6 +302,7 @@ def scoreboard_from_rankings(
             ScoresWithItems(by_protocol[main], items.get(main, {})),
             models,
             tasks,
+            weights,
             ranking.level,
         )
     missing = _find_hardest_rival(ranking, by_protocol[main], items.get(main))
@@ -270,6 +317,7 @@ def scoreboard_from_rankings(
                 low=float(ranking.low[row]),
                 high=float(ranking.high[row]),
                 p_first=float(ranking.p_first[row]),
+                tasks=ranking.task_counts[row],
                 before=None if ranking_before is None else ranking_before.rank_of(model),
                 scores=tuple(mean_by_model.get(model) for mean_by_model in means),
                 gain=gains.get(model),
@@ -365,14 +413,18 @@ def _list_common_tasks(matrices: Sequence[ScoreMatrix], models: Sequence[str]) -
 
 
 def _average_scores(
-    matrix: ScoreMatrix, models: Sequence[str], tasks: Sequence[str], level: float
+    matrix: ScoreMatrix,
+    models: Sequence[str],
+    tasks: Sequence[str],
+    weights: Floats,
+    level: float,
 ) -> dict[str, Interval]:
     """Return the mean score of every model over these tasks, with its interval of test noise."""
     if not tasks:
         return {}
     values, stderr, _ = matrix.laid_out(models, tasks)
-    errors = np.sqrt((stderr**2).sum(axis=1)) / len(tasks)
-    return _intervals_by_model(models, values.mean(axis=1), errors, level)
+    errors = np.sqrt(stderr**2 @ weights**2)
+    return _intervals_by_model(models, values @ weights, errors, level)
 
 
 @dataclass(frozen=True)
@@ -396,6 +448,7 @@ def measure_gains(
     after: ScoresWithItems,
     models: Sequence[str],
     tasks: Sequence[str],
+    weights: Floats,
     level: float,
 ) -> dict[str, Interval]:
     """Return the mean gain of every model over these tasks, with its interval of test noise."""
@@ -418,8 +471,8 @@ def measure_gains(
         paired_variance = clustered_error(paired[1] - paired[0], clusters) ** 2
         variance[row, column] = paired_variance + np.dot(seed_errors, seed_errors)
     sign = after.matrix.select(tasks=tasks).sign.min()  # of a loss, less is a gain
-    gains = sign * (values_after - values_before).mean(axis=1)
-    errors = np.sqrt(variance.sum(axis=1)) / len(tasks)
+    gains = sign * (values_after - values_before) @ weights
+    errors = np.sqrt(variance @ weights**2)
     return _intervals_by_model(models, gains, errors, level)
 
 

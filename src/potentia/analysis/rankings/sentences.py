@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from potentia.analysis.stats.first_place import ENOUGH_MODELS, ENOUGH_TASKS
-from potentia.analysis.wording import capitalize_first, format_count, format_percent, join_names
+from potentia.analysis.wording import (
+    capitalize_first,
+    format_count,
+    format_level,
+    format_p_value,
+    format_percent,
+    join_names,
+)
 from potentia.values.findings import Interval, short_names
 from potentia.values.protocol import Protocol
 
@@ -27,10 +34,11 @@ PREPARATIONS = {
     "train_before_test": "after the same fine-tuning",
     "adjust": "after tuning on the same data",
 }
-NO_ERRORS = (
-    "The scores have no standard errors, so no difference can be called real. "
+NO_CLAIM = (
+    f"Without standard errors, and with fewer than {ENOUGH_TASKS} tasks, no difference can be called significant. "
     "Score the models with Potentia, or give a column stderr."
 )
+_SCORE_METHODS = ("score", "mean score", "mean z")  # of which the best is called the best score
 SAME_SCORE = 0.0005  # a smaller difference does not show in three digits
 
 
@@ -40,30 +48,58 @@ def describe_preparation(protocol: Protocol) -> str:
 
 
 def headline_sentence(ranking: Ranking) -> str:
-    """Say who is the best, or who is most likely to be, with the probability."""
+    """Say who is the best, or who is most likely to be; no part of models that cannot be compared speaks for all."""
+    if not ranking.other_parts:
+        return _part_headline(ranking)
+    parts = (ranking, *ranking.other_parts)
+    limit = (
+        f"The models fall into {len(parts)} parts that share no task, "
+        "so no model can be called the best of all."
+    )
+    return " ".join([limit, *map(_part_headline, parts)])
+
+
+def _part_headline(ranking: Ranking) -> str:
+    """Say who is the best of models that can be compared, or who is most likely to be."""
     names = dict(zip(ranking.models, short_names(ranking.models), strict=True))
     first = names[ranking.first]
     preparation = describe_preparation(ranking.protocol)
     models = format_count(len(ranking.models), "model")
-    tasks = format_count(len(ranking.tasks), "task")
+    tasks = ranking.groups.describe_size()
+    measured = ranking.task_counts[ranking.models.index(ranking.first)]
+    if measured < len(ranking.tasks):
+        tasks = f"{first} has {measured} of {tasks}"
     if len(ranking.models) < 2:
         return f"Only {first} has scores to rank {preparation}."
+    score = "score" if ranking.method in _SCORE_METHODS else ranking.method.label
     best_rank = ranking.ranks[0]
     ranks = zip(ranking.models, ranking.ranks.tolist(), strict=True)
     tied = [names[model] for model, rank in ranks if rank == best_rank]
     if not ranking.can_claim and len(tied) > 1:
-        return f"{join_names(tied)} share the best score of {models} {preparation} ({tasks})."
+        return f"{join_names(tied)} share the best {score} of {models} {preparation} ({tasks})."
     if not ranking.can_claim:
-        return f"{first} has the best score of {models} {preparation} ({tasks})."
+        return f"{first} has the best {score} of {models} {preparation} ({tasks})."
     chances = dict(zip(ranking.models, ranking.p_first.tolist(), strict=True))
     chance = format_percent(chances[ranking.first])
     if ranking.is_first_certain:
-        return f"{first} is the best of {models} {preparation} ({chance} sure, {tasks})."
+        evidence = _describe_wins(ranking, names)
+        return f"{first} is the best of {models} {preparation} ({tasks}): {evidence}."
     if len(tied) == len(ranking.models):
         return f"{join_names(tied)} tie {preparation} ({tasks})."
     rivals = _rivals_sentence(ranking, names, chances)
     return (
         f"{first} is most likely the best of {models} {preparation} ({chance}, {tasks}). {rivals}"
+    )
+
+
+def _describe_wins(ranking: Ranking, names: dict[str, str]) -> str:
+    """Say that the first is better than every other, with the p value of the closest."""
+    p_value = format_p_value(2 * (1 - ranking.p_beats_closest))
+    closest = names[ranking.closest or ranking.first]
+    if len(ranking.models) == 2:
+        return f"significantly better than {closest} ({p_value})"
+    return (
+        f"significantly better than each of the others ({p_value} against {closest}, the closest)"
     )
 
 
@@ -89,21 +125,53 @@ def certainty_sentences(
     """Say how far the first place holds, and what would make it surer."""
     if len(ranking.models) < 2:
         return []
-    if not ranking.can_claim:
-        return [NO_ERRORS]
     sentences = []
-    if ranking.generalizes and ranking.is_first_certain:
+    if not ranking.can_claim:
+        sentences.append(missing_errors_sentence(ranking))
+    elif ranking.generalizes and ranking.is_first_certain:
         sentences.append("This allows for test noise and for other tasks like these.")
     elif ranking.is_first_certain and len(ranking.tasks) > 1:
-        scope = f"It takes {ENOUGH_TASKS} tasks or more to speak of others."
-        sentences.append(f"This holds for these tasks. {scope}")
-    if lead is not None:
+        sentences.append(f"This holds for these tasks. {_scope_sentence(ranking)}")
+    if ranking.groups.has_several_tasks_in_one:
+        sentences.append(ranking.groups.describe_groups())
+    if lead is not None and ranking.can_claim:
         sentences.append(lead_sentence(lead))
     if missing is not None:
         sentences.append(missing_sentence(missing))
     if ranking.unranked:
         sentences.append(_unranked_sentence(ranking.unranked))
     return sentences
+
+
+def _scope_sentence(ranking: Ranking) -> str:
+    """Say how many tasks it takes to speak of others."""
+    if ranking.groups.has_several_tasks_in_one:
+        return f"It takes tasks of {ENOUGH_TASKS} benchmarks or more to speak of others."
+    return f"It takes {ENOUGH_TASKS} tasks or more to speak of others."
+
+
+def missing_errors_sentence(ranking: Ranking) -> str:
+    """Say why nothing can be claimed: which scores have no standard error, or that ranks have none."""
+    tasks = f"With fewer than {ENOUGH_TASKS} tasks"
+    if ranking.groups.has_several_tasks_in_one:
+        tasks = f"With tasks of fewer than {ENOUGH_TASKS} benchmarks"
+    if not ranking.without_error:
+        return (
+            f"{tasks} of different scales and scores missing, no difference can be called significant. "
+            "Measure every model on every task."
+        )
+    lacking = len(ranking.without_error)
+    scores = sum(ranking.task_counts)
+    if lacking == scores:
+        subject = "the scores have no standard errors"
+    else:
+        names = [f"{model} on {task}" for model, task in ranking.without_error]
+        verb = "has" if lacking == 1 else "have"
+        subject = f"{lacking:,} of {scores:,} scores {verb} no standard error ({join_names(names)})"
+    return (
+        f"{tasks} a difference needs standard errors to be called significant, and {subject}. "
+        "Score the models with Potentia, or give a column stderr."
+    )
 
 
 def _unranked_sentence(models: Sequence[str]) -> str:
@@ -115,10 +183,12 @@ def _unranked_sentence(models: Sequence[str]) -> str:
 
 
 def lead_sentence(lead: Lead) -> str:
-    """Say by how much two models differ on the tasks that both have."""
+    """Say by how much two models differ on the tasks that both have; the interval is of test noise alone."""
     first, second = short_names([lead.first, lead.second])
     tasks = f"these {lead.tasks} tasks" if lead.tasks > 1 else "this task"
     difference = lead.difference
+    if difference is None:
+        return f"{first} scores more than {second} on {lead.tasks_ahead} of {tasks}."
     if abs(difference.value) < SAME_SCORE:
         interval = _describe_interval(difference, " of the difference")
         return f"On {tasks} {first} and {second} have the same score{interval}."
@@ -135,7 +205,8 @@ def _describe_interval(difference: Interval, subject: str = "") -> str:
         low, high = difference.low, difference.high
     else:
         low, high = -difference.high, -difference.low
-    return f" ({100 * difference.level:.0f} % interval{subject} {low:.3f} to {high:.3f})"
+    level = format_level(difference.level)
+    return f" ({level} interval{subject} by test noise alone {low:.3f} to {high:.3f})"
 
 
 def missing_sentence(missing: MissingEvidence) -> str:
@@ -145,28 +216,32 @@ def missing_sentence(missing: MissingEvidence) -> str:
         amount = _documents_in_words(missing)
         return (
             f"If {first} and {rival} differ as much as measured, "
-            f"about {amount} would show it in four studies of five."
+            f"about {amount} would separate these two with 80 % power."
         )
     if missing.has_several_tasks:
-        reason = "lead on different tasks" if missing.is_split else "differ little on these tasks"
+        reason = "differ little on these tasks"
+        if missing.is_limited_by_tasks:
+            reason = "differ by less than the choice of tasks may move them"
+        if missing.is_split:
+            reason = "lead on different tasks, each by more than test noise"
         remedy = "more tasks may"
         if missing.tasks:
             remedy = f"about {format_count(missing.tasks, 'more task')} would"
         return (
             f"{first} and {rival} {reason}. "
-            f"If that is so, more test documents will not separate them; {remedy}."
+            f"If that is so, more test examples will not separate them; {remedy}."
         )
     return (
         f"{first} and {rival} score alike. "
-        "If that is so, not even 100 times as many test documents would separate them."
+        "If that is so, not even 100 times as many test examples would separate them."
     )
 
 
 def _documents_in_words(missing: MissingEvidence) -> str:
-    """Say how many more test documents it takes, as a number where it is known, else as a multiple."""
+    """Say how many more test examples it takes, as a number where it is known, else as a multiple."""
     if not missing.documents:
-        return f"{missing.times:.2g} times as many test documents"
-    documents = format_count(missing.documents, "more test document")
+        return f"{missing.times:.2g} times as many test examples"
+    documents = format_count(missing.documents, "more test example")
     return f"{documents} a task" if missing.has_several_tasks else documents
 
 
@@ -188,7 +263,7 @@ def _better_sentence(lead: Lead, preparation: str, missing: MissingEvidence | No
     first, second = short_names([lead.first, lead.second])
     difference = lead_sentence(lead)
     if not math.isfinite(lead.chance):
-        return f"{capitalize_first(preparation)}: {difference} {NO_ERRORS}"
+        return f"{capitalize_first(preparation)}: {difference} {NO_CLAIM}"
     chance = format_percent(lead.chance)
     if lead.is_certain:
         scope = f" on {format_count(lead.tasks, 'task')}"
@@ -232,7 +307,8 @@ def agreement_sentence(change: AgreementChange | None, alone: Agreement | None) 
     if alone is None or alone.models < ENOUGH_MODELS or not math.isfinite(alone.mean):
         return None
     low, high = alone.interval.low, alone.interval.high
-    interval = f"95 % interval over {alone.over} {low:.2f} to {high:.2f}"
+    level = format_level(alone.interval.level)
+    interval = f"{level} interval over {alone.resampled_unit} {low:.2f} to {high:.2f}"
     return (
         f"The mean Kendall's τ between tasks is {alone.mean:.2f} ({interval}); "
         "1 is perfect agreement, 0 is none."
@@ -250,7 +326,8 @@ def _change_sentence(change: AgreementChange) -> str:
     if not change.has_errors:
         return f"{capitalize_first(means)}."
     difference = change.interval
-    interval = f"95 % interval over {change.over} {difference.low:.2f} to {difference.high:.2f}"
+    level = format_level(difference.level)
+    interval = f"{level} interval over {change.resampled_unit} {difference.low:.2f} to {difference.high:.2f}"
     measured = f"{means} (difference {difference.value:+.2f}, {interval})"
     if change.direction == 0:
         return f"It is open whether the tasks agree more after tuning: {measured}."
@@ -263,12 +340,13 @@ def resolution_sentence(significance: Significance | None) -> str | None:
     if significance is None or not any(significance.pairs):
         return None
     share = sum(significance.significant) / sum(significance.pairs)
+    level = format_level(1 - significance.level)
     smallest = float(np.nanmedian(significance.detectable))
     if len(significance.pairs) > 1:
         where, test = "on a task", "The median task"
     else:
         where, test = "here", "This test"
     return (
-        f"{100 * share:.0f} % of the model pairs differ significantly {where} (5 % level). "
-        f"{test} finds a true difference of {smallest:.3f} four times in five."
+        f"{100 * share:.0f} % of the model pairs differ significantly {where} ({level} level). "
+        f"{test} finds a true difference of {smallest:.3f} with 80 % power."
     )

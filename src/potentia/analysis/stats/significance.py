@@ -304,14 +304,14 @@ def align_outcomes(
     models: Sequence[str], outcomes: Mapping[str, Mapping[int, float]]
 ) -> AlignedOutcomes:
     """Return the models with items, the documents that all of them have, and their outcomes."""
-    present = [model for model in models if outcomes.get(model)]
+    with_outcomes = [model for model in models if outcomes.get(model)]
     documents: list[int] = []
-    if present:
-        documents = sorted(set.intersection(*(set(outcomes[model]) for model in present)))
-    rows = [[outcomes[model][document] for document in documents] for model in present]
-    values = np.array(rows, dtype=np.float64).reshape(len(present), len(documents))
+    if with_outcomes:
+        documents = sorted(set.intersection(*(set(outcomes[model]) for model in with_outcomes)))
+    rows = [[outcomes[model][document] for document in documents] for model in with_outcomes]
+    values = np.array(rows, dtype=np.float64).reshape(len(with_outcomes), len(documents))
     clusters = Clusters.of_examples(documents, clusters_of_task(outcomes))
-    return AlignedOutcomes(present, documents, values, clusters)
+    return AlignedOutcomes(with_outcomes, documents, values, clusters)
 
 
 def estimate_test_sizes(matrix: ScoreMatrix) -> dict[str, float]:
