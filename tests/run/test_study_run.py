@@ -264,3 +264,21 @@ def test_seeds_and_race(world: Path, tmp_path: Path):
             == sum(4 - (len(lane.epochs) - 1) for lane in slow)
             > 0
         )
+
+
+def test_a_share_of_the_results_gets_a_second_seed(world: Path, tmp_path: Path):
+    made = study(
+        world,
+        tmp_path / "s.db",
+        protocols=["train_before_test"],
+        seed_check=0.5,
+        tuning={"learning_rates": [1e-2], "epochs": 2, "dropout": 0.0, "rate_bounds": None},
+    )
+    run_study(made.model_copy(update={"models": made.models[:1]}))
+    with Store.open(made.store) as store:
+        cells = store.cells.read(protocol="train_before_test")
+    seeds_by_task = {cell.task: len(cell.selection.seeds) for cell in cells}
+    expected = {task: made.count_seeds("base", task) for task in ("colours", "notes")}
+    assert seeds_by_task == expected
+    assert sorted(seeds_by_task.values()) == [1, 2]
+    assert run_study(made.model_copy(update={"models": made.models[:1]})).computed == 0

@@ -27,6 +27,7 @@ from potentia.values.scores import (
     TaskOutcomes,
     clusters_of_task,
 )
+from potentia.values.seeds import pool_seed_variance
 from potentia.values.selection import ProbeResult
 
 if TYPE_CHECKING:
@@ -71,6 +72,10 @@ class Evidence:
     )  # of files that have items
     # Other groups of sources, whose scores cannot be compared with these.
     apart: tuple[Evidence, ...] = ()
+
+    def __post_init__(self) -> None:
+        pooled = {protocol: pool_seed_variance(matrix) for protocol, matrix in self.scores.items()}
+        object.__setattr__(self, "scores", pooled)
 
     @classmethod
     def of(

@@ -132,7 +132,7 @@ def count_work(plan: StudyPlan) -> list[CellWork]:
         for cell in row.cells:
             tuning_work = _TuningWork()
             if cell.protocol == TRAIN_BEFORE_TEST:
-                tuning_work = _count_task_tuning(plan, cell.task, token_counts)
+                tuning_work = _count_task_tuning(plan, row.model.name, cell.task, token_counts)
             elif cell in adjusted_cells and plan.tasks.auxiliary is not None:
                 tuning_work = _count_adjustment(
                     plan, row.model, plan.tasks.auxiliary, cell, adjusted_cells, token_counts
@@ -157,12 +157,14 @@ def _is_adjusted_to_the_end(cell: CellPlan) -> bool:
     return cell.protocol.kind == "adjust" and cell.protocol.step is None
 
 
-def _count_task_tuning(plan: StudyPlan, task: str, token_counts: _TokenCounts) -> _TuningWork:
+def _count_task_tuning(
+    plan: StudyPlan, model: str, task: str, token_counts: _TokenCounts
+) -> _TuningWork:
     """Count the work of tuning a model on a task's own training documents."""
     tuning = plan.study.tuning
     documents = len(plan.tasks.by_name[task].documents("train"))
     epochs, repeats = tuning.rounds(documents)
-    lanes = tuning.expected_lanes * plan.study.seeds
+    lanes = tuning.expected_lanes * plan.study.count_seeds(model, task)
     return _TuningWork(
         lanes=lanes,
         train_tokens=token_counts.count(task, "train") * epochs * repeats * lanes,

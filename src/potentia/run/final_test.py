@@ -120,8 +120,7 @@ class FinalTest:
     # --- choosing ----------------------------------------------------------------------------------------------------
 
     def _list_seeds(self) -> range:
-        study = self.setup.context.study
-        return range(study.seed, study.seed + study.seeds)
+        return self.setup.list_seeds(self.name)
 
     def _choose_states(self) -> list[ValidatedState]:
         """Return what is chosen for each seed, the untuned model among them where validation may choose it."""

@@ -41,7 +41,7 @@ from potentia.study import (
     step_key,
     study_key,
 )
-from potentia.values.protocol import ADJUST, Protocol, TaskName
+from potentia.values.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol, TaskName
 
 if TYPE_CHECKING:
     from potentia.store import Store
@@ -467,6 +467,9 @@ class _RowPlanner:
             if has_no_examples or not self._study.asks(model.name, name, protocol):
                 continue
             key = ""
+            seeds = None
+            if protocol == TRAIN_BEFORE_TEST:
+                seeds = study.count_seeds(model.name, name)
             if fingerprint is not None:
                 key = cell_key(
                     study,
@@ -477,6 +480,7 @@ class _RowPlanner:
                     kind=kind,
                     rates=rates,
                     auxiliary=self._auxiliary_fingerprint,
+                    seeds=seeds,
                 )
             if protocol == ADJUST:
                 for step in self._steps:

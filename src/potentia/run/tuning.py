@@ -255,15 +255,13 @@ class RowTuning:
         return names if auxiliary is None else [auxiliary.name]
 
     def _plan_first_lanes(self, names: Sequence[str]) -> Iterator[LanePlan]:
-        study = self.context.study
-        seeds = range(study.seed, study.seed + study.seeds)
-        for data, style, rate, seed in product(
+        for data, style, rate in product(
             self._list_training_data(names),
             self.setup.styles,
             self.setup.recipe.learning_rates,
-            seeds,
         ):
-            yield self.setup.make_lane(data, style, rate, seed)
+            for seed in self.setup.list_seeds(data):
+                yield self.setup.make_lane(data, style, rate, seed)
 
     def _plan_more_lanes(self) -> Iterator[LanePlan]:
         """Go through the lanes one rung beyond the ends that lead, for any task that they serve."""

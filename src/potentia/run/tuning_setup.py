@@ -57,6 +57,14 @@ class TuningSetup:
         cells = self.context.row.cells
         return {cell.task: cell.key for cell in cells if cell.protocol == self.protocol}
 
+    def list_seeds(self, data: str) -> range:
+        """Return the seeds that a task's lanes are tuned with; lanes on auxiliary data have the study's."""
+        study = self.context.study
+        seeds = study.seeds
+        if self.auxiliary is None:
+            seeds = study.count_seeds(self.context.row.model.name, data)
+        return range(study.seed, study.seed + seeds)
+
     def find_training_task(self, data: str) -> Task:
         """Return what a lane learns from."""
         return self.auxiliary or self.tasks[data]

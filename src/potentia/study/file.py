@@ -329,11 +329,13 @@ def cell_key(
     shots: int | None = None,
     rates: Sequence[float] | None = None,
     auxiliary: str | None = None,
+    seeds: int | None = None,
 ) -> str:
     """Name everything that can change this cell's score; model, task and auxiliary data by their fingerprints.
 
     ``kind`` is what decides, before the tokenizer does, whether the model may be asked through a chat template.
-    ``shots`` are the examples before a question where they are not the protocol's, ``rates`` a model's own.
+    ``shots`` are the examples before a question where they are not the protocol's, ``rates`` a model's own, ``seeds``
+    the fine-tunings of this cell where they are not the study's.
     """
     parts: dict[str, Any] = {
         "scoring": SCORING_VERSION,
@@ -345,7 +347,11 @@ def cell_key(
         "seed": study.seed,
     }
     if protocol in (TRAIN_BEFORE_TEST, ADJUST):
-        parts |= {"tuning": study.tuning, "selection": study.selection, "seeds": study.seeds}
+        parts |= {
+            "tuning": study.tuning,
+            "selection": study.selection,
+            "seeds": seeds or study.seeds,
+        }
     if shots is not None and shots != protocol.shots:
         parts["shots"] = shots
     if protocol == ADJUST and study.adjust is not None:

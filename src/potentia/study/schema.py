@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -305,6 +307,12 @@ class TaskSpec(Strict):
 EXPOSED = "+exposed"  # follows the name of a model that `treat` tunes
 
 
+def _draw_share(*parts: object) -> float:
+    """Draw a number between 0 and 1 that these parts alone decide."""
+    text = "/".join(map(str, parts))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
+
+
 def _check_named_once(kind: str, names: list[str]) -> None:
     repeated = sorted(name for name, uses in Counter(names).items() if uses > 1)
     if repeated:
@@ -422,6 +430,13 @@ class Study(Strict):
         0, description="seed of splits, orders and examples, and the first of the fine-tuning seeds"
     )
     seeds: Positive = Field(1, description="fine-tuning seeds per cell; the score is their mean")
+    seed_check: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of the fine-tuned results that get a second seed (0.1): how far another seed moves a score"
+        " becomes part of every error",
+    )
     device: str = Field(
         "auto",
         description="`auto`, `cpu`, `cuda`, `cuda:1` …; `spread`: each model over all GPUs, and the CPU if need be",
@@ -535,6 +550,19 @@ class Study(Strict):
         if shots is None and self.shots == "leaderboard":
             shots = leaderboard_shots(task)
         return protocol.shots if shots is None else shots
+
+    def count_seeds(self, model: str, task: str) -> int:
+        """Return how many seeds a result is fine-tuned with: two for the share of a model's tasks in ``seed_check``.
+
+        Which tasks these are is drawn by model and task, so that a study that grows keeps those it has.
+        """
+        if self.seeds > 1 or self.seed_check == 0:
+            return self.seeds
+        tasks = [spec.name for spec in self.benchmarks()]
+        expected = self.seed_check * len(tasks)
+        repeated = math.floor(expected + _draw_share(self.seed, model))
+        in_drawn_order = sorted(tasks, key=lambda name: _draw_share(self.seed, model, name))
+        return 2 if task in in_drawn_order[:repeated] else 1
 
     @property
     def grid_lanes(self) -> int:

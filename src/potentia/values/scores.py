@@ -140,6 +140,8 @@ class ScoreMatrix:
     origins: Objects | None = None  # (models, tasks) of Origin, None where unknown
     # (models, tasks) of a tuple of values, None where there is one seed
     seeds: Objects | None = None
+    # (tasks,) standard deviation of a score over fine-tuning seeds, pooled (``pool_seed_variance``); NaN where unknown
+    seed_deviations: Floats | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "protocol", Protocol(self.protocol))
@@ -270,12 +272,15 @@ class ScoreMatrix:
         )
 
     def seed_error(self, model: str, task: str) -> float:
-        """Return the part of a score's standard error that is its seeds'; 0 where there is one seed."""
-        if self.seeds is None:
-            return 0.0
+        """Return the part of a score's standard error that is its seeds'; 0 where nothing is known of it."""
         row = self.models.index(model)
         column = self.tasks.index(task)
-        return seed_error(self.seeds[row, column] or ())
+        seed_values: tuple[float, ...] = ()
+        if self.seeds is not None:
+            seed_values = self.seeds[row, column] or ()
+        if self.seed_deviations is not None and math.isfinite(self.seed_deviations[column]):
+            return float(self.seed_deviations[column]) / math.sqrt(max(1, len(seed_values)))
+        return seed_error(seed_values)
 
     def origin(self, row: int, column: int) -> Origin:
         """Return where one cell comes from."""
@@ -324,6 +329,7 @@ class ScoreMatrix:
             metrics=tuple(self.metrics[column] for column in columns),
             origins=None if self.origins is None else self.origins[grid],
             seeds=None if self.seeds is None else self.seeds[grid],
+            seed_deviations=None if self.seed_deviations is None else self.seed_deviations[columns],
         )
 
     def laid_out(

@@ -26,7 +26,11 @@ from potentia.analysis.rankings.lead import (
     measure_lead,
 )
 from potentia.analysis.rankings.noise import is_mean_of, stack_outcomes
-from potentia.analysis.rankings.sentences import certainty_sentences, headline_sentence
+from potentia.analysis.rankings.sentences import (
+    certainty_sentences,
+    headline_sentence,
+    seed_sentence,
+)
 from potentia.analysis.rankings.task_groups import TaskGroups
 from potentia.analysis.stats.significance import estimate_test_sizes
 from potentia.analysis.wording import (
@@ -46,8 +50,10 @@ from potentia.values.findings import (
     jsonable,
     short_names,
 )
+from potentia.values.metric import Origin
 from potentia.values.protocol import Protocol, main_protocol
 from potentia.values.scores import Floats, Outcomes, ScoreMatrix, find_clusters
+from potentia.values.seeds import SeedSpread, measure_seed_spread
 
 MOST_RIVALS = 20  # that are looked at for what is missing
 
@@ -92,6 +98,7 @@ class Scoreboard(Finding):
     lead: Lead | None  # of the first over the rival that is hardest to separate from it
     missing: MissingEvidence | None  # what would separate the two
     other_parts: tuple[Scoreboard, ...] = ()  # of models that share no task with these
+    seeds: SeedSpread | None = None  # of fine-tuned results; None where nothing is fine-tuned here
 
     @property
     def protocol(self) -> Protocol:
@@ -115,7 +122,12 @@ class Scoreboard(Finding):
 
     def certainty(self) -> list[str]:
         """Say how sure the first place is, and what would make it so."""
-        return certainty_sentences(self.ranking, self.lead, self.missing)
+        sentences = certainty_sentences(self.ranking, self.lead, self.missing)
+        if self.seeds is not None and len(self.standings) > 1:
+            about_seeds = seed_sentence(self.seeds)
+            if about_seeds is not None:
+                sentences.append(about_seeds)
+        return sentences
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field, and the answer in words."""
@@ -332,7 +344,22 @@ def _scoreboard_of_part(
         standings=tuple(standings),
         lead=lead,
         missing=missing,
+        seeds=find_seed_spread(by_protocol[main]),
     )
+
+
+def find_seed_spread(matrix: ScoreMatrix) -> SeedSpread | None:
+    """Return how far seeds move the scores of a matrix; None where they are not of fine-tunings that are known.
+
+    A table from elsewhere does not say how often a model was fine-tuned.
+    """
+    if not matrix.protocol.tuned or matrix.origins is None:
+        return None
+    origins: list[Origin | None] = matrix.origins.ravel().tolist()
+    recipes = [origin.recipe for origin in origins if origin is not None]
+    if not any(recipes):
+        return None
+    return measure_seed_spread(matrix)
 
 
 def _find_hardest_rival(

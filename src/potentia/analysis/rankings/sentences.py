@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from potentia.analysis.rankings.lead import Lead, MissingEvidence
     from potentia.analysis.rankings.pair import TaskComparison
     from potentia.analysis.stats.significance import Significance
+    from potentia.values.seeds import SeedSpread
 
 PREPARATIONS = {
     "train_before_test": "after the same fine-tuning",
@@ -171,6 +172,22 @@ def missing_errors_sentence(ranking: Ranking) -> str:
     return (
         f"{tasks} a difference needs standard errors to be called significant, and {subject}. "
         "Score the models with Potentia, or give a column stderr."
+    )
+
+
+def seed_sentence(spread: SeedSpread) -> str | None:
+    """Say what another fine-tuning seed may change; None where every result has several seeds."""
+    if spread.repeated == spread.fine_tuned:
+        return None
+    if not spread.is_known:
+        return (
+            "Each model was fine-tuned once per task; another seed may change this "
+            "(seed_check: 0.1 in the study measures how much)."
+        )
+    return (
+        f"Another fine-tuning seed moves a score by about {spread.deviation:.3f} "
+        f"(standard deviation, from {format_count(spread.repeated, 'result')} with two seeds or more); "
+        "the errors allow for it."
     )
 
 
