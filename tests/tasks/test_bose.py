@@ -10,6 +10,7 @@ from potentia.errors import TaskError
 from potentia.tasks import load
 from potentia.tasks.forms.open_answers import (
     find_last_boxed,
+    instruct,
     is_equal_answer,
     read_solution,
     strip_labels,
@@ -386,3 +387,41 @@ def test_the_judge_works_outside_the_main_thread():
 def test_labels_are_stripped_in_the_harness_s_languages(prompt):
     """MGSM's and CMMLU's own prompts; a label that stayed would stand behind BOSE's "Problem:"."""
     assert strip_labels(prompt) == "3 + 4?"
+
+
+@pytest.mark.parametrize(
+    ("task", "argument", "opening"),
+    [
+        ("gsm8k", "", "You're a math expert. Given"),
+        ("mgsm_direct_zh", "", "You're a math expert. Given"),
+        ("gaokao2023en", "", "You're a math expert. Given"),
+        ("collegemath", "", "You're a math expert. Given"),
+        ("minerva_math_algebra", "", "You're a math expert. Given"),
+        ("multi_logieval", "", "You're a logic expert. Given"),
+        ("triviaqa", "", "You're a general knowledge expert. Given"),
+        ("our_tickets", "", "You're an expert. Given"),
+        ("our_tickets", "customer_service", "You're a customer service expert. Given"),
+        ("our_tickets", "2:economics", "You're an economics expert. Given"),
+    ],
+)
+def test_the_instruction_names_a_field_and_never_a_placeholder(data_dir, task, argument, opening):
+    harness_task = load("gsm8k", data_dir=data_dir)._subtasks[0].task
+    definition = {**harness_task.config.to_dict(keep_callable=True), "task": task, "tag": None}
+    changes = instruct(harness_task, definition, argument)
+    assert changes["description"].startswith(opening)
+    assert changes["shots"] == (2 if argument.startswith("2") else 0)
+
+
+def test_iclip_can_show_the_same_examples_before_every_question(data_dir):
+    for name, count, is_fixed in (
+        ("gsm8k:iclip:2", 2, False),
+        ("gsm8k:iclip:2:fixed", 2, True),
+        ("gsm8k:iclip:fixed", 4, True),
+    ):
+        task = load(name, data_dir=data_dir)
+        contexts = [p.requests[0].context for p in task.prompts(task.documents("test")[:4])]
+        shown = {context.rpartition("Problem:")[0] for context in contexts}
+        assert (len(shown) == 1) is is_fixed, name
+        assert {context.count("Problem:") for context in contexts} == {count + 1}
+    with pytest.raises(TaskError, match="does not say how many examples"):
+        load("gsm8k:iclip:many:fixed", data_dir=data_dir)

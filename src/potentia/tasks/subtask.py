@@ -324,8 +324,10 @@ class Subtask:
         self, pool: Sequence[Columns], doc: TaskDocument, *, shots: int, seed: int
     ) -> None:
         """Set what lm-eval shows before this document: examples that its sampler draws, never the document itself."""
-        # One document's own seed: examples depend on the document, not on the order of asking.
-        digest = hashlib.sha256(f"{seed}:{doc.id}".encode()).digest()
+        # One document's own seed: examples depend on the document, not on the order of asking. A form may want the
+        # same examples before every question; then the seed alone decides.
+        drawn_by = str(seed) if self.config.get("fixed_examples") else f"{seed}:{doc.id}"
+        digest = hashlib.sha256(drawn_by.encode()).digest()
         document_seed = int.from_bytes(digest[:8], "big")
         question = self._question_key(doc.data)
         try:

@@ -33,7 +33,9 @@ DefinitionChanges = dict[str, Any]
 Form = Callable[[HarnessTask, TaskDefinition, str], DefinitionChanges]
 """(lm-eval task, definition, what follows the form's name and a colon) → keys to replace."""
 
-OWN_KEYS = frozenset({"form", "shots", "main_metric", "metric_names", "labels", "cluster_column"})
+OWN_KEYS = frozenset(
+    {"form", "shots", "main_metric", "metric_names", "labels", "cluster_column", "fixed_examples"}
+)
 """Keys of a definition that lm-eval does not know: the form's name, its own number of examples, its main metric,
 the names of its metrics where not every filter goes with every metric, and the labels of a classification."""
 

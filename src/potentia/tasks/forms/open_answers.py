@@ -310,7 +310,7 @@ SHOTS = 4
 STOP = "Problem:"
 STEPS = "let's think step by step."
 INSTRUCTION = (
-    "You're a {domain} expert. Given the following question, please reason step by step "
+    "You're {expert}. Given the following question, please reason step by step "
     "and put your final answer within \\boxed{{}}.\n"
 )
 _DOMAINS = {
@@ -321,6 +321,21 @@ _DOMAINS = {
     "QA": "question answering",
     "LU": "language",
 }
+# How a word in the name or the tag of a task begins, and the field of knowledge that it stands for.
+_DOMAIN_WORDS = (
+    ("math", r".*math|m?gsm|aime|amc|algebra|geometry|arithmetic|calculus|gaokao|asdiv|svamp"),
+    ("logic", r"logi|deduction|syllog|puzzle"),
+    ("medicine", r"medic|medq|medmc|pubmed|med$|clinical|anatomy"),
+    ("law", r"law|legal|jurisprudence"),
+    ("programming", r"code|coding|program|humaneval|mbpp|python|sql"),
+    ("science", r"scien|sciq|physics|chemistry|biology|gpqa|astronomy|arc$"),
+    ("history", r"histor"),
+    ("economics", r"econom|financ|business"),
+    ("reading comprehension", r"drop$|squad|coqa|quac|reading"),
+    ("general knowledge", r"trivia|nq$|webqs|knowledge"),
+    ("reasoning", r"bbh|reason|musr"),
+    ("translation", r"translat|wmt"),
+)
 
 
 DocumentWriter = Callable[[HarnessTask, DocumentColumns], str]
@@ -369,21 +384,36 @@ def light_cot(task: HarnessTask, definition: TaskDefinition, argument: str) -> D
 
 @register_form("iclip")
 def iclip(task: HarnessTask, definition: TaskDefinition, argument: str) -> DefinitionChanges:
-    """Table 10: put standardised examples before the light instruction."""
-    shots = _parse_shots("iclip", argument, default=SHOTS, least=1)
-    return _instruct_lightly(
+    """Table 10: put standardised examples before the light instruction.
+
+    Behind the name may stand their number and ``fixed``: the same examples before every question.
+    """
+    number, _, last = argument.rpartition(":")
+    is_fixed = last == "fixed"
+    shots_argument = number if is_fixed else argument
+    shots = _parse_shots("iclip", shots_argument, default=SHOTS, least=1)
+    changes = _instruct_lightly(
         task, definition, ask=_write_problem, answer=_write_solution_in_steps, shots=shots
     )
+    if is_fixed:
+        changes["fixed_examples"] = True
+    return changes
 
 
 @register_form("instruct")
 def instruct(task: HarnessTask, definition: TaskDefinition, argument: str) -> DefinitionChanges:
-    """Tables 7 and 8: give the instruction that is common for instruct models, without or with examples."""
-    shots = _parse_shots("instruct", argument, default=0, least=0)
+    """Tables 7 and 8: give the instruction that is common for instruct models, without or with examples.
+
+    The instruction names a field of knowledge: the one behind the form (``task:instruct:chess``,
+    ``task:instruct:4:chess``), else the task's.
+    """
+    shots_argument, domain = _split_domain(argument)
+    shots = _parse_shots("instruct", shots_argument, default=0, least=0)
     changes = _ask_open_question(
         task, definition, "instruct", ask=read_question, answer=_write_solution, shots=shots
     )
-    changes["description"] = INSTRUCTION.format(domain=_find_domain(definition))
+    expert = _name_expert(domain or _find_domain(definition))
+    changes["description"] = INSTRUCTION.format(expert=expert)
     changes["target_delimiter"] = "\n"
     return changes
 
@@ -436,14 +466,34 @@ def _ask_open_question(
     }
 
 
+def _split_domain(argument: str) -> tuple[str, str]:
+    """Return the number of examples and the field of knowledge that stand behind the form's name."""
+    first, _, rest = argument.partition(":")
+    if not first or first.isdecimal():
+        return first, rest.replace("_", " ").strip()
+    return rest, first.replace("_", " ").strip()
+
+
+def _name_expert(domain: str) -> str:
+    """Return who is asked: an expert of the field, or an expert where no field is known."""
+    if not domain:
+        return "an expert"
+    article = "an" if domain[0].lower() in "aeiou" else "a"
+    return f"{article} {domain} expert"
+
+
 def _find_domain(definition: TaskDefinition) -> str:
-    """Return the field of knowledge that the instruction names: the benchmark's, else by the words of its name."""
-    name = definition.get("task")
-    benchmark_facts = benchmark(str(name))
+    """Return a task's field of knowledge: by the facts, else by its name, tag and category; empty where unknown."""
+    name = str(definition.get("task") or "")
+    benchmark_facts = benchmark(name)
     if benchmark_facts is not None and benchmark_facts.category in _DOMAINS:
         return _DOMAINS[benchmark_facts.category]
-    name_and_tag = f"{name} {definition.get('tag')}".lower()
-    return "math" if "math" in name_and_tag else "domain"
+    tags = " ".join(map(str, as_list(definition.get("tag"))))
+    words = re.split(r"[^a-z]+", f"{name} {tags}".lower())
+    for domain, beginnings in _DOMAIN_WORDS:
+        if any(re.match(beginnings, word) for word in words):
+            return domain
+    return ""
 
 
 def _parse_shots(form: str, argument: str, *, default: int, least: int) -> int:
