@@ -265,11 +265,11 @@ def test_a_copy_of_all_weights_that_could_not_be_kept_is_not_tuned_again(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[int] = []
-    gradients = FullTuningJob._compute_gradients
+    make_step = FullTuningJob.step
     monkeypatch.setattr(
         FullTuningJob,
-        "_compute_gradients",
-        lambda self, rows: made.append(1) or gradients(self, rows),
+        "step",
+        lambda self, rows, rate: made.append(1) or make_step(self, rows, rate),
     )
     recipe = {"method": "full", "learning_rates": [2e-3], "epochs": 2, "dropout": 0.0}
     models = [{"name": "base", "path": str(world / "base")}]

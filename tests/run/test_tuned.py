@@ -330,11 +330,11 @@ def test_a_stopped_full_tuning_before_the_test_goes_on_where_it_was(
         study(world, tmp_path / f"{n}.db", "train_before_test", tuning=tuning) for n in "ab"
     )
     made: list[int] = []
-    gradients = FullTuningJob._compute_gradients
+    make_step = FullTuningJob.step
     monkeypatch.setattr(
         FullTuningJob,
-        "_compute_gradients",
-        lambda self, rows: made.append(1) or gradients(self, rows),
+        "step",
+        lambda self, rows, rate: made.append(1) or make_step(self, rows, rate),
     )
     expected, lanes = ran(whole)
     once = len(made)

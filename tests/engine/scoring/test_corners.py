@@ -16,7 +16,9 @@ from potentia.engine import BosPolicy, Encoder, LoadedModel
 from potentia.engine.layers.network import Network
 from potentia.engine.layers.prefix_tree import ScoredSequence, group_rows, pack_sequences
 from potentia.engine.models.tokenization import count_common_prefix
+from potentia.engine.proof.request_check import RequestCheck
 from potentia.engine.scoring import Scorer
+from potentia.engine.scoring import scorer as scorer_module
 from potentia.errors import InputError, ModelError
 from potentia.values.requests import Continuation, Document, Generation
 from scoring_models import ARCHITECTURES, CORPUS, tiny, tokenizer
@@ -271,6 +273,43 @@ def test_every_row_has_one_owner() -> None:
     assert mixed[0].logprob == pytest.approx(base[0].logprob, abs=1e-4)
     assert mixed[1].logprob != pytest.approx(base[1].logprob, abs=1e-3)
     assert len(texts) == 3
+
+
+@pytest.mark.parametrize("is_checked", [True, False])
+def test_later_portions_keep_their_owners(
+    is_checked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests are tokenised in portions; an owner is found by the number of its request among all of them."""
+    monkeypatch.setattr(scorer_module, "PORTION", 7)
+    if not is_checked:  # the check at run time would notice it too
+        monkeypatch.setattr(RequestCheck, "check_continuations", lambda *_, **__: None)
+    loaded = tiny("llama", seed=5)
+    router = _Doubling(loaded.model)
+    words = " ".join(CORPUS[:2]).split()
+    requests = [Continuation(f"Question: {word}?", " carbon dioxide") for word in words[:24]]
+    owners = [i % 3 for i in range(len(requests))]
+    scored = Scorer(loaded, router=router).loglikelihood(requests, owners=owners)
+    for owner in range(3):
+        alone = Scorer(loaded, router=router).loglikelihood(requests, owners=[owner] * 24)
+        ours = [entry.logprob for entry in scored[owner::3]]
+        assert ours == pytest.approx([entry.logprob for entry in alone[owner::3]], abs=1e-4)
+
+
+def test_owners_that_are_counted_anew_are_noticed_at_run_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scorer_module, "PORTION", 7)
+    make_sequences = Scorer._make_sequences
+
+    def count_anew(self: Scorer, start: int, pairs: Any, owners: Any) -> Any:
+        return make_sequences(self, start, pairs, [0] * start + list(owners) if start else owners)
+
+    monkeypatch.setattr(Scorer, "_make_sequences", count_anew)
+    loaded = tiny("llama", seed=5)
+    requests = [Continuation(f"Question: {n}?", " carbon dioxide") for n in range(24)]
+    scorer = Scorer(loaded, router=_Doubling(loaded.model))
+    with pytest.raises(ModelError, match="harness's rule gives"):
+        scorer.loglikelihood(requests, owners=[i % 3 for i in range(24)])
 
 
 def test_the_model_returns_to_training_mode(llama: LoadedModel) -> None:

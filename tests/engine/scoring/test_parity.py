@@ -8,6 +8,7 @@ import random
 import pytest
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from potentia.engine import LoadedModel
 from potentia.engine.scoring import Scorer
@@ -135,3 +136,59 @@ def test_bos_policy_follows_the_tokenizer(loaded: LoadedModel) -> None:
     assert loaded.bos.required is (kind in NEEDS_BOS)
     start, end = loaded.tokenizer.bos_token_id, loaded.tokenizer.eos_token_id
     assert loaded.bos.prefix_id == (end if start is None else start)
+
+
+def test_a_continuation_longer_than_the_model_reads(loaded: LoadedModel, harness: HFLM) -> None:
+    """lm-eval scores no such continuation: its tokens are those of lm-eval's rolling windows after the context."""
+    context, continuation = (
+        "Question: which gas do plants take in?",
+        " carbon dioxide and oxygen" * 12,
+    )
+    before, after = harness._encode_pair(context, continuation)
+    most = loaded.max_length
+    assert len(after) > 2 * most
+    if loaded.bos.required:
+        bos = loaded.tokenizer.bos_token_id
+        pieces = [(None, before[-1:], after[:most])]
+        for done in range(most, len(after), most - 1):
+            end = min(done + most - 1, len(after))
+            pieces.append((None, [bos, *after[end - most : done]], after[done:end]))
+    else:
+        windows = get_rolling_token_windows(after, before[-1], most, context_len=1)
+        pieces = [(None, *make_disjoint_window(window)) for window in windows]
+    expected = sum(value for value, _ in harness._loglikelihood_tokens(pieces, disable_tqdm=True))
+    scorer = Scorer(loaded)
+    (ours,) = scorer.loglikelihood([Continuation(context, continuation)])
+    assert scorer.notes["windowed"] == 1
+    assert ours.tokens == len(after)
+    assert ours.logprob == pytest.approx(expected, rel=1e-6, abs=1e-4)
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_generation_ends_at_every_end_token_of_the_model(kind: str, continuous: bool) -> None:
+    """Chat models name several end tokens in their generation config."""
+    loaded = tiny(kind)
+    contexts = [" ".join(WORDS[first : first + 5]) for first in range(12)]
+    requests = [Generation(context, (), 20) for context in contexts]
+    scorer = Scorer(loaded, continuous=continuous)
+    until_end = scorer.generate(requests)
+    written = _written_tokens(loaded, contexts[0])
+    ends = {loaded.tokenizer.eos_token_id, written[4], written[7]}
+    loaded.model.generation_config.eos_token_id = sorted(ends)
+    ours = Scorer(loaded, continuous=continuous).generate(requests)
+    expected = []
+    for context in contexts:
+        tokens = _written_tokens(loaded, context)
+        if tokens[-1] in ends:  # transformers writes the end token, which is no part of the text
+            tokens = tokens[:-1]
+        expected.append(loaded.tokenizer.decode(tokens, skip_special_tokens=True))
+    assert ours == expected
+    assert ours != until_end
+
+
+def _written_tokens(loaded: LoadedModel, context: str) -> list[int]:
+    """Return the tokens that the model's own ``generate`` writes after a context."""
+    prompt = loaded.tokenizer(context, return_tensors="pt")["input_ids"]
+    written = loaded.model.generate(prompt, max_new_tokens=20, do_sample=False)
+    return written[0, prompt.shape[1] :].tolist()

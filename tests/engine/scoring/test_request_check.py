@@ -1,4 +1,4 @@
-"""Five real requests are computed again from their texts, by the harness's rule and plain transformers calls."""
+"""Real requests are computed again from their texts, by the harness's rule and plain transformers calls."""
 
 from __future__ import annotations
 
@@ -8,8 +8,14 @@ import pytest
 import torch
 
 from potentia.engine.models.tokenization import Encoder
-from potentia.engine.proof.request_check import HarnessRule, choose_requests
+from potentia.engine.proof.request_check import (
+    HarnessRule,
+    RequestCheck,
+    RequestTraits,
+    choose_prompts,
+)
 from potentia.engine.scoring import Network, Scorer
+from potentia.engine.scoring import scorer as scorer_module
 from potentia.errors import ModelError
 from potentia.values.requests import Continuation, Document, Generation
 from scoring_models import ARCHITECTURES, tiny
@@ -102,8 +108,101 @@ def test_numbers_of_another_request_are_noticed(monkeypatch: pytest.MonkeyPatch)
         scorer.rolling(TEXTS)
 
 
+def traits(
+    lengths: list[int],
+    *,
+    tokens: list[int] | None = None,
+    contexts: list[bool] | None = None,
+    owners: list[int] | None = None,
+    portion: int = 1000,
+) -> dict[str, list[int]]:
+    count = len(lengths)
+    return RequestTraits(
+        lengths=lengths,
+        tokens=tokens or [1] * count,
+        has_context=contexts or [True] * count,
+        owners=owners,
+        portion=portion,
+        max_length=10,
+    ).choose_requests()
+
+
 def test_requests_far_from_each_other_are_chosen() -> None:
-    assert choose_requests([], None) == []
-    assert choose_requests([3], None) == [0]
-    assert len(choose_requests(list(range(100)), None)) == 5
-    assert 50 in choose_requests([1] * 100, [0] * 50 + [7] + [2] * 49)
+    assert traits([]) == {}
+    assert traits([3]) == {"all": [0]}
+    assert len(traits(list(range(100)))["all"]) == 5
+    assert 50 in traits([1] * 100, owners=[0] * 50 + [7] + [2] * 49)["all"]
+    assert choose_prompts([]) == []
+    assert set(choose_prompts([5, 9, 1, 4])) == {0, 1, 2, 3}
+
+
+def test_every_trait_has_a_request() -> None:
+    assert traits([5, 3, 9], contexts=[True, False, True])["empty context"] == [1]
+    assert traits([5, 3, 9], tokens=[1, 12, 30])["windows"] == [2]
+    assert "windows" not in traits([5, 3, 9], tokens=[1, 10, 300])  # 30 windows take long
+    assert traits([1] * 7, portion=4)["portions"] == [6]
+    assert traits([1] * 7, owners=[0, 1, 2, 3, 0, 5, 2], portion=4)["portions"] == [5]
+    assert traits([1] * 4, owners=[-1, 0, -1, 0])["adapters"] == [2, 3]
+    assert "adapters" not in traits([1] * 4, owners=[2, 2, 2, 2])
+
+
+LONG = [
+    Continuation("Question: which gas?", " carbon dioxide" * 30),
+    Continuation("", "The river is long. " * 12),
+    Continuation("too long " * 40, " carbon dioxide"),
+]
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_texts_of_several_windows_are_computed_again(kind: str) -> None:
+    loaded = tiny(kind)
+    scorer = Scorer(loaded)
+    scorer.loglikelihood([*REQUESTS, *LONG])
+    scorer.rolling([*TEXTS, Document("Sarah was a surgeon. " * 9)])
+    recorded = loaded.record["requests"]
+    for name in ("continuations, windows", "continuations, empty context", "documents, windows"):
+        assert recorded[name]["compared"] == 1
+        assert recorded[name]["off_by"] < 1e-3
+
+
+def test_windows_that_begin_with_another_token_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = scorer_module.make_rolling_windows
+
+    def wrong(ids: Any, bos: Any, most: int, *, head: Any = None) -> Any:
+        return right(ids, bos, most, head=[5] if head else [6])
+
+    monkeypatch.setattr(scorer_module, "make_rolling_windows", wrong)
+    with pytest.raises(ModelError, match="log-likelihood"):
+        Scorer(tiny("gpt2")).loglikelihood([*REQUESTS, *LONG[:1]])
+    with pytest.raises(ModelError, match="log-likelihood"):
+        Scorer(tiny("gpt2")).rolling([*TEXTS, Document("Sarah was a surgeon. " * 9)])
+
+
+def test_a_trait_is_compared_where_it_first_appears(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = tiny("gpt2")
+    Scorer(loaded).loglikelihood(REQUESTS[:5])
+    compared: list[int] = []
+    right = HarnessRule.encode_continuation
+    monkeypatch.setattr(
+        HarnessRule,
+        "encode_continuation",
+        lambda self, *texts: compared.append(1) or right(self, *texts),
+    )
+    Scorer(loaded).loglikelihood(REQUESTS[:5])
+    assert not compared
+    Scorer(loaded).loglikelihood(REQUESTS[:6])  # an empty context is new
+    assert len(compared) == 1
+    Scorer(loaded).loglikelihood(REQUESTS[:6])
+    assert len(compared) == 1
+
+
+def test_without_memory_for_a_request_alone_the_scores_stand(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: Any) -> float:
+        raise torch.OutOfMemoryError("CUDA out of memory (simulated)")
+
+    monkeypatch.setattr(RequestCheck, "_window_logprob", refuse)
+    loaded = tiny("gpt2", positions=128)
+    assert len(Scorer(loaded).loglikelihood(REQUESTS)) == len(REQUESTS)
+    assert "requests" not in loaded.record

@@ -49,3 +49,15 @@ def test_odd_widths_and_the_way_back() -> None:
     x = torch.randn(5, 4, 7)
     out = dropout(x)
     assert torch.allclose(dropout(torch.ones_like(x), add=torch.ones_like(x)), out / x + 1)
+
+
+def test_every_token_of_a_long_text_has_a_mask_of_its_own() -> None:
+    """A mask that repeats beyond some place would drop the same elements of all later tokens."""
+    masks = keep_mask(keys(rows=2, tokens=300), 3, 64, 0.5).float()
+    for row in masks:
+        agreement = (row @ row.t() + (1 - row) @ (1 - row).t()) / row.shape[1]
+        agreement.fill_diagonal_(0.5)
+        assert float(agreement.min()) > 0.05
+        assert float(agreement.max()) < 0.95
+        assert abs(float(agreement.mean()) - 0.5) < 0.01
+    assert len(masks.flatten(0, 1).unique(dim=0)) == 600

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +15,10 @@ from architectures.odd import ODD
 from architectures.tiny import build
 from lane_models import examples, tiny
 from potentia.engine.lane_spec import LaneSpec, Schedule, data_order
-from potentia.engine.training import FullLanes
+from potentia.engine.proof import full_rehearsal
+from potentia.engine.proof.rehearsal import RehearsalResult
+from potentia.engine.training import FullLanes, full, full_lanes
+from potentia.errors import TuningError
 from potentia.values.training_form import TrainingForm
 
 RECIPE = Schedule(
@@ -209,3 +217,144 @@ def test_rows_that_change_others_are_kept_apart_in_full_tuning() -> None:
             Schedule(epochs=1, batch=8, learning_rate=2e-4, warmup_steps=1),
         )
         assert trainer.form == TrainingForm.ONE_ROW
+
+
+REHEARSED = Schedule(epochs=2, batch=8, learning_rate=1e-3, weight_decay=0.1, clip=0.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_first_step_is_rehearsed_and_leaves_no_trace(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = []
+    for is_rehearsed in (True, False):
+        if not is_rehearsed:
+            monkeypatch.setattr(
+                full_lanes, "rehearse_full_step", lambda *_, **__: RehearsalResult()
+            )
+        model = tiny("llama").to(dtype)
+        with FullLanes(model, token_budget=64) as trainer:
+            tuned(trainer, examples(30), REHEARSED)
+            results.append(weights(model))
+            facts = trainer.record["training"]["rehearsal"]
+        assert ("update" in facts) == is_rehearsed
+    assert largest(*results) == 0
+
+
+def break_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lose the seventh row of a batch, which the check of a few rows does not have."""
+    right = full.run_passes
+
+    def lose_seventh(split: Any, rows: Any, plan: Any, form: Any) -> Any:
+        return right(split, [*rows[:6], *rows[7:]], plan, form)
+
+    monkeypatch.setattr(full, "run_passes", lose_seventh)
+
+
+def break_decay(monkeypatch: pytest.MonkeyPatch) -> None:
+    def decay_all(parameters: list[torch.Tensor], schedule: Schedule) -> torch.optim.AdamW:
+        return torch.optim.AdamW(
+            parameters, betas=schedule.betas, eps=schedule.eps, weight_decay=schedule.weight_decay
+        )
+
+    monkeypatch.setattr(full, "make_adamw", decay_all)
+
+
+def break_betas(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = full.make_adamw
+    monkeypatch.setattr(
+        full, "make_adamw", lambda all_, schedule: right(all_, replace(schedule, betas=(0.9, 0.99)))
+    )
+
+
+def break_clipping(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = full.clip_gradients
+    monkeypatch.setattr(
+        full, "clip_gradients", lambda all_, schedule: right(all_, replace(schedule, clip=0.0))
+    )
+
+
+def break_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = full.make_update
+    monkeypatch.setattr(full, "make_update", lambda optimizer, rate: right(optimizer, 2 * rate))
+
+
+@pytest.mark.parametrize(
+    "break_it", [break_pass, break_decay, break_betas, break_clipping, break_rate]
+)
+def test_a_wrong_first_step_ends_the_job_before_it(
+    break_it: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_it(monkeypatch)
+    steps: list[Any] = []
+    model = tiny("llama")
+    before = weights(model)
+    with (
+        FullLanes(model, token_budget=64) as trainer,
+        pytest.raises(TuningError, match="of full fine-tuning"),
+    ):
+        tuned(trainer, examples(30), REHEARSED, on_step=steps.append)
+    assert not steps
+    assert largest(weights(model), before) == 0
+
+
+@pytest.mark.parametrize("fault", ["step", "moments"])
+def test_a_job_that_is_resumed_wrongly_does_not_go_on(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = iter(range(100))
+    with FullLanes(tiny("llama"), workspace=tmp_path) as trainer:
+        tuned(trainer, examples(30), REHEARSED, stop=lambda: next(asked) >= 3)
+    right = full.FullTuningJob._restore_weights
+
+    def restore_badly(self: Any, tensors: Any, step_count: int) -> None:
+        right(self, tensors, step_count)
+        if fault == "step":
+            for state in self.optimizer.state.values():
+                state["step"].zero_()
+        else:
+            self.optimizer.state.clear()
+
+    monkeypatch.setattr(full.FullTuningJob, "_restore_weights", restore_badly)
+    with (
+        FullLanes(tiny("llama"), workspace=tmp_path) as trainer,
+        pytest.raises(TuningError, match="of full fine-tuning"),
+    ):
+        tuned(trainer, examples(30), REHEARSED)
+
+
+def test_a_slower_form_is_taken_where_the_rehearsal_refuses_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right = full.run_passes
+
+    def wrong_if_padded(split: Any, rows: Any, plan: Any, form: TrainingForm) -> Any:
+        if form == TrainingForm.PADDED and plan.slots != 1:
+            rows = [replace(rows[0], weight=2 * rows[0].weight), *rows[1:]]
+        yield from right(split, rows, plan, form)
+
+    plan_passes = FullLanes.plan_passes
+    monkeypatch.setattr(full, "run_passes", wrong_if_padded)
+    monkeypatch.setattr(
+        FullLanes,
+        "plan_passes",
+        lambda self, *a, **options: replace(plan_passes(self, *a, **options), slots=2),
+    )
+    with FullLanes(tiny("llama")) as trainer:
+        (lane,) = tuned(trainer, examples(30), REHEARSED)
+        assert trainer.record["training"]["form"] == TrainingForm.ONE_LANE.value
+    assert lane.status == "done"
+
+
+def test_without_memory_for_the_reference_full_tuning_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory (simulated)")
+
+    monkeypatch.setattr(full_rehearsal, "transformers_loss", refuse)
+    with FullLanes(tiny("llama")) as trainer:
+        (lane,) = tuned(trainer, examples(16), REHEARSED)
+        assert trainer.record["training"]["rehearsal"]["skipped"] == "no memory"
+    assert lane.status == "done"
+    assert "no memory to rehearse" in caplog.text

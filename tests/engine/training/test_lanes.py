@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import torch
 
 from lane_models import examples, gap, spec, tiny
 from potentia.engine.lane_spec import LoraConfig, TokenisedExamples, data_order
+from potentia.engine.training import FullLanes
+from potentia.engine.training.lane_run import LaneRun
 from potentia.engine.training.lanes import LaneTrainer
 from potentia.errors import InputError, TuningError
 
@@ -131,6 +134,23 @@ def test_a_lane_equals_peft_under_the_trainer(
     theirs = trainer_with_peft(tiny(kind), lane, initial, tmp_path)
     assert gap(ours, theirs) < 1e-5
     assert gap(ours, initial) > 1e-3
+
+
+@pytest.mark.parametrize("loss", ["text", "completion"])
+def test_a_last_batch_of_few_examples_equals_peft_under_the_trainer(
+    loss: str, tmp_path: Path
+) -> None:
+    """83 examples leave a batch of three: Trainer weighs its targets by their own number."""
+    lane = spec("mine", data=examples(83), loss=loss, clip=0.5, epochs=1, learning_rate=5e-3)
+    with LaneTrainer(tiny("llama")) as trainer:
+        trainer.train([lane])
+        ours = trainer.adapter_state("mine")
+        bank = trainer._bank
+        assert bank is not None
+        initial = bank.peft_state(bank.fresh_row(lane.seed))
+    theirs = trainer_with_peft(tiny("llama"), lane, initial, tmp_path)
+    assert lane.total_steps == 11
+    assert gap(ours, theirs) < 1e-5
 
 
 def test_running_out_of_memory_leaves_the_adapters_the_same() -> None:
@@ -293,6 +313,64 @@ def test_slots_are_handed_on_and_every_lane_is_the_same() -> None:
         assert trainer.plan is not None
         assert trainer.plan.slots < len(specs)
     assert max(gap(wide[key], narrow[key]) for key in wide) < 1e-5
+
+
+def test_an_adapter_that_was_let_go_is_in_no_slot() -> None:
+    specs = neighbours(7, dropout=0.0)
+    with LaneTrainer(tiny("llama"), token_budget=64) as trainer:
+        trainer.train(specs)
+        assert trainer.plan is not None
+        slots = trainer.plan.slots
+        restored = [trainer.restore(lane.key, 1) for lane in specs[: slots + 1]]
+        assert sorted(restored[:slots]) == list(range(slots))
+        assert restored[slots] == restored[0]
+        with pytest.raises(TuningError, match=f"lane {specs[0].key} is not in a slot"):
+            trainer.slot(specs[0].key)
+        owners = [trainer.slot(lane.key) for lane in specs[1 : slots + 1]]
+        assert owners == restored[1:]
+        bank = trainer._bank
+        assert bank is not None
+        for lane, slot in zip(specs[1:], owners, strict=False):
+            saved = trainer.adapter_state(lane.key, 1)
+            assert gap(bank.peft_state(bank.weights[slot]), saved) == 0
+
+
+@pytest.mark.parametrize("fault", ["weights", "moments", "copies"])
+def test_a_lane_that_finds_something_of_another_in_its_slot_is_not_trained(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first lanes are rehearsed; those that take a slot over later are looked at when they do."""
+    begin = LaneRun.put_into_slot
+
+    def begin_badly(self: LaneRun, lane: Any, slot: int) -> None:
+        weights = self.bank.weights[slot].clone()
+        moments = self.states.first[slot].clone()
+        begin(self, lane, slot)
+        if self.step > 0 and fault == "weights":
+            self.bank.weights[slot].copy_(weights)
+        if self.step > 0 and fault == "moments":
+            self.states.first[slot].copy_(moments)
+        if self.step > 0 and fault == "copies":
+            monkeypatch.setattr(self.bank, "refresh_work", lambda *_: None)
+
+    monkeypatch.setattr(LaneRun, "put_into_slot", begin_badly)
+    with (
+        LaneTrainer(tiny("llama"), token_budget=64) as trainer,
+        pytest.raises(TuningError, match="does not begin anew"),
+    ):
+        trainer.train(neighbours(7))
+
+
+@pytest.mark.parametrize("rate", [1e38, 1e300, float("inf")])
+def test_a_learning_rate_beyond_float32_fails_alone(rate: float) -> None:
+    """Found before: AdamW's own RuntimeError ended all lanes."""
+    others = neighbours(2)
+    for trainer_type in (LaneTrainer, FullLanes):
+        with trainer_type(tiny("llama")) as trainer:
+            results = trainer.train([spec("wild", learning_rate=rate), *others])
+        assert results["wild"].status == "failed"
+        assert "learning rate of" in str(results["wild"].reason)
+        assert {results[other.key].status for other in others} == {"done"}
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "neox", "opt"])

@@ -12,6 +12,7 @@ import torch
 
 from lane_models import examples, gap, spec, tiny
 from potentia.engine.training import lane_run
+from potentia.engine.training.lane_run import LaneRun
 from potentia.engine.training.lanes import LaneTrainer
 from potentia.engine.training.snapshot import SavedStates, Snapshots, read_sealed, write_sealed
 from potentia.errors import TuningError
@@ -224,3 +225,27 @@ def test_progress_goes_on_from_what_a_resumed_run_found_done(tmp_path: Path) -> 
     assert infos[0].done == infos[0].before + infos[0].active
     assert infos[-1].done == total
     assert len({info.before for info in infos}) == 1
+
+
+@pytest.mark.parametrize("fault", ["weights", "first", "second", "slots", "step", "work"])
+def test_a_state_that_is_not_the_saved_one_is_not_trained_on(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish(tiny("llama"), tmp_path, stop=stopping_after(7), budget=160)
+    take_up = LaneRun._take_up
+
+    def take_up_badly(self: LaneRun, tensors: Any, facts: Any) -> None:
+        if fault in tensors:
+            tensors[fault] = torch.zeros_like(tensors[fault])
+        if fault == "slots":
+            facts["slots"] = facts["slots"][::-1]
+        if fault == "step":
+            for record in facts["lanes"].values():
+                record["step"] = max(0, record["step"] - 1)
+        if fault == "work":
+            monkeypatch.setattr(self.bank, "refresh_work", lambda *_: None)
+        take_up(self, tensors, facts)
+
+    monkeypatch.setattr(LaneRun, "_take_up", take_up_badly)
+    with pytest.raises(TuningError, match="resumed"):
+        finish(tiny("llama"), tmp_path, budget=160)

@@ -13,8 +13,9 @@ from lane_models import examples, tiny
 from potentia.engine.layers import lane_layers
 from potentia.engine.layers.adapter_methods import find_adapter_method
 from potentia.engine.proof import rehearsal
+from potentia.engine.proof.plan_check import find_batch_fault
 from potentia.engine.proof.reference import peft_scale, reference_learning_rate
-from potentia.engine.proof.rehearsal import RehearsalResult, find_batch_fault
+from potentia.engine.proof.rehearsal import RehearsalResult
 from potentia.engine.training import (
     LaneSpec,
     LaneTrainer,

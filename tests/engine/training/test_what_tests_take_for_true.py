@@ -1,4 +1,4 @@
-"""What other tests of training take for the truth: the order of examples, and how an adapter begins."""
+"""What other tests of training take for the truth: tokens, the order of examples, and how an adapter begins."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ import math
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, models, processors
+from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from lane_models import tiny
+from potentia.engine import BosPolicy, Encoder
 from potentia.engine.lane_spec import LoraConfig, data_order
 from potentia.engine.layers.adapter_bank import AdapterBank
+from potentia.engine.training import encode_examples
+from potentia.values.requests import Example
 
 ORDER_OF_EPOCH_0 = [4, 6, 2, 7, 3, 5, 9, 0, 8, 1]
 ORDER_OF_EPOCH_1 = [9, 1, 3, 8, 7, 6, 0, 4, 2, 5]
@@ -41,3 +46,55 @@ def test_an_adapter_begins_as_wide_as_pefts(kind: str) -> None:
         assert float(weights.abs().max()) <= bound
         assert float(weights.std()) == pytest.approx(bound / math.sqrt(3), rel=0.1)
     assert any(torch.is_nonzero(weights.abs().sum()) for weights in state.values())
+
+
+BOS, END, A, B, AB, SPACE, SPACE_A, SPACE_B = range(8)
+
+
+def toy_encoder(*, with_bos: bool) -> Encoder:
+    """An encoder of eight tokens: "ab", " a" and " b" are one token each, wherever they stand."""
+    vocabulary = {"<bos>": BOS, "<end>": END, "a": A, "b": B, "ab": AB}
+    vocabulary |= {" ": SPACE, " a": SPACE_A, " b": SPACE_B}
+    merges = [("a", "b"), (" ", "a"), (" ", "b")]
+    raw = Tokenizer(models.BPE(vocabulary, merges))
+    if with_bos:
+        raw.post_processor = processors.TemplateProcessing(
+            single="<bos> $A", special_tokens=[("<bos>", BOS)]
+        )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<bos>", eos_token="<end>")
+    policy = BosPolicy.of(tokenizer, PretrainedConfig())
+    return Encoder(tokenizer, policy, 64)
+
+
+# context, continuation, whether an end is asked for; all ids without BOS, and how many of them are the prompt's
+ENCODED = [
+    ("a", " b", False, [A, SPACE_B], 1),
+    ("a", " b", True, [A, SPACE_B, END], 1),
+    ("a ", "b", True, [A, SPACE_B, END], 1),  # a space at the end of a prompt is the answer's
+    # both together are " ", "ab": lm-eval's answer is what follows as many tokens as the prompt has alone
+    ("b a", "b", True, [B, SPACE_A, AB, END], 2),
+    ("ba", "b a", False, [B, A, SPACE_A], 2),
+    ("a" * 20, " a" * 15, True, [*[A] * 20, *[SPACE_A] * 15, END], 20),
+]
+
+
+@pytest.mark.parametrize("with_bos", [False, True])
+@pytest.mark.parametrize(("context", "continuation", "end", "ids", "prompt"), ENCODED)
+def test_examples_become_these_tokens(
+    context: str, continuation: str, end: bool, ids: list[int], prompt: int, with_bos: bool
+) -> None:
+    """Literal ids: training reads what scoring reads, closed by the end token where an example asks for it."""
+    example = Example(context, continuation, end=end)
+    encoded = encode_examples(toy_encoder(with_bos=with_bos), [example], end_id=END)
+    start = [BOS] if with_bos else []
+    assert encoded.flat.tolist() == [*start, *ids]
+    assert encoded.prompts.tolist() == [prompt + len(start)]
+    assert encoded.start_id == (BOS if with_bos else None)
+
+
+@pytest.mark.parametrize("with_bos", [False, True])
+def test_an_example_without_a_prompt_follows_the_start_token(with_bos: bool) -> None:
+    example = Example("", "ab a", end=True)
+    encoded = encode_examples(toy_encoder(with_bos=with_bos), [example], end_id=END)
+    assert encoded.flat.tolist() == [BOS, AB, SPACE_A, END]
+    assert encoded.prompts.tolist() == [1]

@@ -31,9 +31,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from potentia.engine.lane_spec import LaneSpec, TrainingRow, data_order
+from potentia.engine.lane_spec import LaneSpec, TrainingRow
 from potentia.engine.layers.adapter_bank import AdapterBank
 from potentia.engine.models.device_layout import out_of_memory
+from potentia.engine.proof.handover_check import find_start_fault
+from potentia.engine.proof.plan_check import find_rate_fault, find_row_fault
 from potentia.engine.proof.reference import (
     Gradients,
     reference_gradients,
@@ -59,7 +61,6 @@ MOST_COMPARED = 4  # lanes, where two do not meet all passes
 LEFT_OVER = 0.5  # what a lane before left in a slot's moments, for the rehearsal
 BELOW_CLIP = 0.5  # of the norm that gradients are clipped to
 SECOND_GRADIENT = -0.6  # of the first: moments of two equal gradients would hide both betas
-SAME_RATE = 1e-6  # how far a learning rate may be off, of its size
 
 
 class TrainingSteps(Protocol):
@@ -196,12 +197,14 @@ class _Rehearsal:
 
     def find_refusal(self) -> Refusal | None:
         """Return what is wrong with the run's first step, or None."""
-        fault = self._find_resume_fault() or find_rate_fault(self.lanes)
+        fault = self._find_resume_fault() or find_schedule_fault(self.lanes)
         if fault is not None:
             return Refusal(fault)
         for lane in self.lanes:
-            if lane.step == 0 and not self._begins_anew_in_used_slot(lane):
-                return Refusal("a lane begins with the adapter of another")
+            if lane.step == 0:
+                fault = self._find_fault_in_used_slot(lane)
+                if fault is not None:
+                    return Refusal(f"a lane does not begin anew: {fault}")
         rows = self.run.next_rows(self.lanes)
         fault = find_row_fault(self.lanes, rows, self.run.token_limit)
         if fault is not None:
@@ -231,15 +234,13 @@ class _Rehearsal:
                     )
         return None
 
-    def _begins_anew_in_used_slot(self, lane: RehearsedLane) -> bool:
-        """Begin a lane in its slot as if another had used the slot before; a new adapter's B is zero."""
+    def _find_fault_in_used_slot(self, lane: RehearsedLane) -> str | None:
+        """Begin a lane in its slot as if another had used the slot before, and return what is left of that one."""
         slot = _slot_of(lane)
-        row = self.bank.weights[slot]
-        for left in (row, self.run.states.first[slot], self.run.states.second[slot]):
-            left.fill_(LEFT_OVER)
+        for part in (self.bank.weights, *vars(self.run.states).values()):
+            part[slot] = LEFT_OVER
         self.run.put_into_slot(lane, slot)
-        outputs = [self.bank.views(row[None], site)[1] for site in self.bank.sites]
-        return not any(bool(output.any()) for output in outputs)
+        return find_start_fault(self.bank, self.run.states, slot)
 
     def _make_up_adapters(self) -> None:
         """Give the compared lanes adapters that change what the model computes: a fresh one changes nothing."""
@@ -470,84 +471,14 @@ def choose_compared_lanes(
     return compared
 
 
-# ---- what can be compared without computing ------------------------------------------------------
-
-
-def find_rate_fault(lanes: Sequence[RehearsedLane]) -> str | None:
-    """Return how a lane's learning rates differ from those of transformers' schedule, or None."""
+def find_schedule_fault(lanes: Sequence[RehearsedLane]) -> str | None:
+    """Return how a lane's learning rates, now and later, differ from those of transformers' schedule, or None."""
     schedules = {(lane.spec.schedule, lane.spec.total_steps) for lane in lanes}
     for schedule, total in schedules:
-        rate = reference_learning_rate(schedule, total)
         steps = {0, 1, schedule.warmup_steps, total // 2, total - 1}
         for step in sorted(step for step in steps if step < total):
-            ours, wanted = update_settings(schedule, step, total)[0], rate(step)
-            if abs(ours - wanted) > SAME_RATE * schedule.learning_rate:
-                return f"the learning rate of step {step} is {ours:.3g}, not {wanted:.3g}"
+            rate = update_settings(schedule, step, total).learning_rate
+            fault = find_rate_fault(schedule, step, total, rate)
+            if fault is not None:
+                return fault
     return None
-
-
-def find_row_fault(
-    lanes: Sequence[RehearsedLane], rows: Sequence[TrainingRow], limit: int | None
-) -> str | None:
-    """Return what is wrong with the rows of a step, given the lanes' examples, or None."""
-    if [row.slot for row in rows] != sorted(row.slot for row in rows):
-        return "its rows do not come slot by slot"
-    for lane in lanes:
-        own_rows = [row for row in rows if row.slot == lane.slot]
-        fault = find_batch_fault(lane.spec, lane.step, own_rows, limit)
-        if fault is not None:
-            return fault
-    if len(rows) != sum(row.slot in {lane.slot for lane in lanes} for row in rows):
-        return "it has rows of no lane"
-    return None
-
-
-def find_batch_fault(
-    spec: LaneSpec, step: int, rows: Sequence[TrainingRow], limit: int | None
-) -> str | None:
-    """Return what is wrong with the rows of one lane's step, or None: which texts, where cut, where the loss is."""
-    count, batch = len(spec.examples), spec.schedule.batch
-    epoch, place = divmod(step, math.ceil(count / batch))
-    order = data_order(spec.seed, epoch, count)
-    if sorted(order.tolist()) != list(range(count)):
-        return f"epoch {epoch + 1} does not have every example once"
-    chosen = order[place * batch : (place + 1) * batch]
-    if len(chosen) != len(rows):
-        return f"a batch has {len(rows)} examples, not {len(chosen)}"
-    most = min(spec.schedule.max_tokens, limit or spec.schedule.max_tokens)
-    targets = 0
-    for number, (index, row) in enumerate(zip(chosen, rows, strict=True)):
-        if not _is_text_of_example(spec, int(index), row, most):
-            return f"row {number} of a batch is not its example's text"
-        wanted = _count_targets(spec, int(index), most)
-        if len(row.ids) - row.first_target != wanted:
-            return f"row {number} of a batch has {len(row.ids) - row.first_target} targets, not {wanted}"
-        if (row.seed, row.step, row.place) != (spec.seed, step, number):
-            return f"row {number} of a batch is taken for another"
-        targets += wanted
-    if any(not math.isclose(row.weight * max(1, targets), 1.0, rel_tol=1e-9) for row in rows):
-        return "targets do not weigh the same"
-    return None
-
-
-def _is_text_of_example(spec: LaneSpec, index: int, row: TrainingRow, most: int) -> bool:
-    """Return whether a row has its example's tokens: all, or those that the cut leaves."""
-    examples = spec.examples
-    text = examples.flat[examples.starts[index] : examples.starts[index + 1]].tolist()
-    ids = row.ids.tolist()
-    if len(text) <= most:
-        return bool(ids == text)
-    if int(examples.prompts[index]) <= 1:
-        return bool(ids == text[:most])
-    if examples.start_id is not None and text[0] == examples.start_id:
-        return bool(ids == text[:1] + text[len(text) - most + 1 :])
-    return bool(ids == text[len(text) - most :])
-
-
-def _count_targets(spec: LaneSpec, index: int, most: int) -> int:
-    """Count the tokens with a loss: all but the first, or all after the prompt, the end of text included."""
-    length = int(spec.examples.starts[index + 1] - spec.examples.starts[index])
-    if spec.schedule.loss == "text":
-        return min(length, most) - 1
-    prompt = max(1, int(spec.examples.prompts[index]))
-    return min(length - prompt, most - 1)

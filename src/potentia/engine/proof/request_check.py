@@ -1,10 +1,12 @@
-"""Five real requests from text to number, by lm-evaluation-harness's rule and plain transformers calls.
+"""Real requests from text to number, by lm-evaluation-harness's rule and plain transformers calls.
 
 The trials of scoring paths (``scoring_check``) compare log-probabilities of tokens. What comes before them (where a
 context ends, which special tokens are added) and after them (whose numbers are added up) they do not see. So a few
 requests of every model are computed again from their texts, with nothing of ours but the adapters' routing: the tokens
-must be the same, and the sums the same but for rounding. Requests on which Potentia differs from the harness on purpose
-(a text that is cut, a BOS token that the tokenizer leaves out) are not chosen.
+must be the same, and the sums the same but for rounding. Each trait of requests is compared once for each model: the
+first, the last, the longest and the shortest request, an empty context, a text of several windows, the last portion
+of many requests, several adapters. Requests on which Potentia differs from the harness on purpose (a context that is
+cut, a BOS token that the tokenizer leaves out) are not chosen.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from potentia.engine.models.device_layout import out_of_memory
 from potentia.engine.proof.scoring_tolerance import OWN_ROUNDINGS, tolerance_for
 from potentia.errors import ModelError
 from potentia.timing import spending
@@ -25,20 +28,90 @@ if TYPE_CHECKING:
     from potentia.engine.models.tokenization import Ids
     from potentia.values.requests import Continuation, Document, Generation
 
-REQUESTS = 5  # that are computed again, of each kind and with or without adapters
-LETTERS_PER_TOKEN = 4  # about: longer texts are read in windows
+REQUESTS = 5  # that are computed again at first, of each kind and with or without adapters
+MOST_WINDOWS = 4  # of a text that is computed again
 
 
 @dataclass(frozen=True)
-class EncodedRequest:
-    """The tokens of a request by the harness's rule: all of them, and how many of the last ones are scored."""
+class EncodedWindow:
+    """Tokens that the model reads at once, and how many of the last ones are scored."""
 
     ids: Ids
     scored: int
 
 
+@dataclass(frozen=True)
+class EncodedRequest:
+    """The tokens of a request by the harness's rule: where its scored part begins, and the windows it is read in."""
+
+    ids: Ids
+    scored: int
+    windows: tuple[EncodedWindow, ...]
+
+
+@dataclass(frozen=True)
+class RequestTraits:
+    """What decides which requests are compared: letters and scored tokens of each, empty contexts, and adapters."""
+
+    lengths: Sequence[int]
+    tokens: Sequence[int]
+    has_context: Sequence[bool]
+    owners: Sequence[int] | None
+    portion: int  # requests that are tokenised at a time
+    max_length: int
+
+    def choose_requests(self) -> dict[str, list[int]]:
+        """Return a few requests for each trait that some of them have, by the trait's name."""
+        if not self.lengths:
+            return {}
+        order = sorted(range(len(self.lengths)), key=self.lengths.__getitem__)
+        chosen = {"all": self._choose_spread(order)}
+        empty = [index for index in order if not self.has_context[index]]
+        if empty:
+            chosen["empty context"] = empty[-1:]
+        windowed = [index for index in order if self._has_windows(index)]
+        if windowed:
+            chosen["windows"] = windowed[-1:]
+        if len(self.lengths) > self.portion:
+            chosen["portions"] = self._choose_from_last_portion()
+        if self.owners is not None and len(set(self.owners)) > 1:
+            last_of_owner = {owner: index for index, owner in enumerate(self.owners)}
+            chosen["adapters"] = [
+                last_of_owner[min(last_of_owner)],
+                last_of_owner[max(last_of_owner)],
+            ]
+        return chosen
+
+    def _choose_spread(self, order: Sequence[int]) -> list[int]:
+        """Choose the first, the last, the longest, the shortest and the middle request, or others where these are one.
+
+        Where requests have owners, the last owner's longest request takes the place of the middle one.
+        """
+        count = len(order)
+        middle = order[count // 2]
+        if self.owners is not None:
+            last_owner = max(self.owners)
+            middle = [index for index in order if self.owners[index] == last_owner][-1]
+        spread = [count * part // REQUESTS for part in range(REQUESTS)]
+        candidates = [0, count - 1, order[-1], order[0], middle, *spread]
+        return list(dict.fromkeys(candidates))[:REQUESTS]
+
+    def _has_windows(self, index: int) -> bool:
+        tokens = self.tokens[index]
+        return self.max_length < tokens <= MOST_WINDOWS * (self.max_length - 1)
+
+    def _choose_from_last_portion(self) -> list[int]:
+        """Choose a late request whose adapter is not that of the same place in the first portion."""
+        last = len(self.lengths) - 1
+        if self.owners is not None:
+            for index in range(last, self.portion - 1, -1):
+                if self.owners[index] != self.owners[index % self.portion]:
+                    return [index]
+        return [last]
+
+
 class RequestCheck:
-    """Compare requests of one model with the harness's rule, once for each kind of request."""
+    """Compare requests of one model with the harness's rule, once for each kind of request and each trait."""
 
     def __init__(self, network: Network, loaded: LoadedModel) -> None:
         self.network = network
@@ -49,61 +122,82 @@ class RequestCheck:
         self,
         requests: Sequence[Continuation],
         logprobs: Sequence[float],
+        tokens: Sequence[int],
+        *,
         owners: Sequence[int] | None,
+        portion: int,
     ) -> None:
-        """Refuse numbers of continuations that are not the harness's."""
-        name = _check_name("continuations", owners)
-        if name in self.loaded.checks.requests:
-            return
-        lengths = [len(request.context) + len(request.continuation) for request in requests]
-        differences: list[float] = []
-        for index in choose_requests(lengths, owners):
-            request = requests[index]
-            encoded = self.rule.encode_continuation(request.context, request.continuation)
-            if encoded is None:
-                continue
-            pair = (request.context, request.continuation)
-            ((context_ids, continuation_ids),) = self.loaded.encoder.continuations([pair])
-            boundary = len(encoded.ids) - encoded.scored
-            self._check_tokens(
-                [context_ids, continuation_ids], [encoded.ids[:boundary], encoded.ids[boundary:]]
-            )
-            owner = _owner_of(index, owners)
-            differences.append(self._check_number(encoded, logprobs[index], owner))
-        self._record(name, differences)
+        """Refuse numbers of continuations that are not the harness's; ``tokens`` are those that were scored."""
+        traits = RequestTraits(
+            lengths=[len(request.context) + len(request.continuation) for request in requests],
+            tokens=tokens,
+            has_context=[bool(request.context) for request in requests],
+            owners=owners,
+            portion=portion,
+            max_length=self.loaded.max_length,
+        )
+        for name, chosen in self._new_traits("continuations", traits):
+            differences: list[float] = []
+            for index in chosen:
+                request = requests[index]
+                encoded = self.rule.encode_continuation(request.context, request.continuation)
+                if encoded is None:
+                    continue
+                pair = (request.context, request.continuation)
+                ((context_ids, continuation_ids),) = self.loaded.encoder.continuations([pair])
+                boundary = len(encoded.ids) - encoded.scored
+                self._check_tokens(
+                    [context_ids, continuation_ids],
+                    [encoded.ids[:boundary], encoded.ids[boundary:]],
+                )
+                owner = _owner_of(index, owners)
+                differences += self._check_number(encoded, logprobs[index], owner)
+            self._record(name, differences)
 
     def check_documents(
-        self, requests: Sequence[Document], logprobs: Sequence[float], owners: Sequence[int] | None
+        self,
+        requests: Sequence[Document],
+        logprobs: Sequence[float],
+        tokens: Sequence[int],
+        *,
+        owners: Sequence[int] | None,
     ) -> None:
-        """Refuse numbers of whole texts that are not the harness's, of texts that fit the model."""
-        name = _check_name("documents", owners)
-        if name in self.loaded.checks.requests:
-            return
-        fitting = [
-            index
-            for index, request in enumerate(requests)
-            if len(request.text) <= LETTERS_PER_TOKEN * self.loaded.max_length
-        ]
-        lengths = [len(requests[index].text) for index in fitting]
-        fitting_owners = None
-        if owners is not None:
-            fitting_owners = [owners[index] for index in fitting]
-        differences: list[float] = []
-        for chosen in choose_requests(lengths, fitting_owners):
-            index = fitting[chosen]
-            encoded = self.rule.encode_document(requests[index].text)
-            if encoded is None:
-                continue
-            owner = _owner_of(index, owners)
-            differences.append(self._check_number(encoded, logprobs[index], owner))
-        self._record(name, differences)
+        """Refuse numbers of texts that are not the harness's; ``tokens`` are those that were scored."""
+        traits = RequestTraits(
+            lengths=[len(request.text) for request in requests],
+            tokens=tokens,
+            has_context=[True] * len(requests),
+            owners=owners,
+            portion=max(1, len(requests)),
+            max_length=self.loaded.max_length,
+        )
+        for name, chosen in self._new_traits("documents", traits):
+            differences: list[float] = []
+            for index in chosen:
+                encoded = self.rule.encode_document(requests[index].text)
+                if encoded is None:
+                    continue
+                owner = _owner_of(index, owners)
+                differences += self._check_number(encoded, logprobs[index], owner)
+            self._record(name, differences)
+
+    def _new_traits(self, kind: str, traits: RequestTraits) -> list[tuple[str, list[int]]]:
+        """Return the requests of every trait that was not compared yet, with the name to record it by."""
+        name = _check_name(kind, traits.owners)
+        new_traits: list[tuple[str, list[int]]] = []
+        for trait, chosen in traits.choose_requests().items():
+            full_name = name if trait == "all" else f"{name}, {trait}"
+            if full_name not in self.loaded.checks.requests:
+                new_traits.append((full_name, chosen))
+        return new_traits
 
     def check_prompts(self, requests: Sequence[Generation]) -> None:
         """Refuse tokens of prompts that are not the harness's; what is written after them is tried elsewhere."""
         if "prompts" in self.loaded.checks.requests:
             return
         compared = 0
-        for index in choose_requests([len(request.context) for request in requests], None):
+        lengths = [len(request.context) for request in requests]
+        for index in choose_prompts(lengths):
             prompt_ids = self.rule.encode_prompt(requests[index].context)
             if prompt_ids is None:
                 continue
@@ -118,17 +212,25 @@ class RequestCheck:
                 hint=REPORT,
             )
 
-    def _check_number(self, encoded: EncodedRequest, logprob: float, owner: int) -> float:
-        """Return how far a number is from the harness's; refuse it where that is more than rounding."""
-        with spending("check"), torch.no_grad():
-            expected = self._logprob_alone(encoded, owner, copies=1)
-            difference = abs(logprob - expected)
-            if difference <= self._tolerance(encoded.scored, expected):
-                return difference
-            # large logits and long texts round by more than a constant allows
-            rounding = abs(self._logprob_alone(encoded, owner, copies=3) - expected)
+    def _check_number(self, encoded: EncodedRequest, logprob: float, owner: int) -> list[float]:
+        """Return how far a number is from the harness's, or nothing where there is no memory to compute it alone.
+
+        Refuse it where that is more than rounding.
+        """
+        try:
+            with spending("check"), torch.no_grad():
+                expected = self._logprob_alone(encoded, owner, copies=1)
+                difference = abs(logprob - expected)
+                if difference <= self._tolerance(encoded.scored, expected):
+                    return [difference]
+                # large logits and long texts round by more than a constant allows
+                rounding = abs(self._logprob_alone(encoded, owner, copies=3) - expected)
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            return []
         if difference <= OWN_ROUNDINGS * rounding:
-            return difference
+            return [difference]
         raise ModelError(
             f"a request got the log-likelihood {logprob:.4f}, where lm-evaluation-harness's rule gives {expected:.4f}",
             hint=REPORT,
@@ -140,13 +242,16 @@ class RequestCheck:
 
     def _logprob_alone(self, encoded: EncodedRequest, owner: int, *, copies: int) -> float:
         """Return the log-likelihood of a request by itself, through the model's own forward."""
+        return sum(self._window_logprob(window, owner, copies) for window in encoded.windows)
+
+    def _window_logprob(self, window: EncodedWindow, owner: int, copies: int) -> float:
         model = self.network.model
-        ids = torch.tensor([encoded.ids] * copies, device=self.network.device)
+        ids = torch.tensor([window.ids] * copies, device=self.network.device)
         self.network.route([owner] * copies)
-        logits = model(input_ids=ids[:, :-1], use_cache=False).logits[0, -encoded.scored :]
+        logits = model(input_ids=ids[:, :-1], use_cache=False).logits[0, -window.scored :]
         precise_dtype = torch.promote_types(logits.dtype, torch.float32)
         logprobs = torch.log_softmax(logits.to(precise_dtype), dim=-1)
-        targets = ids[0, -encoded.scored :].to(logprobs.device).unsqueeze(1)
+        targets = ids[0, -window.scored :].to(logprobs.device).unsqueeze(1)
         return float(logprobs.gather(1, targets).double().sum())
 
     def _record(self, name: str, differences: Sequence[float]) -> None:
@@ -222,27 +327,47 @@ class HarnessRule:
         return list(self.tokenizer.encode(text, **options))
 
     def _fitting(self, ids: Ids, scored: int) -> EncodedRequest | None:
-        """Return a request whose tokens the model reads at once, with something to score."""
-        if scored < 1 or len(ids) > self.max_length + 1 or len(ids) <= scored:
+        """Return a request with the windows that it is read in; None where a cut would take the BOS that is needed."""
+        if scored < 1 or len(ids) <= scored:
             return None
-        return EncodedRequest(ids, scored)
+        if scored > self.max_length:
+            windows = self._make_windows(ids, len(ids) - scored)
+            return EncodedRequest(ids, scored, tuple(windows))
+        if len(ids) > self.max_length + 1 and self.strips_bos:
+            return None
+        window = EncodedWindow(ids[-(self.max_length + 1) :], scored)
+        return EncodedRequest(ids, scored, (window,))
+
+    def _make_windows(self, ids: Ids, first: int) -> list[EncodedWindow]:
+        """Return windows in which every token from ``first`` on is predicted once, after the most text that fits.
+
+        The first window begins with the token before. A later one is full; where the model needs BOS, it begins
+        with that.
+        """
+        windows = [EncodedWindow(ids[first - 1 : first + self.max_length], self.max_length)]
+        start = [self.prefix_id] if self.strips_bos and self.prefix_id is not None else []
+        text_length = self.max_length + 1 - len(start)
+        done = first + self.max_length
+        while done < len(ids):
+            end = min(len(ids), done + text_length - 1)
+            # a window reaches back over text that is scored already, but not over its head
+            begin = max(first, end - text_length)
+            windows.append(EncodedWindow(start + ids[begin:end], end - done))
+            done = end
+        return windows
 
 
-def choose_requests(lengths: Sequence[int], owners: Sequence[int] | None) -> list[int]:
-    """Choose the first, the last, the longest, the shortest and the middle request, and others where these are one.
-
-    Where requests have owners, the last owner's longest request takes the place of the middle one.
-    """
-    if not lengths:
-        return []
-    order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    middle = order[len(order) // 2]
-    if owners is not None:
-        last_owner = max(owners)
-        middle = [index for index in order if owners[index] == last_owner][-1]
-    spread = [len(lengths) * part // REQUESTS for part in range(REQUESTS)]
-    chosen = [0, len(lengths) - 1, order[-1], order[0], middle, *spread]
-    return list(dict.fromkeys(chosen))[:REQUESTS]
+def choose_prompts(lengths: Sequence[int]) -> list[int]:
+    """Choose a few texts that are to be continued: the first, the last, the longest, the shortest, a middle one."""
+    traits = RequestTraits(
+        lengths=lengths,
+        tokens=[0] * len(lengths),
+        has_context=[True] * len(lengths),
+        owners=None,
+        portion=max(1, len(lengths)),
+        max_length=1,
+    )
+    return traits.choose_requests().get("all", [])
 
 
 def _owner_of(index: int, owners: Sequence[int] | None) -> int:

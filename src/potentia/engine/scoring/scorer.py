@@ -127,8 +127,11 @@ class Scorer:
         scored = self._score(portions, len(requests), progress)
         if not self.reference:
             logprobs = [request.logprob for request in scored]
+            tokens = [request.tokens for request in scored]
             with self.network.evaluating():
-                self.request_check.check_continuations(requests, logprobs, owners)
+                self.request_check.check_continuations(
+                    requests, logprobs, tokens, owners=owners, portion=PORTION
+                )
         return scored
 
     def loglikelihood_ids(
@@ -154,8 +157,9 @@ class Scorer:
         scored = self._score([sequences], len(requests), progress)
         if not self.reference:
             logprobs = [request.logprob for request in scored]
+            tokens = [request.tokens for request in scored]
             with self.network.evaluating():
-                self.request_check.check_documents(requests, logprobs, owners)
+                self.request_check.check_documents(requests, logprobs, tokens, owners=owners)
         return scored
 
     def generate(

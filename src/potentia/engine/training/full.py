@@ -74,20 +74,27 @@ class FullTuningJob:
 
     def step(self, rows: list[TrainingRow], rate: float) -> FullStep:
         """Make one update, or none where loss or gradient are no numbers."""
-        loss = self._compute_gradients(rows)
+        loss = self.compute_gradients(rows)
+        norm = math.nan
+        if math.isfinite(loss):
+            norm = self.update(rate)
+        return FullStep(loss=loss, norm=norm, tokens=sum(len(row.ids) for row in rows))
+
+    def update(self, rate: float) -> float:
+        """Update all weights by their gradients, unless these are no numbers; return the gradients' norm."""
         for master, parameter in zip(self.masters, self.parameters, strict=True):
             if master is not parameter and parameter.grad is not None:
                 master.grad = parameter.grad.float()
                 parameter.grad = None
         norm = clip_gradients(self.masters, self.schedule)
-        step = FullStep(loss=loss, norm=norm, tokens=sum(len(row.ids) for row in rows))
-        if step.sound:
+        if math.isfinite(norm):
             make_update(self.optimizer, rate)
-            self._copy_masters_to_model()
-        return step
+            self.copy_masters_to_model()
+        return norm
 
     @torch.no_grad()
-    def _copy_masters_to_model(self) -> None:
+    def copy_masters_to_model(self) -> None:
+        """Give the model the weights that the optimizer updates."""
         for master, parameter in zip(self.masters, self.parameters, strict=True):
             if master is not parameter:
                 parameter.copy_(master)
@@ -95,7 +102,7 @@ class FullTuningJob:
     def show(self) -> None:
         """Do nothing: the model has its weights after every step."""
 
-    def _compute_gradients(self, rows: list[TrainingRow]) -> float:
+    def compute_gradients(self, rows: list[TrainingRow]) -> float:
         """Add the gradients of a step, and return its loss."""
 
         def compute(plan: PassPlan) -> float:
@@ -129,7 +136,7 @@ class FullTuningJob:
             done = [FullStep(*step) for step in facts["steps"]]
             self._restore_weights(tensors, len(done))
         self._saved_steps = len(done)
-        self._copy_masters_to_model()
+        self.copy_masters_to_model()
         return done
 
     def _restore_weights(self, tensors: dict[str, Tensor], step_count: int) -> None:

@@ -11,6 +11,7 @@ notes and the kept states remain.
 from __future__ import annotations
 
 import hashlib
+import logging
 import shutil
 import time
 from collections.abc import Collection, Sequence
@@ -25,6 +26,8 @@ from potentia.engine.lane_spec import LaneSpec
 from potentia.engine.models.float32_copy import open_float32_copy
 from potentia.engine.models.quantization import is_quantised
 from potentia.engine.models.split_model import asking
+from potentia.engine.proof.full_rehearsal import rehearse_full_step
+from potentia.engine.proof.plan_check import check_full_step_plan, check_lane_is_complete
 from potentia.engine.training.full import FullStep, FullTuningJob, check_full
 from potentia.engine.training.lane import Lane, LaneEpoch, StepInfo
 from potentia.engine.training.sharded import Shards
@@ -33,6 +36,8 @@ from potentia.engine.training.trainer import Trainer, TrainingListener
 from potentia.errors import TuningError
 from potentia.timing import spending
 from potentia.values.training_form import TrainingForm
+
+log = logging.getLogger(__name__)
 
 # what a lane's folder holds beside its kept states
 NOTES = "notes.sealed"
@@ -205,6 +210,8 @@ class _FullLaneRun:
         with self.trainer.job(self.spec, self.folder) as job:
             steps = job.restore()
             self.trainer.steps = steps
+            if isinstance(job, FullTuningJob):
+                self._rehearse(job, len(steps))
             resumed_steps = len(steps)
             lane.began = time.monotonic()
             while len(steps) < total_steps and not lane.is_over and not self.listener.stop():
@@ -213,9 +220,35 @@ class _FullLaneRun:
                 if len(steps) < total_steps:
                     job.save(steps, now=True)
                 else:
+                    check_lane_is_complete(self.spec, len(steps))
                     lane.status = "done"
                     self.trainer.now = (self.spec.key, lane.epochs[-1].epoch)
         self._write_notes()
+
+    def _rehearse(self, job: FullTuningJob, step: int) -> None:
+        """Compare the first step with the reference; where it differs, take the next slower form, or raise an error."""
+        if step >= self.spec.total_steps:
+            return
+        trainer = self.trainer
+        rows = self.spec.rows_of_step(step, trainer.limit)
+        slower_forms = LOCAL_FORMS[LOCAL_FORMS.index(job.form) :]
+        for form in slower_forms:
+            job.form = form
+            with spending("check"):
+                result = rehearse_full_step(job, trainer.model, self.spec, step, rows)
+            if result.refusal is None:
+                trainer.form = form
+                training_record = trainer.record["training"]
+                training_record["form"] = form.value
+                training_record["rehearsal"] = result.facts
+                return
+            model_name = type(trainer.model).__name__
+            log.warning("%s: not tuned as %s: %s", model_name, form.words, result.refusal.reason)
+            if not result.refusal.retry or form == slower_forms[-1]:
+                raise TuningError(
+                    f"{model_name} cannot be tuned here: {result.refusal.reason}",
+                    hint="potentia models check MODEL shows the distances",
+                )
 
     def _make_step(
         self, job: FullTuningJob | Shards, steps: list[FullStep], resumed_steps: int
@@ -225,6 +258,7 @@ class _FullLaneRun:
         schedule = self.spec.schedule
         rate = schedule.learning_rate * schedule.rate_share(step_index, self.spec.total_steps)
         rows = self.spec.rows_of_step(step_index, self.trainer.limit)
+        check_full_step_plan(self.spec, step_index, rows, rate, self.trainer.limit)
         step = job.step(rows, rate)
         self.trainer.now = None
         step_number = step_index + 1

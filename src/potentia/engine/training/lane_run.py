@@ -24,6 +24,8 @@ from potentia.engine.layers.adapter_bank import AdapterBank, lane_state_bytes
 from potentia.engine.layers.fused_layers import FusedLayers
 from potentia.engine.models.device_layout import find_blocks
 from potentia.engine.models.quantization import count_parameters
+from potentia.engine.proof.handover_check import check_begun_lanes, check_resumed_lanes, digest_lane
+from potentia.engine.proof.plan_check import check_lane_is_complete, check_step_plan
 from potentia.engine.proof.rehearsal import RehearsalFailedError, rehearse_first_step
 from potentia.engine.proof.training_steps import TrainingSteps, make_steps
 from potentia.engine.steps.lane_states import UPDATE_COLUMNS, LaneStates, update_settings
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 
 LOOK_EVERY = 25  # steps between two looks at the lanes' health: each look waits for the device
 SNAPSHOT_SECONDS = 60.0  # that a kill may cost
-SNAPSHOT_FORM = "6"  # snapshots of another form are not taken up
+SNAPSHOT_FORM = "7"  # snapshots of another form are not taken up
 
 
 class LaneRun:
@@ -186,11 +188,13 @@ class LaneRun:
         active = self._active()
         free = sorted(set(range(self.bank.slots)) - {lane.slot for lane in active})
         waiting = [lane for lane in self.lanes.values() if lane.status == "waiting"]
-        for slot, lane in zip(free, waiting, strict=False):
+        begun = list(zip(waiting, free, strict=False))
+        for lane, slot in begun:
             self.put_into_slot(lane, slot)
             active.append(lane)
-        if free and waiting:
+        if begun:
             self.bank.refresh_work()
+            check_begun_lanes(self.bank, self.states, [slot for _, slot in begun])
         self.trainer.occupy({lane.spec.key: lane.slot for lane in active if lane.slot is not None})
         return self._active()
 
@@ -208,8 +212,10 @@ class LaneRun:
     def _one_step(self) -> None:
         active = self._active()
         rows = self.next_rows(active)
+        table = self.update_table(active)
+        check_step_plan(active, rows, table, self.token_limit)
         self.compute_gradients(rows)
-        self.steps.update(self.update_table(active))
+        self.steps.update(table)
         for lane in active:
             lane.step += 1
         self.step += 1
@@ -290,6 +296,7 @@ class LaneRun:
             lane = self.lanes[key]
             lane.began = time.monotonic()  # scoring took its time too
             if lane.step >= lane.spec.total_steps:
+                check_lane_is_complete(lane.spec, lane.step)
                 self._end(lane, "done")
             elif key in dropped:
                 self._end(lane, "dropped")
@@ -305,9 +312,19 @@ class LaneRun:
         assert plan is not None
         tensors = {name: part.cpu()[at] for name, part in self._state().items()}
         lanes = {key: lane.to_record() for key, lane in self.lanes.items()}
-        self.snapshots.save(
-            tensors, {"plan": asdict(plan), "step": self.step, "lanes": lanes, "slots": at}
-        )
+        facts = {
+            "plan": asdict(plan),
+            "step": self.step,
+            "lanes": lanes,
+            "slots": at,
+            "digests": self._digests(),
+        }
+        self.snapshots.save(tensors, facts)
+
+    def _digests(self) -> dict[str, dict[str, int]]:
+        """Return a checksum of each tensor of every lane under way, by the lane's key."""
+        state = self._state()
+        return {lane.key: digest_lane(state, lane.slot, lane.step) for lane in self._active()}
 
     def _state(self) -> dict[str, Tensor]:
         """Return what a step changes, by slot."""
@@ -330,6 +347,9 @@ class LaneRun:
             lane.take_up_record(records[key])
         self._resumed_steps = self._done()
         self.bank.refresh_work()
+        digests = facts["digests"]
+        assert isinstance(digests, dict)
+        check_resumed_lanes(digests, self._digests(), self.bank)
 
 
 def _mean_step_tokens(spec: LaneSpec) -> float:

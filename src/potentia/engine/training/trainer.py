@@ -111,7 +111,9 @@ class Trainer:
             on_recall=on_recall or ignore_event,
             stop=stop or never_stop,
         )
-        self._train_lanes(lanes, listener)
+        for lane in lanes.values():
+            _fail_excessive_rate(lane)
+        self._train_lanes({key: lane for key, lane in lanes.items() if not lane.is_over}, listener)
         return {key: lane.mark_ended() for key, lane in lanes.items()}
 
     def _train_lanes(self, lanes: dict[str, Lane], listener: TrainingListener) -> None:
@@ -178,3 +180,13 @@ class Trainer:
             if smaller_plan is not None and not may_try_again:
                 self.plan = smaller_plan
             ran_out_before = True
+
+
+def _fail_excessive_rate(lane: Lane) -> None:
+    """Fail a lane whose learning rate is too large for AdamW's numbers, which are float32."""
+    schedule = lane.spec.schedule
+    largest_step = schedule.learning_rate / (1.0 - schedule.betas[0])
+    if not largest_step > torch.finfo(torch.float32).max:  # no number: its first step fails
+        return
+    lane.status = "failed"
+    lane.reason = f"a learning rate of {schedule.learning_rate:g} is too large: use one below 1"
