@@ -72,7 +72,7 @@ def main() -> int:
 
 def judge(given: argparse.Namespace, seed: int, folder: Path) -> bool:
     """Compare one adaptive run with its full study; say whether anything is wrong."""
-    study = demo_study(folder, quick=not given.whole).model_copy(update={"seed": seed})
+    study = demo_study(folder, full=given.whole).model_copy(update={"seed": seed})
     warm(study, folder)
     full, known = study.model_copy(update={"store": str(folder / "full.db")}), {}
 

@@ -33,7 +33,7 @@ torch.set_num_threads(1 if sys.argv[2] == "one thread" else torch.get_num_thread
 from potentia.lab.demo import demo_study
 from potentia.run import plan_study, run_study
 folder = Path(sys.argv[1])
-study = demo_study(folder, quick=True)
+study = demo_study(folder)
 caps = study.caps.model_copy(update={"train": 100, "test": 100})
 study = study.model_copy(update={"models": study.models[-1:], "tasks": study.tasks[:1], "caps": caps})
 plan = plan_study(study)

@@ -1,4 +1,4 @@
-"""The quick demo, for real: every cell fine-tuned, and the effect in the direction that was planted."""
+"""The demo, for real: every cell fine-tuned, and the effect in the direction that was planted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,8 @@ POTENTIA = str(Path(sys.executable).with_name("potentia"))
 
 
 @pytest.mark.slow
-def test_the_quick_demo_shows_the_planted_effect_and_resumes_at_once(tmp_path: Path):
-    command = [POTENTIA, "demo", "--quick", "--json", "-o", str(tmp_path)]
+def test_the_demo_shows_the_planted_effect_and_resumes_at_once(tmp_path: Path):
+    command = [POTENTIA, "demo", "--json", "-o", str(tmp_path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     first = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)
     assert first.returncode == 0, first.stderr
@@ -34,8 +33,7 @@ def test_the_quick_demo_shows_the_planted_effect_and_resumes_at_once(tmp_path: P
     report = Path(found["report"])
     assert report.stat().st_size > 100_000
 
-    began = time.monotonic()
-    again = CliRunner().invoke(app, ["demo", "--quick", "--json", "-o", str(tmp_path)])
+    again = CliRunner().invoke(app, ["demo", "--json", "-o", str(tmp_path)])
     assert again.exit_code == 0, again.output
     assert json.loads(again.stdout)["tau"] == found["tau"]
-    assert time.monotonic() - began < 60, "nothing is computed twice"
+    assert json.loads(again.stdout)["computed"] == 0, "nothing is computed twice"

@@ -12,7 +12,7 @@ from potentia.run import run_study
 
 
 def test_without_tuned_cells_it_says_so(tmp_path: Path):
-    study = demo_study(tmp_path, quick=True)
+    study = demo_study(tmp_path)
     few = {
         "models": study.models[:2],
         "tasks": study.tasks[:2],
