@@ -64,8 +64,7 @@ class Evidence:
     task_facts: tuple[Benchmark, ...] = ()
     # The group of tasks that count as one, where the user says it.
     task_groups: Mapping[str, str] = field(default_factory=dict)
-    # Tasks whose items are by another metric than their scores.
-    without_items: Mapping[Protocol, frozenset[str]] = field(default_factory=dict)
+    metric: str | None = None  # that was asked for; each task's main one where None
     table_layout: TableLayout | None = None  # how a foreign table was read
     items_read: Mapping[Protocol, Outcomes] = field(
         default_factory=dict
@@ -174,7 +173,7 @@ class Evidence:
             items.setdefault(protocol, {})[task] = max(by_documents.values(), key=len)
         outcomes: dict[Protocol, Outcomes] = {}
         for protocol, matrix in self.scores.items():
-            tasks = set(matrix.tasks) - self.without_items.get(protocol, frozenset())
+            tasks = set(matrix.tasks)
             models = set(matrix.models)
             outcomes[protocol] = {
                 task: _keep_models(by_model, models)
@@ -190,7 +189,7 @@ class Evidence:
         """
         outcomes: dict[tuple[Protocol, str], dict[str, TaskOutcomes]] = {}
         for store, studies in self.open_stores():
-            for cell in store.scores.read_outcomes(study=studies):
+            for cell in store.scores.read_outcomes(study=studies, metric=self.metric):
                 protocol = Protocol(cell.protocol)
                 task = TaskName(cell.task)
                 matrix = self.scores.get(protocol)

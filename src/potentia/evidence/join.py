@@ -188,13 +188,10 @@ def join_sources(parts: Sequence[Evidence]) -> Evidence:
     )
     protocols = in_order({protocol for part in parts for protocol in part.scores})
     scores = {}
-    without_items = {}
     items_read = {}
     for protocol in protocols:
         matrices = [part.scores[protocol] for part in parts if protocol in part.scores]
         scores[protocol] = _union_matrices(matrices)
-        tasks = [part.without_items.get(protocol, frozenset()) for part in parts]
-        without_items[protocol] = frozenset[str]().union(*tasks)
         items_read[protocol] = _merge_items([part.items_read.get(protocol, {}) for part in parts])
     layouts = [part.table_layout for part in parts if part.table_layout is not None]
     return Evidence(
@@ -206,7 +203,7 @@ def join_sources(parts: Sequence[Evidence]) -> Evidence:
         notes=tuple(f"{part.source}: {note}" for part in parts for note in part.notes),
         table_layout=layouts[0] if layouts else None,
         stores=tuple(store for part in parts for store in part.stores),
-        without_items=without_items,
+        metric=next((part.metric for part in parts if part.metric is not None), None),
         items_read=items_read,
     )
 

@@ -29,7 +29,7 @@ from potentia.facts import (
 from potentia.facts import models as known_models
 from potentia.formats import ColumnHints, read_score_files
 from potentia.store import Store, StudyRecord
-from potentia.values.protocol import Protocol, TaskName, in_order
+from potentia.values.protocol import Protocol, in_order
 from potentia.values.scores import ScoreMatrix
 
 if TYPE_CHECKING:
@@ -314,7 +314,7 @@ def _read_open_store(
     )
     if not protocols and not any(store.failures.read(study=key) for key in keys):
         raise _empty_store(store.where)
-    matrices, without_items = _read_matrices(store, protocols, keys, metric)
+    matrices = _read_matrices(store, protocols, keys, metric)
     scores = {protocol: join_folds(matrix, notes) for protocol, matrix in matrices.items()}
     notes += _describe_prompts(store, keys)
     name = store.where if "://" in where else Path(where).name
@@ -326,7 +326,7 @@ def _read_open_store(
         studies=tuple(chosen),
         notes=tuple(notes),
         stores=((where, keys),),
-        without_items=without_items,
+        metric=metric,
     )
 
 
@@ -369,27 +369,20 @@ def _check_studies_alike(store: Store, chosen: Sequence[StudyRecord], metric: st
 
 def _read_matrices(
     store: Store, protocols: Sequence[Protocol], studies: tuple[str, ...], metric: str | None
-) -> tuple[dict[Protocol, ScoreMatrix], dict[Protocol, frozenset[str]]]:
-    """Return the scores by one metric where one is asked for, and the tasks whose items are of another one."""
-    main_scores = {
-        protocol: store.scores.read_matrix(protocol, study=studies) for protocol in protocols
-    }
-    if metric is None:
-        return main_scores, {}
+) -> dict[Protocol, ScoreMatrix]:
+    """Return the scores by one metric where one is asked for, else by each task's main one."""
     scores: dict[Protocol, ScoreMatrix] = {}
-    without_items: dict[Protocol, frozenset[str]] = {}
     problems: list[InputError] = []
-    for protocol, matrix in main_scores.items():
+    for protocol in protocols:
         try:
             scores[protocol] = store.scores.read_matrix(protocol, study=studies, metric=metric)
         except InputError as error:  # no cell of this protocol has it, as with texts
+            if metric is None:
+                raise
             problems.append(error)
-        main_metrics = zip(matrix.tasks, matrix.metrics, strict=True)
-        by_another = [task for task, main_metric in main_metrics if main_metric.name != metric]
-        without_items[protocol] = frozenset(TaskName(task).whole for task in by_another)
     if problems and not scores:
         raise problems[0]
-    return scores, without_items
+    return scores
 
 
 def _choose_studies(

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
+from potentia.values.answer_bits import AnswerBits, compute_answer_bits
 from potentia.values.requests import Continuation, Document, Generation, Likelihood
 from potentia.values.scores import ItemOutcome, Score
 from potentia.values.selection import Selection
@@ -140,20 +141,49 @@ def evaluate(
         report_requests = _report_by_document(progress, documents, len(requests))
     cut_before = scorer.notes["truncated"]
     answers = iter(_answer_requests(scorer, requests, owners, report_requests))
+    cut = scorer.notes["truncated"] - cut_before
     evaluations = []
     for ask, prompts in zip(asks, prompts_by_ask, strict=True):
         replies = [list(islice(answers, len(prompt.requests))) for prompt in prompts]
-        evaluations.append(_grade_replies(ask.task, prompts, replies))
+        answer_bits: Sequence[AnswerBits | None] = ()
+        if ask.split == "test":
+            answer_bits = _score_written_answers(scorer, prompts, ask.owner)
+        evaluations.append(_grade_replies(ask.task, prompts, replies, answer_bits))
     if len(evaluations) == 1:  # tests are asked one at a time
-        cut = scorer.notes["truncated"] - cut_before
         evaluations[0] = replace(evaluations[0], cut=cut, requests=len(requests))
     return evaluations
 
 
+def _score_written_answers(
+    scorer: Scorer, prompts: Sequence[Prompt], owner: int | None
+) -> list[AnswerBits | None]:
+    """Return the bits of the right answer of every example that is answered by writing; nothing of other tasks."""
+    requests = [prompt.answer for prompt in prompts if prompt.answer is not None]
+    if not requests:
+        return []
+    owners = None if owner is None else [owner] * len(requests)
+    likelihoods = iter(scorer.loglikelihood(requests, owners=owners))
+    bits: list[AnswerBits | None] = []
+    for prompt in prompts:
+        if prompt.answer is None:
+            bits.append(None)
+        else:
+            right_answer = prompt.answer.continuation.strip()
+            bits.append(compute_answer_bits([right_answer], [next(likelihoods).logprob], [0]))
+    return bits
+
+
 def _grade_replies(
-    task: Task, prompts: Sequence[Prompt], replies: Sequence[Sequence[Any]]
+    task: Task,
+    prompts: Sequence[Prompt],
+    replies: Sequence[Sequence[Any]],
+    answer_bits: Sequence[AnswerBits | None],
 ) -> Evaluation:
     outcomes = task.grade(prompts, replies)
+    if answer_bits:
+        for outcome, bits in zip(outcomes, answer_bits, strict=True):
+            if bits is not None:
+                outcome.detail["metrics"] |= bits.by_metric()
     compared, tied = _count_ties(prompts, replies)
     return Evaluation(
         outcomes=outcomes,

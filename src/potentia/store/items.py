@@ -19,6 +19,7 @@ from potentia.errors import DamagedItemsError, first_line
 from potentia.extras import Extra, require_extra
 from potentia.files import write_file
 from potentia.store.records import dump_json
+from potentia.values.answer_bits import ANSWER_METRICS, read_answer_bits
 from potentia.values.scores import ItemOutcome
 
 ChooseItems = Callable[[list[float]], list[int]]  # places, by the values of all items
@@ -109,6 +110,37 @@ def load_item_values(folder: Path, cell_key: str) -> ItemValues | None:
     pairs = zip(examples, labels, strict=True)
     clusters = {example: label for example, label in pairs if label}
     return ItemValues(dict(zip(examples, values, strict=True)), clusters)
+
+
+def load_values_by_metric(folder: Path, cell_key: str, metric: str) -> ItemValues | None:
+    """Read the value of every example of a cell by a metric that is not its main one.
+
+    Examples to which the metric gives no number are left out; None where the file is missing or damaged.
+    """
+    try:
+        columns = _read_columns(
+            items_path(folder, cell_key), "doc_id", "gold", "detail", "cluster"
+        )
+        values = {}
+        clusters = {}
+        for doc_id, gold, detail, cluster in zip(*columns, strict=True):
+            value = _find_value(gold, json.loads(detail), metric)
+            if value is not None:
+                values[doc_id] = value
+                if cluster:
+                    clusters[doc_id] = cluster
+    except _UNREADABLE:
+        return None
+    return ItemValues(values, clusters)
+
+
+def _find_value(gold: str, detail: dict[str, Any], metric: str) -> float | None:
+    """Return what an example is worth by a metric; the bits of right answers are computed where they are not stored."""
+    if metric in ANSWER_METRICS:
+        bits = read_answer_bits(gold, detail)
+        return None if bits is None else bits.by_metric().get(metric)
+    value = (detail.get("metrics") or {}).get(metric)
+    return float(value) if isinstance(value, (bool, int, float)) else None
 
 
 def _read_columns(path: Path, *names: str, choose: ChooseItems | None = None) -> list[list[Any]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import statistics
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +21,9 @@ from potentia.store.cell_queries import (
     score_from_columns,
 )
 from potentia.store.database import Database
-from potentia.store.items import load_item_values
+from potentia.store.items import load_item_values, load_values_by_metric
 from potentia.store.waiting import PatientPart
+from potentia.values.answer_bits import ANSWER_METRICS
 from potentia.values.metric import Metric, Origin
 from potentia.values.scores import Score, ScoreMatrix
 
@@ -71,7 +74,10 @@ class Scores(PatientPart):
         """
         query = _join_scores(sa.select(s.cells.c.model, s.cells.c.task, *SCORE_COLUMNS), metric)
         rows = execute_on_cells(self.database, query, study=study, protocol=protocol)
-        if not rows:
+        scores = {(model, task): score_from_columns(*columns) for model, task, *columns in rows}
+        if metric in ANSWER_METRICS:
+            scores |= self._compute_answer_scores(protocol, study, metric, set(scores))
+        if not scores:
             missing = f"{protocol} cells"
             if metric:
                 missing += f" with the metric {metric!r}"
@@ -81,11 +87,33 @@ class Scores(PatientPart):
                 where=self.database.where,
                 hint=f"protocols there: {protocols}",
             )
-        scores = {(model, task): score_from_columns(*columns) for model, task, *columns in rows}
         self._check_metrics(scores)
         models = _sort_names({model for model, _ in scores})
         tasks = _sort_names({task for _, task in scores})
         return ScoreMatrix.of_cells(protocol, scores, models, tasks)
+
+    def _compute_answer_scores(
+        self,
+        protocol: str,
+        study: StudyFilter,
+        metric: str,
+        scored: Container[tuple[str, str]],
+    ) -> dict[tuple[str, str], Score]:
+        """Score the right answers of cells that earlier versions stored, from the log-likelihoods of their items."""
+        c = s.cells.c
+        query = _join_scores(sa.select(c.key, c.model, c.task, *SCORE_COLUMNS), None)
+        query = query.where(c.item_count.is_not(None))
+        scores = {}
+        for key, model, task, *columns in execute_on_cells(
+            self.database, query, study=study, protocol=protocol
+        ):
+            if (model, task) in scored:
+                continue
+            items = load_values_by_metric(self.database.items_folder, key, metric)
+            if items is not None and items.values:
+                main = score_from_columns(*columns)
+                scores[model, task] = _mean_score(list(items.values.values()), metric, main)
+        return scores
 
     def _check_metrics(self, scores: dict[tuple[str, str], Score]) -> None:
         """Refuse cells of a task that are of different metrics."""
@@ -111,7 +139,11 @@ class Scores(PatientPart):
         query = sa.select(
             link.study, c.protocol, c.task, c.data, c.recipe, c.shots, *metric_columns
         )
-        query = _join_scores(query.distinct(), metric).join(s.study_cells, link.cell == c.id)
+        # the bits of right answers may have to be computed: what forbids a comparison is as with the main metric
+        is_computed = metric in ANSWER_METRICS
+        stored_metric = None if is_computed else metric
+        query = _join_scores(query.distinct(), stored_metric)
+        query = query.join(s.study_cells, link.cell == c.id)
         with self.database.reading() as connection:
             conditions = cell_conditions(self.database, connection, study=study)
             if study is not None:  # a cell may be of other studies too
@@ -123,23 +155,30 @@ class Scores(PatientPart):
                 study=row.study,
                 protocol=row.protocol,
                 task=row.task,
-                metric=Metric(*row[6:]),
+                metric=Metric.of(str(metric)) if is_computed else Metric(*row[6:]),
                 origin=Origin(data=row.data, recipe=row.recipe, shots=row.shots),
             )
             for row in rows
         ]
 
-    def read_outcomes(self, *, study: StudyFilter = None) -> Iterator[CellOutcomes]:
+    def read_outcomes(
+        self, *, study: StudyFilter = None, metric: str | None = None
+    ) -> Iterator[CellOutcomes]:
         """Give the value by document of every cell with items, the newest of several last.
 
-        A file that is missing or cannot be read is passed over: the score still stands.
+        ``metric`` picks another than each cell's main metric, where it has a number for every item. A file that is
+        missing or cannot be read is passed over: the score still stands.
         """
         c = s.cells.c
-        query = sa.select(c.key, c.protocol, c.task, c.model, c.data)
+        folder = self.database.items_folder
+        query = sa.select(c.key, c.protocol, c.task, c.model, c.data, c.metric)
         query = query.where(c.item_count.is_not(None))
         for row in execute_on_cells(self.database, query, study=study):
-            items = load_item_values(self.database.items_folder, row.key)
-            if items is not None:
+            if metric in (None, row.metric):
+                items = load_item_values(folder, row.key)
+            else:
+                items = load_values_by_metric(folder, row.key, str(metric))
+            if items is not None and items.values:
                 yield CellOutcomes(
                     row.protocol,
                     row.task,
@@ -155,6 +194,21 @@ def _join_scores(query: Any, metric: str | None) -> Any:
     has_name = s.scores.c.name == (s.cells.c.metric if metric is None else metric)
     is_of_cell = s.scores.c.cell == s.cells.c.id
     return query.join_from(s.cells, s.scores, sa.and_(is_of_cell, has_name))
+
+
+def _mean_score(values: list[float], metric: str, main: Score) -> Score:
+    """Return the mean of a metric over items, with what the cell's main score knows of its task and origin."""
+    count = len(values)
+    stderr = math.nan
+    if count > 1:
+        stderr = statistics.stdev(values) / math.sqrt(count)
+    return Score(
+        value=statistics.fmean(values),
+        stderr=stderr,
+        n=count,
+        metric=Metric.of(metric, chance=main.metric.chance),
+        origin=main.origin,
+    )
 
 
 def _sort_names(names: set[str]) -> list[str]:

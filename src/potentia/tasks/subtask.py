@@ -17,6 +17,7 @@ from potentia.tasks import grading
 from potentia.tasks.data import as_list, silence_libraries
 from potentia.tasks.forms.open_answers import strip_labels
 from potentia.tasks.harness import SPLIT_KEYS, build_harness_task
+from potentia.values.answer_bits import AnswerBits, compute_answer_bits
 from potentia.values.metric import Metric
 from potentia.values.requests import (
     Continuation,
@@ -81,6 +82,8 @@ class Prompt:
     choices: tuple[str, ...]
     right_choices: tuple[int, ...]  # places of the right choices
     doc: TaskDocument = field(repr=False, compare=False)
+    # the right answer as a likelihood, of an example that is answered by writing
+    answer: Continuation | None = None
 
 
 class Subtask:
@@ -225,7 +228,20 @@ class Subtask:
             choices=tuple(self.choices(doc.data)),
             right_choices=tuple(self.gold_indices(doc.data)) if self.has_options else (),
             doc=doc,
+            answer=self._answer_request(doc.data, requests[0], chat),
         )
+
+    def _answer_request(
+        self, doc: Columns, request: Request, chat: ChatTemplate | None
+    ) -> Continuation | None:
+        """Return the likelihood of the right answer after the prompt of an example that is answered by writing."""
+        if not isinstance(request, Generation):
+            return None
+        targets = self._target_texts(doc)
+        if not targets or not targets[0]:
+            return None
+        delimiter = self._delimiter(chat, request.context, targets[0])
+        return Continuation(request.context, delimiter + targets[0])
 
     def requests(
         self, doc: dict[str, Any], *, shots: int, chat: ChatTemplate | None
@@ -429,8 +445,29 @@ class Subtask:
             detail["choices"] = list(prompt.choices)
             chosen = grading.choose_answer(metric, prompt.choices, option_answers)
             prediction = prompt.choices[chosen]
+        answer_bits = self._answer_bits(prompt, answers)
+        if answer_bits is not None:
+            values |= answer_bits.by_metric()
         value = grading.item_value(metric, values.get(metric, math.nan))
         return ItemOutcome(prompt.doc_id, value, prediction, prompt.gold, detail)
+
+    def _answer_bits(self, prompt: Prompt, answers: Sequence[Any]) -> AnswerBits | None:
+        """Return the bits of the right answer, where the answers are likelihoods."""
+        if self.kind != "choice":
+            return None
+        if not self.has_options:
+            return compute_answer_bits([prompt.gold], [float(answers[0][0])], [0])
+        logprobs = [float(answer[0]) for answer in answers[: len(prompt.choices)]]
+        if len(logprobs) != len(prompt.choices):
+            return None
+        if self.task.multiple_input:  # the choices are contexts; what follows each is scored
+            ends = [request.continuation for request in prompt.requests[: len(logprobs)]]  # type: ignore[union-attr]
+            return compute_answer_bits(
+                [end.strip() for end in ends], logprobs, prompt.right_choices
+            )
+        right_texts = {prompt.choices[position] for position in prompt.right_choices}
+        right = [k for k, choice in enumerate(prompt.choices) if choice in right_texts]
+        return compute_answer_bits(prompt.choices, logprobs, right)
 
     def _metric_values(self, doc: dict[str, Any], instances: Sequence[Any]) -> dict[str, Any]:
         """Return the value of every metric, once per filter."""

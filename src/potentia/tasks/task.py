@@ -14,6 +14,7 @@ from potentia.tasks.clusters import find_cluster_column, label_cluster
 from potentia.tasks.harness import fingerprint_definition
 from potentia.tasks.splits import SPLITS, Division, Split, SplitRows, plan_splits
 from potentia.tasks.subtask import Answer, ChatTemplate, Prompt, Subtask, TaskDocument
+from potentia.values.answer_bits import ANSWER_METRICS
 from potentia.values.metric import Metric
 from potentia.values.requests import Example
 from potentia.values.scores import ItemOutcome, Score
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 COUNTED_FOR_CHANCE = 1_000  # documents whose options are counted
 USUAL_MAIN_METRICS = ("acc_norm", "bits_per_byte")  # the first that a task has is its main one
-_CHOICE_METRICS = ("acc", "acc_norm", "brier_score", grading.PER_TOKEN)
+_CHOICE_METRICS = ("acc", "acc_norm", "brier_score", *ANSWER_METRICS, grading.PER_TOKEN)
 
 
 class Task:
