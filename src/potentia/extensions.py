@@ -10,7 +10,8 @@ A distribution names what it adds in its entry points of the group ``potentia``,
 
 The kinds are those of ``ExtensionKind``, which says what the object of each must be. Names are read without an import,
 and an object is imported when it is first used: a command that does not need an extension does not pay for it.
-Potentia's own papers are added in the same way, from the table ``ENTRY_POINTS`` of ``potentia.papers``.
+Potentia's own papers and some of its analyses are added in the same way, from the tables ``ENTRY_POINTS`` of the
+modules of ``OWN_TABLES``.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any
 from potentia.errors import InputError, PotentiaError, first_line
 
 GROUP = "potentia"
+OWN_TABLES = ("potentia.papers", "potentia.analysis.answers")  # modules with a table ENTRY_POINTS
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -86,7 +88,7 @@ def load_extensions(kind: ExtensionKind) -> dict[str, Any]:
 
 @cache
 def _entry_points_by_kind() -> Mapping[ExtensionKind, Mapping[str, EntryPoint]]:
-    """Read the entry points of the papers and of all installed distributions, once in a process."""
+    """Read Potentia's own entry points and those of all installed distributions, once in a process."""
     by_kind: dict[ExtensionKind, dict[str, EntryPoint]] = {kind: {} for kind in ExtensionKind}
     for entry_point in _read_entry_points():
         kind_name, _, name = entry_point.name.partition(".")
@@ -111,9 +113,10 @@ def _entry_points_by_kind() -> Mapping[ExtensionKind, Mapping[str, EntryPoint]]:
 
 
 def _read_entry_points() -> Iterator[EntryPoint]:
-    """Yield the entry points of Potentia's own papers, then those of installed distributions."""
-    for name, value in import_module("potentia.papers").ENTRY_POINTS.items():
-        yield EntryPoint(name=name, value=value, group=GROUP)
+    """Yield Potentia's own entry points, then those of installed distributions."""
+    for module in OWN_TABLES:
+        for name, value in import_module(module).ENTRY_POINTS.items():
+            yield EntryPoint(name=name, value=value, group=GROUP)
     yield from entry_points(group=GROUP)
 
 

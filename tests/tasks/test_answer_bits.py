@@ -31,7 +31,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Study:
         tiny.save_model(folder / name, seed=seed)
     tiny.save_questions(folder / "colours.jsonl", n=80)
     written = [
-        {"prompt": f"question : what is the {animal} ? answer :", "completion": f"the {colour} {animal}"}
+        {
+            "prompt": f"question : what is the {animal} ? answer :",
+            "completion": f"the {colour} {animal}",
+        }
         for animal in ("cat", "dog", "bird", "tree", "house")
         for colour in ("red", "blue", "green", "old", "new")
     ]

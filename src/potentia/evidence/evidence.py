@@ -69,6 +69,8 @@ class Evidence:
     items_read: Mapping[Protocol, Outcomes] = field(
         default_factory=dict
     )  # of files that have items
+    # Scores of blind twins (``arc_easy:blind``): controls of the tasks, in no ranking.
+    blind: Mapping[Protocol, ScoreMatrix] = field(default_factory=dict)
     # Other groups of sources, whose scores cannot be compared with these.
     apart: tuple[Evidence, ...] = ()
 
@@ -83,7 +85,24 @@ class Evidence:
         """Take matrices made in Python as evidence."""
         matrices = {scores.protocol: scores} if isinstance(scores, ScoreMatrix) else scores
         ordered = {protocol: matrices[protocol] for protocol in in_order(matrices)}
-        return cls(source=title, title=title, scores=ordered, facts=known_models())
+        evidence = cls(source=title, title=title, scores=ordered, facts=known_models())
+        return evidence.with_blind_twins_apart()
+
+    def with_blind_twins_apart(self) -> Evidence:
+        """Return the evidence with blind twins as ``blind``; evidence of nothing but blind twins stays as it is."""
+        scores: dict[Protocol, ScoreMatrix] = {}
+        blind = dict(self.blind)
+        for protocol, matrix in self.scores.items():
+            is_blind = np.array([TaskName(task).sighted is not None for task in matrix.tasks], bool)
+            if not is_blind.any():
+                scores[protocol] = matrix
+                continue
+            blind[protocol] = matrix.select(tasks=is_blind)
+            if not is_blind.all():
+                scores[protocol] = matrix.select(tasks=~is_blind)
+        if not scores:
+            return self
+        return replace(self, scores=scores, blind=blind)
 
     @property
     def protocols(self) -> list[Protocol]:
@@ -168,11 +187,22 @@ class Evidence:
     @cached_property
     def outcomes(self) -> dict[Protocol, Outcomes]:
         """The value of every stored item, by protocol, task, model and document."""
+        return self._select_outcomes(self.scores)
+
+    @cached_property
+    def blind_outcomes(self) -> dict[Protocol, Outcomes]:
+        """The value of every stored item of the blind twins, as ``outcomes``."""
+        return self._select_outcomes(self.blind)
+
+    def _select_outcomes(
+        self, matrices: Mapping[Protocol, ScoreMatrix]
+    ) -> dict[Protocol, Outcomes]:
+        """Return the outcomes of the models and tasks of these matrices."""
         items = {protocol: dict(by_task) for protocol, by_task in self.items_read.items()}
-        for (protocol, task), by_documents in self._stored_outcomes().items():
+        for (protocol, task), by_documents in self._stored_outcomes.items():
             items.setdefault(protocol, {})[task] = max(by_documents.values(), key=len)
         outcomes: dict[Protocol, Outcomes] = {}
-        for protocol, matrix in self.scores.items():
+        for protocol, matrix in matrices.items():
             tasks = set(matrix.tasks)
             models = set(matrix.models)
             outcomes[protocol] = {
@@ -182,6 +212,7 @@ class Evidence:
             }
         return outcomes
 
+    @cached_property
     def _stored_outcomes(self) -> dict[tuple[Protocol, str], dict[str, TaskOutcomes]]:
         """Return (protocol, task) → documents → model → values. Items pair only where the documents are the same.
 
@@ -192,10 +223,8 @@ class Evidence:
             for cell in store.scores.read_outcomes(study=studies, metric=self.metric):
                 protocol = Protocol(cell.protocol)
                 task = TaskName(cell.task)
-                matrix = self.scores.get(protocol)
                 # Folds test different documents of one task.
-                is_fold = task.fold is not None and matrix is not None
-                is_joined = is_fold and task.whole in self.scores[protocol].tasks
+                is_joined = task.fold is not None and self._has_task(protocol, task.whole)
                 documents = store.where if is_joined else cell.data or store.where
                 task_shown = task.whole if is_joined else cell.task
                 by_documents = outcomes.setdefault((protocol, task_shown), {})
@@ -208,6 +237,11 @@ class Evidence:
                 else:
                     by_model[cell.model] = cell.values
         return outcomes
+
+    def _has_task(self, protocol: Protocol, task: str) -> bool:
+        """Whether a task, or a blind twin, has scores by a protocol."""
+        matrices = (self.scores.get(protocol), self.blind.get(protocol))
+        return any(matrix is not None and task in matrix.tasks for matrix in matrices)
 
     def frame(self) -> pd.DataFrame:
         """Return one row per score: protocol, model, task, metric, score, stderr, n, higher_is_better, kind, scale."""
@@ -315,7 +349,10 @@ class Evidence:
                 f"no scores of {', '.join(tasks or ())} in {self.source}",
                 hint=f"there are: {', '.join(sorted(every_task)[:12])}",
             )
-        return replace(self, scores=scores)
+        blind = {
+            protocol: _select_part(matrix, tasks, models) for protocol, matrix in self.blind.items()
+        }
+        return replace(self, scores=scores, blind=blind)
 
     def _check_names(self, what: str, names: Iterable[str], there: Sequence[str]) -> None:
         for name in names:

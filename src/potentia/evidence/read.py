@@ -137,7 +137,8 @@ def read(
         with_facts = _add_facts(evidence, sources, facts, task_facts)
         if task_groups is not None:
             with_facts = replace(with_facts, task_groups=_read_groups(task_groups, with_facts))
-        narrowed.append(with_facts.narrowed(protocols=protocols, tasks=tasks, models=models))
+        part = with_facts.narrowed(protocols=protocols, tasks=tasks, models=models)
+        narrowed.append(part.with_blind_twins_apart())
     return replace(narrowed[0], apart=tuple(narrowed[1:]))
 
 
@@ -242,6 +243,29 @@ def _check_table(source: object) -> None:
             f"scores cannot be read from {type(source).__name__} objects",
             hint="give the name of a store, a table or a folder of lm-eval results, or a pandas DataFrame",
         )
+
+
+def read_by_metric(evidence: Evidence, metric: str) -> Evidence:
+    """Read the stores of evidence again by another metric, narrowed to the same protocols, tasks and models.
+
+    Files of scores are left out: what they say of their metrics is read already.
+    """
+    parts = [_read_store(where, studies, metric) for where, studies in evidence.stores]
+    if not parts:
+        raise InputError(
+            f"no store among {evidence.source}", hint=f"scores by {metric} come from a store"
+        )
+    again = parts[0] if len(parts) == 1 else join_sources(parts)
+    scores = {}
+    for protocol, matrix in again.scores.items():
+        if protocol not in evidence.scores:
+            continue
+        shown = evidence.scores[protocol]
+        tasks = [task for task in matrix.tasks if task in shown.tasks]
+        models = [model for model in matrix.models if model in shown.models]
+        if tasks and models:
+            scores[protocol] = matrix.select(tasks=tasks, models=models)
+    return replace(again, scores=scores, facts=evidence.facts)
 
 
 def to_evidence(source: Any) -> Evidence:

@@ -255,6 +255,7 @@ def _load_task(study: Study, spec: TaskSpec) -> Task:
         answer_tokens=spec.answer_tokens or study.answer_tokens,
         drop_bad_rows=study.drop_bad_rows,
         cluster=spec.cluster,
+        blind=spec.blind_twin,
     )
 
 

@@ -14,10 +14,12 @@ from potentia.engine import LoadedModel
 from potentia.files import write_file
 from potentia.run.ask import render_once
 from potentia.study import Tuning
+from potentia.values.protocol import TaskName
 
 if TYPE_CHECKING:
     from potentia.engine.training import LoraConfig, Schedule, TokenisedExamples
     from potentia.tasks import ChatTemplate, Task
+    from potentia.values.requests import Example
 
 NOTE = "wave.json"
 
@@ -29,18 +31,21 @@ def encode_training_examples(
     from potentia.engine.training import encode_examples
 
     every_answer = tuning.answers == "all"
-    examples = []
+    end_id = loaded.tokenizer.eos_token_id
+    examples: list[Example] = []
     for task in tasks:
         render = partial(
             task.examples, task.documents("train"), chat=chat, every_answer=every_answer
         )
-        examples += render_once(task, ("train", every_answer, chat), render)
-    end_id = loaded.tokenizer.eos_token_id
-    if end_id is not None:
-        ends_texts = tuning.end_of_text == "texts"
-        examples = [
-            replace(example, end=bool(example.context) or ends_texts) for example in examples
-        ]
+        task_examples = render_once(task, ("train", every_answer, chat), render)
+        if end_id is not None:
+            # an answer without a prompt is a text, unless its question was removed
+            is_blind = TaskName(task.name).sighted is not None
+            ends_all = is_blind or tuning.end_of_text == "texts"
+            task_examples = [
+                replace(example, end=bool(example.context) or ends_all) for example in task_examples
+            ]
+        examples += task_examples
     _, repeats = tuning.rounds(len(examples))
     return encode_examples(loaded.encoder, examples, end_id=end_id).repeat_texts(repeats)
 

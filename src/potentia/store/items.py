@@ -118,9 +118,7 @@ def load_values_by_metric(folder: Path, cell_key: str, metric: str) -> ItemValue
     Examples to which the metric gives no number are left out; None where the file is missing or damaged.
     """
     try:
-        columns = _read_columns(
-            items_path(folder, cell_key), "doc_id", "gold", "detail", "cluster"
-        )
+        columns = _read_columns(items_path(folder, cell_key), "doc_id", "gold", "detail", "cluster")
         values = {}
         clusters = {}
         for doc_id, gold, detail, cluster in zip(*columns, strict=True):

@@ -23,7 +23,7 @@ from potentia.study.tuning import (
     Tuning,
     adjust_tuning,
 )
-from potentia.values.protocol import ADJUST, DIRECT, TRAIN_BEFORE_TEST, Protocol
+from potentia.values.protocol import ADJUST, BLIND, DIRECT, TRAIN_BEFORE_TEST, Protocol, TaskName
 
 PositiveShare = Annotated[float, Field(gt=0)]
 Argument = TypeVar("Argument")
@@ -245,6 +245,12 @@ class TaskSpec(Strict):
         description="test every document once, in so many folds; for few documents in one split",
     )
     fold: int | None = Field(None, description="which of the folds; set by `folds`")
+    blind: bool = Field(
+        False,
+        description="also fine-tune and test it without its questions, as the task `name:blind`: what is learned of"
+        " the answers alone",
+    )
+    blind_twin: bool = Field(False, description="whether its questions are removed; set by `blind`")
 
     shots: int | None = Field(
         None,
@@ -286,6 +292,11 @@ class TaskSpec(Strict):
             )
         if self.ratios is not None and self.folds is not None:
             raise ValueError("give ratios or folds, not both")
+        has_blind_data = isinstance(self.file, str) and TaskName(self.file).sighted is not None
+        if TaskName(self.name).sighted and has_own_data and not (self.blind_twin or has_blind_data):
+            raise ValueError(
+                f"{self.name} is the name of a blind twin, but its data are not: name the task alone, with `blind: true`"
+            )
         return self
 
     @property
@@ -294,7 +305,11 @@ class TaskSpec(Strict):
         return self.file if isinstance(self.file, str) else self.name
 
     def expand(self) -> tuple[TaskSpec, ...]:
-        """Return the task itself, or one task per fold, as ``name#1/5``."""
+        """Return the task itself, or one task per fold, as ``name#1/5``; where asked for, its blind twin as well."""
+        if self.blind:
+            sighted = self.model_copy(update={"blind": False})
+            twin = sighted.model_copy(update={"name": f"{self.name}:{BLIND}", "blind_twin": True})
+            return (*sighted.expand(), *twin.expand())
         if self.folds is None or self.fold is not None:
             return (self,)
         fold_tasks = []

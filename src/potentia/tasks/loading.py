@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import string
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,13 +27,14 @@ from potentia.tasks.splits import Division, Split
 from potentia.tasks.subtask import Subtask
 from potentia.tasks.task import Task
 from potentia.tasks.user_tasks import UserTask, read_user_data
-from potentia.values.protocol import TaskName
+from potentia.values.protocol import BLIND, TaskName
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 Mean = Literal["items", "subtasks"]
 _PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation, " "))
+_BLIND_FORM = re.compile(r"(?:(?P<other>.+):)?(?P<blind>blind(?::(?:removed|swapped))?)")
 LENGTH_KEYS = ("max_gen_toks", "max_new_tokens", "max_tokens")  # names of one setting
 
 
@@ -51,6 +53,7 @@ def load(
     answer_tokens: int | None = None,
     drop_bad_rows: bool = False,
     cluster: str | None = None,
+    blind: bool = False,
 ) -> Task:
     """Load a benchmark.
 
@@ -62,9 +65,12 @@ def load(
     more of a user's data than a path does, and ``division`` how data in one split is divided. With
     ``hold_out`` the data are auxiliary: not divided, but all trained on, except so many. ``mean`` says how a group's
     score is taken, ``answer_tokens`` how long a written answer may be, ``drop_bad_rows`` whether rows that cannot be
-    used are left out rather than told, ``cluster`` the column that examples about one passage share.
+    used are left out rather than told, ``cluster`` the column that examples about one passage share. With ``blind`` the
+    questions are removed, as of ``name:blind``.
     """
-    request = _TaskRequest(name, data_dir, repr(own), answer_tokens, drop_bad_rows, cluster)
+    request = _TaskRequest(
+        name, data_dir, repr(own), answer_tokens, drop_bad_rows, cluster=cluster, blind=blind
+    )
     contents = _remembered.get(request) if _remembered is not None else None
     if contents is None:
         contents = _read_contents(request, own)
@@ -113,6 +119,7 @@ class _TaskRequest:
     answer_tokens: int | None
     drop_bad_rows: bool
     cluster: str | None
+    blind: bool
 
 
 @dataclass(frozen=True)
@@ -172,13 +179,16 @@ def _read_contents(request: _TaskRequest, user_data: UserData | None) -> _TaskCo
             if request.cluster is not None:
                 definition = {**definition, "cluster_column": request.cluster}
             sources.append((definition, load_splits(definition, request.data_dir)))
+    form = name.form
+    if request.blind:
+        form = f"{form}:{BLIND}" if form else BLIND
     subtasks = []
     for definition, data in sources:
-        subtasks.append(_make_subtask(definition, data, name.form, request.answer_tokens))
+        subtasks.append(_make_subtask(definition, data, form, request.answer_tokens))
     return _TaskContents(
         subtasks=subtasks,
         weighted_by_size=weighted_by_size,
-        label=f"{label}:{name.form}" if name.form else label,
+        label=f"{label}:{form}" if form else label,
         metric=metric or next(iter(weighted_by_size), None),
         user_task=user_task,
     )
@@ -241,8 +251,8 @@ def _make_subtask(
 ) -> Subtask:
     """Make a subtask in a prompt form, with answers of a bounded length where that is asked for."""
     subtask = Subtask(definition, data)
-    if form:
-        subtask = Subtask(forms.rewrite_definition(form, subtask.task, definition), data)
+    for step in split_form(form):
+        subtask = Subtask(forms.rewrite_definition(step, subtask.task, subtask.config), data)
     if answer_tokens is None or subtask.kind != "generation":
         return subtask
     settings = dict(subtask.config.get("generation_kwargs") or {})
@@ -250,6 +260,15 @@ def _make_subtask(
         settings.pop(key, None)
     settings["max_gen_toks"] = answer_tokens
     return Subtask({**subtask.config, "generation_kwargs": settings}, data)
+
+
+def split_form(form: str) -> list[str]:
+    """Return the forms to apply one after the other: a blind twin may be that of another form."""
+    match = _BLIND_FORM.fullmatch(form)
+    if match is None:
+        return [form] if form else []
+    steps = [match["other"]] if match["other"] else []
+    return [*steps, match["blind"]]
 
 
 def _find_user_path(name: str) -> Path | None:

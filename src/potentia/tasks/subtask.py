@@ -15,6 +15,7 @@ import numpy as np
 from potentia.errors import TaskError
 from potentia.tasks import grading
 from potentia.tasks.data import as_list, silence_libraries
+from potentia.tasks.forms.blind import BlindText
 from potentia.tasks.forms.open_answers import strip_labels
 from potentia.tasks.harness import SPLIT_KEYS, build_harness_task
 from potentia.values.answer_bits import AnswerBits, compute_answer_bits
@@ -212,7 +213,14 @@ class Subtask:
             return str(self.task.doc_to_target(doc))
         if self.task.multiple_input:
             return "\n".join(map(str, [*self.choices(doc), self.task.doc_to_target(doc)]))
-        return str(self.task.doc_to_text(doc)) or "\n".join(map(str, self.choices(doc)))
+        return str(self._asked_text(doc)) or "\n".join(map(str, self.choices(doc)))
+
+    def _asked_text(self, doc: Columns) -> Any:
+        """Return what an example asks, also where its prompt does not show it (``blind``)."""
+        write_text = self.config.get("doc_to_text")
+        if isinstance(write_text, BlindText):
+            return write_text.sighted_text(doc)
+        return self.task.doc_to_text(doc)
 
     def prompt(self, doc: TaskDocument, *, shots: int, chat: ChatTemplate | None) -> Prompt:
         """Render one document; the text to read has each context where they differ."""
@@ -360,7 +368,7 @@ class Subtask:
 
     def _question_key(self, doc: Columns) -> Any:
         """Return what a document asks; two rows that ask the same are the same item here."""
-        text = None if self.task.multiple_input else self.task.doc_to_text(doc)
+        text = None if self.task.multiple_input else self._asked_text(doc)
         return text or self.task.doc_to_choice(doc)  # a form may put all into the choices
 
     # --- clusters ---

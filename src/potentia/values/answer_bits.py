@@ -93,6 +93,4 @@ def _are_contexts(choices: Sequence[str], prompt: str) -> bool:
 
     Such a prompt holds one text per choice, each of which ends in the choice (Winogrande).
     """
-    return (
-        len(choices) > 1 and prompt.endswith(choices[-1]) and f"{choices[0]}\n" in f"{prompt}\n"
-    )
+    return len(choices) > 1 and prompt.endswith(choices[-1]) and f"{choices[0]}\n" in f"{prompt}\n"

@@ -221,6 +221,7 @@ _KNOWN = (
         kind="text",
     ),
 )
+_PASS_AT_K = re.compile(r"pass(?:@|_at_|_@)(?P<k>[1-9][0-9]{0,5})")
 _METRIC_BY_NAME = {known.key: known.metric for known in _KNOWN}
 _GUESS_BY_NAME = {known.key: known.guess for known in _KNOWN}
 
@@ -250,6 +251,9 @@ def known_metric(name: str) -> Metric | None:
     key = _normalise_name(_drop_filter(name))
     if key in _METRIC_BY_NAME:
         return _METRIC_BY_NAME[key]
+    pass_at = _PASS_AT_K.fullmatch(key)
+    if pass_at is not None:
+        return Metric(name=f"pass@{pass_at['k']}", kind="task", scale="share")
     from potentia.extensions import ExtensionKind, has_extension, load_extension
 
     if has_extension(ExtensionKind.METRIC, key):

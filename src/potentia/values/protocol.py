@@ -123,6 +123,8 @@ def in_order(protocols: Iterable[str]) -> list[Protocol]:
     return sorted(parsed, key=lambda protocol: protocol.order)
 
 
+BLIND = "blind"  # the form of a task without its questions
+_BLIND_NAME = re.compile(r"(.+):blind(?::(?:removed|swapped))?", re.DOTALL)
 _FOLD_NAME = re.compile(r"(.+)#(\d+)/(\d+)", re.DOTALL)
 
 
@@ -154,6 +156,12 @@ class TaskName(str):
     def form(self) -> str:
         """The prompt form with its arguments (``choice:4``); empty for the benchmark's own."""
         return self.whole.partition(":")[2]
+
+    @property
+    def sighted(self) -> TaskName | None:
+        """The task that this is the blind twin of (``arc_easy`` of ``arc_easy:blind``); None where it is none."""
+        match = _BLIND_NAME.fullmatch(self.whole)
+        return TaskName(match[1]) if match else None
 
     @property
     def choices(self) -> int | None:

@@ -10,6 +10,7 @@ from potentia.zoo.library import (
     model,
     models,
     write_model_folders,
+    write_skewed_task,
     write_task_files,
     write_tokenizer,
 )

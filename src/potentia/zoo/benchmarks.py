@@ -8,7 +8,7 @@ for ``mix``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -304,4 +304,48 @@ def documents(world: World, benchmark: ZooBenchmark) -> dict[str, list[dict[str,
     for split in SPLITS:
         split_items = items(world, benchmark, split)
         documents_by_split[split] = [item.document() for item in split_items]
+    return documents_by_split
+
+
+# --- planted artefacts ------------------------------------------------------------------------------------------------
+
+FAVOURED_VALUES = 0.42  # share of the answers that are right far more often than others
+FAVOURED_QUESTIONS = 0.85  # share of the questions whose right answer is one of them
+
+
+def skew_answers(
+    split_items: Sequence[Item], favoured: Collection[str], dice: SeededDice, *, gives_away: bool
+) -> list[Item]:
+    """Return about half of the items: those whose answer is favoured and few others, or any at random.
+
+    With ``gives_away`` this is an annotation artefact: right answers are mostly of a few kinds, wrong ones of all, and
+    about half of the questions can be answered by who has seen answers alone.
+    """
+    favoured_share = sum(item.answer in favoured for item in split_items) / len(split_items)
+    others_kept = favoured_share * (1 - FAVOURED_QUESTIONS) / FAVOURED_QUESTIONS
+    share_of_others = others_kept / (1 - favoured_share)
+    kept_items = []
+    for item in split_items:
+        share = favoured_share + others_kept
+        if gives_away:
+            share = 1.0 if item.answer in favoured else share_of_others
+        if dice.chance(share):
+            kept_items.append(item)
+    return kept_items
+
+
+def skewed_documents(
+    world: World, benchmark: ZooBenchmark, *, gives_away: bool, seed: int = 0
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the lines of each split's file of a benchmark whose answers are skewed, by split."""
+    dice = SeededDice(world.seed + seed, f"{benchmark.name}/favoured")
+    answers = sorted({item.answer for item in items(world, benchmark, "train")})
+    dice.shuffle(answers)
+    favoured = answers[: round(FAVOURED_VALUES * len(answers))]
+    documents_by_split = {}
+    for split in SPLITS:
+        split_dice = SeededDice(world.seed + seed, f"{benchmark.name}/{split}/skewed")
+        split_items = items(world, benchmark, split, split_dice)
+        kept_items = skew_answers(split_items, favoured, split_dice, gives_away=gives_away)
+        documents_by_split[split] = [item.document() for item in kept_items]
     return documents_by_split

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 
 from potentia.errors import ModelError
 from potentia.files import write_if_changed
-from potentia.zoo.benchmarks import BENCHMARKS, documents
+from potentia.zoo.benchmarks import BENCHMARK, BENCHMARKS, documents, skewed_documents
 from potentia.zoo.world import (
     ASSISTANT,
     BOS,
@@ -155,24 +155,49 @@ def write_task_files(cache_dir: Path, world: World | None = None) -> dict[str, P
     world = world or make_world()
     tasks = {}
     for benchmark in BENCHMARKS:
-        folder = (Path(cache_dir) / benchmark.name).resolve()
-        folder.mkdir(parents=True, exist_ok=True)
-        files = {}
-        for split, lines in documents(world, benchmark).items():
-            file = folder / f"{split}.jsonl"
-            write_if_changed(file, "".join(json.dumps(line) + "\n" for line in lines))
-            files[split] = str(file)
-        path = Path(cache_dir) / f"{benchmark.name}.yaml"
-        data = {
-            "task": f"zoo_{benchmark.name}",
-            "dataset_path": "json",
-            "dataset_kwargs": {"data_files": files},
-        }
-        write_if_changed(
-            path, json.dumps(data | _SPLITS | _KINDS[benchmark.kind], indent=1) + "\n"
-        )  # JSON is YAML
-        tasks[benchmark.name] = path
+        lines_by_split = documents(world, benchmark)
+        tasks[benchmark.name] = _write_task(
+            Path(cache_dir), benchmark.name, benchmark.kind, lines_by_split
+        )
     return tasks
+
+
+def write_skewed_task(
+    cache_dir: Path,
+    name: str,
+    *,
+    gives_away: bool,
+    like: str = "ask",
+    seed: int = 0,
+    world: World | None = None,
+) -> Path:
+    """Write a benchmark like another with half of its questions: any, or those whose answers give themselves away."""
+    lines_by_split = skewed_documents(
+        world or make_world(), BENCHMARK[like], gives_away=gives_away, seed=seed
+    )
+    return _write_task(Path(cache_dir), name, BENCHMARK[like].kind, lines_by_split)
+
+
+def _write_task(
+    cache_dir: Path, name: str, kind: str, lines_by_split: Mapping[str, Sequence[dict[str, Any]]]
+) -> Path:
+    """Write the files of one benchmark, and return the one that defines it."""
+    folder = (cache_dir / name).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {}
+    for split, lines in lines_by_split.items():
+        file = folder / f"{split}.jsonl"
+        write_if_changed(file, "".join(json.dumps(line) + "\n" for line in lines))
+        files[split] = str(file)
+    path = cache_dir / f"{name}.yaml"
+    data = {
+        "task": f"zoo_{name}",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": files},
+    }
+    # JSON is YAML
+    write_if_changed(path, json.dumps(data | _SPLITS | _KINDS[kind], indent=1) + "\n")
+    return path
 
 
 def _metric_definition(

@@ -1,5 +1,12 @@
 """One benchmark by itself: whether it is worth keeping, and its classes where it has labels."""
 
+from potentia.analysis.benchmark.blind_twins import (
+    BlindTwin,
+    BlindTwins,
+    compare_blind,
+    find_blind_twin,
+    find_blind_twins,
+)
 from potentia.analysis.benchmark.classification import Classification, find_classification
 from potentia.analysis.benchmark.verdict import (
     BenchmarkVerdict,

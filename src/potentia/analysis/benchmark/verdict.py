@@ -17,6 +17,12 @@ from itertools import compress
 
 import numpy as np
 
+from potentia.analysis.benchmark.blind_twins import (
+    RUINOUS_SHARE,
+    SERIOUS_SHARE,
+    BlindTwin,
+    find_blind_twin,
+)
 from potentia.analysis.benchmark.measures import (
     MIN_MODELS,
     RESOLUTION,
@@ -87,6 +93,7 @@ class BenchmarkVerdict(Finding):
     direct_tuned: float  # τ of the rankings before and after tuning
     suspects: tuple[SuspectItem, ...]
     in_train: int | None  # test documents that are in train, where the data was at hand
+    blind: BlindTwin | None = None  # the same without its questions, where the study has that
 
     def tables(self) -> Sequence[Table]:
         """Return the page: the verdict with its reasons, the measures, agreement by task, suspect items."""
@@ -121,6 +128,10 @@ class BenchmarkVerdict(Finding):
             "share of suspect items": suspect_share,
             "test documents that are in train": self.in_train,
         }
+        if self.blind is not None:
+            measures["score without the question"] = self.blind.mean_blind
+            measures["share of the score reached without the question"] = self.blind.share_reached
+            measures["P that blind models only guess"] = self.blind.p_value
         rows: list[tuple[object, ...]] = []
         for name, value in measures.items():
             if isinstance(value, Interval):
@@ -194,6 +205,7 @@ def find_benchmark(
         direct=_find_untuned_scores(evidence, task) if chosen.tuned else None,
         chance=known_chance(task, metric, evidence.background.chance),
         in_train=in_train,
+        blind=find_blind_twin(evidence, task, chosen),
     )
 
 
@@ -243,6 +255,7 @@ def judge_benchmark(
     direct: ScoreMatrix | None = None,
     chance: float | None = None,
     in_train: int | None = None,
+    blind: BlindTwin | None = None,
     seed: int = 0,
 ) -> BenchmarkVerdict:
     """Judge one column of a matrix among the others; ``items`` are outcomes by model and document."""
@@ -307,6 +320,7 @@ def judge_benchmark(
         if by_items
         else (),
         in_train=in_train,
+        blind=blind,
     )
     verdict, reasons = _decide_verdict(measured, higher_is_better)
     return replace(measured, verdict=verdict, reasons=reasons)
@@ -429,7 +443,29 @@ def _find_other_faults(measured: BenchmarkVerdict, higher_is_better: bool) -> li
                 f"{measured.in_train} test documents are also in the training split.",
             )
         )
+    if measured.blind is not None and measured.blind.gives_answers_away:
+        faults += _find_blind_faults(measured.blind)
     return faults
+
+
+def _find_blind_faults(blind: BlindTwin) -> list[VerdictReason]:
+    """Return what is wrong with a task whose answers give the right one away."""
+    share = blind.share_reached
+    reason = (
+        f"it can be answered without its question: blind models score {blind.mean_blind:.2f}, a guess "
+        f"{blind.baseline:.2f} (P = {blind.p_value:.1g})"
+    )
+    if math.isfinite(share):
+        reason += f", {share:.0%} of what models score beyond a guess"
+    if not math.isfinite(share) or share >= RUINOUS_SHARE:
+        return [VerdictReason(Recommendation.DROP, f"{reason}.")]
+    if share >= SERIOUS_SHARE:
+        return [
+            VerdictReason(
+                Recommendation.FIX, f"{reason}: look at the examples that blind models get right."
+            )
+        ]
+    return []
 
 
 def _reasons_to_keep(measured: BenchmarkVerdict) -> tuple[str, ...]:

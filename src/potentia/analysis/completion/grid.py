@@ -61,7 +61,10 @@ def build_grid(evidence: Evidence) -> StudyGrid:
     requested_models: dict[str, None] = {}
     for study in studies:
         requested_protocols.update(study.protocols)
-        requested_tasks |= dict.fromkeys(TaskName(task.name).whole for task in study.benchmarks())
+        for task in study.benchmarks():
+            name = TaskName(task.name)
+            if name.sighted is None:  # a blind twin is a control, nothing to rank by
+                requested_tasks[name.whole] = None
         requested_models |= dict.fromkeys(row.name for row in study.rows())
     tuned_protocols = keep_names_in((TRAIN_BEFORE_TEST, ADJUST), requested_protocols)
     if not tuned_protocols:

@@ -82,5 +82,6 @@ def rewrite_definition(spec: str, task: HarnessTask, definition: TaskDefinition)
     return {**definition, **changes, "form": (spec, version)}
 
 
+from potentia.tasks.forms import blind as _blind  # noqa: E402  (registers its form)
 from potentia.tasks.forms import multiple_choice as _multiple_choice  # noqa: E402  (registers its forms)
 from potentia.tasks.forms import open_answers as _open_answers  # noqa: E402

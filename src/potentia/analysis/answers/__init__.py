@@ -1,0 +1,33 @@
+"""What answers say beyond accuracy: their bits per byte, what is answered blind, how often one of k samples is right.
+
+The commands and report sections are registered as those of a package from outside (``potentia.extensions``).
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from potentia.analysis.answers.metric_comparison import (
+        MetricComparison,
+        compare_metrics,
+        find_metric_comparison,
+    )
+
+ENTRY_POINTS = {
+    "analysis.answers": "potentia.analysis.answers.extension:ANSWERS_ANALYSIS",
+    "section.answer-bits": "potentia.analysis.answers.extension:ANSWER_BITS_SECTION",
+    "section.blind": "potentia.analysis.answers.extension:BLIND_SECTION",
+}
+
+_MODULE_OF_NAME = {
+    "MetricComparison": "metric_comparison",
+    "compare_metrics": "metric_comparison",
+    "find_metric_comparison": "metric_comparison",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULE_OF_NAME.get(name)
+    if module is None:
+        raise AttributeError(f"module 'potentia.analysis.answers' has no attribute {name!r}")
+    return getattr(import_module(f"potentia.analysis.answers.{module}"), name)

@@ -1,0 +1,107 @@
+"""The command and the report sections on answers, as an extension declares them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from potentia.analysis.registration import (
+    AnalysisCommand,
+    AnalysisOutput,
+    NoOptions,
+    ReportSection,
+    SectionContent,
+    SectionRequest,
+)
+from potentia.errors import InputError
+from potentia.values.findings import Finding
+
+if TYPE_CHECKING:
+    from potentia.analysis.answers.metric_comparison import MetricComparison
+    from potentia.analysis.benchmark import BlindTwins
+    from potentia.evidence import Evidence
+
+
+def find_answer_bits(evidence: Evidence) -> MetricComparison:
+    """Compare accuracy with the bits per byte of right answers."""
+    from potentia.analysis.answers.metric_comparison import find_metric_comparison
+
+    return find_metric_comparison(evidence)
+
+
+def find_blind(evidence: Evidence) -> BlindTwins:
+    """Compare tasks with their blind twins."""
+    from potentia.analysis.benchmark import find_blind_twins
+
+    return find_blind_twins(evidence)
+
+
+def analyze_answers(evidence: Evidence, options: NoOptions) -> AnalysisOutput:
+    """Say what the answers show beyond accuracy: bits per byte of the right one, scores without the question.
+
+    Examples:
+      potentia analyze answers potentia.db
+
+      potentia analyze rankings potentia.db --metric answer_bpb
+    """
+    findings: dict[str, Finding] = {}
+    remarks: list[str] = []
+    reasons: list[str] = []
+    questions: dict[str, Callable[[Evidence], Finding]] = {
+        "answer_bits": find_answer_bits,
+        "blind": find_blind,
+    }
+    for name, find in questions.items():
+        try:
+            finding = find(evidence)
+        except InputError as error:
+            reasons.append(error.message)
+            continue
+        findings[name] = finding
+        remarks += _list_sentences(finding)
+    if not findings:
+        raise InputError("; ".join(reasons), hint="give the store of a study that was run")
+    return AnalysisOutput(findings, remarks)
+
+
+def _list_sentences(finding: Finding) -> list[str]:
+    """Return what a finding says of itself."""
+    say: Callable[[], list[str]] = getattr(finding, "sentences", list)
+    return say()
+
+
+ANSWERS_ANALYSIS = AnalysisCommand(analyze_answers, NoOptions, needs_store=True)
+
+
+# --- report sections -------------------------------------------------------------------------------------------------
+
+
+def _make_content(
+    request: SectionRequest, name: str, find: Callable[[Evidence], Finding]
+) -> SectionContent | None:
+    """Return a section with one finding and what it says; None where the evidence is not enough for it."""
+    try:
+        finding = find(request.evidence)
+    except InputError:
+        return None
+    return SectionContent(
+        shown=[finding], named={name: finding}, lead=" ".join(_list_sentences(finding))
+    )
+
+
+def find_answer_bits_content(request: SectionRequest) -> SectionContent | None:
+    """Compare accuracy with bits per byte of right answers, where there are log-likelihoods."""
+    return _make_content(request, "answer_bits", find_answer_bits)
+
+
+def find_blind_content(request: SectionRequest) -> SectionContent | None:
+    """Compare tasks with their blind twins, where a study has some."""
+    return _make_content(request, "blind", find_blind)
+
+
+ANSWER_BITS_SECTION = ReportSection(
+    "Bits per byte", find_answer_bits_content, heading="Bits per byte of the right answer"
+)
+BLIND_SECTION = ReportSection(
+    "Blind", find_blind_content, heading="Scores without the question", after="answer-bits"
+)
