@@ -29,7 +29,7 @@ from potentia.facts import (
 from potentia.facts import models as known_models
 from potentia.formats import ColumnHints, read_score_files
 from potentia.store import Store, StudyRecord
-from potentia.values.protocol import Protocol, in_order
+from potentia.values.protocol import Protocol, TaskName, in_order
 from potentia.values.scores import ScoreMatrix
 
 if TYPE_CHECKING:

@@ -295,7 +295,8 @@ class TaskSpec(Strict):
         has_blind_data = isinstance(self.file, str) and TaskName(self.file).sighted is not None
         if TaskName(self.name).sighted and has_own_data and not (self.blind_twin or has_blind_data):
             raise ValueError(
-                f"{self.name} is the name of a blind twin, but its data are not: name the task alone, with `blind: true`"
+                f"{self.name} is the name of a blind twin, but its data are not: name the task alone,"
+                " with `blind: true`"
             )
         return self
 

@@ -145,7 +145,9 @@ class BlindTwins(Finding):
         tables = [Table("Scores without the question", columns, rows, note)]
         example_rows = self._list_examples()
         if example_rows:
-            example_note = f"Right in at least {OFTEN_RIGHT:.0%} of the blind models: candidates for removal or rewriting."
+            example_note = (
+                f"Right in at least {OFTEN_RIGHT:.0%} of the blind models: candidates for removal."
+            )
             tables.append(
                 Table(
                     "Examples that blind models get right",
