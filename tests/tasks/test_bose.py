@@ -412,16 +412,23 @@ def test_the_instruction_names_a_field_and_never_a_placeholder(data_dir, task, a
     assert changes["shots"] == (2 if argument.startswith("2") else 0)
 
 
-def test_iclip_can_show_the_same_examples_before_every_question(data_dir):
+def test_iclip_can_show_the_same_examples_before_every_question(tmp_path):
+    from datasets import Dataset
+
+    folder = tmp_path / "openai--gsm8k" / "main"
+    folder.mkdir(parents=True)
+    questions = [{**row, "question": f"{row['question']} Think."} for row in SUMS]
+    for split, rows in (("train", SUMS), ("test", questions)):
+        Dataset.from_list(rows).to_parquet(folder / f"{split}.parquet")
     for name, count, is_fixed in (
         ("gsm8k:iclip:2", 2, False),
         ("gsm8k:iclip:2:fixed", 2, True),
         ("gsm8k:iclip:fixed", 4, True),
     ):
-        task = load(name, data_dir=data_dir)
+        task = load(name, data_dir=tmp_path)
         contexts = [p.requests[0].context for p in task.prompts(task.documents("test")[:4])]
         shown = {context.rpartition("Problem:")[0] for context in contexts}
         assert (len(shown) == 1) is is_fixed, name
         assert {context.count("Problem:") for context in contexts} == {count + 1}
     with pytest.raises(TaskError, match="does not say how many examples"):
-        load("gsm8k:iclip:many:fixed", data_dir=data_dir)
+        load("gsm8k:iclip:many:fixed", data_dir=tmp_path)
