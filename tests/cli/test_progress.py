@@ -94,7 +94,9 @@ def test_more_events_than_cells_never_go_below_nothing_left(folder, tmp_path):
             *plan.iterate_cells(),
         ]:  # as two runs would say, or one that was asked twice
             names = {"row": plan.rows[0].model.name, "task": cell.task, "protocol": cell.protocol}
-            store.events.append(plan.key, "cell", {**names, "value": 0.5, "stderr": 0.1})
+            store.events.append(
+                plan.key, "cell", {**names, "value": 0.5, "stderr": 0.1, "error": "± 0.1960"}
+            )
         lines = view.collect_news()
         assert len(lines) == 2, "each cell once"
         assert "0.5000 ± 0.1960" in lines[0], "± is the half of a 95 % interval"

@@ -20,7 +20,6 @@ from potentia.timing import format_duration, format_shares, repeatedly
 
 MAX_ROWS_SHOWN = 18  # of the live table; the rest are counted
 QUIET_SECONDS = 30.0  # after which a plain line says how far the study is
-HALF_WIDTH = 1.96  # standard errors: ± is the half of a 95 % interval here as everywhere
 
 
 class ProgressView:
@@ -82,8 +81,8 @@ class ProgressView:
         if kind == "failure":
             return self._describe_failure(cell, payload)
         line = f"{cell}: {payload['value']:.4f}"
-        if payload["stderr"]:
-            line += f" ± {HALF_WIDTH * payload['stderr']:.4f}"
+        if payload.get("error"):
+            line += f" {payload['error']}"
         if payload.get("may_have_more"):
             line += f" (may have more in it: {payload['may_have_more']})"
         return [line]

@@ -9,6 +9,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
+from potentia.analysis.stats import interval_of_score
 from potentia.errors import ModelError
 from potentia.run.ask import Evaluation
 from potentia.run.gpu_sharing import is_gpu_shared
@@ -132,6 +133,7 @@ class CellCommitter:
             "protocol": cell.protocol,
             "value": test.main.value,
             "stderr": test.main.stderr,
+            "error": interval_of_score(test.main).format_error(digits=4),
         }
         search_end = record.selection.search
         if search_end is not None and search_end.may_have_more:

@@ -18,8 +18,9 @@ import numpy as np
 
 from potentia.analysis.completion import Completion
 from potentia.analysis.rankings import AGGREGATE_LABELS
+from potentia.analysis.stats import interval_of_score
 from potentia.store import CellRecord, LaneRecord
-from potentia.values.findings import short_names
+from potentia.values.findings import Interval, short_names
 from potentia.values.metric import Metric
 from potentia.values.protocol import Protocol, in_order
 from potentia.values.scores import ItemOutcome
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from potentia.show.source import ItemSample, ReportData
 
 ModelAndTask = tuple[str, str]
+Z_95 = 1.96  # standard errors: the half-width of a 95 % interval
 # Parts of a selection that the page does not show: the lanes say them.
 SHOWN_BY_LANES = ("seeds", "failed_lanes", "validation_stderr", "validation_right")
 MAX_TEXT_CHARACTERS = 2_000  # of a prompt or an answer; the middle of longer ones is left out
@@ -44,7 +46,15 @@ class ShownScore(NamedTuple):
 
     value: float
     stderr: float = math.nan
-    interval: tuple[float, float] | None = None
+    interval: tuple[float, float] | None = None  # of a prediction
+    measured: Interval | None = None  # of a measured score
+
+    def describe_error(self, digits: int) -> str:
+        """Write how far the interval of a measured score reaches; a gain has its standard error alone."""
+        measured = self.measured
+        if measured is None:
+            measured = Interval.around(self.value, Z_95 * self.stderr)
+        return (measured.format_error(digits=digits) or "").replace("± ", "±")
 
 
 @dataclass(frozen=True)
@@ -110,7 +120,7 @@ class ScoreView:
             "share": f"{share:.2f}",
             "link": link,
             "error": score.stderr if math.isfinite(score.stderr) else None,
-            "half": f"±{1.96 * score.stderr:.{digits}f}",
+            "half": score.describe_error(digits),
             "interval": score.interval,
             "ends": [f"{end:.{digits}f}" for end in score.interval or ()],
         }
@@ -363,7 +373,7 @@ def _measured_scores(data: ReportData, protocol: Protocol) -> dict[ModelAndTask,
     if matrix is None:
         return {}
     return {
-        (model, task): ShownScore(score.value, score.stderr)
+        (model, task): ShownScore(score.value, score.stderr, measured=interval_of_score(score))
         for model, task, score in matrix.scores()
     }
 
@@ -390,6 +400,7 @@ def cell_payload(
         "created": cell.created,
         "value": _finite_or_none(score.value),
         "stderr": _finite_or_none(score.stderr),
+        "error": interval_of_score(score).format_error(),
         "n": score.n,
         "higher_is_better": score.higher_is_better,
         "scores": {

@@ -237,6 +237,9 @@ def short_names(names: Sequence[str]) -> list[str]:
     return chosen
 
 
+UNEVEN_SIDES = 1.5  # times as far to the one side as to the other: ± would mislead
+
+
 @dataclass(frozen=True)
 class Interval:
     """An estimate with a confidence interval."""
@@ -252,6 +255,24 @@ class Interval:
         return cls(
             value=float(value), low=float(value - half), high=float(value + half), level=level
         )
+
+    def format(self, *, digits: int = 3, sign: bool = False) -> str | None:
+        """Write the value with its interval: 0.612 ± 0.021, or 0.000 (0.000 to 0.019) where the sides differ much."""
+        if not math.isfinite(self.value):
+            return None
+        number = f"{self.value:+.{digits}f}" if sign else f"{self.value:.{digits}f}"
+        error = self.format_error(digits=digits)
+        return number if error is None else f"{number} {error}"
+
+    def format_error(self, *, digits: int = 3) -> str | None:
+        """Write how far it reaches: ± 0.021, or (0.000 to 0.019); None where that is not known."""
+        if not math.isfinite(self.low):
+            return None
+        below = self.value - self.low
+        above = self.high - self.value
+        if max(below, above) > UNEVEN_SIDES * min(below, above) + 10**-digits:
+            return f"({self.low:.{digits}f} to {self.high:.{digits}f})"
+        return f"± {(below + above) / 2:.{digits}f}"
 
 
 # --- charts: what to draw, never how -------------------------------------------------------------------------------

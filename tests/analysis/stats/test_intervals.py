@@ -7,6 +7,7 @@ import math
 import pytest
 from scipy.stats import binomtest
 
+from potentia.analysis.rankings import find_rankings
 from potentia.analysis.stats.intervals import (
     exact_lower_bound,
     exact_upper_bound,
@@ -14,8 +15,10 @@ from potentia.analysis.stats.intervals import (
     score_interval,
     wilson_interval,
 )
+from potentia.evidence import Evidence
+from potentia.values.findings import Interval
 from potentia.values.metric import Metric
-from potentia.values.scores import Score
+from potentia.values.scores import Score, ScoreMatrix
 
 
 @pytest.mark.parametrize(("hits", "trials"), [(0, 200), (1, 200), (100, 200), (200, 200)])
@@ -57,3 +60,27 @@ def test_scores_that_are_no_shares_keep_the_normal_interval() -> None:
     assert interval.high == pytest.approx(0.8 + 1.96 * 0.1, abs=1e-3)
     unknown = interval_of_score(Score(0.8, math.nan, 100, Metric.of("acc")))
     assert math.isnan(unknown.low)
+
+
+def test_intervals_are_written_with_two_ends_where_the_sides_differ() -> None:
+    assert Interval(0.612, 0.591, 0.633).format() == "0.612 ± 0.021"
+    never = score_interval(0.0, 0.0, examples=200, is_share=True)
+    assert never.format() == "0.000 (0.000 to 0.019)"
+    assert Interval(0.5, math.nan, math.nan).format() == "0.500"
+    assert Interval(0.02, 0.01, 0.03).format(sign=True) == "+0.020 ± 0.010"
+
+
+def test_a_scoreboard_of_a_model_that_is_never_right_shows_what_may_be() -> None:
+    matrix = ScoreMatrix.build(
+        ["never", "often"],
+        ["task"],
+        [[0.0], [0.8]],
+        stderr=[[0.0], [0.028]],
+        n=[[200], [200]],
+        metrics=["acc"],
+    )
+    scoreboard = find_rankings(Evidence.of(matrix)).scoreboard
+    assert scoreboard is not None
+    cells = str([list(row) for row in scoreboard.tables()[0].rows])
+    assert "0.000 ± 0.000" not in cells
+    assert "0.000 (0.000 to 0.019)" in cells

@@ -32,12 +32,12 @@ from potentia.analysis.rankings.sentences import (
     seed_sentence,
 )
 from potentia.analysis.rankings.task_groups import TaskGroups
+from potentia.analysis.stats.intervals import average_intervals, score_interval
 from potentia.analysis.stats.significance import estimate_test_sizes
 from potentia.analysis.wording import (
     capitalize_first,
     format_level,
     format_percent,
-    format_plus_minus,
 )
 from potentia.values.clusters import Clusters, clustered_error
 from potentia.values.findings import (
@@ -271,7 +271,7 @@ def format_score(score: Interval | None, *, sign: bool = False) -> str | None:
     """Write a score with the half-width of its interval; None where there is none."""
     if score is None:
         return None
-    return format_plus_minus(score.value, (score.high - score.low) / 2, sign=sign)
+    return score.format(sign=sign)
 
 
 def scoreboard_from_rankings(
@@ -449,9 +449,25 @@ def _average_scores(
     """Return the mean score of every model over these tasks, with its interval of test noise."""
     if not tasks:
         return {}
-    values, stderr, _ = matrix.laid_out(models, tasks)
-    errors = np.sqrt(stderr**2 @ weights**2)
-    return _intervals_by_model(models, values @ weights, errors, level)
+    values, stderr, examples = matrix.laid_out(models, tasks)
+    metrics = dict(zip(matrix.tasks, matrix.metrics, strict=True))
+    are_shares = [metrics[task].scale == "share" for task in tasks]
+    means = {}
+    for row, model in enumerate(models):
+        intervals = []
+        for column, is_share in enumerate(are_shares):
+            interval = score_interval(
+                float(values[row, column]),
+                float(stderr[row, column]),
+                examples=float(examples[row, column]),
+                is_share=is_share,
+                level=level,
+            )
+            intervals.append(interval)
+        mean = average_intervals(intervals, weights.tolist())
+        if math.isfinite(mean.value):
+            means[model] = mean
+    return means
 
 
 @dataclass(frozen=True)

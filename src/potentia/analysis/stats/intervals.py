@@ -9,6 +9,7 @@ as they should. Bounds of rates that are counted are Clopper and Pearson's, whic
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from scipy.stats import beta, norm
 
@@ -49,6 +50,21 @@ def score_interval(
         return wilson_interval(value, independent, level=level)
     half_width = float(norm.ppf(0.5 + level / 2)) * stderr
     return Interval.around(value, half_width, level)
+
+
+def average_intervals(intervals: Sequence[Interval], weights: Sequence[float]) -> Interval:
+    """Return the interval of a weighted mean of independent values, its sides the roots of summed squares.
+
+    That keeps the sides of Wilson's intervals apart where a score is near 0 or 1.
+    """
+    value = 0.0
+    below = 0.0
+    above = 0.0
+    for interval, weight in zip(intervals, weights, strict=True):
+        value += weight * interval.value
+        below = math.hypot(below, weight * (interval.value - interval.low))
+        above = math.hypot(above, weight * (interval.high - interval.value))
+    return Interval(value=value, low=value - below, high=value + above, level=intervals[0].level)
 
 
 def interval_of_score(score: Score, *, level: float = LEVEL) -> Interval:

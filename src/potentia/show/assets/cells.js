@@ -77,7 +77,7 @@
 
   P.renderCell = (panel, cell, { itemsUrl = "" } = {}) => {
     const parts = [P.make("h3", { text: `${cell.model} on ${cell.task}, ${P.protocol(cell.protocol)}` })];
-    const error = cell.stderr === null || cell.stderr === undefined ? "" : ` ± ${(1.96 * cell.stderr).toFixed(3)} (95 %)`;
+    const error = cell.error ? ` ${cell.error}, 95 % interval,` : "";
     const gain = cell.gain === null || cell.gain === undefined ? "" : ` Before tuning ${P.show(cell.direct)}: a gain of ${cell.gain > 0 ? "+" : ""}${P.show(cell.gain)}.`;
     parts.push(P.make("p", { class: "headline small", text: `${cell.metric} ${P.show(cell.value)}${error} on ${P.show(cell.n)} test documents.${gain}` }));
     const others = Object.entries(cell.scores).filter(([name]) => name !== cell.metric);

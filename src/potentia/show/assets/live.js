@@ -32,7 +32,7 @@
   const told = (event) => {
     const where = `${event.row || ""} × ${event.task || ""} × ${P.protocol(event.protocol || "")}`;
     const time = new Date(1000 * event.at).toLocaleTimeString();
-    if (event.kind === "cell") return `${time}  ${where}: ${P.show(event.value, 4)}${event.stderr ? ` ± ${P.show(1.96 * event.stderr, 4)}` : ""}`;
+    if (event.kind === "cell") return `${time}  ${where}: ${P.show(event.value, 4)}${event.error ? ` ${event.error}` : ""}`;
     if (event.kind === "failure") return `${time}  ${where} failed: ${event.reason}`;
     return `${time}  ${event.kind} ${event.row || ""}`;
   };
