@@ -77,6 +77,12 @@ class CompareOptions(StudyCellOptions, JsonOption):
             help="Show this many documents of each task that one of the two alone gets right.",
         ),
     ] = 0
+    margin: Annotated[
+        float | None,
+        typer.Option(
+            help="Say whether the two are as good as each other within this difference of scores, such as 0.01.",
+        ),
+    ] = None
 
 
 @command(app, "compare", CompareOptions)
@@ -87,12 +93,14 @@ def compare(options: CompareOptions) -> None:
       potentia compare SmolLM2-135M pythia-160m potentia.db
 
       potentia compare SmolLM2-135M pythia-160m potentia.db --tasks arc_easy --items 5
+
+      potentia compare SmolLM2-135M SmolLM2-360M potentia.db --margin 0.01
     """
     first, second, source = _two_models_and_source(options.names)
     evidence = open_evidence(
         source, study=options.study, protocols=options.protocols, tasks=options.tasks
     )
-    pair = potentia.analysis.rankings.find_pair(evidence, first, second)
+    pair = potentia.analysis.rankings.find_pair(evidence, first, second, margin=options.margin)
     documents = _deciding_documents(evidence, pair, options.items) if options.items else []
     if options.as_json:
         value = {**pair.to_dict(), "sentences": pair.sentences()}

@@ -27,6 +27,12 @@ from potentia.analysis.rankings.findings import (
     find_rankings,
     summarize_rankings,
 )
+from potentia.analysis.rankings.margin import (
+    USUAL_MARGIN,
+    MarginComparison,
+    compare_within_margin,
+    find_smallest_as_good,
+)
 from potentia.analysis.rankings.pair import ModelComparison, TaskComparison, find_pair
 from potentia.analysis.rankings.scoreboard import ModelStanding, Scoreboard
 from potentia.analysis.rankings.screening import Screening, screen_tasks

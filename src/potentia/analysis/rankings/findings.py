@@ -211,7 +211,8 @@ def build_scoreboard(evidence: Evidence) -> Scoreboard:
     task_groups = evidence.background.task_groups
     with threadpool_limits(1, user_api="blas"):
         overall = _rank_overall(shown, RankingOptions(), evidence.outcomes, task_groups, evidence)
-        return scoreboard_from_rankings(shown, overall, evidence.outcomes)
+        sizes = evidence.background.billions
+        return scoreboard_from_rankings(shown, overall, evidence.outcomes, sizes)
 
 
 def _drop_empty(matrices: Sequence[ScoreMatrix]) -> list[ScoreMatrix]:
@@ -269,7 +270,7 @@ def analyze_scores(
             items=items,
             sampling=options.sampling(background),
         )
-        scoreboard = scoreboard_from_rankings(matrices, overall, items)
+        scoreboard = scoreboard_from_rankings(matrices, overall, items, background.billions)
         return analysis.complete_rankings(scoreboard, overall, screening)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -27,9 +27,11 @@ from potentia.analysis.rankings.lead import (
     estimate_missing_evidence,
     measure_lead,
 )
+from potentia.analysis.rankings.margin import MarginComparison, compare_within_margin
 from potentia.analysis.rankings.noise import PairedOutcomes, paired_outcomes, task_noise
 from potentia.analysis.rankings.sentences import pair_sentences
 from potentia.analysis.stats.bootstrap import LEVEL
+from potentia.analysis.stats.non_inferiority import are_equivalent, check_margin
 from potentia.analysis.stats.sign_flips import sign_flip_p_value
 from potentia.analysis.stats.significance import (
     benjamini_hochberg,
@@ -95,6 +97,16 @@ class TaskComparison:
             return [*row, None, None]
         return [*row, self.test, "yes" if self.is_significant else "no"]
 
+    def describe_margin(self, margin: float) -> str | None:
+        """Say whether the two models are as good as each other within a margin."""
+        if not math.isfinite(self.difference.low):
+            return None
+        if are_equivalent(self.difference, margin):
+            return "yes"
+        if self.difference.low > margin or self.difference.high < -margin:
+            return "no"
+        return "open"
+
     def _format_interval(self) -> str | None:
         """Write the interval of the difference; None where it is not known."""
         if not math.isfinite(self.difference.low):
@@ -111,6 +123,9 @@ class ModelComparison(Finding):
     tasks: tuple[TaskComparison, ...]
     leads: dict[Protocol, Lead]  # who is better over all tasks of a protocol
     missing: dict[Protocol, MissingEvidence]  # what would tell them apart
+    # Whether the one that seems worse is as good within a margin, where one is given.
+    margins: dict[Protocol, MarginComparison] = field(default_factory=dict)
+    margin: float | None = None
     level: float = LEVEL
 
     @property
@@ -127,6 +142,8 @@ class ModelComparison(Finding):
             without_texts = [task for task in comparisons if not task.is_text]
             missing = self.missing.get(protocol)
             sentences += pair_sentences(lead, protocol, without_texts or comparisons, missing)
+            if protocol in self.margins:
+                sentences.append(self.margins[protocol].sentence())
         return sentences
 
     def tables(self) -> Sequence[Table]:
@@ -145,11 +162,25 @@ class ModelComparison(Finding):
             "(Benjamini–Hochberg, 5 % false discoveries)."
         )
         rows = [task.table_row(with_items=with_items) for task in self.tasks]
+        if self.margin is not None:
+            columns.append(f"within {self.margin:g}")
+            note += f" Within {self.margin:g}: whether the whole interval is; open where more examples must tell."
+            rows = [
+                [*row, task.describe_margin(self.margin)]
+                for row, task in zip(rows, self.tasks, strict=True)
+            ]
         return [Table(f"{first} against {second}", columns, rows, note)]
 
 
-def find_pair(evidence: Evidence, first: str, second: str) -> ModelComparison:
-    """Compare two models, given by name or by a part of it that no other model has."""
+def find_pair(
+    evidence: Evidence, first: str, second: str, *, margin: float | None = None
+) -> ModelComparison:
+    """Compare two models, given by name or by a part of it that no other model has.
+
+    With a ``margin`` it also says whether the one that seems worse is as good within it.
+    """
+    if margin is not None:
+        check_margin(margin)
     first_model = resolve_model_name(evidence, first)
     second_model = resolve_model_name(evidence, second)
     if first_model == second_model:
@@ -157,6 +188,7 @@ def find_pair(evidence: Evidence, first: str, second: str) -> ModelComparison:
     comparisons: list[TaskComparison] = []
     leads: dict[Protocol, Lead] = {}
     missing: dict[Protocol, MissingEvidence] = {}
+    margins: dict[Protocol, MarginComparison] = {}
     for protocol, matrix in evidence.planned.items():
         if first_model not in matrix.models or second_model not in matrix.models:
             continue
@@ -178,6 +210,12 @@ def find_pair(evidence: Evidence, first: str, second: str) -> ModelComparison:
         if lead is None:
             continue
         leads[protocol] = lead
+        if margin is not None:
+            within = compare_within_margin(
+                ranked, outcomes, lead.second, lead.first, margin, ranking.groups
+            )
+            if within is not None:
+                margins[protocol] = within
         test_sizes = estimate_test_sizes(ranked)
         missing_evidence = estimate_missing_evidence(
             ranking, ranked, outcomes, test_sizes, lead.first, lead.second
@@ -192,6 +230,8 @@ def find_pair(evidence: Evidence, first: str, second: str) -> ModelComparison:
         tasks=tuple(comparisons),
         leads=leads,
         missing=missing,
+        margins=margins,
+        margin=margin,
     )
 
 

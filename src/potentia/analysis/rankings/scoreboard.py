@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import norm
 
-from potentia.analysis.left_out import drop_names_in, keep_names_in
+from potentia.analysis.left_out import NO_ENTRIES, drop_names_in, keep_names_in
 from potentia.analysis.rankings.decide import Ranking, format_rank_span
 from potentia.analysis.rankings.lead import (
     Lead,
@@ -25,6 +25,7 @@ from potentia.analysis.rankings.lead import (
     estimate_missing_evidence,
     measure_lead,
 )
+from potentia.analysis.rankings.margin import MarginComparison, find_smallest_as_good
 from potentia.analysis.rankings.noise import is_mean_of, stack_outcomes
 from potentia.analysis.rankings.sentences import (
     certainty_sentences,
@@ -99,6 +100,7 @@ class Scoreboard(Finding):
     missing: MissingEvidence | None  # what would separate the two
     other_parts: tuple[Scoreboard, ...] = ()  # of models that share no task with these
     seeds: SeedSpread | None = None  # of fine-tuned results; None where nothing is fine-tuned here
+    smallest_as_good: MarginComparison | None = None  # beside the first
 
     @property
     def protocol(self) -> Protocol:
@@ -123,6 +125,8 @@ class Scoreboard(Finding):
     def certainty(self) -> list[str]:
         """Say how sure the first place is, and what would make it so."""
         sentences = certainty_sentences(self.ranking, self.lead, self.missing)
+        if self.smallest_as_good is not None:
+            sentences.append(self.smallest_as_good.sentence())
         if self.seeds is not None and len(self.standings) > 1:
             about_seeds = seed_sentence(self.seeds)
             if about_seeds is not None:
@@ -278,8 +282,12 @@ def scoreboard_from_rankings(
     matrices: Sequence[ScoreMatrix],
     overall: Mapping[Protocol, Ranking],
     items: Mapping[Protocol, Outcomes],
+    sizes: Mapping[str, float] = NO_ENTRIES,
 ) -> Scoreboard:
-    """Put scores, gains and ranks side by side; the matrices hold the tasks alone, from the least preparation on."""
+    """Put scores, gains and ranks side by side; the matrices hold the tasks alone, from the least preparation on.
+
+    ``sizes`` are the models' parameters, where they are known.
+    """
     by_protocol = {matrix.protocol: matrix for matrix in matrices}
     first = matrices[0].protocol
     main = main_protocol(by_protocol) or matrices[-1].protocol
@@ -288,7 +296,10 @@ def scoreboard_from_rankings(
     other_parts = []
     for part in overall[main].other_parts:
         other_parts.append(_scoreboard_of_part(by_protocol, part, ranking_before, first, items))
-    return replace(scoreboard, other_parts=tuple(other_parts))
+    smallest = find_smallest_as_good(
+        by_protocol[main], items.get(main), scoreboard.first, sizes, overall[main].groups
+    )
+    return replace(scoreboard, other_parts=tuple(other_parts), smallest_as_good=smallest)
 
 
 def _scoreboard_of_part(
