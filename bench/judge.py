@@ -3,7 +3,7 @@
     python bench/judge.py --models models --data data --out judge
 
 Answers of one model to GSM8K in four prompt forms are written and stored. A second model is served on this machine as
-an OpenAI-compatible endpoint, and ``potentia analyze judge`` asks it about every answer.
+an OpenAI-compatible endpoint, and ``potentia papers judge`` asks it about every answer.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def main() -> int:
     began = time.monotonic()
     server, said = serve(given.models / given.judge, given.device)
     url = f"http://127.0.0.1:{server.server_port}/v1"
-    asked = ["analyze", "judge", study["store"], "--url", url, "--model", given.judge]
+    asked = ["papers", "judge", study["store"], "--url", url, "--model", given.judge]
     done = subprocess.run([*potentia, *asked], check=False)
     print(f"{len(said)} verdicts in {time.monotonic() - began:,.0f} s: {dict(Counter(said))}")
     return done.returncode

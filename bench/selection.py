@@ -309,7 +309,7 @@ def judge(
         folder / "rows.jsonl",
         "--models",
         *models.values(),
-        "--recipe",
+        "--study",
         folder / "recipe.yaml",
         "--device",
         "cpu",

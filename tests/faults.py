@@ -354,7 +354,7 @@ def killed_writers(world: World, kind: str, stream: random.Random) -> None:
     questions = str(world.folder / "colours.jsonl")
     commands = {
         "adapter": ["adapters", "export", store, "--model", model, "--task", "colours"],
-        "merged": ["adapters", "merge", str(place / "adapter")],
+        "merged": ["adapters", "export", "--merge", str(place / "adapter")],
         "predicted.csv": ["predict", str(place / "adapter"), questions],
         "report.html": ["report", store],
         "scores.csv": ["export", store],
@@ -436,7 +436,7 @@ def damaged_store(world: World, kind: str, stream: random.Random) -> None:
     start = stream.randrange(len(content))
     content[start : start + 64] = b"" if stream.random() < 0.3 else stream.randbytes(64)
     file.write_bytes(content)
-    driver = world.nursery.start("store", "check", str(store))
+    driver = world.nursery.start("status", "--check", str(store))
     good = driver.wait() == 0
     assert "Traceback" not in driver.said, driver.said
     assert not good or scores(str(store)) == world.expected, driver.said

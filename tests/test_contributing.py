@@ -190,14 +190,14 @@ def test_a_section_stands_in_the_report_where_it_asks_to(outside: Path):
 
 
 def test_a_chart_of_a_new_kind_is_drawn_into_files(outside: Path):
-    arguments = ("--figures", "figures", "--format", "svg", "pdf")
+    arguments = ("--figures", "figures.svg", "figures.pdf")
     potentia(outside, "analyze", "spans", "scores.csv", *arguments)
     assert (outside / "figures" / "spans.svg").read_text().startswith("<svg")
     assert (outside / "figures" / "spans.pdf").read_bytes().startswith(b"%PDF")
 
 
 def test_a_paper_and_a_command_are_added_too(outside: Path):
-    done = potentia(outside, "reproduce", "spans", "scores.csv", "--json")
+    done = potentia(outside, "papers", "reproduce", "spans", "scores.csv", "--json")
     assert json.loads(done.stdout)["spans"]["high"] == [1.0]
     assert "hello from outside" in potentia(outside, "greet").stdout
 

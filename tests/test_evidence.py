@@ -142,7 +142,7 @@ def test_terminal_report_board_and_python_find_the_same(store: Path) -> None:
         "significance direct",
     } <= set(ours)
     assert not any("@5" in name for name in ours)
-    terminal = said("analyze", "rankings", str(store)) | said("analyze", "test-task", str(store))
+    terminal = said("analyze", "rankings", str(store)) | said("papers", "test-task", str(store))
     report = make_report(evidence, items=0).named()
     assert list(terminal) == list(report) == list(ours)
     with TestClient(create_app(str(store)), base_url="http://127.0.0.1") as board:
@@ -186,22 +186,22 @@ def test_another_metric_leaves_the_items_of_the_main_one_alone(store: Path) -> N
 
 
 def test_every_analysis_takes_a_metric(store: Path) -> None:
-    told = said("analyze", "test-task", str(store), "--metric", "brier_score")
+    columns = store.with_name("columns.yaml")
+    columns.write_text("metric: brier_score\n")
+    told = said("papers", "test-task", str(store), "--columns", str(columns))
     assert told["mmlu-adjustment"]["before"]["fit"]["chance"] == 0.75
-    for command in ("rankings", "test-task", "checkpoints", "consistency", "proxy"):
+    for command in ("analyze rankings", "papers test-task", "analyze checkpoints", "papers proxy"):
         from potentia.cli.app import app
 
-        assert (
-            "--metric"
-            in CliRunner().invoke(app, ["analyze", command, "--help"], terminal_width=200).output
-        )
+        help_page = CliRunner().invoke(app, [*command.split(), "--help"], terminal_width=200)
+        assert "--columns" in help_page.output
 
 
 def test_chance_is_one_per_task_and_a_number_is_for_the_unknown_alone(
     store: Path, tmp_path: Path
 ) -> None:
     """One number for all once put the floor of a two-way task at a quarter."""
-    told = said("analyze", "test-task", str(store), "--chance", "0.1")
+    told = said("papers", "test-task", str(store), "--chance", "0.1")
     assert {t: told[f"{t}-adjustment"]["before"]["fit"]["chance"] for t in TASKS} == {
         "arc_easy": 0.25,
         "boolq": 0.5,
@@ -209,7 +209,8 @@ def test_chance_is_one_per_task_and_a_number_is_for_the_unknown_alone(
     }
     facts = tmp_path / "tasks.csv"
     facts.write_text("task,chance\nboolq,0.4\n")
-    told = said("analyze", "test-task", str(store), "--task-facts", str(facts))
+    (tmp_path / "columns.yaml").write_text("task_facts: tasks.csv\n")
+    told = said("papers", "test-task", str(store), "--columns", str(tmp_path / "columns.yaml"))
     assert told["boolq-adjustment"]["before"]["fit"]["chance"] == 0.4
 
 
@@ -325,9 +326,10 @@ def test_unlike_sources_are_shown_apart_where_one_asks_for_it(tmp_path: Path) ->
     evidence = read(one, two, like, apart=True)
     assert [len(group.models) for group in (evidence, *evidence.apart)] == [8, 4]
     assert "different adjust.tuning (r0 and r1)" in evidence.apart[0].notes[-1]
-    groups = said(
-        "analyze", "rankings", str(one), str(two), str(like), "--apart", "--resamples", "20"
-    )["apart"]
+    columns = tmp_path / "columns.yaml"
+    columns.write_text("apart: true\n")
+    sources = (str(one), str(two), str(like), "--columns", str(columns))
+    groups = said("analyze", "rankings", *sources)["apart"]
     assert [group["source"] for group in groups] == [
         "one.db + like.db: first, first",
         "two.db: first",
@@ -337,7 +339,7 @@ def test_unlike_sources_are_shown_apart_where_one_asks_for_it(tmp_path: Path) ->
     ]
     assert [set(models) for models in ranked] == [{*MODELS[:4], *MODELS[8:]}, {*MODELS[4:8]}]
     page = tmp_path / "report.html"
-    told = said("report", str(one), str(two), str(like), "--apart", "-o", str(page))
+    told = said("report", *sources, "-o", str(page))
     assert told["problem"] == ""
     first = page.read_text().split('<section id="answer"')[0]
     assert "1. one.db + like.db" in first

@@ -96,14 +96,7 @@ def prepare(place: Path, folder: Path, *, published: bool = False) -> None:
     shutil.copy(place / "examples" / "first.yaml", place / "study.yaml")
     shutil.copy(place / "ours.db", place / "earlier.db")
     if place.name not in OWN_STORE:
-        _potentia(
-            "import",
-            str(place / "scores.csv"),
-            "--store",
-            str(place / "potentia.db"),
-            "--name",
-            "first",
-        )
+        _import_scores(place / "scores.csv", place / "potentia.db", "first")
     for file in PUBLISHED.glob("*.csv") if published else ():
         shutil.copy(file, place)
 
@@ -322,9 +315,7 @@ def _scores(folder: Path) -> None:
         )
         (results / stage).mkdir(parents=True, exist_ok=True)
         (results / stage / f"{name}.json").write_text(json.dumps({"results": found}), "utf-8")
-    _potentia(
-        "import", str(folder / "ours.csv"), "--store", str(folder / "ours.db"), "--name", "ours"
-    )
+    _import_scores(folder / "ours.csv", folder / "ours.db", "ours")
     _potentia(
         "export",
         str(folder / "ours.csv"),
@@ -353,6 +344,14 @@ def _scores(folder: Path) -> None:
 
 def _write(file: Path, head: str, lines: Sequence[str]) -> None:
     file.write_text("\n".join([head, *lines]) + "\n", "utf-8")
+
+
+def _import_scores(scores: Path, store: Path, study: str) -> None:
+    """Put a table into a store under the name of a study."""
+    described = scores.with_name(f"{study}.import.yaml")
+    described.write_text(f"study: {study}\n")
+    _potentia("export", str(scores), "-o", str(store), "--columns", str(described))
+    described.unlink()
 
 
 def _potentia(*arguments: str) -> None:

@@ -38,7 +38,8 @@ class ExtensionKind(StrEnum):
         "analysis"  # an AnalysisCommand of potentia.analysis.registration: `potentia analyze NAME`
     )
     SECTION = "section"  # a ReportSection of potentia.analysis.registration: a section of report and board
-    REPRODUCTION = "reproduction"  # a PaperReproduction of potentia.analysis.registration: `potentia reproduce NAME`
+    # a PaperReproduction of potentia.analysis.registration: `potentia papers reproduce NAME`
+    REPRODUCTION = "reproduction"
     COMMAND = "command"  # a function that typer can make a command of: `potentia NAME`
     EXECUTOR = "executor"  # an Executor of potentia.run.executors: `potentia run --executor NAME`
     ADAPTER_METHOD = "adapter_method"  # how weights are adapted: `method: NAME` in a study's tuning

@@ -1,4 +1,4 @@
-"""``potentia analyze checkpoints``, ``consistency`` and ``proxy`` as a user types them."""
+"""``potentia analyze checkpoints`` and ``potentia papers proxy`` as a user types them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import typer
 
 from potentia.cli.app import app, repeat_flags
 from potentia.errors import InputError
+from potentia.evidence import read
+from potentia.papers import ProxyOptions, find_proxies, find_stability
 
 
 def call(capsys, *arguments: str) -> str:
@@ -94,7 +96,7 @@ def test_consistency_and_ablation(capsys, tmp_path):
         call(
             capsys,
             "analyze",
-            "consistency",
+            "checkpoints",
             scores,
             "--pairs",
             str(pairs),
@@ -109,8 +111,10 @@ def test_consistency_and_ablation(capsys, tmp_path):
     }
     assert {k["method"]: k["tau"]["value"] for k in out["consistency"]["links"]}["iclip"] == 1.0
     assert out["ablation"]["models"] == [f"b{i}" for i in range(6)]
+    assert set(json.loads(call(capsys, "analyze", "checkpoints", scores, "--json"))) == {"ablation"}
+    pairs.write_text("base,instruct\n")
     with pytest.raises(InputError, match="0 pairs of base and instruct"):
-        call(capsys, "analyze", "consistency", scores)
+        call(capsys, "analyze", "checkpoints", scores, "--pairs", str(pairs))
 
 
 @pytest.fixture
@@ -135,67 +139,55 @@ def world(tmp_path):
     return table(tmp_path / "world.csv", rows)
 
 
-def test_proxy(capsys, world):
-    out = json.loads(
-        call(capsys, "analyze", "proxy", world, "--target", "goal", "--top", "2", "--json")
+def proxies(scores, truth=None, facts=None, **settings):
+    """Return the findings about proxies as JSON would hold them."""
+    result = find_proxies(
+        read(scores, facts=facts), ProxyOptions(**settings), None if truth is None else read(truth)
     )
+    return {name: json.loads(json.dumps(f.to_dict())) for name, f in result.named().items()}
+
+
+def test_proxy(capsys, world):
+    told = json.loads(call(capsys, "papers", "proxy", world, "--target", "goal", "--json"))
+    assert told == proxies(world, target="goal")
+    out = proxies(world, target="goal", top=2)
     kept = {p["task"] for p in out["proxies"]["proxies"] if not p["dropped"]}
     assert kept == {"near1", "near2"}
     assert out["validation"]["trials"][0]["gain"]["value"] > 0
     assert {i["metric"] for i in out["sampling"]["indices"]} == {"pearson", "spearman", "kendall"}
 
 
-def test_proxy_leaves_out_algorithm_1_where_the_top_is_all_there_is(capsys, world):
-    out = json.loads(
-        call(capsys, "analyze", "proxy", world, "--target", "goal", "--top", "5", "--json")
-    )
+def test_proxy_leaves_out_algorithm_1_where_the_top_is_all_there_is(world):
+    out = proxies(world, target="goal", top=5)
     assert "sampling" not in out, "five candidates are the top five of every sample"
 
 
-def test_proxy_with_groups_and_early_models(capsys, world):
-    arguments = [
-        "--target",
-        "goal",
-        "--candidates",
-        "near1",
-        "near2",
-        "far1",
-        "--correlation",
-        "auto",
-        "--top",
-        "2",
-        "--normalise",
-        "feature",
-    ]
-    groups = [
-        "--data-group",
-        "m0",
-        "m1",
-        "m2",
-        "m3",
-        "--seed-group",
-        "m4",
-        "m5",
-        "m6",
-        "--early",
-        "m7",
-        "m8",
-    ]
-    command = ["analyze", "proxy", world, *arguments, *groups, "--truth", world, "--json"]
-    assert "forecast" not in json.loads(call(capsys, *command, "--min-robustness", "1e9"))
-    out = json.loads(call(capsys, *command, "--min-robustness", "0"))
+def test_proxy_with_groups_and_early_models(world):
+    settings = {
+        "target": "goal",
+        "candidates": ("near1", "near2", "far1"),
+        "correlation": "auto",
+        "top": 2,
+        "normalise": "feature",
+        "data_group": ("m0", "m1", "m2", "m3"),
+        "seed_group": ("m4", "m5", "m6"),
+        "early": ("m7", "m8"),
+        "truth": world,
+    }
+    assert "forecast" not in proxies(world, **settings, min_robustness=1e9)
+    out = proxies(world, **settings, min_robustness=0)
     assert [t["task"] for t in out["robustness"]["tasks"]] == ["near1", "near2", "far1"]
     assert out["forecast"]["models"] == ["m7", "m8"]
     assert out["forecast"]["pairs"] == 1
     assert out["proxies"]["models"] == 11
 
 
-def test_proxy_joins_base_and_chat_models_by_a_file_and_keeps_families_together(capsys, tmp_path):
+def test_proxy_joins_base_and_chat_models_by_a_file_and_keeps_families_together(tmp_path):
     rng = np.random.default_rng(0)
-    rows, pairs, facts = [], ["base,instruct"], ["model,family"]
+    rows, pairs, facts = [], {}, ["model,family"]
     for i in range(12):
         ability = rng.normal()
-        pairs.append(f"b{i},c{i}")
+        pairs[f"b{i}"] = f"c{i}"
         facts += [f"b{i},f{i % 4}", f"c{i},f{i % 4}"]
         rows += [
             ("direct", f"b{i}", t, sign * ability, 0.01, "true")
@@ -203,32 +195,13 @@ def test_proxy_joins_base_and_chat_models_by_a_file_and_keeps_families_together(
         ]
         rows.append(("direct", f"b{i}", "other", rng.normal(), 0.01, "true"))
         rows.append(("direct", f"c{i}", "tools", ability, 0.01, "true"))
-    (tmp_path / "pairs.csv").write_text("\n".join(pairs))
     (tmp_path / "facts.csv").write_text("\n".join(facts))
     scores = table(tmp_path / "scores.csv", rows)
-    usual = [
-        "analyze",
-        "proxy",
-        scores,
-        "--target",
-        "tools",
-        "--normalise",
-        "feature",
-        "--on",
-        "base",
-    ]
+    usual = {"target": "tools", "normalise": "feature", "on": "base"}
     with pytest.raises(InputError, match="no pairs of base and instruct"):
-        call(capsys, *usual)
-    usual += [
-        "--pair-file",
-        str(tmp_path / "pairs.csv"),
-        "--facts",
-        str(tmp_path / "facts.csv"),
-        "--json",
-    ]
-    made = json.loads(
-        call(capsys, *usual, "--families", "--top", "1", "--sampled", "5", "--rounds", "4")
-    )
+        proxies(scores, **usual)
+    usual |= {"pairs": pairs, "facts": tmp_path / "facts.csv", "families": True}
+    made = proxies(scores, **usual, top=1, sampled=(5,), rounds=(4,))
     assert made["proxies"]["proxies"][0]["task"] == "near"
     assert made["proxies"]["proxies"][0]["relevance"] == pytest.approx(1.0)
     assert [(i["n"], i["k"]) for i in made["sampling"]["indices"]] == [(5, 4)] * 3
@@ -236,16 +209,16 @@ def test_proxy_joins_base_and_chat_models_by_a_file_and_keeps_families_together(
     one = [line.replace("f1", "f0").replace("f2", "f0").replace("f3", "f0") for line in facts]
     (tmp_path / "facts.csv").write_text("\n".join(one))
     with pytest.raises(InputError, match="a family holds 12 of the 12 pairs"):
-        call(capsys, *usual, "--families")
+        proxies(scores, **usual)
 
 
 def test_proxy_refuses_what_it_does_not_know(capsys, world):
     with pytest.raises(InputError, match="no task 'gsm8k'"):
-        call(capsys, "analyze", "proxy", world, "--target", "gsm8k")
+        call(capsys, "papers", "proxy", world, "--target", "gsm8k")
     with pytest.raises(InputError, match="no correlation 'cosine'"):
-        call(capsys, "analyze", "proxy", world, "--target", "goal", "--correlation", "cosine")
+        proxies(world, target="goal", correlation="cosine")
     with pytest.raises(InputError, match="no pairs"):
-        call(capsys, "analyze", "proxy", world, "--target", "goal", "--pairs")
+        proxies(world, target="goal", pairs=True)
 
 
 @pytest.fixture
@@ -291,12 +264,10 @@ def store(tmp_path):
 
 
 def test_a_stores_studies_say_what_is_a_checkpoint_and_what_is_a_pair(capsys, store):
-    made = json.loads(call(capsys, "analyze", "checkpoints", store, "--unit", "tokens", "--json"))[
-        "stability"
-    ]
-    assert made["unit"] == "tokens"
-    assert made["curves"][0]["series"] == "run"
-    assert made["curves"][0]["steps"] == [1e6, 2e6, 4e6]
-    out = json.loads(call(capsys, "analyze", "consistency", store, "--json"))
+    made = find_stability(read(store), unit="tokens")
+    assert made.unit == "tokens"
+    assert made.curves[0].series == "run"
+    assert list(made.curves[0].steps) == [1e6, 2e6, 4e6]
+    out = json.loads(call(capsys, "analyze", "checkpoints", store, "--json"))
     assert out["consistency"]["links"][0]["pairs"] == [["b0", "c0"], ["b1", "c1"], ["b2", "c2"]]
     assert "ablation" not in out

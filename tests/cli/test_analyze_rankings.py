@@ -33,7 +33,7 @@ def table(tmp_path):
 
 
 def test_analyze_rankings_prints_findings_as_json(potentia, table):
-    done = potentia("analyze", "rankings", table, "--json", "--resamples", 50)
+    done = potentia("analyze", "rankings", table, "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (
@@ -49,29 +49,21 @@ def test_analyze_rankings_prints_tables_and_draws(potentia, table, tmp_path):
         table,
         "--protocols",
         "direct",
-        "--resamples",
-        30,
-        "--align",
-        "boolq",
-        "gsm8k",
         "--all",
         "--figures",
+        tmp_path / "figures.svg",
         tmp_path / "figures",
-        "--format",
-        "svg",
-        "png",
     )
     assert done.returncode == 0, done.stderr
     assert "Aggregate ranking" in done.stdout
     assert "train_before_test" not in done.stdout
     drawn = {p.name for p in (tmp_path / "figures").iterdir()}
-    assert {"alignment-direct-boolq-gsm8k.svg", "agreement-direct-kendall.png"} <= drawn
+    assert {"agreement-direct-kendall.svg", "agreement-direct-kendall.png"} <= drawn
 
 
 def test_it_is_short_unless_all_is_asked_for(potentia, table):
     short, whole = (
-        potentia("analyze", "rankings", table, "--resamples", 30, *more).stdout
-        for more in ([], ["--all"])
+        potentia("analyze", "rankings", table, *more).stdout for more in ([], ["--all"])
     )
     assert short.splitlines()[0] == whole.splitlines()[0] == "Mean score over 3 tasks"
     assert short.splitlines()[1].split() == [
@@ -88,7 +80,7 @@ def test_it_is_short_unless_all_is_asked_for(potentia, table):
 
 
 def test_no_line_of_a_piped_table_is_broken(potentia, table):
-    text = potentia("analyze", "rankings", table, "--resamples", 30, "--all").stdout
+    text = potentia("analyze", "rankings", table, "--all").stdout
     assert (
         max(map(len, text.splitlines())) > 120
     )  # the width of a terminal that is not there cuts nothing
@@ -102,13 +94,12 @@ def test_no_line_of_a_piped_table_is_broken(potentia, table):
     ("arguments", "message"),
     [
         (["--protocol", "nope"], "no protocol 'nope'"),
-        (["--gaps", "magic"], "no treatment of gaps"),
-        (["--format", "bmp"], "no figure format"),
-        (["--align", "boolq", "nope"], "no task 'nope'"),
+        (["--figures", "figures.bmp"], "no figure format"),
+        (["--show", "nothing"], "nothing to show as 'nothing'"),
     ],
 )
 def test_bad_input_exits_with_two_and_a_hint(potentia, table, arguments, message):
-    done = potentia("analyze", "rankings", table, "--resamples", 20, *arguments)
+    done = potentia("analyze", "rankings", table, *arguments)
     assert done.returncode == 2
     assert message in done.stderr
     assert "hint:" in done.stderr
@@ -119,18 +110,17 @@ def test_reproduce_needs_both_protocols(potentia, tmp_path):
     path.write_text(
         "protocol,model,benchmark,score,stderr\ndirect,a,rte,0.5,0.1\ndirect,b,rte,0.6,0.1\n"
     )
-    done = potentia("reproduce", "train-before-test", path)
+    done = potentia("papers", "reproduce", "train-before-test", path)
     assert done.returncode == 2
     assert "train_before_test" in done.stderr
 
 
 def test_reproduce_prints_paper_and_ours(potentia, shared_data):
     done = potentia(
+        "papers",
         "reproduce",
         "train-before-test",
         shared_data / "published" / "train_before_test_scores.csv",
-        "--resamples",
-        20,
         "--json",
     )
     assert done.returncode == 0, done.stderr
@@ -165,7 +155,7 @@ def test_items_of_a_store_give_paired_tests(potentia, tmp_path):
                     metric="acc",
                 )
                 store.cells.commit(cell, items=items)
-    done = potentia("analyze", "rankings", tmp_path / "potentia.db", "--json", "--resamples", 20)
+    done = potentia("analyze", "rankings", tmp_path / "potentia.db", "--json")
     assert done.returncode == 0, done.stderr
     paired = json.loads(done.stdout)["significance direct"]
     assert paired["items"] == [200, 200]

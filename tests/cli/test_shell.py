@@ -90,10 +90,10 @@ def test_an_export_goes_to_standard_output(potentia, scores):
     assert len(rows) == 12
     assert {row["model"] for row in rows} == {LONG, "b", "c"}
     assert "→" not in done.stdout
-    assert potentia("export", scores, "-o", "-", "--format", "markdown").stdout.startswith(
+    assert potentia("export", scores, "-o", "-", "--to", "markdown").stdout.startswith(
         "### direct\n"
     )
-    assert potentia("export", scores, "-o", "-", "--format", "lm-eval").returncode == 2
+    assert potentia("export", scores, "-o", "-", "--to", "lm-eval").returncode == 2
     assert not Path("-").exists()
 
 

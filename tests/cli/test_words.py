@@ -38,17 +38,16 @@ def test_the_options_of_a_long_command_are_in_parts() -> None:
     for command, parts in {
         ("run",): [
             "Options",
-            "Data and fine-tuning",
-            "Machine",
-            "Adaptive",
-            "Consent",
-            "What comes out",
+            "Your data",
+            "Budget",
+            "Machine and settings",
+            "Every command",
         ],
-        ("analyze", "rankings"): ["Options", "What is read", "What comes out"],
+        ("analyze", "rankings"): ["Options", "Every command"],
     }.items():
         text = shown(*command, "--help")
         assert all(f"─ {part} ─" in text for part in parts), text
-    before = shown("run", "--help").partition("─ Data and fine-tuning ")[0]
+    before = shown("run", "--help").partition("─ Your data ")[0]
     assert "--models" in before
     assert "--protocols" in before
 
@@ -57,12 +56,12 @@ def test_singular_options_are_accepted(tmp_path: Path) -> None:
     tiny.save_model(tmp_path / "m")
     tiny.save_questions(tmp_path / "q.jsonl")
     given = [
-        "plan",
+        "run",
+        "--dry-run",
         "--model",
         str(tmp_path / "m"),
         "--task",
         str(tmp_path / "q.jsonl"),
-        "--no-calibrate",
     ]
     given += ["--device", "cpu", "--store", str(tmp_path / "s.db")]
     assert repeat_flags(typer.main.get_command(app), given) == given
@@ -78,8 +77,7 @@ def test_singular_options_are_accepted(tmp_path: Path) -> None:
         ("run scores.csv", "potentia report scores.csv"),
         ("compare A scores.csv", "potentia compare A B scores.csv"),
         ("report", "run a study first"),
-        ("report scores.csv --baseline instruct", "no methods to compare with instruct"),
-        ("run first.yaml", "potentia init first.yaml"),
+        ("run first.yaml", "potentia run --save first.yaml"),
     ],
 )
 def test_a_likely_mistake_is_told_with_its_mend(
@@ -104,5 +102,7 @@ def test_scores_stand_before_or_after_the_models(
 def test_hints_quote_paths_with_spaces(tmp_path: Path) -> None:
     tiny.save_model(tmp_path / "m")
     study = tmp_path / "my study.yaml"
-    text = shown("init", str(study), "--models", str(tmp_path / "m"), "--tasks", "arc_easy")
+    text = shown(
+        "run", "--save", str(study), "--models", str(tmp_path / "m"), "--tasks", "arc_easy"
+    )
     assert f"potentia run {shlex.quote(str(study))}" in text

@@ -136,10 +136,9 @@ def test_a_finished_run_ends_with_the_score_table(potentia: Potentia):
         "./m1",
         "--tasks",
         "q.jsonl",
-        "--epochs",
-        "1",
-        "--learning-rates",
-        "1e-3",
+        "--set",
+        "tuning.epochs=1",
+        "tuning.learning_rates=[1e-3]",
         "--store",
         "two.db",
     )
@@ -153,14 +152,14 @@ def test_a_finished_run_ends_with_the_score_table(potentia: Potentia):
 
 def test_a_plan_runs_nothing(potentia: Potentia, folder: Path):
     asked = (
-        "plan",
+        "run",
+        "--dry-run",
         "--models",
         "./m0",
         "--tasks",
         "q.jsonl",
         "--store",
         "dry.db",
-        "--no-calibrate",
         "--json",
     )
     done = potentia(*asked)
@@ -183,13 +182,13 @@ def test_a_flags_path_is_relative_to_where_the_command_runs(
     data = folder / "d" / "allenai--ai2_arc" / "ARC-Easy"
     data.mkdir(parents=True)
     arguments = (
-        "plan",
+        "run",
+        "--dry-run",
         tmp_path / "study.yaml",
         "--data-dir",
         "d",
         "--store",
         tmp_path / "s.db",
-        "--no-calibrate",
     )
     done = potentia(*arguments)
     assert done.returncode == 2
@@ -209,14 +208,14 @@ def test_a_flags_path_is_relative_to_where_the_command_runs(
     ("arguments", "said"),
     [
         (["run"], "--models and --tasks"),
-        (["run", "nowhere.yaml"], "potentia init nowhere.yaml"),
+        (["run", "nowhere.yaml"], "potentia run --save nowhere.yaml"),
         (["run", "--models", "./nowhere", "--tasks", "q.jsonl"], "there is no ./nowhere"),
         (["run", "--models", "./m0", "--tasks", "no_such_task_at_all"], "no_such_task_at_all"),
         (
             ["run", "--models", "./m0", "--tasks", "q.jsonl", "--protocols", "fewshot"],
             "is no protocol",
         ),
-        (["tasks", "show", "no_such_task_at_all"], "no_such_task_at_all"),
+        (["tasks", "no_such_task_at_all"], "no_such_task_at_all"),
         (["export", "nowhere.db", "-o", "x.csv"], "nowhere.db"),
         (["status", "nowhere.db"], "no such store"),
         (["analyze", "rankings", "nowhere.csv"], "nowhere.csv"),

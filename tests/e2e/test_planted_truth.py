@@ -25,7 +25,7 @@ TASKS = ("ask", "record", "beside")
 def test_exposure_shows_before_adjustment_and_not_after(tmp_path: Path):
     invoke = CliRunner().invoke
     folder = tmp_path / "lab"
-    said = invoke(app, ["zoo", str(folder)])
+    said = invoke(app, ["demo", "--zoo", str(folder)])
     assert said.exit_code == 0, said.output
     whole = read_study(folder / "adjust.yaml")
     study = whole.model_copy(
@@ -39,8 +39,16 @@ def test_exposure_shows_before_adjustment_and_not_after(tmp_path: Path):
     )
     result = run_study(study)
     assert (result.computed, result.failed) == (24, 0), result.reasons
-    asked = ["analyze", "test-task", study.store, "--facts", str(folder / "facts.csv"), "--exposed"]
-    said = invoke(app, [*asked, "--chance", "0.25", "--json", "--resamples", "99"])
+    asked = [
+        "papers",
+        "test-task",
+        study.store,
+        "--facts",
+        str(folder / "facts.csv"),
+        "--group",
+        "exposed",
+    ]
+    said = invoke(app, [*asked, "--chance", "0.25", "--json"])
     assert said.exit_code == 0, said.output
     found = json.loads(said.stdout)["exposure"]
 

@@ -34,11 +34,9 @@ def test_a_papers_table_is_read_the_right_way_round_and_comes_out_as_latex(tmp_p
         "rankings",
         table,
         "--figures",
-        tmp_path / "out",
-        "--format",
-        "csv",
-        "latex",
-        "svg",
+        tmp_path / "out.csv",
+        tmp_path / "out.tex",
+        tmp_path / "out.svg",
     )
     lines = {line.split("  ")[0].strip(): line for line in read.splitlines()}
     assert "lower" in lines["WikiText-2 (ppl)"]

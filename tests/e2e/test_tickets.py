@@ -49,7 +49,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
         models["birch-71k"],
         "--models",
         models["birch-159k"],
-        "--recipe",
+        "--study",
         folder / "recipe.yaml",
         "-o",
         folder / "selected",
@@ -120,7 +120,7 @@ def test_the_lines_of_the_card_give_the_same_answer(story: tuple[Path, dict]) ->
 def test_a_merged_model_stands_alone(story: tuple[Path, dict], tmp_path: Path) -> None:
     folder, _ = story
     adapter = folder / "selected" / "adapter"
-    command("adapters", "merge", adapter, "-o", tmp_path / "whole")
+    command("adapters", "export", "--merge", adapter, "-o", tmp_path / "whole")
     note = json.loads((adapter / "potentia.json").read_text())
     bare = tmp_path / "bare"
     bare.mkdir()
@@ -134,14 +134,14 @@ def test_a_merged_model_stands_alone(story: tuple[Path, dict], tmp_path: Path) -
 
 def test_duplicates_and_bad_rows_are_told(story: tuple[Path, dict], tmp_path: Path) -> None:
     folder, _ = story
-    shown = command("tasks", "show", folder / "support")
+    shown = command("tasks", folder / "support")
     assert "Duplicates across splits are dropped: 10 of train" in shown
     file = tickets.write(
         tmp_path / "bad.csv", [*tickets.english(60), ("no label", ""), ("", "billing")]
     )
-    result = CliRunner().invoke(app, ["tasks", "show", str(file)])
+    result = CliRunner().invoke(app, ["tasks", str(file)])
     assert isinstance(result.exception, potentia.InputError)
     assert "2 of 62 rows cannot be used" in str(result.exception)
     assert "2 of 62 rows cannot be used and are skipped" in command(
-        "tasks", "show", file, "--drop-bad-rows"
+        "tasks", file, "--drop-bad-rows"
     )

@@ -53,7 +53,7 @@ def test_weights_that_do_not_fit_are_named(
     with pytest.raises(ModelError) as refused:
         load(spoiled(tmp_path, change), device="cpu")
     assert said in refused.value.message
-    assert "--allow-missing-weights" in (refused.value.hint or "")
+    assert "--allow missing-weights" in (refused.value.hint or "")
 
 
 def test_what_is_derived_is_not_missed(tmp_path: Path) -> None:

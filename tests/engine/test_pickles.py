@@ -32,7 +32,7 @@ def test_a_pickle_is_neither_named_nor_loaded(tmp_path: Path, monkeypatch: pytes
         with pytest.raises(ModelError) as refused:
             ask(str(tmp_path))
         assert refused.value.hint
-    assert "--allow-pickle" in fingerprint_hint(tmp_path)
+    assert "--allow pickle" in fingerprint_hint(tmp_path)
     torch.save(made.model.state_dict(), tmp_path / "pytorch_model.bin")
     monkeypatch.setenv(files.PICKLE, "1")
     assert load(str(tmp_path), device="cpu").fingerprint == fingerprint(str(tmp_path))

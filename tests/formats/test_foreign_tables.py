@@ -99,7 +99,7 @@ def test_what_is_not_certain_is_asked_and_said(tmp_path: Path) -> None:
     text = "Model,arc_easy,rating\na,61,8.5\nb,55,7.9\n"
     with pytest.raises(InputError, match=r"rating.*may be per cent or a rating") as asked:
         table(tmp_path, text)
-    assert "--scale 'rating=range'" in str(asked.value.hint)
+    assert "rating: {scale: range}" in str(asked.value.hint)
     assert column(table(tmp_path, text, scale={"rating": "range"}), "rating") == [8.5, 7.9]
     assert column(table(tmp_path, text, scale={"rating": "percent"}), "rating") == pytest.approx(
         [0.085, 0.079]
@@ -107,7 +107,7 @@ def test_what_is_not_certain_is_asked_and_said(tmp_path: Path) -> None:
     odd = "Model,arc_easy,milliseconds\na,61,850\nb,55,790\n"
     with pytest.raises(InputError, match="which way is better") as asked:
         table(tmp_path, odd)
-    assert "--lower" in str(asked.value.hint)
+    assert "{lower: true}" in str(asked.value.hint)
     assert table(tmp_path, odd, lower=["milliseconds"]).scores["direct"].higher_is_better == (
         True,
         False,

@@ -84,13 +84,13 @@ def test_a_column_is_named_where_guessing_fails(tmp_path: Path) -> None:
     )
     with pytest.raises(DataError, match="the file has: who, what, how well, spread") as error:
         read(path)
-    assert "--map score=COLUMN" in str(error.value.hint)
+    assert "COLUMN: {is: score}" in str(error.value.hint)
     columns = {"model": "who", "benchmark": "what", "score": "how well", "stderr": "spread"}
     matrix = read(path, columns=columns).scores["direct"]
     assert matrix.values.tolist() == [[0.5, 0.1], [0.25, 0.2]]
     with pytest.raises(DataError, match="no column 'nope'"):
         read(path, columns={"score": "nope"})
-    with pytest.raises(DataError, match="knows no 'points'"):
+    with pytest.raises(DataError, match="no field 'points'"):
         read(path, columns={"points": "who"})
 
 
@@ -101,22 +101,22 @@ def test_the_command_line_takes_the_same_map(tmp_path: Path) -> None:
         f"{m},{t},{0.1 * k + 0.2 * (t == 'y')}" for k, m in enumerate("abcd") for t in "xy"
     )
     path = save(tmp_path, "odd.csv", f"who,what,how well\n{rows}\n")
-    arguments = [
-        "analyze",
-        "rankings",
-        str(path),
-        "--map",
-        "model=who",
-        "--map",
-        "benchmark=what",
-        "--json",
-    ]
-    result = CliRunner().invoke(app, [*arguments, "--map", "score=how well"])
+    columns = tmp_path / "columns.yaml"
+    arguments = ["analyze", "rankings", str(path), "--columns", str(columns), "--json"]
+    columns.write_text("who: {is: model}\nwhat: {is: benchmark}\nhow well: {is: score}\n")
+    result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, (result.output, result.exception)
     assert json.loads(result.stdout)["ranking direct"]["models"] == ["d", "c", "b", "a"]
-    wrong = CliRunner().invoke(app, [*arguments, "--map", "score"])
-    assert wrong.exit_code != 0
-    assert "score=COLUMN" in str(wrong.exception) + wrong.output
+    assert read(path, columns=columns).scores["direct"].models == ("a", "b", "c", "d")
+    for text, trouble in (
+        ("how well: {are: score}\n", "unknown word 'are' of how well"),
+        ("how well: score\n", "unknown setting 'how well'"),
+        ("metric: [acc]\n", "not text"),
+    ):
+        columns.write_text(text)
+        wrong = CliRunner().invoke(app, arguments)
+        assert wrong.exit_code != 0
+        assert trouble in str(wrong.exception)
 
 
 def test_a_markdown_leaderboard_of_our_own_is_read_back(tmp_path: Path) -> None:

@@ -13,9 +13,11 @@ from typer.testing import CliRunner
 
 from clone_tree import make_result_file, write_clone
 from potentia.errors import InputError
+from potentia.evidence import read
 from potentia.facts import read_facts
 from potentia.formats import StagedScores
 from potentia.papers.printed import ReproducedNumber
+from potentia.papers import TestTaskOptions, find_test_task
 from potentia.papers.task_training.evaluations import EvaluationTree
 from potentia.papers.task_training.published_scores import PublishedScores
 from potentia.papers.task_training.reproduction import (
@@ -96,12 +98,12 @@ def test_a_clone_alone_gives_what_the_table_and_the_archive_give(
 def test_the_command_needs_nothing_but_the_clone(clone: Path) -> None:
     from potentia.cli.app import app
 
-    arguments = ["reproduce", "test-task", "--evaluations", str(clone), "--resamples", "20"]
+    arguments = ["papers", "reproduce", "test-task", "--evaluations", str(clone)]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     assert "85 of 96 agree" in result.output
     assert "no figure of the paper shows the task" in result.output
-    neither = CliRunner().invoke(app, ["reproduce", "test-task"])
+    neither = CliRunner().invoke(app, ["papers", "reproduce", "test-task"])
     assert isinstance(neither.exception, InputError)
     assert "or --evaluations FOLDER alone" in neither.exception.message
 
@@ -400,21 +402,17 @@ def test_staged_scores_name_what_is_wrong(files: tuple[Path, Path], tmp_path: Pa
 def test_commands_print_tables_and_json(files: tuple[Path, Path]) -> None:
     from potentia.cli.app import app
 
-    arguments = [
-        "analyze",
-        "test-task",
-        str(files[0]),
-        "--facts",
-        str(files[1]),
-        "--after",
-        "tuned_mc_3ep",
-        "--best",
-    ]
-    rest = ["--tasks", "mmlu", "--resamples", "20", "--steps", "inter_mc"]
-    result = CliRunner().invoke(app, [*arguments, *rest, "--json"])
+    arguments = ["papers", "test-task", str(files[0]), "--facts", str(files[1]), "--tasks", "mmlu"]
+    arguments += ["--protocols", "base", "--protocols", "tuned_mc_3ep"]
+    result = CliRunner().invoke(app, [*arguments, "--json"])
     assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    assert found["mmlu-mediation"]["mediated"]["value"] == pytest.approx(0.0713, abs=1e-4)
-    assert found["mmlu-emergence"]["examples"][0] == 0
-    wrong = CliRunner().invoke(app, [*arguments, "--column", "language"])
+    assert "mmlu-mediation" in json.loads(result.stdout)
+    found = find_test_task(
+        read(files[0], facts=files[1], tasks=["mmlu"]),
+        TestTaskOptions(after="tuned_mc_3ep", best=True, draws=20, steps="inter_mc"),
+    ).named()
+    mediation = found["mmlu-mediation"].to_dict()
+    assert mediation["mediated"]["value"] == pytest.approx(0.0713, abs=1e-4)
+    assert found["mmlu-emergence"].to_dict()["examples"][0] == 0
+    wrong = CliRunner().invoke(app, [*arguments, "--group", "no-column=en"])
     assert isinstance(wrong.exception, InputError)

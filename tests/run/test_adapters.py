@@ -102,16 +102,16 @@ def test_adapters_are_listed_with_their_size_and_dropped(done: Study, tmp_path: 
         source = Path(done.store + part)
         (shutil.copytree if source.is_dir() else shutil.copy)(source, tmp_path / f"s.db{part}")
     store = str(tmp_path / "s.db")
-    listed = json.loads(command("adapters", "list", store, "--json"))
+    listed = json.loads(command("status", "--adapters", store, "--json"))
     (one,) = listed["adapters"]
     assert (one["model"], one["task"], one["protocol"]) == ("base", "colours", "train_before_test")
     files = [f for f in Path(f"{store}.adapters").rglob("*") if f.is_file()]
     assert listed["bytes"] == one["bytes"] == sum(f.stat().st_size for f in files) > 1000
-    assert json.loads(command("adapters", "drop", store, "--yes", "--json")) == {
+    assert json.loads(command("store", "discard", "--adapters", store, "--yes", "--json")) == {
         "dropped": 1,
         "bytes": one["bytes"],
     }
-    assert json.loads(command("adapters", "list", store, "--json"))["adapters"] == []
+    assert json.loads(command("status", "--adapters", store, "--json"))["adapters"] == []
     from potentia.cli.app import app
 
     gone = CliRunner().invoke(

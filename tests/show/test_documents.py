@@ -15,7 +15,9 @@ from typer.testing import CliRunner
 from potentia.cli.app import app, repeat_flags
 from potentia.errors import InputError
 from potentia.evidence import read
-from potentia.show import ReportOptions, build_sections, make_report
+from potentia.papers import ProxyOptions, TestTaskOptions
+from potentia.papers.task_training.options import TestTaskCommandOptions
+from potentia.show import ReportOptions, build_sections, make_report, save_report
 
 TASKS = ("arc_easy", "boolq", "mmlu", "piqa", "sciq", "gsm8k")
 
@@ -66,25 +68,14 @@ def test_sections_of_base_models_say_what_the_terminal_says(
     named = {
         name: json.loads(json.dumps(finding.to_dict())) for name, finding in data.named().items()
     }
-    told = run("analyze", "checkpoints", scores, "--baseline", "instruct")
-    told |= run("analyze", "consistency", scores, "--facts", facts, "--baseline", "instruct")
+    told = run("analyze", "checkpoints", scores, "--facts", facts, "--baseline", "instruct")
+    assert told.pop("training")
     assert set(told) == {"stability", "consistency", "ablation"}
     assert {name: named[name] for name in told} == told
-    out = run(
-        "report", scores, "--facts", facts, "--baseline", "instruct", "-o", str(tmp_path / "r.html")
-    )
+    out = run("report", scores, "--facts", facts, "-o", str(tmp_path / "r.html"))
     assert set(told) <= set(out["findings"])
     with pytest.raises(InputError, match="no method 'nothing'"):
-        run(
-            "report",
-            scores,
-            "--facts",
-            facts,
-            "--baseline",
-            "nothing",
-            "-o",
-            str(tmp_path / "r.html"),
-        )
+        make_report(read(scores, facts=facts), options=ReportOptions(baseline="nothing"))
 
 
 def test_forms_without_pairs_are_ranked_too(base_models: tuple[Path, Path]) -> None:
@@ -94,10 +85,10 @@ def test_forms_without_pairs_are_ranked_too(base_models: tuple[Path, Path]) -> N
     assert "consistency" not in data.registered
     (ablation,) = data.registered["ablation"].shown
     assert "ablation" in {id for id, _, _ in build_sections(data)}
-    assert run("analyze", "ablation", scores)["ablation"] == json.loads(
+    assert run("analyze", "checkpoints", scores)["ablation"] == json.loads(
         json.dumps(ablation.to_dict())
     )
-    bare = run("analyze", "ablation", scores, "--models", "b0", "b1", "b2")["ablation"]
+    bare = run("analyze", "checkpoints", scores, "--models", "b0", "b1", "b2")["ablation"]
     assert bare["models"] == ["b0", "b1", "b2"]
     assert bare["methods"] == ["instruct", "iclip"]  # the other tasks have one form only
 
@@ -118,14 +109,14 @@ def test_proxies_of_a_target(tmp_path: Path) -> None:
         for task in TASKS
     ]
     scores = str(table(tmp_path / "s.csv", rows))
-    out = run("report", scores, "--target", "gsm8k", "-o", str(tmp_path / "r.html"))
-    told = run("analyze", "proxy", scores, "--target", "gsm8k")
-    assert set(told) <= set(out["findings"])
-    page = (tmp_path / "r.html").read_text()
+    data = make_report(read(scores), options=ReportOptions(proxies=ProxyOptions(target="gsm8k")))
+    told = run("papers", "proxy", scores, "--target", "gsm8k")
+    assert set(told) <= set(data.named())
+    page = save_report(data, tmp_path / "r.html").read_text()
     assert 'id="proxies"' in page
     assert "models that had no part in the choice" in page
     with pytest.raises(InputError, match="no task 'maths'"):
-        run("report", scores, "--target", "maths", "-o", str(tmp_path / "r.html"))
+        make_report(read(scores), options=ReportOptions(proxies=ProxyOptions(target="maths")))
 
 
 @pytest.fixture
@@ -159,20 +150,21 @@ def adjusted(tmp_path: Path) -> tuple[Path, Path]:
     ("asked", "group"),
     [
         ((), "trained 2023-11 or later"),
-        (("--since", "2023-06"), "trained 2023-06 or later"),
-        (("--column", "language", "--value", "en+cn"), "of language en+cn"),
-        (("--exposed",), "shown the form of mmlu"),
+        (("--group", "2023-06"), "trained 2023-06 or later"),
+        (("--group", "language=en+cn"), "of language en+cn"),
+        (("--group", "exposed"), "shown the form of mmlu"),
     ],
 )
 def test_the_test_task_section_is_divided_as_asked(
     adjusted: tuple[Path, Path], tmp_path: Path, asked: tuple[str, ...], group: str
 ) -> None:
     scores, facts = map(str, adjusted)
-    out = run("report", scores, "--facts", facts, *asked, "-o", str(tmp_path / "r.html"))
-    told = run("analyze", "test-task", scores, "--facts", facts, *asked)
+    chosen = TestTaskCommandOptions(group=asked[1] if asked else None).analysis_options()
+    data = make_report(read(scores, facts=facts), options=ReportOptions(test_task=chosen))
+    told = run("papers", "test-task", scores, "--facts", facts, *asked)
     assert told["mmlu-adjustment"]["before"]["split"]["label"] == group
-    assert set(told) <= set(out["findings"])
-    page = (tmp_path / "r.html").read_text()
+    assert set(told) <= set(data.named())
+    page = save_report(data, tmp_path / "r.html").read_text()
     assert f"how far models {group} move the frontier" in page
     assert (
         "emergence by amount of test-task training" in page
@@ -183,9 +175,8 @@ def test_a_division_that_divides_nothing_leaves_what_needs_none(
     adjusted: tuple[Path, Path], tmp_path: Path
 ) -> None:
     scores, facts = map(str, adjusted)
-    out = run(
-        "report", scores, "--facts", facts, "--since", "2030-01", "-o", str(tmp_path / "r.html")
-    )
-    assert {"mmlu-gain", "mmlu-ranks", "mmlu-families", "mmlu-emergence"} <= set(out["findings"])
-    assert "mmlu-adjustment" not in out["findings"]
+    asked = TestTaskOptions(since="2030-01")
+    found = make_report(read(scores, facts=facts), options=ReportOptions(test_task=asked)).named()
+    assert {"mmlu-gain", "mmlu-ranks", "mmlu-families", "mmlu-emergence"} <= set(found)
+    assert "mmlu-adjustment" not in found
     assert "all models are on one side of the split" in (tmp_path / "r.html").read_text()

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from potentia import facts
+
 
 @dataclass
 class Done:
@@ -43,37 +45,24 @@ def potentia(
 Potentia = Callable[..., Done]
 
 
-def test_models_are_listed(potentia: Potentia) -> None:
-    done = potentia("models", "--family", "Qwen", "--json")
-    assert done.returncode == 0, done.stderr
-    listed = json.loads(done.stdout)
-    assert {model["family"] for model in listed} == {"qwen"}
-    assert next(m for m in listed if m["repository"] == "Qwen/Qwen1.5-0.5B")[
-        "flops"
-    ] == pytest.approx(8.928e21)
-    done = potentia("models", "gemma-2-2b")
-    assert "google/gemma-2-2b" in done.stdout
-    assert "3.13e+22" in done.stdout
-
-
-def test_unknown_models_and_families_exit_2(potentia: Potentia) -> None:
-    for arguments, hint in (
-        (("models", "gemma-2-2x"), "did you mean gemma-2-2b"),
-        (("models", "--family", "queen"), "families: baichuan"),
-    ):
-        done = potentia(*arguments)
-        assert (done.returncode, hint in done.stderr) == (2, True), done.stderr
+def test_facts_of_models_are_there() -> None:
+    table = facts.models()
+    known = table.find("Qwen1.5-0.5B")
+    assert known is not None
+    assert (known.family, known.repository) == ("qwen", "Qwen/Qwen1.5-0.5B")
+    assert known.flops == pytest.approx(8.928e21)
+    assert table.find("gemma-2-2x") is None
 
 
 def test_scores_go_in_and_out(potentia: Potentia, tmp_path: Path) -> None:
     table = "protocol,model,benchmark,score,stderr\ndirect,a,boolq,0.5,0.1\ndirect,b,boolq,0.75,\n"
     (tmp_path / "scores.csv").write_text(table)
-    done = potentia("import", "scores.csv", "--store", "s.db", "--json")
+    done = potentia("export", "scores.csv", "-o", "s.db", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["imported"] == [
         {"source": "scores.csv", "study": "scores.csv", "new": 2, "known": 0}
     ]
-    assert "0" in potentia("import", "scores.csv", "--store", "s.db").stdout
+    assert "0" in potentia("export", "scores.csv", "-o", "s.db").stdout
     done = potentia("export", "s.db", "-o", "out.csv")
     assert done.returncode == 0, done.stderr
     assert "direct (2 × 1), models × tasks → out.csv" in done.stdout
@@ -86,7 +75,7 @@ def test_scores_go_in_and_out(potentia: Potentia, tmp_path: Path) -> None:
     for name, sign in (("out.md", "| 1 | b |"), ("out.tex", r"\toprule"), ("out.parquet", "PAR1")):
         assert potentia("export", "s.db", "-o", name, "--protocol", "direct").returncode == 0
         assert sign.encode() in (tmp_path / name).read_bytes()
-    done = potentia("export", "s.db", "-o", "results", "--json", "--format", "lm-eval")
+    done = potentia("export", "s.db", "-o", "results", "--json", "--to", "lm-eval")
     assert json.loads(done.stdout)["files"] == [
         "results/a/results_direct.json",
         "results/b/results_direct.json",
@@ -96,8 +85,8 @@ def test_scores_go_in_and_out(potentia: Potentia, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("import", "absent.csv"), "absent.csv: there is no such file"),
-        (("import", "bad.csv", "--store", "s.db"), "bad.csv, line 2, column score"),
+        (("export", "absent.csv", "-o", "s.db"), "absent.csv: there is no such file"),
+        (("export", "bad.csv", "-o", "s.db"), "bad.csv, line 2, column score"),
         (("export", "absent.db", "-o", "x.csv"), "absent.db: there is no such file"),
         (("analyze", "rankings"), "run a study first, which makes a store"),
         (("compare", "a", "b"), "run a study first, which makes a store"),
@@ -164,9 +153,9 @@ def test_base_and_tuned_folders_of_one_model_join(
             results |= {"config": {"model": "hf", "model_args": arguments}}
             (tmp_path / folder / f"{model}.json").write_text(json.dumps(results))
     for folder, protocol in (("base", "direct"), ("tuned", "adjust")):
-        done = potentia(
-            "import", folder, "--name", "both", "--protocol", protocol, "--short-names", "--json"
-        )
+        described = f"study: both\nprotocol: {protocol}\nshort_names: true\n"
+        (tmp_path / "columns.yaml").write_text(described)
+        done = potentia("export", folder, "-o", "potentia.db", "--columns", "columns.yaml")
         assert done.returncode == 0, done.stderr
     table = potentia("export", "potentia.db", "-o", "-").stdout
     assert table.count("a-7b") == table.count("b-7b") == 2, "one name, two protocols"

@@ -79,18 +79,18 @@ def test_check_tells_and_repairs_what_only_a_whole_reading_finds(study: Study):
     path.write_bytes(bytes(whole))
     stray = path.with_name("nobody.parquet")
     stray.write_bytes(b"?")
-    told = CliRunner().invoke(app, ["store", "check", study.store, "--json"])
+    told = CliRunner().invoke(app, ["status", "--check", study.store, "--json"])
     assert told.exit_code == 1
     found = json.loads(told.stdout)["problems"]
     assert sorted(problem["kind"] for problem in found) == ["items", "stray"]
     assert path.exists()
-    assert CliRunner().invoke(app, ["store", "check", study.store, "--repair"]).exit_code == 0
+    assert CliRunner().invoke(app, ["status", "--check", study.store, "--repair"]).exit_code == 0
     assert not stray.exists()
     assert len(items_of_all(study, "train_before_test")) == 1, (
         "the score stays until its replacement is there"
     )
     assert run_study(study).computed == 1
-    again = CliRunner().invoke(app, ["store", "check", study.store])
+    again = CliRunner().invoke(app, ["status", "--check", study.store])
     assert (again.exit_code, "2 cells, all whole" in again.stdout) == (0, True)
 
 
@@ -161,7 +161,7 @@ def items_of_all(study: Study, protocol: str) -> list[str]:
 def test_a_store_in_use_is_not_repaired(study: Study):
     with Store.open(study.store) as store:
         lease = store.leases.claim("damaged", "m0", ["x"])
-        told = CliRunner().invoke(app, ["store", "check", study.store, "--repair"])
+        told = CliRunner().invoke(app, ["status", "--check", study.store, "--repair"])
         assert "is run by process" in str(told.exception)
         store.leases.release(lease)
 
@@ -182,8 +182,8 @@ def test_a_record_that_commands_cannot_read_is_found(study: Study):
     for damage in damages:
         with contextlib.closing(sqlite3.connect(study.store)) as raw:
             raw.executescript(damage)
-        told = CliRunner().invoke(app, ["store", "check", study.store])
+        told = CliRunner().invoke(app, ["status", "--check", study.store])
         assert told.exit_code == 1, damage
         assert "Traceback" not in told.stdout
         Path(study.store).write_bytes(whole)
-    assert CliRunner().invoke(app, ["store", "check", study.store]).exit_code == 0
+    assert CliRunner().invoke(app, ["status", "--check", study.store]).exit_code == 0

@@ -200,7 +200,7 @@ def test_a_problem_names_its_flag_or_its_line(tmp_path: Path):
             file, {"protocols": ["direct", "fewshot"], "tuning": {"learning_rates": [1e-3, -1.0]}}
         )
     told = str(caught.value)
-    assert "--learning-rates: tuning.learning_rates.1:" in told
+    assert "--set tuning.learning_rates: tuning.learning_rates.1:" in told
     assert "--protocols: protocols.1: 'fewshot' is no protocol" in told
     assert f"{file}:4: tuning.batch:" in told
     file.write_text("models: [a]\ntasks: [b]\ntuning: 3\n")

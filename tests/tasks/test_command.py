@@ -40,7 +40,7 @@ def test_the_list() -> None:
 @pytest.mark.shared
 @pytest.mark.parametrize("name", ["arc_easy", "winogrande", "gsm8k", "nq_open"])
 def test_show(name: str, benchmarks: Path) -> None:
-    arguments = ["tasks", "show", name, "--data-dir", str(benchmarks)]
+    arguments = ["tasks", name, "--data-dir", str(benchmarks)]
     printed = runner.invoke(app, arguments)
     assert printed.exit_code == 0, printed.output
     assert printed.output.count("→") == 3
@@ -56,15 +56,13 @@ def test_show(name: str, benchmarks: Path) -> None:
 
 @pytest.mark.shared
 def test_show_marks_the_right_answer(benchmarks: Path) -> None:
-    printed = runner.invoke(
-        app, ["tasks", "show", "arc_easy", "--data-dir", str(benchmarks)]
-    ).output
+    printed = runner.invoke(app, ["tasks", "arc_easy", "--data-dir", str(benchmarks)]).output
     assert "→ Sunlight is the source of energy for nearly all ecosystems." in printed
     assert "→ breathing mask" in printed
 
 
 def test_a_bad_name_is_an_input_error() -> None:
-    result = runner.invoke(app, ["tasks", "show", "arc_esy"])
+    result = runner.invoke(app, ["tasks", "arc_esy"])
     assert isinstance(result.exception, TaskError)
 
 

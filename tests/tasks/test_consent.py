@@ -32,7 +32,7 @@ def refused(file: Path, text: str) -> TaskError:
     file.write_text(text)
     with pytest.raises(TaskError) as error:
         load(str(file))
-    assert "--allow-code" in (error.value.hint or ""), error.value
+    assert "--allow code" in (error.value.hint or ""), error.value
     return error.value
 
 
@@ -115,7 +115,7 @@ def test_what_one_file_of_a_chain_calls_unsafe_stays_unsafe(tmp_path: Path):
 def test_a_stock_task_that_executes_answers_needs_consent(name: str):
     with pytest.raises(TaskError, match="executes what a model writes") as error:
         load(name)
-    assert "--allow-code" in (error.value.hint or "")
+    assert "--allow code" in (error.value.hint or "")
     assert "it would run" in error.value.message
 
 

@@ -88,7 +88,7 @@ def test_a_function_runs_only_where_code_is_allowed(
     )
     with pytest.raises(TaskError, match="!function mine") as refused:
         load(str(file))
-    assert "--allow-code" in (refused.value.hint or "")
+    assert "--allow code" in (refused.value.hint or "")
     assert not mark.exists()
     (tmp_path / "above.yaml").write_text("include: own.yaml\ntask: above\n")
     with pytest.raises(TaskError, match="!function mine"):
@@ -125,7 +125,7 @@ def test_data_that_a_function_makes_need_consent(tmp_path: Path, more: str):
     file = definition(tmp_path, more=more.replace("MARK", str(tmp_path / "mark")))
     for dropped in ("", "dataset_path: json\n"):
         file.write_text(file.read_text().replace(dropped, ""))
-        with pytest.raises(TaskError, match="--allow-code"):
+        with pytest.raises(TaskError, match="--allow code"):
             load(str(file))
     assert not (tmp_path / "mark").exists()
 
@@ -195,7 +195,7 @@ def test_no_function_that_a_file_can_name_is_called(tmp_path: Path):
                 ],
             },
         ):
-            with pytest.raises(TaskError, match="--allow-code"):
+            with pytest.raises(TaskError, match="--allow code"):
                 apply_consent(leaf, [], "own.yaml")
             tried += 1
     assert tried > 10_000

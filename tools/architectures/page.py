@@ -55,7 +55,7 @@ To see it for a model of your own, beside plain transformers and PEFT:
 
 <!-- not run: needs a model -->
 ```bash
-potentia models check ./my-model                   # the dtype of this machine; --dtype bfloat16, --json
+potentia doctor ./my-model                   # the dtype of this machine; --dtype bfloat16, --json
 ```
 
 It prints what was compared, how far off it is, what would be right, and the form that computed it, and exits with 1

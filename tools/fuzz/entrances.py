@@ -120,11 +120,11 @@ def _run(given: HostileInput) -> None:
 
 
 def _plan(given: HostileInput) -> None:
-    run_command("plan", write_study(given), "--no-calibrate")
+    run_command("run", write_study(given), "--dry-run")
 
 
 def _tasks_show(given: HostileInput) -> None:
-    run_command("tasks", "show", given.path)
+    run_command("tasks", given.path)
 
 
 def _predict(given: HostileInput) -> None:
@@ -144,15 +144,15 @@ def _merge(given: HostileInput) -> None:
     if given.kind is FileKind.MODEL:
         adapter = given.adapter
         options += ["--base", given.path]
-    run_command("adapters", "merge", adapter, *options)
+    run_command("adapters", "export", "--merge", adapter, *options)
 
 
 def _models_check(given: HostileInput) -> None:
-    run_command("models", "check", given.path, "--device", "cpu")
+    run_command("doctor", given.path, "--device", "cpu")
 
 
 def _import(given: HostileInput) -> None:
-    run_command("import", given.path, "--store", given.folder / "new.db", "--name", "x")
+    run_command("export", given.path, "-o", given.folder / "new.db")
 
 
 def _report(given: HostileInput) -> None:
@@ -203,12 +203,12 @@ _READ = frozenset({FileKind.TABLE, FileKind.STORE})
 
 ENTRANCES: tuple[Entrance, ...] = (
     Entrance("run", _ASKED | _LOADED, _run),
-    Entrance("plan", _ASKED | _LOADED, _plan),
-    Entrance("tasks show", _ASKED, _tasks_show),
+    Entrance("run --dry-run", _ASKED | _LOADED, _plan),
+    Entrance("tasks", _ASKED, _tasks_show),
     Entrance("predict", _LOADED | {FileKind.DATA}, _predict),
-    Entrance("adapters merge", _LOADED, _merge),
-    Entrance("models check", frozenset({FileKind.MODEL}), _models_check),
-    Entrance("import", _READ, _import),
+    Entrance("adapters export", _LOADED, _merge),
+    Entrance("doctor", frozenset({FileKind.MODEL}), _models_check),
+    Entrance("export", _READ, _import),
     Entrance("report", _READ, _report),
     Entrance("board", frozenset({FileKind.STORE}), _board),
     Entrance("notebook", _ASKED | _LOADED | _READ, _notebook),
@@ -218,33 +218,23 @@ ENTRANCES: tuple[Entrance, ...] = (
 SAME_DOOR: dict[str, str] = {
     "serve": "board",
     "select": "run",
-    "analyze elicitation": "run",
+    "papers elicitation": "run",
     "compare": "report",
-    "export": "report",
-    "track": "report",
-    "reproduce": "report",
+    "papers reproduce": "report",
     "status": "board",
     "analyze rankings": "report",
-    "analyze outlook": "report",
-    "analyze few-tasks": "report",
     "analyze checkpoints": "report",
-    "analyze consistency": "report",
-    "analyze ablation": "report",
     "analyze exposure": "report",
-    "analyze test-task": "report",
-    "analyze proxy": "report",
-    "analyze judge": "report",
+    "papers test-task": "report",
+    "papers proxy": "report",
+    "papers judge": "report",
     "analyze benchmark": "report",
-    "adapters list": "board",
-    "adapters export": "board",
-    "adapters drop": "board",
-    "store check": "board",
     "store discard": "board",
     "store rename": "board",
     "store delete": "board",
 }
 # Commands that read nobody's files.
-NO_FILES: frozenset[str] = frozenset({"init", "demo", "zoo", "doctor", "models list", "tasks list"})
+NO_FILES: frozenset[str] = frozenset({"demo"})
 
 
 def entrances_for(kind: FileKind, names: Sequence[str] = ()) -> list[Entrance]:

@@ -1,4 +1,4 @@
-"""The ``potentia analyze`` commands: what each asks, and which function answers.
+"""The ``potentia analyze`` and ``potentia papers`` commands: what each asks, and which function answers.
 
 One builder gives each the same sources, options, output and figures. A command is a function from evidence and its
 options to findings, under ``@analysis`` with the class of its options.
@@ -17,24 +17,21 @@ import typer
 
 import potentia
 from potentia.analysis.registration import AnalysisCommand
-from potentia.cli.app import analyze
+from potentia.cli.app import analyze, papers
 from potentia.cli.command import command
 from potentia.cli.option_groups import (
-    DEFAULT_STORE,
     DataFolder,
     EvidenceOptions,
-    FigureOptions,
+    Figures,
     History,
-    JsonOption,
     OptionalText,
-    Resamples,
-    Sources,
+    ReadModels,
+    ReadTasks,
     TableEvidenceOptions,
     open_evidence,
     read_history,
 )
 from potentia.cli.output import (
-    check_formats,
     console,
     draw_figures,
     error_console,
@@ -56,7 +53,7 @@ if TYPE_CHECKING:
     from potentia.analysis.rankings import Rankings
 
 NamedFindings = Mapping[str, Finding]
-OptionsT = TypeVar("OptionsT", bound="StoreAnalysisOptions")
+OptionsT = TypeVar("OptionsT", bound=EvidenceOptions)
 ResultT = TypeVar("ResultT", bound="Findings | NamedFindings")
 ValuesT = TypeVar("ValuesT")
 MAX_MODELS_SHOWN = 20  # of the score table
@@ -64,15 +61,25 @@ MAX_TRAIN_EXAMPLES = 50_000  # of a task that count, as a study uses them at mos
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoreAnalysisOptions(EvidenceOptions, FigureOptions, JsonOption):
+class StoreAnalysisOptions(EvidenceOptions):
     """The options of an analysis that no table can answer, only a store."""
 
-    sources: Sources = (DEFAULT_STORE,)  # type: ignore[assignment]  # typer gives a list
+    tasks: ReadTasks = None
+    figures: Figures = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnalysisOptions(TableEvidenceOptions, StoreAnalysisOptions):
+class PaperOptions(TableEvidenceOptions):
+    """The options of an analysis that a paper describes."""
+
+    tasks: ReadTasks = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnalysisOptions(PaperOptions):
     """The options of an analysis of stores, tables and result files."""
+
+    models: ReadModels = None
 
 
 def analysis(
@@ -81,11 +88,12 @@ def analysis(
     show: Callable[[ResultT, potentia.Evidence, OptionsT], None] | None = None,
     *,
     not_read: frozenset[str] = frozenset(),
+    group: typer.Typer = analyze,
 ) -> Callable[
     [Callable[[potentia.Evidence, OptionsT], ResultT]],
     Callable[[potentia.Evidence, OptionsT], ResultT],
 ]:
-    """Make ``potentia analyze NAME`` of a function; its docstring is the help.
+    """Make ``potentia analyze NAME`` of a function, or a command of another group; its docstring is the help.
 
     The function gets the evidence and its options, and returns findings. ``show`` prints them in a way of its own.
     An option of the analysis that has the name of a common one takes its place; ``not_read`` names those, so that the
@@ -96,36 +104,34 @@ def analysis(
         analyze_evidence: Callable[[potentia.Evidence, OptionsT], ResultT],
     ) -> Callable[[potentia.Evidence, OptionsT], ResultT]:
         def run_analysis(options: OptionsT) -> None:
-            check_formats(options)
+            targets = options.figure_targets()
             read_arguments = {
                 argument: value
                 for argument, value in options.read_arguments().items()
                 if argument not in not_read
             }
             evidence = open_evidence(*options.sources, notes=False, **read_arguments)
-            groups = (evidence, *evidence.apart)
+            comparable_groups = (evidence, *evidence.apart)
             json_groups = []
-            for number, group in enumerate(groups, start=1):
+            for number, comparable in enumerate(comparable_groups, start=1):
                 if evidence.apart and not options.as_json:
-                    console.print(f"{number}. {group.name}", style="bold", markup=False)
-                print_notes(group)
-                result = analyze_evidence(group, options)
+                    console.print(f"{number}. {comparable.name}", style="bold", markup=False)
+                print_notes(comparable)
+                result = analyze_evidence(comparable, options)
                 findings = _named_findings(result)
                 if options.as_json:
-                    json_groups.append(_group_as_json(group, findings))
+                    json_groups.append(_group_as_json(comparable, findings))
                 elif show is not None:
-                    show(result, group, options)
+                    show(result, comparable, options)
                 else:
                     print_findings(findings)
-                folder = options.figures
-                if folder is not None and evidence.apart:
-                    folder = folder / f"group-{number}"
-                draw_figures(findings.values(), folder, options)
+                subfolder = f"group-{number}" if evidence.apart else ""
+                draw_figures(findings.values(), targets, subfolder=subfolder)
             if options.as_json:
-                print_json({"apart": json_groups} if options.apart else json_groups[0]["findings"])
+                print_json({"apart": json_groups} if evidence.apart else json_groups[0]["findings"])
 
         run_analysis.__doc__ = analyze_evidence.__doc__
-        command(analyze, name, options_type)(run_analysis)
+        command(group, name, options_type)(run_analysis)
         return analyze_evidence
 
     return register
@@ -157,51 +163,38 @@ def values_of(values_type: type[ValuesT], options: object, **more: Any) -> Value
 
 # --- rankings ---------------------------------------------------------------------------------------------------------
 
+FEW_TASKS = "few-tasks"
+OUTLOOK = "outlook"
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankingsOptions(AnalysisOptions):
     """The options of ``potentia analyze rankings``."""
 
-    align: Annotated[
-        tuple[str, str] | None,
-        typer.Option(help="Two tasks whose rankings to align; else those that agree least."),
-    ] = None
-    exclude_flagged: Annotated[
-        bool,
-        typer.Option("--exclude-flagged", help="Leave out the tasks that the screening flags."),
-    ] = False
-    gaps: Annotated[
-        str,
-        typer.Option(
-            help="Missing cells in components: leave out models, leave out tasks, or fill the mean."
-        ),
-    ] = "models"
-    simultaneous: Annotated[
-        bool,
-        typer.Option(
-            "--simultaneous", help="Rank intervals that hold for all models of a task together."
-        ),
-    ] = False
-    resample: Annotated[
-        str,
-        typer.Option(
-            help="What intervals draw: families or lineages of models where known, or models."
-        ),
-    ] = "families"
-    resamples: Resamples = None
-    level: Annotated[float, typer.Option(min=0.5, max=0.999, help="Confidence level.")] = 0.95
     everything: Annotated[
         bool,
         typer.Option(
             "--all", help="Print every table of every finding; else the scores and a summary."
         ),
     ] = False
+    shown: Annotated[
+        OptionalText,
+        typer.Option(
+            "--show",
+            metavar="few-tasks|outlook",
+            help="Instead: how well a few tasks rank the models; or what unmeasured results will be.",
+        ),
+    ] = None
+    history: History = None
 
 
 def _print_rankings(
-    rankings: Rankings, evidence: potentia.Evidence, options: RankingsOptions
+    rankings: Rankings | NamedFindings, evidence: potentia.Evidence, options: RankingsOptions
 ) -> None:
     """Print the scores and a summary, or every table; of checkpoints, which are no rivals, the runs."""
+    if not isinstance(rankings, Findings):
+        print_findings(rankings)
+        return
     pretraining_runs = find_pretraining_runs(evidence)
     if pretraining_runs is not None:
         print_tables_and_sentences(
@@ -231,68 +224,48 @@ def _print_rankings(
 
 
 @analysis("rankings", RankingsOptions, _print_rankings)
-def rankings(evidence: potentia.Evidence, options: RankingsOptions) -> Rankings:
+def rankings(evidence: potentia.Evidence, options: RankingsOptions) -> Rankings | NamedFindings:
     """Say who is best and how sure that is, how far the tasks rank the models alike, and which differences are real.
 
     Examples:
       potentia analyze rankings potentia.db
 
-      potentia analyze rankings scores.csv --all --figures figures --format pdf svg --no-titles
+      potentia analyze rankings scores.csv --all --figures figures.pdf
 
-      potentia analyze rankings scores.csv --protocols direct train_before_test --exclude-flagged --json
+      potentia analyze rankings scores.csv --protocols direct train_before_test --json
+
+      potentia analyze rankings scores.csv --show few-tasks
     """
-    known_treatments = potentia.analysis.rankings.GAPS
-    if options.gaps not in known_treatments:
-        raise InputError(
-            f"no treatment of gaps {options.gaps!r}",
-            hint=f"--gaps is one of: {', '.join(known_treatments)}",
-        )
-    ranking_options = values_of(potentia.RankingOptions, options)
-    return potentia.analysis.rankings.find_rankings(evidence, ranking_options)
+    if options.shown is None:
+        return potentia.analysis.rankings.find_rankings(evidence)
+    if options.shown == FEW_TASKS:
+        return {"few_tasks": _measure_few_tasks(evidence)}
+    if options.shown == OUTLOOK:
+        return {"completion": _find_outlook(evidence, options)}
+    raise InputError(f"nothing to show as {options.shown!r}", hint=f"{FEW_TASKS} or {OUTLOOK}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class OutlookOptions(StoreAnalysisOptions):
-    """The options of ``potentia analyze outlook``."""
-
-    history: History = None
-
-
-@analysis("outlook", OutlookOptions)
-def outlook(evidence: potentia.Evidence, options: OutlookOptions) -> NamedFindings:
-    """Predict the cells that a study has not measured, and its final ranking: P(best), ranks with intervals.
-
-    Report and board show the same. Predictions are in no other table.
-
-    Example:
-      potentia analyze outlook potentia.db
-    """
+def _find_outlook(evidence: potentia.Evidence, options: RankingsOptions) -> Finding:
+    """Predict the results that a study has not measured, and its final ranking."""
     completion = potentia.analysis.completion.find_outlook(
         evidence, history=read_history(options.history)
     )
     if completion is None:
         store = options.sources[0]
         raise InputError(
-            "every cell is measured: there is nothing to predict",
+            "every result is measured: there is nothing to predict",
             where=store,
             hint=f"potentia analyze rankings {shlex.quote(store)}",
         )
-    return {"completion": completion}
+    return completion
 
 
-@analysis("few-tasks", AnalysisOptions)
-def few_tasks(evidence: potentia.Evidence, options: AnalysisOptions) -> NamedFindings:
-    """Choose tasks on half of the models and see how well they rank the others, against their cost.
-
-    The scores are those of the protocol that ranks, or of the one that --protocol names.
-
-    Example:
-      potentia analyze few-tasks scores.csv --protocol train_before_test
-    """
+def _measure_few_tasks(evidence: potentia.Evidence) -> Finding:
+    """Choose tasks on half of the models and see how well they rank the others, against their cost."""
     if evidence.main is None or evidence.main not in evidence.scores:
         raise InputError(
             f"no scores of {evidence.main}",
-            where=options.sources[0],
+            where=evidence.source,
             hint=f"there are {', '.join(evidence.protocols)}",
         )
     background = evidence.background
@@ -300,10 +273,9 @@ def few_tasks(evidence: potentia.Evidence, options: AnalysisOptions) -> NamedFin
         task: min(examples, MAX_TRAIN_EXAMPLES)
         for task, examples in background.train_examples.items()
     }
-    curve = potentia.analysis.planning.measure_task_curve(
+    return potentia.analysis.planning.measure_task_curve(
         evidence.scores[evidence.main], costs=train_sizes, lineages=background.lineages
     )
-    return {"few_tasks": curve}
 
 
 # --- analyses of papers and other packages ----------------------------------------------------------------------------
@@ -316,21 +288,26 @@ def register_extension_analyses() -> None:
 
 
 def _register_extension_analysis(name: str, declared: AnalysisCommand[Any]) -> None:
-    base = StoreAnalysisOptions if declared.needs_store else AnalysisOptions
+    base: type[EvidenceOptions] = AnalysisOptions
+    if declared.needs_store:
+        base = StoreAnalysisOptions
+    elif declared.group == "papers":
+        base = PaperOptions
     replaced = {field.name for field in fields(declared.options)}
 
-    def analyze_evidence(
-        evidence: potentia.Evidence, options: StoreAnalysisOptions
-    ) -> NamedFindings:
+    def analyze_evidence(evidence: potentia.Evidence, options: EvidenceOptions) -> NamedFindings:
         output = declared.analyze(evidence, values_of(declared.options, options))
         print_lines(*output.remarks, to=error_console)
         return output.findings
 
     analyze_evidence.__doc__ = declared.analyze.__doc__
-    options_type: type[StoreAnalysisOptions] = make_options_type(
+    options_type: type[EvidenceOptions] = make_options_type(
         f"{name} options", declared.options, base
     )
-    register: Callable[[Any], Any] = analysis(name, options_type, not_read=frozenset(replaced))
+    group = papers if declared.group == "papers" else analyze
+    register: Callable[[Any], Any] = analysis(
+        name, options_type, not_read=frozenset(replaced), group=group
+    )
     register(analyze_evidence)
 
 
@@ -341,20 +318,25 @@ register_extension_analyses()
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgeOptions(StoreAnalysisOptions):
-    """The options of ``potentia analyze judge``."""
+class JudgeOptions(EvidenceOptions):
+    """The options of ``potentia papers judge``."""
+
+    tasks: ReadTasks = None
 
     url: Annotated[
-        str, typer.Option(help="An OpenAI-compatible endpoint, as http://localhost:8000/v1.")
+        str,
+        typer.Option(
+            metavar="URL", help="An OpenAI-compatible endpoint, as http://localhost:8000/v1."
+        ),
     ]
-    model: Annotated[str, typer.Option(help="The model to ask there.")]
+    model: Annotated[str, typer.Option(metavar="NAME", help="The model to ask there.")]
     key_env: Annotated[
         OptionalText,
         typer.Option(
-            help="The environment variable that holds the endpoint's key; none is sent otherwise."
+            metavar="NAME",
+            help="The environment variable that holds the endpoint's key; none is sent otherwise.",
         ),
     ] = None
-    most: Annotated[int | None, typer.Option(min=1, help="Answers of each cell at most.")] = None
 
     def read_key(self) -> str | None:
         """Return the endpoint's key from the environment; None where none is to be sent."""
@@ -369,12 +351,12 @@ class JudgeOptions(StoreAnalysisOptions):
         return key
 
 
-@analysis("judge", JudgeOptions)
+@analysis("judge", JudgeOptions, group=papers)
 def judge(evidence: potentia.Evidence, options: JudgeOptions) -> NamedFindings:
     """Let a language model judge written answers: the upper bound beside math-verify (BOSE, table 11).
 
     Example:
-      potentia analyze judge potentia.db --url http://localhost:8000/v1 --model gpt-4o --key-env OPENAI_API_KEY
+      potentia papers judge potentia.db --url http://localhost:8000/v1 --model gpt-4o --key-env OPENAI_API_KEY
     """
     key = options.read_key()
     store = options.sources[0]
@@ -382,7 +364,7 @@ def judge(evidence: potentia.Evidence, options: JudgeOptions) -> NamedFindings:
     if "://" not in store:
         answers_file = Path(f"{store}.judge.jsonl")
     asking = potentia.integrations.AnswerJudge(options.url, options.model, answers_file, key)
-    finding = potentia.integrations.judge_answers(evidence, asking, most=options.most)
+    finding = potentia.integrations.judge_answers(evidence, asking)
     print_lines(
         f"{asking.asked} answers judged now, the rest remembered in {answers_file}",
         to=error_console,
@@ -391,7 +373,7 @@ def judge(evidence: potentia.Evidence, options: JudgeOptions) -> NamedFindings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchmarkOptions(AnalysisOptions):
+class BenchmarkOptions(TableEvidenceOptions):
     """The options of ``potentia analyze benchmark``."""
 
     name: Annotated[str, typer.Argument(metavar="TASK", help="The benchmark to judge.")]

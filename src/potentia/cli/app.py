@@ -20,6 +20,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from potentia.cli.command import show_flags_plainly
+from potentia.cli.old_names import refuse_old_names
 from potentia.cli.output import error_console, print_error
 from potentia.errors import (
     InputError,
@@ -33,27 +35,33 @@ from potentia.processes import let_threads_sleep
 
 # What `--help` shows, in the order of use.
 COMMAND_PANELS = {
-    "Start": ("init", "demo", "run", "select", "predict"),
-    "Understand": ("compare", "analyze", "report", "serve"),
-    "Exchange": ("import", "export", "track"),
-    "Keep": ("status", "store", "adapters", "models", "doctor"),
-    "More": ("tasks", "plan", "reproduce", "zoo"),
+    "Start": ("demo", "run", "select", "predict"),
+    "Understand": ("report", "compare", "analyze", "serve"),
+    "Results and models": ("status", "export", "adapters", "tasks", "doctor"),
+    "More": ("papers", "store"),
 }
 # The panels of a long list of options; other options come first.
 OPTION_PANELS = {
-    "Data and fine-tuning": "seed seeds learning-rates epochs train validation test",
-    "Machine": "device dtype workers executor threads split",
-    "Adaptive": "adaptive budget confidence top history",
-    "Test task": "before after since column value exposed families chance steps batch",
-    "What is read": "study protocols tasks models facts task-facts task-groups map lower scale kind apart metric",
-    "What comes out": "figures format no-titles json",
-    "Consent": "allow-code allow-pickle allow-missing-weights",
+    "Your data": "map folds drop-bad-rows data-dir",
+    "Budget": "dry-run budget confidence history",
+    "Machine and settings": "device workers executor store set allow save watch",
+    "What is read": "study protocols tasks models facts columns",
 }
 MAX_OPTIONS_WITHOUT_PANELS = 15
 
 
 class OrderedGroup(TyperGroup):
     """Commands in the order of use, each in its panel; the options of a long command in panels too."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments; a name of an earlier version is answered with the new one."""
+        if ctx.parent is None:
+            refuse_old_names(self, args)
+        return super().parse_args(ctx, args)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the options, flags as flags."""
+        return show_flags_plainly(super().get_params(ctx))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command."""
@@ -143,6 +151,13 @@ analyze = typer.Typer(
     rich_markup_mode="rich",
 )
 app.add_typer(analyze, name="analyze")
+papers = typer.Typer(
+    cls=OrderedGroup,
+    help="Methods and numbers of single papers: reproduce, test-task, proxy, judge, elicitation.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+app.add_typer(papers, name="papers")
 
 
 def _print_version(is_asked: bool) -> None:
@@ -162,7 +177,7 @@ def _root(
         ),
     ] = False,
 ) -> None:
-    """Rank language models by what they can become: the same fine-tuning for all, then one test."""
+    """Say which language model will be best after fine-tuning: the same fine-tuning for all, then one test."""
 
 
 def run_command_line() -> None:
@@ -195,6 +210,7 @@ def run_command_line() -> None:
 
 
 def _exit_interrupted() -> NoReturn:
+    error_console.quiet = False
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more changes nothing
     error_console.print("interrupted")
     sys.exit(130)
@@ -258,7 +274,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 SCORE_SUFFIXES = (".db", ".csv", ".json", ".jsonl", ".parquet")
 _STUDY_FLAGS = frozenset({"--models", "--model", "--tasks", "--task", "--checkpoints", "--data"})
 # Flags whose own values may be files, by command.
-FLAGS_WITH_FILES = dict.fromkeys(("run", "plan", "init"), _STUDY_FLAGS)
+FLAGS_WITH_FILES = {"run": _STUDY_FLAGS}
 
 
 def repeat_flags(command: Any, arguments: list[str]) -> list[str]:
@@ -368,7 +384,7 @@ def is_source(value: str, *, last: bool = True) -> bool:
 
 
 # The command groups register themselves on import; each is light until its command runs.
-for _module in ("analyses", "catalog", "run", "scores", "select", "setup", "stores"):
+for _module in ("adapters", "analyses", "catalog", "run", "scores", "select", "setup", "stores"):
     import_module(f"potentia.cli.{_module}")
 for _name, _function in load_extensions(ExtensionKind.COMMAND).items():
     app.command(_name)(_function)

@@ -5,7 +5,7 @@ to know of it, and its default. Options that several commands share are base cla
 is a function that takes its options, so mypy checks every use of them::
 
     @dataclass(frozen=True, kw_only=True)
-    class StatusOptions(JsonOption):
+    class StatusOptions(OutputOptions):
         store: Annotated[str, typer.Argument(metavar="STORE", help="The store.")] = "potentia.db"
 
     @command(app, "status", StatusOptions)
@@ -22,11 +22,28 @@ from functools import cache
 from typing import Any, TypeVar
 
 import typer
+from typer.core import TyperCommand
 from typer.models import ArgumentInfo
 
 from potentia.extras import Extra, require_extra
 
 OptionsT = TypeVar("OptionsT")
+
+
+class PlainCommand(TyperCommand):
+    """A command whose help shows flags as flags: ``--json``, not ``--json <bool>``."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return arguments and options."""
+        return show_flags_plainly(super().get_params(ctx))
+
+
+def show_flags_plainly(parameters: list[Any]) -> list[Any]:
+    """Take the type away from options that take no value."""
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    return parameters
 
 
 def command(
@@ -49,7 +66,7 @@ def command(
             parameter.name: parameter.annotation for parameter in signature.parameters.values()
         }
         run_action.__doc__ = action.__doc__
-        group.command(name)(run_action)
+        group.command(name, cls=PlainCommand)(run_action)
         return action
 
     return register

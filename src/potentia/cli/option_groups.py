@@ -9,12 +9,17 @@ from typing import Annotated, Any
 import typer
 
 import potentia
-from potentia.cli.output import print_notes
-from potentia.cli.registered import declared_option
+from potentia.cli.output import (
+    FigureTarget,
+    Verbosity,
+    print_notes,
+    read_figure_targets,
+    set_verbosity,
+)
 from potentia.errors import InputError
-from potentia.papers import StabilityOptions, TestTaskOptions
 
 DEFAULT_STORE = "potentia.db"
+EVERY_COMMAND = "Every command"  # the panel of the options that all commands have
 
 # Types of options that mean the same in several commands.
 Sources = Annotated[
@@ -30,138 +35,155 @@ OptionalText = str | None
 OptionalTexts = list[str] | None
 History = Annotated[
     OptionalTexts,
-    typer.Option(help="Stores or score files of other models, to predict unmeasured cells with."),
-]
-Resamples = Annotated[int | None, typer.Option(min=20, help="Bootstrap resamples; else 1,000.")]
-Baseline = Annotated[OptionalText, declared_option(StabilityOptions, "baseline")]
-BaseModel = Annotated[
-    OptionalText, typer.Option(help="Where the base model is now, if not where it was.")
-]
-AllowCode = Annotated[
-    bool,
     typer.Option(
-        "--allow-code", help="Let your own task files run code (!function, fetched metrics)."
+        metavar="SOURCE", help="Scores of other models, to predict unmeasured results with."
+    ),
+]
+BaseModel = Annotated[
+    OptionalText,
+    typer.Option(metavar="MODEL", help="Where the base model is now, if not where it was."),
+]
+Allow = Annotated[
+    OptionalTexts,
+    typer.Option(
+        metavar="WHAT",
+        help="code (of your task files), pickle (*.bin weights), missing-weights (filled at random).",
     ),
 ]
 UncheckedBase = Annotated[
     bool,
     typer.Option(
         "--unchecked-base",
-        help="Take the base for the right one although the adapter does not name its content.",
+        help="Use this base although the adapter does not name its content.",
     ),
 ]
 Workers = Annotated[
-    int, typer.Option(min=0, help="Rows at once; 0 fits them to the GPUs; one on a CPU.")
+    int,
+    typer.Option(min=0, metavar="N", help="Models at once; 0 fits them to the GPUs; one on a CPU."),
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 StudyNames = Annotated[
     OptionalTexts,
-    typer.Option(help="Studies of the store, by name or key, or all; else the one opened last."),
+    typer.Option(
+        metavar="NAME", help="Studies of the store, by name or key, or all; else the latest."
+    ),
 ]
 ReadProtocols = Annotated[
-    OptionalTexts, typer.Option("--protocols", "--protocol", help="Only these protocols.")
+    OptionalTexts,
+    typer.Option("--protocols", "--protocol", metavar="NAME", help="Only these protocols."),
 ]
 ReadTasks = Annotated[
     OptionalTexts,
-    typer.Option("--tasks", "--task", help="Only these tasks, in all their forms."),
+    typer.Option("--tasks", "--task", metavar="NAME", help="Only these tasks, in all their forms."),
+]
+ReadModels = Annotated[
+    OptionalTexts, typer.Option("--models", "--model", metavar="NAME", help="Only these models.")
+]
+ColumnFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="A YAML file that says what the columns of a table are: metric, scale, direction.",
+    ),
 ]
 ColumnMap = Annotated[
     OptionalTexts,
     typer.Option(
         "--map",
         metavar="FIELD=COLUMN",
-        help="Say which column of a table is what, as score=Accuracy.",
-    ),
-]
-DataColumns = Annotated[
-    OptionalTexts,
-    typer.Option(
-        "--map",
-        metavar="FIELD=COLUMN",
-        help="Say which column of your data is what: text=Body label=Queue, or prompt=Question completion=Answer.",
+        help="Which column of your data is what: text=Body label=Queue, prompt=Question completion=Answer.",
     ),
 ]
 ModelFactsFile = Annotated[
     Path | None,
-    typer.Option(help="A CSV of facts on models, which adds to the known ones or replaces them."),
+    typer.Option(metavar="FILE", help="A CSV of facts on models: family, parameters, tokens …"),
 ]
 DataFolder = Annotated[
-    Path | None, typer.Option(help="Folder of datasets: DATASET/CONFIG/SPLIT.parquet")
+    Path | None,
+    typer.Option(metavar="FOLDER", help="Folder of datasets: DATASET/CONFIG/SPLIT.parquet"),
 ]
-Device = Annotated[OptionalText, typer.Option(help="auto, cpu, cuda, cuda:1, spread …")]
-DataType = Annotated[OptionalText, typer.Option(help="auto, float32, bfloat16, float16.")]
+Device = Annotated[
+    OptionalText, typer.Option(metavar="NAME", help="auto, cpu, cuda, cuda:1, spread …")
+]
 DropBadRows = Annotated[
     bool | None,
     typer.Option("--drop-bad-rows", help="Leave out rows of your files that cannot be used."),
 ]
 ModelNames = Annotated[
-    OptionalTexts, typer.Option("--models", "--model", help="Hub names or folders.")
+    OptionalTexts,
+    typer.Option("--models", "--model", metavar="MODEL", help="Hub names or folders."),
 ]
 TaskNames = Annotated[
     OptionalTexts,
-    typer.Option("--tasks", "--task", help="Harness tasks, name:form, or files."),
+    typer.Option(
+        "--tasks", "--task", metavar="TASK", help="lm-eval tasks, name:form, or your own files."
+    ),
 ]
 ProtocolNames = Annotated[
     OptionalTexts,
     typer.Option(
-        "--protocols", "--protocol", help="direct, few_shot:K, train_before_test, adjust."
+        "--protocols",
+        "--protocol",
+        metavar="NAME",
+        help="direct, few_shot:K, train_before_test, adjust.",
     ),
 ]
-Epochs = Annotated[int | None, typer.Option(help="Epochs of fine-tuning.")]
-LearningRates = Annotated[list[float] | None, typer.Option(help="The grid of learning rates.")]
-TrainCap = Annotated[int | None, typer.Option(help="Use at most this many training documents.")]
-ValidationCap = Annotated[
-    int | None, typer.Option(help="Use at most this many validation documents.")
+StudyFields = Annotated[
+    OptionalTexts,
+    typer.Option(
+        "--set",
+        metavar="FIELD=VALUE",
+        help="Any field of the study file, as tuning.epochs=3 caps.train=400 seed=1.",
+    ),
 ]
-TestCap = Annotated[int | None, typer.Option(help="Use at most this many test documents.")]
+Figures = Annotated[
+    OptionalTexts,
+    typer.Option(
+        metavar="FOLDER[.pdf|.svg|.png|.csv|.tex]",
+        help="Draw the figures into this folder, or write the tables; .pdf is without titles.",
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
-class JsonOption:
-    """Whether a command prints JSON."""
+class OutputOptions:
+    """What every command takes: JSON for scripts, fewer lines, more lines."""
 
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableOptions:
-    """How the columns of a score table are read."""
-
-    metric: Annotated[
-        OptionalText,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON.", rich_help_panel=EVERY_COMMAND)
+    ] = False
+    quiet: Annotated[
+        bool,
         typer.Option(
-            help="The metric of the scores, such as acc or brier_score; else each task's own."
+            "--quiet",
+            "-q",
+            help="Print the answer alone: no progress, no notes.",
+            rich_help_panel=EVERY_COMMAND,
         ),
-    ] = None
-    columns: ColumnMap = None
-    lower: Annotated[
-        OptionalTexts, typer.Option(metavar="COLUMN", help="Columns that are better when lower.")
-    ] = None
-    scale: Annotated[
-        OptionalTexts,
+    ] = False
+    verbose: Annotated[
+        bool,
         typer.Option(
-            metavar="COLUMN=SCALE",
-            help="The scale of a column: share, percent, range or unbounded.",
+            "--verbose",
+            "-v",
+            help="Print where the time went, too.",
+            rich_help_panel=EVERY_COMMAND,
         ),
-    ] = None
-    kind: Annotated[
-        OptionalTexts,
-        typer.Option(metavar="COLUMN=KIND", help="What a column is of: task, or text."),
-    ] = None
+    ] = False
 
-    def table_arguments(self) -> dict[str, Any]:
-        """Return the arguments of ``potentia.evidence.read`` that say how a table is read."""
-        return {
-            "metric": self.metric,
-            "columns": parse_pairs(self.columns, "--map"),
-            "lower": self.lower or (),
-            "scale": parse_pairs(self.scale, "--scale"),
-            "kind": parse_pairs(self.kind, "--kind"),
-        }
+    def __post_init__(self) -> None:
+        if self.quiet and self.verbose:
+            raise InputError("--quiet and --verbose exclude each other", hint="give one of them")
+        if self.quiet:
+            set_verbosity(Verbosity.QUIET)
+        elif self.verbose:
+            set_verbosity(Verbosity.VERBOSE)
+        else:
+            set_verbosity(Verbosity.NORMAL)
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudyCellOptions:
+class StudyCellOptions(OutputOptions):
     """Of which studies, protocols and tasks."""
 
     study: StudyNames = None
@@ -173,212 +195,189 @@ class StudyCellOptions:
 class CellOptions(StudyCellOptions):
     """Of which studies, protocols, tasks and models."""
 
-    models: Annotated[
-        OptionalTexts, typer.Option("--models", "--model", help="Only these models.")
-    ] = None
+    models: ReadModels = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvidenceOptions(StudyCellOptions):
-    """Which scores an analysis reads from stores and files."""
+class EvidenceOptions(OutputOptions):
+    """Which scores an analysis reads from stores and files.
 
-    models: Annotated[OptionalTexts, typer.Option("--models", help="Only these models.")] = None
+    A command leaves out what it cannot use; what it has is passed on to ``potentia.evidence.read``.
+    """
+
+    sources: Sources = (DEFAULT_STORE,)  # type: ignore[assignment]  # typer gives a list
+    study: StudyNames = None
+
+    def read_arguments(self) -> dict[str, Any]:
+        """Return the arguments of ``potentia.evidence.read`` that this command has."""
+        names = ("study", "protocols", "tasks", "models", "facts", "columns")
+        return {name: getattr(self, name) for name in names if hasattr(self, name)}
+
+    def figure_targets(self) -> list[FigureTarget]:
+        """Return where figures go; nowhere where the command draws none."""
+        return read_figure_targets(getattr(self, "figures", None))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableEvidenceOptions(EvidenceOptions):
+    """Which scores an analysis of tables reads, too, and where its figures go."""
+
+    protocols: ReadProtocols = None
     facts: ModelFactsFile = None
-    task_facts: Annotated[
-        Path | None,
-        typer.Option(help="A CSV of facts on tasks: task, category, train_size, chance, group."),
-    ] = None
-    task_groups: Annotated[
-        OptionalText,
-        typer.Option(
-            metavar="FILE|none",
-            help="Tasks that count as one: a CSV of task and group, or none; else by benchmark.",
-        ),
-    ] = None
-    apart: Annotated[
-        bool,
-        typer.Option(
-            "--apart",
-            help="Show scores that cannot be compared group by group, instead of refusing them.",
-        ),
-    ] = False
-
-    def read_arguments(self) -> dict[str, Any]:
-        """Return the arguments of ``potentia.evidence.read``."""
-        return {
-            "study": self.study,
-            "protocols": self.protocols,
-            "tasks": self.tasks,
-            "models": self.models,
-            "facts": self.facts,
-            "task_facts": self.task_facts,
-            "task_groups": self.task_groups,
-            "apart": self.apart,
-        }
+    columns: ColumnFile = None
+    figures: Figures = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableEvidenceOptions(TableOptions, EvidenceOptions):
-    """Which scores an analysis reads, and how the columns of tables are read."""
-
-    def read_arguments(self) -> dict[str, Any]:
-        """Return the arguments of ``potentia.evidence.read``."""
-        return {**super().read_arguments(), **self.table_arguments()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class FigureOptions:
-    """Where figures and tables of findings are written."""
-
-    figures: Annotated[
-        Path | None, typer.Option(help="Draw the figures, or write the tables, into this folder.")
-    ] = None
-    format: Annotated[
-        OptionalTexts,
-        typer.Option(help="Of figures pdf, png, svg; of tables csv, latex; several may be given."),
-    ] = None
-    no_titles: Annotated[
-        bool, typer.Option("--no-titles", help="Draw the figures without title and caption.")
-    ] = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class StudyOptions:
+class StudyOptions(OutputOptions):
     """What a study asks for, as its file would say it."""
 
     models: ModelNames = None
     checkpoints: Annotated[
         OptionalTexts,
         typer.Option(
-            help="Folders of checkpoint-390, step1000 …, or hub names with such revisions."
+            metavar="FOLDER",
+            help="Folders of checkpoint-390, step1000 …, or hub names with such revisions.",
         ),
     ] = None
     tasks: TaskNames = None
     protocols: ProtocolNames = None
-    columns: DataColumns = None
+    columns: ColumnMap = None
+    folds: Annotated[
+        int | None,
+        typer.Option(
+            min=2, max=20, metavar="N", help="Test every example of your files once, in N folds."
+        ),
+    ] = None
     drop_bad_rows: DropBadRows = None
-    name: Annotated[OptionalText, typer.Option(help="The study's name.")] = None
     data_dir: DataFolder = None
-    store: Annotated[OptionalText, typer.Option(help="SQLite file or database URL.")] = None
+    store: Annotated[
+        OptionalText, typer.Option(metavar="STORE", help="SQLite file or database URL.")
+    ] = None
     device: Device = None
-    dtype: DataType = None
-    seed: Annotated[int | None, typer.Option(help="Seed of splits, orders and examples.")] = None
-    seeds: Annotated[int | None, typer.Option(help="Fine-tuning seeds per cell.")] = None
-    learning_rates: LearningRates = None
-    epochs: Epochs = None
-    train: TrainCap = None
-    validation: ValidationCap = None
-    test: TestCap = None
+    fields: StudyFields = None
 
     def study_settings(self) -> dict[str, Any]:
         """Return what the options say, in the form of a study file; None where an option was not given."""
         pretraining_runs = [describe_checkpoints(source) for source in self.checkpoints or ()]
-        return {
+        settings = {
             "models": [*(self.models or ()), *pretraining_runs] or None,
-            "tasks": _map_task_columns(self.tasks, self.columns),
+            "tasks": self.task_entries(),
             "protocols": self.protocols,
             "drop_bad_rows": self.drop_bad_rows,
-            "name": self.name,
             "data_dir": None if self.data_dir is None else str(self.data_dir),
             "store": self.store,
             "device": self.device,
-            "dtype": self.dtype,
-            "seed": self.seed,
-            "seeds": self.seeds,
-            "tuning": {"learning_rates": self.learning_rates, "epochs": self.epochs},
-            "caps": {"train": self.train, "validation": self.validation, "test": self.test},
         }
+        return merge_settings(settings, parse_fields(self.fields))
 
+    def task_entries(self) -> list[Any] | None:
+        """Return the tasks as a study names them; files of one's own with their columns and folds."""
+        if self.tasks is None:
+            self._check_files([])
+            return None
+        files = [task for task in self.tasks if Path(task).expanduser().exists()]
+        self._check_files(files)
+        entries: list[Any] = []
+        for task in self.tasks:
+            if task in files and (self.columns or self.folds):
+                entries.append(describe_file(task, self.columns, self.folds))
+            else:
+                entries.append(task)
+        return entries
 
-@dataclass(frozen=True, kw_only=True)
-class AdaptiveOptions:
-    """Which cells to run under a budget."""
-
-    budget: Annotated[
-        OptionalText, typer.Option(help="Choose cells for 30min, 2gpu-hours, 10% …")
-    ] = None
-    confidence: Annotated[
-        float | None, typer.Option(help="Choose cells until this agreement is expected.")
-    ] = None
-    top: Annotated[
-        int | None, typer.Option(min=1, help="What matters is who is among the first so many.")
-    ] = None
-    history: History = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskTrainingOptions:
-    """How models are divided, and which protocols are compared, in the analysis of training on the test task."""
-
-    before: Annotated[OptionalText, declared_option(TestTaskOptions, "before")] = None
-    after: Annotated[OptionalText, declared_option(TestTaskOptions, "after")] = None
-    since: Annotated[OptionalText, declared_option(TestTaskOptions, "since")] = None
-    column: Annotated[OptionalText, declared_option(TestTaskOptions, "column")] = None
-    value: Annotated[OptionalText, declared_option(TestTaskOptions, "value")] = None
-    exposed: Annotated[bool | None, declared_option(TestTaskOptions, "exposed")] = None
-
-    @property
-    def is_asked(self) -> bool:
-        """Whether any of these options was given."""
-        given = (self.before, self.after, self.since, self.column, self.value, self.exposed)
-        return any(given)
+    def _check_files(self, files: list[str]) -> None:
+        """Refuse options about files where no file is given."""
+        for option, value in (("--map", self.columns), ("--folds", self.folds)):
+            if value and not files:
+                raise InputError(
+                    f"{option} is for your own files, and --tasks names none",
+                    hint="give a csv, jsonl or parquet file, or write it into the study file",
+                )
 
 
 # --- options as arguments ---------------------------------------------------------------------------------------------
 
-_EXAMPLE_VALUE = {"--map": "COLUMN", "--scale": "percent", "--kind": "text"}
-
 
 def parse_pairs(pairs: list[str] | None, option: str = "--map") -> dict[str, str]:
-    """Read the values of ``--map FIELD=COLUMN``, ``--scale COLUMN=SCALE`` or ``--kind COLUMN=KIND``.
-
-    A column's name may hold ``=`` too.
-    """
+    """Read the values of ``--map FIELD=COLUMN``; a column's name may hold ``=`` too."""
     value_by_name = {}
     for pair in pairs or ():
-        if option == "--map":
-            name, _, value = pair.partition("=")
-        else:
-            name, _, value = pair.rpartition("=")
+        name, _, value = pair.partition("=")
         if not name or not value:
             raise InputError(
                 f"{option} takes two names with = between, not {name or value!r}",
-                hint=f"such as {option} {name or value or 'score'}={_EXAMPLE_VALUE[option]}",
+                hint=f"such as {option} {name or value or 'score'}=COLUMN",
             )
         value_by_name[name.strip()] = value
     return value_by_name
 
 
-def describe_data(data: str, column_pairs: list[str] | None) -> str | dict[str, Any]:
-    """Describe the data as a study does: a file under its short name, a task of lm-eval by its own."""
-    path = Path(data).expanduser()
-    if not path.exists():
-        return data
+def parse_fields(pairs: list[str] | None) -> dict[str, Any]:
+    """Read the values of ``--set``: ``tuning.epochs=3`` becomes ``{"tuning": {"epochs": 3}}``."""
+    import yaml
+
+    settings: dict[str, Any] = {}
+    for pair in pairs or ():
+        path, separator, text = pair.partition("=")
+        names = path.strip().split(".")
+        if not separator or not all(names):
+            raise InputError(
+                f"--set takes FIELD=VALUE, not {pair!r}", hint="such as --set tuning.epochs=3"
+            )
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise InputError(
+                f"the value of {path} cannot be read: {text!r}",
+                hint="write it as in a study file, as tuning.learning_rates=[1e-4,3e-4]",
+            ) from None
+        record = settings
+        for name in names[:-1]:
+            record = record.setdefault(name, {})
+            if not isinstance(record, dict):
+                raise InputError(f"--set gives {name} a value and fields", hint="give one of them")
+        record[names[-1]] = value
+    return settings
+
+
+def merge_settings(settings: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """Return settings with more over them, record by record."""
+    merged = dict(settings)
+    for name, value in more.items():
+        known = merged.get(name)
+        if isinstance(value, dict) and isinstance(known, dict):
+            merged[name] = merge_settings(known, value)
+        else:
+            merged[name] = value
+    return merged
+
+
+def describe_file(
+    file: str, column_pairs: list[str] | None, folds: int | None = None
+) -> dict[str, Any]:
+    """Describe data of one's own as a study does: its short name, the file, its columns, its folds."""
+    path = Path(file).expanduser()
     name = path.stem if path.is_file() else path.resolve().name
-    entry: dict[str, Any] = {"name": name, "file": data}
+    entry: dict[str, Any] = {"name": name, "file": file}
     if column_pairs:
         entry["columns"] = parse_pairs(column_pairs)
+    if folds is not None:
+        entry["folds"] = folds
     return entry
 
 
-def _map_task_columns(
-    tasks: list[str] | None, column_pairs: list[str] | None
-) -> list[str | dict[str, Any]] | None:
-    """Describe the tasks as a study file does; the columns that --map names are those of the user's own files."""
-    if tasks is None or not column_pairs:
-        if column_pairs:
+CONSENTS = {"code": "CODE", "pickle": "PICKLE", "missing-weights": "MISSING_WEIGHTS"}
+
+
+def give_consent(consents: list[str] | None) -> None:
+    """Allow what the user allowed with ``--allow``."""
+    for consent in consents or ():
+        if consent not in CONSENTS:
             raise InputError(
-                "--map says which column of a file is what",
-                hint="give the file with --tasks, or write `columns` into the study file",
+                f"nothing to allow is called {consent!r}", hint=f"one of: {', '.join(CONSENTS)}"
             )
-        return None if tasks is None else list(tasks)
-    entries = [describe_data(task, column_pairs) for task in tasks]
-    if all(isinstance(entry, str) for entry in entries):
-        raise InputError(
-            "--map is for your own files, and --tasks names none",
-            hint="give a csv, jsonl or parquet file",
-        )
-    return entries
+        potentia.files.allow(getattr(potentia.files, CONSENTS[consent]))
 
 
 def open_evidence(*sources: str, notes: bool = True, **read_arguments: Any) -> potentia.Evidence:

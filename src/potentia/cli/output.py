@@ -6,9 +6,10 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 from rich.cells import cell_len
@@ -27,8 +28,13 @@ from potentia.values.findings import (
     on_one_scale,
 )
 
-if TYPE_CHECKING:
-    from potentia.cli.option_groups import FigureOptions
+
+class Verbosity(Enum):
+    """How much is printed beside the answer."""
+
+    QUIET = "quiet"
+    NORMAL = "normal"
+    VERBOSE = "verbose"
 
 
 class SafeConsole(Console):
@@ -36,6 +42,8 @@ class SafeConsole(Console):
 
     In a pipe a line is as long as it is, so that another program can read it.
     """
+
+    verbosity = Verbosity.NORMAL
 
     def print(self, *objects: Any, **rich_options: Any) -> None:
         """Print as Rich does."""
@@ -49,6 +57,17 @@ class SafeConsole(Console):
 
 console = SafeConsole(highlight=False)
 error_console = SafeConsole(stderr=True, highlight=False)
+
+
+def set_verbosity(verbosity: Verbosity) -> None:
+    """Say how much commands print beside the answer; with ``--quiet`` only errors go to standard error."""
+    error_console.quiet = verbosity is Verbosity.QUIET
+    error_console.verbosity = verbosity
+
+
+def is_verbose() -> bool:
+    """Whether the user asked for where the time went."""
+    return error_console.verbosity is Verbosity.VERBOSE
 
 
 def print_lines(*lines: str, style: str | None = None, to: SafeConsole | None = None) -> None:
@@ -236,53 +255,71 @@ def print_notes(evidence: potentia.Evidence) -> None:
 
 # --- figures ----------------------------------------------------------------------------------------------------------
 
-TABLE_FORMATS = ("csv", "latex")
+TABLE_FORMATS = ("csv", "tex")
+DEFAULT_FORMAT = "png"
 
 
-def check_formats(options: FigureOptions) -> list[str]:
-    """Return the formats asked for, pdf where none is; refuse what cannot be drawn before anything is."""
-    known_formats = (*potentia.show.FORMATS, *TABLE_FORMATS)
-    formats = list(dict.fromkeys(options.format or ["pdf"]))
-    for name in formats:
-        if name not in known_formats:
+@dataclass(frozen=True)
+class FigureTarget:
+    """A folder of figures or tables, and their format."""
+
+    folder: Path
+    format: str
+
+    @classmethod
+    def from_text(cls, text: str) -> FigureTarget:
+        """Read one value of ``--figures``: a folder, whose suffix names the format."""
+        path = Path(text)
+        format_name = path.suffix.removeprefix(".").lower()
+        if not format_name:
+            potentia.show.check_figure_format(DEFAULT_FORMAT)
+            return cls(path, DEFAULT_FORMAT)
+        known_formats = (*potentia.show.FORMATS, *TABLE_FORMATS)
+        if format_name not in known_formats:
             raise InputError(
-                f"no figure format {name!r}", hint=f"--format takes: {', '.join(known_formats)}"
+                f"no figure format {format_name!r}",
+                hint=f"--figures {path.stem} or {path.stem}.SUFFIX; suffixes: {', '.join(known_formats)}",
             )
-        if options.figures is not None and name not in TABLE_FORMATS:
-            potentia.show.check_figure_format(name)
-    return formats
+        if format_name not in TABLE_FORMATS:
+            potentia.show.check_figure_format(format_name)
+        return cls(path.with_suffix(""), format_name)
+
+
+def read_figure_targets(figures: Sequence[str] | None) -> list[FigureTarget]:
+    """Return where figures and tables go; refuse what cannot be drawn before anything is computed."""
+    return [FigureTarget.from_text(text) for text in figures or ()]
 
 
 def draw_figures(
-    findings: Iterable[Finding], folder: Path | None, options: FigureOptions
+    findings: Iterable[Finding], targets: Sequence[FigureTarget], *, subfolder: str = ""
 ) -> list[Path]:
-    """Draw the charts of findings and write their tables into a folder, where one is given; return the files."""
-    if folder is None:
-        return []
+    """Draw the charts of findings and write their tables into the folders; return the files.
+
+    PDF is for a paper, which has its own captions: these figures have neither title nor caption.
+    """
     all_findings = list(findings)
-    formats = check_formats(options)
-    figure_formats = [name for name in formats if name not in TABLE_FORMATS]
-    table_formats = [name for name in formats if name in TABLE_FORMATS]
     files: list[Path] = []
-    if figure_formats:
-        charts = on_one_scale(
-            chart for finding in all_findings for chart in finding.charts() if chart.has_content
-        )
-        figures = potentia.show.draw_all(
-            charts, folder, figure_formats, titles=not options.no_titles
-        )
-        print_lines(f"{len(figures)} figures in {folder}", to=error_console)
-        files += figures
-    if table_formats:
-        tables = informative_tables(*all_findings)
-        table_files = potentia.formats.write_tables(tables, folder, table_formats)
-        print_lines(f"{len(table_files)} tables in {folder}", to=error_console)
-        files += table_files
+    for target in targets:
+        folder = target.folder / subfolder if subfolder else target.folder
+        if target.format in TABLE_FORMATS:
+            table_format = "latex" if target.format == "tex" else target.format
+            tables = informative_tables(*all_findings)
+            written = potentia.formats.write_tables(tables, folder, [table_format])
+            print_lines(f"{len(written)} tables in {folder}", to=error_console)
+        else:
+            charts = on_one_scale(
+                chart for finding in all_findings for chart in finding.charts() if chart.has_content
+            )
+            with_titles = target.format != "pdf"
+            written = potentia.show.draw_all(charts, folder, [target.format], titles=with_titles)
+            print_lines(f"{len(written)} figures in {folder}", to=error_console)
+        files += written
     return files
 
 
 def print_error(error: PotentiaError) -> None:
-    """Print an error as: what is wrong, where, and the hint on a line of its own."""
+    """Print an error as: what is wrong, where, and the hint on a line of its own; ``--quiet`` hides no error."""
+    error_console.quiet = False
     place = f"{error.where}: " if error.where else ""
     error_console.print(
         f"[bold red]error:[/bold red] {escape(place + error.message)}", soft_wrap=True

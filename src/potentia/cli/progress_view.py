@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from potentia.cli.output import error_console, is_verbose
 from potentia.errors import StoreError
 from potentia.run import CellCount, StudyPlan, estimate_seconds_left
 from potentia.store import LeaseRecord, Store
@@ -66,7 +67,8 @@ class ProgressView:
                 shares = format_shares(row["tally"])
                 line = f"{row['row']}: {format_duration(row['seconds'])}, {shares}"
                 self.time_shares.append(line)
-                lines.append(line)
+                if is_verbose():
+                    lines.append(line)
             elif self.count.hear(event) and event.kind in ("cell", "failure"):
                 lines += self._describe_ended_cell(event.kind, event.payload)
         for lease in self._leases_of_other_runs():
@@ -192,7 +194,7 @@ def watch_study(
     plan: StudyPlan, console: Console | None = None, *, quiet_seconds: float = QUIET_SECONDS
 ) -> Iterator[None]:
     """Show the study while it runs; without a terminal a line at least every ``quiet_seconds``."""
-    target = console or Console(stderr=True)
+    target = console or error_console
 
     def print_lines(*lines: str) -> None:
         for line in lines:
@@ -206,7 +208,8 @@ def watch_study(
                     yield
             finally:
                 view.collect_news()
-                print_lines(*view.time_shares)
+                if is_verbose():
+                    print_lines(*view.time_shares)
             return
         last_print = time.monotonic()
 

@@ -28,14 +28,6 @@ def make_options_type(name: str, declared_options: type, base: type) -> type:
     return make_dataclass(name, new_fields, bases=(base,), frozen=True, kw_only=True)
 
 
-def declared_option(declared_options: type, field_name: str) -> Any:
-    """Return one option that a dataclass declares, as typer describes it; the command gives its type."""
-    for declared_field in fields(declared_options):
-        if declared_field.name == field_name:
-            return _typer_option(declared_field.metadata[OPTION])
-    raise LookupError(f"{declared_options.__name__} declares no option {field_name}")
-
-
 def _describe_field(
     declared_field: Field[Any], declared_type: Any, description: OptionDescription
 ) -> tuple[str, Any, Any]:

@@ -1,10 +1,11 @@
-"""``run``; ``plan``: what a study will cost, and which cells are worth it; ``analyze elicitation``, which tunes."""
+"""``run``: a study, what it will cost, and its file; ``papers elicitation``, which tunes."""
 
 from __future__ import annotations
 
 import math
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -15,17 +16,17 @@ import typer
 from rich.markup import escape
 
 import potentia
-from potentia.cli.app import analyze, app
+from potentia.cli.app import app, papers
 from potentia.cli.command import command
 from potentia.cli.option_groups import (
-    AdaptiveOptions,
-    AllowCode,
-    DataFolder,
-    JsonOption,
+    Allow,
+    History,
     OptionalText,
     OptionalTexts,
+    OutputOptions,
     StudyOptions,
     Workers,
+    give_consent,
     read_history,
 )
 from potentia.cli.output import (
@@ -43,6 +44,7 @@ from potentia.cli.output import (
     print_tables_and_sentences,
     show_status,
 )
+from potentia.cli.study_file import write_study_file
 from potentia.errors import InputError, StudyError, without_password
 from potentia.extras import Extra
 from potentia.values.findings import Cell, Table
@@ -62,11 +64,61 @@ StudyFile = Annotated[
 ]
 
 
+def _check_study_file(file: Path) -> None:
+    """Refuse a file of scores, and a file that does not exist, with the command that helps."""
+    quoted = shlex.quote(str(file))
+    if file.suffix in (".csv", ".db", ".parquet"):
+        raise StudyError(
+            "this is no study file",
+            where=str(file),
+            hint=f"scores are read by: potentia report {quoted}",
+        )
+    if not file.exists():
+        raise StudyError(
+            "there is no such file",
+            where=str(file),
+            hint=f"potentia run --save {quoted} --models … --tasks … writes one",
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
-class StudyFileOptions(StudyOptions):
-    """A study file, and what the flags change of it."""
+class RunOptions(StudyOptions):
+    """The options of ``potentia run``."""
 
     study: StudyFile = None
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what the study will cost, and run nothing.")
+    ] = False
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the study to this file, and run nothing."),
+    ] = None
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Wait for new checkpoints, until Ctrl-C.")
+    ] = False
+    budget: Annotated[
+        OptionalText,
+        typer.Option(
+            metavar="TIME", help="Run the most informative part for 30min, 2gpu-hours, 10% …"
+        ),
+    ] = None
+    confidence: Annotated[
+        float | None,
+        typer.Option(
+            metavar="TAU", help="Stop at this expected agreement with the whole study, as 0.95."
+        ),
+    ] = None
+    history: History = None
+    workers: Workers = 0
+    executor: Annotated[
+        str, typer.Option(metavar="NAME", help="Where models run: local, ray or slurm.")
+    ] = "local"
+    allow: Allow = None
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether a part of the study is chosen as it goes."""
+        return bool(self.budget or self.confidence)
 
     def read_study(self) -> potentia.Study:
         """Read the study file and what the flags say."""
@@ -82,86 +134,39 @@ class StudyFileOptions(StudyOptions):
         return potentia.study.read_study(self.study, self.study_settings())
 
 
-def _check_study_file(file: Path) -> None:
-    """Refuse a file of scores, and a file that does not exist, with the command that helps."""
-    quoted = shlex.quote(str(file))
-    if file.suffix in (".csv", ".db", ".parquet"):
-        raise StudyError(
-            "this is no study file",
-            where=str(file),
-            hint=f"scores are read by: potentia report {quoted}",
-        )
-    if not file.exists():
-        raise StudyError(
-            "there is no such file", where=str(file), hint=f"potentia init {quoted} writes one"
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions(StudyFileOptions, AdaptiveOptions, JsonOption):
-    """The options of ``potentia run``."""
-
-    workers: Workers = 0
-    executor: Annotated[str, typer.Option(help="local, ray or slurm.")] = "local"
-    threads: Annotated[
-        int, typer.Option(min=0, help="CPU threads of a row; 0 shares the machine evenly.")
-    ] = 0
-    split: Annotated[
-        bool | None,
-        typer.Option(
-            "--split/--no-split",
-            help="Tasks of a row to several workers; by itself for long rows on GPUs.",
-        ),
-    ] = None
-    adaptive: Annotated[
-        bool,
-        typer.Option(
-            "--adaptive",
-            help="Run the cells that tell most, wave by wave; so with a budget or a confidence.",
-        ),
-    ] = False
-    allow_code: AllowCode = False
-    allow_pickle: Annotated[
-        bool,
-        typer.Option(
-            "--allow-pickle", help="Load weights that are pickles (*.bin), which can run code."
-        ),
-    ] = False
-    allow_missing_weights: Annotated[
-        bool,
-        typer.Option(
-            "--allow-missing-weights",
-            help="Score models whose files lack weights, these filled at random.",
-        ),
-    ] = False
-
-    @property
-    def is_adaptive(self) -> bool:
-        """Whether cells are chosen as the study goes."""
-        return bool(self.adaptive or self.budget or self.confidence)
-
-    def give_consent(self) -> None:
-        """Allow what the user allowed."""
-        if self.allow_code:
-            potentia.files.allow(potentia.files.CODE)
-        if self.allow_pickle:
-            potentia.files.allow(potentia.files.PICKLE)
-        if self.allow_missing_weights:
-            potentia.files.allow(potentia.files.MISSING_WEIGHTS)
-
-
 @command(app, "run", RunOptions, needs=Extra.RUN)
 def run(options: RunOptions) -> None:
-    """Run a study: every model, every task, every protocol. Run it again to resume.
+    """Run a study: every model, every task, before and after the same fine-tuning. Run it again to resume.
 
     Examples:
-      potentia run examples/first.yaml
+      potentia run --models HuggingFaceTB/SmolLM2-135M EleutherAI/pythia-160m --tasks arc_easy boolq
 
-      potentia run --models HuggingFaceTB/SmolLM2-135M --tasks arc_easy boolq --protocols direct train_before_test
+      potentia run --models HuggingFaceTB/SmolLM2-135M --tasks my-questions.csv --save study.yaml
+
+      potentia run study.yaml --dry-run
+
+      potentia run study.yaml --budget 2gpu-hours
+
+      potentia run --checkpoints out/ --tasks arc_easy --watch
     """
+    give_consent(options.allow)
+    if options.save is not None and not options.is_adaptive:
+        write_study_file(options.save, options)
+        return
+    if options.dry_run or options.save is not None:
+        _show_cost(options)
+        return
+    if options.watch:
+        _follow_checkpoints(options)
+        return
+    result = _run_once(options)
+    raise typer.Exit(result.exit_code)
+
+
+def _run_once(options: RunOptions) -> RunResult:
+    """Run what is not done yet of the study, and print the scores."""
     from potentia.cli.progress_view import watch_study
 
-    options.give_consent()
     study = options.read_study()
     early_workers = 0
     if options.executor == "local" and not options.is_adaptive:
@@ -179,12 +184,63 @@ def run(options: RunOptions) -> None:
                 workers=workers,
                 watch=watch_study,
                 processes=processes,
-                threads=options.threads,
                 executor=options.executor,
-                split=options.split,
             )
     _print_result(plan, result, options.as_json)
-    raise typer.Exit(result.exit_code)
+    return result
+
+
+WATCH_SECONDS = (
+    10.0  # between two looks for new checkpoints; one that was written to since then waits
+)
+
+
+def _follow_checkpoints(options: RunOptions) -> None:
+    """Run the study, and again whenever a checkpoint was added, until interrupted."""
+    if not options.checkpoints:
+        raise InputError(
+            "--watch waits for checkpoints",
+            hint="potentia run --checkpoints FOLDER --tasks … --watch",
+        )
+    finished: tuple[str, ...] = ()
+    is_announced = False
+    while True:
+        checkpoints = _list_settled_checkpoints(options.checkpoints)
+        if checkpoints and checkpoints != finished:
+            result = _run_once(options)
+            if result.interrupted:
+                raise typer.Exit(result.exit_code)
+            finished = checkpoints
+            is_announced = False
+        if not is_announced:
+            folders = ", ".join(options.checkpoints)
+            print_lines(f"Waiting for new checkpoints in {folders}; Ctrl-C ends.", to=error_console)
+            is_announced = True
+        time.sleep(WATCH_SECONDS)
+
+
+def _list_settled_checkpoints(sources: Sequence[str]) -> tuple[str, ...]:
+    """Return the checkpoints of all sources; none while one of them is still being written."""
+    from potentia.study.checkpoints import find_checkpoints
+
+    names = []
+    for source in sources:
+        try:
+            checkpoints = find_checkpoints(source)
+        except ValueError:  # there is none yet
+            continue
+        for checkpoint in checkpoints:
+            folder = checkpoint.get("path")
+            if folder is not None and _is_being_written(Path(folder)):
+                return ()
+            names.append(f"{source} {checkpoint['step']}")
+    return tuple(names)
+
+
+def _is_being_written(folder: Path) -> bool:
+    """Whether a file of the folder changed a moment ago."""
+    changes = [file.stat().st_mtime for file in folder.rglob("*") if file.is_file()]
+    return not changes or time.time() - max(changes) < WATCH_SECONDS
 
 
 def _print_result(plan: StudyPlan, result: RunResult, as_json: bool) -> None:
@@ -213,7 +269,6 @@ def _run_adaptive(
         plan,
         budget=options.budget,
         confidence=options.confidence,
-        top=options.top,
         workers=workers,
         watch=watch,
         history=read_history(options.history),
@@ -332,62 +387,36 @@ def _print_reasons(reasons: list[str], quoted_store: str) -> None:
 # --- what a study will cost -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanOptions(StudyFileOptions, AdaptiveOptions, JsonOption):
-    """The options of ``potentia plan``."""
-
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The study file to write.")
-    ] = None
-    calibrate: Annotated[
-        bool,
-        typer.Option(
-            "--calibrate/--no-calibrate", help="Time the engine on a few documents first."
-        ),
-    ] = True
-
-
-@command(app, "plan", PlanOptions, needs=Extra.RUN)
-def plan(options: PlanOptions) -> None:
-    """Say what a study will cost; with a budget or a confidence, which cells to run, as a study of its own.
-
-    Examples:
-      potentia plan study.yaml
-
-      potentia plan study.yaml --budget 2gpu-hours --history earlier.db -o first.yaml
-    """
-    if (
-        options.budget is not None
-    ):  # a budget that cannot be read is refused before anything is timed
+def _show_cost(options: RunOptions) -> None:
+    """Say what a study will cost; with a budget or a confidence, which part to run, as a study file of its own."""
+    if options.budget is not None:  # one that cannot be read is refused before anything is timed
         potentia.run.parse_budget(options.budget, 1.0)
     study = options.read_study()
     with show_status("reading tasks and models") as update_status:
         study_plan = potentia.run.plan_study(study, tell=update_status)
-        cost = potentia.run.estimate_cost(
-            study_plan, calibrate=options.calibrate, tell=update_status
-        )
+        cost = potentia.run.estimate_cost(study_plan, tell=update_status)
     print_lines(*_plan_notes(study_plan), to=error_console)
     value = _cost_as_json(study_plan, cost)
     tables = _cost_tables(study_plan, cost)
     next_cells = None
-    if options.budget is not None or options.confidence is not None:
+    if options.is_adaptive:
         next_cells, completion = _choose_cells(study_plan, cost, options)
         value |= {"plan": next_cells.to_dict(), "completion": completion.to_dict()}
         tables += [completion.tables()[0], *next_cells.tables()]
     print_answer(options.as_json, value, *tables)
-    if next_cells is not None and options.output is not None:
-        write_chosen_study(study_plan, next_cells.cells, options.output, options.as_json)
+    if next_cells is not None and options.save is not None:
+        write_chosen_study(study_plan, next_cells.cells, options.save, options.as_json)
 
 
 def _choose_cells(
-    study_plan: StudyPlan, cost: StudyCost, options: PlanOptions
+    study_plan: StudyPlan, cost: StudyCost, options: RunOptions
 ) -> tuple[NextCells, Completion]:
     """Choose the cells that are worth their cost, with what is expected of the whole study."""
     completion = potentia.run.complete_study(study_plan, history=read_history(options.history))
     costs = potentia.run.price_grid(potentia.run.make_grid(study_plan), cost)
-    budget = potentia.run.convert_budget(options.budget, costs, "leave --calibrate on, or say 10%")
+    budget = potentia.run.convert_budget(options.budget, costs, "say it as a share: --budget 10%")
     next_cells = potentia.analysis.planning.choose_cells(
-        completion, costs, budget=budget, confidence=options.confidence, top=options.top
+        completion, costs, budget=budget, confidence=options.confidence
     )
     return next_cells, completion
 
@@ -398,7 +427,7 @@ def write_chosen_study(
     """Write the chosen cells as a study of its own, without the password of its store."""
     if output.exists():
         raise InputError(
-            "the file is there already", where=str(output), hint="give a new name with --output"
+            "the file is there already", where=str(output), hint="give a new name with --save"
         )
     study = potentia.run.make_proposed_study(
         study_plan.study, cells, name=f"{study_plan.study.name}-chosen"
@@ -529,7 +558,7 @@ def _cost_note(cost: StudyCost) -> str:
         time += f" = {hours:.3g} {unit}"
     if cost.start >= 1 and cost.pending:
         time += f", {potentia.run.format_time(cost.start)} of it before the first cell"
-    source = f"from {cost.source}" if cost.source else "times are not known: leave --calibrate on"
+    source = f"from {cost.source}" if cost.source else "times are not known"
     return (
         f"To do: {total.cells:,} cells ({len(cost.cells) - total.cells:,} in the store), {round(total.lanes):,} lanes, "
         f"{format_amount(total.train_tokens)} tokens to train on and {format_amount(total.score_tokens)} to score, "
@@ -554,35 +583,32 @@ def format_amount(value: float, unit: str = "") -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ElicitationOptions(JsonOption):
-    """The options of ``potentia analyze elicitation``."""
+class ElicitationOptions(OutputOptions):
+    """The options of ``potentia papers elicitation``."""
 
     study: Annotated[Path, typer.Argument(metavar="STUDY", help="The study file.")]
-    models: Annotated[OptionalTexts, typer.Option(help="Of the study; else all.")] = None
-    tasks: Annotated[OptionalTexts, typer.Option(help="Of the study; else the first three.")] = None
-    rank: Annotated[int, typer.Option(min=1, help="The higher rank of adapters.")] = 64
-    data_dir: DataFolder = None
-    store: Annotated[OptionalText, typer.Option(help="SQLite file or database URL.")] = None
-    workers: Workers = 0
+    models: Annotated[
+        OptionalTexts, typer.Option(metavar="NAME", help="Of the study; else all.")
+    ] = None
+    tasks: Annotated[
+        OptionalTexts, typer.Option(metavar="NAME", help="Of the study; else the first three.")
+    ] = None
 
 
-@command(analyze, "elicitation", ElicitationOptions)
+@command(papers, "elicitation", ElicitationOptions)
 def elicitation(options: ElicitationOptions) -> None:
     """Tune some cells of a study by adapters of a higher rank and by all weights too, and compare the rankings.
 
     Each way searches its own learning rate. What the store has is not computed again.
 
     Example:
-      potentia analyze elicitation study.yaml --tasks arc_easy boolq --rank 64
+      potentia papers elicitation study.yaml --tasks arc_easy boolq
     """
-    data_dir = None if options.data_dir is None else str(options.data_dir)
-    study = potentia.study.read_study(options.study, {"store": options.store, "data_dir": data_dir})
+    study = potentia.study.read_study(options.study)
     with error_console.status("tuning in three ways …"):
         finding = potentia.run.run_elicitation(
             study,
             models=options.models or (),
             tasks=options.tasks or (),
-            rank=options.rank,
-            workers=options.workers or 1,
         )
     print_findings({"elicitation": finding}, as_json=options.as_json)

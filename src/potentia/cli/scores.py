@@ -1,4 +1,4 @@
-"""Scores read, compared, shown and carried: ``compare``, ``report``, ``reproduce``, ``import``, ``export``."""
+"""Scores compared, shown and carried: ``compare``, ``report``, ``papers reproduce``, ``export``."""
 
 from __future__ import annotations
 
@@ -13,29 +13,24 @@ import typer
 
 import potentia
 from potentia.analysis.registration import PaperReproduction, ReproductionRequest
-from potentia.cli.analyses import values_of
-from potentia.cli.app import app, is_source
+from potentia.cli.app import app, is_source, papers
 from potentia.cli.command import command
 from potentia.cli.option_groups import (
     DEFAULT_STORE,
-    Baseline,
-    FigureOptions,
-    History,
-    JsonOption,
+    ColumnFile,
+    Figures,
     OptionalText,
+    OutputOptions,
+    ReadModels,
     ReadProtocols,
-    Resamples,
+    ReadTasks,
     Sources,
     StudyCellOptions,
     StudyNames,
     TableEvidenceOptions,
-    TableOptions,
-    TaskTrainingOptions,
     open_evidence,
-    read_history,
 )
 from potentia.cli.output import (
-    check_formats,
     console,
     draw_figures,
     error_console,
@@ -46,6 +41,7 @@ from potentia.cli.output import (
     print_notes,
     print_table,
     print_tables_and_sentences,
+    read_figure_targets,
 )
 from potentia.errors import InputError, without_password
 from potentia.extensions import ExtensionKind, list_extensions, load_extension
@@ -54,13 +50,14 @@ from potentia.values.protocol import Protocol
 
 if TYPE_CHECKING:
     from potentia.analysis.rankings import ModelComparison
+    from potentia.formats import TableDescription
 
 Matrices = Mapping[Protocol, "potentia.ScoreMatrix"]
 MAX_PROMPT_CHARACTERS = 160  # of a prompt's end
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareOptions(StudyCellOptions, JsonOption):
+class CompareOptions(StudyCellOptions):
     """The options of ``potentia compare``."""
 
     names: Annotated[
@@ -74,7 +71,8 @@ class CompareOptions(StudyCellOptions, JsonOption):
         int,
         typer.Option(
             min=0,
-            help="Show this many documents of each task that one of the two alone gets right.",
+            metavar="N",
+            help="Show N examples of each task that only one of the two gets right.",
         ),
     ] = 0
     margin: Annotated[
@@ -98,7 +96,10 @@ def compare(options: CompareOptions) -> None:
     """
     first, second, source = _two_models_and_source(options.names)
     evidence = open_evidence(
-        source, study=options.study, protocols=options.protocols, tasks=options.tasks
+        source,
+        study=options.study,
+        protocols=options.protocols,
+        tasks=options.tasks,
     )
     pair = potentia.analysis.rankings.find_pair(evidence, first, second, margin=options.margin)
     documents = _deciding_documents(evidence, pair, options.items) if options.items else []
@@ -194,72 +195,41 @@ def _end_of_prompt(prompt: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportCommandOptions(TaskTrainingOptions, TableEvidenceOptions, FigureOptions, JsonOption):
+class ReportCommandOptions(TableEvidenceOptions):
     """The options of ``potentia report``."""
 
-    sources: Sources = (DEFAULT_STORE,)  # type: ignore[assignment]  # typer gives a list
-    output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file.")] = Path(
-        "report.html"
-    )
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="The HTML file.")
+    ] = Path("report.html")
+    tasks: ReadTasks = None
+    models: ReadModels = None
     items: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Items of each cell to show, half of them wrong; by default up to 40."
+            min=0, metavar="N", help="Examples of each result to show, half of them wrong; else 40."
         ),
     ] = None
-    target: Annotated[
-        OptionalText, typer.Option(help="Show proxies of this task: the one to predict.")
-    ] = None
-    baseline: Baseline = None
-    history: History = None
-
-    def report_options(self, evidence: potentia.Evidence) -> potentia.ReportOptions:
-        """Return what the report is to show beyond its usual sections."""
-        test_task = None
-        if self.is_asked:
-            test_task = values_of(potentia.papers.TestTaskOptions, self)
-        proxies = None
-        if self.target:
-            proxies = values_of(potentia.papers.ProxyOptions, self, protocol=evidence.main)
-        return potentia.ReportOptions(
-            test_task=test_task,
-            proxies=proxies,
-            baseline=self.baseline,
-            history=read_history(self.history),
-        )
 
 
 @command(app, "report", ReportCommandOptions)
 def report(options: ReportCommandOptions) -> None:
-    """Write a report: the answer, scores, ranks, agreement, evidence, every cell, and how it was made, in one file.
+    """Write a report in one HTML file: the answer, scores, ranks, evidence, every result, and how it was made.
 
     The file needs no network and can be mailed. Its numbers are those of `potentia analyze rankings`.
 
     Examples:
       potentia report potentia.db -o report.html
 
-      potentia report scores.csv -o report.html --figures figures --format pdf
-
-      potentia report scores.csv --facts models.csv --column language --value en+cn --target gsm8k
-
-      potentia report staged.csv --facts models.csv --before base --after tuned_mc_3ep
+      potentia report scores.csv --facts models.csv --figures figures.pdf
     """
-    check_formats(options)
+    targets = options.figure_targets()
     with error_console.status("reading scores, computing findings …"):
         evidence = open_evidence(*options.sources, notes=False, **options.read_arguments())
-        data = potentia.show.make_report(
-            evidence, items=options.items, options=options.report_options(evidence)
-        )
-        if options.baseline and not {"stability", "consistency"} & data.registered.keys():
-            raise InputError(
-                f"no methods to compare with {options.baseline}",
-                where=evidence.source,
-                hint="they are compared over checkpoints, or over base models and their instruct versions",
-            )
+        data = potentia.show.make_report(evidence, items=options.items)
         report_file = potentia.show.save_report(data, options.output)
     print_notes(data.evidence)
     with error_console.status("drawing figures …"):
-        figures = draw_figures(data.named().values(), options.figures, options)
+        figures = draw_figures(data.named().values(), targets)
     size = report_file.stat().st_size
     value = {
         "report": str(report_file),
@@ -275,8 +245,8 @@ def report(options: ReportCommandOptions) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReproduceOptions(FigureOptions, JsonOption):
-    """The options of ``potentia reproduce``."""
+class ReproduceOptions(OutputOptions):
+    """The options of ``potentia papers reproduce``."""
 
     paper: Annotated[
         str,
@@ -292,24 +262,25 @@ class ReproduceOptions(FigureOptions, JsonOption):
     evaluations: Annotated[
         Path | None,
         typer.Option(
-            help="Test task: a clone of the authors' repository, or its folder notebooks/evaluations."
+            metavar="FOLDER",
+            help="Test task: a clone of the authors' repository, or its folder notebooks/evaluations.",
         ),
     ] = None
-    resamples: Resamples = None
+    figures: Figures = None
 
 
-@command(app, "reproduce", ReproduceOptions)
+@command(papers, "reproduce", ReproduceOptions)
 def reproduce(options: ReproduceOptions) -> None:
     """Print every number of a paper beside the same number from the published scores, or from yours.
 
     Examples:
-      potentia reproduce train-before-test train_before_test_scores.csv --figures figures --format pdf png
+      potentia papers reproduce train-before-test train_before_test_scores.csv --figures figures.pdf
 
-      potentia reproduce test-task --evaluations training-on-the-test-task
+      potentia papers reproduce test-task --evaluations training-on-the-test-task
 
-      potentia reproduce proxy
+      potentia papers reproduce proxy
 
-      potentia reproduce bose
+      potentia papers reproduce bose
     """
     papers = list_extensions(ExtensionKind.REPRODUCTION)
     if options.paper not in papers:
@@ -319,98 +290,163 @@ def reproduce(options: ReproduceOptions) -> None:
     needs_files = bool(options.files) or not has_evaluations
     if needs_files and len(options.files) != len(paper.files):
         count = ("no files", "one file", "two files")[len(paper.files)]
-        usage = " ".join(["potentia reproduce", options.paper, *paper.files])
+        usage = " ".join(["potentia papers reproduce", options.paper, *paper.files])
         if paper.evaluations_suffice:
             count += ", or --evaluations FOLDER alone"
-            usage += f"; or: potentia reproduce {options.paper} --evaluations FOLDER"
+            usage += f"; or: potentia papers reproduce {options.paper} --evaluations FOLDER"
         raise InputError(f"{options.paper} takes {count}", hint=usage)
-    check_formats(options)
+    targets = read_figure_targets(options.figures)
     finding = paper.reproduce(
         ReproductionRequest(
             files=tuple(options.files),
             evaluations=options.evaluations,
-            resamples=options.resamples,
         )
     )
     if options.as_json and options.paper == "train-before-test":
         print_json(finding)
     else:
         print_findings({options.paper: finding}, as_json=options.as_json)
-    draw_figures([finding], options.figures, options)
+    draw_figures([finding], targets)
 
 
-# --- import and export ------------------------------------------------------------------------------------------------
+# --- export -----------------------------------------------------------------------------------------------------------
+
+STORE = "store"
+TRACKERS = ("tensorboard", "wandb", "mlflow")
+STORE_SUFFIXES = (".db", ".sqlite", ".sqlite3")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImportOptions(TableOptions, JsonOption):
-    """The options of ``potentia import``."""
+class ExportOptions(OutputOptions):
+    """The options of ``potentia export``."""
 
-    sources: Annotated[
-        list[str],
-        typer.Argument(metavar="SCORES", help="Score files, folders of lm-eval results."),
-    ]
-    store: Annotated[str, typer.Option(help="SQLite file or database URL.")] = DEFAULT_STORE
-    name: Annotated[
-        OptionalText, typer.Option(help="The study they become; the file's name by default.")
-    ] = None
-    subtasks: Annotated[
-        bool, typer.Option("--subtasks", help="Take the members of groups such as MMLU.")
-    ] = False
-    protocol: Annotated[
+    sources: Sources = (DEFAULT_STORE,)  # type: ignore[assignment]  # typer gives a list
+    output: Annotated[
         OptionalText,
         typer.Option(
-            help="How all of these were scored, where the files do not say: direct, adjust, …"
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="The file, folder or store to write; - prints.",
         ),
     ] = None
-    short_names: Annotated[
-        bool,
+    to: Annotated[
+        OptionalText,
         typer.Option(
-            "--short-names",
-            help="Call a model by the last part of its path: base and tuned folders join.",
+            metavar="FORMAT",
+            help="csv, parquet, markdown, latex, lm-eval, every-eval-ever, hub, store, tensorboard,"
+            " wandb, mlflow; else by the file's name.",
         ),
-    ] = False
+    ] = None
+    study: StudyNames = None
+    protocols: ReadProtocols = None
+    columns: ColumnFile = None
 
-    def read_source(self, source: str) -> list[Matrices]:
-        """Read the scores of one source, under the protocol and the names that were asked for."""
-        scores = open_evidence(source, subtasks=self.subtasks, **self.table_arguments()).scores
-        parts: list[Matrices] = [scores]
-        if self.protocol is not None:
-            parts = _with_protocol(scores, self.protocol, source)
-        if self.short_names:
-            parts = [_with_short_names(part, source) for part in parts]
-        return parts
+    @property
+    def is_to_store(self) -> bool:
+        """Whether the scores go into a store."""
+        if self.to is not None or self.output is None:
+            return self.to == STORE
+        return "://" in self.output or Path(self.output).suffix in STORE_SUFFIXES
+
+    def describe_table(self) -> TableDescription:
+        """Return what the user says of the scores."""
+        if self.columns is None:
+            return potentia.formats.TableDescription()
+        return potentia.formats.TableDescription.from_file(self.columns)
 
 
-@command(app, "import", ImportOptions)
-def import_scores(options: ImportOptions) -> None:
-    """Put scores measured elsewhere into a store: tidy CSV or Parquet, lm-eval results, the paper's JSON, a store.
+@command(app, "export", ExportOptions)
+def export(options: ExportOptions) -> None:
+    """Write scores as a table, a leaderboard or lm-eval results; into a store; or send curves to a tracker.
 
     Examples:
-      potentia import results/ scores.csv --store potentia.db
+      potentia export potentia.db -o scores.csv
 
-      potentia import base/ --name both --protocol direct --short-names
+      potentia export potentia.db -o leaderboard.tex --protocol train_before_test
 
-      potentia import tuned/ --name both --protocol adjust --short-names
+      potentia export results/ scores.csv -o potentia.db
+
+      potentia export potentia.db --to tensorboard -o tracks
     """
-    # Everything is read before anything is written.
-    parts_by_source = [(source, options.read_source(source)) for source in options.sources]
+    if options.to in TRACKERS:
+        _send_to_tracker(options, str(options.to))
+        return
+    if options.output is None:
+        raise InputError(
+            "say where the scores go", hint="potentia export potentia.db -o scores.csv"
+        )
+    if options.is_to_store:
+        _import_scores(options, options.output)
+        return
+    _write_scores(options, options.output)
+
+
+def _write_scores(options: ExportOptions, output: str) -> None:
+    """Write scores as files, or to standard output."""
+    evidence = open_evidence(
+        *options.sources,
+        study=options.study,
+        protocols=options.protocols,
+        columns=options.columns,
+    )
+    matrices = evidence.scores
+    if output == "-":
+        _print_scores_as(matrices, options.to or "csv")
+        return
+    files = potentia.formats.write_scores(
+        matrices, Path(output), options.to, items=evidence.items_of
+    )
+    sizes = {}
+    descriptions = []
+    for protocol, matrix in matrices.items():
+        sizes[protocol] = {"models": len(matrix.models), "tasks": len(matrix.tasks)}
+        descriptions.append(f"{protocol} ({len(matrix.models)} × {len(matrix.tasks)})")
+    written_to = str(files[0]) if len(files) == 1 else f"{len(files)} files in {output}"
+    print_answer(
+        options.as_json,
+        {"files": [str(file) for file in files], "protocols": sizes},
+        f"{', '.join(descriptions)}, models × tasks → {written_to}",
+    )
+
+
+def _import_scores(options: ExportOptions, output: str) -> None:
+    """Put scores measured elsewhere into a store; everything is read before anything is written."""
+    description = options.describe_table()
+    parts_by_source = [
+        (source, _read_source(source, options, description)) for source in options.sources
+    ]
     imported = []
     counts: dict[tuple[str, str], tuple[int, int]] = {}
-    with potentia.store.Store.open(options.store) as store:
+    with potentia.store.Store.open(output) as store:
         for source, parts in parts_by_source:
             shown_source = without_password(source)
             for matrices in parts:
                 result = potentia.formats.import_scores(
-                    store, matrices, source=shown_source, name=options.name
+                    store, matrices, source=shown_source, name=description.study
                 )
                 new, known = counts.get((shown_source, result.study), (0, 0))
                 counts[shown_source, result.study] = (new + result.new, known + result.known)
                 imported.append({"source": shown_source, **vars(result)})
-    shown_store = without_password(options.store)
+    shown_store = without_password(output)
     rows = [(*names, *numbers) for names, numbers in counts.items()]
-    table = Table(f"into {shown_store}", ("source", "study", "new cells", "known before"), rows)
+    table = Table(f"into {shown_store}", ("source", "study", "new results", "known before"), rows)
     print_answer(options.as_json, {"store": shown_store, "imported": imported}, table)
+
+
+def _read_source(
+    source: str, options: ExportOptions, description: TableDescription
+) -> list[Matrices]:
+    """Read the scores of one source, under the protocol and the names that were asked for."""
+    evidence = open_evidence(
+        source, study=options.study, protocols=options.protocols, columns=options.columns
+    )
+    parts: list[Matrices] = [evidence.scores]
+    if description.protocol is not None:
+        parts = _with_protocol(evidence.scores, description.protocol, source)
+    if description.short_names:
+        parts = [_with_short_names(part, source) for part in parts]
+    return parts
 
 
 def _with_protocol(scores: Matrices, protocol_name: str, source: str) -> list[Matrices]:
@@ -422,7 +458,7 @@ def _with_protocol(scores: Matrices, protocol_name: str, source: str) -> list[Ma
             raise InputError(
                 f"{task} was scored in several ways: {', '.join(scores)}",
                 where=source,
-                hint="leave out --protocol",
+                hint="leave out protocol: in --columns FILE",
             )
     return [{protocol: replace(matrix, protocol=protocol)} for matrix in scores.values()]
 
@@ -446,61 +482,24 @@ def _with_short_names(scores: Matrices, source: str) -> Matrices:
     return renamed
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExportOptions(TableOptions, JsonOption):
-    """The options of ``potentia export``."""
-
-    source: Annotated[str, typer.Argument(metavar="STORE", help="A store, or any score file.")]
-    output: Annotated[
-        Path,
-        typer.Option("--output", "-o", help="The file, a folder for lm-eval, or - to print."),
-    ]
-    format: Annotated[
-        OptionalText,
-        typer.Option(
-            help="csv, parquet, lm-eval, every-eval-ever, hub, markdown or latex; else by the file's name."
-        ),
-    ] = None
-    study: StudyNames = None
-    protocols: ReadProtocols = None
-
-
-@command(app, "export", ExportOptions)
-def export(options: ExportOptions) -> None:
-    """Write scores as a table, as lm-eval results, or as a leaderboard.
-
-    Examples:
-      potentia export potentia.db -o scores.csv
-
-      potentia export potentia.db -o leaderboard.tex --protocol train_before_test
-
-      potentia export potentia.db -o - --format markdown
-
-      potentia export potentia.db -o travel --format every-eval-ever
-    """
-    evidence = open_evidence(
-        options.source,
-        study=options.study,
-        protocols=options.protocols,
-        **options.table_arguments(),
-    )
-    matrices = evidence.scores
-    if str(options.output) == "-":
-        _print_scores_as(matrices, options.format or "csv")
-        return
-    files = potentia.formats.write_scores(
-        matrices, options.output, options.format, items=evidence.items_of
-    )
-    sizes = {}
-    descriptions = []
-    for protocol, matrix in matrices.items():
-        sizes[protocol] = {"models": len(matrix.models), "tasks": len(matrix.tasks)}
-        descriptions.append(f"{protocol} ({len(matrix.models)} × {len(matrix.tasks)})")
-    written_to = str(files[0]) if len(files) == 1 else f"{len(files)} files in {options.output}"
+def _send_to_tracker(options: ExportOptions, tracker: str) -> None:
+    """Send a study's learning curves and scores to TensorBoard, W&B or MLflow."""
+    source = options.sources[0]
+    with potentia.store.Store.open(source, readonly=True) as store:
+        study_names = [study.name for study in store.studies.read()]
+        if not study_names:
+            raise InputError(
+                "the store holds no study", where=source, hint="run one first: potentia run STUDY"
+            )
+        study = options.study[0] if options.study else study_names[0]
+        value_counts = potentia.integrations.send_to_tracker(
+            store, study, to=tracker, folder=Path(options.output or "potentia-tracks")
+        )
+    total = sum(value_counts.values())
     print_answer(
         options.as_json,
-        {"files": [str(file) for file in files], "protocols": sizes},
-        f"{', '.join(descriptions)}, models × tasks → {written_to}",
+        {"study": study, "to": tracker, "values": value_counts},
+        f"{total} values of {len(value_counts)} models of {study} sent to {tracker}",
     )
 
 

@@ -1,4 +1,4 @@
-"""Before a study: ``init`` writes its file, ``demo`` and ``zoo`` bring models, ``doctor`` looks at the machine."""
+"""``demo`` brings models to try, ``doctor`` looks at the machine and at a model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import platform
 import shlex
 import shutil
-import sys
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -17,181 +16,35 @@ import typer
 import potentia
 from potentia.cli.app import app
 from potentia.cli.command import command
-from potentia.cli.option_groups import (
-    JsonOption,
-    ModelNames,
-    OptionalTexts,
-    ProtocolNames,
-    TaskNames,
-)
+from potentia.cli.model_check import check_model
+from potentia.cli.option_groups import Device, OptionalText, OutputOptions
 from potentia.cli.output import console, error_console, print_answer, print_lines
-from potentia.errors import InputError, without_password
-from potentia.extras import Extra, find_missing_packages, is_installed
+from potentia.extras import Extra, find_missing_packages, is_installed, require_extra
 from potentia.values.findings import Table
-
-SMALL_DATASET = 1_000  # examples of one's own; a tenth of fewer is a small test
-
-
-@dataclass(frozen=True, kw_only=True)
-class InitOptions(JsonOption):
-    """The options of ``potentia init``."""
-
-    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="The study file to write.")] = (
-        Path("study.yaml")
-    )
-    models: ModelNames = None
-    tasks: TaskNames = None
-    data: Annotated[
-        OptionalTexts,
-        typer.Option(help="Your own data: files, a folder, or a dataset's name on the hub."),
-    ] = None
-    protocols: ProtocolNames = None
-    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Small caps and one learning rate, for a try.")
-    ] = False
-
-
-@command(app, "init", InitOptions)
-def init(options: InitOptions) -> None:
-    """Write a commented study file; what is not given is asked for on a terminal.
-
-    Examples:
-      potentia init study.yaml --models HuggingFaceTB/SmolLM2-135M EleutherAI/pythia-160m --tasks arc_easy openbookqa
-
-      potentia init mine.yaml --models HuggingFaceTB/SmolLM2-135M --data my-questions.csv --quick
-    """
-    file = options.output
-    if file.exists() and not options.force:
-        raise InputError(f"{file} is there already", hint="give another name, or --force")
-    models = options.models or _ask_for_names(
-        "Models (hub names or folders, parted by spaces)", "--models"
-    )
-    tasks = options.tasks or []
-    data = options.data or []
-    if not tasks and not data:
-        names = _ask_for_names(
-            "Tasks of the harness, or files of your own, parted by spaces", "--tasks or --data"
-        )
-        data = [name for name in names if Path(name).exists()]
-        tasks = [name for name in names if name not in data]
-    protocols = options.protocols or ["direct", "train_before_test"]
-    text = render_study_file(
-        file, models=models, tasks=tasks, data=data, protocols=protocols, quick=options.quick
-    )
-    potentia.files.write_file(file, without_password(text))
-    quoted_file = shlex.quote(str(file))
-    print_answer(
-        options.as_json,
-        {"study": str(file)},
-        f"{file} is written. See what it will cost, then run it:",
-        f"  potentia plan {quoted_file}",
-        f"  potentia run {quoted_file}",
-    )
-
-
-def render_study_file(
-    path: Path,
-    *,
-    models: list[str],
-    tasks: list[str],
-    data: list[str],
-    protocols: list[str],
-    quick: bool,
-) -> str:
-    """Return the text of a study file with comments, after checking that it can be read."""
-    task_entries: list[Any] = [*tasks, *(_describe_own_data(source) for source in data)]
-    study: dict[str, Any] = {
-        "name": path.stem,
-        "models": models,
-        "tasks": task_entries,
-        "protocols": protocols,
-    }
-    setting_lines = [
-        "# caps: {train: 50000, validation: 1000, test: 10000}",
-        "# tuning: {recipe: fair}   # the same for all, its rate searched; or {recipe: paper}",
-    ]
-    if quick:
-        study["caps"] = {"train": 400, "validation": 100, "test": 300}
-        study["tuning"] = {"epochs": 2, "learning_rates": [1e-3]}
-        setting_lines = [
-            f"caps: {_to_yaml(study['caps'])}   # documents of each split at most, for a try",
-            f"tuning: {_to_yaml(study['tuning'])}   # without it: five epochs or more, the rate searched",
-        ]
-    potentia.study.make_study(study)
-    lines = [
-        f"# potentia run {shlex.quote(str(path))}",
-        "#",
-        "# All fields of a study file and their defaults: docs/study.md. What is not written has its default.",
-        f"name: {_to_yaml(path.stem)}",
-        "models:            # hub names, folders, GGUF files; with facts: {name: …, parameters: 135e6, tokens: 2e12}",
-        *(f"  - {_to_yaml(model)}" for model in models),
-        "tasks:             # harness tasks by name, the same in another form (arc_easy:cloze), or your own data",
-        *(f"  - {_to_yaml(entry)}" for entry in task_entries),
-        f"protocols: {_to_yaml(protocols)}   # direct, few_shot:5, train_before_test, adjust",
-        *setting_lines,
-        "# selection: validation   # or tuned, or paper",
-        "# store: potentia.db",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _describe_own_data(source: str) -> dict[str, Any]:
-    """Describe data of one's own, as a study does: where it is, and which of its columns is what."""
-    path = Path(source)
-    if path.exists():
-        own_data = potentia.tasks.UserData(files=(source,))
-        entry: dict[str, Any] = {"name": own_data.label, "file": source}
-    elif source.count("/") == 1 and not path.suffix:
-        own_data = potentia.tasks.UserData(dataset=source)
-        entry = {"name": own_data.label, "dataset": source}
-    else:
-        raise InputError(
-            f"there is no {source}",
-            hint="give a file, a folder, or a dataset of the hub as org/name",
-        )
-    columns = potentia.tasks.guess_columns(own_data)
-    if columns:
-        entry["columns"] = columns
-    examples = own_data.documents_in_one_split() or SMALL_DATASET
-    if examples < SMALL_DATASET:
-        entry["ratios"] = [6, 1, 3]
-    return entry
-
-
-def _ask_for_names(question: str, flag: str) -> list[str]:
-    """Ask on the terminal for names; where there is none, say which flag is missing."""
-    if not sys.stdin.isatty():
-        raise InputError(
-            f"{flag} is missing", hint=f"give {flag}, or run this on a terminal to be asked"
-        )
-    answer: str = typer.prompt(question)
-    return answer.split()
-
-
-def _to_yaml(value: Any) -> str:
-    import yaml
-
-    text: str = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True)
-    return text.removesuffix("...\n").strip()
-
 
 # --- demo and zoo -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class DemoOptions(JsonOption):
+class DemoOptions(OutputOptions):
     """The options of ``potentia demo``."""
 
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Where models, scores and report go.")
+        Path,
+        typer.Option(
+            "--output", "-o", metavar="FOLDER", help="Where models, scores and report go."
+        ),
     ] = Path("potentia-demo")
     full: Annotated[
         bool, typer.Option("--full", help="All sizes and tasks, 264 results: four times as long.")
     ] = False
-    quick: Annotated[bool, typer.Option("--quick", hidden=True, help="The default since 0.4.")] = (
-        False
-    )
+    zoo: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Instead: lay out all models, tasks and ready studies here, to try every method.",
+        ),
+    ] = None
 
     @property
     def usual_duration(self) -> str:
@@ -211,10 +64,16 @@ def demo(options: DemoOptions) -> None:
     The models are tiny and ours; which test each family trained for is planted, so the truth is known.
     Run it again and it is done at once.
 
-    Example: potentia demo
+    Examples:
+      potentia demo
+
+      potentia demo --zoo lab
     """
     from potentia.cli.progress_view import watch_study
 
+    if options.zoo is not None:
+        _lay_out_zoo(options.zoo, options.as_json)
+        return
     study = potentia.lab.demo_study(options.output, full=options.full)
     plan = potentia.run.plan_study(study)
     pending_cells = sum(len(row.pending) for row in plan.rows)
@@ -254,16 +113,6 @@ def demo(options: DemoOptions) -> None:
     raise typer.Exit(result.exit_code)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ZooOptions(JsonOption):
-    """The options of ``potentia zoo``."""
-
-    folder: Annotated[
-        Path,
-        typer.Argument(metavar="FOLDER", help="Where models, tasks, facts and study files go."),
-    ] = Path("lab")
-
-
 ZOO_QUESTIONS = {
     "adjust": "What is having seen a test's form worth, and does the same tuning for all take it away?",
     "checkpoints": "Do scores grow with pretraining?",
@@ -273,19 +122,16 @@ ZOO_QUESTIONS = {
 }
 
 
-@command(app, "zoo", ZooOptions, needs=Extra.RUN)
-def zoo(options: ZooOptions) -> None:
+def _lay_out_zoo(folder: Path, as_json: bool) -> None:
     """Lay out the embedded models, benchmarks and ready studies, to try every method where the truth is planted.
 
     Families of these tiny models saw different test forms in pretraining; two have kept their checkpoints, four have
     an instruct version, seven differ in seed or data alone. Nothing is downloaded.
-
-    Example: potentia zoo lab
     """
-    laboratory = potentia.lab.lay_out_laboratory(options.folder)
+    laboratory = potentia.lab.lay_out_laboratory(folder)
     commands_by_question = laboratory.commands()
     value = {
-        "folder": str(options.folder),
+        "folder": str(folder),
         "models": laboratory.models,
         "tasks": laboratory.tasks,
         "facts": str(laboratory.facts),
@@ -296,13 +142,13 @@ def zoo(options: ZooOptions) -> None:
         f"{laboratory.models} models, {laboratory.tasks} benchmarks, {laboratory.facts.name}"
         f" and {len(laboratory.studies)} studies"
     )
-    lines = [f"{contents} in {options.folder}", ""]
+    lines = [f"{contents} in {folder}", ""]
     for question, commands in commands_by_question.items():
         lines.append(ZOO_QUESTIONS[question])
         lines += [f"  {line}" for line in commands]
         lines.append("")
     lines.append("What each of them found here, and what the truth is: docs/laboratory.md")
-    print_answer(options.as_json, value, *lines)
+    print_answer(as_json, value, *lines)
 
 
 # --- doctor -----------------------------------------------------------------------------------------------------------
@@ -385,13 +231,45 @@ class MissingPart:
     get_it: str
 
 
-@command(app, "doctor", JsonOption)
-def doctor(options: JsonOption) -> None:
-    """Print versions, device, cache folders, whether the hub answers, and what is missing.
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions(OutputOptions):
+    """The options of ``potentia doctor``."""
 
-    Example:
+    model: Annotated[
+        OptionalText,
+        typer.Argument(metavar="[MODEL]", help="A folder, a GGUF file or a name of the Hub."),
+    ] = None
+    device: Device = None
+    dtype: Annotated[
+        OptionalText, typer.Option(metavar="NAME", help="auto, float32, bfloat16, float16.")
+    ] = None
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run the code that the model brings.")
+    ] = False
+
+
+@command(app, "doctor", DoctorOptions)
+def doctor(options: DoctorOptions) -> None:
+    """Look at the machine: versions, device, folders, what is missing; with MODEL, whether it computes correctly.
+
+    A model's scores, texts, gradients and updates are compared with plain transformers' and PEFT's; the exit code is 1
+    where something is off by more than rounding.
+
+    Examples:
       potentia doctor
+
+      potentia doctor ./my-model --dtype bfloat16
     """
+    if options.model is not None:
+        require_extra(Extra.RUN, "checking a model")
+        is_right = check_model(
+            options.model,
+            device=options.device,
+            dtype=options.dtype,
+            trust_remote_code=options.trust_remote_code,
+            as_json=options.as_json,
+        )
+        raise typer.Exit(int(not is_right))
     versions: dict[str, str | None] = {
         "python": platform.python_version(),
         "potentia": potentia.__version__,

@@ -1,4 +1,4 @@
-"""What a store holds and whether it is whole: ``status``, ``serve``, ``store``, ``track``."""
+"""What a store holds and whether it is whole: ``status``, ``serve``, ``store``."""
 
 from __future__ import annotations
 
@@ -9,23 +9,21 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import potentia
+from potentia.cli.adapters import drop_adapters, list_adapters
 from potentia.cli.app import app
 from potentia.cli.command import command
 from potentia.cli.option_groups import (
     DEFAULT_STORE,
     CellOptions,
-    History,
-    JsonOption,
     OptionalText,
+    OutputOptions,
     StoreArgument,
     Yes,
-    read_history,
 )
 from potentia.cli.output import confirm, console, print_answer, print_lines, rows_as_dicts
 from potentia.errors import InputError, without_password
@@ -37,23 +35,23 @@ if TYPE_CHECKING:
     from potentia.store import CellRecord, Store
 
 store_group = typer.Typer(
-    help="A store's upkeep: check it, discard cells, rename and delete studies."
+    help="Change a store: discard results or adapters, rename or delete studies.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
 )
 app.add_typer(store_group, name="store")
 
 StudyArgument = Annotated[str, typer.Argument(metavar="STUDY", help="The study, by name or key.")]
 OneStudy = Annotated[
     OptionalText,
-    typer.Option(
-        help="One study, by name or key; status shows all of them, else it is the one opened last."
-    ),
+    typer.Option(metavar="NAME", help="Only this study, by name or key."),
 ]
 WATCH_SECONDS = 2.0  # between two looks of `status --watch`
 MAX_CELLS_LISTED = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class StatusOptions(JsonOption):
+class StatusOptions(OutputOptions):
     """The options of ``potentia status``."""
 
     store: StoreArgument = DEFAULT_STORE
@@ -62,14 +60,41 @@ class StatusOptions(JsonOption):
         bool,
         typer.Option("--watch", help="Follow it until Ctrl-C; in a pipe, a line a change."),
     ] = False
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Read every result and say what is damaged; exit code 1."),
+    ] = False
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Have the next run replace what is damaged.")
+    ] = False
+    adapters: Annotated[
+        bool, typer.Option("--adapters", help="List the adapters kept, and the disk they take.")
+    ] = False
+
+    def open_store(self) -> Store:
+        """Open the store, to change it only where it is to be repaired."""
+        if self.repair:
+            return _open_existing(self.store)
+        return potentia.store.Store.open(self.store, readonly=True)
 
 
 @command(app, "status", StatusOptions)
 def status(options: StatusOptions) -> None:
-    """Say what a store holds: studies, cells done and failed, rows that run now.
+    """Say what a store holds: studies, results done and failed, what runs now, whether it is damaged.
 
-    Example: potentia status potentia.db --watch
+    Examples:
+      potentia status potentia.db --watch
+
+      potentia status potentia.db --check --repair
+
+      potentia status potentia.db --adapters
     """
+    if options.check or options.repair:
+        _check_store(options)
+        return
+    if options.adapters:
+        list_adapters(options.store, options.study, options.as_json)
+        return
     read_status = partial(potentia.run.read_store_status, options.store, options.study)
     state = read_status()
     if options.study is not None and not state["studies"]:
@@ -188,29 +213,8 @@ def _open_existing(store: str) -> Store:
     return potentia.store.Store.open(store)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckOptions(JsonOption):
-    """The options of ``potentia store check``."""
-
-    store: StoreArgument = DEFAULT_STORE
-    repair: Annotated[
-        bool, typer.Option("--repair", help="Have the next run replace broken cells.")
-    ] = False
-
-    def open_store(self) -> Store:
-        """Open the store, to change it only where it is to be repaired."""
-        if self.repair:
-            return _open_existing(self.store)
-        return potentia.store.Store.open(self.store, readonly=True)
-
-
-@command(store_group, "check", CheckOptions)
-def check(options: CheckOptions) -> None:
-    """Read every cell with its items and say what is not whole; exit code 1 where something is not.
-
-    Example:
-      potentia store check potentia.db --repair
-    """
+def _check_store(options: StatusOptions) -> None:
+    """Read every result with its examples and say what is damaged; exit code 1 where something is."""
     with options.open_store() as store:
         problems = potentia.store.check_store(store)
         if options.repair:
@@ -244,6 +248,9 @@ class DiscardOptions(CellOptions):
     """The options of ``potentia store discard``."""
 
     store: StoreArgument = DEFAULT_STORE
+    adapters: Annotated[
+        bool, typer.Option("--adapters", help="Remove the adapters alone; the scores stay.")
+    ] = False
     yes: Yes = False
 
     def selects(self, cell: CellRecord) -> bool:
@@ -258,11 +265,16 @@ class DiscardOptions(CellOptions):
 
 @command(store_group, "discard", DiscardOptions)
 def discard(options: DiscardOptions) -> None:
-    """Discard cells, with their items and adapters: the next run of their study computes them anew.
+    """Discard results, with their examples and adapters: the next run of their study computes them anew.
 
-    Example:
+    Examples:
       potentia store discard potentia.db --model pythia-70m --task arc_easy --protocol direct --yes
+
+      potentia store discard potentia.db --adapters
     """
+    if options.adapters:
+        drop_adapters(options)
+        return
     if not (options.models or options.tasks or options.protocols):
         raise InputError("name the cells to discard", hint="--model, --task or --protocol")
     with _open_existing(options.store) as store:
@@ -286,7 +298,7 @@ StoreThatExists = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class RenameOptions(JsonOption):
+class RenameOptions(OutputOptions):
     """The options of ``potentia store rename``."""
 
     store: StoreThatExists
@@ -311,7 +323,7 @@ def rename(options: RenameOptions) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeleteOptions(JsonOption):
+class DeleteOptions(OutputOptions):
     """The options of ``potentia store delete``."""
 
     store: StoreThatExists
@@ -347,28 +359,29 @@ def delete(options: DeleteOptions) -> None:
     print_answer(options.as_json, removed, line)
 
 
-# --- board and trackers -----------------------------------------------------------------------------------------------
+# --- board -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeOptions:
-    """The options of ``potentia serve``, which prints nothing that a script would read."""
+class ServeOptions(OutputOptions):
+    """The options of ``potentia serve``."""
 
     store: StoreArgument = DEFAULT_STORE
     host: Annotated[
-        str, typer.Option(help="Address to listen on; any but loopback asks for a token.")
+        str,
+        typer.Option(
+            metavar="ADDRESS", help="Address to listen on; any but loopback asks for a token."
+        ),
     ] = "127.0.0.1"
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8765
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, metavar="N", help="Port; 0 takes a free one.")
+    ] = 8765
     token: Annotated[
         OptionalText,
         typer.Option(
             envvar="POTENTIA_TOKEN", help="Token to ask for; made up where one is needed."
         ),
     ] = None
-    history: History = None
-    open_browser: Annotated[bool, typer.Option("--open", help="Open the board in a browser.")] = (
-        False
-    )
 
 
 @command(app, "serve", ServeOptions)
@@ -385,9 +398,8 @@ def serve(options: ServeOptions) -> None:
     from potentia.show.board.app import bind_listener, browser_address, choose_token
     from potentia.show.board.app import serve_board as run_server
 
-    # What is wrong with the store or the history is said before a server starts.
+    # What is wrong with the store is said before a server starts.
     potentia.store.Store.open(options.store, readonly=True).close()
-    read_history(options.history)
     token = choose_token(options.host, options.token)
     listener = bind_listener(options.host, options.port)
     port = listener.getsockname()[1]
@@ -399,44 +411,4 @@ def serve(options: ServeOptions) -> None:
         )
     print_lines(f"the board of {without_password(options.store)} is at {shown_address}")
     print_lines("it only reads; Ctrl-C stops it", style="dim")
-    if options.open_browser:
-        typer.launch(address_with_token)
-    run_server(options.store, listener, token=token, history=tuple(options.history or ()))
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrackOptions(JsonOption):
-    """The options of ``potentia track``."""
-
-    store: StoreArgument = DEFAULT_STORE
-    to: Annotated[str, typer.Option(help="tensorboard, wandb or mlflow.")] = "tensorboard"
-    study: OneStudy = None
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Where TensorBoard's files go.")
-    ] = Path("potentia-tracks")
-
-
-@command(app, "track", TrackOptions)
-def track(options: TrackOptions) -> None:
-    """Send a study's learning curves and scores to TensorBoard, W&B or MLflow.
-
-    Example: potentia track potentia.db --to tensorboard -o tracks
-    """
-    with potentia.store.Store.open(options.store, readonly=True) as store:
-        study_names = [study.name for study in store.studies.read()]
-        if not study_names:
-            raise InputError(
-                "the store holds no study",
-                where=options.store,
-                hint="run one first: potentia run STUDY",
-            )
-        study = options.study or study_names[0]
-        value_counts = potentia.integrations.send_to_tracker(
-            store, study, to=options.to, folder=options.output
-        )
-    total = sum(value_counts.values())
-    print_answer(
-        options.as_json,
-        {"study": study, "to": options.to, "values": value_counts},
-        f"{total} values of {len(value_counts)} models of {study} sent to {options.to}",
-    )
+    run_server(options.store, listener, token=token)

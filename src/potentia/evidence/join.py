@@ -184,7 +184,8 @@ def join_sources(parts: Sequence[Evidence]) -> Evidence:
     check_alike(
         _tasks_of_sources(parts),
         find_recipe=find_recipe,
-        hint="show them apart, with --apart: scores compare where data, metric and fine-tuning are the same",
+        hint="scores compare where data, metric and fine-tuning are the same;"
+        " to show them apart: apart: true in --columns FILE",
     )
     protocols = in_order({protocol for part in parts for protocol in part.scores})
     scores = {}
@@ -249,7 +250,7 @@ def _union_matrices(matrices: Sequence[ScoreMatrix]) -> ScoreMatrix:
             if (model, task) in cells:
                 raise UnlikeError(
                     f"two sources have a {protocol} score of {model} on {task}",
-                    hint="leave one of the sources out, or add --apart",
+                    hint="leave one of the sources out, or show them apart: apart: true in --columns FILE",
                 )
             cells[model, task] = score
     models = [model for matrix in matrices for model in matrix.models]

@@ -27,7 +27,7 @@ from potentia.facts import (
     separate_tasks,
 )
 from potentia.facts import models as known_models
-from potentia.formats import ColumnHints, read_score_files
+from potentia.formats import ColumnHints, TableDescription, read_score_files
 from potentia.store import Store, StudyRecord
 from potentia.values.protocol import Protocol, TaskName, in_order
 from potentia.values.scores import ScoreMatrix
@@ -75,7 +75,7 @@ class _SourceReader:
         )
         if self.metric is not None and not _names_metrics(file.scores.values()):
             message = f"it does not say which scores are by {self.metric}"
-            raise DataError(message, where=name, hint="leave out --metric")
+            raise DataError(message, where=name, hint="leave out the metric")
         return Evidence(
             source=name,
             title=title,
@@ -102,7 +102,7 @@ def read(
     protocols: Sequence[str] | None = None,
     tasks: Sequence[str] | None = None,
     models: Sequence[str] | None = None,
-    columns: Mapping[str, str] | None = None,
+    columns: Mapping[str, str] | str | Path | None = None,
     lower: Sequence[str] = (),
     scale: Mapping[str, str] | None = None,
     kind: Mapping[str, str] | None = None,
@@ -115,9 +115,10 @@ def read(
     is a CSV of what is known of the models, ``task_facts`` one of the tasks (category, train_size, chance, group), and
     ``protocols``, ``tasks`` and ``models`` narrow what is read. ``task_groups`` is a CSV of tasks and their groups, or
     ``none``: tasks of one group count as one task.
-    ``columns`` says which column of a table is which field, where its names do not: ``{"score": "Accuracy"}``;
-    ``lower``, ``scale`` and ``kind`` say what its columns of scores are: those that are better when lower, whether
-    share, percent, range or unbounded, whether task or text. How a table was read is in ``Evidence.table_layout``.
+    ``columns`` says which column of a table is which field, where its names do not: ``{"score": "Accuracy"}``; or it
+    names a file that describes the scores, as ``--columns`` does. ``lower``, ``scale`` and ``kind`` say what its
+    columns of scores are: those that are better when lower, whether share, percent, range or unbounded, whether task or
+    text. How a table was read is in ``Evidence.table_layout``.
     Sources and studies that cannot be compared are refused; with ``apart`` each group of those that can stands alone:
     the first is returned, the others are its ``apart``.
     """
@@ -126,20 +127,35 @@ def read(
             "no scores are given", hint="name a store, a table or a folder of lm-eval results"
         )
     studies = (study,) if isinstance(study, str) else tuple(study or ())
-    hints = ColumnHints.from_options(lower, scale, kind)
-    reader = _SourceReader(metric=metric, subtasks=subtasks, column_map=columns, hints=hints)
-    if apart:
+    description = _describe_table(columns)
+    reader = _SourceReader(
+        metric=metric or description.metric,
+        subtasks=subtasks or description.subtasks,
+        column_map=description.column_by_field or None,
+        hints=description.hints.merged(ColumnHints.from_options(lower, scale, kind)),
+    )
+    groups_of_tasks = task_groups or description.task_groups
+    if apart or description.apart:
         groups = _read_comparable_groups(sources, studies, reader)
     else:
         groups = [reader.read_sources([(source, studies) for source in sources])]
     narrowed = []
     for evidence in groups:
-        with_facts = _add_facts(evidence, sources, facts, task_facts)
-        if task_groups is not None:
-            with_facts = replace(with_facts, task_groups=_read_groups(task_groups, with_facts))
+        with_facts = _add_facts(evidence, sources, facts, task_facts or description.task_facts)
+        if groups_of_tasks is not None:
+            with_facts = replace(with_facts, task_groups=_read_groups(groups_of_tasks, with_facts))
         part = with_facts.narrowed(protocols=protocols, tasks=tasks, models=models)
         narrowed.append(part.with_blind_twins_apart())
     return replace(narrowed[0], apart=tuple(narrowed[1:]))
+
+
+def _describe_table(columns: Mapping[str, str] | str | Path | None) -> TableDescription:
+    """Return what is said of the scores: by a file, or by a mapping from fields to columns."""
+    if columns is None:
+        return TableDescription()
+    if isinstance(columns, (str, Path)):
+        return TableDescription.from_file(Path(columns).expanduser())
+    return TableDescription(column_by_field=columns)
 
 
 @dataclass
@@ -387,7 +403,7 @@ def _check_studies_alike(store: Store, chosen: Sequence[StudyRecord], metric: st
             store, key_by_name[name], protocol, task
         ),
         where=store.where,
-        hint="choose one: --study {source}; or show them apart: --apart",
+        hint="choose one: --study {source}; or show them apart: apart: true in --columns FILE",
     )
 
 

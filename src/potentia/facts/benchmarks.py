@@ -201,7 +201,7 @@ def chance(
         scored = f"{task} by {measured.plain}" if measured.name else task
         raise InputError(
             f"the score of guessing on {scored} is not known here",
-            hint="give it with --task-facts (a CSV of task and chance), or one number for all such tasks with --chance",
+            hint="give a CSV of task and chance: task_facts: FILE.csv in --columns FILE, or task_facts= in Python",
         )
     if not higher_is_better:
         return 1 - share

@@ -1,12 +1,14 @@
 """What the columns of a foreign table are: metric, direction, scale and kind, each with the reason that decided it.
 
 Names, arrows and values decide, and what they decide is shown (``TableLayout``). Where they do not, the reader is
-asked: ``--lower``, ``--scale`` and ``--kind`` say it, or a file ``scores.columns.yaml`` beside ``scores.csv``:
+asked to describe them in a file, which ``--columns`` names or which lies beside ``scores.csv`` as
+``scores.columns.yaml``:
 
     MT-Bench: {scale: range}
     complaints: {lower: true}
     wiki-2025: {kind: text}
     seconds: {skip: true}
+    Accuracy: {is: score}
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from potentia.errors import DataError, InputError
-from potentia.facts import benchmark
+from potentia.facts import NO_GROUPS, benchmark
 from potentia.values.findings import Finding, Table
 from potentia.values.metric import KINDS, SCALES, Kind, Metric, Scale, known_metric
 
@@ -52,7 +54,10 @@ _ARROWS = re.compile(r"\s*\(?\s*(?:[↓⬇↑⬆]|(?:lower|higher) (?:is )?bette
 _AVERAGE = re.compile(
     r"(avg|average|mean|median|overall|total|macro avg|micro avg)\.?( score| rank)?"
 )
-_OPTIONS = "--lower COLUMN, --scale COLUMN=share|percent|range|unbounded, --kind COLUMN=task|text"
+_OPTIONS = (
+    "--columns FILE, a YAML file with lines such as  COLUMN: {lower: true},"
+    "  COLUMN: {scale: share|percent|range|unbounded},  COLUMN: {kind: task|text}"
+)
 _FIXED_SCALES = ("percent", "unbounded")  # a metric on one of them is never written otherwise
 _FIXED_METRICS = ("mt_bench", "brier_score")
 
@@ -152,7 +157,7 @@ class ColumnHints:
     def from_options(
         cls, lower: Iterable[str], scale: Mapping[str, str] | None, kind: Mapping[str, str] | None
     ) -> ColumnHints:
-        """Take what ``--lower``, ``--scale`` and ``--kind`` say."""
+        """Take what the arguments ``lower``, ``scale`` and ``kind`` of ``potentia.read`` say."""
         words: dict[str, dict[str, Any]] = {column: {"lower": True} for column in lower}
         for column, value in (scale or {}).items():
             words.setdefault(column, {})["scale"] = value
@@ -163,29 +168,12 @@ class ColumnHints:
     @classmethod
     def read_beside(cls, path: Path) -> ColumnHints:
         """Read ``scores.columns.yaml`` where it lies beside ``scores.csv``."""
-        from potentia.files import read_yaml
-
         if not path.name:  # the folder that one is in
             return cls()
         file = path.with_name(f"{path.stem}.columns.yaml")
         if not file.is_file():
             return cls()
-        content, _ = read_yaml(file, what="the file of columns")
-        if not _is_object_of_objects(content):
-            raise DataError(
-                "this says nothing of columns",
-                where=str(file),
-                hint="such as  MT-Bench: {scale: range}",
-            )
-        for column, words in content.items():
-            unknown_words = sorted(map(str, words.keys() - set(HINT_WORDS)))
-            if unknown_words:
-                raise DataError(
-                    f"unknown word {unknown_words[0]!r} of {column}",
-                    where=str(file),
-                    hint=f"one of: {', '.join(HINT_WORDS)}",
-                )
-        return cls.from_words({str(column): words for column, words in content.items()})
+        return TableDescription.from_file(file).hints
 
     def merged(self, other: ColumnHints) -> ColumnHints:
         """Return what both say; the other wins."""
@@ -206,10 +194,98 @@ class ColumnHints:
             raise DataError(f"no column {column!r}", where=where, hint=hint)
 
 
-def _is_object_of_objects(content: Any) -> bool:
-    if not isinstance(content, dict):
-        return False
-    return all(isinstance(value, dict) for value in content.values())
+_FIELD_WORD = "is"  # Accuracy: {is: score}
+
+
+@dataclass(frozen=True)
+class TableDescription:
+    """What a file says of the scores to be read: of all of them, and of single columns.
+
+    A line with a plain value is about all scores (``metric: acc``), one with an object about a column.
+    """
+
+    hints: ColumnHints = ColumnHints()
+    column_by_field: Mapping[str, str] = field(default_factory=dict)  # score → Accuracy
+    metric: str | None = None
+    task_facts: str | None = None
+    task_groups: str | None = None  # a CSV of task and group, or none
+    apart: bool = False
+    subtasks: bool = False
+    protocol: str | None = None
+    short_names: bool = False
+    study: str | None = None  # what the scores are called in a store
+
+    @classmethod
+    def from_file(cls, file: Path) -> TableDescription:
+        """Read and check such a file."""
+        from potentia.files import read_yaml
+
+        content, _ = read_yaml(file, what="the file of columns")
+        if not isinstance(content, dict) or not content:
+            raise DataError(
+                "this says nothing of columns",
+                where=str(file),
+                hint="such as  MT-Bench: {scale: range}",
+            )
+        words_by_column = {}
+        settings: dict[str, Any] = {}
+        for name, value in content.items():
+            if isinstance(value, dict):
+                words_by_column[str(name)] = value
+            else:
+                settings[str(name)] = _check_setting(str(name), value, file)
+        column_by_field = {}
+        for column, words in words_by_column.items():
+            _check_words(column, words, file)
+            if _FIELD_WORD in words:
+                column_by_field[str(words[_FIELD_WORD])] = column
+        hint_words = {
+            column: {word: value for word, value in words.items() if word != _FIELD_WORD}
+            for column, words in words_by_column.items()
+            if words.keys() - {_FIELD_WORD}
+        }
+        return cls(ColumnHints.from_words(hint_words), column_by_field, **settings)
+
+
+_SETTING_TYPES: Mapping[str, type] = {
+    "metric": str,
+    "task_facts": str,
+    "task_groups": str,
+    "apart": bool,
+    "subtasks": bool,
+    "protocol": str,
+    "short_names": bool,
+    "study": str,
+}
+
+
+def _check_setting(name: str, value: Any, file: Path) -> Any:
+    """Return a setting for all scores; a path is taken from the folder of the file."""
+    if name not in _SETTING_TYPES:
+        raise DataError(
+            f"unknown setting {name!r}",
+            where=str(file),
+            hint=f"of all scores: {', '.join(_SETTING_TYPES)}; of a column:  {name}: {{scale: percent}}",
+        )
+    if not isinstance(value, _SETTING_TYPES[name]):
+        kind = "true or false" if _SETTING_TYPES[name] is bool else "text"
+        raise DataError(f"{name} is {value!r}, not {kind}", where=str(file))
+    is_path = name == "task_facts" or (name == "task_groups" and value != NO_GROUPS)
+    if is_path:
+        return str(file.parent / str(value))
+    return value
+
+
+def _check_words(column: str, words: Mapping[Any, Any], file: Path) -> None:
+    """Refuse unknown words about a column."""
+    known_words = (*HINT_WORDS, _FIELD_WORD)
+    unknown_words = sorted(map(str, words.keys() - set(known_words)))
+    if unknown_words:
+        raise DataError(
+            f"unknown word {unknown_words[0]!r} of {column}",
+            where=str(file),
+            hint=f"one of: {', '.join(known_words)}",
+        )
 
 
 @dataclass(frozen=True)
@@ -367,7 +443,7 @@ def _is_ambiguous(facts: _ColumnFacts, higher_is_better: bool | None) -> bool:
 def _ambiguous_column(name: str, facts: _ColumnFacts, where: str) -> DataError:
     if facts.low >= 0 and facts.high <= 10:
         doubt = "may be per cent or a rating"
-        options = f": --scale '{name}=percent' or --scale '{name}=range'"
+        options = f":  {name}: {{scale: percent}}  or  {name}: {{scale: range}}  in --columns FILE"
     else:
         doubt = "does not say which way is better, and on what scale"
         options = f" with {_OPTIONS}"

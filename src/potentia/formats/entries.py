@@ -120,7 +120,7 @@ def _check_comparable(first: ScoreEntry, entry: ScoreEntry, where: str) -> None:
         raise DataError(
             f"the scores of {entry.task} cannot be compared: different {differences[0]}{places}",
             where=where,
-            hint="use one metric (--metric NAME), or give the two different benchmark names",
+            hint="use one metric (metric: NAME in --columns FILE), or give the two different benchmark names",
         )
 
 
@@ -212,7 +212,7 @@ def entries_from_rows(
             raise DataError(
                 f"{model} has {first.metric} on {task}, where others have {main}",
                 where=f"{where}, {first.place}, column metric",
-                hint=f"choose one metric for all: --metric {first.metric}",
+                hint=f"choose one metric for all: metric: {first.metric} in --columns FILE",
             )
         for chosen_row in chosen_rows:
             yield _entry_from_row(chosen_row, protocol, model, task, where)

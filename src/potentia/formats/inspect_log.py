@@ -34,7 +34,7 @@ def read_inspect_log(content: dict[str, object], where: str, *, metric: str | No
         is_headline = headline.get_value("score") in (None, score.get_value("name"))
         if isinstance(metric_name, str) and metric_name in metrics.content and is_headline:
             return _read_score(log, score, metric_name)
-    hint = "leave out --metric to take the headline"
+    hint = "leave out the metric to take the headline"
     raise DataError("the log has no such metric", where=where, hint=hint)
 
 

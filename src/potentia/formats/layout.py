@@ -1,8 +1,9 @@
 """What the columns of a score table mean: one score a row, or models × tasks as leaderboards are.
 
 Names are matched in any case and with the synonyms that people use (``Model``, ``Dataset``, ``Accuracy``); what cannot
-be guessed is said with ``--map score=Accuracy``. A wide table has one row per model, or one row per task; what its
-numbers are is decided column by column (``columns``). Averages, ranks and facts of models are left out, and said.
+be guessed is said with ``Accuracy: {is: score}`` in a file of columns. A wide table has one row per model, or one row
+per task; what its numbers are is decided column by column (``columns``). Averages, ranks and facts of models are left
+out, and said.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ def read_score_rows(
         f"the column {', '.join(missing)} is missing; the file has: {there}",
         where=table.where,
         hint="one score a row needs model, benchmark and score (protocol, stderr, n may follow); a wide table needs a "
-        "column of models and numbers beside it; say what is what with --map score=COLUMN",
+        "column of models and numbers beside it; say what is what in --columns FILE:  COLUMN: {is: score}",
     )
 
 
@@ -163,7 +164,7 @@ def _find_columns(table: RawTable, column_map: Mapping[str, str]) -> dict[str, s
         raise DataError(
             f"{' and '.join(score_columns)} could each be the score",
             where=table.where,
-            hint=f"--map score={score_columns[0]}",
+            hint=f"in --columns FILE:  {score_columns[0]}: {{is: score}}",
         )
     columns: dict[str, str] = {}
     for field, names in candidates.items():
@@ -180,7 +181,9 @@ def _find_columns(table: RawTable, column_map: Mapping[str, str]) -> dict[str, s
 def _check_column_map(table: RawTable, column_map: Mapping[str, str]) -> None:
     for field, column in column_map.items():
         if field not in FIELDS:
-            raise DataError(f"--map knows no {field!r}", hint=f"map one of: {', '.join(FIELDS)}")
+            raise DataError(
+                f"no field {field!r} of a score table", hint=f"one of: {', '.join(FIELDS)}"
+            )
         if column not in table.columns:
             raise DataError(
                 f"no column {column!r} to map to {field}",

@@ -60,16 +60,16 @@ class Laboratory:
         lab_models = zoo.models("lab")
         mixes = " ".join(model.name for model in lab_models if model.mix != "ordinary")
         seeds = " ".join(model.name for model in lab_models if model.mix == "ordinary")
-        test_task = f"potentia analyze test-task {store} --exposed --chance 0.25 --study"
+        test_task = f"potentia papers test-task {store} --group exposed --chance 0.25 --study"
         analyses = {
             "adjust": f"{test_task} adjust --facts {self.facts}",
             "treatment": f"{test_task} treatment",
             "checkpoints": f"potentia analyze checkpoints {store} --study checkpoints-direct checkpoints-tuned"
             " --baseline direct",
-            "consistency": f"potentia analyze consistency {store} --study consistency-direct consistency-tuned"
+            "consistency": f"potentia analyze checkpoints {store} --study consistency-direct consistency-tuned"
             " --protocols direct train_before_test --baseline direct --instruct-by same",
-            "robustness": f"potentia analyze proxy {store} --study robustness --target both --protocol adjust"
-            f" --normalise feature --top 2 --data-group {mixes} --seed-group {seeds}",
+            "robustness": f"potentia papers proxy {store} --study robustness --target both --protocol adjust"
+            f" --data-group {mixes} --seed-group {seeds}",
         }
         runs: dict[str, list[str]] = {}
         for name, path in self.studies.items():

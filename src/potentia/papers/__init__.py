@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from potentia.papers.base_models.ablation import find_ablation
     from potentia.papers.base_models.consistency import find_consistency
-    from potentia.papers.base_models.options import StabilityOptions
     from potentia.papers.base_models.reproduction import reproduce_bose
     from potentia.papers.base_models.stability import find_stability
     from potentia.papers.proxy_tasks.analysis import find_proxies
@@ -23,9 +22,7 @@ if TYPE_CHECKING:
     from potentia.papers.train_before_test.reproduction import reproduce_train_before_test
 
 ENTRY_POINTS = {
-    "analysis.checkpoints": "potentia.papers.base_models.extension:STABILITY_ANALYSIS",
-    "analysis.consistency": "potentia.papers.base_models.extension:CONSISTENCY_ANALYSIS",
-    "analysis.ablation": "potentia.papers.base_models.extension:ABLATION_ANALYSIS",
+    "analysis.checkpoints": "potentia.papers.base_models.extension:CHECKPOINT_ANALYSIS",
     "analysis.exposure": "potentia.papers.task_training.extension:EXPOSURE_ANALYSIS",
     "analysis.test-task": "potentia.papers.task_training.extension:TEST_TASK_ANALYSIS",
     "analysis.proxy": "potentia.papers.proxy_tasks.extension:PROXY_ANALYSIS",
@@ -47,7 +44,6 @@ _MODULE_OF_NAME = {
     "find_ablation": "base_models.ablation",
     "find_consistency": "base_models.consistency",
     "find_stability": "base_models.stability",
-    "StabilityOptions": "base_models.options",
     "reproduce_bose": "base_models.reproduction",
     "ProxyOptions": "proxy_tasks.options",
     "find_proxies": "proxy_tasks.analysis",

@@ -81,13 +81,13 @@ def load_items(folder: Path, cell_key: str, choose: ChooseItems | None = None) -
             for doc_id, value, prediction, gold, detail, cluster in zip(*columns, strict=True)
         ]
     except FileNotFoundError:
-        hint = "keep the .items folder beside the database when you move it; or potentia store check --repair"
+        hint = "keep the .items folder beside the database when you move it; or potentia status --check --repair"
         raise DamagedItemsError(
             "the items of this cell are missing", where=str(path), hint=hint
         ) from None
     except _UNREADABLE as error:
         message = f"the items of this cell cannot be read: {first_line(error)}"
-        hint = "potentia store check --repair; the next run of its study computes the cell anew, and replaces it"
+        hint = "potentia status --check --repair; the next run of its study computes the cell anew, and replaces it"
         raise DamagedItemsError(message, where=str(path), hint=hint) from error
 
 

@@ -125,7 +125,7 @@ class Scores(PatientPart):
                 raise DataError(
                     f"{task} has two kinds of scores: {what} {one} and {other}",
                     where=self.database.where,
-                    hint="choose one metric for all: --metric NAME",
+                    hint="choose one metric for all: metric: NAME in --columns FILE",
                 )
 
     def read_measures(

@@ -242,13 +242,31 @@ def _describe_unknown_key(path: FieldPath) -> str:
 def _find_flag(path: FieldPath, flags: Mapping[str, Any]) -> str | None:
     """Return the flag that gave the value of this field; None where none did."""
     flags_below: Any = flags
-    for part in path:
+    for position, part in enumerate(path):
         if not isinstance(flags_below, Mapping) or part not in flags_below:
             return None
         flags_below = flags_below[part]
         if not isinstance(flags_below, Mapping):
-            return f"--{str(part).replace('_', '-')}"
+            return _name_flag(path[: position + 1])
     return None
+
+
+_FIELDS_WITH_FLAG = {
+    "models",
+    "tasks",
+    "protocols",
+    "drop_bad_rows",
+    "data_dir",
+    "store",
+    "device",
+}
+
+
+def _name_flag(path: FieldPath) -> str:
+    """Return how the command line gives a field: by a flag of its own, or by ``--set``."""
+    if path[0] in _FIELDS_WITH_FLAG:
+        return f"--{str(path[0]).replace('_', '-')}"
+    return f"--set {'.'.join(map(str, path))}"
 
 
 def _fields_at(path: FieldPath) -> list[str]:

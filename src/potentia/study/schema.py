@@ -433,7 +433,7 @@ class Study(Strict):
     adjust: Adjust | None = Field(None, description="the auxiliary data of the protocol `adjust`")
     only: tuple[Wanted, ...] | None = Field(
         None,
-        description="tune these cells alone, as `potentia plan --budget` writes them; all where absent",
+        description="tune these cells alone, as `potentia run --dry-run --budget` writes them; all where absent",
     )
     treat: Treat | None = Field(
         None, description="show some models test tasks before the study, on purpose"

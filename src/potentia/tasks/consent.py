@@ -1,4 +1,4 @@
-"""What a task definition may do without the user's consent (``--allow-code``, or ``POTENTIA_ALLOW_CODE=1``).
+"""What a task definition may do without the user's consent (``--allow code``, or ``POTENTIA_ALLOW_CODE=1``).
 
 A definition can name functions (``!function``), data that a function makes, metrics that are fetched and run, and
 pickled data. From a user's file these count only with consent. Being part of lm-eval makes no function safe: some
@@ -31,7 +31,7 @@ Definition = dict[str, Any]
 """A task's configuration as lm-eval reads it."""
 
 UNSAFE = "unsafe_code"
-CONSENT_HINT = "read it, then allow it: --allow-code, or POTENTIA_ALLOW_CODE=1 in the environment"
+CONSENT_HINT = "read it, then allow it: --allow code, or POTENTIA_ALLOW_CODE=1 in the environment"
 MOST_REPEATS = 1_000
 
 
@@ -100,7 +100,7 @@ def check_stock_consent(path: Path, name: str | None = None) -> None:
     reasons += [f"it would run {', '.join(runs[:3])}"] if runs else []
     raise TaskError(
         f"{name or definition.get('task')} executes what a model writes: {'; '.join(reasons)}",
-        hint="a model can write any program; allow it only where that may run: --allow-code, or "
+        hint="a model can write any program; allow it only where that may run: --allow code, or "
         "POTENTIA_ALLOW_CODE=1 in the environment",
     )
 

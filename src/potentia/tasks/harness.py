@@ -248,7 +248,7 @@ def _make_limited_filter(make: Callable[[], Any]) -> Any:
         made_filter.regex = _LimitedPattern(made_filter.regex_pattern)
     if getattr(made_filter, "regexes_to_ignore", None) and not is_allowed(CODE):
         raise TaskError(
-            "a filter with regexes_to_ignore needs --allow-code; a metric may have them"
+            "a filter with regexes_to_ignore needs --allow code; a metric may have them"
         )
     return made_filter
 

@@ -73,7 +73,7 @@ class AnalysisOutput:
 
 @dataclass(frozen=True)
 class AnalysisCommand(Generic[OptionsT]):
-    """A command ``potentia analyze NAME``; the docstring of ``analyze`` is its help.
+    """A command ``potentia analyze NAME``, or of another group; the docstring of ``analyze`` is its help.
 
     ``analyze`` gets the evidence, read as the common options say, and the command's own options. An own option with
     the name of a common one takes its place. ``needs_store``: no table of scores can answer, so the options that say
@@ -83,6 +83,7 @@ class AnalysisCommand(Generic[OptionsT]):
     analyze: Callable[[Evidence, OptionsT], AnalysisOutput]
     options: type[OptionsT]
     needs_store: bool = False
+    group: str = "analyze"
 
 
 # --- report sections -------------------------------------------------------------------------------------------------
@@ -132,7 +133,7 @@ class ReportSection:
 
 @dataclass(frozen=True)
 class ReproductionRequest:
-    """What ``potentia reproduce`` was given: files, a folder of evaluations, and how often to resample."""
+    """What ``potentia papers reproduce`` was given: files, a folder of evaluations, and how often to resample."""
 
     files: tuple[str, ...]
     evaluations: Path | None = None
@@ -141,7 +142,7 @@ class ReproductionRequest:
 
 @dataclass(frozen=True)
 class PaperReproduction:
-    """A paper for ``potentia reproduce NAME``: the files that it takes, and the numbers printed beside ours."""
+    """A paper for ``potentia papers reproduce NAME``: the files that it takes, and the numbers printed beside ours."""
 
     reproduce: Callable[[ReproductionRequest], Finding]
     files: tuple[str, ...] = ()  # what the help calls them

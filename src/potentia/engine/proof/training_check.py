@@ -179,7 +179,7 @@ def _first_right_form(
     reason = list(refusals.values())[-1].reason
     raise TuningError(
         f"{type(model).__name__} cannot be tuned here: {reason}",
-        hint="potentia models check MODEL shows the distances; name other layers with `targets`",
+        hint="potentia doctor MODEL shows the distances; name other layers with `targets`",
     )
 
 

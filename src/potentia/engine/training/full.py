@@ -192,7 +192,7 @@ def check_full(
             "%s: full tuning is not run as %s: %s", type(model).__name__, form.words, reason
         )
     raise TuningError(
-        f"{type(model).__name__} cannot be tuned here: {reason}", hint="potentia models check MODEL"
+        f"{type(model).__name__} cannot be tuned here: {reason}", hint="potentia doctor MODEL"
     )
 
 

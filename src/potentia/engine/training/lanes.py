@@ -121,7 +121,7 @@ class LaneTrainer(Trainer):
         if refused.form == FORMS[-1]:
             raise TuningError(
                 f"{type(self.model).__name__} cannot be tuned here: {refusal.reason}",
-                hint="potentia models check MODEL shows the distances",
+                hint="potentia doctor MODEL shows the distances",
             )
         self._remove_adapters()
         with spending("check"):

@@ -15,11 +15,7 @@ from potentia.analysis.registration import (
     SectionRequest,
 )
 from potentia.errors import InputError
-from potentia.papers.base_models.options import (
-    AblationOptions,
-    ConsistencyOptions,
-    StabilityOptions,
-)
+from potentia.papers.base_models.options import CheckpointOptions
 from potentia.values.findings import Finding
 from potentia.values.protocol import TaskName
 
@@ -32,35 +28,57 @@ if TYPE_CHECKING:
 FindingT = TypeVar("FindingT", bound=Finding)
 
 
-def analyze_stability(evidence: Evidence, options: StabilityOptions) -> AnalysisOutput:
-    """Say how stably scores grow with pretraining: tau with steps, and the smallest gap each benchmark resolves.
+def analyze_checkpoints(evidence: Evidence, options: CheckpointOptions) -> AnalysisOutput:
+    """Say whether a pretraining run improves, how stably, and whether base models keep their order as instruct models.
+
+    It prints what the scores can answer: the course of each run and its stability where there are checkpoints, the
+    order of base and instruct models where there are pairs, and which way of asking is best where there are several.
 
     Examples:
       potentia analyze checkpoints potentia.db --baseline direct
 
       potentia analyze checkpoints scores.csv --steps steps.csv --tasks arc_easy --json
+
+      potentia analyze checkpoints scores.csv --pairs pairs.csv
     """
-    from potentia.analysis.checkpoints import read_checkpoints
+    findings: dict[str, Finding] = {}
+    problems: list[InputError] = []
+    for analyze in (_analyze_stability, _analyze_consistency):
+        try:
+            findings |= analyze(evidence, options)
+        except InputError as error:
+            problems.append(error)
+    if options.steps is not None and "stability" not in findings:
+        raise problems[0]
+    if options.pairs is not None and "consistency" not in findings:
+        raise problems[-1]
+    if "ablation" not in findings:
+        try:
+            findings |= _analyze_ablation(evidence)
+        except InputError as error:
+            problems.append(error)
+    if not findings:
+        raise problems[0]
+    return AnalysisOutput(findings)
+
+
+def _analyze_stability(evidence: Evidence, options: CheckpointOptions) -> dict[str, Finding]:
+    from potentia.analysis.checkpoints import find_training, read_checkpoints
     from potentia.papers.base_models.stability import find_stability
 
     checkpoints = None
-    unit = options.unit
+    unit = None
     if options.steps is not None:
-        checkpoints, unit = read_checkpoints(options.steps, unit)
-    stability = find_stability(
-        evidence, checkpoints, unit=unit, baseline=options.baseline, power=options.power
-    )
-    return AnalysisOutput({"stability": stability})
+        checkpoints, unit = read_checkpoints(options.steps, None)
+    findings: dict[str, Finding] = {}
+    stability = find_stability(evidence, checkpoints, unit=unit, baseline=options.baseline)
+    if checkpoints is None:
+        findings["training"] = find_training(evidence)
+    findings["stability"] = stability
+    return findings
 
 
-def analyze_consistency(evidence: Evidence, options: ConsistencyOptions) -> AnalysisOutput:
-    """Say whether better base models become better instruct models, by every method; rank the methods.
-
-    Examples:
-      potentia analyze consistency potentia.db --baseline instruct
-
-      potentia analyze consistency scores.csv --pairs pairs.csv --instruct-by same --json
-    """
+def _analyze_consistency(evidence: Evidence, options: CheckpointOptions) -> dict[str, Finding]:
     from potentia.analysis.checkpoints import read_pairs
     from potentia.papers.base_models.consistency import find_consistency
 
@@ -68,25 +86,16 @@ def analyze_consistency(evidence: Evidence, options: ConsistencyOptions) -> Anal
     result = find_consistency(
         evidence, pairs, instruct_by=options.instruct_by, baseline=options.baseline
     )
-    return AnalysisOutput(result.named())
+    return dict(result.named())
 
 
-def analyze_ablation(evidence: Evidence, options: AblationOptions) -> AnalysisOutput:
-    """Rank the methods (protocols and prompt forms) in every cell of model and benchmark.
-
-    Examples:
-      potentia analyze ablation potentia.db --tasks gsm8k
-
-      potentia analyze ablation scores.csv --models Llama-3.1-8B Qwen2.5-7B --json
-    """
+def _analyze_ablation(evidence: Evidence) -> dict[str, Finding]:
     from potentia.papers.base_models.ablation import find_ablation
 
-    return AnalysisOutput({"ablation": find_ablation(evidence, options.models)})
+    return {"ablation": find_ablation(evidence)}
 
 
-STABILITY_ANALYSIS = AnalysisCommand(analyze_stability, StabilityOptions)
-CONSISTENCY_ANALYSIS = AnalysisCommand(analyze_consistency, ConsistencyOptions)
-ABLATION_ANALYSIS = AnalysisCommand(analyze_ablation, AblationOptions)
+CHECKPOINT_ANALYSIS = AnalysisCommand(analyze_checkpoints, CheckpointOptions)
 
 
 # --- report sections -------------------------------------------------------------------------------------------------

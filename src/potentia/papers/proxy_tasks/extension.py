@@ -25,17 +25,15 @@ def analyze_proxies(evidence: Evidence, options: ProxyCommandOptions) -> Analysi
     """Choose proxy tasks for a target, weigh them, predict, and test the prediction against perplexity's.
 
     Examples:
-      potentia analyze proxy scores.csv --target gsm8k --protocol train_before_test
+      potentia papers proxy scores.csv --target gsm8k --protocol train_before_test
 
-      potentia analyze proxy potentia.db --target gsm8k --candidates arc_easy boolq --early run@1000 run@2000
+      potentia papers proxy potentia.db --target gsm8k --candidates arc_easy boolq
 
-      potentia analyze proxy potentia.db --target t_eval --on base --pair-file pairs.csv --families
+      potentia papers proxy potentia.db --target t_eval --pairs pairs.csv
     """
-    from potentia.evidence import read
     from potentia.papers.proxy_tasks.analysis import find_proxies
 
-    truth = read(options.truth) if options.truth is not None else None
-    result = find_proxies(evidence, _analysis_options(evidence, options), truth)
+    result = find_proxies(evidence, _analysis_options(evidence, options))
     return AnalysisOutput(result.named(), remarks=result.problems)
 
 
@@ -53,7 +51,7 @@ def _analysis_options(evidence: Evidence, options: ProxyCommandOptions) -> Proxy
     return ProxyOptions(**values)
 
 
-PROXY_ANALYSIS = AnalysisCommand(analyze_proxies, ProxyCommandOptions)
+PROXY_ANALYSIS = AnalysisCommand(analyze_proxies, ProxyCommandOptions, group="papers")
 
 
 def find_proxy_content(request: SectionRequest) -> SectionContent | None:

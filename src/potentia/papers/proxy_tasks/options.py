@@ -1,4 +1,4 @@
-"""What ``potentia analyze proxy`` can be asked."""
+"""What ``potentia papers proxy`` can be asked."""
 
 from __future__ import annotations
 
@@ -27,41 +27,22 @@ class ProxyOptions:
     )
     protocol: str = "direct"
     corpora: tuple[str, ...] | None = None  # rivals; all texts to predict where absent
-    correlation: str = command_option(
-        "kendall, spearman, pearson, or auto: what algorithm 1 chooses.", "kendall"
-    )
-    normalise: str = command_option(
-        "both (tasks, then models), feature (tasks only), or none.", "both"
-    )
-    top: int | None = command_option(
-        "t of algorithm 1, top tasks compared; 10, or half of the candidates.", minimum=1
-    )
-    sampled: tuple[int, ...] = command_option(
-        "n of algorithm 1, models in a sample; else the paper's 6, 8, 10.", (), minimum=3
-    )
-    rounds: tuple[int, ...] = command_option(
-        "k of algorithm 1, samples; else the paper's 25 (and 15, 35).", (), minimum=2
-    )
+    correlation: str = "kendall"  # spearman, pearson, or auto: what algorithm 1 chooses
+    normalise: str = "both"  # tasks, then models; feature: tasks only; none
+    top: int | None = None  # t of algorithm 1, top tasks compared; 10, or half of the candidates
+    sampled: tuple[int, ...] = ()  # n of algorithm 1, models in a sample; else the paper's 6, 8, 10
+    rounds: tuple[int, ...] = ()  # k of algorithm 1, samples; else the paper's 25 (and 15, 35)
     keep: int | None = None  # proxies at most
     data_group: tuple[str, ...] = command_option("Small models trained on different data.", ())
     seed_group: tuple[str, ...] = command_option("Small models that differ in their seed only.", ())
-    early: tuple[str, ...] = command_option("Models to predict, such as early checkpoints.", ())
-    min_relevance: float = command_option("Keep candidates with a relevance above this.", 0.0)
-    min_robustness: float = command_option(
-        "Keep candidates with a variance ratio of at least this.", 1.0
-    )
-    weigh: str = command_option("f(R): sigmoid, log, or none.", "sigmoid")
-    steepness: float = command_option("k of the sigmoid 1/(1+exp(-kR)).", 1.0, minimum=0.0)
-    on: str = command_option(
-        "base: candidates on base models, target on their chat versions; chat: both on these; same.",
-        "same",
-    )
-    pairs: bool | Mapping[str, str] = command_option(  # base → chat; True: by studies and facts
-        "Compare choosing and scoring on base and chat models.", False, "--pairs/--no-pairs"
-    )
-    families: bool = command_option(
-        "Keep a model family on one side of every split.", False, "--families/--no-families"
-    )
+    early: tuple[str, ...] = ()  # models to predict, such as early checkpoints
+    min_relevance: float = 0.0  # candidates with a relevance above this count
+    min_robustness: float = 1.0  # and with a variance ratio of at least this
+    weigh: str = "sigmoid"  # f(R): sigmoid, log, or none
+    steepness: float = 1.0  # k of the sigmoid 1/(1+exp(-kR))
+    on: str = "same"  # base: candidates on base models, target on their chat versions; chat: both on these
+    pairs: bool | Mapping[str, str] = False  # base → chat; True: by studies and facts
+    families: bool = False  # keep a model family on one side of every split
     splits: int = 200
 
     def __post_init__(self) -> None:
@@ -69,7 +50,7 @@ class ProxyOptions:
             value = getattr(self, name)
             if value not in choices:
                 raise InputError(
-                    f"no {kind} {value!r}", hint=f"--{name} is one of: {', '.join(choices)}"
+                    f"no {kind} {value!r}", hint=f"{name} is one of: {', '.join(choices)}"
                 )
 
 
@@ -77,9 +58,6 @@ class ProxyOptions:
 class ProxyCommandOptions(ProxyOptions):
     """What the command takes besides: files."""
 
-    truth: Path | None = command_option(
-        "Scores of the early models later on, in the same names: a store or table."
-    )
     pair_file: Path | None = command_option(
-        "CSV with the columns base and instruct; else by studies and facts."
+        "Compare base with chat models: a CSV with the columns base and instruct.", None, "--pairs"
     )

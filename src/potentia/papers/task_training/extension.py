@@ -15,7 +15,11 @@ from potentia.analysis.registration import (
     SectionRequest,
 )
 from potentia.errors import InputError, PotentiaError
-from potentia.papers.task_training.options import ExposureOptions, TestTaskOptions
+from potentia.papers.task_training.options import (
+    ExposureOptions,
+    TestTaskCommandOptions,
+    TestTaskOptions,
+)
 from potentia.values.findings import Finding
 from potentia.values.protocol import ADJUST
 
@@ -24,29 +28,28 @@ if TYPE_CHECKING:
     from potentia.papers.task_training.analysis import TestTaskFindings
 
 
-def analyze_test_task(evidence: Evidence, options: TestTaskOptions) -> AnalysisOutput:
+def analyze_test_task(evidence: Evidence, options: TestTaskCommandOptions) -> AnalysisOutput:
     """Ask what a group of models has more at equal compute, before and after all were tuned on the same task data.
 
     Examples:
-      potentia analyze test-task potentia.db --before direct --after adjust --since 2023-11
+      potentia papers test-task potentia.db --protocols direct adjust --group 2023-11
 
-      potentia analyze test-task scores.csv --facts models.csv --column language --value en+cn --json
+      potentia papers test-task scores.csv --facts models.csv --group language=en+cn --json
 
-      potentia analyze test-task potentia.db --metric brier_score --figures figures
-
-      potentia analyze test-task lab/potentia.db --facts lab/facts.csv --exposed --chance 0.25
+      potentia papers test-task lab/potentia.db --facts lab/facts.csv --group exposed --chance 0.25
     """
     from potentia.papers.task_training.analysis import find_test_task
 
-    result = find_test_task(evidence, options)
+    analysis_options = options.analysis_options()
+    result = find_test_task(evidence, analysis_options)
     findings = result.named()
     is_divided = any("adjustment" in by_name for by_name in result.tasks.values())
-    asks_for_division = bool(options.since or options.column)
+    asks_for_division = bool(analysis_options.since or analysis_options.column)
     if not findings or (asks_for_division and not is_divided):
         raise InputError(
             "; ".join(result.problems),
             where=evidence.source,
-            hint="give what is missing with --facts, --task-facts, --chance, --since or --column",
+            hint="give what is missing with --facts, --columns, --chance or --group",
         )
     return AnalysisOutput(findings, remarks=result.problems)
 
@@ -67,7 +70,7 @@ def analyze_exposure(evidence: Evidence, options: ExposureOptions) -> AnalysisOu
     return AnalysisOutput({"signs": exposure}, remarks=(*exposure.left_out, *exposure.sentences()))
 
 
-TEST_TASK_ANALYSIS = AnalysisCommand(analyze_test_task, TestTaskOptions)
+TEST_TASK_ANALYSIS = AnalysisCommand(analyze_test_task, TestTaskCommandOptions, group="papers")
 EXPOSURE_ANALYSIS = AnalysisCommand(analyze_exposure, ExposureOptions, needs_store=True)
 
 

@@ -1,4 +1,4 @@
-"""``potentia init``: a study file to start from."""
+"""``potentia run --save``: a study file to start from."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from potentia.run import plan_study
 from potentia.study import read_study
 
 
-def init(*arguments: str) -> str:
-    result = CliRunner().invoke(app, ["init", *arguments])
+def save(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["run", "--save", *arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output
@@ -25,7 +25,7 @@ def init(*arguments: str) -> str:
 
 def test_flags_make_a_study_that_can_be_read(tmp_path: Path) -> None:
     out = tmp_path / "s.yaml"
-    told = init(
+    told = save(
         str(out),
         "--models",
         "org/a",
@@ -42,9 +42,7 @@ def test_flags_make_a_study_that_can_be_read(tmp_path: Path) -> None:
     assert f"potentia run {out}" in told
     assert "recipe: fair" in out.read_text()
     with pytest.raises(InputError, match="is there already"):
-        init(str(out), "--models", "m", "--tasks", "arc_easy")
-    init(str(out), "--models", "m", "--tasks", "boolq", "--force")
-    assert read_study(out).tasks[0].name == "boolq"
+        save(str(out), "--models", "m", "--tasks", "arc_easy")
 
 
 def test_columns_of_ones_own_data_are_guessed_and_the_study_plans(tmp_path: Path) -> None:
@@ -52,7 +50,15 @@ def test_columns_of_ones_own_data_are_guessed_and_the_study_plans(tmp_path: Path
     rows = [{"Query": f"{i} + 1", "Options": [str(i), str(i + 1)], "Label": 1} for i in range(30)]
     (tmp_path / "q.jsonl").write_text("\n".join(map(json.dumps, rows)))
     out = tmp_path / "s.yaml"
-    init(str(out), "--models", str(tmp_path / "m"), "--data", str(tmp_path / "q.jsonl"), "--quick")
+    save(
+        str(out),
+        "--models",
+        str(tmp_path / "m"),
+        "--tasks",
+        str(tmp_path / "q.jsonl"),
+        "--set",
+        "caps.train=400",
+    )
     study = read_study(out, {"store": str(tmp_path / "s.db")})
     assert study.tasks[0].columns.given() == {
         "question": "Query",
@@ -66,7 +72,7 @@ def test_columns_of_ones_own_data_are_guessed_and_the_study_plans(tmp_path: Path
 
 def test_what_is_missing_is_named_where_nobody_can_be_asked(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--models is missing"):
-        init(str(tmp_path / "s.yaml"), "--tasks", "arc_easy")
+        save(str(tmp_path / "s.yaml"), "--tasks", "arc_easy")
     with pytest.raises(InputError, match=r"there is no nothing\.csv"):
-        init(str(tmp_path / "s.yaml"), "--models", "m", "--data", "nothing.csv")
+        save(str(tmp_path / "s.yaml"), "--models", "m", "--tasks", "nothing.csv")
     assert not (tmp_path / "s.yaml").exists()

@@ -1,4 +1,4 @@
-"""``potentia models check``: a model beside transformers and PEFT, and the list that needs no word before it."""
+"""``potentia doctor``: a model beside transformers and PEFT."""
 
 from __future__ import annotations
 
@@ -23,13 +23,9 @@ def folder(tmp_path: Path) -> str:
 
 
 def test_a_sound_model_is_right_in_both_dtypes(folder: str) -> None:
-    for dtype, adapter in (
-        ("float32", "lora"),
-        ("bfloat16", "lora"),
-        ("float32", "rslora"),
-    ):
-        options = ["--dtype", dtype, "--adapter", adapter, "--device", "cpu", "--json"]
-        done = CliRunner().invoke(app, ["models", "check", folder, *options])
+    for dtype in ("float32", "bfloat16"):
+        options = ["--dtype", dtype, "--device", "cpu", "--json"]
+        done = CliRunner().invoke(app, ["doctor", folder, *options])
         assert done.exit_code == 0, done.output
         said = json.loads(done.stdout)
         assert said["right"]
@@ -45,17 +41,10 @@ def test_a_wrong_adapter_is_refused(folder: str, monkeypatch: pytest.MonkeyPatch
         "add_adapter_share",
         lambda ctx, x, *rest, into: own(ctx, x * 1.02, *rest, into=into),
     )
-    done = CliRunner().invoke(app, ["models", "check", folder, "--device", "cpu"])
+    done = CliRunner().invoke(app, ["doctor", folder, "--device", "cpu"])
     assert done.exit_code != 0
 
 
-def test_the_list_needs_no_word_before_it() -> None:
-    for arguments in (["models", "--family", "qwen"], ["models", "list", "--family", "qwen"]):
-        done = CliRunner().invoke(app, [*arguments, "--json"])
-        assert done.exit_code == 0, done.output
-        assert len(json.loads(done.stdout)) > 3
-
-
 def test_a_folder_that_is_not_there_is_bad_input() -> None:
-    done = CliRunner().invoke(app, ["models", "check", "./no-such-model"])
+    done = CliRunner().invoke(app, ["doctor", "./no-such-model"])
     assert "there is no folder or file ./no-such-model" in str(done.exception)
