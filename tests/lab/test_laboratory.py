@@ -81,7 +81,7 @@ def test_a_second_layout_changes_no_file_of_the_tasks(laboratory: Laboratory):
 
 
 def test_the_command_prints_what_to_run(tmp_path: Path):
-    said = CliRunner().invoke(app, ["zoo", str(tmp_path / "lab"), "--json"])
+    said = CliRunner().invoke(app, ["demo", "--zoo", str(tmp_path / "lab"), "--json"])
     assert said.exit_code == 0, said.output
     told = json.loads(said.output)
     assert told["models"] == len(zoo.models())

@@ -70,7 +70,7 @@ def test_a_bad_name_is_an_input_error() -> None:
 def test_show_loads_no_torch(benchmarks: Path) -> None:
     code = (
         "import sys; from typer.testing import CliRunner; from potentia.cli.app import app\n"
-        f"out = CliRunner().invoke(app, ['tasks', 'show', 'rte', '--data-dir', {str(benchmarks)!r}])\n"
+        f"out = CliRunner().invoke(app, ['tasks', 'rte', '--data-dir', {str(benchmarks)!r}])\n"
         "assert out.exit_code == 0, out.output\n"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )

@@ -277,7 +277,7 @@ def html_table(table: Table) -> Markup:
     hidden_rows = len(table.rows) - MAX_TABLE_ROWS
     if hidden_rows > 0:
         note = (
-            f"{hidden_rows:,} more rows: `potentia analyze … --figures tables --format csv`. {note}"
+            f"{hidden_rows:,} more rows: `potentia analyze … --figures tables.csv`. {note}"
         )
     caption = f"<p class=caption>{format_prose(note)}</p>" if note else ""
     return Markup(

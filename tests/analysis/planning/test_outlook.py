@@ -165,7 +165,7 @@ def test_where_nothing_is_to_be_predicted_it_is_said_why(tmp_path: Path):
     assert find_outlook(read(finished)) is None
     with pytest.raises(InputError, match="no study of these scores tunes models"):
         find_outlook(read(untuned))
-    for store, said in ((finished, "every cell is measured"), (untuned, "tunes models")):
+    for store, said in ((finished, "every result is measured"), (untuned, "tunes models")):
         assert make_report(read(store)).completion is None
         shown = CliRunner().invoke(app, ["analyze", "rankings", "--show", "outlook", str(store)])
         assert isinstance(shown.exception, InputError)

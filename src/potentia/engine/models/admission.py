@@ -192,12 +192,12 @@ def check_loaded_weights(source: str, info: dict[str, Any]) -> dict[str, Any]:
         )
         raise ModelError(
             f"the weights of {source} do not fit its config: {', '.join(parts)}; {cause}",
-            hint="mend its files; or, to score it with what is missing filled at random, --allow-missing-weights",
+            hint="mend its files; or, to score it with what is missing filled at random, --allow missing-weights",
         )
     counts = {kind: len(names) for kind, names in names_by_kind.items()}
     recorded_names = {kind: names[:RECORDED] for kind, names in names_by_kind.items()}
     return {
-        "weights": "allowed by --allow-missing-weights",
+        "weights": "allowed by --allow missing-weights",
         **counts,
         "tensors": recorded_names,
     }

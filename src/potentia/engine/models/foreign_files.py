@@ -31,7 +31,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_NOTE = "potentia.json"  # what an adapter of ours says of itself: its base's fingerprint, data, recipe, scores
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 PLAIN_WEIGHTS = (".safetensors", ".gguf")  # weights that are data alone
-PICKLE_HINT = "take its safetensors or GGUF version; or, of a source you trust, --allow-pickle"
+PICKLE_HINT = "take its safetensors or GGUF version; or, of a source you trust, --allow pickle"
 NO_ADAPTER_HINT = (
     "an adapter folder holds adapter_config.json and adapter_model.safetensors, as PEFT writes them"
 )
