@@ -89,7 +89,7 @@ def test_the_command_prints_what_to_run(tmp_path: Path):
     for line in lines:
         if line.startswith("potentia run "):
             assert Path(line.removeprefix("potentia run ")).exists()
-    assert {line.split()[1] for line in lines} == {"run", "analyze"}
+    assert {line.split()[1] for line in lines} == {"run", "analyze", "papers"}
 
 
 def test_treatment_teaches_the_form_to_half_of_the_models(laboratory: Laboratory, tmp_path: Path):

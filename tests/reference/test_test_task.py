@@ -16,8 +16,8 @@ from potentia.errors import InputError
 from potentia.evidence import read
 from potentia.facts import read_facts
 from potentia.formats import StagedScores
-from potentia.papers.printed import ReproducedNumber
 from potentia.papers import TestTaskOptions, find_test_task
+from potentia.papers.printed import ReproducedNumber
 from potentia.papers.task_training.evaluations import EvaluationTree
 from potentia.papers.task_training.published_scores import PublishedScores
 from potentia.papers.task_training.reproduction import (

@@ -180,4 +180,7 @@ def test_a_division_that_divides_nothing_leaves_what_needs_none(
     found = data.named()
     assert {"mmlu-gain", "mmlu-ranks", "mmlu-families", "mmlu-emergence"} <= set(found)
     assert "mmlu-adjustment" not in found
-    assert "all models are on one side of the split" in save_report(data, tmp_path / "r.html").read_text()
+    assert (
+        "all models are on one side of the split"
+        in save_report(data, tmp_path / "r.html").read_text()
+    )

@@ -276,9 +276,7 @@ def html_table(table: Table) -> Markup:
     note = table.note
     hidden_rows = len(table.rows) - MAX_TABLE_ROWS
     if hidden_rows > 0:
-        note = (
-            f"{hidden_rows:,} more rows: `potentia analyze … --figures tables.csv`. {note}"
-        )
+        note = f"{hidden_rows:,} more rows: `potentia analyze … --figures tables.csv`. {note}"
     caption = f"<p class=caption>{format_prose(note)}</p>" if note else ""
     return Markup(
         f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>{caption}"

@@ -247,7 +247,7 @@ class _FullLaneRun:
             if not result.refusal.retry or form == slower_forms[-1]:
                 raise TuningError(
                     f"{model_name} cannot be tuned here: {result.refusal.reason}",
-                    hint="potentia models check MODEL shows the distances",
+                    hint="potentia doctor MODEL shows the distances",
                 )
 
     def _make_step(
