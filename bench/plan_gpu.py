@@ -6,7 +6,7 @@
 
 One model of 135M parameters with random weights and real questions (``arc_easy.json`` and ``gsm8k.json`` of
 ``--carry``, as bench/gpu.py packs them, with ``tokenizer/``): a row that chooses, one that writes, one that does both.
-A row is calibrated and run in processes of their own, as ``potentia run --dry-run`` and ``potentia run`` would: predicted over
+A row is calibrated (``run --dry-run``) and run in processes of their own, as ``potentia run`` does: predicted over
 measured, and where the time went. All kinds are run once before any is run again. What is found is written to ``--out``
 row by row; no row is begun that would end after ``--seconds``. Exits with 1 where a ratio leaves ± 30 %.
 """
