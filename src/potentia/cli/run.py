@@ -221,12 +221,10 @@ def _follow_checkpoints(options: RunOptions) -> None:
 
 def _list_settled_checkpoints(sources: Sequence[str]) -> tuple[str, ...]:
     """Return the checkpoints of all sources; none while one of them is still being written."""
-    from potentia.study.checkpoints import find_checkpoints
-
     names = []
     for source in sources:
         try:
-            checkpoints = find_checkpoints(source)
+            checkpoints = potentia.study.find_checkpoints(source)
         except ValueError:  # there is none yet
             continue
         for checkpoint in checkpoints:

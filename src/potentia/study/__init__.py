@@ -1,5 +1,6 @@
 """The Study file: schema, validation, content keys."""
 
+from potentia.study.checkpoints import find_checkpoints
 from potentia.study.file import (
     SCORING_VERSION,
     cell_key,
