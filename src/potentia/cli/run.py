@@ -47,11 +47,12 @@ from potentia.cli.output import (
 from potentia.cli.study_file import write_study_file
 from potentia.errors import InputError, StudyError, without_password
 from potentia.extras import Extra
+from potentia.values.clusters import Clusters
 from potentia.values.findings import Cell, Table
 
 if TYPE_CHECKING:
     from potentia.analysis.completion import Completion
-    from potentia.analysis.planning import NextCells
+    from potentia.analysis.planning import NextCells, StudyPower
     from potentia.analysis.rankings import Scoreboard
     from potentia.run import CellWork, Row, RunResult, StudyCost, StudyPlan
 
@@ -396,6 +397,10 @@ def _show_cost(options: RunOptions) -> None:
     print_lines(*_plan_notes(study_plan), to=error_console)
     value = _cost_as_json(study_plan, cost)
     tables = _cost_tables(study_plan, cost)
+    power = _estimate_power(study_plan)
+    if power is not None:
+        value |= {"power": power.to_dict()}
+        tables += power.tables()
     next_cells = None
     if options.is_adaptive:
         next_cells, completion = _choose_cells(study_plan, cost, options)
@@ -404,6 +409,22 @@ def _show_cost(options: RunOptions) -> None:
     print_answer(options.as_json, value, *tables)
     if next_cells is not None and options.save is not None:
         write_chosen_study(study_plan, next_cells.cells, options.save, options.as_json)
+
+
+def _estimate_power(study_plan: StudyPlan) -> StudyPower | None:
+    """Return what differences the study can find; None where it has no task with a score to compare."""
+    sizes = {}
+    for name, task in study_plan.tasks.by_name.items():
+        documents = task.documents("test")
+        if task.kind == "corpus" or not documents:
+            continue
+        labels = {document.id: task.cluster_label(document) for document in documents}
+        clusters = Clusters.of_examples(list(labels), labels)
+        sizes[name] = potentia.analysis.planning.TestSize(len(documents), clusters.mean_size)
+    if not sizes:
+        return None
+    study = study_plan.study
+    return potentia.analysis.planning.estimate_study_power(sizes, seeds=study.seeds)
 
 
 def _choose_cells(

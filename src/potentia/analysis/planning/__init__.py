@@ -2,4 +2,5 @@
 
 from potentia.analysis.planning.choice import CandidateStanding, ModelChoice
 from potentia.analysis.planning.next_cells import CellCosts, NextCells, choose_cells
+from potentia.analysis.planning.study_power import StudyPower, TestSize, estimate_study_power
 from potentia.analysis.rankings.task_curve import TaskCurve, measure_task_curve
