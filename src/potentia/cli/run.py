@@ -581,8 +581,8 @@ def _cost_note(cost: StudyCost) -> str:
     return (
         f"To do: {total.cells:,} cells ({len(cost.cells) - total.cells:,} in the store), {round(total.lanes):,} lanes, "
         f"{format_amount(total.train_tokens)} tokens to train on and {format_amount(total.score_tokens)} to score, "
-        f"{format_amount(total.flops)} FLOPs, {time} ({source})."
-    )
+        f"{format_amount(total.flops)} FLOPs, {time} ({source}). {potentia.run.describe_extra_work(cost.pending)}"
+    ).rstrip()
 
 
 _PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))

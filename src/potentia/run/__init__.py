@@ -12,6 +12,7 @@ from potentia.run.cost import (
     CellWork,
     StudyCost,
     count_work,
+    describe_extra_work,
     find_parameters,
     format_time,
     parse_budget,

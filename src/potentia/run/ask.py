@@ -14,8 +14,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
+from potentia.errors import TaskError
 from potentia.values.answer_bits import AnswerBits, compute_answer_bits
 from potentia.values.requests import Continuation, Document, Generation, Likelihood
+from potentia.values.sampling import SamplePlan, estimate_pass_at_k, pass_metric
 from potentia.values.scores import ItemOutcome, Score
 from potentia.values.selection import Selection
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 TIE = 1e-6  # nats; choices that differ by less are equal
 TIED_SHARE = 0.95  # of the documents; with so many ties a result says nothing
+# metrics that are 1 for a right answer and 0 for a wrong one
+RIGHT_OR_WRONG = frozenset({"exact_match", "acc", "em", "math_verify", "judge"})
 Style = Literal["plain", "chat"]  # the prompt as it is, or in the model's chat template
 SplitName = Literal["train", "validation", "test"]
 
@@ -148,7 +152,10 @@ def evaluate(
         answer_bits: Sequence[AnswerBits | None] = ()
         if ask.split == "test":
             answer_bits = _score_written_answers(scorer, prompts, ask.owner)
-        evaluations.append(_grade_replies(ask.task, prompts, replies, answer_bits))
+        evaluation = _grade_replies(ask.task, prompts, replies, answer_bits)
+        if ask.split == "test" and ask.task.samples is not None:
+            evaluation = _add_samples(scorer, ask, ask.task.samples, prompts, evaluation)
+        evaluations.append(evaluation)
     if len(evaluations) == 1:  # tests are asked one at a time
         evaluations[0] = replace(evaluations[0], cut=cut, requests=len(requests))
     return evaluations
@@ -191,6 +198,53 @@ def _grade_replies(
         metric=task.metric,
         compared=compared,
         tied=tied,
+    )
+
+
+def _add_samples(
+    scorer: Scorer,
+    ask: Ask,
+    plan: SamplePlan,
+    prompts: Sequence[Prompt],
+    evaluation: Evaluation,
+) -> Evaluation:
+    """Sample every answer as often as the task asks for, and add pass@k to what was graded."""
+    requests: list[Generation] = []
+    for prompt in prompts:
+        (request,) = prompt.requests
+        assert isinstance(request, Generation)
+        for number in range(plan.count):
+            seed = plan.seed_of(prompt.doc_id, number)
+            requests.append(replace(request, temperature=plan.temperature, seed=seed))
+    owners = None if ask.owner is None else [ask.owner] * len(requests)
+    texts = scorer.generate(requests, owners=owners)
+    repeated_prompts = [prompt for prompt in prompts for _ in range(plan.count)]
+    graded = ask.task.grade(repeated_prompts, [[text] for text in texts])
+    metric = _find_verdict_metric(ask.task, evaluation)
+    for position, outcome in enumerate(evaluation.outcomes):
+        samples = slice(position * plan.count, (position + 1) * plan.count)
+        is_right = [bool(sample.detail["metrics"][metric]) for sample in graded[samples]]
+        outcome.detail["samples"] = {
+            "texts": texts[samples],
+            "right": is_right,
+            "metric": metric,
+            "temperature": plan.temperature,
+            "seed": plan.seed,
+        }
+        for k in plan.k:
+            value = estimate_pass_at_k(plan.count, sum(is_right), k)
+            outcome.detail["metrics"][pass_metric(k)] = value
+    return replace(evaluation, scores=ask.task.score(evaluation.outcomes))
+
+
+def _find_verdict_metric(task: Task, evaluation: Evaluation) -> str:
+    """Return the metric that says whether an answer is right: the main one, or an exact match beside it."""
+    for name in (evaluation.metric, *evaluation.scores):
+        if name in evaluation.scores and name.partition("|")[0] in RIGHT_OR_WRONG:
+            return name
+    raise TaskError(
+        f"{task.name} is scored by {task.metric}, which is not right or wrong: it has no pass@k",
+        hint="drop its `samples`, or give it a metric such as exact_match",
     )
 
 

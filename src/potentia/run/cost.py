@@ -21,7 +21,7 @@ import numpy as np
 from potentia.errors import InputError
 from potentia.run.progress import read_events
 from potentia.study import adjust_tuning
-from potentia.values.protocol import TRAIN_BEFORE_TEST, Protocol
+from potentia.values.protocol import TRAIN_BEFORE_TEST, Protocol, TaskName
 
 if TYPE_CHECKING:
     from potentia.run.ask import SplitName
@@ -58,6 +58,7 @@ class CellWork:
     score_tokens: float  # test, and validation after every epoch of every lane
     flops: float  # NaN where the size is unknown
     seconds: float = float("nan")
+    sampled_tokens: float = 0.0  # of those scored, the samples of pass@k
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,25 @@ class StudyCost:
         return float(start + cell_seconds + load_seconds)
 
 
+def describe_extra_work(cells: Sequence[CellWork]) -> str:
+    """Say which share of the work blind twins and samples take; empty where there are none.
+
+    Learning from a token takes twice the work of scoring it.
+    """
+    total = sum(2 * cell.train_tokens + cell.score_tokens for cell in cells)
+    blind = 0.0
+    for cell in cells:
+        if TaskName(cell.task).sighted is not None:
+            blind += 2 * cell.train_tokens + cell.score_tokens
+    sampled = sum(cell.sampled_tokens for cell in cells)
+    parts = []
+    if blind:
+        parts.append(f"Blind twins are {blind / total:.0%} of the work.")
+    if sampled:
+        parts.append(f"The samples of pass@k are {sampled / total:.0%} of the work.")
+    return " ".join(parts)
+
+
 @dataclass(frozen=True)
 class _TuningWork:
     """What tuning adds to the work of a cell."""
@@ -137,7 +157,10 @@ def count_work(plan: StudyPlan) -> list[CellWork]:
                 tuning_work = _count_adjustment(
                     plan, row.model, plan.tasks.auxiliary, cell, adjusted_cells, token_counts
                 )
-            score_tokens = token_counts.count(cell.task, "test") + tuning_work.validation_tokens
+            test_tokens = token_counts.count(cell.task, "test")
+            samples = plan.tasks.by_name[cell.task].samples
+            sampled_tokens = test_tokens * samples.count if samples is not None else 0.0
+            score_tokens = test_tokens + sampled_tokens + tuning_work.validation_tokens
             work.append(
                 CellWork(
                     model=row.model.name,
@@ -148,6 +171,7 @@ def count_work(plan: StudyPlan) -> list[CellWork]:
                     train_tokens=tuning_work.train_tokens,
                     score_tokens=score_tokens,
                     flops=parameters * (4 * tuning_work.train_tokens + 2 * score_tokens),
+                    sampled_tokens=sampled_tokens,
                 )
             )
     return work

@@ -214,6 +214,7 @@ def load_tasks(study: Study) -> LoadedTasks:
         try:
             tasks[spec.name] = _load_task(study, spec)
             _check_shots(spec, tasks[spec.name])
+            _plan_samples(study, spec, tasks[spec.name])
         except InputError as error:
             problems.append(error)
     if len(problems) == 1:
@@ -232,6 +233,16 @@ def _check_shots(spec: TaskSpec, task: Task) -> None:
         raise InputError(
             f"{spec.name}: a text to predict has no examples before it", hint="drop its `shots`"
         )
+
+
+def _plan_samples(study: Study, spec: TaskSpec, task: Task) -> None:
+    """Say how the answers of a task are sampled; refuse what is not answered by writing."""
+    if spec.samples is not None and task.kind != "generation":
+        raise InputError(
+            f"{spec.name} is not answered by writing: there is nothing to sample",
+            hint="drop its `samples`",
+        )
+    task.samples = study.sample_plan(spec.name)
 
 
 def _load_task(study: Study, spec: TaskSpec) -> Task:
@@ -482,6 +493,7 @@ class _RowPlanner:
                     rates=rates,
                     auxiliary=self._auxiliary_fingerprint,
                     seeds=seeds,
+                    samples=study.sample_plan(name),
                 )
             if protocol == ADJUST:
                 for step in self._steps:

@@ -174,6 +174,7 @@ class RowContext:
             DIRECT,
             kind=decide_scoring_kind(self.study, self.row.model),
             shots=self.study.shots_for(task, DIRECT),
+            samples=self.study.sample_plan(task),
         )
 
     # --- failing -----------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from potentia.values.protocol import (
     TaskName,
     UnknownProtocolError,
 )
+from potentia.values.sampling import SamplePlan
 
 FieldPath = tuple[str | int, ...]  # the way to a field of a study: ("models", 0, "path")
 
@@ -348,12 +349,13 @@ def cell_key(
     rates: Sequence[float] | None = None,
     auxiliary: str | None = None,
     seeds: int | None = None,
+    samples: SamplePlan | None = None,
 ) -> str:
     """Name everything that can change this cell's score; model, task and auxiliary data by their fingerprints.
 
     ``kind`` is what decides, before the tokenizer does, whether the model may be asked through a chat template.
     ``shots`` are the examples before a question where they are not the protocol's, ``rates`` a model's own, ``seeds``
-    the fine-tunings of this cell where they are not the study's.
+    the fine-tunings of this cell where they are not the study's, ``samples`` how its answers are sampled.
     """
     parts: dict[str, Any] = {
         "scoring": SCORING_VERSION,
@@ -383,6 +385,8 @@ def cell_key(
         parts["rates"] = rates
     if kind is not None and kind.value == "base" and study.chat != "never":
         parts["kind"] = "base"
+    if samples is not None:
+        parts["samples"] = samples.describe()
     return content_key(**parts)
 
 

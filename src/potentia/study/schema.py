@@ -24,6 +24,7 @@ from potentia.study.tuning import (
     adjust_tuning,
 )
 from potentia.values.protocol import ADJUST, BLIND, DIRECT, TRAIN_BEFORE_TEST, Protocol, TaskName
+from potentia.values.sampling import SamplePlan, default_k
 
 PositiveShare = Annotated[float, Field(gt=0)]
 Argument = TypeVar("Argument")
@@ -204,6 +205,40 @@ class Caps(Strict):
         return self.model_copy(update=stated_caps)
 
 
+class Samples(Strict):
+    """How often the answers of a task are sampled, beside the greedy answer, and how pass@k is scored."""
+
+    count: int = Field(16, ge=2, le=10_000, description="samples of every test example")
+    temperature: float = Field(0.8, gt=0, le=10, description="of the sampling")
+    k: tuple[Positive, ...] = Field(
+        (), description="the k of pass@k; 1, 2, 4 … up to the number of samples where absent"
+    )
+
+    @model_validator(mode="after")
+    def _enough_samples(self) -> Samples:
+        if self.k and max(self.k) > self.count:
+            raise ValueError(
+                f"pass@{max(self.k)} needs {max(self.k)} samples at least, and `count` is {self.count}"
+            )
+        return self
+
+    def make_plan(self, seed: int) -> SamplePlan:
+        """Return how answers are sampled, with the study's seed."""
+        return SamplePlan(
+            count=self.count,
+            temperature=self.temperature,
+            k=tuple(sorted(set(self.k))) or default_k(self.count),
+            seed=seed,
+        )
+
+
+def _samples_from_number(value: Any) -> Any:
+    """Return the record of samples of which only the number is given."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return {"count": value}
+    return value
+
+
 class TaskSpec(Strict):
     """A benchmark: a harness task (``arc_easy``), one in another form (``arc_easy:choice``), or the user's file."""
 
@@ -249,6 +284,11 @@ class TaskSpec(Strict):
         False,
         description="also fine-tune and test it without its questions, as the task `name:blind`: what is learned of"
         " the answers alone",
+    )
+    samples: Annotated[Samples | None, BeforeValidator(_samples_from_number)] = Field(
+        None,
+        description="sample every test answer so often and score pass@k, of a task that is answered by writing: a"
+        " number, or a record",
     )
     blind_twin: bool = Field(False, description="whether its questions are removed; set by `blind`")
 
@@ -309,7 +349,8 @@ class TaskSpec(Strict):
         """Return the task itself, or one task per fold, as ``name#1/5``; where asked for, its blind twin as well."""
         if self.blind:
             sighted = self.model_copy(update={"blind": False})
-            twin = sighted.model_copy(update={"name": f"{self.name}:{BLIND}", "blind_twin": True})
+            twin_fields = {"name": f"{self.name}:{BLIND}", "blind_twin": True, "samples": None}
+            twin = sighted.model_copy(update=twin_fields)
             return (*sighted.expand(), *twin.expand())
         if self.folds is None or self.fold is not None:
             return (self,)
@@ -579,6 +620,13 @@ class Study(Strict):
         repeated = math.floor(expected + _draw_share(self.seed, model))
         in_drawn_order = sorted(tasks, key=lambda name: _draw_share(self.seed, model, name))
         return 2 if task in in_drawn_order[:repeated] else 1
+
+    def sample_plan(self, task: str) -> SamplePlan | None:
+        """Return how the answers of a task are sampled; None where they are not."""
+        spec = self.benchmark(task)
+        if spec is None or spec.samples is None:
+            return None
+        return spec.samples.make_plan(self.seed)
 
     @property
     def grid_lanes(self) -> int:

@@ -17,6 +17,7 @@ from potentia.tasks.subtask import Answer, ChatTemplate, Prompt, Subtask, TaskDo
 from potentia.values.answer_bits import ANSWER_METRICS
 from potentia.values.metric import Metric
 from potentia.values.requests import Example
+from potentia.values.sampling import SamplePlan
 from potentia.values.scores import ItemOutcome, Score
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class Task:
         self.shots = int(first.config.get("shots") or 0)
         self.higher_is_better = first.higher_is_better(self.metric)
         self.user_task: UserTask | None = None  # where the user's own data made it
+        self.samples: SamplePlan | None = None  # how its answers are sampled, where they are
         self.notes: list[str] = []  # what was inferred, dropped or is to be known of its data
         self._weighted_by_size = dict(weighted_by_size)
         self._documents: dict[Split, list[TaskDocument]] = {}

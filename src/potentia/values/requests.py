@@ -24,8 +24,9 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Continue ``context`` greedily until one of the ``stop`` strings, the end token, or ``max_tokens``.
+    """Continue ``context`` until one of the ``stop`` strings, the end token, or ``max_tokens``.
 
+    Greedily, or with a ``temperature`` by sampling; the ``seed`` decides the sample, whatever is written beside it.
     ``options`` are further settings of the choice, by transformers' names: ``(("repetition_penalty", 1.1),)``.
     """
 
@@ -33,6 +34,8 @@ class Generation:
     stop: tuple[str, ...] = ()
     max_tokens: int = 256
     options: tuple[tuple[str, Any], ...] = ()
+    temperature: float = 0.0
+    seed: int = 0
 
 
 _ELSEWHERE = {"until", "max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"}

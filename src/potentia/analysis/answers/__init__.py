@@ -12,10 +12,12 @@ if TYPE_CHECKING:
         compare_metrics,
         find_metric_comparison,
     )
+    from potentia.analysis.answers.pass_at_k import PassAtKFinding, find_pass_at_k
 
 ENTRY_POINTS = {
     "analysis.answers": "potentia.analysis.answers.extension:ANSWERS_ANALYSIS",
     "section.answer-bits": "potentia.analysis.answers.extension:ANSWER_BITS_SECTION",
+    "section.pass-at-k": "potentia.analysis.answers.extension:PASS_AT_K_SECTION",
     "section.blind": "potentia.analysis.answers.extension:BLIND_SECTION",
 }
 
@@ -23,6 +25,8 @@ _MODULE_OF_NAME = {
     "MetricComparison": "metric_comparison",
     "compare_metrics": "metric_comparison",
     "find_metric_comparison": "metric_comparison",
+    "PassAtKFinding": "pass_at_k",
+    "find_pass_at_k": "pass_at_k",
 }
 
 

@@ -18,6 +18,7 @@ from potentia.values.findings import Finding
 
 if TYPE_CHECKING:
     from potentia.analysis.answers.metric_comparison import MetricComparison
+    from potentia.analysis.answers.pass_at_k import PassAtKFinding
     from potentia.analysis.benchmark import BlindTwins
     from potentia.evidence import Evidence
 
@@ -36,8 +37,15 @@ def find_blind(evidence: Evidence) -> BlindTwins:
     return find_blind_twins(evidence)
 
 
+def find_sampled(evidence: Evidence) -> PassAtKFinding:
+    """Collect pass@k of sampled answers."""
+    from potentia.analysis.answers.pass_at_k import find_pass_at_k
+
+    return find_pass_at_k(evidence)
+
+
 def analyze_answers(evidence: Evidence, options: NoOptions) -> AnalysisOutput:
-    """Say what the answers show beyond accuracy: bits per byte of the right one, scores without the question.
+    """Say what the answers show beyond accuracy: bits per byte, scores without the question, pass@k of samples.
 
     Examples:
       potentia analyze answers potentia.db
@@ -50,6 +58,7 @@ def analyze_answers(evidence: Evidence, options: NoOptions) -> AnalysisOutput:
     questions: dict[str, Callable[[Evidence], Finding]] = {
         "answer_bits": find_answer_bits,
         "blind": find_blind,
+        "pass_at_k": find_sampled,
     }
     for name, find in questions.items():
         try:
@@ -99,9 +108,17 @@ def find_blind_content(request: SectionRequest) -> SectionContent | None:
     return _make_content(request, "blind", find_blind)
 
 
+def find_sampled_content(request: SectionRequest) -> SectionContent | None:
+    """Show pass@k, where answers were sampled."""
+    return _make_content(request, "pass_at_k", find_sampled)
+
+
 ANSWER_BITS_SECTION = ReportSection(
     "Bits per byte", find_answer_bits_content, heading="Bits per byte of the right answer"
 )
 BLIND_SECTION = ReportSection(
     "Blind", find_blind_content, heading="Scores without the question", after="answer-bits"
+)
+PASS_AT_K_SECTION = ReportSection(
+    "pass@k", find_sampled_content, heading="One of k sampled answers is right", after="blind"
 )

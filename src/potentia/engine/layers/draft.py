@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from potentia.engine.models.tokenization import Ids
+
+Floats = npt.NDArray[np.float32]
+
+
+def draw_uniforms(seed: int, count: int) -> Floats:
+    """Return the numbers that choose the tokens of one sampled text: they depend on its seed alone."""
+    generator = np.random.Generator(np.random.Philox(key=seed))
+    return generator.random(count, dtype=np.float32)
 
 
 @dataclass(slots=True)
@@ -19,6 +30,10 @@ class Draft:
     owner: int  # the adapter that writes it
     lookback: int  # how many of the last tokens are read for a stop text
     options: tuple[tuple[str, Any], ...] = ()
+    temperature: float = 0.0  # 0: the likeliest token is written
+    uniforms: Floats | None = (
+        None  # (room,) numbers from 0 to 1 that choose the tokens of a sampled text
+    )
     written: Ids = field(default_factory=list)
 
     @property

@@ -27,7 +27,7 @@ from potentia.engine.models.device_layout import out_of_memory
 from potentia.engine.models.split_model import AttentionSettings, attending, configs_of
 from potentia.engine.models.tokenization import Ids
 from potentia.engine.operations import Rows, operations, tile
-from potentia.engine.scoring.decoding import Endings
+from potentia.engine.scoring.decoding import Endings, SampleDraws
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,9 @@ LayerAttention = Callable[[int, Tensor, Tensor, Tensor, AttentionSettings], Tens
 class Seats:
     """``count`` seats of ``room`` tokens each, on one model."""
 
-    def __init__(self, network: Network, count: int, room: int, *, capture: bool) -> None:
+    def __init__(
+        self, network: Network, count: int, room: int, *, capture: bool, samples: bool = False
+    ) -> None:
         self.network = network
         self.count = count
         self.room = room
@@ -51,6 +53,11 @@ class Seats:
         # what the last step chose, and the log-probabilities of that, where they are recorded
         self.written = torch.zeros(count, dtype=torch.long, device=device)
         self.logprobs = torch.zeros(count, device=device)
+        # of texts that are sampled: their temperature, the numbers that choose their tokens, and the next of these
+        self.samples = samples
+        self.temperatures = torch.zeros(count, device=device)
+        self.uniforms = torch.zeros(count, room + 1 if samples else 1, device=device)
+        self.next_uniform = torch.zeros(count, dtype=torch.long, device=device)
         # keys and values of each layer: (count · room + 1, heads, width)
         self._layer_caches: list[tuple[Tensor, Tensor]] = []
         self._capture = capture and device.type == "cuda"
@@ -68,8 +75,12 @@ class Seats:
         owners: Sequence[int],
         *,
         record: bool = False,
+        drafts: Sequence[Draft] = (),
     ) -> None:
-        """Let prompts take seats: read them, keep their keys and values, and choose each one's first token."""
+        """Let prompts take seats: read them, keep their keys and values, and choose each one's first token.
+
+        ``drafts`` say how the texts of these prompts are sampled, where some are.
+        """
         device = self.network.device
         rows = len(prompts)
         length = max(len(prompt) for prompt in prompts)
@@ -104,14 +115,36 @@ class Seats:
         hidden = output.last_hidden_state
         last = torch.tensor([len(prompt) for prompt in prompts]).to(device) - 1
         last_hidden = hidden[torch.arange(rows, device=device), last]
-        choice, logprobs = self._choose(last_hidden, record)
         taken = torch.tensor(seats).to(device)
+        if self.samples:
+            self._take_draws(taken, drafts)
+        choice, logprobs = self._choose(last_hidden, record, self._draws_of(taken))
         self.tokens[taken] = choice.clamp(min=0)
         self.positions[taken] = last + 1
         self.written[taken] = choice
         self.owners[taken] = torch.tensor(owners).to(device)
         if record:
             self.logprobs[taken] = logprobs
+
+    def _take_draws(self, taken: Tensor, drafts: Sequence[Draft]) -> None:
+        """Give seats what chooses the tokens of the texts that take them."""
+        numbers = torch.zeros(len(drafts), self.uniforms.shape[1])
+        for row, draft in enumerate(drafts):
+            if draft.uniforms is not None:
+                numbers[row, : len(draft.uniforms)] = torch.from_numpy(draft.uniforms)
+        temperatures = torch.tensor([draft.temperature for draft in drafts])
+        self.temperatures[taken] = temperatures.to(taken.device)
+        self.uniforms[taken] = numbers.to(taken.device)
+        self.next_uniform[taken] = 0
+
+    def _draws_of(self, seats: Tensor) -> SampleDraws | None:
+        """Return what chooses the next token in these seats, and go on to the number after it."""
+        if not self.samples:
+            return None
+        position = self.next_uniform[seats].clamp(max=self.uniforms.shape[1] - 1)
+        uniforms = self.uniforms[seats, position]
+        self.next_uniform[seats] = position + 1
+        return SampleDraws(self.temperatures[seats], uniforms)
 
     def _keep(
         self, layer: int, cache_rows: Tensor, new_keys: Tensor, new_values: Tensor
@@ -164,7 +197,8 @@ class Seats:
             output = self.network.run_body(
                 input_ids=tokens.unsqueeze(1), position_ids=positions.unsqueeze(1), use_cache=False
             )
-        choice, logprobs = self._choose(output.last_hidden_state[:, -1], record)
+        draws = self._draws_of(torch.arange(count, device=tokens.device))
+        choice, logprobs = self._choose(output.last_hidden_state[:, -1], record, draws)
         self.written[:count] = choice
         tokens.copy_(choice.clamp(min=0))
         # a seat that nobody watches stays within its room
@@ -172,15 +206,20 @@ class Seats:
         if record:
             self.logprobs[:count] = logprobs
 
-    def _choose(self, hidden: Tensor, record: bool) -> tuple[Tensor, Tensor]:
-        """Return the likeliest token of each row, −1 where the logits are not numbers, and its log-probability.
+    def _choose(
+        self, hidden: Tensor, record: bool, draws: SampleDraws | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the token of each row, −1 where the logits are not numbers, and its log-probability.
 
-        Where nothing is recorded, the second is its logit.
+        It is the likeliest, or the one that ``draws`` choose. Where nothing is recorded, the second is its logit.
         """
         logits = self.network.compute_logits(hidden)
         token = logits.argmax(dim=-1, keepdim=True)  # NaN is the largest of all
         best_logits = logits.gather(1, token)
-        choice = torch.where(best_logits.isnan(), -1, token).squeeze(1)
+        is_no_number = best_logits.isnan()
+        if draws is not None:
+            token = draws.choose(logits)[:, None]
+        choice = torch.where(is_no_number, -1, token).squeeze(1)
         if record:
             return choice, log_softmax(logits).gather(1, token).squeeze(1)
         return choice, best_logits.squeeze(1)
@@ -207,7 +246,15 @@ class Seats:
         device = self.network.device
         sources = torch.tensor([source for source, _ in moves]).to(device)
         targets = torch.tensor([target for _, target in moves]).to(device)
-        for state in (self.tokens, self.positions, self.owners, self.written):
+        for state in (
+            self.tokens,
+            self.positions,
+            self.owners,
+            self.written,
+            self.temperatures,
+            self.uniforms,
+            self.next_uniform,
+        ):
             state[targets] = state[sources]
         offsets = torch.arange(self.room, device=device)
         source_rows = (sources[:, None] * self.room + offsets).view(-1)
@@ -275,7 +322,13 @@ class ContinuousLoop:
             return
         self.routed = any(draft.owner >= 0 for draft in queue)
         self.count = max(1, min(self.most_seats, len(queue)))
-        self.seats = Seats(self.network, self.count, room=queue[0].longest, capture=not self.record)
+        self.seats = Seats(
+            self.network,
+            self.count,
+            room=queue[0].longest,
+            capture=not self.record,
+            samples=any(draft.temperature > 0 for draft in queue),
+        )
         self.live: dict[int, Draft] = {}
         waiting: list[_SentStep] = []
         while queue or self.live or waiting:
@@ -308,7 +361,7 @@ class ContinuousLoop:
         taken = free[:number]
         prompts = [draft.prompt for draft in chosen]
         owners = [draft.owner for draft in chosen]
-        self.seats.seat_prompts(taken, prompts, owners, record=self.record)
+        self.seats.seat_prompts(taken, prompts, owners, record=self.record, drafts=chosen)
         seated = dict(zip(taken, chosen, strict=True))
         self.live |= seated
         return queue[number:], self._send(seated)

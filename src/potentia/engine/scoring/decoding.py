@@ -1,7 +1,9 @@
-"""How the next token is chosen: greedily, after penalties, or by what the model's own ``generate`` can do.
+"""How the next token is chosen: greedily, after penalties, by sampling, or by what the model's ``generate`` can do.
 
-The model's generation config counts, as it does in lm-eval, and a request's own options go before it. What samples is
-switched off; a repetition penalty is simple enough for the fast loop; anything else is left to ``generate``.
+The model's generation config counts, as it does in lm-eval, and a request's own options go before it. What samples in
+it is switched off: a request that is to be sampled says so itself, with a temperature and a seed, and its next token is
+the one at which the cumulated probabilities pass the text's next number from 0 to 1. A repetition penalty is simple
+enough for the fast loop; anything else is left to ``generate``.
 """
 
 from __future__ import annotations
@@ -13,7 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from potentia.engine.layers.draft import Draft
 from potentia.engine.models.admission import not_a_number_error
@@ -93,17 +100,60 @@ class Decoding:
         """How many versions of each text are kept at a time."""
         return int(self.settings.get("num_beams", 1))
 
-    def choose(self, logits: torch.Tensor, read_tokens: torch.Tensor | None) -> torch.Tensor:
+    def choose(
+        self,
+        logits: torch.Tensor,
+        read_tokens: torch.Tensor | None,
+        draws: SampleDraws | None = None,
+    ) -> torch.Tensor:
         """Return the token to write in each row, or −1 where the logits are not numbers.
 
-        Tokens that were read or written before are penalised.
+        Tokens that were read or written before are penalised. ``draws`` choose the tokens of rows that are sampled.
         """
         scores = logits
         if read_tokens is not None:
             scores = logits.float()
             penalised = torch.where(scores < 0, scores * self.penalty, scores / self.penalty)
             scores = torch.where(read_tokens, penalised, scores)
-        return torch.where(scores.isnan().any(dim=-1), -1, scores.argmax(dim=-1))
+        choice = scores.argmax(dim=-1)
+        if draws is not None:
+            choice = draws.choose(scores)
+        return torch.where(scores.isnan().any(dim=-1), -1, choice)
+
+
+@dataclass(frozen=True)
+class SampleDraws:
+    """What chooses the next token of each row: its temperature (0: the likeliest token), and a number from 0 to 1."""
+
+    temperatures: torch.Tensor  # (rows,)
+    uniforms: torch.Tensor  # (rows,)
+
+    @classmethod
+    def of_next_tokens(cls, drafts: Sequence[Draft], device: torch.device) -> SampleDraws | None:
+        """Return the draws for the next token of every text; None where none of them is sampled."""
+        if not any(draft.temperature > 0 for draft in drafts):
+            return None
+        temperatures = [draft.temperature for draft in drafts]
+        uniforms = [_next_uniform(draft) for draft in drafts]
+        return cls(
+            temperatures=torch.tensor(temperatures, device=device),
+            uniforms=torch.tensor(uniforms, device=device),
+        )
+
+    def choose(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return one token for each row of logits."""
+        divisors = torch.where(self.temperatures > 0, self.temperatures, 1.0)
+        shares = torch.softmax(logits.float() / divisors[:, None], dim=-1)
+        cumulated = shares.cumsum(dim=-1)
+        limits = self.uniforms[:, None] * cumulated[:, -1:]
+        sampled = (cumulated <= limits).sum(dim=-1).clamp(max=logits.shape[-1] - 1)
+        return torch.where(self.temperatures > 0, sampled, logits.argmax(dim=-1))
+
+
+def _next_uniform(draft: Draft) -> float:
+    if draft.uniforms is None:
+        return 0.0
+    return float(draft.uniforms[len(draft.written)])
 
 
 def _lists_from_tuples(value: Any) -> Any:
@@ -132,13 +182,20 @@ def generate_by_model(
     find_stopped: FindStopped | None,
     *,
     pad: int | None,
+    drafts: Sequence[Draft] = (),
 ) -> list[Ids]:
-    """Let the model's own ``generate`` continue prompts of one length; ``find_stopped`` says which rows are done."""
+    """Let the model's own ``generate`` continue prompts of one length; ``find_stopped`` says which rows are done.
+
+    ``drafts`` are the texts of the rows, where some of them are sampled.
+    """
     ids = torch.tensor(prompts, device=next(model.parameters()).device)
     prompt_length = ids.shape[1]
     criteria = StoppingCriteriaList()
     if find_stopped is not None:
         criteria.append(_StopWhereFound(prompt_length, find_stopped))
+    processors = LogitsProcessorList()
+    if any(draft.temperature > 0 for draft in drafts):
+        processors.append(_SampleTokens(prompt_length, drafts))
     output = model.generate(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
@@ -146,10 +203,31 @@ def generate_by_model(
         do_sample=False,
         use_cache=True,
         stopping_criteria=criteria,
+        logits_processor=processors,
         pad_token_id=0 if pad is None else pad,
         **decoding.settings,
     )
     return [row[prompt_length:].tolist() for row in output]
+
+
+class _SampleTokens(LogitsProcessor):
+    """Leave the greedy choice of ``generate`` one token for each sampled row: the one that its number chooses."""
+
+    def __init__(self, prompt_length: int, drafts: Sequence[Draft]) -> None:
+        self.prompt_length = prompt_length
+        self.temperatures = torch.tensor([draft.temperature for draft in drafts])
+        self.uniforms = [draft.uniforms for draft in drafts]
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        position = input_ids.shape[1] - self.prompt_length
+        numbers = [0.0 if row is None else float(row[position]) for row in self.uniforms]
+        draws = SampleDraws(
+            temperatures=self.temperatures.to(scores.device),
+            uniforms=torch.tensor(numbers, device=scores.device),
+        )
+        chosen = draws.choose(scores)
+        only_chosen = torch.full_like(scores, -torch.inf)
+        return only_chosen.scatter(1, chosen[:, None], 0.0)
 
 
 class _StopWhereFound(StoppingCriteria):

@@ -1,4 +1,4 @@
-"""Greedy generation: in seats that texts take one after another, or in batches that shrink as texts end."""
+"""Writing texts, greedily or by sampling: in seats that texts take in turn, or in batches that shrink as texts end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from potentia.engine.layers.draft import Draft
+from potentia.engine.layers.draft import Draft, draw_uniforms
 from potentia.engine.layers.network import Network, log_softmax
 from potentia.engine.models.device_layout import give_back, is_spread, out_of_memory
 from potentia.engine.models.tokenization import Encoder, Ids
@@ -17,6 +17,7 @@ from potentia.engine.scoring.continuous import ContinuousLoop
 from potentia.engine.scoring.decoding import (
     Decoding,
     Endings,
+    SampleDraws,
     generate_by_model,
     mark_read_tokens,
 )
@@ -36,7 +37,7 @@ SAMPLES = 3
 
 
 class TextWriter:
-    """Continue prompts greedily, as lm-eval's ``generate_until`` with ``do_sample=False`` does.
+    """Continue prompts, greedily as lm-eval's ``generate_until`` with ``do_sample=False`` does, or by sampling.
 
     Prompts are cut from the left so that prompt and answer fit the model. A row leaves the batch as soon as it has
     written an end-of-text token, a stop string or its last token; the key/value cache shrinks with the batch. Where
@@ -242,6 +243,8 @@ class TextWriter:
             owner=owner,
             lookback=longest_stop + EXTRA_LOOKBACK,
             options=request.options,
+            temperature=request.temperature,
+            uniforms=draw_uniforms(request.seed, room) if request.temperature > 0 else None,
         )
 
     def _write_by_model(self, batch: list[Draft], decoding: Decoding) -> None:
@@ -265,6 +268,7 @@ class TextWriter:
             decoding,
             find_stopped if has_stops else None,
             pad=self.tokenizer.pad_token_id,
+            drafts=live,
         )
         for draft, ids in zip(live, tokens, strict=True):
             ends = [position for position, token in enumerate(ids) if token in self.endings.tokens]
@@ -294,7 +298,8 @@ class TextWriter:
             logits = network.compute_logits(output.last_hidden_state[:, -1])  # (rows, vocabulary)
             if decoding.penalty != 1.0 and read_tokens is None:
                 read_tokens = mark_read_tokens([draft.prompt for draft in live], logits)
-            choice = decoding.choose(logits, read_tokens)  # (rows,)
+            draws = None if record else SampleDraws.of_next_tokens(live, network.device)
+            choice = decoding.choose(logits, read_tokens, draws)  # (rows,)
             chosen = choice.tolist()
             if record:
                 for draft, token, logprobs in zip(live, chosen, log_softmax(logits), strict=True):

@@ -165,7 +165,7 @@ class Scorer:
     def generate(
         self, requests: Sequence[Generation], *, owners: Owners = None, progress: Progress = None
     ) -> list[str]:
-        """Continue contexts greedily; each text ends before its first stop string."""
+        """Continue contexts, greedily or by sampling; each text ends before its first stop string."""
         from potentia.engine.scoring.generate import TextWriter
 
         if self._endings is None:

@@ -1,0 +1,220 @@
+"""pass@k: how often one of k sampled answers is right, before and after the same fine-tuning.
+
+What a model answers right in one of many samples, reinforcement learning can make it answer right in the first: pass@k
+is the potential under it. Intervals are over problems, which holds both kinds of noise: which problems are in the test
+and which samples were drawn. The part of the samples is told apart, since only more samples reduce it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from potentia.errors import InputError
+from potentia.values.findings import Chart, Finding, Line, Plot, Points, Table
+from potentia.values.protocol import Protocol
+from potentia.values.sampling import sampling_error
+from potentia.values.scores import ItemOutcome, Score
+
+if TYPE_CHECKING:
+    from potentia.evidence import Evidence
+    from potentia.store import CellRecord
+
+Z_95 = 1.96  # half-width of a 95 % interval, in standard errors
+_PREFIX = "pass@"
+
+
+@dataclass(frozen=True)
+class PassAtK:
+    """One result at one k."""
+
+    protocol: Protocol
+    task: str
+    model: str
+    k: int
+    value: float
+    stderr: float  # over problems, with the noise of the samples in it
+    sampling_error: float  # the part that is due to the samples; NaN where it cannot be told
+    problems: int
+    samples: int
+    temperature: float
+    greedy: float  # the score of the one greedy answer
+
+
+@dataclass(frozen=True)
+class PassAtKFinding(Finding):
+    """pass@k of every result that was sampled."""
+
+    rows: tuple[PassAtK, ...]
+    writing_share: float  # of all written test answers, those that were sampled
+
+    @property
+    def ks(self) -> tuple[int, ...]:
+        """The k that are scored."""
+        return tuple(sorted({row.k for row in self.rows}))
+
+    def tables(self) -> Sequence[Table]:
+        """Return one row per protocol, task, model and k."""
+        columns = (
+            "protocol",
+            "task",
+            "model",
+            "k",
+            "pass@k",
+            "low",
+            "high",
+            "error of the samples",
+            "greedy",
+            "samples",
+            "temperature",
+        )
+        rows = []
+        for row in self.rows:
+            half_width = Z_95 * row.stderr
+            interval = (
+                row.value,
+                max(0.0, row.value - half_width),
+                min(1.0, row.value + half_width),
+            )
+            names = (row.protocol.label, row.task, row.model, row.k)
+            rows.append(
+                (*names, *interval, row.sampling_error, row.greedy, row.samples, row.temperature)
+            )
+        note = (
+            "Unbiased estimate from all samples of a problem; 95 % intervals over problems. Error of the samples: the "
+            "part of the standard error that more samples would reduce; – where k is the number of samples."
+        )
+        if math.isfinite(self.writing_share):
+            note += f" {self.writing_share:.0%} of all written test answers were samples."
+        return [Table("One of k sampled answers is right", columns, rows, note)]
+
+    def charts(self) -> Sequence[Chart]:
+        """Return pass@k against k, a curve for each model and protocol, for every task."""
+        charts = []
+        for task in dict.fromkeys(row.task for row in self.rows):
+            task_rows = [row for row in self.rows if row.task == task]
+            lines = []
+            points = []
+            models = list(dict.fromkeys(row.model for row in task_rows))
+            last = task_rows[-1].protocol
+            for curve in _group_curves(task_rows):
+                first = curve[0]
+                name = f"{first.model}, {first.protocol.label}"
+                x = [row.k for row in curve]
+                y = [row.value for row in curve]
+                lines.append(Line(name, x, y, dashed=first.protocol != last))
+                points.append(Points(name, x, y, hue=models.index(first.model)))
+            charts.append(
+                Plot(
+                    f"pass-at-k-{task}",
+                    f"pass@k on {task}",
+                    f"The probability that one of k samples is right; dashed: not {last.label}.",
+                    points=tuple(points),
+                    lines=tuple(lines),
+                    x_label="k",
+                    y_label="pass@k",
+                    log_x=True,
+                )
+            )
+        return charts
+
+    def sentences(self) -> list[str]:
+        """Say, for every protocol and task, how far one of many samples goes beyond the first."""
+        sentences = []
+        groups = dict.fromkeys((row.protocol, row.task) for row in self.rows)
+        for protocol, task in groups:
+            rows = [row for row in self.rows if (row.protocol, row.task) == (protocol, task)]
+            low, high = self.ks[0], self.ks[-1]
+            at_low = _mean([row.value for row in rows if row.k == low])
+            at_high = _mean([row.value for row in rows if row.k == high])
+            models = len({row.model for row in rows})
+            sentences.append(
+                f"{task} ({protocol.label}): one of {high} samples is right for {at_high:.0%} of the problems, "
+                f"one of {low} for {at_low:.0%} (mean of {models} models)."
+            )
+        if math.isfinite(self.writing_share):
+            sentences.append(f"{self.writing_share:.0%} of all written test answers were samples.")
+        return sentences
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+def _group_curves(rows: Sequence[PassAtK]) -> list[list[PassAtK]]:
+    """Return the rows of each model and protocol, by rising k."""
+    curves: dict[tuple[str, str], list[PassAtK]] = {}
+    for row in sorted(rows, key=lambda row: row.k):
+        curves.setdefault((row.protocol, row.model), []).append(row)
+    return list(curves.values())
+
+
+def find_pass_at_k(evidence: Evidence) -> PassAtKFinding:
+    """Collect pass@k of every stored result whose answers were sampled."""
+    rows: list[PassAtK] = []
+    sampled = 0
+    written = 0
+    for cell in evidence.cells():
+        protocol = Protocol(cell.protocol)
+        scores = _read_pass_scores(cell)
+        is_shown = protocol in evidence.scores and cell.model in evidence.scores[protocol].models
+        if not scores or not is_shown:
+            continue
+        items = [item for item in evidence.items(cell.key) if "samples" in item.detail]
+        rows += _make_rows(protocol, cell, scores, items)
+        sampled += sum(len(item.detail["samples"]["right"]) for item in items)
+        written += len(items)
+    if not rows:
+        raise InputError(
+            f"no sampled answers in {evidence.source}",
+            hint="ask for them with `samples: 16` under a task that is answered by writing",
+        )
+    total = sampled + written
+    return PassAtKFinding(tuple(rows), sampled / total if total else math.nan)
+
+
+def _read_pass_scores(cell: CellRecord) -> dict[int, Score]:
+    """Return the scores of a result by k."""
+    scores = {}
+    for name, score in cell.scores.items():
+        suffix = name.removeprefix(_PREFIX)
+        if name.startswith(_PREFIX) and suffix.isdecimal():
+            scores[int(suffix)] = score
+    return dict(sorted(scores.items()))
+
+
+def _make_rows(
+    protocol: Protocol,
+    cell: CellRecord,
+    scores: dict[int, Score],
+    items: Sequence[ItemOutcome],
+) -> list[PassAtK]:
+    counts = [_count_right(item.detail["samples"]) for item in items]
+    temperature = math.nan
+    samples = 0
+    if items:
+        temperature = float(items[0].detail["samples"]["temperature"])
+        samples = counts[0][0]
+    return [
+        PassAtK(
+            protocol=protocol,
+            task=cell.task,
+            model=cell.model,
+            k=k,
+            value=score.value,
+            stderr=score.stderr,
+            sampling_error=sampling_error(counts, k),
+            problems=score.n,
+            samples=samples,
+            temperature=temperature,
+            greedy=cell.scores[cell.metric].value,
+        )
+        for k, score in scores.items()
+    ]
+
+
+def _count_right(samples: dict[str, Any]) -> tuple[int, int]:
+    """Return how many samples an example has, and how many of them are right."""
+    return len(samples["right"]), sum(map(bool, samples["right"]))
