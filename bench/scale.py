@@ -1,8 +1,10 @@
-"""How long commands take on stores of 2,000, 20,000 and 200,000 cells, and on 300 models × 40 tasks.
+"""How long commands take on stores of 2,000 to 1,000,000 cells, on large plans and on many rows of one's own.
 
-    python bench/scale.py                       # the small ones and 300 × 40
-    python bench/scale.py --sizes 200k          # minutes, and a gigabyte of disk
+    python bench/scale.py                       # the small stores and 300 models × 40 tasks
+    python bench/scale.py --sizes 200k          # minutes, and a gigabyte of disk; 1m takes five times as much
     python bench/scale.py --cells 200           # what a trivial cell costs beside its scoring: plan, commit, events
+    python bench/scale.py --plan 10000x100      # a plan of 10,000 models × 100 tasks, whose files are on disk
+    python bench/scale.py --rows 100000         # a task of 100,000 rows of one's own: plan, and a run with fine-tuning
 
 Each command runs in a process of its own. Printed: seconds on the clock, seconds of processor time, and the most
 memory; a limit is held against the processor time. A busy machine stretches the clock many times, and processor time
@@ -33,7 +35,13 @@ POTENTIA = [
     "from potentia.cli.app import run_command_line; run_command_line()",
 ]
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-SIZES = {"2k": (50, 20), "20k": (250, 40), "300x40": (300, 40), "200k": (1000, 100)}
+SIZES = {
+    "2k": (50, 20),
+    "20k": (250, 40),
+    "300x40": (300, 40),
+    "200k": (1000, 100),
+    "1m": (2500, 200),
+}
 STUDY = "feedfacefeedfacefeedfacefeedface"
 # Seconds of processor time, and MB of memory or of the file, by size and step.
 LIMITS = {
@@ -45,6 +53,10 @@ LIMITS = {
     ("200k", "rankings"): (600, 2_000),
     ("200k", "board, first page"): (2, None),
 }
+# Seconds of processor time and MB of memory.
+PLAN_LIMITS = (600, 4_000)
+ROWS_PLAN_LIMITS = (60, 2_000)
+ROWS_RUN_LIMITS = (900, 3_000)
 CELL_MS, FOUND_MS = (
     5,
     2,
@@ -152,6 +164,80 @@ def make_store(where: Path, models: int, tasks: int, *, lanes: int = 3) -> None:
                         for point in lane.epochs
                     ]
                     connection.execute(s.epochs.insert(), points)
+
+
+def make_many_models(folder: Path, count: int) -> list[str]:
+    """Write models that differ in one weight; return their folders. All other files are links to the first one's."""
+    import tiny
+
+    first = tiny.save_model(folder / "model-0", width=16)
+    weights = bytearray((first / "model.safetensors").read_bytes())
+    other_files = [file for file in first.iterdir() if file.name != "model.safetensors"]
+    for number in range(1, count):
+        model = folder / f"model-{number}"
+        model.mkdir()
+        for file in other_files:
+            os.link(file, model / file.name)
+        weights[-4:] = np.float32(number).tobytes()
+        (model / "model.safetensors").write_bytes(weights)
+    return [str(folder / f"model-{number}") for number in range(count)]
+
+
+def measure_plan(models: int, tasks: int, folder: Path) -> bool:
+    """Print how long the plan of a large study takes whose models and tasks are files; return whether limits hold."""
+    import yaml
+
+    import tiny
+
+    paths = make_many_models(folder, models)
+    files = [str(tiny.save_questions(folder / f"q{k}.jsonl", n=60, seed=k)) for k in range(tasks)]
+    study = {
+        "models": [{"name": Path(path).name, "path": path} for path in paths],
+        "tasks": [{"name": Path(file).stem, "file": file} for file in files],
+        "store": str(folder / "plan.db"),
+        "device": "cpu",
+    }
+    file = folder / "study.yaml"
+    file.write_text(yaml.safe_dump(study))
+    print(f"\nplan of {models:,} models × {tasks:,} tasks ({load()})", flush=True)
+    return print_command("plan", ["plan", str(file), "--no-calibrate"], folder, PLAN_LIMITS)
+
+
+def measure_own_rows(rows: int, folder: Path) -> bool:
+    """Print how long a task of many rows takes to plan, to score and to learn; return whether limits hold."""
+    import yaml
+
+    import tiny
+
+    tiny.save_model(folder / "model", width=16)
+    tiny.save_questions(folder / "questions.jsonl", n=rows)
+    study = {
+        "models": [{"name": "model", "path": str(folder / "model")}],
+        "tasks": [{"name": "questions", "file": str(folder / "questions.jsonl")}],
+        "tuning": {"learning_rates": [1e-3], "epochs": 1},
+        "store": str(folder / "rows.db"),
+        "device": "cpu",
+    }
+    file = folder / "study.yaml"
+    file.write_text(yaml.safe_dump(study))
+    print(f"\ntask of {rows:,} rows of one's own ({load()})", flush=True)
+    held = print_command("plan", ["plan", str(file), "--no-calibrate"], folder, ROWS_PLAN_LIMITS)
+    held &= print_command("run", ["run", str(file)], folder, ROWS_RUN_LIMITS)
+    return held & print_command("report", ["report", str(folder / "rows.db")], folder, None)
+
+
+def print_command(
+    name: str, command: list[str], folder: Path, limits: tuple[float, float] | None
+) -> bool:
+    """Run a command and print seconds, processor time and memory; return whether it keeps its limits."""
+    clock, cpu, memory = timed(command, folder)
+    is_kept = limits is None or (cpu < limits[0] and memory < limits[1])
+    limit_words = (
+        "" if limits is None else f"limit {limits[0]:g} s of a processor, {limits[1]:,} MB"
+    )
+    miss = "" if is_kept else "  MISSED"
+    print(f"{name:28}{clock:9.2f}{cpu:9.2f}{memory:8.0f}   {limit_words}{miss}", flush=True)
+    return is_kept
 
 
 def load() -> str:
@@ -342,6 +428,8 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=["2k", "20k", "300x40"])
     parser.add_argument("--steps", nargs="+", default=["status", "rankings", "report", "board"])
     parser.add_argument("--cells", type=int, help="measure this many trivial cells instead")
+    parser.add_argument("--plan", help="measure the plan of MODELSxTASKS instead")
+    parser.add_argument("--rows", type=int, help="measure a task of this many rows instead")
     parser.add_argument("--folder", type=Path, help="keep the stores here")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -349,6 +437,11 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if given.cells:
             raise SystemExit(0 if orchestration(given.cells, folder) else 1)
+        if given.plan:
+            models, tasks = map(int, given.plan.split("x"))
+            raise SystemExit(0 if measure_plan(models, tasks, folder) else 1)
+        if given.rows:
+            raise SystemExit(0 if measure_own_rows(given.rows, folder) else 1)
         held = [measure(size, folder, given.steps) for size in given.sizes]
     raise SystemExit(0 if all(held) else 1)
 

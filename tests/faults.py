@@ -108,6 +108,7 @@ class World:
     several: bool = True  # runs may have worker processes, which take seconds to start
     made: int = 0
     kills: int = 0
+    losses: int = 0  # of a database while a run was under way
 
     @classmethod
     def make(cls, folder: Path, *, server: postgres.Server | None = None, **shape: int) -> World:
@@ -153,8 +154,9 @@ class World:
         return f"{self.server.database()}?items={self.place() / 'items'}"
 
     def workers(self, stream: random.Random) -> list[str]:
-        """Return an option that makes some runs have two workers."""
-        return stream.choice([[], ["--workers", "2"]]) if self.several else []
+        """Return options that let some runs have two workers, and some of these share the tasks of one row."""
+        two_workers = ["--workers", "2"]
+        return stream.choice([[], two_workers, [*two_workers, "--split"]]) if self.several else []
 
     def finish(self, store: str, *more: str) -> None:
         """Run to the end and check."""
@@ -256,6 +258,50 @@ def lost_database(world: World, kind: str, stream: random.Random) -> None:
     assert driver.wait() == 0, driver.said
     assert "Traceback" not in driver.said, driver.said
     check(store, world.expected)
+
+
+# what a run writes to its log as it begins something: the kind of line, and how its phase begins
+PHASES = (
+    ("lease", ""),
+    ("phase", "loading"),
+    ("phase", "direct"),
+    ("cell", ""),
+    ("phase", "validating"),
+    ("phase", "tuning"),
+    ("phase", "testing"),
+    ("row", ""),
+)
+
+
+def lost_by_phase(world: World, kind: str, stream: random.Random) -> None:
+    """Take the database away in every phase of one run: planning a row, loading, scoring, tuning, testing, its end."""
+    store = world.store(kind)
+    assert world.server is not None
+    folder = world.folder / f"place-{world.made}"
+    driver = world.drive(store)
+    lines_seen = 0
+    for line_kind, phase in PHASES:
+        lines_seen = _await_line(driver, folder, line_kind, phase, lines_seen)
+        world.server.stop(stream.choice(["immediate", "fast"]))
+        time.sleep(stream.uniform(0.1, 1.5))
+        world.server.start()
+        world.losses += driver.alive
+    assert driver.wait() == 0, driver.said
+    assert "Traceback" not in driver.said, driver.said
+    check(store, world.expected)
+
+
+def _await_line(driver: Driver, folder: Path, kind: str, phase: str, lines_seen: int) -> int:
+    """Wait until the log of a run has a line of this kind after those seen, or the run is over; return its number."""
+    while driver.alive:
+        lines = [line for log in folder.rglob("*.jsonl") for line in log.read_text().splitlines()]
+        for number, line in enumerate(lines[lines_seen:], lines_seen + 1):
+            with contextlib.suppress(ValueError):  # a line that is being written
+                event = json.loads(line)
+                if event["kind"] == kind and event.get("phase", "").startswith(phase):
+                    return number
+        time.sleep(0.01)
+    return lines_seen
 
 
 def node_loss(world: World, kind: str, stream: random.Random) -> None:
@@ -507,6 +553,7 @@ FAULTS: dict[str, Fault] = {
     "two-directories": two_directories,
     "secrets": _program(TOLD, "pytest -q tests/store/test_password.py"),
     "lost-database": lost_database,
+    "lost-by-phase": lost_by_phase,
     "cuts": _program(CUTS, "pytest -q tests/store/test_cuts.py"),
     "damaged-store": damaged_store,
     "full-disk": full_disk,
@@ -521,7 +568,12 @@ FAULTS: dict[str, Fault] = {
     "few-descriptors": few_descriptors,
     "node-loss": node_loss,
 }
-ON_POSTGRES_ALONE = {"node-loss", "secrets", "cuts"}  # a file cannot be shared between machines
+ON_POSTGRES_ALONE = {
+    "node-loss",
+    "secrets",
+    "cuts",
+    "lost-by-phase",
+}  # a file cannot be shared between machines
 ON_SQLITE_ALONE = {
     "hostile-files",
     "damaged-store",
@@ -561,7 +613,7 @@ def main() -> int:
                 alone = {"sqlite": ON_POSTGRES_ALONE, "postgres": ON_SQLITE_ALONE}
                 for kind in (kind for kind in chosen.stores if name not in alone[kind]):
                     wrong += try_fault(world, name, kind, chosen.rounds, chosen.seed)
-            print(f"{world.kills} kills")
+            print(f"{world.kills} kills, {world.losses} losses of the database in a phase")
             world.close()
     finally:
         if server is not None:

@@ -115,6 +115,8 @@ def encode_examples(
     encoder: Encoder, examples: Sequence[Example], end_id: int | None = None
 ) -> TokenisedExamples:
     """Tokenise training texts exactly as the scorer does its requests; ``end_id`` closes those that ask for it."""
+    from potentia.engine.proof.encoding_check import check_encoded_examples
+
     texts = [(example.context, example.continuation) for example in examples]
     ids_of_examples: list[list[int]] = []
     prompt_lengths: list[int] = []
@@ -130,7 +132,9 @@ def encode_examples(
         ids_of_examples.append(ids)
         prompt_lengths.append(len(context_ids))
     start_id = encoder.bos.prefix_id if encoder.bos.required else None
-    return TokenisedExamples.from_lists(ids_of_examples, prompt_lengths, start_id)
+    encoded = TokenisedExamples.from_lists(ids_of_examples, prompt_lengths, start_id)
+    check_encoded_examples(encoder, examples, encoded, end_id)
+    return encoded
 
 
 @dataclass(frozen=True)

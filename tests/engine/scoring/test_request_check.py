@@ -140,6 +140,7 @@ def test_every_trait_has_a_request() -> None:
     assert traits([5, 3, 9], contexts=[True, False, True])["empty context"] == [1]
     assert traits([5, 3, 9], tokens=[1, 12, 30])["windows"] == [2]
     assert "windows" not in traits([5, 3, 9], tokens=[1, 10, 300])  # 30 windows take long
+    assert traits([5, 30, 40, 50], tokens=[1, 1, 1, 12])["long context"] == [2]
     assert traits([1] * 7, portion=4)["portions"] == [6]
     assert traits([1] * 7, owners=[0, 1, 2, 3, 0, 5, 2], portion=4)["portions"] == [5]
     assert traits([1] * 4, owners=[-1, 0, -1, 0])["adapters"] == [2, 3]
@@ -176,6 +177,29 @@ def test_windows_that_begin_with_another_token_are_noticed(monkeypatch: pytest.M
         Scorer(tiny("gpt2")).loglikelihood([*REQUESTS, *LONG[:1]])
     with pytest.raises(ModelError, match="log-likelihood"):
         Scorer(tiny("gpt2")).rolling([*TEXTS, Document("Sarah was a surgeon. " * 9)])
+
+
+def test_a_context_that_is_cut_elsewhere_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Encoder.fit
+
+    def wrong(self: Encoder, context: Any, continuation: Any) -> Any:
+        ids, was_cut = right(self, context, continuation)
+        return (ids[1:] if was_cut else ids), was_cut
+
+    monkeypatch.setattr(Encoder, "fit", wrong)
+    with pytest.raises(ModelError, match="log-likelihood"):
+        Scorer(tiny("gpt2")).loglikelihood([*REQUESTS, *LONG])
+
+
+def test_a_wrong_count_of_tokens_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = scorer_module.RequestSums.totals
+
+    def wrong(self: Any) -> Any:
+        return [(logprob, greedy, tokens + 1) for logprob, greedy, tokens in right(self)]
+
+    monkeypatch.setattr(scorer_module.RequestSums, "totals", wrong)
+    with pytest.raises(ModelError, match="tokens of a request were scored"):
+        Scorer(tiny("gpt2", positions=128)).loglikelihood(REQUESTS)
 
 
 def test_a_trait_is_compared_where_it_first_appears(monkeypatch: pytest.MonkeyPatch) -> None:

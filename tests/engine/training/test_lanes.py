@@ -335,6 +335,14 @@ def test_an_adapter_that_was_let_go_is_in_no_slot() -> None:
             assert gap(bank.peft_state(bank.weights[slot]), saved) == 0
 
 
+def test_a_restored_adapter_is_the_one_that_passes_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    with LaneTrainer(tiny("llama")) as trainer:
+        trainer.train(neighbours(2))
+        monkeypatch.setattr(trainer._bank, "refresh_work", lambda *_: None)
+        with pytest.raises(TuningError, match="cannot be restored"):
+            trainer.restore("other-0", 1)
+
+
 @pytest.mark.parametrize("fault", ["weights", "moments", "copies"])
 def test_a_lane_that_finds_something_of_another_in_its_slot_is_not_trained(
     fault: str, monkeypatch: pytest.MonkeyPatch

@@ -12,10 +12,12 @@ import torch
 from lane_models import examples, tiny
 from potentia.engine.layers import lane_layers
 from potentia.engine.layers.adapter_methods import find_adapter_method
+from potentia.engine.operations import plain
 from potentia.engine.proof import rehearsal
 from potentia.engine.proof.plan_check import find_batch_fault
 from potentia.engine.proof.reference import peft_scale, reference_learning_rate
 from potentia.engine.proof.rehearsal import RehearsalResult
+from potentia.engine.steps import packed_steps, pass_plan
 from potentia.engine.training import (
     LaneSpec,
     LaneTrainer,
@@ -122,6 +124,48 @@ def test_wrong_updates_end_the_run_before_its_first_step(monkeypatch: pytest.Mon
     ):
         trainer.train(specs(), on_step=steps.append)
     assert not steps
+
+
+def test_lanes_that_are_clipped_by_the_norm_of_another_end_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first rehearsed gradient lies below the clip, the second above it, each lane by its own factor."""
+    right = plain.update_
+
+    def clip_together(*arguments: Any) -> None:
+        *others, norms = arguments
+        right(*others, torch.full_like(norms, float(norms.max())))
+
+    monkeypatch.setattr(plain, "update_", clip_together)
+    for static in (False, True):
+        with (
+            LaneTrainer(tiny("llama"), static=static) as trainer,
+            pytest.raises(TuningError, match="cannot be tuned here"),
+        ):
+            trainer.train(specs(clip=0.3))
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_a_row_that_is_in_no_pass_ends_the_run_in_any_step(
+    static: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[Any] = []
+    for module, name in (
+        (pass_plan, "divide_into_padded_passes"),
+        (packed_steps, "divide_into_packed_passes"),
+    ):
+        right = getattr(module, name)
+
+        def lose_row(rows: Any, plan: Any, right: Any = right) -> Any:
+            return right(rows[:-1] if len(steps) >= 3 else rows, plan)
+
+        monkeypatch.setattr(module, name, lose_row)
+    with (
+        LaneTrainer(tiny("llama"), static=static, token_budget=300) as trainer,
+        pytest.raises(TuningError, match="do not have each of its"),
+    ):
+        trainer.train(specs(), on_step=steps.append)
+    assert len(steps) == 3
 
 
 def test_without_memory_for_the_reference_the_run_says_so(

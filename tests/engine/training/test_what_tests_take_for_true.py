@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +14,10 @@ from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from lane_models import tiny
 from potentia.engine import BosPolicy, Encoder
-from potentia.engine.lane_spec import LoraConfig, data_order
+from potentia.engine.lane_spec import LoraConfig, TokenisedExamples, data_order
 from potentia.engine.layers.adapter_bank import AdapterBank
 from potentia.engine.training import encode_examples
+from potentia.errors import TuningError
 from potentia.values.requests import Example
 
 ORDER_OF_EPOCH_0 = [4, 6, 2, 7, 3, 5, 9, 0, 8, 1]
@@ -98,3 +101,36 @@ def test_an_example_without_a_prompt_follows_the_start_token(with_bos: bool) -> 
     encoded = encode_examples(toy_encoder(with_bos=with_bos), [example], end_id=END)
     assert encoded.flat.tolist() == [BOS, AB, SPACE_A, END]
     assert encoded.prompts.tolist() == [1]
+
+
+def lose_end(ids: list[int], prompt: int) -> tuple[list[int], int]:
+    return (ids[:-1] if ids[-1] == END else ids), prompt
+
+
+def replace_last_token(ids: list[int], prompt: int) -> tuple[list[int], int]:
+    return ([*ids[:-2], END] if ids[-1] == END else ids), prompt
+
+
+def lose_start(ids: list[int], prompt: int) -> tuple[list[int], int]:
+    return ids[1:], max(0, prompt - 1)
+
+
+def move_boundary(ids: list[int], prompt: int) -> tuple[list[int], int]:
+    return ids, prompt - 1
+
+
+@pytest.mark.parametrize("fault", [lose_end, replace_last_token, lose_start, move_boundary])
+def test_examples_with_other_tokens_are_not_trained_on(
+    fault: Callable[[list[int], int], tuple[list[int], int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What tests find here, a run finds too: a few examples of every task are tokenised again."""
+    right = TokenisedExamples.from_lists
+    examples = [Example(context, text, end=end) for context, text, end, _, _ in ENCODED]
+
+    def wrong(ids: Any, prompts: Any, start_id: Any) -> TokenisedExamples:
+        pairs = [fault(*pair) for pair in zip(ids, prompts, strict=True)]
+        return right([ids for ids, _ in pairs], [prompt for _, prompt in pairs], start_id)
+
+    monkeypatch.setattr(TokenisedExamples, "from_lists", wrong)
+    with pytest.raises(TuningError, match="harness's rule gives"):
+        encode_examples(toy_encoder(with_bos=True), examples, end_id=END)

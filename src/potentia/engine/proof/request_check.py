@@ -25,7 +25,7 @@ from potentia.timing import spending
 if TYPE_CHECKING:
     from potentia.engine.layers.network import Network
     from potentia.engine.models.loading import LoadedModel
-    from potentia.engine.models.tokenization import Ids
+    from potentia.engine.models.tokenization import Encoder, Ids
     from potentia.values.requests import Continuation, Document, Generation
 
 REQUESTS = 5  # that are computed again at first, of each kind and with or without adapters
@@ -69,6 +69,9 @@ class RequestTraits:
         empty = [index for index in order if not self.has_context[index]]
         if empty:
             chosen["empty context"] = empty[-1:]
+        long_contexts = [index for index in order if self._may_be_cut(index)]
+        if long_contexts:
+            chosen["long context"] = long_contexts[-1:]
         windowed = [index for index in order if self._has_windows(index)]
         if windowed:
             chosen["windows"] = windowed[-1:]
@@ -99,6 +102,12 @@ class RequestTraits:
     def _has_windows(self, index: int) -> bool:
         tokens = self.tokens[index]
         return self.max_length < tokens <= MOST_WINDOWS * (self.max_length - 1)
+
+    def _may_be_cut(self, index: int) -> bool:
+        """Return whether a request has more letters than the model reads tokens, and a continuation that fits."""
+        return (
+            self.has_context[index] and self.tokens[index] <= self.max_length < self.lengths[index]
+        )
 
     def _choose_from_last_portion(self) -> list[int]:
         """Choose a late request whose adapter is not that of the same place in the first portion."""
@@ -150,6 +159,7 @@ class RequestCheck:
                     [context_ids, continuation_ids],
                     [encoded.ids[:boundary], encoded.ids[boundary:]],
                 )
+                self._check_count(encoded, tokens[index])
                 owner = _owner_of(index, owners)
                 differences += self._check_number(encoded, logprobs[index], owner)
             self._record(name, differences)
@@ -177,6 +187,7 @@ class RequestCheck:
                 encoded = self.rule.encode_document(requests[index].text)
                 if encoded is None:
                     continue
+                self._check_count(encoded, tokens[index])
                 owner = _owner_of(index, owners)
                 differences += self._check_number(encoded, logprobs[index], owner)
             self._record(name, differences)
@@ -209,6 +220,13 @@ class RequestCheck:
         if list(ours) != list(harness):
             raise ModelError(
                 f"a request became the tokens {list(ours)}, where lm-evaluation-harness's rule gives {list(harness)}",
+                hint=REPORT,
+            )
+
+    def _check_count(self, encoded: EncodedRequest, tokens: int) -> None:
+        if tokens != encoded.scored:
+            raise ModelError(
+                f"{tokens} tokens of a request were scored, where lm-evaluation-harness's rule gives {encoded.scored}",
                 hint=REPORT,
             )
 
@@ -273,7 +291,7 @@ class HarnessRule:
     Methods return None where Potentia differs from it on purpose.
     """
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: LoadedModel | Encoder) -> None:
         self.tokenizer: Any = loaded.tokenizer
         self.max_length = loaded.max_length
         self.strips_bos = loaded.bos.required

@@ -25,7 +25,11 @@ from potentia.engine.layers.row_layout import (
 from potentia.engine.models.device_layout import may_give_back, out_of_memory
 from potentia.engine.steps.lane_states import UPDATE_COLUMNS, LaneStates, UpdateTable, apply_update
 from potentia.engine.steps.padded_pass import copy_into
-from potentia.engine.steps.pass_plan import PassPlan, divide_into_packed_passes
+from potentia.engine.steps.pass_plan import (
+    PassPlan,
+    check_every_row_once,
+    divide_into_packed_passes,
+)
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +84,9 @@ class PackedSteps:
 
     def divide_rows(self, rows: Sequence[TrainingRow], plan: PassPlan) -> list[list[TrainingRow]]:
         """Return the rows of every pass of a step."""
-        return divide_into_packed_passes(rows, plan)
+        passes = divide_into_packed_passes(rows, plan)
+        check_every_row_once(rows, passes)
+        return passes
 
     def add_gradients(self, rows: Sequence[TrainingRow], plan: PassPlan) -> None:
         """Add the gradients of one step of every lane into the bank, and its losses into the pass's."""

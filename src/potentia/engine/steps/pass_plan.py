@@ -168,8 +168,23 @@ def divide_rows(
     if form is TrainingForm.ONE_ROW:
         return [([row], len(row.ids)) for row in rows]
     if form is TrainingForm.ONE_LANE:
-        return divide_into_lane_passes(rows, plan)
-    return divide_into_padded_passes(rows, plan)
+        passes = divide_into_lane_passes(rows, plan)
+    else:
+        passes = divide_into_padded_passes(rows, plan)
+    check_every_row_once(rows, [pass_rows for pass_rows, _ in passes])
+    return passes
+
+
+def check_every_row_once(
+    rows: Sequence[TrainingRow], passes: Sequence[Sequence[TrainingRow]]
+) -> None:
+    """Raise an error where the passes of a step do not have each of its rows once."""
+    rows_in_passes = [id(row) for pass_rows in passes for row in pass_rows]
+    if sorted(rows_in_passes) != sorted(map(id, rows)):
+        raise TuningError(
+            f"the {len(passes)} passes of a step do not have each of its {len(rows)} rows once",
+            hint="this is an error in Potentia: please report it with the model and the task",
+        )
 
 
 def divide_into_padded_passes(rows: Sequence[TrainingRow], plan: PassPlan) -> list[PaddedRows]:

@@ -26,6 +26,8 @@ from potentia.engine.lane_spec import LaneSpec, LoraConfig
 from potentia.engine.layers.adapter_bank import AdapterBank, lane_state_bytes
 from potentia.engine.models.device_layout import is_spread
 from potentia.engine.models.proof_cache import ProofCache
+from potentia.engine.proof.handover_check import find_copy_fault
+from potentia.engine.proof.plan_check import REPORT
 from potentia.engine.proof.refusal import Refusal
 from potentia.engine.proof.rehearsal import RehearsalFailedError
 from potentia.engine.proof.training_check import FORMS, TrainingVerdict, check_lanes, recheck_lanes
@@ -299,6 +301,9 @@ class LaneTrainer(Trainer):
         self._resident[lane_key] = slot
         bank.weights[slot].copy_(row)
         bank.refresh_work()
+        fault = find_copy_fault(bank, slot)
+        if fault is not None:
+            raise TuningError(f"lane {lane_key} cannot be restored: {fault}", hint=REPORT)
         return slot
 
     def _find_free_slot(self, slots: int) -> int:
