@@ -177,9 +177,11 @@ def test_pc1_follows_compute(found):
 
 def test_the_published_benchmarks_are_sound(scores):
     from potentia.analysis.rankings.screening import screen_tasks
-    from potentia.papers.train_before_test.reproduction import _tasks
+    from potentia.papers.train_before_test.reproduction import _select_benchmarks
 
-    screening = screen_tasks(_tasks(scores["direct"]), _tasks(scores["train_before_test"]))
+    screening = screen_tasks(
+        _select_benchmarks(scores["direct"]), _select_benchmarks(scores["train_before_test"])
+    )
     assert {f.reason for f in screening.flags} <= {"ceiling"}
 
 

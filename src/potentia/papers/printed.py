@@ -58,12 +58,12 @@ def compare_claim(
 
 
 def rounds_to(value: float, printed: str) -> bool:
-    """Whether a value is the printed one at its number of digits."""
+    """Whether a value is the printed one at its number of digits; a half may be rounded either way."""
     if not math.isfinite(value):
         return False
     digits: int = len(printed.partition(".")[2])
-    difference: float = abs(round(value, digits) - float(printed))
-    return difference < 0.5 * 10.0**-digits
+    half_a_digit = 0.5 * 10.0**-digits
+    return abs(value - float(printed)) <= half_a_digit * (1 + 1e-9)
 
 
 def tabulate_comparison(title: str, lines: list[ReproducedNumber], note: str = "") -> Table:
