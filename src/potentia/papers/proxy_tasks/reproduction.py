@@ -50,8 +50,8 @@ class ProxyPaper(Findings):
     def tables(self) -> Sequence[Table]:
         """Return ours beside the paper's, the weights, then the robustness."""
         note = (
-            f"Table 5 from the eight small models of table 4, within {TOLERANCE:.0%}. The weights of tables 6 and 8 are "
-            "fitted to the row that they reproduce: six weights to seven numbers."
+            f"Table 5 from the eight small models of table 4, within {TOLERANCE:.0%}. The weights of tables 6 and 8 "
+            "are fitted to the row that they reproduce: six weights to seven numbers."
         )
         comparison = tabulate_comparison("Proxy tasks: ours and the paper's", self.lines(), note)
         weights = Table(
