@@ -82,8 +82,8 @@ def _compare_stability() -> Iterator[ReproducedNumber]:
     table = _read_table("TABLE_1")
     printed_means = read_printed_numbers("base_models")["TABLE_1_MEANS"]
     means = table.mean(axis=0)
-    for column, mean, printed in zip(STABILITY_COLUMNS, means, printed_means, strict=True):
-        yield compare_number("table 1", f"mean τ, {column}", float(mean), printed)
+    for name, mean, printed in zip(STABILITY_COLUMNS, means, printed_means, strict=True):
+        yield compare_number("table 1", f"mean τ, {name}", float(mean), printed)
     open_ended = table[:OPEN_ENDED_TASKS].mean(axis=0)
     for size, column in (("1B", 2), ("2B", 5)):
         yield compare_number(

@@ -151,10 +151,10 @@ def _check_perplexity(findings: PaperFindings) -> Iterator[NumberCheck]:
 
 def _check_components(findings: PaperFindings) -> Iterator[NumberCheck]:
     where = "Section 3.4: variance of the first five components"
-    for protocol, printed in zip(PROTOCOLS, PRINTED.FIVE_COMPONENTS, strict=True):
-        first_five = findings.components[protocol].explained[:5]
+    for side, printed in zip(PROTOCOLS, PRINTED.FIVE_COMPONENTS, strict=True):
+        first_five = findings.components[side].explained[:5]
         ours = sum(share.value for share in first_five)
-        yield NumberCheck(where, LABELS[protocol], printed, ours)
+        yield NumberCheck(where, LABELS[side], printed, ours)
     where = "Figures 6 and 8, table 8: explained variance, per cent"
     for family, protocol, printed_shares in _read_cells(PRINTED.TABLE_8):
         components = findings.family_components.get(f"{protocol} {family}")
