@@ -21,6 +21,7 @@ from scipy.stats import norm
 from potentia.analysis.checkpoints import Checkpoint, find_checkpoints, group_by_series
 from potentia.analysis.stats import measure_signal_to_noise
 from potentia.analysis.stats.bootstrap import kendall_by_row
+from potentia.analysis.stats.cluster_errors import covariance_of_means
 from potentia.analysis.stats.signal import LAST_CHECKPOINTS, LEAST_CHECKPOINTS
 from potentia.analysis.stats.significance import align_outcomes
 from potentia.errors import InputError
@@ -29,7 +30,7 @@ from potentia.facts import known_chance
 from potentia.values.answer_bits import ANSWER_BITS
 from potentia.values.findings import Bars, Chart, Finding, Table
 from potentia.values.protocol import Protocol
-from potentia.values.scores import Floats, ScoreMatrix
+from potentia.values.scores import Floats, ScoreMatrix, clusters_of_task
 
 if TYPE_CHECKING:
     from potentia.evidence import Evidence
@@ -273,14 +274,15 @@ def measure_separated_share(
     """Return the share of model pairs whose mean differs significantly, paired by example; NaN without examples."""
     aligned = align_outcomes(models, items)
     values = aligned.values
-    count = values.shape[1]
-    if len(values) < 2 or count < 2:
+    if len(values) < 2 or values.shape[1] < 2:
         return math.nan
-    covariance = np.cov(values)
+    clusters = clusters_of_task(items)
+    labels = [clusters.get(example, "") for example in aligned.documents]
+    covariance = covariance_of_means(values, labels)
     variances = np.diag(covariance)
     first, second = np.triu_indices(len(values), 1)
     variance_of_difference = variances[first] + variances[second] - 2 * covariance[first, second]
-    errors = np.sqrt(np.maximum(variance_of_difference, 0.0) / count)
+    errors = np.sqrt(np.maximum(variance_of_difference, 0.0))
     means = values.mean(axis=1)
     gaps = np.abs(means[first] - means[second])
     limit = float(norm.ppf(1 - SIGNIFICANT / 2))

@@ -18,12 +18,13 @@ import numpy as np
 from scipy.stats import t as student_t
 
 from potentia.analysis.stats.bootstrap import kendall_by_row
+from potentia.analysis.stats.cluster_errors import clustered_error
 from potentia.analysis.stats.significance import align_outcomes
 from potentia.errors import InputError
 from potentia.facts import known_chance
 from potentia.values.findings import Bars, Chart, Finding, Table
 from potentia.values.protocol import Protocol, TaskName
-from potentia.values.scores import Floats
+from potentia.values.scores import Floats, clusters_of_task
 
 if TYPE_CHECKING:
     from potentia.evidence import Evidence
@@ -272,6 +273,8 @@ def compare_blind(
     aligned = align_outcomes(list(blind), items)
     share_right = aligned.values.mean(axis=0)  # (examples,)
     baseline = _baseline_by_example(aligned.documents, right_answers, chance or 0.0)
+    clusters = clusters_of_task(items)
+    labels = [clusters.get(example, "") for example in aligned.documents]
     order = np.argsort(-share_right, kind="stable")
     often_right = [
         (aligned.documents[position], float(share_right[position]))
@@ -285,7 +288,7 @@ def compare_blind(
         sighted=tuple(sighted[model] for model in blind),
         blind=tuple(blind.values()),
         baseline=float(baseline.mean()) if len(baseline) else math.nan,
-        p_value=_test_above(share_right - baseline),
+        p_value=_test_above(share_right - baseline, labels),
         examples=len(aligned.documents),
         often_right=tuple(often_right),
     )
@@ -304,16 +307,16 @@ def _baseline_by_example(
     return np.full(len(answers), chance)
 
 
-def _test_above(differences: Floats) -> float:
-    """Return P, one-sided, that a mean is no more than 0."""
-    count = len(differences)
-    if count < 2:
+def _test_above(differences: Floats, clusters: Sequence[str]) -> float:
+    """Return P, one-sided, that a mean over examples is no more than 0."""
+    mean = float(differences.mean()) if len(differences) else 0.0
+    stderr = clustered_error(differences, clusters)
+    if math.isnan(stderr):
         return 1.0
-    mean = float(differences.mean())
-    stderr = float(differences.std(ddof=1)) / math.sqrt(count)
     if stderr == 0:
         return 0.0 if mean > 0 else 1.0
-    return float(student_t.sf(mean / stderr, count - 1))
+    freedom = len({label for label in clusters if label}) + list(clusters).count("") - 1
+    return float(student_t.sf(mean / stderr, freedom))
 
 
 def _measure_token_share(evidence: Evidence) -> float:

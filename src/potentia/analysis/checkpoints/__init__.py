@@ -16,3 +16,9 @@ from potentia.analysis.checkpoints.training_runs import (
     find_training,
     follow_training,
 )
+from potentia.analysis.checkpoints.training_signal import (
+    CheckpointAverage,
+    TrainingSignal,
+    choose_average,
+    find_training_signal,
+)

@@ -20,7 +20,7 @@ from potentia.values.findings import Finding
 from potentia.values.protocol import TaskName
 
 if TYPE_CHECKING:
-    from potentia.analysis.checkpoints import Training
+    from potentia.analysis.checkpoints import Training, TrainingSignal
     from potentia.evidence import Evidence
     from potentia.papers.base_models.consistency import ConsistencyFindings
     from potentia.papers.base_models.stability import Stability
@@ -52,6 +52,11 @@ def analyze_checkpoints(evidence: Evidence, options: CheckpointOptions) -> Analy
         raise problems[0]
     if options.pairs is not None and "consistency" not in findings:
         raise problems[-1]
+    remarks: list[str] = []
+    if "stability" in findings:
+        signal = _analyze_signal(evidence, options)
+        findings["signal"] = signal
+        remarks = signal.sentences()
     if "ablation" not in findings:
         try:
             findings |= _analyze_ablation(evidence)
@@ -59,7 +64,7 @@ def analyze_checkpoints(evidence: Evidence, options: CheckpointOptions) -> Analy
             problems.append(error)
     if not findings:
         raise problems[0]
-    return AnalysisOutput(findings)
+    return AnalysisOutput(findings, remarks)
 
 
 def _analyze_stability(evidence: Evidence, options: CheckpointOptions) -> dict[str, Finding]:
@@ -76,6 +81,16 @@ def _analyze_stability(evidence: Evidence, options: CheckpointOptions) -> dict[s
         findings["training"] = find_training(evidence)
     findings["stability"] = stability
     return findings
+
+
+def _analyze_signal(evidence: Evidence, options: CheckpointOptions) -> TrainingSignal:
+    from potentia.analysis.checkpoints import find_training_signal, read_checkpoints
+
+    checkpoints = None
+    unit = None
+    if options.steps is not None:
+        checkpoints, unit = read_checkpoints(options.steps, None)
+    return find_training_signal(evidence, checkpoints, unit=unit)
 
 
 def _analyze_consistency(evidence: Evidence, options: CheckpointOptions) -> dict[str, Finding]:
@@ -115,7 +130,13 @@ def find_stability_content(request: SectionRequest) -> SectionContent | None:
     if stability is not None:
         shown.append(stability)
         named["stability"] = stability
-    return SectionContent(shown, named) if shown else None
+    signal = request.compute_once(_find_signal)
+    lead = ""
+    if signal is not None:
+        shown.append(signal)
+        named["signal"] = signal
+        lead = " ".join(signal.sentences())
+    return SectionContent(shown, named, lead=lead) if shown else None
 
 
 def find_consistency_content(request: SectionRequest) -> SectionContent | None:
@@ -149,6 +170,15 @@ def _find_training(request: SectionRequest) -> Training | None:
 
     try:
         return find_training(request.evidence)
+    except InputError:
+        return None
+
+
+def _find_signal(request: SectionRequest) -> TrainingSignal | None:
+    from potentia.analysis.checkpoints import find_training_signal
+
+    try:
+        return find_training_signal(request.evidence)
     except InputError:
         return None
 
