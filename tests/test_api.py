@@ -85,3 +85,52 @@ def test_a_type_checker_sees_the_public_names(tmp_path: Path):
     told = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     assert "-> potentia.evidence.evidence.Evidence" in told
     assert 'has no attribute "no_such_name"' in told
+
+
+def write_scores(path: Path) -> Path:
+    rows = [
+        f"{model},t{task},{0.5 + place / 10 + task / 100:.3f},0.01"
+        for place, model in enumerate(("a", "b", "run@1000", "run@2000", "run@4000"))
+        for task in range(3)
+    ]
+    path.write_text("\n".join(["model,benchmark,score,stderr", *rows]))
+    return path
+
+
+def test_python_has_the_names_of_the_commands(tmp_path: Path):
+    table = write_scores(tmp_path / "scores.csv")
+    for source in (table, str(table), potentia.read(table), potentia.read(table).frame()):
+        assert potentia.rankings(source).scoreboard.headline()
+        assert potentia.compare(source, "a", "b").sentences()
+        assert "improve" in potentia.checkpoints(source).headline()
+        assert potentia.benchmark(source, "t1").tables()
+    assert potentia.report(table, tmp_path / "r.html").stat().st_size > 10_000
+
+
+def test_every_finding_is_a_frame_and_has_a_short_repr(tmp_path: Path):
+    found = potentia.rankings(write_scores(tmp_path / "scores.csv"))
+    for finding in (found, *found.named().values()):
+        assert len(repr(finding)) <= 200
+        assert repr(finding).startswith(type(finding).__name__)
+        if finding.tables():
+            frame = finding.to_frame()
+            assert list(frame.columns) == list(finding.tables()[0].columns)
+            assert len(frame) == len(finding.tables()[0].rows)
+    with pytest.raises(LookupError, match="no table 'nothing'"):
+        found.to_frame("nothing")
+
+
+def test_every_public_function_says_its_parameters_and_gives_an_example():
+    import inspect
+
+    for name in ("rankings", "compare", "benchmark", "checkpoints", "exposure", "report"):
+        text = inspect.getdoc(getattr(potentia, name)) or ""
+        assert "Args:" in text, name
+        assert "Example:" in text, name
+    for name in ("evaluate", "select"):
+        assert "Args:" in (inspect.getdoc(getattr(potentia, name)) or "")
+    for name in potentia.api.__all__:
+        value = getattr(potentia, name)
+        if inspect.isfunction(value):
+            kinds = {p.kind for p in inspect.signature(value).parameters.values()}
+            assert inspect.Parameter.VAR_KEYWORD not in kinds, name

@@ -18,6 +18,7 @@ PRIVATE = re.compile(r"\bpotentia\.[\w.]*\.(?=[A-Z])|<factory>")
 GROUPS = {
     "Run a study": (
         "evaluate",
+        "select",
         "Result",
         "read_study",
         "make_study",
@@ -36,8 +37,13 @@ GROUPS = {
         "write_scores",
     ),
     "Find": (
-        "find_rankings",
+        "rankings",
         "RankingOptions",
+        "compare",
+        "benchmark",
+        "checkpoints",
+        "exposure",
+        "find_rankings",
         "find_test_task",
         "TestTaskOptions",
         "find_stability",
@@ -49,7 +55,7 @@ GROUPS = {
         "read_pairs",
         "Finding",
     ),
-    "Show": ("write_report", "make_report", "ReportOptions", "draw"),
+    "Show": ("report", "write_report", "make_report", "ReportOptions", "draw"),
     "Reproduce": ("reproduce_train_before_test", "reproduce_task_training"),
     "Errors": ("PotentiaError", "InputError"),
 }

@@ -6,10 +6,12 @@ folder of results, a pandas table; or matrices made in Python.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from potentia.analysis.benchmark import BenchmarkVerdict
 from potentia.analysis.benchmark import (
     find_benchmark as _find_benchmark,
 )
@@ -17,14 +19,17 @@ from potentia.analysis.benchmark import (
     find_classification as _find_classification,
 )
 from potentia.analysis.checkpoints import (
-    find_training as _find_training,
-)
-from potentia.analysis.checkpoints import (
+    Training,
     read_checkpoints,
     read_pairs,
 )
+from potentia.analysis.checkpoints import (
+    find_training as _find_training,
+)
 from potentia.analysis.rankings import (
+    ModelComparison,
     RankingOptions,
+    Rankings,
 )
 from potentia.analysis.rankings import (
     find_pair as _find_pair,
@@ -36,7 +41,7 @@ from potentia.errors import InputError, PotentiaError
 from potentia.evidence import Evidence, read, to_evidence
 from potentia.formats import write_scores
 from potentia.integrations import Predictions, predict
-from potentia.notebook import Result, evaluate
+from potentia.notebook import Result, evaluate, select
 from potentia.papers import (
     ProxyOptions,
     TestTaskOptions,
@@ -50,6 +55,9 @@ from potentia.papers import (
     find_consistency as _find_consistency,
 )
 from potentia.papers import (
+    find_exposure as _find_exposure,
+)
+from potentia.papers import (
     find_proxies as _find_proxies,
 )
 from potentia.papers import (
@@ -58,8 +66,9 @@ from potentia.papers import (
 from potentia.papers import (
     find_test_task as _find_test_task,
 )
+from potentia.papers.task_training.exposure import Exposure
 from potentia.run import plan_study, run_study
-from potentia.show import ReportOptions, draw, write_report
+from potentia.show import ReportOptions, draw, save_report, write_report
 from potentia.show import make_report as _make_report
 from potentia.store import Store
 from potentia.study import Study, make_study, read_study
@@ -85,8 +94,122 @@ def _with_sources(
     return analyze_source  # type: ignore[return-value]  # it may also be given by name
 
 
+# --- the commands, by their names -------------------------------------------------------------------------------------
+
+Source = Any  # evidence, matrices, or what ``read`` accepts: a store, a table, a folder of results, a DataFrame
+
+
+def rankings(source: Source, options: RankingOptions | None = None) -> Rankings:
+    """Say who is best and how sure that is: what ``potentia analyze rankings`` prints.
+
+    Args:
+        source: A store, a score table, a folder of lm-eval results, a DataFrame, or evidence.
+        options: Confidence level, resamples, tasks to leave out; ``RankingOptions()`` where absent.
+
+    Returns:
+        Every finding, by name in ``named()``; ``scoreboard`` is the answer, ``to_frame()`` its table.
+
+    Example:
+        >>> found = potentia.rankings("scores.csv")
+        >>> found.scoreboard.headline()
+        >>> found.to_frame()
+    """
+    return _find_rankings(to_evidence(source), options)
+
+
+def compare(
+    source: Source, first: str, second: str, *, margin: float | None = None
+) -> ModelComparison:
+    """Say which of two models is better on each task, and whether that is real: ``potentia compare``.
+
+    Args:
+        source: A store, a score table, a folder of lm-eval results, a DataFrame, or evidence.
+        first: A model, by its name or a part of it that no other model has.
+        second: The other model.
+        margin: Also say whether the one that seems worse is as good within this difference of scores.
+
+    Returns:
+        The comparison, task by task; ``sentences()`` say it in words.
+
+    Example:
+        >>> potentia.compare("potentia.db", "SmolLM2-135M", "pythia-160m").sentences()
+    """
+    return _find_pair(to_evidence(source), first, second, margin=margin)
+
+
+def benchmark(source: Source, task: str, *, protocol: str | None = None) -> BenchmarkVerdict:
+    """Say whether a benchmark is to be kept, fixed or dropped, and why: ``potentia analyze benchmark``.
+
+    Args:
+        source: A store, a score table, a folder of lm-eval results, a DataFrame, or evidence.
+        task: The benchmark, as it is called in the scores.
+        protocol: Under which protocol; the one that ranks the models where absent.
+
+    Example:
+        >>> print(potentia.benchmark("potentia.db", "arc_easy"))
+    """
+    return _find_benchmark(to_evidence(source), task, protocol=protocol)
+
+
+def checkpoints(source: Source, *, unit: str | None = None) -> Training:
+    """Say whether a pretraining run improves: the first answer of ``potentia analyze checkpoints``.
+
+    Args:
+        source: Scores of models called ``run@step``, or of a study that names its checkpoints.
+        unit: ``steps``, or ``tokens`` where a study knows them.
+
+    Returns:
+        The course of every run; ``find_stability`` and ``find_consistency`` answer the rest.
+
+    Example:
+        >>> potentia.checkpoints("potentia.db").headline()
+    """
+    return _find_training(to_evidence(source), unit=unit)
+
+
+def exposure(source: Source, *, clean: Sequence[str] = ()) -> Exposure:
+    """Say where a model may have seen such test text before: ``potentia analyze exposure``.
+
+    Args:
+        source: A store whose study ran with ``probe: true``.
+        clean: Models that are known not to have seen these tests, of four other families or more.
+
+    Example:
+        >>> potentia.exposure("potentia.db").sentences()
+    """
+    return _find_exposure(to_evidence(source), clean=clean)
+
+
+def report(
+    source: Source,
+    path: str | Path = "report.html",
+    *,
+    items: int | None = None,
+    options: ReportOptions | None = None,
+) -> Path:
+    """Write the report, one HTML file that needs no network: ``potentia report``.
+
+    Args:
+        source: A store, a score table, a folder of lm-eval results, a DataFrame, or evidence.
+        path: The file to write.
+        items: Examples of each result to show, half of them wrong; up to 40 where absent.
+        options: Sections that are asked for: proxies of a task, a division of the models, a baseline.
+
+    Returns:
+        The file.
+
+    Example:
+        >>> potentia.report("potentia.db", "report.html")
+    """
+    data = _make_report(to_evidence(source), items=items, options=options)
+    return save_report(data, Path(path))
+
+
+# --- the analyses of single papers, and what the commands above are made of -------------------------------------------
+
 find_benchmark = _with_sources(_find_benchmark)
 find_classification = _with_sources(_find_classification)
+find_exposure = _with_sources(_find_exposure)
 find_training = _with_sources(_find_training)
 find_pair = _with_sources(_find_pair)
 find_rankings = _with_sources(_find_rankings)
@@ -114,12 +237,17 @@ __all__ = [
     "Store",
     "Study",
     "TestTaskOptions",
+    "benchmark",
+    "checkpoints",
+    "compare",
     "draw",
     "evaluate",
+    "exposure",
     "find_ablation",
     "find_benchmark",
     "find_classification",
     "find_consistency",
+    "find_exposure",
     "find_pair",
     "find_proxies",
     "find_rankings",
@@ -130,13 +258,16 @@ __all__ = [
     "make_study",
     "plan_study",
     "predict",
+    "rankings",
     "read",
     "read_checkpoints",
     "read_pairs",
     "read_study",
+    "report",
     "reproduce_task_training",
     "reproduce_train_before_test",
     "run_study",
+    "select",
     "write_report",
     "write_scores",
 ]

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import shlex
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from potentia.analysis.planning import ModelChoice
 from potentia.analysis.rankings import Rankings, Scoreboard, find_rankings
-from potentia.errors import PotentiaError
+from potentia.errors import InputError, PotentiaError
 from potentia.evidence import Evidence, read
-from potentia.run import RunResult, StudyPlan, plan_study, run_study
+from potentia.integrations import export_adapter
+from potentia.run import Race, RunResult, StudyPlan, plan_study, run_study
 from potentia.show import make_report, save_report
+from potentia.store import Store
 from potentia.study import Study, read_study
 from potentia.timing import repeatedly
 
@@ -72,16 +75,50 @@ def evaluate(
     models: Sequence[str | dict[str, Any]] | None = None,
     tasks: Sequence[str | dict[str, Any]] | None = None,
     protocols: Sequence[str] | None = None,
+    caps: Mapping[str, int] | None = None,
+    tuning: Mapping[str, Any] | None = None,
+    data_dir: str | Path | None = None,
+    store: str | Path | None = None,
+    device: str | None = None,
     workers: int = 1,
     progress: bool = True,
-    **fields: Any,
+    fields: Mapping[str, Any] | None = None,
 ) -> Result:
     """Run a study, from a file or from what is named here, and return what it found; run again, it resumes.
 
-    Every field of the study file is a keyword (``caps={"train": 500}``, ``store="my.db"``); they go over the file's.
+    Args:
+        study: A study file, or a study made by ``make_study``; or none, with models and tasks named here.
+        models: Hub names, folders, or records as in a study file.
+        tasks: lm-eval tasks, files of your own, or records as in a study file.
+        protocols: ``direct`` and ``train_before_test`` where absent.
+        caps: The most examples of each split: ``{"train": 500, "test": 500}``.
+        tuning: The fine-tuning that every model receives: ``{"epochs": 2}``.
+        data_dir: Folder of benchmark splits; the hub where absent.
+        store: SQLite file or database URL; ``potentia.db`` where absent.
+        device: ``auto``, ``cpu``, ``cuda`` …
+        workers: Models at once.
+        progress: Whether a progress bar is shown.
+        fields: Any other field of the study file: ``{"seeds": 3}``. What is named here goes over the file.
+
+    Returns:
+        The scores as a table (``scores``), the rankings, and the report.
+
+    Example:
+        >>> result = potentia.evaluate(models=["my-model", "other"], tasks=["my.csv"], store="my.db")
+        >>> result.scoreboard.headline()
     """
     if not isinstance(study, Study):
-        named_fields = {"models": models, "tasks": tasks, "protocols": protocols, **fields}
+        named_fields = {
+            "models": models,
+            "tasks": tasks,
+            "protocols": protocols,
+            "caps": caps,
+            "tuning": tuning,
+            "data_dir": None if data_dir is None else str(data_dir),
+            "store": None if store is None else str(store),
+            "device": device,
+            **(fields or {}),
+        }
         overrides = {name: value for name, value in named_fields.items() if value is not None}
         study = read_study(study, overrides)
     plan = plan_study(study)
@@ -90,6 +127,62 @@ def evaluate(
     if run.failed:
         warnings.warn(_describe_failures(study, run), stacklevel=2)
     return Result(study, run)
+
+
+def select(
+    data: str | Path,
+    models: Sequence[str | dict[str, Any]],
+    *,
+    budget: float | None = None,
+    output: str | Path = "selected",
+    columns: Mapping[str, str] | None = None,
+    study: str | Path | None = None,
+    fields: Mapping[str, Any] | None = None,
+    workers: int = 0,
+) -> ModelChoice:
+    """Find the best model for your data, as ``potentia select`` does.
+
+    Args:
+        data: A csv, jsonl or parquet file, a folder of splits, or a task of lm-eval.
+        models: The candidates, two or more: hub names, folders, or records as in a study file.
+        budget: Seconds for all of it.
+        output: Folder of the store ``select.db`` and of the winner's ``adapter``.
+        columns: Which column of the data is what: ``{"text": "Body", "label": "Queue"}``.
+        study: A study file whose tuning, caps and device are used.
+        fields: Any field of a study file, over the file's: ``{"tuning": {"epochs": 3}}``.
+        workers: Models at once; 0 fits them to the GPUs.
+
+    Returns:
+        The choice; ``best`` is the model, ``answer()`` says it in words.
+
+    Example:
+        >>> choice = potentia.select("tickets.csv", ["org/small", "org/smaller"], budget=1800)
+        >>> print(choice.answer())
+    """
+    if len(models) < 2:
+        raise InputError("one candidate leaves nothing to select", hint="give at least two models")
+    folder = Path(output)
+    task: str | dict[str, Any] = str(data)
+    path = Path(data).expanduser()
+    if path.exists():
+        task = {"name": path.stem, "file": str(data)}
+        if columns:
+            task["columns"] = dict(columns)
+    settings = {
+        "name": "select",
+        "protocols": ["direct", "train_before_test"],
+        "store": str(folder / "select.db"),
+        "models": list(models),
+        "tasks": [task],
+        **(fields or {}),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    race = Race(read_study(study, settings), budget, workers=workers)
+    choice = race.run()
+    with Store.open(race.study.store, readonly=True) as store:
+        final_cell = race.final(store, choice.best)
+        export_adapter(store, final_cell, folder / "adapter", replace=True)
+    return choice
 
 
 def _describe_failures(study: Study, run: RunResult) -> str:
@@ -106,7 +199,6 @@ def _show_progress_bar(plan: StudyPlan) -> Iterator[None]:
     from tqdm.auto import tqdm
 
     from potentia.run import CellCount
-    from potentia.store import Store
 
     cell_count = CellCount(plan)
     with (

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from potentia.cli.app import app, repeat_flags
 from potentia.errors import InputError
 from potentia.evidence import read
-from potentia.papers import ProxyOptions, TestTaskOptions
+from potentia.papers import ProxyOptions, TestTaskOptions, find_ablation
 from potentia.papers.task_training.options import TestTaskCommandOptions
 from potentia.show import ReportOptions, build_sections, make_report, save_report
 
@@ -88,7 +88,7 @@ def test_forms_without_pairs_are_ranked_too(base_models: tuple[Path, Path]) -> N
     assert run("analyze", "checkpoints", scores)["ablation"] == json.loads(
         json.dumps(ablation.to_dict())
     )
-    bare = run("analyze", "checkpoints", scores, "--models", "b0", "b1", "b2")["ablation"]
+    bare = find_ablation(read(scores), ["b0", "b1", "b2"]).to_dict()
     assert bare["models"] == ["b0", "b1", "b2"]
     assert bare["methods"] == ["instruct", "iclip"]  # the other tasks have one form only
 

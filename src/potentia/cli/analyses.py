@@ -64,22 +64,14 @@ MAX_TRAIN_EXAMPLES = 50_000  # of a task that count, as a study uses them at mos
 class StoreAnalysisOptions(EvidenceOptions):
     """The options of an analysis that no table can answer, only a store."""
 
-    tasks: ReadTasks = None
     figures: Figures = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class PaperOptions(TableEvidenceOptions):
-    """The options of an analysis that a paper describes."""
-
-    tasks: ReadTasks = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class AnalysisOptions(PaperOptions):
+class AnalysisOptions(TableEvidenceOptions):
     """The options of an analysis of stores, tables and result files."""
 
-    models: ReadModels = None
+    tasks: ReadTasks = None
 
 
 def analysis(
@@ -185,6 +177,7 @@ class RankingsOptions(AnalysisOptions):
             help="Instead: how well a few tasks rank the models; or what unmeasured results will be.",
         ),
     ] = None
+    models: ReadModels = None
     history: History = None
 
 
@@ -291,8 +284,6 @@ def _register_extension_analysis(name: str, declared: AnalysisCommand[Any]) -> N
     base: type[EvidenceOptions] = AnalysisOptions
     if declared.needs_store:
         base = StoreAnalysisOptions
-    elif declared.group == "papers":
-        base = PaperOptions
     replaced = {field.name for field in fields(declared.options)}
 
     def analyze_evidence(evidence: potentia.Evidence, options: EvidenceOptions) -> NamedFindings:

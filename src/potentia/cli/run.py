@@ -217,7 +217,10 @@ def _follow_checkpoints(options: RunOptions) -> None:
             folders = ", ".join(options.checkpoints)
             print_lines(f"Waiting for new checkpoints in {folders}; Ctrl-C ends.", to=error_console)
             is_announced = True
-        time.sleep(WATCH_SECONDS)
+        try:
+            time.sleep(WATCH_SECONDS)
+        except KeyboardInterrupt:
+            return
 
 
 def _list_settled_checkpoints(sources: Sequence[str]) -> tuple[str, ...]:

@@ -14,7 +14,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from potentia.extras import Extra, require_extra
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Cell = str | int | float | None
 T = TypeVar("T")
@@ -50,6 +55,13 @@ class Table:
         if self.note:
             lines.append(self.note)
         return "\n".join(lines)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the table as a pandas DataFrame; numbers stay numbers."""
+        require_extra(Extra.PANDAS, "a pandas table")
+        import pandas as pd
+
+        return pd.DataFrame(list(self.rows), columns=list(self.columns))
 
     def _repr_html_(self) -> str:
         """Return the table as a notebook shows it."""
@@ -97,9 +109,38 @@ def _is_nan(cell: Cell) -> bool:
     return isinstance(cell, float) and math.isnan(cell)
 
 
+MAX_REPR = 200  # characters of a finding in a notebook or a log
+
+
+def _shorten_value(value: Any) -> str:
+    """Return a value in a few characters: texts and numbers as they are, a collection by its size."""
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return f"{value:.4g}" if isinstance(value, float) else repr(value)
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        return f"<{' × '.join(map(str, shape))}>"
+    if isinstance(value, (Mapping, tuple, list, set, frozenset)):
+        return f"<{len(value)}>"
+    return type(value).__name__
+
+
 @dataclass(frozen=True)
 class Finding:
     """The base of every finding: a frozen dataclass whose fields are plain values or numpy arrays."""
+
+    def __init_subclass__(cls, **class_options: Any) -> None:
+        super().__init_subclass__(**class_options)
+        if (
+            "__repr__" not in cls.__dict__
+        ):  # else the decorator would make one that prints every array
+            cls.__repr__ = Finding.__repr__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        """Return the kind of finding and its fields in short: the size of a collection, not its contents."""
+        shown_names = [shown.name for shown in dataclasses.fields(self) if shown.repr]
+        parts = [f"{name}={_shorten_value(getattr(self, name))}" for name in shown_names]
+        text = f"{type(self).__name__}({', '.join(parts)})"
+        return text if len(text) <= MAX_REPR else f"{text[: MAX_REPR - 2]}…)"
 
     def tables(self) -> Sequence[Table]:
         """Return the tables that a person reads."""
@@ -119,6 +160,19 @@ class Finding:
         """Return every field that is shown (``repr``) as JSON-ready values; NaN becomes None."""
         shown_names = [field.name for field in dataclasses.fields(self) if field.repr]
         return {name: jsonable(getattr(self, name)) for name in shown_names}
+
+    def to_frame(self, table: int | str = 0) -> pd.DataFrame:
+        """Return one of the tables, by number or title, as a pandas DataFrame; numbers stay numbers.
+
+        >>> potentia.rankings("scores.csv").to_frame()  # doctest: +SKIP
+        """
+        tables = list(self.tables())
+        titles = [available.title for available in tables]
+        position = titles.index(table) if table in titles else table
+        if not isinstance(position, int) or position >= len(tables):
+            listed_titles = ", ".join(titles) or "none"
+            raise LookupError(f"no table {table!r}; there are: {listed_titles}")
+        return tables[position].to_frame()
 
     def plot(self, chart: int | str = 0) -> Any:
         """Return one of the charts, by number or name, as a picture: a notebook shows it, ``save`` writes it."""

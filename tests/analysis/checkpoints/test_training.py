@@ -61,16 +61,14 @@ def test_the_order_is_settled_where_it_is_final_ever_after():
     assert found.find_settled_step(tuned) == 200
     # direct: two is ahead at 300 (.30 against .29), behind at 400 (.30 against .31), ahead from 600 on
     assert found.find_settled_step(direct) == 600
-    assert (
-        found.headline()
-        == "one ends first of 2 runs by train-before-test, over 2 tasks: 0.100 ± 0.020 before two."
+    assert found.headline() == (
+        "one is the best of 2 runs at the last checkpoints: 0.100 ± 0.020 ahead of two"
+        " (train-before-test, over 2 tasks)."
     )
     told = found.sentences()
-    assert (
-        told[0] == "By direct the order of the runs is the final one (two, one) from step 600 on."
-    )
-    assert told[1].endswith("(one, two) from step 200 on.")
-    assert "it still grows at its end (+0.100 since step 400)" in told[2]
+    assert told[0] == "The runs are in their final order (two, one) from step 600 on (direct)."
+    assert "(one, two) from step 200 on" in told[1]
+    assert "it is still improving (+0.100 since step 400)" in told[2]
 
 
 def test_an_order_that_turns_at_the_end_is_not_settled_before():
@@ -91,14 +89,14 @@ def test_an_order_that_turns_at_the_end_is_not_settled_before():
     }
     found = find_training(Evidence.of(scores))
     assert found.find_settled_step(found.protocols[0]) is None
-    assert "at the end alone" in found.sentences()[0]
+    assert "only at the last checkpoint" in found.sentences()[0]
 
 
 def test_one_run_has_a_course_and_no_order():
     found = find_training(evidence(models=[m for m in MODELS if m.startswith("two")]))
     assert (
         found.headline()
-        == "two comes from 0.400 to 0.700 in 4 checkpoints by train-before-test, over 2 tasks."
+        == "two improved over 4 checkpoints (0.400 → 0.700, ± 0.020; train-before-test, over 2 tasks)."
     )
     assert len(found.sentences()) == 1
     with pytest.raises(InputError, match="three or more checkpoints"):
@@ -109,7 +107,7 @@ def test_the_report_leads_with_curves_instead_of_many_models():
     data = make_report(evidence())
     sections = {id: html for id, _, html in build_sections(data)}
     assert data.training is not None
-    assert "one ends first of 2 runs" in sections["answer"].replace(
+    assert "one is the best of 2 runs" in sections["answer"].replace(
         '<span class="whole">', ""
     ).replace("</span>", "")
     assert 'id="fig-training"' in sections["answer"]

@@ -105,31 +105,50 @@ class Training(Finding):
         return [run.score_at_step(protocol, step) for step in steps]
 
     def headline(self) -> str:
-        """Say which run ends best, or how far the one run came."""
-        condition = f"by {self.main.label}, {self.tasks_phrase}"
-        best = self.runs[0]
-        best_name = self.names[best.series]
-        best_scores = best.scores[self.main]
+        """Say which run ends best, or whether the one run improved."""
+        condition = f"{self.main.label}, {self.tasks_phrase}"
         if len(self.runs) == 1:
-            course = (
-                f"from {best_scores[0]:.3f} to {best_scores[-1]:.3f} "
-                f"in {len(best.steps)} checkpoints"
-            )
-            return f"{best_name} comes {course} {condition}."
-        second = self.runs[1]
+            return self._describe_improvement(self.runs[0], condition)
+        best, second = self.runs[:2]
+        best_name = self.names[best.series]
         second_name = self.names[second.series]
-        lead = best_scores[-1] - second.scores[self.main][-1]
+        lead = best.scores[self.main][-1] - second.scores[self.main][-1]
         stderr = np.hypot(best.errors[self.main][-1], second.errors[self.main][-1])
         half_width = Z_95 * float(stderr)
         if not lead > half_width:
-            return f"{best_name} and {second_name} end within test noise of each other {condition}."
+            return (
+                f"{best_name} and {second_name} are not significantly different at their last"
+                f" checkpoints ({lead:+.3f} ± {half_width:.3f}; {condition})."
+            )
         return (
-            f"{best_name} ends first of {len(self.runs)} runs {condition}: "
-            f"{lead:.3f} ± {half_width:.3f} before {second_name}."
+            f"{best_name} is the best of {len(self.runs)} runs at the last checkpoints: "
+            f"{lead:.3f} ± {half_width:.3f} ahead of {second_name} ({condition})."
         )
 
+    def _describe_improvement(self, run: TrainingRun, condition: str) -> str:
+        """Say whether the last checkpoint of a run scores higher than its first, beyond test noise."""
+        scores = run.scores[self.main]
+        errors = run.errors[self.main]
+        change = float(scores[-1] - scores[0])
+        half_width = Z_95 * float(np.hypot(errors[0], errors[-1]))
+        span = f"over {len(run.steps)} checkpoints"
+        numbers = f"({scores[0]:.3f} → {scores[-1]:.3f}, ± {half_width:.3f}; {condition})"
+        name = self.names[run.series]
+        if not np.isfinite(half_width):
+            numbers = f"({scores[0]:.3f} → {scores[-1]:.3f}; {condition})"
+            direction = "higher" if change > 0 else "not higher"
+            return (
+                f"{name} ends {direction} than it began {span} {numbers}. Without standard errors"
+                " nothing says whether that is more than test noise."
+            )
+        if change > half_width:
+            return f"{name} improved {span} {numbers}."
+        if change < -half_width:
+            return f"{name} got worse {span} {numbers}."
+        return f"{name}: no measurable improvement {span} {numbers}."
+
     def sentences(self) -> list[str]:
-        """Say when the order of the runs settles by each protocol, and whether each run still grows."""
+        """Say when the order of the runs settles by each protocol, and whether each run still improves."""
         sentences = []
         if len(self.runs) > 1:
             sentences += [self._describe_order(protocol) for protocol in self.protocols]
@@ -140,10 +159,10 @@ class Training(Finding):
         best_first = sorted(self.runs, key=lambda run: -run.scores[protocol][-1])
         order = ", ".join(self.names[run.series] for run in best_first)
         if settled_step is None:
-            when = "at the end alone"
+            when = "only at the last checkpoint"
         else:
             when = f"from {self._format_step(settled_step)} on"
-        return f"By {protocol.label} the order of the runs is the final one ({order}) {when}."
+        return f"The runs are in their final order ({order}) {when} ({protocol.label})."
 
     def _describe_course(self, run: TrainingRun) -> str:
         scores = run.scores[self.main]
@@ -153,17 +172,19 @@ class Training(Finding):
         compared = best if best < last else last - 1
         noise = Z_95 * float(np.hypot(errors[compared], errors[-1]))
         is_real = abs(scores[compared] - scores[-1]) > noise
-        taus = ", ".join(f"{run.measure_tau(p):.2f} by {p.label}" for p in self.protocols)
+        taus = ", ".join(f"{run.measure_tau(p):.2f} ({p.label})" for p in self.protocols)
         start = f"{self.names[run.series]}: Kendall's τ between scores and {self.unit} is {taus}; "
         if best == last:
-            growth = "its last step up is within test noise"
+            growth = "the last checkpoint is the best, but within test noise of the one before"
             if is_real:
-                growth = "it still grows at its end"
+                growth = "it is still improving"
             since = self._format_step(run.steps[compared])
             return f"{start}{growth} ({scores[-1] - scores[compared]:+.3f} since {since})."
         cause = "beyond test noise" if is_real else "within test noise"
-        loss = f"{scores[best] - scores[-1]:.3f} above its end"
-        return f"{start}its best is at {self._format_step(run.steps[best])}, {loss}, {cause}."
+        loss = f"{scores[best] - scores[-1]:.3f} above the last"
+        return (
+            f"{start}its best checkpoint is {self._format_step(run.steps[best])}, {loss}, {cause}."
+        )
 
     def _format_step(self, step: float) -> str:
         return f"{self.unit.removesuffix('s')} {step:,.0f}"
