@@ -43,6 +43,7 @@ from potentia.formats import write_scores
 from potentia.integrations import Predictions, predict
 from potentia.notebook import Result, evaluate, select
 from potentia.papers import (
+    Exposure,
     ProxyOptions,
     TestTaskOptions,
     reproduce_task_training,
@@ -66,7 +67,6 @@ from potentia.papers import (
 from potentia.papers import (
     find_test_task as _find_test_task,
 )
-from potentia.papers.task_training.exposure import Exposure
 from potentia.run import plan_study, run_study
 from potentia.show import ReportOptions, draw, save_report, write_report
 from potentia.show import make_report as _make_report

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from potentia.papers.proxy_tasks.options import ProxyOptions
     from potentia.papers.proxy_tasks.reproduction import reproduce_proxy
     from potentia.papers.task_training.analysis import find_test_task
-    from potentia.papers.task_training.exposure import find_exposure
+    from potentia.papers.task_training.exposure import Exposure, find_exposure
     from potentia.papers.task_training.options import TestTaskOptions
     from potentia.papers.task_training.reproduction import reproduce_task_training
     from potentia.papers.train_before_test.reproduction import reproduce_train_before_test
@@ -50,6 +50,7 @@ _MODULE_OF_NAME = {
     "reproduce_proxy": "proxy_tasks.reproduction",
     "TestTaskOptions": "task_training.options",
     "find_exposure": "task_training.exposure",
+    "Exposure": "task_training.exposure",
     "find_test_task": "task_training.analysis",
     "reproduce_task_training": "task_training.reproduction",
     "reproduce_train_before_test": "train_before_test.reproduction",
