@@ -4,13 +4,20 @@ A template of a few characters can ask for any amount of memory or time, and Jin
 comes from a user's file or a model's folder is computed by one child process for many documents, with a limit on its
 memory (``RLIMIT_AS``), a deadline for every answer, and a bound on all that a template costs beyond the usual. A
 second one reads Parquet. The child is this file, run as a script: it imports Jinja or pyarrow, nothing of Potentia.
+
+Not every system has every limit. The child says at its start which it could set: macOS refuses a limit of memory, and
+Windows has neither that nor a timer of the processor. Where one is missing a warning says so, and the clock ends a
+child that no timer would.
 """
 
 from __future__ import annotations
 
 import atexit
 import json
+import logging
 import os
+import pickle
+import queue
 import re
 import signal
 import struct
@@ -22,16 +29,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache, lru_cache, partial
-from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 MEMORY = 2**30  # bytes of the child's address space
 DEADLINE = 5.0  # seconds of a processor for one answer: a busy machine makes nothing too slow
 PARQUET_DEADLINE = 60.0
-PATIENCE = 60.0  # by the clock: this many times as long
+PATIENCE = (
+    60.0  # by the clock, where a timer of the processor ends the child: this many times as long
+)
+PATIENCE_WITHOUT_TIMER = 6.0  # where the clock alone ends it: a busy machine is slow, too
+START_SECONDS = 300.0  # for a child to start, by the clock
 TOO_LONG = "it takes too long"
 TOO_MUCH = "it writes too much"
+SIZE = "<Q"  # before everything that goes through a pipe: its bytes
+LIMITS = "<??"  # the child's first message: whether memory and time of a processor are limited
 HEAD = "<?d"  # of an answer: whether it is one, and the seconds of a processor that it took
 LATE = 10.0  # seconds that one template or pattern may take in all, beyond USUAL for each document
 USUAL = 0.02
@@ -67,12 +79,35 @@ class _Reply:
     content: bytes
 
 
+@dataclass(frozen=True)
+class ChildLimits:
+    """Which limits a child could set on this system."""
+
+    has_memory_limit: bool
+    has_processor_timer: bool
+
+    @property
+    def patience(self) -> float:
+        """How many times the deadline the parent waits by the clock."""
+        return PATIENCE if self.has_processor_timer else PATIENCE_WITHOUT_TIMER
+
+
+@cache
+def _warn_of_missing_limits(limits: ChildLimits) -> None:
+    """Say once what is not limited here."""
+    if not limits.has_memory_limit:
+        logging.getLogger(__name__).warning(
+            "this system limits no process's memory: files of others are bounded by time alone"
+        )
+
+
 class _Child:
     """The child process, started when first asked and again after it was stopped."""
 
     def __init__(self) -> None:
         self.process: Any = None
-        self.pipe: Any = None
+        self.replies: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self.limits = ChildLimits(has_memory_limit=True, has_processor_timer=True)
         self.owner = 0
         self.lock = threading.Lock()
         self.spent: dict[str, _Spent] = {}  # by template or pattern
@@ -93,7 +128,7 @@ class _Child:
                 raise LimitError(self.refused[source])
             seconds = seconds or DEADLINE
             try:
-                reply = self._exchange((kind, source, argument, seconds), PATIENCE * seconds)
+                reply = self._exchange((kind, source, argument, seconds), seconds)
             except LimitError as over:
                 self.stop()
                 self.refused[source] = str(over)
@@ -110,21 +145,28 @@ class _Child:
                 self.refused[source] = TOO_MUCH
             return reply.content
 
-    def _exchange(self, message: Any, patience: float) -> _Reply:
+    def _exchange(self, message: Any, seconds: float) -> _Reply:
         """Send a message to the child and wait for its reply; a child that ended went past a limit."""
         if self.process is None or self.owner != os.getpid() or self.process.poll() is not None:
             self._start()
         try:
-            self.pipe.send(message)
-            if not self.pipe.poll(patience):
-                raise LimitError(TOO_LONG)
-            reply = self.pipe.recv_bytes()  # bytes alone: nothing that the child says is unpickled
-        except (OSError, EOFError):
-            was_late = self.process.wait(10) == -signal.SIGPROF
+            _write_message(self.process.stdin, pickle.dumps(message))
+            reply = self._receive(self.limits.patience * seconds)
+        except OSError:
+            reply = b""
+        if not reply:
+            was_late = self.process.wait(10) == -getattr(signal, "SIGPROF", 0)
             reason = f"it asks for more than {MEMORY // 2**20} MiB of memory"
             raise LimitError(TOO_LONG if was_late else reason) from None
-        is_answer, seconds = struct.unpack_from(HEAD, reply)
-        return _Reply(is_answer, seconds, reply[struct.calcsize(HEAD) :])
+        is_answer, used_seconds = struct.unpack_from(HEAD, reply)
+        return _Reply(is_answer, used_seconds, reply[struct.calcsize(HEAD) :])
+
+    def _receive(self, patience: float) -> bytes:
+        """Return what the child writes next; nothing where it ended."""
+        try:
+            return self.replies.get(timeout=patience)
+        except queue.Empty:
+            raise LimitError(TOO_LONG) from None
 
     def _start(self) -> None:
         if self.owner != os.getpid():
@@ -133,23 +175,55 @@ class _Child:
             atexit.register(self.stop)
         self.stop()
         self.owner = os.getpid()
-        self.pipe, child_end = Pipe()
         self.process = subprocess.Popen(
-            [sys.executable, "-P", __file__, str(child_end.fileno())],
-            pass_fds=[child_end.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
+            [sys.executable, "-P", __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
-        child_end.close()
+        # A thread for each child: no call of all systems waits for a pipe no longer than so many seconds.
+        self.replies = queue.SimpleQueue()
+        arguments = (self.process.stdout, self.replies)
+        threading.Thread(target=_forward_replies, args=arguments, daemon=True).start()
+        self._learn_limits()
+
+    def _learn_limits(self) -> None:
+        first_message = self._receive(START_SECONDS)
+        if not first_message:
+            raise LimitError("the process that reads it could not be started")
+        self.limits = ChildLimits(*struct.unpack(LIMITS, first_message))
+        _warn_of_missing_limits(self.limits)
 
     def stop(self) -> None:
         """End the child."""
         if self.process is not None and self.owner == os.getpid():
             self.process.kill()
             self.process.wait()
-            self.pipe.close()
+            self.process.stdin.close()
         self.process = None
+
+
+def _forward_replies(pipe: IO[bytes], replies: queue.SimpleQueue[bytes]) -> None:
+    """Put what the child writes into a queue, and nothing when it ends; bytes alone: nothing of it is unpickled."""
+    with pipe:
+        while message := _read_message(pipe):
+            replies.put(message)
+    replies.put(b"")
+
+
+def _write_message(pipe: IO[bytes], message: bytes) -> None:
+    pipe.write(struct.pack(SIZE, len(message)) + message)
+    pipe.flush()
+
+
+def _read_message(pipe: IO[bytes]) -> bytes:
+    """Return the next message; nothing where the pipe ends, also in the middle of one."""
+    head = pipe.read(struct.calcsize(SIZE))
+    if len(head) < struct.calcsize(SIZE):
+        return b""
+    size = struct.unpack(SIZE, head)[0]
+    message = pipe.read(size)
+    return message if len(message) == size else b""
 
 
 _child = _Child()
@@ -213,31 +287,68 @@ def _count_characters(value: Any) -> int:
 
 def _serve() -> None:
     """Answer the parent until it closes the pipe."""
-    import resource
-
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C is for the parent, whose end closes the pipe
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    hard_limit = resource.getrlimit(resource.RLIMIT_AS)[1]
-    pipe: Any = Connection(int(sys.argv[1]))
-    while True:
-        try:
-            kind, source, argument, seconds = pipe.recv()
-        except EOFError:
-            return
+    # Ctrl-C is for the parent, whose end closes the pipe.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    requests = sys.stdin.buffer
+    answers = _take_standard_output()
+    _forbid_files()
+    has_memory_limit = _limit_memory(MEMORY)
+    has_processor_timer = _set_processor_timer(0)
+    _write_message(answers, struct.pack(LIMITS, has_memory_limit, has_processor_timer))
+    while request := _read_message(requests):
+        kind, source, argument, seconds = pickle.loads(request)
         memory = MEMORY if kind != "parquet" else MEMORY + 3 * _most_unpacked(source)
-        resource.setrlimit(resource.RLIMIT_AS, (memory, hard_limit))
+        _limit_memory(memory)
         if kind in ("render", "literal", "chat"):
             _environment(chat=kind == "chat")  # loading Jinja is no template's doing
-        # the system ends this process when the time is spent
-        signal.setitimer(signal.ITIMER_PROF, seconds)
+        _set_processor_timer(seconds)  # the system ends this process when the time is spent
         before = time.process_time()
         is_answer, content = _compute_answer(kind, source, argument, memory)
         used = time.process_time() - before
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        pipe.send_bytes(struct.pack(HEAD, is_answer, used) + content)
+        _set_processor_timer(0)
+        _write_message(answers, struct.pack(HEAD, is_answer, used) + content)
+
+
+def _take_standard_output() -> IO[bytes]:
+    """Return the standard output for answers alone: what a library prints goes nowhere."""
+    answers = os.fdopen(os.dup(1), "wb")
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    return answers
+
+
+def _forbid_files() -> None:
+    """Let no file be written, where the system can see to that."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _limit_memory(memory: int) -> bool:
+    """Limit the address space of this process, and say whether the system does so."""
+    try:
+        import resource
+
+        hard_limit = resource.getrlimit(resource.RLIMIT_AS)[1]
+        resource.setrlimit(resource.RLIMIT_AS, (memory, hard_limit))
+    except (
+        ImportError,
+        ValueError,
+        OSError,
+    ):  # Windows, which has none, and macOS, which sets none
+        return False
+    return True
+
+
+def _set_processor_timer(seconds: float) -> bool:
+    """Have the system end this process after so many seconds of a processor, and say whether it does so."""
+    if not hasattr(signal, "setitimer"):  # Windows
+        return False
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    return True
 
 
 def _compute_answer(kind: str, source: str, argument: Any, memory: int) -> tuple[bool, bytes]:

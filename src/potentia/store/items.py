@@ -18,6 +18,7 @@ from typing import Any
 from potentia.errors import DamagedItemsError, first_line
 from potentia.extras import Extra, require_extra
 from potentia.files import write_file
+from potentia.processes import sync_folder
 from potentia.store.records import dump_json
 from potentia.values.answer_bits import ANSWER_METRICS, read_answer_bits
 from potentia.values.scores import ItemOutcome
@@ -63,11 +64,7 @@ def publish_items(folder: Path, cell_key: str, staged: Path) -> None:
     """Give staged items their final name, and sync the folder so that the name survives too."""
     target = items_path(folder, cell_key)
     staged.replace(target)
-    handle = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync_folder(target.parent)
 
 
 def load_items(folder: Path, cell_key: str, choose: ChooseItems | None = None) -> list[ItemOutcome]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import sqlite3
 import tempfile
@@ -25,6 +23,7 @@ from potentia.errors import (
     first_line,
 )
 from potentia.extras import Extra, require_extra
+from potentia.processes import can_lock
 from potentia.store import schema as s
 from potentia.store.error_words import BUSY_SECONDS, errors_in_words
 
@@ -140,10 +139,9 @@ def _has_locks(folder: Path) -> bool:
     """Say whether files there can be locked. SQLite takes a file system that knows no locks for a busy store."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-    return True
+            return can_lock(file)
+    except OSError:  # no file can be made there, which is no matter of locks
+        return True
 
 
 def _reading_mode(path: Path, *, has_log: bool, has_locks: bool) -> str:

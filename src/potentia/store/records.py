@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import time
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from potentia.errors import DataError, StoreError
+from potentia.processes import is_process_alive
 from potentia.values.plain import PlainRecord
 from potentia.values.provenance import NO_PROVENANCE, Provenance
 from potentia.values.scores import Score
@@ -53,13 +53,7 @@ def process_start(pid: int) -> str | None:
         return None if is_dead else state[19]
     except OSError:  # no such process, or a system without /proc
         pass
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return None
-    except OSError:
-        pass
-    return ""
+    return "" if is_process_alive(pid) else None
 
 
 def dump_json(value: Any) -> str:

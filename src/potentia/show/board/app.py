@@ -26,6 +26,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from potentia.errors import InputError, PotentiaError
+from potentia.processes import raise_descriptor_limit
 from potentia.show import cell_payload
 from potentia.show.board.api import PROMETHEUS_TYPE, Name, make_api, render_prometheus_metrics
 from potentia.show.board.board_state import BoardState, found_or_404
@@ -340,18 +341,6 @@ def _replace_message(record: logging.LogRecord, message: str) -> None:
     record.args = ()
 
 
-def _raise_descriptor_limit() -> int:
-    """Take all the descriptors that this process may have, and return their number."""
-    import resource
-
-    hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    limit = MOST_DESCRIPTORS
-    if hard_limit != resource.RLIM_INFINITY:
-        limit = min(hard_limit, MOST_DESCRIPTORS)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard_limit))
-    return limit
-
-
 def serve_board(
     store_url: str,
     listener: socket.socket,
@@ -381,7 +370,7 @@ def serve_board(
         server_header=False,
         timeout_graceful_shutdown=3,
         # Half of the descriptors are for files; who comes too late gets a 503.
-        limit_concurrency=_raise_descriptor_limit() // 2,
+        limit_concurrency=raise_descriptor_limit(MOST_DESCRIPTORS) // 2,
     )
     for name in ("asyncio", "uvicorn.error"):
         logging.getLogger(name).addFilter(RateLimitedLog())

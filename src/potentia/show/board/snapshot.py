@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from typing import Any
 
 from potentia.errors import PotentiaError, StoreError
 from potentia.evidence import read
-from potentia.processes import exit_with_parent
+from potentia.processes import exit_with_parent, lower_priority
 from potentia.show import ReportOptions, build_sections, make_answer, make_report
 from potentia.show.page import Parts
 from potentia.values.findings import jsonable
@@ -83,7 +82,7 @@ def make_snapshot(
 
 
 def _prepare_worker() -> None:
-    os.nice(10)
+    lower_priority()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server stops its worker itself
     exit_with_parent()
 
