@@ -41,7 +41,7 @@ from potentia.errors import InputError, PotentiaError
 from potentia.evidence import Evidence, read, to_evidence
 from potentia.formats import write_scores
 from potentia.integrations import Predictions, predict
-from potentia.notebook import Result, evaluate, select
+from potentia.notebook import Result, evaluate
 from potentia.papers import (
     Exposure,
     ProxyOptions,
@@ -68,6 +68,7 @@ from potentia.papers import (
     find_test_task as _find_test_task,
 )
 from potentia.run import plan_study, run_study
+from potentia.selection import SelectedModel, select
 from potentia.show import ReportOptions, draw, save_report, write_report
 from potentia.show import make_report as _make_report
 from potentia.store import Store
@@ -234,6 +235,7 @@ __all__ = [
     "Result",
     "Score",
     "ScoreMatrix",
+    "SelectedModel",
     "Store",
     "Study",
     "TestTaskOptions",

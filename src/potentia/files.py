@@ -13,6 +13,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,33 +38,65 @@ LARGEST_DATA = 2**30  # bytes of a file of documents or scores, unpacked
 MOST_VALUES = 2**24  # in it: lists and objects take far more memory and time than text
 
 
+@dataclass(frozen=True)
+class DecodedText:
+    """A text, and how its file was encoded."""
+
+    text: str
+    encoding: str
+
+
 def read_text(
     path: Path,
     error: type[InputError] = DataError,
     *,
     largest: int = LARGEST_DATA,
     most: int = MOST_VALUES,
-    encoding: str | None = None,
 ) -> str:
-    """Return a text of bounded size: UTF-8, or UTF-16 where it says so, as spreadsheets save it; else ``encoding``."""
+    """Return a text of bounded size: UTF-8, or UTF-16 where it says so, as spreadsheets save it."""
+    return decode_file(path, error, largest=largest, most=most).text
+
+
+def decode_file(
+    path: Path,
+    error: type[InputError] = DataError,
+    *,
+    largest: int = LARGEST_DATA,
+    most: int = MOST_VALUES,
+    fallback: str | None = None,
+) -> DecodedText:
+    """Return a text of bounded size with its encoding: UTF-8, UTF-16 where it says so, else the fallback."""
     try:
         data = check_plain_file(path, largest, error).read_bytes()
-        if encoding is None:
-            is_utf_16 = data.startswith((b"\xff\xfe", b"\xfe\xff"))
-            encoding = "utf-16" if is_utf_16 else "utf-8-sig"
-        text = data.decode(encoding)
-    except UnicodeDecodeError as problem:
-        raise error(
-            f"byte {problem.start} is no UTF-8 text", where=str(path), hint="save it as UTF-8"
-        ) from None
     except OSError as problem:
         raise error(f"cannot be read: {problem.strerror or problem}", where=str(path)) from problem
+    is_utf_16 = data.startswith((b"\xff\xfe", b"\xfe\xff"))
+    encoding = "utf-16" if is_utf_16 else "utf-8-sig"
+    try:
+        text = data.decode(encoding)
+    except UnicodeDecodeError as problem:
+        text_by_fallback = None
+        if fallback is not None and not is_utf_16 and b"\0" not in data:
+            text_by_fallback = _decode_or_none(data, fallback)
+        if fallback is None or text_by_fallback is None:
+            raise error(
+                f"byte {problem.start} is no UTF-8 text", where=str(path), hint="save it as UTF-8"
+            ) from None
+        text = text_by_fallback
+        encoding = fallback
     values = sum(map(text.count, ",[{\n"))
     if values > most:
         raise error(
             f"about {values:,} values, more than {most:,}", where=str(path), hint="divide the file"
         )
-    return text
+    return DecodedText(text, encoding)
+
+
+def _decode_or_none(data: bytes, encoding: str) -> str | None:
+    try:
+        return data.decode(encoding)
+    except UnicodeDecodeError:
+        return None
 
 
 def read_json(path: Path, largest: int, error: type[PotentiaError] = InputError) -> Any:

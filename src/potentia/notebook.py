@@ -15,12 +15,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from potentia.analysis.planning import ModelChoice
 from potentia.analysis.rankings import Rankings, Scoreboard, find_rankings
-from potentia.errors import InputError, PotentiaError
+from potentia.errors import PotentiaError
 from potentia.evidence import Evidence, read
-from potentia.integrations import export_adapter
-from potentia.run import Race, RunResult, StudyPlan, plan_study, run_study
+from potentia.run import RunResult, StudyPlan, plan_study, run_study
 from potentia.show import make_report, save_report
 from potentia.store import Store
 from potentia.study import Study, read_study
@@ -127,62 +125,6 @@ def evaluate(
     if run.failed:
         warnings.warn(_describe_failures(study, run), stacklevel=2)
     return Result(study, run)
-
-
-def select(
-    data: str | Path,
-    models: Sequence[str | dict[str, Any]],
-    *,
-    budget: float | None = None,
-    output: str | Path = "selected",
-    columns: Mapping[str, str] | None = None,
-    study: str | Path | None = None,
-    fields: Mapping[str, Any] | None = None,
-    workers: int = 0,
-) -> ModelChoice:
-    """Find the best model for your data, as ``potentia select`` does.
-
-    Args:
-        data: A csv, jsonl or parquet file, a folder of splits, or a task of lm-eval.
-        models: The candidates, two or more: hub names, folders, or records as in a study file.
-        budget: Seconds for all of it.
-        output: Folder of the store ``select.db`` and of the winner's ``adapter``.
-        columns: Which column of the data is what: ``{"text": "Body", "label": "Queue"}``.
-        study: A study file whose tuning, caps and device are used.
-        fields: Any field of a study file, over the file's: ``{"tuning": {"epochs": 3}}``.
-        workers: Models at once; 0 fits them to the GPUs.
-
-    Returns:
-        The choice; ``best`` is the model, ``answer()`` says it in words.
-
-    Example:
-        >>> choice = potentia.select("tickets.csv", ["org/small", "org/smaller"], budget=1800)
-        >>> print(choice.answer())
-    """
-    if len(models) < 2:
-        raise InputError("one candidate leaves nothing to select", hint="give at least two models")
-    folder = Path(output)
-    task: str | dict[str, Any] = str(data)
-    path = Path(data).expanduser()
-    if path.exists():
-        task = {"name": path.stem, "file": str(data)}
-        if columns:
-            task["columns"] = dict(columns)
-    settings = {
-        "name": "select",
-        "protocols": ["direct", "train_before_test"],
-        "store": str(folder / "select.db"),
-        "models": list(models),
-        "tasks": [task],
-        **(fields or {}),
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    race = Race(read_study(study, settings), budget, workers=workers)
-    choice = race.run()
-    with Store.open(race.study.store, readonly=True) as store:
-        final_cell = race.final(store, choice.best)
-        export_adapter(store, final_cell, folder / "adapter", replace=True)
-    return choice
 
 
 def _describe_failures(study: Study, run: RunResult) -> str:

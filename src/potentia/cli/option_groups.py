@@ -94,6 +94,12 @@ ColumnMap = Annotated[
         help="Which column of your data is what: text=Body label=Queue, prompt=Question completion=Answer.",
     ),
 ]
+PriceOption = Annotated[
+    OptionalText,
+    typer.Option(
+        "--price", metavar="PRICE", help="Of an hour of this machine: 3.5/h or 3.5 EUR/h."
+    ),
+]
 ModelFactsFile = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="A CSV of facts on models: family, parameters, tokens …"),
@@ -255,6 +261,7 @@ class StudyOptions(OutputOptions):
         OptionalText, typer.Option(metavar="STORE", help="SQLite file or database URL.")
     ] = None
     device: Device = None
+    price: PriceOption = None
     fields: StudyFields = None
 
     def study_settings(self) -> dict[str, Any]:
@@ -268,6 +275,7 @@ class StudyOptions(OutputOptions):
             "data_dir": None if self.data_dir is None else str(self.data_dir),
             "store": self.store,
             "device": self.device,
+            "price": self.price,
         }
         return merge_settings(settings, parse_fields(self.fields))
 

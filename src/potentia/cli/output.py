@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -215,11 +216,24 @@ def print_scoreboard(
         print_tables_and_sentences((), scoreboard.certainty(), scoreboard.headline())
 
 
-def print_classification(finding: potentia.analysis.benchmark.Classification) -> None:
-    """Print models beside what needs no language model, the classes of the best, and what to distrust."""
+def print_classification(
+    finding: potentia.analysis.benchmark.Classification, *, sentences: bool = True
+) -> None:
+    """Print models beside what needs no fine-tuning, the classes of the best, and what to distrust."""
     tables = finding.tables()
     shown = tables[:3] if len(finding.labels) <= 8 else tables[:2]
-    print_tables_and_sentences(shown, finding.sentences())
+    warnings = finding.sentences() if sentences else finding.sentences()[1:]
+    print_tables_and_sentences(shown, warnings)
+
+
+def print_stopped(store: str) -> None:
+    """Say that everything finished is saved, and how to go on."""
+    words = (shlex.quote(without_password(word)) for word in sys.argv[1:])
+    same_command = " ".join(["potentia", *words])
+    error_console.print(
+        f"[bold]Stopped.[/bold] Everything finished is saved in {escape(store)}.", soft_wrap=True
+    )
+    error_console.print(f"To go on: [bold]{escape(same_command)}[/bold]", soft_wrap=True)
 
 
 def print_tables_and_sentences(

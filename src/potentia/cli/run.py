@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shlex
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -40,6 +39,7 @@ from potentia.cli.output import (
     print_lines,
     print_notes,
     print_scoreboard,
+    print_stopped,
     print_table,
     print_tables_and_sentences,
     show_status,
@@ -355,13 +355,7 @@ def _print_scores(evidence: potentia.Evidence, scoreboard: Scoreboard, store: st
 def _print_next_steps(result: RunResult, store: str, analysis_name: str) -> None:
     """Say how the run ended and what to do next."""
     if result.interrupted:
-        words = (shlex.quote(without_password(word)) for word in sys.argv[1:])
-        same_command = " ".join(["potentia", *words])
-        error_console.print(
-            f"[bold]Stopped.[/bold] Everything finished is saved in {escape(store)}.",
-            soft_wrap=True,
-        )
-        error_console.print(f"To go on: [bold]{escape(same_command)}[/bold]", soft_wrap=True)
+        print_stopped(store)
         return
     failed = f"[red]{result.failed} failed[/red]" if result.failed else "none failed"
     console.print(

@@ -7,7 +7,7 @@ import shlex
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,24 +21,29 @@ from potentia.cli.option_groups import (
     DropBadRows,
     OptionalText,
     OutputOptions,
+    PriceOption,
     StudyFields,
     UncheckedBase,
     Workers,
-    describe_file,
     merge_settings,
     parse_fields,
     parse_pairs,
 )
 from potentia.cli.output import (
+    console,
     error_console,
     print_answer,
     print_classification,
+    print_json,
     print_lines,
-    show_status,
+    print_stopped,
+    print_table,
 )
-from potentia.errors import StudyError
 from potentia.extras import Extra
 from potentia.values.findings import Table
+
+if TYPE_CHECKING:
+    from potentia.selection import SelectedModel
 
 MAX_PREDICTIONS_SHOWN = 10
 
@@ -61,12 +66,22 @@ class SelectOptions(OutputOptions):
         ),
     ]
     budget: Annotated[
-        OptionalText, typer.Option(metavar="TIME", help="Time for all of it: 30min, 2h …")
+        OptionalText, typer.Option(metavar="TIME", help="Wall time for all of it: 30min, 2h …")
     ] = None
+    folds: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=20,
+            metavar="N",
+            help="Test every row once, in N folds; 5 below 1,000 rows, else 1.",
+        ),
+    ] = None
+    price: PriceOption = None
     output: Annotated[
         Path,
         typer.Option(
-            "--output", "-o", metavar="FOLDER", help="Folder of the store and the adapter."
+            "--output", "-o", metavar="FOLDER", help="Folder of the store and what is exported."
         ),
     ] = Path("selected")
     study: Annotated[
@@ -74,35 +89,28 @@ class SelectOptions(OutputOptions):
         typer.Option(metavar="FILE", help="A study file whose tuning, caps and device to use."),
     ] = None
     columns: ColumnMap = None
+    metric: Annotated[
+        OptionalText,
+        typer.Option(
+            metavar="NAME",
+            help="Score by acc or macro_f1; of written answers exact_match, token_f1, contains or rouge_l.",
+        ),
+    ] = None
+    keep_spellings: Annotated[
+        bool,
+        typer.Option(
+            "--keep-spellings", help="Keep labels apart that differ by case or blanks alone."
+        ),
+    ] = False
     drop_bad_rows: DropBadRows = None
     device: Device = None
     workers: Workers = 0
     fields: StudyFields = None
 
-    def budget_seconds(self) -> float | None:
-        """Return the budget in seconds; None where there is none."""
-        if self.budget is None:
-            return None
-        if self.budget.strip().endswith("%"):
-            raise StudyError(
-                "a share of what is not known", hint="say the budget as a time: --budget 30min"
-            )
-        return potentia.run.parse_budget(self.budget, 0.0)
-
-    def read_study(self) -> potentia.Study:
-        """Return the study that compares the candidates on the data."""
-        settings = {
-            "name": "select",
-            "protocols": ["direct", "train_before_test"],
-            "store": str(self.output / "select.db"),
-            "models": self.models,
-            "tasks": [describe_data(self.data, self.columns)],
-            "drop_bad_rows": self.drop_bad_rows,
-            "device": self.device,
-        }
-        return potentia.study.read_study(
-            self.study, merge_settings(settings, parse_fields(self.fields))
-        )
+    def study_settings(self) -> dict[str, Any]:
+        """Return what the options say of the study beside its data and models."""
+        settings = {"drop_bad_rows": self.drop_bad_rows, "device": self.device}
+        return merge_settings(settings, parse_fields(self.fields))
 
 
 @command(app, "select", SelectOptions, needs=Extra.RUN)
@@ -112,65 +120,90 @@ def select(options: SelectOptions) -> None:
     Example:
       potentia select --data my.jsonl --models HuggingFaceTB/SmolLM2-135M EleutherAI/pythia-160m --budget 30min
     """
-    if len(options.models) < 2:
-        raise StudyError(
-            "one candidate leaves nothing to select", hint="give at least two --models"
-        )
-    budget_seconds = options.budget_seconds()
-    study = options.read_study()
-    options.output.mkdir(parents=True, exist_ok=True)
-    with show_status("reading the data") as update_status:
-        print_note = partial(print_lines, to=error_console)
-        race = potentia.run.Race(
-            study,
-            budget_seconds,
-            tell=update_status if error_console.is_terminal else print_note,
-            note=print_note,
+    from potentia.cli.progress_view import watch_study
+
+    print_note = partial(print_lines, to=error_console)
+    try:
+        selected = potentia.selection.select(
+            options.data,
+            options.models,
+            output=options.output,
+            budget=options.budget,
+            folds=options.folds,
+            price=options.price,
+            columns=parse_pairs(options.columns),
+            metric=options.metric,
+            merge_spellings=not options.keep_spellings,
+            study=options.study,
+            fields=options.study_settings(),
             workers=options.workers,
+            tell=print_note,
+            note=print_note,
+            watch=watch_study,
         )
-        choice = race.run()
-    with potentia.store.Store.open(study.store, readonly=True) as store:
-        # An earlier selection's adapter in this folder is replaced.
-        adapter = potentia.integrations.export_adapter(
-            store, race.final(store, choice.best), options.output / "adapter", replace=True
-        )
-    evidence = potentia.evidence.read(study.store, study=race.last)
-    classifications = potentia.analysis.benchmark.find_classification(evidence, best=choice.best)
+    except KeyboardInterrupt:
+        print_stopped(str(options.output / "select.db"))
+        raise typer.Exit(130) from None
+    if options.as_json:
+        print_json(_selection_as_json(selected))
+        return
+    _print_selection(selected, options.output)
+
+
+def _selection_as_json(selected: SelectedModel) -> dict[str, Any]:
+    choice = selected.choice
     value: dict[str, Any] = {
         **choice.to_dict(),
         "answer": choice.answer(),
-        "store": study.store,
-        "adapter": {"folder": str(adapter.folder), "load": list(adapter.lines)},
+        "use": selected.best,
+        "store": selected.study.store,
+        "adapter": {
+            "folder": str(selected.adapter.folder),
+            "load": list(selected.adapter.lines),
+        },
+        "predictor": str(selected.predictor.folder),
     }
-    if classifications:
-        first = classifications[0]
-        value["classes"] = {**first.to_dict(), "sentences": first.sentences()}
-    print_answer(options.as_json, value, *choice.tables())
-    if options.as_json:
-        return
-    for classification in classifications:
-        print_classification(classification)
-    _print_adapter(adapter.folder, choice.best)
+    if choice.classification is not None:
+        value["classes"] = {
+            **choice.classification.to_dict(),
+            "sentences": choice.classification.sentences(),
+        }
+    return value
 
 
-def _print_adapter(folder: Path, model: str) -> None:
-    """Say where the adapter is, if there is one, and how to use it."""
-    if (folder / "adapter_config.json").exists():
-        print_lines(f"{folder}: its adapter in PEFT's form, with its card.")
+def _print_selection(selected: SelectedModel, output: Path) -> None:
+    """Print what to use, then the tables behind it, then what can be done with it."""
+    choice = selected.choice
+    first, *rest = choice.sentences()
+    console.print()
+    console.print(first, style="bold", markup=False)
+    for sentence in rest:
+        console.print(sentence, markup=False)
+    console.print()
+    for table in choice.tables():
+        print_table(table)
+    if choice.classification is not None:
+        print_classification(choice.classification, sentences=False)
+    console.print()
+    _print_next_steps(selected, output)
+
+
+def _print_next_steps(selected: SelectedModel, output: Path) -> None:
+    """Say where things are and how to use them."""
+    folder = shlex.quote(str(selected.predictor.folder))
+    print_lines(f"Predict: potentia predict {folder} FILE.csv")
+    has_adapter = (selected.adapter.folder / "adapter_config.json").exists()
+    adapter = shlex.quote(str(selected.adapter.folder))
+    if selected.predictor.folder == selected.adapter.folder:
+        if not has_adapter:
+            print_lines(
+                f"Fine-tuning did not help {selected.choice.best} on validation, so the folder names the model alone."
+            )
+        else:
+            print_lines(f"A whole model: potentia adapters export {adapter} --merge -o FOLDER")
     else:
-        print_lines(f"Validation kept {model} untuned: there is no adapter.")
-    quoted_folder = shlex.quote(str(folder))
-    print_lines(
-        f"Predict: potentia predict {quoted_folder} FILE.csv."
-        f" A whole model: potentia adapters export {quoted_folder} --merge -o FOLDER"
-    )
-
-
-def describe_data(data: str, column_pairs: list[str] | None) -> str | dict[str, Any]:
-    """Describe the data as a study does: a file under its short name, a task of lm-eval by its own."""
-    if not Path(data).expanduser().exists():
-        return data
-    return describe_file(data, column_pairs)
+        print_lines(f"The best candidate is in {adapter}.")
+    print_lines(f"Report: potentia report {shlex.quote(str(output / 'select.db'))}")
 
 
 # --- predicting -------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -258,14 +258,17 @@ def _union_matrices(matrices: Sequence[ScoreMatrix]) -> ScoreMatrix:
     return ScoreMatrix.of_cells(protocol, cells, models, tasks)
 
 
-def join_folds(matrix: ScoreMatrix, notes: list[str]) -> ScoreMatrix:
+def join_folds(
+    matrix: ScoreMatrix, notes: list[str], asked: Collection[str] | None = None
+) -> ScoreMatrix:
     """Join the folds of a task (``name#1/5`` …) into one column, the mean over all documents, where none is missing.
 
+    ``asked`` are the tasks of the studies: a selection under a budget asks for some folds alone, and these are joined.
     Of a task with missing folds each stands alone, and a note says which are missing.
     """
     columns_by_task: dict[str, list[int]] = {}
     for column, task in enumerate(map(TaskName, matrix.tasks)):
-        missing = _missing_folds(task, matrix.tasks)
+        missing = _missing_folds(task, matrix.tasks, asked)
         if missing:
             folds = ", ".join(map(str, missing))
             scores = f"{matrix.protocol.label} scores of fold {folds}"
@@ -283,11 +286,19 @@ def join_folds(matrix: ScoreMatrix, notes: list[str]) -> ScoreMatrix:
     return ScoreMatrix.of_cells(matrix.protocol, cells, matrix.models, columns_by_task)
 
 
-def _missing_folds(task: TaskName, tasks: Sequence[str]) -> list[int]:
+def _missing_folds(
+    task: TaskName, tasks: Sequence[str], asked: Collection[str] | None
+) -> list[int]:
+    """Return the folds that a study asks for and that have no scores; where it is not known, all are asked for."""
     if task.fold is None:
         return []
     count = task.fold[1]
-    return [fold for fold in range(1, count + 1) if f"{task.whole}#{fold}/{count}" not in tasks]
+    missing = []
+    for fold in range(1, count + 1):
+        name = f"{task.whole}#{fold}/{count}"
+        if name not in tasks and (asked is None or name in asked):
+            missing.append(fold)
+    return missing
 
 
 def _mean_of_folds(folds: Sequence[Score], cell: str) -> Score:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from potentia.errors import DataError, InputError, PotentiaError, StoreError
-from potentia.evidence.evidence import Evidence, collect_model_facts
+from potentia.evidence.evidence import Evidence, collect_model_facts, parse_study_record
 from potentia.evidence.join import (
     MeasuredTask,
     SourceTask,
@@ -336,6 +336,16 @@ def _read_store(where: str, studies: tuple[str, ...], metric: str | None) -> Evi
         raise DataError(message, where=where, hint="restore a copy") from error
 
 
+def _list_asked_tasks(records: Sequence[StudyRecord]) -> set[str] | None:
+    """Return the tasks that studies ask for, folds one by one; None where one of them cannot be read."""
+    asked: set[str] = set()
+    for study in map(parse_study_record, records):
+        if study is None:
+            return None
+        asked |= {task.name for task in study.benchmarks()}
+    return asked
+
+
 def _read_open_store(
     store: Store, where: str, studies: tuple[str, ...], metric: str | None
 ) -> Evidence:
@@ -355,7 +365,10 @@ def _read_open_store(
     if not protocols and not any(store.failures.read(study=key) for key in keys):
         raise _empty_store(store.where)
     matrices = _read_matrices(store, protocols, keys, metric)
-    scores = {protocol: join_folds(matrix, notes) for protocol, matrix in matrices.items()}
+    asked = _list_asked_tasks(chosen)
+    scores = {}
+    for protocol, matrix in matrices.items():
+        scores[protocol] = join_folds(matrix, notes, asked)
     notes += _describe_prompts(store, keys)
     name = store.where if "://" in where else Path(where).name
     return Evidence(

@@ -16,6 +16,7 @@ from potentia.files import describe_invalid, read_json_object
 from potentia.tasks import LIMITED
 
 NOTE = "potentia.json"
+CLASSIFIER = "classifier.npz"  # of a folder that holds a classifier on words
 LARGEST_NOTE = 64 * 2**20  # bytes: a task may have many labels, and its definition is in the note
 LONGEST = 10_000  # of a list or table in a note
 
@@ -74,13 +75,15 @@ class NotedSelection(_Noted):
 class AdapterNote(_Noted):
     """What an exported adapter says of itself."""
 
-    model: NotedModel
+    model: NotedModel | None = None  # None for a classifier on words
     base: NotedBase | None = None
     task: Text | None = None
     metric: Text | None = None
     score: float | None = None
     selection: NotedSelection | None = None
     asked: dict[str, Any] | None = None
+    temperature: float = Field(default=1.0, gt=0.0, le=1000.0)  # divides log-probabilities
+    threshold: float | None = None  # of the probability, below which a person should look
 
     @property
     def is_asked_in_chat(self) -> bool:
@@ -103,7 +106,7 @@ def read_note(folder: Path) -> AdapterNote:
         hint = "give the folder that potentia select or potentia adapters export wrote"
         raise InputError(f"{folder} has no {NOTE}", hint=hint)
     content = read_json_object(file, LARGEST_NOTE)
-    if not isinstance(content.get("model"), dict):
+    if not isinstance(content.get("model"), dict) and not (folder / CLASSIFIER).is_file():
         raise InputError(
             "it does not say which model it goes on", where=str(file), hint="export it again"
         )

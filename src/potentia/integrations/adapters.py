@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from potentia.errors import InputError
 from potentia.files import atomic_folder
-from potentia.integrations.adapter_note import NOTE
+from potentia.integrations.adapter_note import CLASSIFIER, NOTE
+from potentia.values.protocol import TaskName
 from potentia.values.provenance import TaskProvenance
 
 if TYPE_CHECKING:
     from potentia.store import CellRecord, Store
+    from potentia.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,19 @@ class Quantisation:
 
 
 def export_adapter(
-    store: Store, cell: CellRecord, folder: Path, *, replace: bool = False
+    store: Store,
+    cell: CellRecord,
+    folder: Path,
+    *,
+    replace: bool = False,
+    temperature: float = 1.0,
+    threshold: float | None = None,
 ) -> ExportedAdapter:
     """Copy a kept adapter out of the store and write its card and a note from which ``predict`` asks it again.
 
     Where validation kept the untuned model there is no adapter; the note and the card say so. The folder is there when
-    all of it is written; with ``replace`` it takes the place of an earlier one.
+    all of it is written; with ``replace`` it takes the place of an earlier one. ``temperature`` makes the probabilities
+    of ``predict`` mean what they say; below ``threshold`` it marks a row as unsure.
     """
     stored = store.adapters.find(cell.key)
     if stored is None and not cell.selection.is_untuned:
@@ -72,7 +81,7 @@ def export_adapter(
         note_file = draft / NOTE
         note = json.loads(note_file.read_text(encoding="utf-8")) if note_file.exists() else {}
         note["cell"] = cell.key
-        note["task"] = cell.task
+        note["task"] = TaskName(cell.task).whole
         note["protocol"] = cell.protocol
         note["selection"] = cell.selection.to_dict()
         note["model"] = {**model.to_dict(), "source": base, "before": before}
@@ -81,8 +90,29 @@ def export_adapter(
         note["score"] = cell.score.value
         note["stderr"] = cell.score.stderr
         note["n"] = cell.score.n
+        note["temperature"] = temperature
+        note["threshold"] = threshold
         note_file.write_text(json.dumps(note, indent=1, default=str), encoding="utf-8")
     return ExportedAdapter(folder, base, lines)
+
+
+def export_classifier(task: Task, folder: Path, *, accuracy: float, replace: bool = False) -> Path:
+    """Write a classifier on words, taught all rows, with a note from which ``predict`` asks it."""
+    from potentia.tasks import TFIDF, fit_linear_classifier
+
+    classifier = fit_linear_classifier(task, on_all=True)
+    note = {
+        "task": TaskName(task.name).whole,
+        "classifier": TFIDF,
+        "asked": task.describe(),
+        "metric": "acc",
+        "score": accuracy,
+    }
+    with atomic_folder(folder, replace=replace) as draft:
+        classifier.save(draft / CLASSIFIER)
+        text = json.dumps(note, indent=1, default=str, ensure_ascii=False)
+        (draft / NOTE).write_text(text, encoding="utf-8")
+    return folder
 
 
 def loading_lines(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from potentia.errors import InputError
 from potentia.files import atomic_folder, escape_formula, write_file
 from potentia.integrations.adapter_note import (
+    CLASSIFIER,
     AdapterNote,
     make_definition,
     read_asked_task,
@@ -48,6 +49,7 @@ class Predictions:
     tested: float | None  # what the test gave, by `metric`
     metric: str
     notes: tuple[str, ...] = ()  # rows without an answer, and why
+    threshold: float | None = None  # of the probability, below which a person should look
 
     @property
     def accuracy(self) -> float:
@@ -68,6 +70,8 @@ class Predictions:
         for row, answer, shares in zip(self.rows, self.predicted, self.probabilities, strict=True):
             probability = max(shares.values(), default=None)
             record = {**row, "predicted": answer, "probability": _round_share(probability)}
+            if self.threshold is not None:
+                record["unsure"] = probability is None or probability < self.threshold
             record |= {f"p({label})": _round_share(share) for label, share in shares.items()}
             records.append(record)
         return records
@@ -137,13 +141,16 @@ def predict(
         reason = f": {log.bad[0].message} ({log.bad[0].where})" if log.bad else ""
         raise InputError(f"there is no row to predict{reason}", where=where)
     subtask = Subtask(definition, {"test": dataset_from_records(usable, where=definition["task"])})
-    loaded = load_adapted(
-        folder, note, base=base, device=device, dtype=dtype, unchecked_base=unchecked_base
-    )
-    try:
-        answers = iter(_ask_documents(subtask, usable, loaded, note, progress))
-    finally:
-        loaded.close()
+    if (folder / CLASSIFIER).is_file():
+        answers = iter(_ask_classifier(subtask, usable, folder, note))
+    else:
+        loaded = load_adapted(
+            folder, note, base=base, device=device, dtype=dtype, unchecked_base=unchecked_base
+        )
+        try:
+            answers = iter(_ask_documents(subtask, usable, loaded, note, progress))
+        finally:
+            loaded.close()
     predicted: list[str | None] = []
     probabilities: list[dict[str, float]] = []
     for document in documents:
@@ -158,6 +165,7 @@ def predict(
         tested=note.score,
         metric=str(note.metric),
         notes=(*log.notes, *_describe_bad_rows(log.bad)),
+        threshold=note.threshold,
     )
 
 
@@ -205,15 +213,42 @@ def _ask_documents(
     for document, document_requests in zip(documents, requests, strict=True):
         choices = labels or subtask.choices(document)
         logprobs = [next(scored).logprob for _ in document_requests]
-        highest = max(logprobs)
-        weights = [math.exp(logprob - highest) for logprob in logprobs]
-        total = sum(weights)
-        shares = {choice: weight / total for choice, weight in zip(choices, weights, strict=True)}
+        probabilities = _soften(logprobs, note.temperature)
+        shares = dict(zip(choices, probabilities, strict=True))
         chosen = choose_answer(
             str(note.metric), choices, [(logprob, False) for logprob in logprobs]
         )
         answers.append(_Answer(choices[chosen], shares))
     return iter(answers)
+
+
+def _ask_classifier(
+    subtask: Subtask, documents: Sequence[dict[str, Any]], folder: Path, note: AdapterNote
+) -> list[_Answer]:
+    """Ask a classifier on words."""
+    from potentia.tasks import LinearTextClassifier
+
+    classifier = LinearTextClassifier.load(folder / CLASSIFIER)
+    labels = list(subtask.config.get("labels") or {})
+    if not classifier.classes or max(classifier.classes) >= len(labels):
+        raise InputError("classifier and labels do not fit together", where=str(folder))
+    texts = [subtask.question_text(document) for document in documents]
+    answers = []
+    for logprobs in classifier.log_probabilities(texts):
+        shares = dict.fromkeys(labels, 0.0)
+        probabilities = _soften([float(value) for value in logprobs], note.temperature)
+        for place, probability in zip(classifier.classes, probabilities, strict=True):
+            shares[labels[place]] = probability
+        answers.append(_Answer(max(shares, key=lambda label: shares[label]), shares))
+    return answers
+
+
+def _soften(logprobs: Sequence[float], temperature: float) -> list[float]:
+    """Return the probabilities of the choices, with their log-probabilities divided by a temperature."""
+    highest = max(logprobs)
+    weights = [math.exp((logprob - highest) / temperature) for logprob in logprobs]
+    total = sum(weights)
+    return [weight / total for weight in weights]
 
 
 def _find_gold(definition: Mapping[str, Any], record: Record) -> str | None:
@@ -270,6 +305,10 @@ def load_adapted(
     from potentia.engine import load
 
     model = note.model
+    if model is None:
+        raise InputError(
+            "this folder holds a classifier on words: there is no model in it", where=str(folder)
+        )
     has_adapter = (folder / "adapter_config.json").is_file()
     if has_adapter and note.base_fingerprint is None and not unchecked_base:
         raise InputError(

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
         price_grid,
         render_study,
     )
-    from potentia.run.select import Race, run_elicitation
+    from potentia.run.elicitation import run_elicitation
+    from potentia.run.select import Race
 
 _LATER = {
     **dict.fromkeys(
@@ -55,7 +56,8 @@ _LATER = {
         ),
         "adaptive",
     ),
-    **dict.fromkeys(("Race", "run_elicitation"), "select"),
+    "run_elicitation": "elicitation",
+    "Race": "select",
 }
 
 

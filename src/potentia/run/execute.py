@@ -107,13 +107,14 @@ def run_study(
     split: bool | None = None,
     session: ModelSession | None = None,
     processes: WorkerProcesses | None = None,
+    stop: StopRequested | None = None,
 ) -> RunResult:
     """Run what is not done yet of a study, or of a plan just made of it.
 
     ``threads`` are those of a row on a CPU, by default an even share of the machine: the last bits of a score follow
     from them. ``watch`` gives a context manager that shows progress while the rows run. ``split`` lets the tasks of a
     long row go to several workers: by default on GPUs. ``session`` keeps models and workers for the next call;
-    ``processes`` are workers who are there already.
+    ``processes`` are workers who are there already. ``stop`` is asked whether to stop, as a signal does.
     """
     plan = study if isinstance(study, StudyPlan) else plan_study(study)
     executor_class = find_executor(executor)
@@ -144,7 +145,7 @@ def run_study(
                     assignments=assignments,
                     tasks=plan.tasks,
                     workers=workers,
-                    stop_requested=stop_requested,
+                    stop_requested=_stop_on_either(stop_requested, stop),
                     divide=_make_divider(plan, assignments, split),
                     give_up=lambda assignment, reason: give_up_assignment(
                         assignment, plan.tasks, reason
@@ -165,6 +166,13 @@ def run_study(
     _check_and_tidy_up(plan, result.reused + result.computed)
     log.write("end", **result.count_cells())
     return result
+
+
+def _stop_on_either(by_signal: StopRequested, by_caller: StopRequested | None) -> StopRequested:
+    """Return a question that is answered yes where a signal or the caller asks to stop."""
+    if by_caller is None:
+        return by_signal
+    return lambda: by_signal() or by_caller()
 
 
 def _name_run() -> str:

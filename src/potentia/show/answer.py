@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from potentia.analysis.completion import Completion
+from potentia.analysis.planning import find_selection
 from potentia.analysis.rankings import (
     AGGREGATE_LABELS,
     ModelStanding,
@@ -66,12 +67,30 @@ def make_answer(data: ReportData) -> Answer:
     if data.runs is None:
         headline = scoreboard.headline()
         sentences = list(scoreboard.certainty())
+        verdict = _verdict_on_labelled_texts(data, scoreboard)
+        if verdict:
+            sentences.insert(0, headline)
+            headline = verdict
+        sentences += _sentences_on_selection(data, scoreboard)
     else:
         headline = data.runs.headline()
         sentences = list(data.runs.sentences())
     sentences += _sentences_on_tasks(data)
     unbroken_sentences = tuple(unbroken(sentence) for sentence in sentences)
     return Answer(headline, unbroken_sentences, _make_tiles(data), scoreboard)
+
+
+def _verdict_on_labelled_texts(data: ReportData, scoreboard: Scoreboard) -> str:
+    """Say whether any model is worth it, where one task of labelled texts is all there is; else nothing."""
+    if len(data.labelled) != 1 or len(scoreboard.ranking.tasks) != 1:
+        return ""
+    return data.labelled[0].verdict_sentence()
+
+
+def _sentences_on_selection(data: ReportData, scoreboard: Scoreboard) -> list[str]:
+    """Say what more labels would change and what to check, where the store is that of a selection."""
+    selection = find_selection(data.evidence, scoreboard.ranking.first)
+    return [] if selection is None else selection.sentences()
 
 
 def _sentences_on_tasks(data: ReportData) -> list[str]:

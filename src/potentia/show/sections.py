@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from potentia.analysis.benchmark import benchmark_table
+from potentia.analysis.planning import find_selection
 from potentia.analysis.rankings import ENOUGH_MODELS, build_scoreboard
 from potentia.analysis.registration import ReportSection
 from potentia.errors import InputError
@@ -444,6 +445,24 @@ def classes_section(data: ReportData) -> Section | None:
     )
 
 
+def more_labels_section(data: ReportData) -> Section | None:
+    """What more labels would change, and when not to trust the winner, where the store is that of a selection."""
+    if data.board is None:
+        return None
+    finding = find_selection(data.evidence, data.board.ranking.first)
+    if finding is None or not finding.tables():
+        return None
+    first, *rest = finding.tables()
+    return Section(
+        "more-labels",
+        "More labels",
+        " ".join(finding.sentences()),
+        table=first,
+        tables=rest,
+        heading="More labels, and what to check",
+    )
+
+
 def perplexity_section(data: ReportData) -> Section | None:
     """How far the perplexity of texts ranks the models as the tasks do."""
     findings: list[Finding] = []
@@ -491,6 +510,7 @@ BUILT_IN_SECTIONS: dict[str, SectionMaker] = {
     "reading": reading_section,
     "scores": scores_section,
     "classes": classes_section,
+    "more-labels": more_labels_section,
     "predicted": predicted_section,
     "ranks": ranks_section,
     "tuning": tuning_section,

@@ -11,6 +11,7 @@ from potentia.study.file import (
     step_key,
     study_key,
 )
+from potentia.study.price import Price, find_price, parse_price
 from potentia.study.schema import EXPOSED, Caps, ModelSpec, Study, TaskSpec, Wanted
 from potentia.study.tuning import (
     Adjust,

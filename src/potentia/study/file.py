@@ -306,6 +306,7 @@ _FIELDS_WITHOUT_EFFECT = {
     "name",
     "data_dir",
     "keep_adapters",
+    "price",
 }
 
 

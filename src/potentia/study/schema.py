@@ -508,6 +508,10 @@ class Study(Strict):
     token_budget: Positive | None = Field(
         None, description="tokens per forward pass; found by itself where absent"
     )
+    price: str | None = Field(
+        None,
+        description="of an hour of the machine, as `3.5/h` or `3.5 EUR/h`: costs are told then",
+    )
     store: str = Field("potentia.db", description="SQLite file, or a PostgreSQL URL")
     keep_adapters: bool = Field(
         True, description="keep the chosen adapter of every tuned cell beside the store"

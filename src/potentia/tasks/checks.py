@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from potentia.tasks import grading
+from potentia.tasks.linear_classifier import LinearTextClassifier
 from potentia.tasks.loading import normalise_words
 
 if TYPE_CHECKING:
@@ -101,13 +102,6 @@ def _walk_texts(value: Any) -> Iterator[str]:
 
 MAJORITY = "majority class"
 TFIDF = "TF-IDF + logistic regression"
-STRENGTHS = (
-    1.0,
-    10.0,
-    100.0,
-)  # inverse regularisation of the linear classifier; validation chooses
-USUAL_STRENGTH = 10.0  # where there is no validation, or too much to try them all
-MANY_DOCUMENTS = 20_000
 
 _baselines: dict[str, dict[str, dict[str, float]]] = {}  # by a task's fingerprint
 
@@ -151,35 +145,24 @@ def _score_labels(gold: list[int], predicted: list[int]) -> dict[str, float]:
 
 
 def _predict_with_linear_classifier(task: Task) -> list[int]:
-    """Train a linear classifier on words and pairs of words; validation chooses its regularisation."""
-    import warnings
+    """Teach a linear classifier on words the training split, and let it answer the test."""
+    classifier = fit_linear_classifier(task)
+    return classifier.predict(task.question_texts(task.documents("test")))
 
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.feature_extraction.text import TfidfVectorizer
-    from sklearn.linear_model import LogisticRegression
 
+def fit_linear_classifier(task: Task, *, on_all: bool = False) -> LinearTextClassifier:
+    """Return a linear classifier on words of the training split; with ``on_all`` of all documents, to be used."""
     train = task.documents("train")
     validation = task.documents("validation")
-    vectorizer = TfidfVectorizer(
-        ngram_range=(1, 2), sublinear_tf=True, max_features=200_000, token_pattern=r"\w+|[^\w\s]"
-    )
-    train_features: Any = vectorizer.fit_transform(task.question_texts(train))
-    validation_features: Any = None
+    validation_pair = None
     if validation:
-        validation_features = vectorizer.transform(task.question_texts(validation))
-    tries_all = len(train) <= MANY_DOCUMENTS and bool(validation)
-    best_accuracy = -1.0
-    best_model: Any = None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        for strength in STRENGTHS if tries_all else (USUAL_STRENGTH,):
-            model = LogisticRegression(C=strength, max_iter=500)
-            model.fit(train_features, _read_labels(train))
-            accuracy = 0.0
-            if validation:
-                accuracy = float(model.score(validation_features, _read_labels(validation)))
-            if accuracy > best_accuracy:
-                best_accuracy = accuracy
-                best_model = model
-    test_features = vectorizer.transform(task.question_texts(task.documents("test")))
-    return [int(label) for label in best_model.predict(test_features)]
+        validation_pair = (task.question_texts(validation), _read_labels(validation))
+    classifier = LinearTextClassifier.fit(
+        task.question_texts(train), _read_labels(train), validation=validation_pair
+    )
+    if not on_all:
+        return classifier
+    everything = [*train, *validation, *task.documents("test")]
+    return LinearTextClassifier.fit(
+        task.question_texts(everything), _read_labels(everything), strength=classifier.strength
+    )

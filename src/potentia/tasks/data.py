@@ -21,8 +21,8 @@ from potentia.files import (
     LARGEST_DATA,
     MOST_VALUES,
     check_plain_file,
+    decode_file,
     is_allowed,
-    read_text,
 )
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 LIMITED = "limited"  # the key of a definition from a user's file: its templates are rendered in a process of its own
+WINDOWS = "cp1252"  # the encoding of files that are no Unicode, as Excel saves them
 SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
 _PACKED_STARTS = (
     b"\x1f\x8b",
@@ -335,35 +336,15 @@ def _read_document_text(file: Path, log: ReadingLog) -> str:
     """
     limit = LARGEST_DATA if file.suffix == ".txt" else MOST_VALUES
     # JSON is Unicode by definition
-    encoding = _find_encoding(file) if file.suffix in (".csv", ".txt") else None
-    text = read_text(file, TaskError, most=limit, encoding=encoding)
-    if encoding is not None:
-        example = re.search(r"\w*[^\x00-\x7f]\w*", text)
+    fallback = WINDOWS if file.suffix in (".csv", ".txt") else None
+    decoded = decode_file(file, TaskError, most=limit, fallback=fallback)
+    if decoded.encoding == WINDOWS:
+        example = re.search(r"\w*[^\x00-\x7f]\w*", decoded.text)
         shown = f"; it reads “{example[0]}”" if example else ""
         log.notes.append(
             f"{file.name} is not UTF-8 and was read as Windows-1252, as Excel saves it{shown}."
         )
-    return text
-
-
-def _find_encoding(file: Path) -> str | None:
-    """Return ``cp1252`` for a file that is no Unicode text but one of Windows; None for all others."""
-    try:
-        data = check_plain_file(file, LARGEST_DATA, TaskError).read_bytes()
-    except OSError:  # told by the one who reads it
-        return None
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\x00" in data:
-        return None
-    try:
-        data.decode("utf-8-sig")
-        return None
-    except UnicodeDecodeError:
-        pass
-    try:
-        data.decode("cp1252")
-    except UnicodeDecodeError:
-        return None
-    return "cp1252"
+    return decoded.text
 
 
 # --- datasets --------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from potentia.analysis.stats.standardize import mean_z_scores
 from potentia.errors import InputError
 from potentia.facts import ModelTable, models
 from potentia.values.metric import Metric
-from potentia.values.scores import ScoreMatrix
+from potentia.values.scores import Score, ScoreMatrix
 
 MODELS, TASKS = 14, 6
 NOBODY = ModelTable(())
@@ -376,14 +376,13 @@ def test_candidates_that_fail_on_the_same_documents_are_told_apart_sooner():
 
 
 def test_one_candidate_that_loads_was_compared_with_nothing():
-    alone = CandidateStanding("a", 0.5, 0.1, 0.6, 0.1, 0.6, 1.0)
-    lost = CandidateStanding(
-        "b", np.nan, np.nan, np.nan, np.nan, np.nan, np.nan, problem="no such folder"
-    )
+    before, after = (Score(value, 0.1, 20, Metric.of("acc")) for value in (0.5, 0.6))
+    alone = CandidateStanding("a", before, after, 1.0)
+    lost = CandidateStanding("b", None, None, np.nan, problem="no such folder")
     ranking = decide_ranking(
         ScoreMatrix.build(["a"], ["t"], [[0.6]], stderr=[[0.1]], protocol="train_before_test")
     )
-    choice = ModelChoice("t", "acc", ranking, None, 0.02, 1.0, np.nan, 80, (alone, lost))
+    choice = ModelChoice("t", "acc", ranking, None, 0.02, 1.0, 80, 20, (alone, lost))
     assert "nothing was compared" in choice.answer()
     beaten = replace(lost, problem="", dropped_in_round=1)
     assert (

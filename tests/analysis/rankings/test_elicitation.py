@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from potentia.analysis.rankings import measure_elicitation
-from potentia.run.select import list_elicitation_recipes
+from potentia.run.elicitation import list_elicitation_recipes
 from potentia.study import Tuning
 from potentia.values.protocol import TRAIN_BEFORE_TEST
 from potentia.values.scores import ScoreMatrix

@@ -7,7 +7,12 @@ from potentia.analysis.benchmark.blind_twins import (
     find_blind_twin,
     find_blind_twins,
 )
-from potentia.analysis.benchmark.classification import Classification, find_classification
+from potentia.analysis.benchmark.classification import (
+    MAJORITY,
+    TFIDF,
+    Classification,
+    find_classification,
+)
 from potentia.analysis.benchmark.verdict import (
     BenchmarkVerdict,
     Recommendation,

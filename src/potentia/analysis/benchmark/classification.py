@@ -1,7 +1,8 @@
 """Labelled texts: what each class gets right, what is taken for what, and whether a language model was needed at all.
 
 Beside every model stand two that cost nothing: the most frequent class and a linear classifier on words, both taught
-on the same training documents and tested on the same test.
+on the same training documents and tested on the same test. Of a task in folds the scores are means over its folds,
+weighted by their documents.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +19,7 @@ import numpy as np
 from potentia.analysis.wording import join_names
 from potentia.evidence import Evidence, parse_study_record
 from potentia.values.findings import Bars, Cell, Chart, Finding, Heatmap, Table, short_names
-from potentia.values.protocol import DIRECT
+from potentia.values.protocol import DIRECT, TaskName
 from potentia.values.scores import Floats, ItemOutcome
 
 if TYPE_CHECKING:
@@ -31,8 +33,17 @@ TFIDF = "TF-IDF + logistic regression"
 CONSTANT_SHARE = 0.98  # of one answer, from which a model is said to answer always the same
 MIN_UNKNOWN_SHARE = 0.05  # of tokens that the tokenizer does not know, from which it is told
 MIN_ANSWERS = 10  # from which a constant answer is looked for
+FROZEN = "frozen embeddings"
 METRICS = ("acc", "macro_f1", "balanced_accuracy")
 METRIC_NAMES = ("accuracy", "macro-F1", "balanced accuracy")
+
+
+class BaselineVerdict(StrEnum):
+    """How the best model stands beside the best of what is cheap."""
+
+    BEATS = "beats"  # significantly better
+    TIES = "ties"  # better, and not significantly
+    LOSES = "loses"  # not better
 
 
 @dataclass(frozen=True)
@@ -45,6 +56,7 @@ class LabelledTest:
     direct: float  # accuracy before tuning; NaN where not measured
     constant: str | None  # the label that it answers always
     unknown: float  # share of unknown tokens in the texts
+    frozen: Mapping[str, float] = field(default_factory=dict)  # a classifier on its embeddings
 
     @property
     def accuracy(self) -> float:
@@ -72,20 +84,20 @@ class Classification(Finding):
         return [self._model_table(), self._class_table(), self._confusion_table()]
 
     def _model_table(self) -> Table:
-        columns: tuple[str, ...] = ("model", *METRIC_NAMES, "accuracy, direct")
+        columns: tuple[str, ...] = ("model", *METRIC_NAMES, "accuracy before fine-tuning")
         rows: list[tuple[Cell, ...]] = []
         for name, test in zip(self._short_model_names(), self.models, strict=True):
             rows.append((name, *test.scores, test.direct))
-        for name, measured in self.baselines.items():
+        for name, measured in self._cheap_scores().items():
             scores = [measured.get(metric, math.nan) for metric in METRICS]
             rows.append((name, *scores, math.nan))
         if all(math.isnan(test.direct) for test in self.models):
             columns = columns[:-1]
             rows = [row[:-1] for row in rows]
-        title = f"{self.task}: {len(self.labels)} labels, {self.documents} test documents"
+        title = f"{self.task}: {len(self.labels)} labels, {self.documents} tested examples"
         note = "Macro-F1 and balanced accuracy count every class the same, however rare."
         if self.baselines:
-            note += " The last rows need no language model."
+            note += " The last rows need no fine-tuning."
         return Table(title, columns, rows, note)
 
     def _class_table(self) -> Table:
@@ -116,14 +128,14 @@ class Classification(Finding):
 
     def charts(self) -> Sequence[Chart]:
         """Return accuracy beside the baselines, and the confusion of the best model."""
-        names = (*self._short_model_names(), *self.baselines)
+        names = (*self._short_model_names(), *self._cheap_scores())
         accuracies = [test.accuracy for test in self.models]
-        accuracies += [measured["acc"] for measured in self.baselines.values()]
+        accuracies += [measured["acc"] for measured in self._cheap_scores().values()]
         documents_by_label = self.confusion.sum(axis=1, keepdims=True)
         accuracy_chart = Bars(
             f"classification-{self.task}",
             f"Accuracy on {self.task}",
-            "Models, and below them what needs no language model.",
+            "Models, and below them what needs no fine-tuning.",
             names,
             {"accuracy": accuracies},
             y_label="accuracy",
@@ -140,13 +152,69 @@ class Classification(Finding):
         )
         return [accuracy_chart, confusion_chart]
 
+    @property
+    def best_baseline(self) -> str | None:
+        """The best of what is cheap: words, or the embeddings of a model, with logistic regression."""
+        scores = {
+            name: measured["acc"]
+            for name, measured in self._cheap_scores().items()
+            if math.isfinite(measured.get("acc", math.nan))
+        }
+        return max(scores, key=lambda name: scores[name]) if scores else None
+
+    def _cheap_scores(self) -> dict[str, Mapping[str, float]]:
+        """Return the scores of all that is cheap, by name; of embeddings the best ones."""
+        scores: dict[str, Mapping[str, float]] = dict(self.baselines)
+        frozen = [test for test in self.models if test.frozen]
+        if frozen:
+            best = max(frozen, key=lambda test: test.frozen["acc"])
+            (name,) = short_names([best.model])
+            scores[f"{FROZEN} of {name} + logistic regression"] = best.frozen
+        return scores
+
+    @property
+    def verdict(self) -> BaselineVerdict | None:
+        """Whether the best model beats the best of what is cheap; None where nothing cheap was measured."""
+        if self.best_baseline is None:
+            return None
+        gap = _compare_accuracy(self.models[0], self._cheap_scores()[self.best_baseline])
+        if gap.low > 0:
+            return BaselineVerdict.BEATS
+        return BaselineVerdict.TIES if gap.value > 0 else BaselineVerdict.LOSES
+
+    def verdict_sentence(self) -> str:
+        """Say whether a language model is worth it; empty where nothing cheap was measured."""
+        verdict = self.verdict
+        baseline = self.best_baseline
+        if verdict is None or baseline is None:
+            return ""
+        measured = self._cheap_scores()[baseline]
+        name = self._short_model_names()[0]
+        best = self.models[0].accuracy
+        scores = f"{measured['acc']:.2f} against {best:.2f}"
+        if verdict is BaselineVerdict.LOSES:
+            subject = (
+                "None of the candidates beats" if len(self.models) > 1 else f"{name} does not beat"
+            )
+            return f"{subject} {baseline} ({scores}). Use that."
+        gap = _compare_accuracy(self.models[0], measured)
+        interval = f"95 % interval {gap.low:+.3f} to {gap.high:+.3f}"
+        if verdict is BaselineVerdict.TIES:
+            return (
+                f"{name} is not significantly better than {baseline} ({best:.2f} against"
+                f" {measured['acc']:.2f}, difference {gap.value:+.3f}, {interval}), which costs next to nothing."
+            )
+        return (
+            f"{name} beats {baseline} ({best:.2f} against {measured['acc']:.2f},"
+            f" difference {gap.value:+.3f}, {interval})."
+        )
+
     def sentences(self) -> list[str]:
         """Say whether the best model beats what needs no language model, and which models to distrust."""
         test_by_name = dict(zip(self._short_model_names(), self.models, strict=True))
         sentences = []
-        if TFIDF in self.baselines:
-            best_name = next(iter(test_by_name))
-            sentences.append(_compare_with_tfidf(best_name, self.models[0], self.baselines[TFIDF]))
+        if self.verdict is not None:
+            sentences.append(self.verdict_sentence())
         majority = self.baselines.get(MAJORITY, {})
         below = [
             name
@@ -192,25 +260,6 @@ def _compare_accuracy(test: LabelledTest, baseline: Mapping[str, float]) -> Accu
     return AccuracyGap(gap, gap - half_width, gap + half_width)
 
 
-def _compare_with_tfidf(name: str, test: LabelledTest, baseline: Mapping[str, float]) -> str:
-    gap = _compare_accuracy(test, baseline)
-    scores = f"{name} scores {test.accuracy:.3f}"
-    if gap.low > 0:
-        return (
-            f"{scores}, {gap.value:.3f} more than {TFIDF} "
-            f"(95 % interval {gap.low:.3f} to {gap.high:.3f})."
-        )
-    relation = "less than" if gap.high < 0 else "not surely more than"
-    difference = (
-        f"{baseline['acc']:.3f}; difference {gap.value:+.3f}, "
-        f"95 % interval {gap.low:+.3f} to {gap.high:+.3f}"
-    )
-    return (
-        f"{scores}, {relation} {TFIDF} on the same split ({difference}). "
-        "That classifier costs next to nothing and may do."
-    )
-
-
 # --- from evidence ---------------------------------------------------------------------------------------------------
 
 
@@ -225,7 +274,7 @@ def find_classification(evidence: Evidence, *, best: str | None = None) -> list[
     cells_by_task: dict[str, list[CellRecord]] = {}
     for cell in evidence.cells():
         if cell.task in tasks:
-            cells_by_task.setdefault(cell.task, []).append(cell)
+            cells_by_task.setdefault(TaskName(cell.task).whole, []).append(cell)
     classifications = []
     for task, cells in cells_by_task.items():
         classification = _classify_task(evidence, task, cells, best)
@@ -250,34 +299,72 @@ def _classify_task(
     """Return one test on labelled texts, the best model first; None where its cells have no labels."""
     ranked = [cell for cell in cells if cell.protocol == evidence.main]
     labels = _find_labels(ranked)
-    ranked = [cell for cell in ranked if set(METRICS) <= set(cell.scores)]
-    if not labels or not ranked:
+    cells_by_model: dict[str, list[CellRecord]] = {}
+    for cell in ranked:
+        if set(METRICS) <= set(cell.scores):
+            cells_by_model.setdefault(cell.model, []).append(cell)
+    if not labels or not cells_by_model:
         return None
-    ranked.sort(key=lambda cell: (cell.model != best, -cell.scores["acc"].value, cell.model))
-    direct_accuracy = {
-        cell.model: cell.scores["acc"].value
-        for cell in cells
-        if cell.protocol == DIRECT and "acc" in cell.scores
-    }
+    direct_cells: dict[str, list[CellRecord]] = {}
+    for cell in cells:
+        if cell.protocol == DIRECT and "acc" in cell.scores:
+            direct_cells.setdefault(cell.model, []).append(cell)
     label_by_answer = {answer: label for label, answer in labels.items()}
-    counts_by_model = {
-        cell.model: _count_labels(evidence.items(cell.key), label_by_answer) for cell in ranked
-    }
-    best_cell = ranked[0]
-    best_counts = counts_by_model[best_cell.model]
+    counts_by_model: dict[str, LabelCounts] = {}
+    tests = []
+    for model, model_cells in cells_by_model.items():
+        counts: LabelCounts = Counter()
+        for cell in model_cells:
+            counts += _count_labels(evidence.items(cell.key), label_by_answer)
+        counts_by_model[model] = counts
+        tests.append(_make_labelled_test(model_cells, direct_cells.get(model, ()), counts))
+    tests.sort(key=lambda test: (test.model != best, -test.accuracy, test.model))
+    best_counts = counts_by_model[tests[0].model]
+    best_cells = cells_by_model[tests[0].model]
     confusion = [[best_counts[gold, predicted] for predicted in labels] for gold in labels]
-    tests = [
-        _make_labelled_test(cell, direct_accuracy, counts_by_model[cell.model]) for cell in ranked
-    ]
     return Classification(
         task=task,
         protocol=str(evidence.main),
         labels=tuple(labels),
         models=tuple(tests),
-        baselines=best_cell.provenance.task.baselines,
+        baselines=_join_baselines(best_cells),
         confusion=np.array(confusion, dtype=np.float64),
-        documents=best_cell.scores["acc"].n,
+        documents=sum(cell.scores["acc"].n for cell in best_cells),
     )
+
+
+def _join_baselines(cells: Sequence[CellRecord]) -> dict[str, dict[str, float]]:
+    """Return the baselines over all folds; those of single models are left out."""
+    names = [name for name in cells[0].provenance.task.baselines if name != FROZEN]
+    return {name: _join_baseline(cells, name) for name in names}
+
+
+def _join_baseline(cells: Sequence[CellRecord], name: str) -> dict[str, float]:
+    """Return the scores of one baseline over all folds: means by documents, and the error of such a mean."""
+    measured = [cell.provenance.task.baselines.get(name) for cell in cells]
+    if not all(measured):
+        return {}
+    weights = _weigh_by_documents(cells)
+    joined = {}
+    for metric in METRICS:
+        joined[metric] = sum(
+            weight * (scores or {}).get(metric, math.nan)
+            for weight, scores in zip(weights, measured, strict=True)
+        )
+    errors = [(scores or {}).get("stderr", math.nan) for scores in measured]
+    joined["stderr"] = math.hypot(*(w * e for w, e in zip(weights, errors, strict=True)))
+    return joined
+
+
+def _weigh_by_documents(cells: Sequence[CellRecord]) -> list[float]:
+    counts = [cell.scores["acc"].n for cell in cells]
+    return [count / sum(counts) for count in counts]
+
+
+def _mean_over_folds(cells: Sequence[CellRecord], metric: str) -> float:
+    weights = _weigh_by_documents(cells)
+    values = [cell.scores[metric].value for cell in cells]
+    return sum(weight * value for weight, value in zip(weights, values, strict=True))
 
 
 def _find_labels(cells: Sequence[CellRecord]) -> Mapping[str, str] | None:
@@ -289,16 +376,19 @@ def _find_labels(cells: Sequence[CellRecord]) -> Mapping[str, str] | None:
 
 
 def _make_labelled_test(
-    cell: CellRecord, direct_accuracy: Mapping[str, float], counts: LabelCounts
+    cells: Sequence[CellRecord], direct_cells: Sequence[CellRecord], counts: LabelCounts
 ) -> LabelledTest:
-    accuracy, macro_f1, balanced_accuracy = (cell.scores[name].value for name in METRICS)
+    accuracy, macro_f1, balanced_accuracy = (_mean_over_folds(cells, name) for name in METRICS)
+    weights = _weigh_by_documents(cells)
+    errors = [cell.scores["acc"].stderr for cell in cells]
     return LabelledTest(
-        model=cell.model,
+        model=cells[0].model,
         scores=(accuracy, macro_f1, balanced_accuracy),
-        stderr=cell.scores["acc"].stderr,
-        direct=direct_accuracy.get(cell.model, math.nan),
+        stderr=math.hypot(*(w * e for w, e in zip(weights, errors, strict=True))),
+        direct=_mean_over_folds(direct_cells, "acc") if direct_cells else math.nan,
         constant=_find_constant_answer(counts),
-        unknown=cell.provenance.task.unknown_tokens,
+        unknown=max(cell.provenance.task.unknown_tokens for cell in cells),
+        frozen=_join_baseline(cells, FROZEN),
     )
 
 

@@ -1,38 +1,83 @@
-"""The end of a race on one task: who is best, how sure that is, and what would make it surer.
+"""The end of a race on one task: whether a language model is worth it, which is best, and what would change that.
 
-Rounds are decided on validation (``stats.first_place``), the end on the test documents by the rule of every ranking
+Rounds are decided on validation (``stats.first_place``), the end on the test examples by the rule of every ranking
 (``rankings.decide``), so that a report on the same store says the same.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
+
+from potentia.analysis.benchmark.classification import BaselineVerdict, Classification
+from potentia.analysis.planning.learning_curve import LearningCurve
+from potentia.analysis.planning.trust import Trust
 from potentia.analysis.rankings.decide import Ranking
 from potentia.analysis.rankings.lead import MissingEvidence
 from potentia.analysis.rankings.sentences import headline_sentence, missing_sentence
-from potentia.analysis.wording import format_percent, format_plus_minus
-from potentia.values.findings import Finding, Table, jsonable
+from potentia.analysis.stats import interval_of_score
+from potentia.analysis.stats.non_inferiority import MarginVerdict, judge_margin
+from potentia.analysis.wording import format_percent, join_names
+from potentia.study import Price
+from potentia.values.findings import Cell, Finding, Interval, Table, jsonable, short_names
+from potentia.values.scores import Score
 
-Z = 1.959964  # half-width of a 95 % interval in standard errors
+MARGIN = 0.02  # that a smaller model may be worse by and still count as good
+TIED = 0.02  # chances to be best that differ by no more are not told apart
 
 
 @dataclass(frozen=True)
 class CandidateStanding:
-    """One candidate at the end: scores with standard errors, its chance to be best, when it was dropped."""
+    """One candidate at the end: its scores, its chance to be best, its size and speed, when it was dropped."""
 
     model: str
-    direct: float
-    direct_stderr: float
-    tuned: float  # test score after tuning; NaN for those that were dropped before
-    tuned_stderr: float
-    validation: float
+    direct: Score | None  # before fine-tuning
+    tuned: Score | None  # after it; None for those that were dropped before the end
     p_best: float  # among the finalists; NaN for the others
+    parameters: float = math.nan
+    examples_per_second: float = math.nan  # that it predicts on this machine
     dropped_in_round: int | None = None
     problem: str = ""
+
+    @property
+    def examples(self) -> int:
+        """The examples that it was tested on."""
+        return 0 if self.tuned is None else self.tuned.n
+
+
+@dataclass(frozen=True)
+class SmallerModel:
+    """A smaller model that is not worse than the best by more than a margin."""
+
+    model: str
+    parameters: float
+    best_parameters: float
+    difference: Interval  # of its score over the best one's
+    margin: float
+
+
+def find_smaller_model(
+    ranking: Ranking, parameters: Mapping[str, float], margin: float = MARGIN
+) -> SmallerModel | None:
+    """Return the smallest model that is not worse than the best by more than a margin; None where there is none."""
+    best = ranking.first
+    if not ranking.can_claim or not math.isfinite(parameters.get(best, math.nan)):
+        return None
+    candidates = []
+    for model in ranking.models:
+        size = parameters.get(model, math.nan)
+        if model == best or not size < parameters[best]:
+            continue
+        difference = ranking.draws_of(model) - ranking.draws_of(best)
+        low, high = np.quantile(difference, [0.025, 0.975])
+        interval = Interval(float(difference.mean()), float(low), float(high))
+        if judge_margin(interval, margin) in (MarginVerdict.NOT_WORSE, MarginVerdict.BETTER):
+            candidates.append(SmallerModel(model, size, parameters[best], interval, margin))
+    return min(candidates, key=lambda candidate: candidate.parameters, default=None)
 
 
 @dataclass(frozen=True)
@@ -45,10 +90,15 @@ class ModelChoice(Finding):
     missing: MissingEvidence | None  # what would separate the first two
     p_dropped_best: float  # chance that a model dropped before the end would have been the best
     seconds: float  # spent in all
-    more_seconds: float  # what scoring so many documents would take; NaN where unknown
-    train_documents: int  # that the finalists were tuned on
+    train_examples: int  # that the finalists were tuned on
+    test_examples: int
     standings: tuple[CandidateStanding, ...]
     notes: tuple[str, ...] = ()
+    classification: Classification | None = None  # of labelled texts
+    curve: LearningCurve | None = None  # what more labels would change
+    smaller: SmallerModel | None = None
+    trust: Trust | None = None  # how far the winner's probabilities can be trusted
+    price: Price | None = None  # of an hour of the machine
 
     @property
     def best(self) -> str:
@@ -58,7 +108,16 @@ class ModelChoice(Finding):
     @property
     def p_best(self) -> float:
         """Its chance."""
-        return next(standing.p_best for standing in self.standings if standing.model == self.best)
+        return self._standing_of(self.best).p_best
+
+    @property
+    def uses_baseline(self) -> bool:
+        """Whether something cheap is at least as good as every candidate."""
+        classification = self.classification
+        return classification is not None and classification.verdict is BaselineVerdict.LOSES
+
+    def _standing_of(self, model: str) -> CandidateStanding:
+        return next(standing for standing in self.standings if standing.model == model)
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field, the best with its chance, and who is close to it."""
@@ -69,54 +128,149 @@ class ModelChoice(Finding):
             "close": list(self.ranking.rivals),
         }
 
+    def sentences(self) -> list[str]:
+        """Say what to use, in the order a company asks: worth it, which, smaller, more labels, what to check."""
+        sentences = []
+        if self.classification is not None:
+            sentences.append(self.classification.verdict_sentence())
+        sentences += self._sentences_on_best()
+        if self.smaller is not None:
+            sentences.append(self._smaller_sentence(self.smaller))
+        if self.curve is not None:
+            sentences.append(self.curve.sentence(self.best))
+        if self.trust is not None and not self.uses_baseline:
+            sentences.append(self.trust.sentence())
+        if self.price is not None:
+            sentences.append(self._cost_sentence(self.price))
+        return [sentence for sentence in sentences if sentence]
+
     def answer(self) -> str:
-        """Say which model is the best for the data, how sure that is, and what would make it surer."""
+        """Say the same in one paragraph."""
+        return " ".join(self.sentences())
+
+    def _sentences_on_best(self) -> list[str]:
         others = [standing for standing in self.standings if standing.model != self.best]
         if all(standing.problem for standing in others):
             count = len(self.standings)
-            return (
+            return [
                 f"{self.best} is the only one of {count} that could be tuned: nothing was compared."
-            )
-        sentences = [headline_sentence(self.ranking)]
-        if len(self.ranking.models) < 2:
-            sentences = [f"{self.best} alone reached the end."]
-        if self.missing is not None:
+            ]
+        sentences = [self._headline()]
+        if self.missing is not None and len(self.ranking.models) > 1:
             sentences.append(missing_sentence(self.missing))
-            if math.isfinite(self.more_seconds) and math.isfinite(self.missing.times):
-                sentences.append(f"That is about {self.more_seconds:.0f} s of scoring.")
         dropped = sum(standing.dropped_in_round is not None for standing in self.standings)
         if dropped:
             models = "The model that was" if dropped == 1 else f"The {dropped} models that were"
             chance = format_percent(self.p_dropped_best)
             sentences.append(f"{models} dropped early had a chance of {chance} to be the best.")
-        return " ".join(sentences)
+        return sentences
+
+    def _headline(self) -> str:
+        if len(self.ranking.models) < 2:
+            return f"{self.best} alone reached the end."
+        tied = self._tied_models()
+        if len(tied) > 1:
+            names = short_names(tied)
+            return f"{join_names(names)} do not differ: each may be the best candidate."
+        return headline_sentence(self.ranking)
+
+    def _tied_models(self) -> list[str]:
+        """Return the models whose chances to be best cannot be told from that of the best."""
+        chances = dict(zip(self.ranking.models, self.ranking.p_first.tolist(), strict=True))
+        highest = max(chances.values(), default=math.nan)
+        return [model for model, chance in chances.items() if chance >= highest - TIED]
+
+    def _smaller_sentence(self, smaller: SmallerModel) -> str:
+        name, best = short_names([smaller.model, self.best])
+        times = smaller.best_parameters / smaller.parameters
+        speeds = [
+            self._standing_of(model).examples_per_second for model in (smaller.model, self.best)
+        ]
+        speed = ""
+        if all(map(math.isfinite, speeds)) and speeds[0] > speeds[1]:
+            speed = f" and {speeds[0] / speeds[1]:.1f} times as fast"
+        return (
+            f"{name} is as good within {smaller.margin:g} (difference {smaller.difference.value:+.3f},"
+            f" 95 % interval {smaller.difference.low:+.3f} to {smaller.difference.high:+.3f}),"
+            f" {times:.1f} times smaller than {best}{speed}."
+        )
+
+    def _cost_sentence(self, price: Price) -> str:
+        """Say what the selection cost, and what 1,000 predictions of the best model cost."""
+        sentence = f"This selection cost {price.format(self.seconds)} ({price})"
+        speed = self._standing_of(self.best).examples_per_second
+        if math.isfinite(speed):
+            (name,) = short_names([self.best])
+            sentence += f"; 1,000 predictions of {name} cost {price.format(1000 / speed)}"
+        return f"{sentence}."
 
     def tables(self) -> Sequence[Table]:
-        """Return the candidates, best first."""
-        rows = []
+        """Return the candidates, best first, and what more labels would change."""
+        rows: list[tuple[Cell, ...]] = []
         for standing in self.standings:
             rows.append(
                 (
                     standing.model,
-                    format_plus_minus(standing.direct, Z * standing.direct_stderr),
-                    format_plus_minus(standing.tuned, Z * standing.tuned_stderr),
-                    standing.validation,
-                    standing.p_best,
+                    _format_score(standing.direct),
+                    _format_score(standing.tuned),
+                    _format_chance(standing.p_best),
+                    _format_parameters(standing.parameters),
+                    _format_speed(standing.examples_per_second),
                     self._describe_state(standing),
                 )
             )
-        title = f"{self.task} ({self.metric}), tuned on {self.train_documents} documents"
-        columns = ("model", "direct", "tuned", "validation", "P(best)", "")
-        return [Table(title, columns, rows, " ".join([self.answer(), *self.notes]))]
+        title = (
+            f"{self.task} ({self.metric}): {self.train_examples} training examples,"
+            f" {self.test_examples} tested"
+        )
+        columns = ("model", "before", "after fine-tuning", "P(best)", "size", "predicts", "")
+        tables = [Table(title, columns, rows, " ".join(self.notes))]
+        if self.curve is not None:
+            tables += self.curve.tables()
+        return tables
 
     def _describe_state(self, standing: CandidateStanding) -> str:
-        """Say how a candidate ended: dropped in a round, failed, best, close to it, or none of these."""
+        """Say how a candidate ended: dropped in a round, failed, best, tied with it, close to it, or none of these."""
         if standing.dropped_in_round is not None:
-            return f"out in round {standing.dropped_in_round}"
+            return f"dropped in round {standing.dropped_in_round}"
         if standing.problem:
             return standing.problem
+        tied = self._tied_models()
+        if standing.model in tied and len(tied) > 1:
+            return "tied for best"
         if standing.model == self.best:
-            return "best"
+            return "best candidate" if self.uses_baseline else "best"
         if standing.model in self.ranking.rivals:
             return "close"
         return ""
+
+
+def _format_score(score: Score | None) -> str | None:
+    """Write a score with its interval, which is honest at the ends: 0.000 (0.000 to 0.390)."""
+    if score is None:
+        return None
+    interval = interval_of_score(score)
+    if not math.isfinite(interval.low):
+        return f"{score.value:.3f}"
+    return f"{score.value:.3f} ({interval.low:.3f} to {interval.high:.3f})"
+
+
+def _format_chance(chance: float) -> str | None:
+    return None if math.isnan(chance) else format_percent(chance)
+
+
+def _format_parameters(parameters: float) -> str | None:
+    if not math.isfinite(parameters):
+        return None
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if parameters >= size:
+            return f"{parameters / size:.3g}{unit}"
+    return f"{parameters:.0f}"
+
+
+def _format_speed(examples_per_second: float) -> str | None:
+    if not math.isfinite(examples_per_second):
+        return None
+    if examples_per_second >= 10:
+        return f"{examples_per_second:,.0f}/s"
+    return f"{examples_per_second:.2g}/s"

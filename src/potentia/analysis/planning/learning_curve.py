@@ -1,0 +1,193 @@
+"""What more labels would change: the line through two sizes of training data, on log scales.
+
+Fine-tuned errors and losses fall nearly as a power of the number of examples, so the error at 4 N follows from those at
+N/4 and N. The line has an error of its own, beside that of the test: ``LINE_ERROR`` is its standard deviation at four
+times the examples, in log units, measured on 30 published models (``bench/select_public.py``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from potentia.analysis.stats.first_place import covariance_root, first_place_shares
+from potentia.analysis.wording import format_percent
+from potentia.values.findings import Cell, Finding, Table, short_names
+from potentia.values.scores import Floats
+
+FACTOR = 4.0  # how many times the examples the outlook is for
+LINE_ERROR = 0.02
+SLOPE_KEPT = (
+    0.9  # of a slope's distance from the mean slope; chosen on the first published data set
+)
+DRAWS = 4_000
+SMALL_GAIN = 0.0005  # that does not show in three digits
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """The error of one model (a loss, or 1 − accuracy) after fine-tuning on so many examples."""
+
+    model: str
+    examples: int
+    error: float
+
+
+@dataclass(frozen=True)
+class LearningCurve(Finding):
+    """The errors of models at two sizes of training data, and what the lines through them say of more data."""
+
+    models: tuple[str, ...]
+    sizes: tuple[int, int]
+    errors: Floats  # (models, sizes)
+    expected: Floats  # (models,) errors at FACTOR times the larger size
+    p_best: Floats  # (models,) chance to be the best there
+    higher_is_better: bool  # of the score that the errors are made of
+
+    @property
+    def best_now(self) -> str:
+        """The model with the smallest error at the larger size."""
+        return self.models[int(np.argmin(self.errors[:, 1]))]
+
+    @property
+    def best_later(self) -> str:
+        """The model that is most likely the best with more examples."""
+        return self.models[int(np.argmax(self.p_best))]
+
+    def gain_of(self, model: str) -> float:
+        """Return by how much a model's error is expected to fall."""
+        row = self.models.index(model)
+        return float(self.errors[row, 1] - self.expected[row])
+
+    def sentence(self, best: str | None = None) -> str:
+        """Say what more labels would bring, and whether they would change the winner."""
+        current = best if best in self.models else self.best_now
+        names = dict(zip(self.models, short_names(list(self.models)), strict=True))
+        chances = dict(zip(self.models, self.p_best.tolist(), strict=True))
+        gain = max(self.gain_of(current), 0.0)
+        amount = f"about +{100 * gain:.1f} points"
+        if not self.higher_is_better:
+            amount = f"about −{gain:.3f}"
+        if gain < SMALL_GAIN:
+            amount = "hardly any gain"
+        start = f"With {FACTOR:g} times the labels ({self._more_examples:,}): {amount}"
+        if len(self.models) < 2:
+            return f"{start} for {names[current]}."
+        chance = format_percent(chances[current])
+        if self.best_later == current:
+            return f"{start}, same winner ({chance})."
+        later = self.best_later
+        return (
+            f"{start} for {names[current]}; {names[later]} may be ahead then"
+            f" ({format_percent(chances[later])})."
+        )
+
+    @property
+    def _more_examples(self) -> int:
+        return round(FACTOR * self.sizes[1])
+
+    def tables(self) -> Sequence[Table]:
+        """Return the scores at both sizes, and what is expected of more."""
+        rows: list[tuple[Cell, ...]] = []
+        for row, name in enumerate(short_names(list(self.models))):
+            small, large = map(self._score_of, self.errors[row])
+            expected = self._score_of(self.expected[row])
+            rows.append((name, small, large, expected, float(self.p_best[row])))
+        columns = ("model", *(f"{size:,} labels" for size in (*self.sizes, self._more_examples)))
+        note = f"The last size is where the line through the first two leads. {self.sentence()}"
+        return [Table("More labels", (*columns, "P(best there)"), rows, note)]
+
+    def _score_of(self, error: float) -> float:
+        return float(1.0 - error) if self.higher_is_better else float(error)
+
+
+def extrapolate(small: Floats, large: Floats, ratio: float, factor: float = FACTOR) -> Floats:
+    """Return errors at ``factor`` times the larger size, by the lines through two sizes that differ by ``ratio``.
+
+    The models are in the last dimension. A slope of two points has noise, so slopes are drawn a tenth of the way to
+    their mean. More examples do not make a model worse, so a rising line is taken as level.
+    """
+    slope = np.log(large / small) / math.log(ratio)
+    mean_slope = slope.mean(axis=-1, keepdims=True)
+    shrunk_slope = mean_slope + SLOPE_KEPT * (slope - mean_slope)
+    return np.asarray(large * factor ** np.minimum(shrunk_slope, 0.0))
+
+
+def measure_learning_curve(
+    points: Sequence[CurvePoint],
+    outcomes: Mapping[tuple[str, int], Mapping[int, float]],
+    *,
+    higher_is_better: bool,
+    seed: int = 0,
+) -> LearningCurve | None:
+    """Return the curve of the models that were tuned on both sizes; None where there are no two sizes.
+
+    ``outcomes`` are the scores of single examples by model and size: all models answered the same examples, so their
+    noise is drawn together.
+    """
+    sizes = sorted({point.examples for point in points})
+    if len(sizes) < 2:
+        return None
+    small_size, large_size = sizes[0], sizes[-1]
+    error_by_point = {(point.model, point.examples): point.error for point in points}
+    models = []
+    for point in points:
+        has_both = all((point.model, size) in error_by_point for size in (small_size, large_size))
+        if has_both and point.model not in models:
+            models.append(point.model)
+    if not models:
+        return None
+    keys = [(model, size) for model in models for size in (small_size, large_size)]
+    errors = np.array([error_by_point[key] for key in keys])
+    rng = np.random.default_rng(seed)
+    drawn = errors + _draw_noise(keys, outcomes, rng)
+    floor = _smallest_error(keys, outcomes)
+    drawn = np.maximum(drawn, floor).reshape(DRAWS, len(models), 2)
+    ratio = large_size / small_size
+    later = extrapolate(drawn[:, :, 0], drawn[:, :, 1], ratio)
+    later = later * np.exp(LINE_ERROR * rng.standard_normal(later.shape))
+    table = np.maximum(errors, floor).reshape(len(models), 2)
+    return LearningCurve(
+        models=tuple(models),
+        sizes=(small_size, large_size),
+        errors=errors.reshape(len(models), 2),
+        expected=extrapolate(table[:, 0], table[:, 1], ratio),
+        p_best=first_place_shares(-later),
+        higher_is_better=higher_is_better,
+    )
+
+
+def _common_examples(
+    keys: Sequence[tuple[str, int]], outcomes: Mapping[tuple[str, int], Mapping[int, float]]
+) -> list[int]:
+    """Return the examples that every model answered at every size."""
+    if not all(key in outcomes for key in keys):
+        return []
+    return sorted(set.intersection(*(set(outcomes[key]) for key in keys)))
+
+
+def _draw_noise(
+    keys: Sequence[tuple[str, int]],
+    outcomes: Mapping[tuple[str, int], Mapping[int, float]],
+    rng: np.random.Generator,
+) -> Floats:
+    """Draw what other test examples would have changed, (draws, keys); nothing where the outcomes are not known."""
+    examples = _common_examples(keys, outcomes)
+    if len(examples) < 2:
+        return np.zeros((DRAWS, len(keys)))
+    table = np.array([[outcomes[key][example] for example in examples] for key in keys])
+    covariance = np.cov(table) / len(examples)
+    # all right or all wrong is not without noise
+    covariance = covariance + np.eye(len(keys)) * 0.25 / len(examples) ** 2
+    return np.asarray(rng.standard_normal((DRAWS, len(keys))) @ covariance_root(covariance).T)
+
+
+def _smallest_error(
+    keys: Sequence[tuple[str, int]], outcomes: Mapping[tuple[str, int], Mapping[int, float]]
+) -> float:
+    """Return the error below which a test of this size sees nothing: half an example."""
+    examples = _common_examples(keys, outcomes)
+    return 0.5 / (len(examples) + 1) if examples else 1e-6
