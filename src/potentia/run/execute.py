@@ -61,6 +61,8 @@ class RunResult:
     failed: int
     interrupted: bool
     failures: tuple[CellFailure, ...] = field(default=(), repr=False)
+    # a stop may be asked for when all cells are just finished: who runs several studies stops then
+    stop_requested: bool = False
 
     @property
     def exit_code(self) -> int:
@@ -162,7 +164,7 @@ def run_study(
                 trace=traceback.format_exc(),
             )
             raise
-    result = _sum_up(plan, outcomes)
+    result = replace(_sum_up(plan, outcomes), stop_requested=stop_requested())
     _check_and_tidy_up(plan, result.reused + result.computed)
     log.write("end", **result.count_cells())
     return result

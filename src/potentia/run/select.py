@@ -414,6 +414,8 @@ class Race:
             if self._seconds_left() <= 0:
                 raise BudgetOverError("the budget is spent")
             raise KeyboardInterrupt
+        if result.stop_requested:
+            raise KeyboardInterrupt
         for failure in result.failures:
             self.problems[failure.model] = failure.reason
         cells_by_model: dict[str, list[CellRecord]] = {}
