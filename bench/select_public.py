@@ -2,13 +2,13 @@
 
     python bench/select_public.py ../shared/data/published/tuning_scaling
 
-30 models × 14 sizes of training data × 2 data sets (test losses; Lin et al. 2024). For every size N, candidates are drawn
-anew and race by the rules of ``potentia select``: all of them on N/4 examples, judged by a noisy validation; those that
-may win on N, judged by a noisy test. The truth is the published loss at N. The noise is that of ``--examples`` test
-examples whose losses have a standard deviation of ``--deviation`` beside what all models share.
+30 models × 14 sizes of training data × 2 data sets (test losses; Lin et al. 2024). For every size N, candidates are
+drawn anew and race by the rules of ``potentia select``: all of them on N/4 examples, judged by a noisy validation;
+those that may win on N, judged by a noisy test. The truth is the published loss at N. The noise is that of
+``--examples`` test examples whose losses have a standard deviation of ``--deviation`` beside what all models share.
 
-Then the outlook: the line through N/4 and N of all candidates names the winner at 4 N. What the line has for an error of
-its own is chosen on the first data set and told on the second.
+Then the outlook: the line through N/4 and N of all candidates names the winner at 4 N. What the line has for an error
+of its own is chosen on the first data set and told on the second.
 """
 
 from __future__ import annotations

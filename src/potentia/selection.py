@@ -238,7 +238,7 @@ def describe_data(
     merge_spellings: bool = True,
     folds: int | None = None,
 ) -> str | dict[str, Any]:
-    """Describe the data as a study does: a file under its short name, in folds where it is small; else a task's name."""
+    """Describe the data as a study does: a file by its short name, in folds where it is small; a task by its own."""
     path = Path(data).expanduser()
     if not path.exists():
         return data

@@ -1,7 +1,7 @@
 """What an hour of a machine costs, and what work on it cost.
 
-A price is written ``3.5/h``, ``3.5 EUR/h`` or ``0.06/min``. It is given with ``--price``, as ``price`` in a study file, or
-for all studies in the user's configuration: ``prices: {cuda: 3.5 EUR/h, cpu: 0.2 EUR/h}`` in ``config.yaml`` of the
+A price is written ``3.5/h``, ``3.5 EUR/h`` or ``0.06/min``. It is given with ``--price``, as ``price`` in a study file,
+or for all studies in the user's configuration: ``prices: {cuda: 3.5 EUR/h, cpu: 0.2 EUR/h}`` in ``config.yaml`` of the
 folder ``potentia`` among the user's settings (``~/.config``, or ``$XDG_CONFIG_HOME``).
 """
 

@@ -1,4 +1,4 @@
-"""A linear classifier on words and pairs of words, as plain arrays: taught in seconds, kept in a file, and no code in it.
+"""A linear classifier on words and pairs of words, as plain arrays: taught in seconds, kept in a file without code.
 
 TF-IDF features and logistic regression are scikit-learn's; what they learned is a list of words and a few arrays, so a
 file of it from anyone is data.

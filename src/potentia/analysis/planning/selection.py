@@ -1,7 +1,7 @@
 """What a selection's store says beside its ranking: more labels, a smaller model, and when not to trust the winner.
 
-``potentia select`` keeps its rounds as studies of one store, ``NAME-direct``, ``NAME-round-1`` … and ``NAME-final``. The
-first round and the last are two sizes of training data, so a report on the store has the learning curve as well.
+``potentia select`` keeps its rounds as studies of one store, ``NAME-direct``, ``NAME-round-1`` … and ``NAME-final``.
+The first round and the last are two sizes of training data, so a report on the store has the learning curve as well.
 """
 
 from __future__ import annotations
