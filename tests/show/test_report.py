@@ -35,6 +35,7 @@ from potentia.show import (
 from potentia.show.page import embed
 from potentia.store import Store
 from potentia.values.scores import ScoreMatrix
+from speed import loop_seconds
 
 POTENTIA = str(Path(sys.executable).with_name("potentia"))
 
@@ -341,7 +342,7 @@ def test_the_published_scores_are_quick_and_small(shared_data: Path, tmp_path: P
     out = write_report(
         shared_data / "published" / "train_before_test_scores.csv", tmp_path / "r.html"
     )
-    assert time.process_time() - began < 10
+    assert time.process_time() - began < 600 * loop_seconds()
     assert out.stat().st_size < 8e6
     text = out.read_text()
     assert "Qwen/Qwen2.5-14B" in text

@@ -83,5 +83,5 @@ def test_killed_writers_lose_nothing(tmp_path: Path) -> None:
         assert now >= seen
         seen = now
     writers = [start("a"), start("b")]
-    assert [writer.wait(timeout=120) for writer in writers] == [0, 0]
+    assert [writer.wait(timeout=300) for writer in writers] == [0, 0]
     assert check(where) == 2 * CELLS

@@ -222,7 +222,7 @@ def test_two_processes_may_create_the_same_store(tmp_path: Path) -> None:
     code = "import sys; from potentia.store import Store; Store.open(sys.argv[1]).studies.open('a', 'k', {})"
     where = str(tmp_path / "deep" / "store.db")
     made = [subprocess.Popen([sys.executable, "-c", code, where]) for _ in range(3)]
-    assert [process.wait(timeout=60) for process in made] == [0, 0, 0]
+    assert [process.wait(timeout=300) for process in made] == [0, 0, 0]
     with Store.open(where) as store:
         assert [study.key for study in store.studies.read()] == ["k"]
 

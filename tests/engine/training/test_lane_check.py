@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from potentia.engine.proof.training_check import check_lanes, recheck_lanes
 from potentia.engine.training import LaneSpec, LaneTrainer, LoraConfig, Schedule
 from potentia.errors import TuningError
 from potentia.values.training_form import TrainingForm
+from speed import loop_seconds
 
 # which form is right: without static passes, and with them
 RIGHT = {
@@ -144,10 +146,11 @@ def test_bfloat16_is_no_farther_off_than_pefts(case: str) -> None:
     assert facts["distance_in_few_bits"]["lane"] <= max(1.5 * facts["own_rounding"]["lane"], 0.02)
 
 
-def test_the_check_of_a_small_model_takes_no_second() -> None:
+def test_the_check_of_a_small_model_costs_little() -> None:
     lanes = [spec(f"l{i}", seed=i, dropout=0.1) for i in range(3)]
+    began = time.process_time()
     verdict = check_lanes(tiny("llama"), lanes[0].lora, lanes, static=True, limit=128)
-    assert verdict.facts["seconds"] < 2
+    assert time.process_time() - began < 300 * loop_seconds()
     assert verdict.facts["update"] < 1e-5
 
 

@@ -16,6 +16,7 @@ from potentia.show.board.app import bind_listener, create_app
 from potentia.show.board.request_timeout import TimedRequestProtocol
 
 SECONDS = 1.0
+PATIENCE = 120.0  # a held connection stays open for good; a busy machine is late
 
 
 @pytest.fixture
@@ -35,25 +36,27 @@ def port(store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
         listener.close()
 
 
-def seconds_until_closed(connection: socket.socket) -> float:
-    """Return how long the other side keeps a connection open; what it sends is read and dropped."""
-    began = time.monotonic()
-    connection.settimeout(10 * SECONDS)
-    while connection.recv(65_536):
-        pass
-    return time.monotonic() - began
+def is_closed_by_the_server(connection: socket.socket) -> bool:
+    """Wait until the other side ends a connection, which a held one never is; what it sends is read and dropped."""
+    connection.settimeout(PATIENCE)
+    try:
+        while connection.recv(65_536):
+            pass
+    except TimeoutError:
+        return False
+    return True
 
 
-def seconds_of_dripping(connection: socket.socket, drop: bytes) -> float:
-    """Send a few bytes at a time and return how long the other side takes them."""
-    began = time.monotonic()
-    while time.monotonic() - began < 10 * SECONDS:
+def drips_until_closed(connection: socket.socket, drop: bytes) -> bool:
+    """Send a few bytes at a time until the other side ends the connection; say whether it did."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
         try:
             connection.sendall(drop)
         except OSError:
-            break
+            return True
         time.sleep(SECONDS / 10)
-    return time.monotonic() - began
+    return False
 
 
 def is_closed(connection: socket.socket) -> bool:
@@ -79,13 +82,13 @@ HALF_SENT = {
 def test_a_half_sent_request_is_not_held_for_ever(port: int, story: str):
     with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
         connection.sendall(HALF_SENT[story])
-        assert seconds_until_closed(connection) < 5 * SECONDS
+        assert is_closed_by_the_server(connection)
 
 
 def test_a_request_that_drips_is_not_held_for_ever(port: int):
     with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n")
-        assert seconds_of_dripping(connection, b"x: y\r\n") < 5 * SECONDS
+        assert drips_until_closed(connection, b"x: y\r\n")
 
 
 def test_the_second_request_of_a_connection_has_an_end_too(port: int):
@@ -94,7 +97,7 @@ def test_the_second_request_of_a_connection_has_an_end_too(port: int):
         connection.sendall(request + b"\r\n")
         assert connection.recv(65_536).startswith(b"HTTP/1.1 200")
         connection.sendall(request)
-        assert seconds_until_closed(connection) < 5 * SECONDS
+        assert is_closed_by_the_server(connection)
 
 
 def test_an_answer_may_take_longer_than_a_request(port: int):
