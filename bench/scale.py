@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -200,7 +202,21 @@ def measure_plan(models: int, tasks: int, folder: Path) -> bool:
     file = folder / "study.yaml"
     file.write_text(yaml.safe_dump(study))
     print(f"\nplan of {models:,} models × {tasks:,} tasks ({load()})", flush=True)
-    return print_command("plan", ["plan", str(file), "--no-calibrate"], folder, PLAN_LIMITS)
+    return print_command("plan", ["run", str(file), "--dry-run"], folder, PLAN_LIMITS)
+
+
+def write_own_rows(file: Path, count: int) -> None:
+    """Write questions of one's own, all different: the colour that follows from the animal."""
+    stream = random.Random(0)
+    colours = {"cat": "red", "dog": "blue", "bird": "green"}
+    choices = sorted(colours.values())
+    with file.open("w") as out:
+        for _ in range(count):
+            animal = stream.choice(sorted(colours))
+            filler = " ".join(stream.choices(["the", "a", "of", "old", "new", "in"], k=14))
+            answer = choices.index(colours[animal])
+            row = {"question": f"what is the {animal} {filler} ?", "choices": choices}
+            out.write(json.dumps(row | {"answer": answer}) + "\n")
 
 
 def measure_own_rows(rows: int, folder: Path) -> bool:
@@ -210,7 +226,7 @@ def measure_own_rows(rows: int, folder: Path) -> bool:
     import tiny
 
     tiny.save_model(folder / "model", width=16)
-    tiny.save_questions(folder / "questions.jsonl", n=rows)
+    write_own_rows(folder / "questions.jsonl", rows)
     study = {
         "models": [{"name": "model", "path": str(folder / "model")}],
         "tasks": [{"name": "questions", "file": str(folder / "questions.jsonl")}],
@@ -221,7 +237,7 @@ def measure_own_rows(rows: int, folder: Path) -> bool:
     file = folder / "study.yaml"
     file.write_text(yaml.safe_dump(study))
     print(f"\ntask of {rows:,} rows of one's own ({load()})", flush=True)
-    held = print_command("plan", ["plan", str(file), "--no-calibrate"], folder, ROWS_PLAN_LIMITS)
+    held = print_command("plan", ["run", str(file), "--dry-run"], folder, ROWS_PLAN_LIMITS)
     held &= print_command("run", ["run", str(file)], folder, ROWS_RUN_LIMITS)
     return held & print_command("report", ["report", str(folder / "rows.db")], folder, None)
 
