@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 from potentia.errors import DataError
@@ -30,7 +31,7 @@ from potentia.formats.entries import (
     tidy_row,
 )
 from potentia.formats.hub_results import hub_dataset
-from potentia.formats.json_values import JsonObject, read_json_lines
+from potentia.formats.json_values import JsonObject, float_or_none, read_json_lines
 from potentia.formats.layout import TRAVELS
 from potentia.formats.table import safe_name
 from potentia.values.metric import Metric, Scale
@@ -38,6 +39,7 @@ from potentia.values.protocol import DIRECT, Protocol
 from potentia.values.scores import ItemOutcome, Score, ScoreMatrix
 
 SCHEMA = "0.3.0"
+DEFAULT_LEVEL = 0.95  # of a confidence interval that does not say it
 Items = Callable[[str, str, str], Sequence[ItemOutcome]]  # (protocol, model, task) → outcomes
 _BOUNDS: dict[Scale | None, tuple[Any, Any]] = {
     "share": (0.0, 1.0),
@@ -284,12 +286,49 @@ def _read_result(
         model,
         task,
         score.get_value("score"),
-        stderr=uncertainty.get_object("standard_error").get_value("value"),
+        stderr=_read_stderr(uncertainty),
         n=uncertainty.get_value("num_samples"),
         protocol=str(details.get_value("protocol") or DIRECT),
         facts=_read_facts(result.get_object("metric_config"), details, task),
         items=items_by_result.get(result_id) or items_by_result.get(task),
     )
+
+
+def _read_stderr(uncertainty: JsonObject) -> object:
+    """Return the standard error: as it is written, of a confidence interval, or of the samples' standard deviation.
+
+    An interval that does not say its level counts as one of 95 %. None where a result says none of them.
+    """
+    stated = uncertainty.get_object("standard_error").get_value("value")
+    if stated is not None:
+        return stated
+    interval = uncertainty.get_object("confidence_interval")
+    low = float_or_none(interval.get_value("lower"))
+    high = float_or_none(interval.get_value("upper"))
+    if low is not None and high is not None:
+        return _error_of_interval(interval, low, high)
+    deviation = float_or_none(uncertainty.get_value("standard_deviation"))
+    count = float_or_none(uncertainty.get_value("num_samples"))
+    if deviation is not None and count is not None and count > 0:
+        return deviation / math.sqrt(count)
+    return None
+
+
+def _error_of_interval(interval: JsonObject, low: float, high: float) -> float:
+    """Return half the width of an interval, in standard errors of its level."""
+    level = interval.get_value("confidence_level")
+    if level is None:
+        level = DEFAULT_LEVEL
+    level_number = float_or_none(level)
+    if level_number is None or not 0 < level_number < 1:
+        raise DataError(
+            f"{str(level)[:40]!r} is no confidence level between 0 and 1",
+            where=interval.where,
+            hint="write 0.95 for 95 %",
+        )
+    if not low <= high:
+        raise DataError("the confidence interval ends before it begins", where=interval.where)
+    return (high - low) / 2 / NormalDist().inv_cdf((1 + level_number) / 2)
 
 
 def _read_facts(config: JsonObject, details: JsonObject, task: str) -> ScoreFacts:

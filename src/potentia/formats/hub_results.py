@@ -1,19 +1,30 @@
-"""The Hub's ``.eval_results``: scores as a model's page shows them."""
+"""The Hub's ``.eval_results``: scores as a model's page shows them, in both directions.
+
+An entry says the dataset, the task and the value; a model is named by the folder that ``.eval_results`` lies in. The
+form has no place for metric, scale and standard error. Potentia writes them into the notes, and reads them from there;
+of others' entries, higher counts as better, and a task with any value above 1 as per cent. Where a task has several
+entries, a verified one counts, else the latest.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from potentia.errors import InputError, PotentiaError
+from potentia.errors import DataError, InputError, PotentiaError
 from potentia.extras import Extra, require_extra
-from potentia.files import write_file
+from potentia.files import read_yaml, write_file
+from potentia.formats.columns import metric_of_task
+from potentia.formats.entries import ScoreEntry, ScoreFacts, make_entry
+from potentia.formats.json_values import JsonObject
 from potentia.formats.table import safe_name
-from potentia.values.protocol import Protocol, TaskName
+from potentia.values.protocol import DIRECT, Protocol, TaskName
 from potentia.values.scores import Score, ScoreMatrix
 
 if TYPE_CHECKING:
@@ -75,3 +86,150 @@ def _render_notes(protocol: Protocol, score: Score) -> str:
     error = "" if math.isnan(score.stderr) else f" ± {score.stderr:.4f} (standard error)"
     metric = score.metric.name or "score"
     return f"{protocol.label}{recipe}; {metric}{error}; Potentia {version('potentia')}"
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+FOLDER = ".eval_results"
+_OWN_NOTES = re.compile(
+    r"(?P<protocol>[\w-]+)(?:, recipe \w+)?; (?P<metric>[^;]+?)"
+    r"(?: ± (?P<stderr>[\d.]+) \(standard error\))?; Potentia .+"
+)
+_SHOTS = re.compile(r"(?P<shots>\d+)-shot")
+_CACHED_MODEL = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)")
+
+
+@dataclass(frozen=True)
+class _HubEntry:
+    """One entry of a file, with what decides between several of one task."""
+
+    score: ScoreEntry
+    is_verified: bool
+    date: str
+
+
+def is_hub_results(content: object) -> bool:
+    """Tell a file of the Hub's results by its content: a list of entries with a dataset and a value."""
+    if not isinstance(content, list) or not content:
+        return False
+    return all(
+        isinstance(entry, dict) and {"dataset", "value"} <= entry.keys() for entry in content
+    )
+
+
+def read_hub_folder(folder: Path, notes: list[str]) -> list[ScoreEntry]:
+    """Read all files of one model's ``.eval_results``; ``notes`` takes what a reader must know."""
+    files = sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")])
+    return _choose_entries([entry for file in files for entry in _read_file(file)], notes)
+
+
+def read_hub_file(file: Path, notes: list[str]) -> list[ScoreEntry]:
+    """Read one file of results."""
+    return _choose_entries(list(_read_file(file)), notes)
+
+
+def _read_file(file: Path) -> Iterator[_HubEntry]:
+    content, _ = read_yaml(file, what="the file of results", error=DataError)
+    if not is_hub_results(content):
+        raise DataError(
+            "this is no file of the Hub's results",
+            where=str(file),
+            hint="it is a list of entries, each with dataset (id, task_id) and value",
+        )
+    model = _name_model(file)
+    for position, entry in enumerate(content):
+        place = f"{file}, entry {position + 1}"
+        yield _read_entry(JsonObject.require(entry, place, what="the entry"), model)
+
+
+def _name_model(file: Path) -> str:
+    """Return the model that a file is of: the folder around ``.eval_results``, or the repository of the Hub's cache."""
+    path = file.resolve()
+    for part in reversed(path.parts):
+        cached = _CACHED_MODEL.fullmatch(part)
+        if cached is not None:
+            return f"{cached['owner']}/{cached['name']}"
+    folder = path.parent
+    if folder.name == FOLDER:
+        folder = folder.parent
+    return folder.name.replace("__", "/")
+
+
+def _read_entry(entry: JsonObject, model: str) -> _HubEntry:
+    dataset = entry.get_object("dataset")
+    task = dataset.find_text("task_id") or dataset.find_text("id")
+    if not task:
+        raise DataError("the entry names no dataset", where=entry.where)
+    own = _OWN_NOTES.fullmatch(entry.find_text("notes") or "")
+    protocol: str = DIRECT
+    metric = metric_of_task(task, None, None)
+    stderr = None
+    if own is not None:
+        protocol = _parse_label(own["protocol"])
+        metric = metric_of_task(task, own["metric"], None)
+        stderr = float(own["stderr"]) if own["stderr"] else None
+    score = make_entry(
+        entry.where,
+        model,
+        task,
+        entry.get_value("value"),
+        stderr=stderr,
+        protocol=protocol,
+        facts=ScoreFacts(metric=metric),
+    )
+    return _HubEntry(
+        score=score,
+        is_verified=bool(entry.get_value("verifyToken")),
+        date=str(entry.get_value("date") or ""),
+    )
+
+
+def _parse_label(label: str) -> str:
+    """Return the protocol that a label in Potentia's notes means."""
+    shots = _SHOTS.fullmatch(label)
+    if shots is not None:
+        return Protocol.few_shot(int(shots["shots"]))
+    return label.replace("-", "_")
+
+
+def _choose_entries(entries: Sequence[_HubEntry], notes: list[str]) -> list[ScoreEntry]:
+    """Return one entry of each protocol and task: a verified one, else the latest."""
+    chosen: dict[tuple[str, str, str], _HubEntry] = {}
+    for entry in entries:
+        place = (entry.score.protocol, entry.score.model, entry.score.task)
+        earlier = chosen.get(place)
+        if earlier is None or _precedence(entry) > _precedence(earlier):
+            chosen[place] = entry
+    left_out = len(entries) - len(chosen)
+    if left_out:
+        model = entries[0].score.model
+        notes.append(
+            f"{model}: {left_out} results of the Hub are left out, of tasks that have a verified or a later one"
+        )
+    return [entry.score for entry in chosen.values()]
+
+
+def _precedence(entry: _HubEntry) -> tuple[bool, str]:
+    return entry.is_verified, entry.date
+
+
+def scale_hub_entries(entries: Sequence[ScoreEntry], notes: list[str]) -> list[ScoreEntry]:
+    """Give the scores of each task one scale, where their source says none: per cent if any value is above 1.
+
+    A share among percentages cannot be told from a small percentage: it is left out, and a note says so.
+    """
+    in_percent = {entry.task for entry in entries if entry.value > 1}
+    scaled = []
+    for entry in entries:
+        if entry.metric.name and entry.metric.scale is not None:
+            scaled.append(entry)
+            continue
+        is_percent = entry.task in in_percent
+        if is_percent and 0 < entry.value <= 1:
+            notes.append(
+                f"{entry.model}, {entry.task}: {entry.value:g} is left out, among scores in per cent it may be a share"
+            )
+            continue
+        metric = replace(entry.metric, scale="percent" if is_percent else "share")
+        scaled.append(replace(entry, facts=replace(entry.facts, metric=metric)))
+    return scaled

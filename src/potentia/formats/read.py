@@ -21,6 +21,8 @@ from potentia.formats.entries import (
 )
 from potentia.formats.euroeval import EuroEvalRecord, parse_euroeval, read_euroeval
 from potentia.formats.every_eval_ever import is_every_eval_ever, read_every_eval_ever
+from potentia.formats.hub_results import FOLDER as HUB_FOLDER
+from potentia.formats.hub_results import read_hub_file, read_hub_folder, scale_hub_entries
 from potentia.formats.inspect_log import is_inspect_log, read_inspect_log
 from potentia.formats.json_values import load_json, read_json_lines
 from potentia.formats.layout import read_score_rows
@@ -81,12 +83,20 @@ class _FileReader:
             hint = "for a log of Inspect: inspect log convert FILE --to json --output-dir logs-json"
             raise DataError("this is a packed archive, no score file", where=str(path), hint=hint)
         suffix = path.suffix.casefold()
+        if suffix in (".yaml", ".yml"):
+            return self._note_hub_results(read_hub_file(path, self.notes))
         if suffix == ".jsonl":
             return self.read_records(list(read_json_lines(path)), path)
         first_bytes = start.lstrip(b"\xef\xbb\xbf \t\r\n")
         if first_bytes.startswith((b"{", b"[")) or suffix == ".json":
             return self.read_json(load_json(path), path)
         return self.read_table(read_text_table(path))
+
+    def _note_hub_results(self, entries: list[ScoreEntry]) -> list[ScoreEntry]:
+        """Say what was taken for granted of results that name no metric, and give each task one scale."""
+        if any(not entry.metric.name for entry in entries):
+            self.notes.append("the Hub's results name no metric: higher counts as better")
+        return scale_hub_entries(entries, self.notes)
 
     def read_table(self, table: RawTable) -> list[ScoreEntry]:
         """Read a table of any layout."""
@@ -161,8 +171,13 @@ class _FileReader:
         latest: dict[tuple[str, str, str], tuple[str, ScoreEntry]] = {}
         duplicates: list[ScoreEntry] = []
         remeasured: Counter[str] = Counter()
-        files = sorted((_time_in_name(path), path) for path in self._find_results(folder))
-        for time, path in files:
+        hub_entries: list[ScoreEntry] = []
+        for hub_folder in self._keep_inside(folder, sorted(folder.rglob(HUB_FOLDER))):
+            hub_entries += read_hub_folder(hub_folder, self.notes)
+        for entry in self._note_hub_results(hub_entries):
+            latest[entry.protocol, entry.model, entry.task] = ("", entry)
+        results = self._find_results(folder, required=not hub_entries)
+        for time, path in sorted((_time_in_name(path), path) for path in results):
             for entry in self._read_file_of_folder(path):
                 cell = (entry.protocol, entry.model, entry.task)
                 earlier_time, earlier = latest.setdefault(cell, (time, entry))
@@ -195,21 +210,26 @@ class _FileReader:
         more = f" and {count - 3} more" if count > 3 else ""
         return f"{scores} missing or NaN and left out: {listed}{more}"
 
-    def _find_results(self, folder: Path) -> list[Path]:
+    def _find_results(self, folder: Path, *, required: bool) -> list[Path]:
         """Return the files of results in a folder, those of lm-eval where there are any."""
         candidates = sorted(folder.rglob("results*.json"))
         if not candidates:
             candidates = sorted([*folder.rglob("*.json"), *folder.rglob("*.jsonl")])
         candidates = [path for path in candidates if not path.name.endswith("_samples.jsonl")]
-        inside = folder.resolve()
-        files = [path for path in candidates if path.resolve().is_relative_to(inside)]
-        outside_count = len(candidates) - len(files)
-        if outside_count:
-            self.notes.append(f"{outside_count} links that lead out of {folder} are passed over")
-        if not files:
+        files = self._keep_inside(folder, candidates)
+        if required and not files:
             hint = "give the output folder of lm-eval, lighteval, Inspect (as json) or EuroEval"
             raise DataError("the folder holds no .json results", where=str(folder), hint=hint)
         return files
+
+    def _keep_inside(self, folder: Path, candidates: list[Path]) -> list[Path]:
+        """Return the files and folders that lie in a folder; links that lead out of it are passed over."""
+        inside = folder.resolve()
+        kept = [path for path in candidates if path.resolve().is_relative_to(inside)]
+        outside_count = len(candidates) - len(kept)
+        if outside_count:
+            self.notes.append(f"{outside_count} links that lead out of {folder} are passed over")
+        return kept
 
 
 def read_score_files(
