@@ -48,6 +48,24 @@ def test_two_processes_tune_to_the_weights_of_one() -> None:
     )  # put back
 
 
+@pytest.mark.timeout(300)
+def test_a_first_step_that_lost_a_row_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    from potentia.engine.training import sharded
+
+    make_step = sharded.Shards.step
+    monkeypatch.setattr(
+        sharded.Shards, "step", lambda self, rows, rate: make_step(self, rows[:-1], rate)
+    )
+    spec = lane_models.spec(seed=0, data=lane_models.examples(10), batch=5, epochs=1)
+    steps: list[object] = []
+    with (
+        FullLanes(lane_models.tiny("llama"), shards=2) as trainer,
+        pytest.raises(TuningError, match="the first step of all processes: loss off"),
+    ):
+        trainer.train([spec], on_step=steps.append)
+    assert not steps
+
+
 def test_what_goes_wrong_in_a_shard_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     from potentia.engine.training import sharded
 

@@ -123,6 +123,58 @@ def _copy_state(state: dict[str, Any]) -> dict[str, Tensor]:
     return {name: value.detach().to("cpu", copy=True) for name, value in state.items()}
 
 
+def reference_step_gradients(
+    model: nn.Module, rows: Sequence[TrainingRow], *, padding: int = 0
+) -> StepGradients | None:
+    """Return loss and gradients of each row alone; None, with a warning, where there is no memory for a row."""
+    device = next(model.parameters()).device
+    model.zero_grad()
+    total = 0.0
+    try:
+        for row in rows:
+            loss = transformers_loss(model, row, device, padding=padding)
+            torch.autograd.backward(loss)
+            total += float(loss.detach())
+    except (torch.OutOfMemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        model.zero_grad()
+        log.warning(
+            "%s: no memory to rehearse the first step of full fine-tuning", type(model).__name__
+        )
+        return None
+    gradients = StepGradients(total, _copy_gradients(list(model.parameters())))
+    model.zero_grad()
+    return gradients
+
+
+def _copy_gradients(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    copies: list[Tensor] = []
+    for parameter in parameters:
+        if parameter.grad is None:
+            copies.append(torch.zeros(parameter.shape))
+        else:
+            copies.append(parameter.grad.detach().float().to("cpu", copy=True))
+    return copies
+
+
+def find_sharded_fault(
+    reference: StepGradients | None, loss: float, norm: float, dtype: torch.dtype
+) -> str | None:
+    """Return how loss and gradient norm of several processes differ from those of each row alone, or None.
+
+    The weights lie in other processes: one loss and one norm are what they tell of a step.
+    """
+    if reference is None or not reference.is_finite:
+        return None
+    loss_gap = abs(loss - reference.loss) / max(abs(reference.loss), 1e-6)
+    norm_gap = abs(norm - reference.norm) / max(reference.norm, 1e-12)
+    allowed = WHOLE_BITS if is_whole(dtype) else FEW_ROWS
+    if loss_gap <= allowed.loss and norm_gap <= allowed.lane:
+        return None
+    return f"the first step of all processes: loss off by {loss_gap:.1e}, gradient norm by {norm_gap:.1e}"
+
+
 class _FullRehearsal:
     """One rehearsal of a job that has so many updates behind it."""
 
@@ -150,40 +202,12 @@ class _FullRehearsal:
     def _reference_gradients(
         self, rows: Sequence[TrainingRow], padding: int = 0
     ) -> StepGradients | None:
-        """Return loss and gradients of each row alone; None, with a warning, where there is no memory for a row."""
-        device = next(self.model.parameters()).device
-        self.model.zero_grad()
-        total = 0.0
-        try:
-            for row in rows:
-                loss = transformers_loss(self.model, row, device, padding=padding)
-                torch.autograd.backward(loss)
-                total += float(loss.detach())
-        except (torch.OutOfMemoryError, RuntimeError) as error:
-            if not out_of_memory(error):
-                raise
-            self.model.zero_grad()
-            log.warning(
-                "%s: no memory to rehearse the first step of full fine-tuning",
-                type(self.model).__name__,
-            )
-            return None
-        gradients = StepGradients(total, self._copy_gradients())
-        self.model.zero_grad()
-        return gradients
+        return reference_step_gradients(self.model, rows, padding=padding)
 
     def _job_gradients(self, rows: list[TrainingRow]) -> StepGradients:
         """Return loss and gradients of a step as the job computes them; the gradients stay for its update."""
-        return StepGradients(self.job.compute_gradients(rows), self._copy_gradients())
-
-    def _copy_gradients(self) -> list[Tensor]:
-        copies: list[Tensor] = []
-        for parameter in self.job.parameters:
-            if parameter.grad is None:
-                copies.append(torch.zeros(parameter.shape))
-            else:
-                copies.append(parameter.grad.detach().float().to("cpu", copy=True))
-        return copies
+        loss = self.job.compute_gradients(rows)
+        return StepGradients(loss, _copy_gradients(self.job.parameters))
 
     def _compare_gradients(
         self, rows: Sequence[TrainingRow], ours: StepGradients, reference: StepGradients
@@ -221,7 +245,7 @@ class _FullRehearsal:
                 if parameter.grad is not None:
                     parameter.grad.mul_(factor)
             # 16 bits round the products: what the job clips is what it has now
-            norm = StepGradients(0.0, self._copy_gradients()).norm
+            norm = StepGradients(0.0, _copy_gradients(self.job.parameters)).norm
             for weight in weights:
                 gradient = self.job.parameters[weight.number].grad
                 weight.update(gradient, norm, rate(self.step + number))

@@ -22,11 +22,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from potentia.engine.lane_spec import LaneSpec
+from potentia.engine.lane_spec import LaneSpec, TrainingRow
 from potentia.engine.models.float32_copy import open_float32_copy
 from potentia.engine.models.quantization import is_quantised
 from potentia.engine.models.split_model import asking
-from potentia.engine.proof.full_rehearsal import rehearse_full_step
+from potentia.engine.proof.full_rehearsal import (
+    find_sharded_fault,
+    reference_step_gradients,
+    rehearse_full_step,
+)
 from potentia.engine.proof.plan_check import check_full_step_plan, check_lane_is_complete
 from potentia.engine.training.full import FullStep, FullTuningJob, check_full
 from potentia.engine.training.lane import Lane, LaneEpoch, StepInfo
@@ -259,7 +263,10 @@ class _FullLaneRun:
         rate = schedule.learning_rate * schedule.rate_share(step_index, self.spec.total_steps)
         rows = self.spec.rows_of_step(step_index, self.trainer.limit)
         check_full_step_plan(self.spec, step_index, rows, rate, self.trainer.limit)
-        step = job.step(rows, rate)
+        if isinstance(job, Shards) and step_index == 0:
+            step = self._make_first_sharded_step(job, rows, rate)
+        else:
+            step = job.step(rows, rate)
         self.trainer.now = None
         step_number = step_index + 1
         if not step.sound:
@@ -288,6 +295,22 @@ class _FullLaneRun:
         if ends_epoch and not self._has_epoch(epoch):
             self._end_epoch(epoch, steps)
         job.save(steps)
+
+    def _make_first_sharded_step(
+        self, job: Shards, rows: list[TrainingRow], rate: float
+    ) -> FullStep:
+        """Make the first update in several processes; raise an error where it is not that of each row alone."""
+        model = self.trainer.model
+        with spending("check"):
+            reference = reference_step_gradients(model, rows)
+        step = job.step(rows, rate)
+        dtype = self.trainer.parameters[0].dtype
+        fault = find_sharded_fault(reference, step.loss, step.norm, dtype)
+        if fault is not None:
+            raise TuningError(
+                f"{type(model).__name__} cannot be tuned here: {fault}", hint="lower `shards`"
+            )
+        return step
 
     def _has_epoch(self, number: int) -> bool:
         return any(epoch.epoch == number for epoch in self.lane.epochs)
