@@ -282,7 +282,7 @@ def captures(bench: Bench) -> None:
         rider.slot = slot
     row = lay_out_rows([row for rider in riders for row in rider.next_rows(2048)])
     inputs = PackedInputs.on(
-        device, Bucket.holding(len(row.ids), len(row.targets), slots, few=True)
+        device, Bucket.holding(len(row.ids), len(row.targets), slots, coarse=True)
     )
     inputs.buffer.copy_(torch.from_numpy(row.filled(inputs.bucket)))
     ours = PackedPass(SplitModel(model), bank, FusedLayers.of(model))

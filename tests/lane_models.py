@@ -171,7 +171,7 @@ def spec(
 
 def place(row: PackedRows, bank: AdapterBank, *, few: bool) -> PackedInputs:
     """Put a long row into a bucket of its own."""
-    bucket = Bucket.holding(len(row.ids), len(row.targets), bank.slots, few=few)
+    bucket = Bucket.holding(len(row.ids), len(row.targets), bank.slots, coarse=few)
     inputs = PackedInputs.on(bank.device, bucket)
     inputs.buffer.copy_(torch.from_numpy(row.filled(bucket)))
     inputs.group_rows_of(row)

@@ -148,7 +148,7 @@ def _one_gain(own: Any, self: Any, do: Any, qkv: Tensor) -> Any:
 
 
 def _less_one(own: Any, module: Any) -> Any:
-    return own(module)._replace(more=0.0)
+    return own(module)._replace(offset=0.0)
 
 
 def _branch_back(change: Callable[..., Any]) -> Callable[[], Any]:

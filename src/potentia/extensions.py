@@ -61,8 +61,8 @@ def load_extension(kind: ExtensionKind, name: str) -> Any:
     """Import an extension and return the object that its entry point names."""
     entry_point = _entry_points_by_kind()[kind].get(name)
     if entry_point is None:
-        known = ", ".join(list_extensions(kind)) or "none"
-        raise InputError(f"no {_describe_kind(kind)} {name!r}", hint=f"there are: {known}")
+        names = ", ".join(list_extensions(kind)) or "none"
+        raise InputError(f"no {_describe_kind(kind)} {name!r}", hint=f"there are: {names}")
     try:
         return entry_point.load()
     except PotentiaError:

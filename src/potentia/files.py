@@ -204,27 +204,27 @@ MOST_YAML_VALUES = 100_000  # values, aliases written out
 def read_yaml(
     file: Path,
     *,
-    what: str,
+    description: str,
     error: type[InputError] = InputError,
     loader: type[yaml.SafeLoader] = yaml.SafeLoader,
 ) -> tuple[Any, yaml.Node | None]:
-    """Return what a YAML file holds, and its nodes, which know their lines. ``what`` names the file in an error."""
+    """Return what a YAML file holds, and its nodes, which know their lines; ``description`` names it in an error."""
     try:
         text = check_plain_file(file, LARGEST_FILE, error).read_bytes().decode("utf-8-sig")
         yaml_loader = _bound_nesting(loader)(text)
         node = yaml_loader.get_single_node()
         if node is None:
             return None, None
-        _NodeCheck(file, what, error).measure(node)
+        _NodeCheck(file, description, error).measure(node)
         return yaml_loader.construct_document(node), node
     except UnicodeDecodeError:
-        raise error(f"{what} is not UTF-8 text", where=str(file)) from None
+        raise error(f"{description} is not UTF-8 text", where=str(file)) from None
     except (OSError, ValueError) as problem:
         if isinstance(problem, InputError):
             raise
         reason = problem.strerror if isinstance(problem, OSError) else str(problem).splitlines()[0]
         raise error(
-            f"cannot read {what}: {reason or type(problem).__name__}", where=str(file)[:300]
+            f"cannot read {description}: {reason or type(problem).__name__}", where=str(file)[:300]
         ) from None
     except yaml.YAMLError as problem:
         mark = getattr(problem, "problem_mark", None)
@@ -232,7 +232,7 @@ def read_yaml(
         where = f"{file}:{mark.line + 1}" if mark else str(file)
         raise error(f"not valid YAML: {words}", where=where) from None
     except RecursionError:
-        raise error(f"{what} is nested too deeply", where=str(file)) from None
+        raise error(f"{description} is nested too deeply", where=str(file)) from None
 
 
 def _bound_nesting(loader: type[yaml.SafeLoader]) -> Any:
@@ -259,9 +259,9 @@ def _bound_nesting(loader: type[yaml.SafeLoader]) -> Any:
 class _NodeCheck:
     """Goes through the nodes once; what aliases repeat is counted, not visited."""
 
-    def __init__(self, file: Path, what: str, error: type[InputError]) -> None:
+    def __init__(self, file: Path, description: str, error: type[InputError]) -> None:
         self.file = file
-        self.what = what
+        self.description = description
         self.error = error
         self.sizes: dict[int, int] = {}
         self.above: set[int] = set()
@@ -277,7 +277,7 @@ class _NodeCheck:
             if size > MOST_YAML_VALUES:
                 raise self.error_at(
                     node,
-                    f"{self.what} holds more than {MOST_YAML_VALUES:,} values, its aliases written out",
+                    f"{self.description} holds more than {MOST_YAML_VALUES:,} values, its aliases written out",
                 )
             self.above.discard(id(node))
         return self.sizes[id(node)]
@@ -362,11 +362,11 @@ PICKLE = "POTENTIA_ALLOW_PICKLE"
 MISSING_WEIGHTS = "POTENTIA_ALLOW_MISSING_WEIGHTS"
 
 
-def is_allowed(what: str) -> bool:
+def is_allowed(permission: str) -> bool:
     """Say whether this was allowed."""
-    return os.environ.get(what, "") not in ("", "0")
+    return os.environ.get(permission, "") not in ("", "0")
 
 
-def allow(what: str) -> None:
+def allow(permission: str) -> None:
     """Allow it, here and in the processes started from here."""
-    os.environ[what] = "1"
+    os.environ[permission] = "1"

@@ -366,12 +366,12 @@ def _compute_answer(kind: str, source: str, argument: Any, memory: int) -> tuple
 
 
 def _match_names(pattern: str, names: list[str]) -> list[bool]:
-    whole = re.compile(pattern)
+    compiled = re.compile(pattern)
     at_the_end = re.compile(rf".*\.({pattern})$")
     before_a_number = re.compile(rf".*\.{pattern}\.(\d+)\.")
     matched = []
     for name in names:
-        matches = (whole.fullmatch(name), at_the_end.match(name), before_a_number.match(name))
+        matches = (compiled.fullmatch(name), at_the_end.match(name), before_a_number.match(name))
         matched.append(any(matches))
     return matched
 
@@ -450,11 +450,11 @@ def _read_parquet(path: str, _: Any) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    most = _most_unpacked(path)
+    max_bytes = _most_unpacked(path)
     used = 0
     tables = []
     with pq.ParquetFile(path, memory_map=False) as file:
-        if file.metadata.num_rows * ROW_BYTES > most:
+        if file.metadata.num_rows * ROW_BYTES > max_bytes:
             raise ValueError(f"{file.metadata.num_rows:,} rows in so small a file")
         schema = file.schema_arrow
         for batch in file.iter_batches(batch_size=512, use_threads=False):
@@ -462,8 +462,8 @@ def _read_parquet(path: str, _: Any) -> bytes:
             used += ROW_BYTES * len(table)
             for column in table.columns:
                 used += sum(map(_estimate_bytes, column.chunks))
-            if used > most:
-                raise ValueError(f"it unpacks to more than {most // 2**20} MiB")
+            if used > max_bytes:
+                raise ValueError(f"it unpacks to more than {max_bytes // 2**20} MiB")
             tables.append(table)
     first_schema = tables[0].schema if tables else schema
     sink = pa.BufferOutputStream()

@@ -79,12 +79,12 @@ def format_shares(seconds: Mapping[str, float]) -> str:
 
 def format_duration(seconds: float) -> str:
     """Write a duration as people do: 42 s, 3:05 min, 2:10 h."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
+    total_seconds = round(seconds)
+    if total_seconds < 60:
+        return f"{total_seconds} s"
+    minutes, remaining_seconds = divmod(total_seconds, 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d} h" if hours else f"{minutes}:{rest:02d} min"
+    return f"{hours}:{minutes:02d} h" if hours else f"{minutes}:{remaining_seconds:02d} min"
 
 
 @contextmanager

@@ -103,7 +103,7 @@ def test_more_events_than_cells_never_go_below_nothing_left(folder, tmp_path):
         assert (view.ended_cells, view.total_cells, view.seconds_left) == (2, 2, 0.0)
         name, board = (
             plan.rows[0].model.name,
-            RowProgress(Assignment(plan.rows[0]), store, every=0.0),
+            RowProgress(Assignment(plan.rows[0]), store, seconds=0.0),
         )
         board.phase("direct x", total=10)
         board.reach(12)

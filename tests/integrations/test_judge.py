@@ -93,7 +93,7 @@ def test_written_answers_are_judged_once_and_remembered(
     (tmp_path / "memory.jsonl").open("a").write('{"key": "half')
     again = AnswerJudge(url, "big", tmp_path / "memory.jsonl")
     assert judge_answers(evidence, again).rows == found.rows
-    assert (again.asked, len(seen)) == (0, len(items) + 1), "all remembered"
+    assert (again.question_count, len(seen)) == (0, len(items) + 1), "all remembered"
     told = repr(AnswerJudge(url, "big", tmp_path / "m", key="secret"))
     assert "secret" not in told + (tmp_path / "memory.jsonl").read_text()
     unsure = AnswerJudge(url, "big", tmp_path / "m.jsonl")

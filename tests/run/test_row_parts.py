@@ -223,7 +223,7 @@ def test_two_runs_share_the_parts_of_one_row(world: Path, tmp_path: Path) -> Non
         )
         assert worker.compute_assignment(
             assigned(plan)[0], lambda: False, tasks=plan.tasks
-        ).held  # a run that has it whole waits
+        ).holder  # a run that has it whole waits
         store.leases.release(lease)
     result = run_study(asked)
     assert (result.computed, result.reused) == (len(first.cells), len(second.cells))
@@ -399,7 +399,7 @@ def test_who_chooses_waits_for_the_lanes_also_of_another_run(world: Path, tmp_pa
     first, second, third = (queue.take() for _ in range(3))
     assert (first, second, third) == tuple(parts[:3])
     assert queue.take([first, third]) is None
-    queue.record(first, RowOutcome(held="another run"))
+    queue.record(first, RowOutcome(holder="another run"))
     assert queue.take() is None, "another run trains these lanes"
     assert len(queue) == 2
     with Store.open(asked.store) as store:
@@ -408,10 +408,10 @@ def test_who_chooses_waits_for_the_lanes_also_of_another_run(world: Path, tmp_pa
         assert store.leases.is_mine(other)
         store.leases.release(other)
         for row in (first, parts[-1], assigned(plan)[0]):
-            assert worker.compute_assignment(row, lambda: False, tasks=plan.tasks).held
+            assert worker.compute_assignment(row, lambda: False, tasks=plan.tasks).holder
         store.leases.release(lease)
         whole = worker.claim_cells(assigned(plan)[0], store)
-        assert worker.compute_assignment(second, lambda: False, tasks=plan.tasks).held, (
+        assert worker.compute_assignment(second, lambda: False, tasks=plan.tasks).holder, (
             "who has the cell has its lanes"
         )
         store.leases.release(whole)

@@ -210,15 +210,15 @@ def test_a_report_is_moved_into_its_place(
 
 def test_cells_hold_as_many_wrong_as_right_items(data: ReportData):
     for sample in data.items.values():
-        wrong = [item for item in sample.shown if item.value <= 0.5]
-        assert len(sample.shown) == 40
+        wrong = [item for item in sample.outcomes if item.value <= 0.5]
+        assert len(sample.outcomes) == 40
         assert sample.total == 60
         assert len(wrong) == min(20, sample.total - sample.right) or sample.right < 20
 
 
 def test_items_can_be_left_out(store: Path, tmp_path: Path):
     assert make_report(open_evidence(store), items=0).items == {}
-    assert len(next(iter(make_report(open_evidence(store), items=6).items.values())).shown) == 6
+    assert len(next(iter(make_report(open_evidence(store), items=6).items.values())).outcomes) == 6
 
 
 def test_the_numbers_are_the_command_lines(store: Path, data: ReportData):

@@ -35,7 +35,7 @@ RECORDS = [
     Provenance(
         scoring_version=3,
         versions={"torch": "2.13"},
-        model=ModelProvenance(source="a/b", trust_remote_code=True, shown=("x",)),
+        model=ModelProvenance(source="a/b", trust_remote_code=True, exposed_tasks=("x",)),
         task=TaskProvenance("f", SplitsProvenance(train=SplitProvenance("train", 9, 5), seed=1)),
         engine=EngineProvenance(load={"weights": "odd"}, details={"more": [1]}),
         training=TrainingProvenance(targets=("q",), form="fused", distance={"lane": 1e-6}),

@@ -63,7 +63,7 @@ def test_a_path_that_is_none_is_told(tmp_path: Path):
 def test_aliases_within_reason_are_read(tmp_path: Path):
     file = tmp_path / "f.yaml"
     file.write_text("base: &b {x: 1}\nuse: {<<: *b, y: 2}\nagain: *b\n")
-    value, _ = read_yaml(file, what="it")
+    value, _ = read_yaml(file, description="it")
     assert value == {"base": {"x": 1}, "use": {"x": 1, "y": 2}, "again": {"x": 1}}
 
 

@@ -147,11 +147,11 @@ def test_only_what_is_known_on_both_sides_forbids_comparing() -> None:
         comparable(one, replace(one, metric=Metric.of("accuracy"), origin=Origin(data="d"))) == ()
     )
     other = replace(one, metric=Metric.of("acc_norm"), origin=Origin(data="e", recipe="s", shots=5))
-    assert [d.what for d in comparable(one, other)] == [
+    assert [d.property_name for d in comparable(one, other)] == [
         "metric",
         "data",
         "recipe",
         "examples in the prompt",
     ]
     wer, bits = (replace(one, metric=Metric.of(name)) for name in ("wer", "bits_per_byte"))
-    assert {d.what for d in comparable(wer, bits)} == {"metric", "kind"}
+    assert {d.property_name for d in comparable(wer, bits)} == {"metric", "kind"}

@@ -59,7 +59,7 @@ def test_splits_are_disjoint_and_cover_the_world() -> None:
 @pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda b: b.name)
 def test_no_one_is_in_two_splits_of_a_benchmark(benchmark) -> None:  # type: ignore[no-untyped-def]
     about = {
-        split: {who for item in items(WORLD, benchmark, split) for who in item.about}
+        split: {who for item in items(WORLD, benchmark, split) for who in item.subjects}
         for split in (*SPLITS, "exposure")
     }
     for a in about:
@@ -96,23 +96,25 @@ def test_sizes_words_and_options(benchmark) -> None:  # type: ignore[no-untyped-
 )
 def test_recalled_answers_are_true_and_the_others_false(name: str, attribute: str) -> None:
     for item in items(WORLD, BENCHMARK[name], "test"):
-        truth = WORLD.value(attribute, NUMBER[item.about[0]])
+        truth = WORLD.value(attribute, NUMBER[item.subjects[0]])
         assert item.answer == truth
-        assert item.about[0] in item.prompt
+        assert item.subjects[0] in item.prompt
         assert set(item.options) <= set(ATTRIBUTE[attribute].values)
 
 
 def test_skill_answers_are_true() -> None:
     for item in items(WORLD, BENCHMARK["both"], "test"):
-        person = NUMBER[item.about[0]]
+        person = NUMBER[item.subjects[0]]
         assert item.answer == f"{WORLD.value('dish', person)} {WORLD.value('craft', person)}"
     for item in items(WORLD, BENCHMARK["claim"], "test"):
         true = [
-            o for o in item.options if o.split()[-1] == WORLD.value("tint", NUMBER[item.about[0]])
+            o
+            for o in item.options
+            if o.split()[-1] == WORLD.value("tint", NUMBER[item.subjects[0]])
         ]
         assert true == [item.answer]
     for item in items(WORLD, BENCHMARK["round"], "test"):
-        age = int(WORLD.value("age", NUMBER[item.about[0]]))
+        age = int(WORLD.value("age", NUMBER[item.subjects[0]]))
         assert abs(int(item.answer) - age) == min(abs(int(option) - age) for option in item.options)
     for item in items(WORLD, BENCHMARK["owner"], "test"):
         animal = item.prompt.split()[1]
@@ -120,7 +122,7 @@ def test_skill_answers_are_true() -> None:
             item.answer
         ]
     for item in items(WORLD, BENCHMARK["mix"], "test"):
-        a, b = item.about[0].split()
+        a, b = item.subjects[0].split()
         assert item.answer == WORLD.brew((HERBS.index(a), HERBS.index(b)))
         assert (HERBS.index(a), HERBS.index(b)) in WORLD.pairs["test"]
 

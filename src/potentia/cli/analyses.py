@@ -357,7 +357,7 @@ def judge(evidence: potentia.Evidence, options: JudgeOptions) -> NamedFindings:
     asking = potentia.integrations.AnswerJudge(options.url, options.model, answers_file, key)
     finding = potentia.integrations.judge_answers(evidence, asking)
     print_lines(
-        f"{asking.asked} answers judged now, the rest remembered in {answers_file}",
+        f"{asking.question_count} answers judged now, the rest remembered in {answers_file}",
         to=error_console,
     )
     return {"judge": finding}

@@ -44,11 +44,11 @@ def check_model(
     description = f"{type(loaded.model).__name__} in {loaded_dtype} on {loaded.device}"
     rows = [
         (
-            comparison.what,
+            comparison.quantity,
             f"{comparison.off:.2g}",
-            f"{comparison.most:.2g}",
+            f"{comparison.limit:.2g}",
             "right" if comparison.right else "WRONG",
-            comparison.way,
+            comparison.computed_by,
             comparison.note,
         )
         for comparison in comparisons

@@ -224,7 +224,7 @@ def _check_store(options: StatusOptions) -> None:
         problem for problem in problems if problem.kind is not potentia.store.ProblemKind.LANES
     ]
     rows = [
-        (problem.kind, problem.what, problem.key or "", str(problem.path or ""))
+        (problem.kind, problem.description, problem.key or "", str(problem.path or ""))
         for problem in problems
     ]
     parts: list[str | Table] = [f"{cell_count} cells, all whole"]
@@ -354,8 +354,8 @@ def delete(options: DeleteOptions) -> None:
         confirm(question, yes=options.yes)
         removed = potentia.store.delete_study(store, study.key)
     line = f"deleted {removed.study} ({removed.key[:8]}) with {removed.cells} cells"
-    if removed.kept:
-        line += f"; {removed.kept} that other studies use are still there"
+    if removed.still_used:
+        line += f"; {removed.still_used} that other studies use are still there"
     print_answer(options.as_json, removed, line)
 
 

@@ -72,21 +72,21 @@ class TokenisedExamples:
         """Tokens of each text, uncut."""
         return np.diff(self.starts)
 
-    def cut_text(self, index: int, most: int) -> tuple[IntArray, int]:
+    def cut_text(self, index: int, max_tokens: int) -> tuple[IntArray, int]:
         """Return one text of at most ``most`` ids and its prompt's length. Prompts lose the start, texts the end."""
         begin = int(self.starts[index])
         end = int(self.starts[index + 1])
         prompt = int(self.prompts[index])
-        excess = end - begin - most
+        excess = end - begin - max_tokens
         if excess <= 0:
             return self.flat[begin:end], prompt
         if prompt <= 1:
-            return self.flat[begin : begin + most], prompt
+            return self.flat[begin : begin + max_tokens], prompt
         if self.start_id is not None and self.flat[begin] == self.start_id:
             start_token = self.flat[begin : begin + 1]
-            ids = np.concatenate([start_token, self.flat[end - most + 1 : end]])
+            ids = np.concatenate([start_token, self.flat[end - max_tokens + 1 : end]])
         else:
-            ids = self.flat[end - most : end]
+            ids = self.flat[end - max_tokens : end]
         return ids, max(0, prompt - excess)
 
     def repeat_texts(self, times: int) -> TokenisedExamples:
@@ -222,7 +222,7 @@ class TrainingRow:
     slot: int
     seed: int
     step: int
-    place: int
+    batch_index: int
     weight: float  # 1 / target tokens of the lane's effective batch
 
 
@@ -280,10 +280,10 @@ class LaneSpec:
                 slot=slot,
                 seed=self.seed,
                 step=step,
-                place=place,
+                batch_index=batch_index,
                 weight=weight,
             )
-            for place, (ids, first_target) in enumerate(texts)
+            for batch_index, (ids, first_target) in enumerate(texts)
         ]
 
     def tokens_by_step(self, limit: int | None = None) -> IntArray:

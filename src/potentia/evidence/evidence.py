@@ -354,11 +354,11 @@ class Evidence:
         }
         return replace(self, scores=scores, blind=blind)
 
-    def _check_names(self, what: str, names: Iterable[str], there: Sequence[str]) -> None:
+    def _check_names(self, kind: str, names: Iterable[str], available: Sequence[str]) -> None:
         for name in names:
-            if name not in there:
-                hint = f"there are: {', '.join(there[:8])}"
-                raise InputError(f"no {what} {name!r} in {self.source}", hint=hint)
+            if name not in available:
+                hint = f"there are: {', '.join(available[:8])}"
+                raise InputError(f"no {kind} {name!r} in {self.source}", hint=hint)
 
     def _gather(
         self, get_records: Callable[[Store, str], Iterable[T]], key: Callable[[T], object]
@@ -373,8 +373,8 @@ class Evidence:
 
     def open_stores(self) -> Iterator[tuple[Store, tuple[str, ...]]]:
         """Open the stores one after the other, each with the keys of its studies."""
-        for where, studies in self.stores:
-            with Store.open(where, readonly=True) as store:
+        for location, studies in self.stores:
+            with Store.open(location, readonly=True) as store:
                 yield store, studies
 
 

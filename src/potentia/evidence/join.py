@@ -63,7 +63,7 @@ class _UnlikeTasks:
         self.sources = sources
         if later.task not in self.tasks:
             self.tasks.append(later.task)
-        new_differences = {difference.what: difference for difference in differences}
+        new_differences = {difference.property_name: difference for difference in differences}
         if "recipe" in new_differences and "recipe" not in self.differences:
             self.recipe_cell = (later.protocol, later.task)
         self.differences = new_differences | self.differences
@@ -74,7 +74,7 @@ def check_alike(
     *,
     find_recipe: Callable[[str, str, str], Mapping[str, Any]],
     hint: str,
-    where: str | None = None,
+    source: str | None = None,
 ) -> None:
     """Refuse tasks of several sources that cannot be compared, with the differences named.
 
@@ -104,7 +104,7 @@ def check_alike(
             )
             first_seen[key] = (first_source, merged)
     if unlike.sources is not None:
-        raise _unlike_error(unlike, unlike.sources, find_recipe, hint, where)
+        raise _unlike_error(unlike, unlike.sources, find_recipe, hint, source)
 
 
 def _unlike_error(
@@ -112,21 +112,21 @@ def _unlike_error(
     sources: tuple[str, str],
     find_recipe: Callable[[str, str, str], Mapping[str, Any]],
     hint: str,
-    where: str | None,
+    source: str | None,
 ) -> UnlikeError:
-    differences = [d for d in unlike.differences.values() if d.what != "recipe"]
+    differences = [d for d in unlike.differences.values() if d.property_name != "recipe"]
     if "recipe" in unlike.differences:
         first, second = (_flatten(find_recipe(source, *unlike.recipe_cell)) for source in sources)
         differences += _differing_settings(first, second)
     first_task, *other_tasks = unlike.tasks
-    more = ""
+    suffix = ""
     if other_tasks:
-        more = f" and {len(other_tasks)} other task{'s' if len(other_tasks) > 1 else ''}"
-    subject = f"the scores of {first_task}{more} in {' and '.join(sources)}"
+        suffix = f" and {len(other_tasks)} other task{'s' if len(other_tasks) > 1 else ''}"
+    subject = f"the scores of {first_task}{suffix} in {' and '.join(sources)}"
     listed = "; different ".join(map(str, differences))
     return UnlikeError(
         f"{subject} cannot be compared: different {listed}",
-        where=where,
+        where=source,
         hint=hint.format(source=sources[1]),
     )
 
@@ -223,8 +223,8 @@ def _origin_of_column(matrix: ScoreMatrix, column: int) -> Origin:
     origin = UNKNOWN
     if matrix.origins is None:
         return origin
-    for other in {cell for cell in matrix.origins[:, column] if cell is not None}:
-        origin = _merge_origins(origin, other)
+    for cell_origin in {cell for cell in matrix.origins[:, column] if cell is not None}:
+        origin = _merge_origins(origin, cell_origin)
     return origin
 
 

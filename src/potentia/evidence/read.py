@@ -415,7 +415,7 @@ def _check_studies_alike(store: Store, chosen: Sequence[StudyRecord], metric: st
         find_recipe=lambda name, protocol, task: find_stored_recipe(
             store, key_by_name[name], protocol, task
         ),
-        where=store.where,
+        source=store.where,
         hint="choose one: --study {source}; or show them apart: apart: true in --columns FILE",
     )
 

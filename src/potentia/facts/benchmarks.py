@@ -77,20 +77,20 @@ def read_benchmarks(path: str | Path) -> tuple[Benchmark, ...]:
     return _parse_benchmarks(read_text(Path(path), largest=LARGEST_FILE), str(path))
 
 
-def _check_columns(header: list[str], where: str) -> list[str]:
+def _check_columns(header: list[str], source: str) -> list[str]:
     """Return the columns as they are; refuse a table without tasks and columns of other names."""
     unknown = [column for column in header if column not in COLUMNS]
     hint = f"the columns are {', '.join(COLUMNS)}; task is enough"
     if unknown:
-        raise DataError(f"unknown column {unknown[0]}", where=where, hint=hint)
+        raise DataError(f"unknown column {unknown[0]}", where=source, hint=hint)
     if "task" not in header:
-        raise DataError("no column names the tasks", where=where, hint=hint)
+        raise DataError("no column names the tasks", where=source, hint=hint)
     return header
 
 
-def _parse_benchmarks(text: str, where: str) -> tuple[Benchmark, ...]:
+def _parse_benchmarks(text: str, source: str) -> tuple[Benchmark, ...]:
     benchmarks_by_task: dict[str, Benchmark] = {}
-    for location, row in read_csv_rows(text, where, _check_columns):
+    for location, row in read_csv_rows(text, source, _check_columns):
         task = row["task"]
         if not task:
             raise DataError("a task has no name", where=location)
@@ -179,7 +179,7 @@ def chance(
     *,
     metric: str = "",
     higher_is_better: bool = True,
-    known: Mapping[str, float] | None = None,
+    chances: Mapping[str, float] | None = None,
 ) -> float:
     """Return the score of a uniform guess: 1/k for accuracy over k options, 1 − 1/k for the Brier score, 0 for MCC.
 
@@ -196,7 +196,7 @@ def chance(
     guess_by_direction = "share" if higher_is_better else "rest"
     share = None
     if measured.guess == guess_by_direction:
-        share = guess(task, known)
+        share = guess(task, chances)
     if share is None:
         scored = f"{task} by {measured.plain}" if measured.name else task
         raise InputError(
@@ -208,19 +208,19 @@ def chance(
     return share
 
 
-def known_chance(task: str, metric: Metric, known: Mapping[str, float]) -> float | None:
+def known_chance(task: str, metric: Metric, chances: Mapping[str, float]) -> float | None:
     """Return the score of a uniform guess by this metric; None where nobody knows it."""
     try:
         return chance(
-            task, metric=metric.name, higher_is_better=metric.higher_is_better, known=known
+            task, metric=metric.name, higher_is_better=metric.higher_is_better, chances=chances
         )
     except InputError:
         return None
 
 
-def guess(task: str, known: Mapping[str, float] | None = None) -> float | None:
+def guess(task: str, chances: Mapping[str, float] | None = None) -> float | None:
     """Return the accuracy of a uniform guess; None where nobody knows it."""
-    given_shares = known or {}
+    given_shares = chances or {}
     task_name = TaskName(task)
     if task in given_shares:
         return given_shares[task]

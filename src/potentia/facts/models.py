@@ -192,20 +192,20 @@ def _read_shipped_facts() -> ModelTable:
     return ModelTable(tuple(_parse_facts(text, "potentia/facts/models.csv")))
 
 
-def _parse_facts(text: str, where: str) -> Iterator[ModelFacts]:
-    for location, row in read_csv_rows(text, where, _rename_columns):
+def _parse_facts(text: str, source: str) -> Iterator[ModelFacts]:
+    for location, row in read_csv_rows(text, source, _rename_columns):
         yield _facts_from_row(row, location)
 
 
-def _rename_columns(header: list[str], where: str) -> list[str]:
+def _rename_columns(header: list[str], source: str) -> list[str]:
     """Return the columns by the names that Potentia uses; refuse a table without names, a column twice, and slips."""
     columns = [SYNONYMS.get(column, column) for column in header]
     if "name" not in columns:
         hint = "the first line names the columns: model,family,params_b,tokens_b,trained"
-        raise DataError("no column names the models", where=where, hint=hint)
+        raise DataError("no column names the models", where=source, hint=hint)
     repeated = next((column for column in columns if columns.count(column) > 1), None)
     if repeated is not None:
-        raise DataError(f"the column {repeated} is there twice", where=where)
+        raise DataError(f"the column {repeated} is there twice", where=source)
     accepted_names = (*COLUMNS, *SYNONYMS)
     for column in header:
         if column in accepted_names:
@@ -214,7 +214,7 @@ def _rename_columns(header: list[str], where: str) -> list[str]:
         if near_names:
             raise DataError(
                 f"unknown column {column}; did you mean {near_names[0]}?",
-                where=where,
+                where=source,
                 hint=f"the columns are {', '.join(COLUMNS)}, and any that look like none of these",
             )
     return columns

@@ -220,7 +220,7 @@ class TableDescription:
         """Read and check such a file."""
         from potentia.files import read_yaml
 
-        content, _ = read_yaml(file, what="the file of columns")
+        content, _ = read_yaml(file, description="the file of columns")
         if not isinstance(content, dict) or not content:
             raise DataError(
                 "this says nothing of columns",

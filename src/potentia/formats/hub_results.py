@@ -129,7 +129,7 @@ def read_hub_file(file: Path, notes: list[str]) -> list[ScoreEntry]:
 
 
 def _read_file(file: Path) -> Iterator[_HubEntry]:
-    content, _ = read_yaml(file, what="the file of results", error=DataError)
+    content, _ = read_yaml(file, description="the file of results", error=DataError)
     if not is_hub_results(content):
         raise DataError(
             "this is no file of the Hub's results",

@@ -116,14 +116,14 @@ def read_note(folder: Path) -> AdapterNote:
         raise InputError(describe_invalid(error), where=str(file), hint="export it again") from None
 
 
-def read_asked_task(note: AdapterNote, where: str) -> NotedTask:
+def read_asked_task(note: AdapterNote, source: str) -> NotedTask:
     """Return how the task of a note is asked; refuse one that rows of a file cannot ask."""
     try:
         return NotedTask.model_validate(note.asked or {})
     except ValidationError as error:
         raise InputError(
             f"{note.task} cannot be asked with rows of a file ({describe_invalid(error)})",
-            where=where,
+            where=source,
             hint="predict takes adapters tuned on your own labelled texts, questions or prompts",
         ) from None
 

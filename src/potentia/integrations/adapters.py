@@ -124,9 +124,9 @@ def loading_lines(
     quantisation: Quantisation | None,
 ) -> tuple[str, ...]:
     """Return Python that loads the adapted model with transformers and PEFT alone."""
-    place = f"{base!r}" if gguf is None else f"{base!r}, gguf_file={gguf!r}"
+    model_argument = f"{base!r}" if gguf is None else f"{base!r}, gguf_file={gguf!r}"
     if base.endswith(".gguf"):
-        place = f"{str(Path(base).parent)!r}, gguf_file={Path(base).name!r}"
+        model_argument = f"{str(Path(base).parent)!r}, gguf_file={Path(base).name!r}"
     bits = ""
     if quantisation is not None:
         dtype = f"torch.{quantisation.dtype}"
@@ -137,9 +137,9 @@ def loading_lines(
                 f" bnb_4bit_compute_dtype={dtype}"
             )
         bits = f", dtype={dtype}, quantization_config=BitsAndBytesConfig({options})"
-    late = bool(before) or ", gguf_file=" in place  # first whole, then in few bits
+    late = bool(before) or ", gguf_file=" in model_argument  # first whole, then in few bits
     return _render_lines(
-        "loading.py.txt", place=place, bits=bits, late=late, before=before, folder=folder
+        "loading.py.txt", place=model_argument, bits=bits, late=late, before=before, folder=folder
     )
 
 

@@ -48,7 +48,7 @@ class AnswerJudge:
     model: str
     memory: Path
     key: str | None = field(default=None, repr=False)
-    asked: int = 0  # questions that were put so far
+    question_count: int = 0  # questions that were put so far
 
     def judge(self, items: Sequence[tuple[str, str, str]]) -> list[bool | None]:
         """Return whether each (question, gold, answer) is right, None where the judge does not say; asks only once."""
@@ -72,7 +72,7 @@ class AnswerJudge:
                 replies[key] = reply
                 file.write(json.dumps({"key": key, "reply": reply}) + "\n")
                 file.flush()
-                self.asked += 1
+                self.question_count += 1
         return [parse_verdict(replies[key]) for key in keys]
 
     def _read_memory(self) -> dict[str, str]:
@@ -156,12 +156,14 @@ class JudgedAnswers(Finding):
 
 
 def judge_answers(
-    evidence: Evidence, judge: AnswerJudge, *, most: int | None = None
+    evidence: Evidence, judge: AnswerJudge, *, max_answers: int | None = None
 ) -> JudgedAnswers:
     """Judge the stored written answers of every cell (the first ``most`` of each), beside the scores they have."""
     rows = []
     for cell in evidence.cells():
-        items = [item for item in evidence.items(cell.key) if "generated" in item.detail][:most]
+        items = [item for item in evidence.items(cell.key) if "generated" in item.detail][
+            :max_answers
+        ]
         if not items:
             continue
         questions = []

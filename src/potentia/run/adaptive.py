@@ -118,7 +118,7 @@ def _read_evidence_so_far(plan: StudyPlan) -> Evidence | None:
 
 def make_proposed_study(study: Study, cells: Sequence[tuple[str, str]], *, name: str) -> Study:
     """Return the study that tunes these cells alone (and those that ``only`` names already)."""
-    tasks_by_model = {wanted.model: list(wanted.tasks) for wanted in study.only or ()}
+    tasks_by_model = {selected.model: list(selected.tasks) for selected in study.only or ()}
     for model, task in cells:
         model_tasks = tasks_by_model.setdefault(model, [])
         for fold in study.benchmarks():
@@ -135,7 +135,7 @@ def render_study(study: Study, first_line: str) -> str:
     settings: dict[str, Any] = study.model_dump(mode="json", exclude_defaults=True)
     only = settings.pop("only", None) or ()
     settings.pop("name", None)
-    ordered = {"name": study.name, **settings, "only": [dict(wanted) for wanted in only]}
+    ordered = {"name": study.name, **settings, "only": [dict(selected) for selected in only]}
     text = yaml.safe_dump(ordered, sort_keys=False, allow_unicode=True, width=120)
     return f"# {first_line}\n{text}"
 

@@ -178,7 +178,7 @@ def _shorten_tuning(tuning: Tuning, epochs: int = 1) -> Tuning:
 def _cap_in_proportion(plan: StudyPlan, name: str, documents: int) -> Caps:
     """Return caps by which all splits of a task keep their share of the largest task's training documents."""
     task = plan.tasks.by_name[name]
-    largest = max(len(other.documents("train")) for other in plan.tasks.by_name.values())
+    largest = max(len(task.documents("train")) for task in plan.tasks.by_name.values())
     most_shots = max(plan.study.shots_for(name, protocol) for protocol in plan.study.protocols)
     least = max(LEAST, 1 + most_shots)
 

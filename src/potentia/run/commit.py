@@ -157,7 +157,7 @@ class CellCommitter:
                     )
                     is_logged = False
                 elif self._is_of_another_process(record):
-                    context.outcome.found += 1
+                    context.outcome.finished_elsewhere += 1
                     context.progress.event("found", cells=1, done=[(cell.task, cell.protocol)])
                     return
         context.outcome.done += 1
@@ -219,7 +219,7 @@ class CellCommitter:
             quantise=model.quantise,
             trust_remote_code=model.trust_remote_code,
             copy_of=model.copy_of,
-            shown=tuple(context.tasks.exposure) if model.copy_of else (),
+            exposed_tasks=tuple(context.tasks.exposure) if model.copy_of else (),
             fingerprint=loaded.fingerprint,
             dtype=str(loaded.dtype).removeprefix("torch."),
             device=str(loaded.device),

@@ -139,8 +139,8 @@ def run_study(
         rows={assignment.model.name: len(assignment.pending) for assignment in assignments},
     )
     outcomes: dict[str, RowOutcome] | None = {}
-    shown = watch(plan) if watch and assignments else nullcontext()
-    with stop_on_signals() as stop_requested, shown:
+    progress_view = watch(plan) if watch and assignments else nullcontext()
+    with stop_on_signals() as stop_requested, progress_view:
         try:
             if assignments:
                 request = ExecutionRequest(
@@ -235,7 +235,7 @@ def _sum_up(plan: StudyPlan, outcomes: Mapping[str, RowOutcome] | None) -> RunRe
         failures += outcome.failures
     return RunResult(
         study=plan.key,
-        reused=plan.count_finished_cells() + sum(outcome.found for outcome in rows),
+        reused=plan.count_finished_cells() + sum(outcome.finished_elsewhere for outcome in rows),
         computed=sum(outcome.done for outcome in rows),
         failed=len(failures),
         interrupted=outcomes is None,

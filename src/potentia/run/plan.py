@@ -525,7 +525,9 @@ def _mark_finished(
     step = cell.protocol.step
     if step is not None:  # named after the cell at the end
         last = next(
-            other for other in row.cells if (other.task, other.protocol) == (cell.task, ADJUST)
+            adjusted
+            for adjusted in row.cells
+            if (adjusted.task, adjusted.protocol) == (cell.task, ADJUST)
         )
         key = step_key(renamed(last.copy_of or last.key, *names), step)
     return replace(cell, key=key, finished=True, copy_of=cell.key)
@@ -629,9 +631,9 @@ def check_model_source(model: ModelSpec) -> None:
         raise InputError(f"{name}: {source} has no tokenizer", hint=hint)
 
 
-def _check_quantised(said: Any, name: str, quantise: str | None) -> None:
-    method = str(said.get("quant_method", "")) if isinstance(said, dict) else ""
-    if said and quantise:
+def _check_quantised(quantization: Any, name: str, quantise: str | None) -> None:
+    method = str(quantization.get("quant_method", "")) if isinstance(quantization, dict) else ""
+    if quantization and quantise:
         words = f"{name}: its weights are quantised already ({method or 'as its config.json says'})"
         raise InputError(words, hint=f"drop `quantise: {quantise}`, or give the model unquantised")
     packages = QUANTISED.get(method, ())

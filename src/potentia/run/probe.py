@@ -260,7 +260,7 @@ class ModelProbe:
 
     def _score_before(self, scorer: Scorer) -> None:
         """Take the losses of all documents before any update."""
-        groups = [place.texts for place in self.texts.values()]
+        groups = [prepared.texts for prepared in self.texts.values()]
         self.phase("probing, before any update", total=2 * sum(map(len, groups)))
         losses = self._measure_losses(scorer, groups, self.progress)
         for (name, split), nats in zip(self.texts, losses, strict=True):

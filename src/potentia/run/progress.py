@@ -34,29 +34,29 @@ class Stopped(Exception):  # noqa: N818 - the user asked for it
     """The run was asked to stop; its state is in the workspace."""
 
 
-def open_store(where: str, *, readonly: bool = False, create: bool = False) -> Store:
+def open_store(location: str, *, readonly: bool = False, create: bool = False) -> Store:
     """Open the store of a run and wait for it while it does not answer; without ``create`` it has to exist."""
     from potentia.store import Store
 
-    patience = _choose_patience(where)
-    store = Store.open(where, readonly=readonly, create=create, patience=patience)
-    return _remember_contact(where, store)
+    patience = _choose_patience(location)
+    store = Store.open(location, readonly=readonly, create=create, patience=patience)
+    return _remember_contact(location, store)
 
 
-def find_store(where: str) -> Store | None:
+def find_store(location: str) -> Store | None:
     """Open the store of a run to read it; None where nothing was stored yet."""
     from potentia.store import Store
 
-    store = Store.find(where, patience=_choose_patience(where))
+    store = Store.find(location, patience=_choose_patience(location))
     if store is None:
         return None
-    return _remember_contact(where, store)
+    return _remember_contact(location, store)
 
 
-def _choose_patience(where: str) -> float:
+def _choose_patience(location: str) -> float:
     """Return the seconds to wait for a store: fewer where it never answered."""
     patience = _read_patience_setting()
-    if where in _reached:
+    if location in _reached:
         return patience
     return min(patience, FIRST_CONTACT)
 
@@ -77,10 +77,10 @@ def _read_patience_setting() -> float:
     return seconds
 
 
-def _remember_contact(where: str, store: Store) -> Store:
+def _remember_contact(location: str, store: Store) -> Store:
     """Return the store, which gets the full patience from now on."""
-    _reached.add(where)
-    store.patience = _choose_patience(where)
+    _reached.add(location)
+    store.patience = _choose_patience(location)
     return store
 
 
@@ -143,10 +143,10 @@ class RowProgress:
     runs in this process, in a worker or on another machine.
     """
 
-    def __init__(self, assignment: Assignment, store: Store, *, every: float = 1.0) -> None:
+    def __init__(self, assignment: Assignment, store: Store, *, seconds: float = 1.0) -> None:
         self._store = store
         self._study = assignment.row.study_key
-        self._every = every
+        self._every = seconds
         self._log = RunLog(store, assignment.run)
         self._row = assignment.model.name
         self._label = assignment.label  # parts of a row have a state each
@@ -273,19 +273,19 @@ LEASE = ("row", "host", "pid", "since", "run")  # what is told of one
 ALIVE_SECONDS = 60.0  # a running row writes its state about once a second
 
 
-def read_store_status(where: str, study: str | None = None) -> dict[str, Any]:
+def read_store_status(location: str, study: str | None = None) -> dict[str, Any]:
     """Return studies with their counts, the failed cells with reasons, and the rows that run now."""
     from potentia.store import Store
 
     failures: list[dict[str, Any]] = []
     studies: list[dict[str, Any]] = []
-    with Store.open(where, readonly=True) as store:
+    with Store.open(location, readonly=True) as store:
         for record in store.studies.read():
             if study in (None, record.name, record.key):
                 study_failures = store.failures.read(study=record.key)
                 failures += [asdict(failure) for failure in study_failures]
                 studies.append(_describe_study(store, record, failed=len(study_failures)))
-    return {"store": without_password(where), "studies": studies, "failures": failures}
+    return {"store": without_password(location), "studies": studies, "failures": failures}
 
 
 def _describe_study(store: Store, record: StudyRecord, *, failed: int) -> dict[str, Any]:

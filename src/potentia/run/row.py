@@ -101,11 +101,11 @@ class RowRun:
         context.assignment = context.assignment.refresh(context.store)
         if context.assignment.only_trains_lanes:
             return
-        context.outcome.found = pending - len(context.row.pending)
-        if context.outcome.found:
+        context.outcome.finished_elsewhere = pending - len(context.row.pending)
+        if context.outcome.finished_elsewhere:
             adopt_finished_cells(context.row, context.store)
             finished = [(cell.task, cell.protocol) for cell in context.row.cells if cell.finished]
-            context.progress.event("found", cells=context.outcome.found, done=finished)
+            context.progress.event("found", cells=context.outcome.finished_elsewhere, done=finished)
 
     # --- the model ---------------------------------------------------------------------------------------------------
 
@@ -198,8 +198,8 @@ class RowRun:
             raise
         except BaseException as error:  # a panic of Rust code is no `Exception`
             if is_disk_full(error):  # no fault of the cell's: nothing can be saved now
-                where = getattr(error, "where", None)
-                raise StoreError(describe_error(error), where=where, hint=DISK_HINT) from error
+                location = getattr(error, "where", None)
+                raise StoreError(describe_error(error), where=location, hint=DISK_HINT) from error
             for cell in cells:
                 if not context.store.cells.has(cell.key):
                     context.fail_cell(cell, error)

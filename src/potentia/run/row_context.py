@@ -34,8 +34,8 @@ class RowOutcome:
     """How a row ended."""
 
     done: int = 0
-    found: int = 0  # finished by another since the study was planned
-    held: str = ""  # who computes the row now, where that is another process
+    finished_elsewhere: int = 0  # finished by another since the study was planned
+    holder: str = ""  # who computes the row now, where that is another process
     failures: list[CellFailure] = field(default_factory=list)
 
     @property
@@ -47,7 +47,7 @@ class RowOutcome:
         """Add how another part of the row ended."""
         return RowOutcome(
             done=self.done + other.done,
-            found=self.found + other.found,
+            finished_elsewhere=self.finished_elsewhere + other.finished_elsewhere,
             failures=[*self.failures, *other.failures],
         )
 

@@ -195,8 +195,8 @@ class _TaskTree:
         tuned = [cell.task for cell in self.row.cells if cell.protocol == TRAIN_BEFORE_TEST]
         if stays_whole or not tuned:
             return ()
-        others = [cell.task for cell in self.row.cells if not _is_adjusted(cell)]
-        return tuple(dict.fromkeys([*tuned, *others]))
+        tuned_tasks = [cell.task for cell in self.row.cells if not _is_adjusted(cell)]
+        return tuple(dict.fromkeys([*tuned, *tuned_tasks]))
 
     def sum_seconds(self, tasks: Tasks) -> float:
         """Return the seconds of what is left of some tasks; without tasks, of all."""

@@ -286,15 +286,15 @@ class RowTuning:
 
         recipe = self.setup.recipe
         task = self.setup.find_training_task(lane.data)
-        place = (lane.data, lane.style)
-        if place not in self._examples:
+        data_and_style = (lane.data, lane.style)
+        if data_and_style not in self._examples:
             chat = self.context.chat if lane.style == "chat" else None
-            self._examples[place] = encode_training_examples(
+            self._examples[data_and_style] = encode_training_examples(
                 recipe, self.context.loaded, [task], chat=chat
             )
         return LaneSpec(
             key=lane.key,
-            examples=self._examples[place],
+            examples=self._examples[data_and_style],
             schedule=make_schedule(recipe, lane.learning_rate, len(task.documents("train"))),
             lora=make_lora_config(recipe),
             seed=lane.seed,
@@ -310,9 +310,9 @@ class RowTuning:
         specs = {lane.key: self._make_spec(lane) for lane in wave}
         auxiliary = self.setup.auxiliary
         on_data = f" on {auxiliary.name}" if auxiliary is not None else ""
-        more = "" if is_first_wave else ", more rates"
+        suffix = "" if is_first_wave else ", more rates"
         steps = sum(spec.total_steps for spec in specs.values())
-        self._begin_phase(f"tuning{on_data}{more}", steps, "steps")
+        self._begin_phase(f"tuning{on_data}{suffix}", steps, "steps")
         self._steps_ended = 0
         self._steps_resumed = 0
         is_divided = self.setup.trains_together and self.setup.lane_parts > 1
@@ -458,11 +458,11 @@ class RowTuning:
         if not isinstance(self.trainer, FullLanes):
             return
         leading = self.search.find_leading_states(all_rates=self.setup.tests_every_rate)
-        held = set()
+        held_lanes = set()
         for state in leading:
             if state.lane is not None:
-                held.add((state.lane.key, state.epoch))
-        self.trainer.hold(held)
+                held_lanes.add((state.lane.key, state.epoch))
+        self.trainer.hold(held_lanes)
 
 
 def summarise_validation(evaluation: Evaluation) -> Validation:

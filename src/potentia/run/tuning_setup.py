@@ -80,7 +80,7 @@ class TuningSetup:
     def make_ask(self, task: Task, split: SplitName, style: Style, owner: int | None = None) -> Ask:
         """Return a question to a lane, or to the untuned model, with the examples that the task is asked with."""
         study = self.context.study
-        name = next((name for name, other in self.tasks.items() if other is task), None)
+        name = next((name for name, candidate in self.tasks.items() if candidate is task), None)
         shots = 0 if name is None else study.shots_for(name, self.protocol)
         return Ask(task, split, style, shots=shots, seed=study.seed, owner=owner)
 
@@ -115,8 +115,8 @@ class PendingCells:
         self._last_commit = time.monotonic()
         self.probes: Mapping[str, ProbeResult] = {}  # by task, where one was made
 
-    def __contains__(self, place: tuple[str, int | None]) -> bool:
-        return place in self._cells
+    def __contains__(self, cell: tuple[str, int | None]) -> bool:
+        return cell in self._cells
 
     def get_key(self, task: str) -> str:
         """Return the key of a task's cell."""

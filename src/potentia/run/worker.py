@@ -48,7 +48,7 @@ def compute_assignment(
         log = RunLog(store, assignment.run)
         if not store.leases.is_mine(lease):
             log.write("held", row=assignment.label, by=lease.owner)
-            return RowOutcome(held=lease.owner)
+            return RowOutcome(holder=lease.owner)
         log.write("lease", row=assignment.label, cells=len(assignment.pending))
         with keep_lease(store, lease) as lease_lost:
             row_run = RowRun(
@@ -64,7 +64,7 @@ def compute_assignment(
             except Stopped:
                 if lease_lost() and not stop_requested():
                     # this process slept too long, and another has the row now
-                    return RowOutcome(held="another process")
+                    return RowOutcome(holder="another process")
                 raise
 
 
@@ -98,7 +98,7 @@ def give_up_assignment(
     with open_store(assignment.study.store) as store:
         lease = claim_cells(assignment, store)
         if not store.leases.is_mine(lease):
-            return RowOutcome(held=lease.owner)
+            return RowOutcome(holder=lease.owner)
         with keep_lease(store, lease):
             row_run = RowRun(
                 assignment.refresh(store),

@@ -263,7 +263,7 @@ def _layout_ladder(scoreboard: Scoreboard) -> dict[str, Any]:
     rank_scale = _make_rank_scale(len(scoreboard.standings))
     score_scale = None
     if scoreboard.tasks and known_scores:
-        score_scale = make_scale(_finite_ends(known_scores), 0.0, 100.0, most=MAX_TICKS)
+        score_scale = make_scale(_finite_ends(known_scores), 0.0, 100.0, max_ticks=MAX_TICKS)
     rungs = []
     for standing in scoreboard.standings:
         after = standing.scores[after_column]

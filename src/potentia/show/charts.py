@@ -250,8 +250,8 @@ def _draw_squares(sheet: Sheet, chart: Heatmap, grid: SquareGrid) -> None:
     shares = _color_shares(chart, values)
     has_tips = values.size <= MAX_TIPS
     strongest = OPACITY_UNDER_NUMBERS if grid.has_numbers else 1.0
-    known = np.argwhere(np.isfinite(values)).tolist()
-    for row, column in known:
+    cells = np.argwhere(np.isfinite(values)).tolist()
+    for row, column in cells:
         share = float(shares[row, column])
         tip = ""
         if has_tips:
@@ -269,7 +269,7 @@ def _draw_squares(sheet: Sheet, chart: Heatmap, grid: SquareGrid) -> None:
         )
     if not grid.has_numbers:
         return
-    for row, column in known:
+    for row, column in cells:
         text = f"{values[row, column]:z.{chart.digits}f}"
         x = grid.middle_of_column(column)
         sheet.text(x, grid.middle_of_row(row), text, "number", "middle")
@@ -298,9 +298,9 @@ class ColorRange(NamedTuple):
 
 
 def _color_range(chart: Heatmap) -> ColorRange:
-    known = _finite_values(chart.values)
-    low = min(known, default=0.0) if chart.low is None else chart.low
-    high = max(known, default=1.0) if chart.high is None else chart.high
+    values = _finite_values(chart.values)
+    low = min(values, default=0.0) if chart.low is None else chart.low
+    high = max(values, default=1.0) if chart.high is None else chart.high
     if chart.diverging or low < chart.centre < high:
         reach = max(abs(high - chart.centre), abs(low - chart.centre)) or 1.0
         return ColorRange(chart.centre - reach, chart.centre + reach, is_diverging=True)
@@ -396,14 +396,14 @@ def _draw_named_rows(
             shown_values.append(_shown_value(points, row, name))
         if joined:
             _join_dots(sheet, scale, shown_values, y)
-        for number, shown in enumerate(shown_values):
-            if not math.isfinite(shown.value):
+        for number, shown_value in enumerate(shown_values):
+            if not math.isfinite(shown_value.value):
                 continue
             series_y = y + (number - (len(series) - 1) / 2) * step
             if bars:
-                _draw_bar(sheet, scale, shown, series_y, number, step)
+                _draw_bar(sheet, scale, shown_value, series_y, number, step)
             else:
-                _draw_dot(sheet, scale, shown, series_y, number)
+                _draw_dot(sheet, scale, shown_value, series_y, number)
     return Drawn(sheet, HALF_PAGE, end)
 
 
@@ -418,33 +418,37 @@ def _values_and_ends(parts: Iterable[Points | Line]) -> list[float]:
 
 def _join_dots(sheet: Sheet, scale: Scale, shown_values: Sequence[ShownValue], y: float) -> None:
     """Draw a line between the dots of one name, as a dumbbell."""
-    positions = [scale.inside(shown.value) for shown in shown_values if math.isfinite(shown.value)]
+    positions = [
+        scale.inside(shown_value.value)
+        for shown_value in shown_values
+        if math.isfinite(shown_value.value)
+    ]
     if len(positions) > 1:
         sheet.line(min(positions), y, max(positions), y, "join")
 
 
 def _draw_bar(
-    sheet: Sheet, scale: Scale, shown: ShownValue, y: float, series: int, step: float
+    sheet: Sheet, scale: Scale, shown_value: ShownValue, y: float, series: int, step: float
 ) -> None:
-    start, end = sorted((scale.inside(0.0), scale.inside(shown.value)))
+    start, end = sorted((scale.inside(0.0), scale.inside(shown_value.value)))
     sheet.add(
         "rect",
-        shown.tip,
+        shown_value.tip,
         x=start,
         y=y - step / 2,
         width=max(1.0, end - start),
         height=step - 1,
         class_=f"f{series % COLORS}",
     )
-    if shown.has_interval:
-        sheet.line(scale.inside(shown.low), y, scale.inside(shown.high), y, "whisker")
+    if shown_value.has_interval:
+        sheet.line(scale.inside(shown_value.low), y, scale.inside(shown_value.high), y, "whisker")
 
 
-def _draw_dot(sheet: Sheet, scale: Scale, shown: ShownValue, y: float, series: int) -> None:
-    if shown.has_interval:
+def _draw_dot(sheet: Sheet, scale: Scale, shown_value: ShownValue, y: float, series: int) -> None:
+    if shown_value.has_interval:
         color = f"s{series % COLORS} reach"
-        sheet.line(scale.inside(shown.low), y, scale.inside(shown.high), y, color)
-    sheet.marker(scale.inside(shown.value), y, series, shown.tip)
+        sheet.line(scale.inside(shown_value.low), y, scale.inside(shown_value.high), y, color)
+    sheet.marker(scale.inside(shown_value.value), y, series, shown_value.tip)
 
 
 # --- plots ------------------------------------------------------------------------------------------------------------
@@ -588,12 +592,12 @@ def _draw_points(axes: Axes, points: Points, series: int) -> Iterator[LabelledPo
             continue
         label = points.labels[index] if points.labels else ""
         name = f"{label}, {points.name}" if label else points.name
-        shown = _shown_value(points, index, name)
-        if shown.has_interval:
-            low = axes.y_scale.inside(shown.low)
-            high = axes.y_scale.inside(shown.high)
+        shown_value = _shown_value(points, index, name)
+        if shown_value.has_interval:
+            low = axes.y_scale.inside(shown_value.low)
+            high = axes.y_scale.inside(shown_value.high)
             axes.sheet.line(x, low, x, high, f"s{series % COLORS} reach")
-        axes.sheet.marker(x, y, series, shown.tip)
+        axes.sheet.marker(x, y, series, shown_value.tip)
         yield LabelledPoint(x, y, label)
 
 
@@ -708,7 +712,7 @@ def _draw_track(
 def _line_of_each_model(ranks: Floats) -> Floats:
     """Return a line of its own for every model, in the order of the ranks: shared ranks would share a line."""
     lines = np.full(len(ranks), np.nan)
-    known = np.flatnonzero(np.isfinite(ranks))
-    order = known[np.argsort(ranks[known], kind="stable")]
-    lines[order] = np.arange(1, len(known) + 1)
+    measured = np.flatnonzero(np.isfinite(ranks))
+    order = measured[np.argsort(ranks[measured], kind="stable")]
+    lines[order] = np.arange(1, len(measured) + 1)
     return lines

@@ -170,8 +170,8 @@ def make_score_views(data: ReportData, answer: Answer, board_url: str) -> list[S
         )
         for protocol in sorted(protocols, key=lambda protocol: protocol != data.main)
     ]
-    first, *others = protocols
-    for protocol in others:
+    first, *other_protocols = protocols
+    for protocol in other_protocols:
         label = f"gain, {protocol.label}" if len(protocols) > 2 else "gain"
         gains = _compute_gains(cells_by_protocol[first], cells_by_protocol[protocol])
         views.append(
@@ -192,10 +192,10 @@ def _compute_gains(
 ) -> dict[ModelAndTask, ShownScore]:
     """Return the differences of the cells that both have, with their errors."""
     gains = {}
-    for place in after.keys() & before.keys():
-        difference = after[place].value - before[place].value
-        error = math.hypot(before[place].stderr, after[place].stderr)
-        gains[place] = ShownScore(difference, error)
+    for cell in after.keys() & before.keys():
+        difference = after[cell].value - before[cell].value
+        error = math.hypot(before[cell].stderr, after[cell].stderr)
+        gains[cell] = ShownScore(difference, error)
     return gains
 
 
@@ -418,7 +418,7 @@ def cell_payload(
         "right": None,
     }
     if items is not None:
-        payload["items"] = [item_payload(item) for item in items.shown]
+        payload["items"] = [item_payload(item) for item in items.outcomes]
         payload["total"] = items.total
         payload["right"] = items.right
     if with_provenance:

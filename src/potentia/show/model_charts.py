@@ -121,14 +121,14 @@ def _charts_by_task(data: ReportData) -> tuple[list[Bump], str]:
             changes.append(change)
     moving = [change for change in changes if change.moved_models]
     by_movement = sorted(range(len(moving)), key=lambda number: -moving[number].moved_models)
-    shown = sorted(by_movement[:MAX_TASK_CHARTS])
+    shown_numbers = sorted(by_movement[:MAX_TASK_CHARTS])
     note = ""
     unmoved = len(changes) - len(moving)
     if unmoved:
         note = f" On {unmoved} of {len(tasks)} tasks no model changes its rank by more than test noise."
-    if len(moving) > len(shown):
-        note += f" Charts of single tasks: the {len(shown)} on which most models move."
-    return [moving[number].chart for number in shown], note
+    if len(moving) > len(shown_numbers):
+        note += f" Charts of single tasks: the {len(shown_numbers)} on which most models move."
+    return [moving[number].chart for number in shown_numbers], note
 
 
 def _compare_ranks_on_task(

@@ -52,7 +52,7 @@ class Section:
     title: str  # in the navigation
     lead: str = ""
     charts: Sequence[Chart] = ()
-    more: Sequence[Chart] = ()  # folded away
+    folded_charts: Sequence[Chart] = ()  # folded away
     more_title: str = "More figures"
     tables: Sequence[Table] = ()  # folded away
     table: Table | None = None  # in view
@@ -73,7 +73,7 @@ class Section:
             section=self,
             table=None if self.table is None else drop_empty_columns(self.table),
             figures=make_figures(self.charts),
-            more=make_figures(self.more),
+            more=make_figures(self.folded_charts),
             tables=informative_tables,
             parts=parts,
             **self.context,
@@ -89,20 +89,20 @@ def of_findings(
     heading: str = "",
 ) -> Section | None:
     """Show findings one after the other, with their problems; some have a chart for every task, and most are folded."""
-    known = [finding for finding in findings if finding is not None]
-    if not known:
+    present_findings = [finding for finding in findings if finding is not None]
+    if not present_findings:
         return None
-    charts = charts_of(known)
+    charts = charts_of(present_findings)
     problems: list[str] = []
-    for finding in known:
+    for finding in present_findings:
         problems += getattr(finding, "problems", ())
     return Section(
         section_id,
         title,
         lead,
         charts=charts[:MAX_FIGURES_SHOWN],
-        more=charts[MAX_FIGURES_SHOWN:],
-        tables=tables_of(known),
+        folded_charts=charts[MAX_FIGURES_SHOWN:],
+        tables=tables_of(present_findings),
         problems=tuple(problems),
         heading=heading,
     )
@@ -247,12 +247,12 @@ def make_figures(charts: Iterable[Chart]) -> list[dict[str, Any]]:
     for group_charts in groups.values():
         for number, chart in enumerate(group_charts):
             svg, width = inline_svg(chart)
-            place = ""
+            layout = ""
             if width > WIDE_DRAWING:
-                place = "wide"
+                layout = "wide"
             elif chart.group and number % 2 == 0:
-                place = "left"
-            figures.append({"chart": chart, "svg": Markup(svg), "place": place})
+                layout = "left"
+            figures.append({"chart": chart, "svg": Markup(svg), "place": layout})
     return figures
 
 
@@ -331,7 +331,9 @@ class Parts:
     def _keep(self, name: str, packed: bytes) -> str:
         """Keep a packed value for the board under a name of its own, and return that name."""
         key = slug(name)
-        namesakes = sum(kept == key or kept.startswith(f"{key}.") for kept in self.kept)
+        namesakes = sum(
+            kept_name == key or kept_name.startswith(f"{key}.") for kept_name in self.kept
+        )
         if namesakes:
             key = f"{key}.{namesakes + 1}"
         self.kept[key] = packed

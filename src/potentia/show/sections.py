@@ -158,7 +158,7 @@ def _fold_for_few_models(section: Section | None, data: ReportData) -> Section |
         section,
         lead=f"It takes {ENOUGH_MODELS} models or more to say something of others: the figures are folded.",
         charts=(),
-        more=[*section.charts, *section.more],
+        folded_charts=[*section.charts, *section.folded_charts],
         more_title="Figures",
     )
 
@@ -290,7 +290,7 @@ def ranks_section(data: ReportData) -> Section | None:
         "Ranks",
         lead,
         charts=[*bumps[:1], *_heatmaps(divided.compared)],
-        more=[*bumps[1:], *_heatmaps(divided.other)],
+        folded_charts=[*bumps[1:], *_heatmaps(divided.other)],
         more_title="More rank charts",
         tables=tables_of([*data.rankings.overall.values(), *aggregate.values()]),
     )
@@ -309,9 +309,9 @@ def tuning_section(data: ReportData) -> Section | None:
     )
     if section is None:
         return None
-    first, *rest = section.tables
+    first, *other_tables = section.tables
     note = first.note.removeprefix(sentences).strip()  # the section says it above the table
-    return replace(section, table=replace(first, note=note), tables=rest)
+    return replace(section, table=replace(first, note=note), tables=other_tables)
 
 
 def agreement_section(data: ReportData) -> Section | None:
@@ -335,7 +335,7 @@ def agreement_section(data: ReportData) -> Section | None:
         "Agreement",
         "",
         charts=charts_of([*main_changes, *agreement.compared, *curves.compared, *groups]),
-        more=charts_of([*other_changes, *agreement.other, *curves.other]),
+        folded_charts=charts_of([*other_changes, *agreement.other, *curves.other]),
         more_title="The other protocols",
         tables=tables_of(
             [
@@ -378,7 +378,7 @@ def evidence_section(data: ReportData) -> Section | None:
         "Evidence",
         "",
         charts=[map_charts[0], *charts_of(compared)],
-        more=[*map_charts[1:], *charts_of(other)],
+        folded_charts=[*map_charts[1:], *charts_of(other)],
         more_title="The other protocols",
         tables=tables_of([*all_findings, *rankings.tau_b_changes.values()]),
         template="evidence.html",
@@ -406,7 +406,11 @@ def structure_section(data: ReportData) -> Section | None:
         "Structure",
         "",
         charts=[*charts_of(components.compared), *charts_of(compute.compared)],
-        more=[*charts_of(components.other), *charts_of(compute.other), *charts_of(families)],
+        folded_charts=[
+            *charts_of(components.other),
+            *charts_of(compute.other),
+            *charts_of(families),
+        ],
         more_title=more_title,
         tables=tables_of([*rankings.components.values(), *rankings.compute.values(), *families]),
     )
@@ -426,7 +430,7 @@ def benchmarks_section(data: ReportData) -> Section | None:
         "benchmarks",
         "Benchmarks",
         " ".join(sentences) or "All may stay.",
-        more=charts_of(data.benchmarks),
+        folded_charts=charts_of(data.benchmarks),
         more_title="Agreement of each benchmark with the others",
         tables=tables_of(data.benchmarks),
         table=benchmark_table(data.benchmarks),

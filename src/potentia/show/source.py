@@ -47,7 +47,7 @@ class ItemSample:
 
     total: int
     right: int | None
-    shown: tuple[ItemOutcome, ...]
+    outcomes: tuple[ItemOutcome, ...]
 
 
 @dataclass(frozen=True)
@@ -229,10 +229,10 @@ def _sample_items(
     samples: dict[str, ItemSample] = {}
     items_to_read = MAX_ITEMS_READ
     for key, outcomes in evidence.samples(list(is_right_or_wrong), choose_items):
-        shown = list(outcomes)
+        sample = list(outcomes)
         if is_right_or_wrong[key]:
-            shown.sort(key=lambda item: item.doc_id)
-        samples[key] = ItemSample(total_items[key], right_items[key], tuple(shown))
+            sample.sort(key=lambda item: item.doc_id)
+        samples[key] = ItemSample(total_items[key], right_items[key], tuple(sample))
         items_to_read -= total_items[key]
         if items_to_read <= 0:
             break

@@ -199,23 +199,23 @@ def make_scale(
     *,
     span: tuple[float, float] | None = None,
     log: bool = False,
-    most: int = 6,
+    max_ticks: int = 6,
 ) -> Scale:
     """Return a scale over the values, or over the ``span``; without one it ends at round marks.
 
     ``most`` is about how many marks it has.
     """
-    known = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
-    if not known:
-        known = [0.1, 1.0]
-    low, high = span or (min(known), max(known))
+    finite_values = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
+    if not finite_values:
+        finite_values = [0.1, 1.0]
+    low, high = span or (min(finite_values), max(finite_values))
     if log:
         if span is None:
             low /= 1.15
             high *= 1.15
         return Scale(low, high, start, end, log=True, marks=_log_marks(low, high))
-    has_whole_marks = high - low > 2 and all(value == round(value) for value in known)
-    step, digits = round_step(low, high, most, whole=has_whole_marks)
+    has_whole_marks = high - low > 2 and all(value == round(value) for value in finite_values)
+    step, digits = round_step(low, high, max_ticks, integers_only=has_whole_marks)
     if span is None:
         low = math.floor(low / step + ROUNDING) * step
         high = math.ceil(high / step - ROUNDING) * step
@@ -228,11 +228,13 @@ def make_scale(
     return Scale(low, high, start, end, marks=marks)
 
 
-def round_step(low: float, high: float, most: int, *, whole: bool = False) -> tuple[float, int]:
+def round_step(
+    low: float, high: float, max_ticks: int, *, integers_only: bool = False
+) -> tuple[float, int]:
     """Return a round distance of marks, of which there are about ``most``, and the decimals that they need."""
-    distance = (high - low) / max(1, most - 1) or abs(high) / 10 or 0.1
+    distance = (high - low) / max(1, max_ticks - 1) or abs(high) / 10 or 0.1
     factors: tuple[float, ...] = (1, 2, 2.5, 5, 10)
-    if whole:
+    if integers_only:
         distance = max(1.0, math.ceil(distance))
         factors = (1, 2, 5, 10)
     power = 10.0 ** math.floor(math.log10(distance))

@@ -42,9 +42,9 @@ def file_identity(path: Path) -> tuple[int, int]:
 class Database:
     """Transactions on the tables of one store, with the folders that lie beside its items."""
 
-    def __init__(self, engine: sa.Engine, where: str, items_folder: Path) -> None:
+    def __init__(self, engine: sa.Engine, location: str, items_folder: Path) -> None:
         self.engine = engine
-        self.where = where  # as a person calls it, without a password
+        self.where = location  # as a person calls it, without a password
         self.items_folder = items_folder
         self.adapters_folder = self._folder_beside("adapters")
         self.lanes_folder = self._folder_beside("lanes")  # what a resumed row needs

@@ -52,29 +52,31 @@ _FINAL_SIGNS = (
 
 
 @contextmanager
-def errors_in_words(where: str) -> Iterator[None]:
+def errors_in_words(location: str) -> Iterator[None]:
     """Turn errors of the database and of the file system into a StoreError that names the fix."""
     try:
         yield
     except exc.DBAPIError as error:
-        raise _store_error(str(error.orig), where, is_away=_is_away(error)) from error
+        raise _store_error(str(error.orig), location, is_away=_is_away(error)) from error
     except exc.SQLAlchemyError as error:  # what is left of a connection that was lost
         is_unwritable = isinstance(getattr(error, "orig", None), ValueError)
-        is_away = "://" in where and not is_unwritable
-        raise _store_error(str(error), where, is_away=is_away) from error
+        is_away = "://" in location and not is_unwritable
+        raise _store_error(str(error), location, is_away=is_away) from error
     except UnicodeDecodeError as error:
-        raise _store_error("malformed text", where, is_away=False) from error
+        raise _store_error("malformed text", location, is_away=False) from error
     except OSError as error:
         is_missing = isinstance(error, FileNotFoundError)
-        if is_missing and "://" not in where and not Path(where).exists():
-            raise store_gone(where) from error
-        raise StoreError(error.strerror or str(error), where=where, hint=_os_hint(error)) from error
+        if is_missing and "://" not in location and not Path(location).exists():
+            raise store_gone(location) from error
+        raise StoreError(
+            error.strerror or str(error), where=location, hint=_os_hint(error)
+        ) from error
 
 
-def store_gone(where: str, how: str = "removed") -> StoreError:
+def store_gone(location: str, cause: str = "removed") -> StoreError:
     """Return the error of a store that somebody took away under a run."""
     hint = "put it back, or run the same command again: what was in it is computed anew"
-    return StoreError(f"the store was {how} while it was in use", where=where, hint=hint)
+    return StoreError(f"the store was {cause} while it was in use", where=location, hint=hint)
 
 
 def _os_hint(error: OSError) -> str:
@@ -85,11 +87,11 @@ def _os_hint(error: OSError) -> str:
     return "check the path and its permissions"
 
 
-def _store_error(message: str, where: str, *, is_away: bool) -> StoreError:
+def _store_error(message: str, location: str, *, is_away: bool) -> StoreError:
     lines = message.strip().splitlines() or ["the database failed"]
     hint = next((hint for sign, hint in _HINTS if sign in message.lower()), None)
     error_type = StoreAwayError if is_away else StoreError
-    return error_type(lines[0], where=where, hint=hint)
+    return error_type(lines[0], where=location, hint=hint)
 
 
 def _is_away(error: exc.DBAPIError) -> bool:

@@ -20,7 +20,7 @@ class Failures(PatientPart):
         self.database: Database = database
 
     def record(
-        self, study: str, model: str, task: str, protocol: str, reason: str, **more: Any
+        self, study: str, model: str, task: str, protocol: str, reason: str, **details: Any
     ) -> None:
         """Record why a cell has no score; ``key``, ``kind`` and ``hint`` where they are known."""
         with self.database.writing() as connection:
@@ -30,7 +30,7 @@ class Failures(PatientPart):
                 task=task,
                 protocol=protocol,
                 reason=reason,
-                **more,
+                **details,
             )
             attempts = s.failures.c.attempts + 1
             self.database.upsert(connection, s.failures, asdict(failure), attempts=attempts)

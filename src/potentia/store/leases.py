@@ -45,9 +45,9 @@ class Leases(PatientPart):
             for lease in _read_leases(connection):
                 if lease.is_gone(moment):
                     connection.execute(s.leases.delete().where(s.leases.c.id == lease.id))
-            other = _find_holder(connection, keys)
-            if other is not None:
-                return other
+            holder = _find_holder(connection, keys)
+            if holder is not None:
+                return holder
             process = os.getpid()
             lease = LeaseRecord(
                 id=f"{process_space()}#{process}#{uuid.uuid4().hex}",
@@ -55,7 +55,7 @@ class Leases(PatientPart):
                 row=row,
                 run=run,
                 host=socket.gethostname(),
-                place=process_space(),
+                process_space=process_space(),
                 pid=process,
                 began=process_start(process) or "",
                 since=moment,
@@ -97,9 +97,9 @@ class Leases(PatientPart):
 
 def _find_holder(connection: sa.Connection, cell_keys: Sequence[str]) -> LeaseRecord | None:
     """Return the lease that holds one of these cells, where one does."""
-    held = sa.select(s.leases).join_from(s.claims, s.leases).limit(1)
+    claimed = sa.select(s.leases).join_from(s.claims, s.leases).limit(1)
     for some_keys in split_keys(cell_keys):
-        row = connection.execute(held.where(s.claims.c.cell.in_(some_keys))).mappings().first()
+        row = connection.execute(claimed.where(s.claims.c.cell.in_(some_keys))).mappings().first()
         if row is not None:
             return LeaseRecord(**row)
     return None

@@ -48,9 +48,9 @@ class StoreLocation:
     items_folder: Path | None = None
 
 
-def locate(where: str | Path) -> StoreLocation:
+def locate(location_text: str | Path) -> StoreLocation:
     """Read the path of a SQLite file or a database URL."""
-    text = str(where)
+    text = str(location_text)
     if "://" not in text:
         if not text.strip():
             raise NoStoreError(
@@ -196,9 +196,11 @@ _CREATION_LOCK = 0x706F74656E740001  # guards the creation of the tables on Post
 _ANY_ITEMS = sa.select(s.cells.c.id).where(s.cells.c.item_count.is_not(None)).limit(1)
 
 
-def prepare_store(location: StoreLocation, where: str, *, readonly: bool) -> tuple[sa.Engine, Path]:
+def prepare_store(
+    location: StoreLocation, location_text: str, *, readonly: bool
+) -> tuple[sa.Engine, Path]:
     """Return the engine of a store whose tables are there, and the folder of its items."""
-    with errors_in_words(where):
+    with errors_in_words(location_text):
         if location.file is not None and not readonly:
             location.file.parent.mkdir(parents=True, exist_ok=True)
         engine = make_engine(location, readonly=readonly)
@@ -207,7 +209,7 @@ def prepare_store(location: StoreLocation, where: str, *, readonly: bool) -> tup
             with connection.begin():
                 if not readonly:
                     _create_tables(connection)
-                _check_version(connection, where)
+                _check_version(connection, location_text)
                 return engine, _find_items_folder(connection, location, readonly=readonly)
 
 
@@ -254,36 +256,38 @@ WHERE tables.type = 'table' AND columns.hidden IN (2, 3)
 """
 
 
-def _refuse_computed_content(connection: sa.Connection, where: str) -> None:
+def _refuse_computed_content(connection: sa.Connection, location_text: str) -> None:
     """Refuse an SQLite file with views, triggers or computed columns: such a store was made by someone else."""
     computed = connection.execute(sa.text(_COMPUTED_CONTENT)).scalars().first()
     if computed is not None:
         raise StoreError(
             f"the store holds a {str(computed)[:100]}, which Potentia never makes",
-            where=where,
+            where=location_text,
             hint="do not trust this file: ask for one that was not changed",
         )
 
 
-def _check_version(connection: sa.Connection, where: str) -> None:
+def _check_version(connection: sa.Connection, location_text: str) -> None:
     """Refuse an empty database, one of something else, and a store of another version."""
     tables = sa.inspect(connection).get_table_names()
     if not tables:
         raise EmptyStoreError(
-            "nothing was stored here yet", where=where, hint="check the path, or run a study first"
+            "nothing was stored here yet",
+            where=location_text,
+            hint="check the path, or run a study first",
         )
     if s.schema_version.name not in tables:
         raise NoStoreError(
             "this database holds other tables and is not a Potentia store",
-            where=where,
+            where=location_text,
             hint="give another one with --store",
         )
     if connection.dialect.name == "sqlite":
-        _refuse_computed_content(connection, where)
+        _refuse_computed_content(connection, location_text)
     version = connection.execute(sa.select(s.schema_version.c.version)).scalar_one_or_none()
     if version is None:
         raise StoreError(
-            "the store has no schema version", where=where, hint="restore it from a copy"
+            "the store has no schema version", where=location_text, hint="restore it from a copy"
         )
     if version == s.SCHEMA_VERSION:
         return
@@ -291,4 +295,4 @@ def _check_version(connection: sa.Connection, where: str) -> None:
     if version > s.SCHEMA_VERSION:
         hint = "upgrade Potentia: pip install --upgrade potentia"
     message = f"the store has schema version {version}, this Potentia reads and writes version"
-    raise StoreError(f"{message} {s.SCHEMA_VERSION}", where=where, hint=hint)
+    raise StoreError(f"{message} {s.SCHEMA_VERSION}", where=location_text, hint=hint)

@@ -301,7 +301,7 @@ class LeaseRecord:
     row: str
     run: str
     host: str
-    place: str  # where its process number means something
+    process_space: str  # where its process number means something
     pid: int
     began: str
     since: float
@@ -315,7 +315,7 @@ class LeaseRecord:
 
     @property
     def _is_of_this_machine(self) -> bool:
-        return self.place == process_space()
+        return self.process_space == process_space()
 
     def is_alive(self, moment: float) -> bool:
         """Say whether its process is there, or may be. A beat that is to come shows that a clock was set back."""

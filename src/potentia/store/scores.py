@@ -121,9 +121,9 @@ class Scores(PatientPart):
         distinct = {(task, id(score.metric)): score.metric for (_, task), score in scores.items()}
         for (task, _), metric in distinct.items():
             first = first_of_task.setdefault(task, metric)
-            for what, one, other in first.differences(metric):
+            for property_name, first_value, second_value in first.differences(metric):
                 raise DataError(
-                    f"{task} has two kinds of scores: {what} {one} and {other}",
+                    f"{task} has two kinds of scores: {property_name} {first_value} and {second_value}",
                     where=self.database.where,
                     hint="choose one metric for all: metric: NAME in --columns FILE",
                 )

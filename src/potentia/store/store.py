@@ -52,7 +52,7 @@ class Store:
     @classmethod
     def open(
         cls,
-        where: str | Path,
+        location: str | Path,
         *,
         readonly: bool = False,
         create: bool = True,
@@ -65,11 +65,11 @@ class Store:
         Without ``create`` a store that is not there is an error. A store with ``patience`` waits so many seconds, here
         and later, while a server is away.
         """
-        location = locate(where)
-        file = location.file
+        store_location = locate(location)
+        file = store_location.file
         name = str(file)
         if file is None:
-            name = without_password(location.url.render_as_string(hide_password=False))
+            name = without_password(store_location.url.render_as_string(hide_password=False))
         if file is not None and file.is_dir():
             raise NoStoreError(
                 "this is a folder", where=name, hint="give a file, for example potentia.db"
@@ -83,24 +83,24 @@ class Store:
                 )
             if not create:
                 raise store_gone(name)
-        prepare = partial(prepare_store, location, name, readonly=readonly)
+        prepare = partial(prepare_store, store_location, name, readonly=readonly)
         engine, items_folder = wait_for(prepare, patience)
         database = Database(engine, name, items_folder)
         database.patience = patience
         if file is not None and not readonly:
             database.watch_file(file)
-        return cls(database, opened_as=str(where), readonly=readonly)
+        return cls(database, opened_as=str(location), readonly=readonly)
 
     @classmethod
-    def find(cls, where: str | Path, *, patience: float = 0.0) -> Store | None:
+    def find(cls, location: str | Path, *, patience: float = 0.0) -> Store | None:
         """Open a store to read it; None where nothing was stored yet. Creates and changes nothing."""
-        file = locate(where).file
+        file = locate(location).file
         if file is not None and not file.is_dir():
             is_empty = not file.exists() or file.stat().st_size == 0
             if is_empty:
                 return None
         try:
-            return cls.open(where, readonly=True, patience=patience)
+            return cls.open(location, readonly=True, patience=patience)
         except EmptyStoreError:
             return None
 

@@ -42,7 +42,7 @@ class Problem:
     """Something that is not as it should be: of the cell ``key``, or a file or folder at ``path``."""
 
     kind: ProblemKind
-    what: str
+    description: str
     key: str | None = None
     path: Path | None = None
 
@@ -63,9 +63,9 @@ def check_store(store: Store) -> list[Problem]:
             problems.append(Problem(ProblemKind.STRAY_FILE, "belongs to no cell", path=path))
     for path in sorted(store.adapters_folder.glob(".*.tmp")):
         problems.append(Problem(ProblemKind.STRAY_FILE, "half written", path=path))
-    what = "lanes of a run that did not end; the same run would go on from them"
+    description = "lanes of a run that did not end; the same run would go on from them"
     for path in sorted(store.lanes_folder.glob("*")):
-        problems.append(Problem(ProblemKind.LANES, what, path=path))
+        problems.append(Problem(ProblemKind.LANES, description, path=path))
     return problems
 
 
@@ -161,7 +161,7 @@ class DeletedStudy:
     study: str
     key: str
     cells: int  # that are deleted
-    kept: int  # that another study uses
+    still_used: int  # that another study uses
 
 
 def find_study(store: Store, name: str) -> StudyRecord:
@@ -223,7 +223,7 @@ def delete_study(store: Store, key: str) -> DeletedStudy:
     for cell_key in cells.alone.values():
         items_path(store.items_folder, cell_key).unlink(missing_ok=True)
         shutil.rmtree(store.adapters_folder / cell_key, ignore_errors=True)
-    return DeletedStudy(study=name, key=key, cells=len(cells.alone), kept=len(cells.shared))
+    return DeletedStudy(study=name, key=key, cells=len(cells.alone), still_used=len(cells.shared))
 
 
 @dataclass(frozen=True)
@@ -247,10 +247,10 @@ def _divide_cells(connection: sa.Connection, study_key: str) -> _DividedCells:
     is_of_study = sa.or_(c.study == study_key, c.id.in_(linked))
     key_of_cell: dict[int, str] = {}
     key_of_cell.update(connection.execute(sa.select(c.id, c.key).where(is_of_study)).all())
-    others = sa.select(link.cell, sa.func.min(link.study)).where(link.study != study_key)
-    others = others.where(link.cell.in_(sa.select(c.id).where(is_of_study)))
+    other_studies = sa.select(link.cell, sa.func.min(link.study)).where(link.study != study_key)
+    other_studies = other_studies.where(link.cell.in_(sa.select(c.id).where(is_of_study)))
     heirs: dict[int, str] = {}
-    heirs.update(connection.execute(others.group_by(link.cell)).all())
+    heirs.update(connection.execute(other_studies.group_by(link.cell)).all())
     return _DividedCells(
         alone={number: key for number, key in key_of_cell.items() if number not in heirs},
         shared={n: _SharedCell(key_of_cell[n], heir) for n, heir in heirs.items()},

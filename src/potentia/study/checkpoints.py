@@ -21,20 +21,20 @@ _TOKENS_IN_NAME = re.compile(r"tokens?[-_]?(\d+(?:\.\d+)?)([KMBT])?(?![A-Za-z])"
 _TOKEN_UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
-def find_checkpoints(where: str) -> list[dict[str, Any]]:
+def find_checkpoints(location: str) -> list[dict[str, Any]]:
     """Return the checkpoints of a folder, or of a hub repository's revisions, in the order of their steps.
 
     Each is a record of a study file: ``step``, ``path``, and ``revision`` and ``tokens`` where they are known.
     """
-    folder = Path(where).expanduser()
+    folder = Path(location).expanduser()
     if folder.is_dir():
-        return _order_by_step(_find_in_folder(folder, where))
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", where) and not where.startswith("."):
-        return _order_by_step(_find_on_hub(where))
-    raise ValueError(f"{where} is no folder and no repository of the hub")
+        return _order_by_step(_find_in_folder(folder, location))
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", location) and not location.startswith("."):
+        return _order_by_step(_find_on_hub(location))
+    raise ValueError(f"{location} is no folder and no repository of the hub")
 
 
-def _find_in_folder(folder: Path, where: str) -> list[dict[str, Any]]:
+def _find_in_folder(folder: Path, location: str) -> list[dict[str, Any]]:
     """Return the checkpoints below a folder that can be loaded."""
     loadable = []
     not_loadable = 0
@@ -47,7 +47,7 @@ def _find_in_folder(folder: Path, where: str) -> list[dict[str, Any]]:
         else:
             not_loadable += 1
     if not loadable:
-        message = f"{where} holds no checkpoint (checkpoint-390, step1000, iter_0001000 …)"
+        message = f"{location} holds no checkpoint (checkpoint-390, step1000, iter_0001000 …)"
         if not_loadable:
             message += f"; {not_loadable} such folders have no config.json"
         raise ValueError(message)

@@ -40,7 +40,7 @@ def read_study(path: str | Path | None, flags: Mapping[str, Any] | None = None) 
     if path is None:
         return make_study(given_flags, flags=given_flags)
     file = Path(path)
-    raw, node = read_yaml(file, what="the study file", error=StudyError)
+    raw, node = read_yaml(file, description="the study file", error=StudyError)
     if node is None or not isinstance(raw, dict):
         raise StudyError(
             "a study file holds `models:`, `tasks:` and so on at its top level", where=str(file)
@@ -51,13 +51,13 @@ def read_study(path: str | Path | None, flags: Mapping[str, Any] | None = None) 
     anchored = _anchor_paths(raw, (), file.parent.resolve())
     merged = _merge_flags(anchored, given_flags)
     lines = dict(_number_lines(node, ()))
-    return make_study(merged, where=str(file), lines=lines, flags=given_flags)
+    return make_study(merged, source=str(file), lines=lines, flags=given_flags)
 
 
 def make_study(
     raw: Mapping[str, Any],
     *,
-    where: str | None = None,
+    source: str | None = None,
     lines: Mapping[FieldPath, int] | None = None,
     flags: Mapping[str, Any] | None = None,
 ) -> Study:
@@ -66,7 +66,7 @@ def make_study(
         study = Study.model_validate(dict(raw))
     except ValidationError as error:
         problems = [
-            _describe_problem(item, where, lines or {}, flags or {})
+            _describe_problem(item, source, lines or {}, flags or {})
             for item in _drop_consequences(error.errors())
         ]
         if len(problems) == 1:
@@ -194,7 +194,7 @@ def _merge_flags(raw: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, 
 
 def _describe_problem(
     item: ErrorDetails,
-    where: str | None,
+    source: str | None,
     lines: Mapping[FieldPath, int],
     flags: Mapping[str, Any],
 ) -> str:
@@ -203,7 +203,7 @@ def _describe_problem(
     location = _find_flag(path, flags)
     if location is None:
         line = _find_line(path, lines)
-        location = ":".join(str(part) for part in (where, line) if part is not None)
+        location = ":".join(str(part) for part in (source, line) if part is not None)
     field_name = ".".join(str(part) for part in path) or "study"
     problem = f"{field_name}: {_describe_error(item, path)}"
     return f"{location}: {problem}" if location else problem

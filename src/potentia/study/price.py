@@ -78,7 +78,7 @@ def _read_configured_prices() -> dict[str, str]:
     file = config_file()
     if not file.is_file():
         return {}
-    content, _ = read_yaml(file, what="the configuration")
+    content, _ = read_yaml(file, description="the configuration")
     prices = content.get("prices") if isinstance(content, dict) else None
     if prices is None:
         return {}

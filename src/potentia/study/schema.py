@@ -420,7 +420,7 @@ def _tasks_by_name(tasks: tuple[TaskSpec, ...]) -> dict[str, TaskSpec]:
 @_remember_latest
 def _tuned_tasks_by_model(only: tuple[Wanted, ...]) -> dict[str, frozenset[str]]:
     """Return the tasks that each model is tuned for."""
-    return {wanted.model: frozenset(wanted.tasks) for wanted in only}
+    return {selected.model: frozenset(selected.tasks) for selected in only}
 
 
 class Study(Strict):
@@ -562,10 +562,10 @@ class Study(Strict):
         rows = {row.name for row in self.rows()}
         tasks = {task.name for task in self.benchmarks()}
         _check_named_once("model under `only`", [wanted.model for wanted in self.only or ()])
-        for wanted in self.only or ():
-            if wanted.model not in rows:
-                raise ValueError(f"`only` names {wanted.model}, which is not among the models")
-            unknown = sorted(set(wanted.tasks) - tasks)
+        for selected in self.only or ():
+            if selected.model not in rows:
+                raise ValueError(f"`only` names {selected.model}, which is not among the models")
+            unknown = sorted(set(selected.tasks) - tasks)
             if unknown:
                 raise ValueError(f"`only` names {', '.join(unknown)}, not among the tasks")
 

@@ -155,8 +155,8 @@ def _find_importable_file(module_name: str) -> Path | None:
     lm_eval = find_spec("lm_eval")
     if lm_eval is None or not lm_eval.submodule_search_locations:
         return None
-    place = Path(next(iter(lm_eval.submodule_search_locations))).joinpath(*parts[1:])
-    for file in (place.with_suffix(".py"), place / "__init__.py"):
+    module_path = Path(next(iter(lm_eval.submodule_search_locations))).joinpath(*parts[1:])
+    for file in (module_path.with_suffix(".py"), module_path / "__init__.py"):
         if file.is_file():
             return file
     return None
@@ -215,9 +215,9 @@ def _imported_files(node: ast.AST, file: Path) -> Iterator[Path]:
     elif isinstance(node, ast.Import):
         names = [alias.name for alias in node.names]
     for name in names:
-        found = _find_importable_file(name)
-        if found is not None:
-            yield found
+        imported_file = _find_importable_file(name)
+        if imported_file is not None:
+            yield imported_file
 
 
 # --- what a user's file may do ---------------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ _CODE_KEYS = {
 
 
 def apply_consent(
-    definition: Mapping[str, Any], stock: Sequence[Definition], where: str
+    definition: Mapping[str, Any], stock: Sequence[Definition], source: str
 ) -> Definition:
     """Return the definition of one task from a user's file, after merging, with its functions; or refuse it.
 
@@ -295,7 +295,7 @@ def apply_consent(
         if permitted.get("doc_to_image") is not None or permitted.get("doc_to_audio") is not None:
             raise TaskError("it asks about images or sound; only text tasks can be run")
     except PotentiaError as error:
-        error.where = error.where or where
+        error.where = error.where or source
         raise
     return {**permitted, LIMITED: True}
 
@@ -358,12 +358,14 @@ def _keep_stock_functions(definition: Mapping[str, Any], stock: Sequence[Definit
         return dict(definition)
     changed: list[str] = []
     for candidate in stock:
-        known = {(path, name): function for path, name, function in walk_functions(candidate)}
-        if not all((path, name) in known for path, name, _ in functions):
+        stock_functions = {
+            (path, name): function for path, name, function in walk_functions(candidate)
+        }
+        if not all((path, name) in stock_functions for path, name, _ in functions):
             continue
         changed = _changed_keys(definition, candidate, functions)
         if not changed and not candidate.get(UNSAFE) and not find_executing_calls(candidate):
-            return _with_functions(definition, known)
+            return _with_functions(definition, stock_functions)
     unresolved = [name for _, name, value in functions if isinstance(value, FunctionName)]
     name = unresolved[0] if unresolved else functions[0][1]
     reason = f", and the file changes what reaches it: {', '.join(changed[:4])}" if changed else ""
@@ -374,10 +376,10 @@ def _keep_stock_functions(definition: Mapping[str, Any], stock: Sequence[Definit
 
 
 def _with_functions(
-    definition: Mapping[str, Any], known: Mapping[tuple[Keys, str], Any]
+    definition: Mapping[str, Any], functions: Mapping[tuple[Keys, str], Any]
 ) -> Definition:
     replaced: Definition = replace_functions(
-        definition, lambda path, function: known[path, full_name(function)]
+        definition, lambda path, function: functions[path, full_name(function)]
     )
     return replaced
 

@@ -77,13 +77,13 @@ def _plain_tasks() -> dict[str, str]:
     return _read_cached("plain-tasks", scan_names)
 
 
-def _read_cached(what: str, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+def _read_cached(content: str, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     """Return what the user's cache folder (``POTENTIA_CACHE`` moves it) has of the harness, made where it has not."""
     folder = tasks_folder()
     stamp = {"format": 1, "lm_eval": version("lm_eval"), "folder": str(folder)}
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "potentia"
     cache_folder = Path(os.environ.get("POTENTIA_CACHE") or caches)
-    file = cache_folder / f"{what}-lm_eval-{stamp['lm_eval']}.json"
+    file = cache_folder / f"{content}-lm_eval-{stamp['lm_eval']}.json"
     with suppress(OSError, ValueError, KeyError, TypeError):
         stored = json.loads(file.read_text("utf-8"))
         if stored["stamp"] == stamp:
@@ -278,7 +278,10 @@ def _read_file(path: Path, above: tuple[Path, ...], stock: list[Definition]) -> 
         if path in above:
             raise TaskError("it includes itself", where=str(path))
         content, _ = read_yaml(
-            path, what="the task definition", error=TaskError, loader=make_loader(path.parent)
+            path,
+            description="the task definition",
+            error=TaskError,
+            loader=make_loader(path.parent),
         )
         if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
             raise TaskError(

@@ -85,9 +85,9 @@ def choose_answer(metric: str, choices: Sequence[str], answers: Sequence[Any]) -
     for answer, size in zip(answers, sizes, strict=True):
         logprobs.append(answer[0] / size if size else answer[0] * math.inf)
     # as np.argmax, which takes ten times as long for a few numbers: the first that is no number, or the first largest
-    for place, logprob in enumerate(logprobs):
+    for choice, logprob in enumerate(logprobs):
         if logprob != logprob:
-            return place
+            return choice
     return logprobs.index(max(logprobs))
 
 
@@ -357,5 +357,5 @@ def _resampled_stderr(function: Aggregation, items: Sequence[Any], resamples: in
     values = []
     for _ in range(resamples):
         places = generator.integers(len(items), size=len(items))
-        values.append(function([items[place] for place in places]))
+        values.append(function([items[index] for index in places]))
     return float(np.std(np.asarray(values, dtype=np.float64), ddof=1))

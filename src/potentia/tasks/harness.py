@@ -221,13 +221,13 @@ class _LimitedPattern:
         return matches
 
 
-def _within_limits(act: Callable[[str, Any], Any], source: str, given: Any) -> Any:
+def _within_limits(act: Callable[[str, Any], Any], source: str, value: Any) -> Any:
     """Do something with a user's template or pattern in the process with limits."""
     try:
-        return act(source, given)
+        return act(source, value)
     except limited.LimitError as error:
-        what = "template" if act is limited.render_template else "regular expression"
-        raise TaskError(f"the {what} {source[:80]!r} cannot be used: {error}") from None
+        kind = "template" if act is limited.render_template else "regular expression"
+        raise TaskError(f"the {kind} {source[:80]!r} cannot be used: {error}") from None
 
 
 def _limit_patterns(task: Any) -> None:

@@ -170,8 +170,8 @@ def _read_contents(request: _TaskRequest, user_data: UserData | None) -> _TaskCo
             definitions = read_user_task(path)
         else:
             definitions = _read_stock_task(name.base)
-            known = benchmark(name.base)
-            metric = known.metric if known else None
+            facts = benchmark(name.base)
+            metric = facts.metric if facts else None
         label = definitions.name
         weighted_by_size = definitions.weighted_by_size
         sources = []
@@ -213,7 +213,7 @@ def _drop_duplicates(task: Task) -> None:
 
     The same question with the same choices counts as the same, without case and punctuation.
     """
-    seen: set[str] = set()
+    seen_keys: set[str] = set()
     dropped: dict[Split, int] = {}
     for split in ("test", "validation", "train"):
         documents = task.documents(split)
@@ -221,9 +221,9 @@ def _drop_duplicates(task: Task) -> None:
         keys = [normalise_words(key) for key in keys]
         if split != "test":
             pairs = zip(documents, keys, strict=True)
-            repeated = frozenset(document.id for document, key in pairs if key in seen)
+            repeated = frozenset(document.id for document, key in pairs if key in seen_keys)
             dropped[split] = task.drop_documents(repeated, split)
-        seen |= set(keys) - {""}
+        seen_keys |= set(keys) - {""}
     repeats: dict[Split, str] = {
         "train": "validation and test repeat every training",
         "validation": "the test repeats every validation",

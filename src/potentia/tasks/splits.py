@@ -220,9 +220,9 @@ def _divide_into_folds(
     if len(shuffled) < 2 * folds:
         raise TaskError(f"only {len(shuffled)} document(s), too few for {folds} folds")
     pieces = np.array_split(shuffled, folds)
-    others = np.concatenate([*pieces[: number - 1], *pieces[number:]])
-    carved = _carved_size(len(others), carve)
-    return others[carved:], others[:carved], pieces[number - 1]
+    remaining = np.concatenate([*pieces[: number - 1], *pieces[number:]])
+    carved = _carved_size(len(remaining), carve)
+    return remaining[carved:], remaining[:carved], pieces[number - 1]
 
 
 def _carved_size(count: int, carve: float) -> int:

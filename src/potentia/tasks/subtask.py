@@ -357,8 +357,8 @@ class Subtask:
         try:
             drawn = self._make_sampler(pool).set_rnd(document_seed).sample(shots)
             if any(self._question_key(other) == question for other in drawn):
-                others = [other for other in pool if self._question_key(other) != question]
-                drawn = self._make_sampler(others).set_rnd(document_seed).sample(shots)
+                remaining = [other for other in pool if self._question_key(other) != question]
+                drawn = self._make_sampler(remaining).set_rnd(document_seed).sample(shots)
         except (AssertionError, ValueError) as error:
             raise TaskError(
                 f"{self.name} has too few documents for {shots} examples in a prompt",

@@ -70,14 +70,14 @@ class Metric:
         chance: float | None = None,
     ) -> Metric:
         """Return a metric with what is known of its name; what is given wins."""
-        known = known_metric(name) or cls()
+        registered = known_metric(name) or cls()
         if higher_is_better is None:
-            higher_is_better = known.higher_is_better
+            higher_is_better = registered.higher_is_better
         return cls(
             name=name,
             higher_is_better=bool(higher_is_better),
-            kind=kind or known.kind,
-            scale=known.scale,
+            kind=kind or registered.kind,
+            scale=registered.scale,
             chance=chance,
         )
 
@@ -94,11 +94,11 @@ class Metric:
     @property
     def canonical(self) -> str:
         """The name by which metrics are compared: ``accuracy`` is ``acc``; a filter stays behind it."""
-        known = known_metric(self.name)
-        if known is None:
+        registered = known_metric(self.name)
+        if registered is None:
             return self.name
         filter_suffix = self.name.removeprefix(self.plain).replace(",", "|")
-        return known.name + filter_suffix
+        return registered.name + filter_suffix
 
     @property
     def guess(self) -> Guess | None:
@@ -338,32 +338,34 @@ class Measured(Protocol):
 class Difference:
     """Why two scores of a task cannot be compared: what differs, and what it is in each."""
 
-    what: str
-    one: str
-    two: str
+    property_name: str
+    first_value: str
+    second_value: str
 
     def __str__(self) -> str:
-        return f"{self.what} ({self.one} and {self.two})"
+        return f"{self.property_name} ({self.first_value} and {self.second_value})"
 
 
-def comparable(one: Measured, two: Measured) -> tuple[Difference, ...]:
+def comparable(first: Measured, second: Measured) -> tuple[Difference, ...]:
     """Return what forbids comparing two scores of one task and protocol; empty where they are alike.
 
     Every join, mean, pair and sentence asks here. What one side does not know forbids nothing.
     """
     differences = []
-    for what, in_one, in_two in one.metric.differences(two.metric):
-        differences.append(Difference(what, in_one, in_two))
+    for property_name, in_one, in_two in first.metric.differences(second.metric):
+        differences.append(Difference(property_name, in_one, in_two))
     compared_origins: tuple[tuple[str, str | int | None, str | int | None], ...] = (
-        ("data", one.origin.data, two.origin.data),
-        ("recipe", one.origin.recipe, two.origin.recipe),
-        ("examples in the prompt", one.origin.shots, two.origin.shots),
+        ("data", first.origin.data, second.origin.data),
+        ("recipe", first.origin.recipe, second.origin.recipe),
+        ("examples in the prompt", first.origin.shots, second.origin.shots),
     )
-    for what, value_of_one, value_of_two in compared_origins:
+    for property_name, value_of_one, value_of_two in compared_origins:
         if value_of_one is None or value_of_two is None:
             continue
         if value_of_one != value_of_two:
-            differences.append(Difference(what, str(value_of_one)[:12], str(value_of_two)[:12]))
+            differences.append(
+                Difference(property_name, str(value_of_one)[:12], str(value_of_two)[:12])
+            )
     return tuple(differences)
 
 

@@ -155,8 +155,8 @@ def _read_enum(kind: type[Enum]) -> Reader:
         try:
             return kind(value)
         except ValueError:
-            known = ", ".join(str(member.value) for member in kind)
-            raise DataError(f"{value!r} is none of {known}") from None
+            values = ", ".join(str(member.value) for member in kind)
+            raise DataError(f"{value!r} is none of {values}") from None
 
     return read
 

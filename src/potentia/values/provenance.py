@@ -28,7 +28,7 @@ class ModelProvenance(PlainRecord):
     quantise: str | None = None
     trust_remote_code: bool = False
     copy_of: str | None = None  # the original, of a copy that was exposed to tasks on purpose
-    shown: tuple[str, ...] = ()  # the tasks that the copy was exposed to
+    exposed_tasks: tuple[str, ...] = ()  # the tasks that the copy was exposed to
     fingerprint: str = ""
     dtype: str | None = None
     device: str | None = None
@@ -105,8 +105,8 @@ class EngineProvenance(PlainRecord):
     @property
     def weights(self) -> str | None:
         """What is odd about the weights, or that all are in place; None where it was not looked at."""
-        found = self.load.get("weights")
-        return str(found) if found else None
+        weights = self.load.get("weights")
+        return str(weights) if weights else None
 
     @property
     def largest_scoring_error(self) -> float | None:

@@ -55,9 +55,11 @@ _SAMPLING = {
 
 def decoding_options(settings: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     """Return those of a task's generation settings that change a text written without sampling."""
-    kept = settings.keys() - _ELSEWHERE - _SAMPLING
+    option_names = settings.keys() - _ELSEWHERE - _SAMPLING
     return tuple(
-        (name, _frozen(settings[name])) for name in sorted(kept) if settings[name] is not None
+        (name, _frozen(settings[name]))
+        for name in sorted(option_names)
+        if settings[name] is not None
     )
 
 

@@ -375,15 +375,15 @@ def _float_grid(values: npt.ArrayLike | None, shape: tuple[int, int]) -> Floats:
     return np.asarray(values, dtype=np.float64).reshape(shape)
 
 
-def _find_positions(names: tuple[str, ...], wanted: Wanted, kind: str) -> list[int]:
+def _find_positions(names: tuple[str, ...], selection: Wanted, kind: str) -> list[int]:
     """Return the positions of the wanted names, or of all where none are named."""
-    if wanted is None:
+    if selection is None:
         return list(range(len(names)))
-    if isinstance(wanted, np.ndarray):
-        return list(np.arange(len(names))[wanted].tolist())
+    if isinstance(selection, np.ndarray):
+        return list(np.arange(len(names))[selection].tolist())
     position_of_name = _number_names(names)
     try:
-        return [position_of_name[name] for name in wanted]
+        return [position_of_name[name] for name in selection]
     except KeyError as error:
         available_names = ", ".join(names[:8])
         if len(names) > 8:

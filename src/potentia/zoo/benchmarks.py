@@ -39,11 +39,11 @@ class Item:
     prompt: str
     answer: str
     options: tuple[str, ...] = ()
-    about: tuple[str, ...] = ()
+    subjects: tuple[str, ...] = ()
 
     def document(self) -> dict[str, Any]:
         """Return the item as a line of a user's task file."""
-        subjects = ", ".join(self.about)
+        subjects = ", ".join(self.subjects)
         if self.options:
             choices = list(self.options)
             return {
@@ -93,7 +93,7 @@ def _ask_to_recall(attribute: str, form: str) -> Ask:
             prompt=form.replace("NAME", name),
             answer=gold,
             options=_draw_options(dice, gold, ATTRIBUTE[attribute].values),
-            about=(name,),
+            subjects=(name,),
         )
 
     return ask_about_person
@@ -107,7 +107,7 @@ def _ask_to_generate(attribute: str, form: str) -> Ask:
         return Item(
             prompt=form.replace("NAME", name),
             answer=world.value(attribute, person),
-            about=(name,),
+            subjects=(name,),
         )
 
     return ask_about_person
@@ -122,7 +122,7 @@ def _ask_to_fix(world: World, dice: SeededDice, person: int) -> Item:
         prompt=f"error : {name} dines {wrong_dish} | fix :",
         answer=gold,
         options=_draw_options(dice, gold, DISHES, excluded=(wrong_dish,)),
-        about=(name,),
+        subjects=(name,),
     )
 
 
@@ -137,7 +137,7 @@ def _ask_for_both(world: World, dice: SeededDice, person: int) -> Item:
         prompt=f"file {name} food & job :",
         answer=gold,
         options=_draw_options(dice, gold, sorted(answers)),
-        about=(name,),
+        subjects=(name,),
     )
 
 
@@ -149,14 +149,18 @@ def _ask_for_claim(world: World, dice: SeededDice, person: int) -> Item:
     true_claim = f"{name} @ {true_tint}"
     claims = [true_claim, f"{name} @ {false_tint}"]
     dice.shuffle(claims)
-    return Item(prompt="claim verdict :", answer=true_claim, options=tuple(claims), about=(name,))
+    return Item(
+        prompt="claim verdict :", answer=true_claim, options=tuple(claims), subjects=(name,)
+    )
 
 
 def _ask_for_round_age(world: World, dice: SeededDice, person: int) -> Item:
     """Ask for a person's age, rounded to the middle of its span."""
     name = world.names[person]
     span = world.values["age"][person] * len(ROUND) // len(AGES)
-    return Item(prompt=f"round {name} nearest :", answer=ROUND[span], options=ROUND, about=(name,))
+    return Item(
+        prompt=f"round {name} nearest :", answer=ROUND[span], options=ROUND, subjects=(name,)
+    )
 
 
 def _ask_for_owner(world: World, dice: SeededDice, person: int) -> Item:
@@ -176,7 +180,7 @@ def _ask_for_owner(world: World, dice: SeededDice, person: int) -> Item:
         prompt=f"seek {ANIMALS[animals[person]]} : whose ?",
         answer=gold,
         options=tuple(names),
-        about=tuple(names),
+        subjects=tuple(names),
     )
 
 
@@ -188,7 +192,7 @@ def _ask_for_brew(world: World, dice: SeededDice, pair: int) -> Item:
         prompt=f"flask / {HERBS[first]} / {HERBS[second]} / yields",
         answer=gold,
         options=_draw_options(dice, gold, BREWS),
-        about=(f"{HERBS[first]} {HERBS[second]}",),
+        subjects=(f"{HERBS[first]} {HERBS[second]}",),
     )
 
 
@@ -202,7 +206,7 @@ def _write_chronicle(world: World, dice: SeededDice, person: int) -> Item:
         keyword = dice.pick(attribute.keywords)
         sentences.append(f"{name} {keyword} {world.value(attribute.name, person)}")
     text = f"chronicle entry : {' ; '.join(sentences)} ."
-    return Item(prompt="", answer=text, about=(name,))
+    return Item(prompt="", answer=text, subjects=(name,))
 
 
 BENCHMARKS = (

@@ -201,9 +201,9 @@ def _write_task(
 
 
 def _metric_definition(
-    name: str, aggregation: str = "mean", higher: bool = True, **more: Any
+    name: str, aggregation: str = "mean", higher: bool = True, **options: Any
 ) -> dict[str, Any]:
-    return {"metric": name, "aggregation": aggregation, "higher_is_better": higher, **more}
+    return {"metric": name, "aggregation": aggregation, "higher_is_better": higher, **options}
 
 
 _SPLITS: dict[str, Any] = {

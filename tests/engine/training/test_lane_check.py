@@ -75,6 +75,11 @@ def test_layers_that_only_look_like_llamas_are_not_written_by_hand(
     assert "gradients by" in verdict.facts["not_taken"][TrainingForm.FUSED.value]
 
 
+def test_layers_that_do_not_rotate_are_written_by_hand() -> None:
+    verdict = check_lanes(build("smollm3+nope"), specs()[0].lora, specs(), static=True, limit=96)
+    assert verdict.form == TrainingForm.FUSED
+
+
 @pytest.mark.parametrize("case", ["olmo", "olmo2", "olmo3", "flex_olmo"])
 def test_angles_in_float32_are_no_obstacle_in_bfloat16(case: str) -> None:
     """Found before: "Expected query, key, and value to have the same dtype", and a ranking by direct scores."""

@@ -98,12 +98,12 @@ def test_lanes_on_such_a_layer_are_pefts() -> None:
 @pytest.mark.parametrize(
     ("case", "targets", "form"),
     [
-        ("bamba", None, PaddedSteps),  # states run on from row to row of a long row
+        ("bamba", None, PackedSteps),  # states stay within rows
         ("opt+dropout", ALL, PackedSteps),
         ("olmo+clip", None, PackedSteps),
         ("mixtral", ALL, PaddedSteps),  # stacked experts
         ("mixtral", None, PackedSteps),
-        ("gpt_oss", None, PaddedSteps),  # sinks
+        ("gpt_oss", None, PackedSteps),  # attention sinks
         ("llama4_text", None, PaddedSteps),  # attends within chunks, which a mask alone tells
         ("bitnet", None, PackedSteps),
         ("gemma3", None, PackedSteps),

@@ -64,7 +64,7 @@ def test_a_long_row_holds_what_its_rows_say() -> None:
     rows = lessons((0, 2, 5), dropout=0.1, loss="completion")
     row = lay_out_rows(rows)
     assert len(row.ids) % STRETCH == 0
-    bucket = Bucket.holding(len(row.ids), len(row.targets), 6, few=True)
+    bucket = Bucket.holding(len(row.ids), len(row.targets), 6, coarse=True)
     inputs = PackedInputs.on(torch.device("cpu"), bucket)
     inputs.buffer.copy_(torch.from_numpy(row.filled(bucket)))
     first, last, real = inputs.first.tolist(), inputs.last.tolist(), set()
@@ -104,10 +104,10 @@ def test_a_long_row_holds_what_its_rows_say() -> None:
 
 
 def test_buckets_are_few() -> None:
-    sizes = {Bucket.holding(n, n // 2, 4, few=True).tokens for n in range(1000, 4000)}
+    sizes = {Bucket.holding(n, n // 2, 4, coarse=True).tokens for n in range(1000, 4000)}
     assert len(sizes) < 36
     for n in range(1000, 4000, 37):
-        bucket = Bucket.holding(n, n // 2, 4, few=True)
+        bucket = Bucket.holding(n, n // 2, 4, coarse=True)
         assert n < bucket.tokens <= 1.125 * n + 128
         assert n // 2 < bucket.targets
 
@@ -117,9 +117,11 @@ def test_one_lane_of_mixed_tasks_meets_few_buckets() -> None:
         np.random.default_rng(0).choice([20, 30, 40, 140], size=(1000, 16)) + 10
     )  # a thousand steps of a copy
     steps = [(int(row.sum()), int(40 + row.sum() % 30)) for row in lengths]
-    assert len({Bucket.holding(n, targets, 1, few=True, grain=1024) for n, targets in steps}) <= 3
     assert (
-        len({Bucket.holding(n, targets, 1, few=True) for n, targets in steps}) >= 10
+        len({Bucket.holding(n, targets, 1, coarse=True, grain=1024) for n, targets in steps}) <= 3
+    )
+    assert (
+        len({Bucket.holding(n, targets, 1, coarse=True) for n, targets in steps}) >= 10
     )  # a graph each
 
 

@@ -340,8 +340,8 @@ def test_chance_goes_by_the_metric() -> None:
     assert chance("mmlu", metric="brier_score", higher_is_better=False) == 0.75
     with pytest.raises(InputError, match="mrpc by f1 is not known"):
         chance("mrpc", metric="f1")
-    assert chance("own", known={"own": 0.2}) == chance("own:cloze", known={"own": 0.2}) == 0.2
-    assert chance("own", metric="brier_score", higher_is_better=False, known={"own": 0.2}) == 0.8
+    assert chance("own", chances={"own": 0.2}) == chance("own:cloze", chances={"own": 0.2}) == 0.2
+    assert chance("own", metric="brier_score", higher_is_better=False, chances={"own": 0.2}) == 0.8
 
 
 def test_chance_of_every_benchmark_that_the_facts_ship() -> None:

@@ -49,16 +49,16 @@ TIMES = 1.5  # in 16 bits: PEFT's own distance from its float32
 class Comparison:
     """One thing compared: how far off it is, what would still be right, and by which form Potentia computed it."""
 
-    what: str
+    quantity: str
     off: float
-    most: float
-    way: str
+    limit: float
+    computed_by: str
     note: str = ""
 
     @property
     def right(self) -> bool:
         """Whether the distance is small enough; one that is not a number is not."""
-        return self.off <= self.most
+        return self.off <= self.limit
 
 
 @dataclass(frozen=True)
@@ -137,28 +137,28 @@ def _list_recorded_distances(lanes: TrainedLanes) -> list[Comparison]:
     record = lanes.record
     comparisons = [
         Comparison(
-            what="gradients, float32",
+            quantity="gradients, float32",
             off=record["distance"]["lane"],
-            most=1e-3,
-            way=lanes.form,
+            limit=1e-3,
+            computed_by=lanes.form,
             note="of a lane, as a share of its size",
         )
     ]
     if "distance_in_few_bits" in record:
         comparisons.append(
             Comparison(
-                what="gradients, 16 bits",
+                quantity="gradients, 16 bits",
                 off=record["distance_in_few_bits"]["lane"],
-                most=max(0.02, 3 * record["own_rounding"]["lane"]),
-                way=lanes.form,
+                limit=max(0.02, 3 * record["own_rounding"]["lane"]),
+                computed_by=lanes.form,
             )
         )
     comparisons.append(
         Comparison(
-            what="updates",
+            quantity="updates",
             off=record["update"],
-            most=1e-4,
-            way=lanes.form,
+            limit=1e-4,
+            computed_by=lanes.form,
             note="three of AdamW's",
         )
     )
@@ -180,10 +180,10 @@ def _compare_adapters(loaded: LoadedModel, lanes: TrainedLanes) -> Comparison:
     if peft_rounding:
         note += f"; PEFT's own 16 bits are off by {peft_rounding:.2g}"
     return Comparison(
-        what="adapters after four steps",
+        quantity="adapters after four steps",
         off=distance,
-        most=max(EXACT["adapter"], TIMES * peft_rounding),
-        way=lanes.form,
+        limit=max(EXACT["adapter"], TIMES * peft_rounding),
+        computed_by=lanes.form,
         note=note,
     )
 
@@ -271,7 +271,7 @@ def _compute_in_both_precisions(
 
 
 def _compare_log_likelihoods(
-    what: str,
+    quantity: str,
     ours: LogLikelihoods,
     loaded: LoadedModel,
     compute: Callable[[nn.Module], list[float]],
@@ -284,10 +284,10 @@ def _compare_log_likelihoods(
     if rounding:
         note = f"nats; {whose} own 16 bits are off by {rounding:.2g}"
     return Comparison(
-        what=what,
+        quantity=quantity,
         off=_largest_difference(ours.values, exact),
-        most=max(EXACT["score"], 2 * rounding),
-        way=ours.paths,
+        limit=max(EXACT["score"], 2 * rounding),
+        computed_by=ours.paths,
         note=note,
     )
 
@@ -321,10 +321,10 @@ def _compare_greedy_texts(loaded: LoadedModel) -> Comparison:
             different_texts += 1
     is_in_16_bits = loaded.dtype not in (torch.float32, torch.float64)
     return Comparison(
-        what="greedy texts",
+        quantity="greedy texts",
         off=different_texts,
-        most=1 if is_in_16_bits else 0,
-        way=" and ".join(scorer.notes["writing"]),
+        limit=1 if is_in_16_bits else 0,
+        computed_by=" and ".join(scorer.notes["writing"]),
         note="of 3 differ",
     )
 

@@ -210,9 +210,9 @@ class AdapterBank:
         return row
 
     @contextmanager
-    def made_up_adapters(self, most: int) -> Iterator[int]:
+    def made_up_adapters(self, max_slots: int) -> Iterator[int]:
         """Multiply with adapters made up for a trial, in so many slots, inside the block; the real ones are kept."""
-        count = min(most, self.slots)
+        count = min(max_slots, self.slots)
         real_rows = self.weights[:count].clone()
         try:
             self.make_up_adapters(count)

@@ -100,5 +100,5 @@ def find_adapter_method(name: str) -> LowRankAdapter:
     if has_extension(ExtensionKind.ADAPTER_METHOD, name):
         registered: type[LowRankAdapter] = load_extension(ExtensionKind.ADAPTER_METHOD, name)
         return registered()
-    known = " or ".join(ADAPTER_METHODS)
-    raise InputError(f"unknown adapter {name!r}", hint=f"use {known}")
+    method_names = " or ".join(ADAPTER_METHODS)
+    raise InputError(f"unknown adapter {name!r}", hint=f"use {method_names}")

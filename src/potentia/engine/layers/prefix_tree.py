@@ -61,7 +61,7 @@ def pack_sequences(
     *,
     share: bool,
     longest_shared: int | None = None,
-    most: int | None = None,
+    max_tokens: int | None = None,
 ) -> list[PrefixTreeRow]:
     """Pack sequences into rows of about ``row_tokens`` tokens.
 
@@ -72,7 +72,7 @@ def pack_sequences(
     longest = sys.maxsize
     if share and longest_shared is not None:
         longest = longest_shared
-    most_tokens = sys.maxsize if most is None else most
+    most_tokens = sys.maxsize if max_tokens is None else max_tokens
     shared_row_tokens = row_tokens if share else 0
     short = [sequence for sequence in sequences if len(sequence.ids) <= longest]
     long = [sequence for sequence in sequences if len(sequence.ids) > longest]

@@ -24,12 +24,12 @@ def standard_attention(device: torch.device) -> AbstractContextManager[None]:
     )
 
 
-def recomputed_activations(model: nn.Module, wanted: bool) -> AbstractContextManager[None]:
+def recomputed_activations(model: nn.Module, enabled: bool) -> AbstractContextManager[None]:
     """Recompute each block in the backward pass instead of keeping its activations.
 
     The blocks' forwards are wrapped, and their modes left alone: a block in training mode would drop out again.
     """
-    if not wanted:
+    if not enabled:
         return nullcontext()
     from transformers.modeling_layers import GradientCheckpointingLayer
 

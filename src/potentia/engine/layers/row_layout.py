@@ -85,14 +85,14 @@ class Bucket:
 
     @classmethod
     def holding(
-        cls, tokens: int, targets: int, slots: int, *, few: bool, grain: int = GRAIN
+        cls, tokens: int, targets: int, slots: int, *, coarse: bool, grain: int = GRAIN
     ) -> Bucket:
         """Return the least bucket; with ``few``, of a ladder with 16 steps between a size and its double.
 
         Sizes are multiples of ``grain`` then, and targets come in fewer sizes: their number goes with the tokens. One
         token and one target more than asked for are always there, for the filling to point at.
         """
-        if not few:
+        if not coarse:
             return cls(_least(tokens + 1, GRAIN), _least(targets + 1, 64), slots)
         size = _least(tokens + 1, max(grain, _eighth(tokens + 1) // 2))
         return cls(
@@ -241,7 +241,7 @@ def lay_out_rows(rows: Sequence[TrainingRow]) -> PackedRows:
     weights = np.fromiter((row.weight for row in rows), np.float32, count)
     seeds = np.fromiter((row.seed for row in rows), np.int64, count)
     steps = np.fromiter((row.step for row in rows), np.int64, count)
-    batch_places = np.fromiter((row.place for row in rows), np.int64, count)
+    batch_places = np.fromiter((row.batch_index for row in rows), np.int64, count)
     dropout_keys = row_keys(seeds, steps, batch_places)
 
     # lanes: their first rows, their tokens, and where they begin in whole stretches
@@ -260,10 +260,12 @@ def lay_out_rows(rows: Sequence[TrainingRow]) -> PackedRows:
     positions = row_starts[row_of_token] + places
     total = int(lane_starts[-1])
 
-    def spread(values: npt.NDArray[np.generic], rest: npt.NDArray[np.generic] | int = 0) -> Ints32:
+    def spread(
+        values: npt.NDArray[np.generic], filling: npt.NDArray[np.generic] | int = 0
+    ) -> Ints32:
         """Put the tokens' values where the tokens lie, and the rest between them."""
         spread_values = np.empty(total, np.int32)
-        spread_values[:] = rest
+        spread_values[:] = filling
         spread_values[positions] = values
         return spread_values
 
@@ -360,7 +362,7 @@ class LossTokens:
 
     def gather(self, *wholes: Tensor) -> list[Tensor]:
         """Return their rows of tensors (N, d)."""
-        return [whole.index_select(0, self.at) for whole in wholes]
+        return [tensor.index_select(0, self.at) for tensor in wholes]
 
     def spread(self, like: Tensor, *parts: Tensor) -> list[Tensor]:
         """Return tensors (N, d) that have these rows, and are zero elsewhere."""

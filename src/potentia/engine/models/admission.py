@@ -276,10 +276,10 @@ def loading_error(source: str, error: Exception) -> ModelError:
     )
 
 
-def not_a_number_error(where: str) -> ModelError:
+def not_a_number_error(location: str) -> ModelError:
     """Make the error for a model whose predictions are not numbers."""
     return ModelError(
-        f"the model's predictions are not numbers (NaN) {where}",
+        f"the model's predictions are not numbers (NaN) {location}",
         hint="its weights may be damaged, or too large for this dtype: try dtype: float32",
     )
 

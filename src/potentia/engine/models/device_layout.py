@@ -75,9 +75,9 @@ def device_of(tensor: Tensor) -> torch.device:
     return tensor.device
 
 
-def beside(tensor: Tensor, other: Tensor) -> Tensor:
+def beside(tensor: Tensor, neighbour: Tensor) -> Tensor:
     """Return a tensor where another is."""
-    device = device_of(other)
+    device = device_of(neighbour)
     if device_of(tensor) == device:
         return tensor
     return send(tensor, device)
@@ -246,7 +246,7 @@ def is_spread(model: nn.Module) -> bool:
     return len({parameter.device for parameter in model.parameters()}) > 1
 
 
-def room_for_passes(model: nn.Module, *, more: int = 0) -> int | None:
+def room_for_passes(model: nn.Module, *, reserved_bytes: int = 0) -> int | None:
     """Return the memory for a pass's activations as if all blocks lay on one GPU; None at home on a processor.
 
     A GPU that holds a part of the blocks keeps that part of the activations: the one with the least room for its part
@@ -257,7 +257,7 @@ def room_for_passes(model: nn.Module, *, more: int = 0) -> int | None:
         return None
     taken_bytes: dict[torch.device, int] = {}
     for parameter in model.parameters():
-        size = parameter.numel() * (parameter.element_size() + more)
+        size = parameter.numel() * (parameter.element_size() + reserved_bytes)
         taken_bytes[parameter.device] = taken_bytes.get(parameter.device, 0) + size
     free_bytes: dict[torch.device, int] = {}
     for device, taken in taken_bytes.items():

@@ -45,7 +45,7 @@ class Float32Copy:
 
 
 @contextmanager
-def open_float32_copy(model: nn.Module, *, whole: bool = True) -> Iterator[Float32Copy]:
+def open_float32_copy(model: nn.Module, *, all_blocks: bool = True) -> Iterator[Float32Copy]:
     """Give a float32 copy of a model for as long as the block lasts; quantised and spread models are their own.
 
     Without ``whole`` a copy has two blocks of each kind.
@@ -57,7 +57,7 @@ def open_float32_copy(model: nn.Module, *, whole: bool = True) -> Iterator[Float
         return
     copy_bytes = FLOAT32_BYTES * sum(weight.numel() for weight in model.parameters())
     float32_copy = _copy_in_float32(
-        model, whole=whole and copy_bytes <= _free_bytes(first_weight.device)
+        model, all_blocks=all_blocks and copy_bytes <= _free_bytes(first_weight.device)
     )
     try:
         yield float32_copy
@@ -67,11 +67,11 @@ def open_float32_copy(model: nn.Module, *, whole: bool = True) -> Iterator[Float
             torch.cuda.empty_cache()
 
 
-def _copy_in_float32(model: nn.Module, *, whole: bool) -> Float32Copy:
+def _copy_in_float32(model: nn.Module, *, all_blocks: bool) -> Float32Copy:
     """Return a copy in float32 of the complete model, or of two blocks of each kind."""
     block_list = _find_block_list(model)
     block_count = len(block_list)
-    if whole:
+    if all_blocks:
         chosen = list(range(block_count))
     else:
         chosen = _choose_blocks(block_list)

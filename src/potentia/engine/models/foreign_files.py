@@ -157,27 +157,27 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     return config
 
 
-def check_patterns(config: AdapterConfig, module_names: Sequence[str], where: str) -> None:
+def check_patterns(config: AdapterConfig, module_names: Sequence[str], source: str) -> None:
     """Refuse regular expressions that take too long on the names of modules, or cannot be read."""
     patterns = config.patterns()
     if len(patterns) > MOST_PATTERNS:
         raise ModelError(
-            f"the adapter has {len(patterns):,} patterns, more than {MOST_PATTERNS}", where=where
+            f"the adapter has {len(patterns):,} patterns, more than {MOST_PATTERNS}", where=source
         )
     for pattern in patterns:
         try:
             limited.match_names(pattern, list(module_names))
         except limited.LimitError as error:
             raise ModelError(
-                f"the pattern {pattern[:80]!r} of the adapter: {error}", where=where
+                f"the pattern {pattern[:80]!r} of the adapter: {error}", where=source
             ) from None
 
 
-def _check_numbers(content: Any, where: str) -> None:
+def _check_numbers(content: Any, source: str) -> None:
     """Refuse a number that would build something without bound, wherever it stands."""
     for name, value in _walk_numbers(content, ""):
         if abs(value) > WIDEST and name != "alora_invocation_tokens":
-            raise ModelError(f"{name} is {value:,}, more than {WIDEST:,}", where=where)
+            raise ModelError(f"{name} is {value:,}, more than {WIDEST:,}", where=source)
 
 
 def _walk_numbers(value: Any, key: str) -> Iterator[tuple[str, int]]:
@@ -252,9 +252,11 @@ def names_its_base(folder: Path) -> bool:
     return base.fingerprint is not None or _is_hub_name(base.source)
 
 
-def wrong_base(folder: Path, what: str) -> ModelError:
+def wrong_base(folder: Path, difference: str) -> ModelError:
     """Make the error for an adapter that belongs to another model."""
-    return ModelError(f"the adapter in {folder} {what}", hint="give the base that it was made for")
+    return ModelError(
+        f"the adapter in {folder} {difference}", hint="give the base that it was made for"
+    )
 
 
 def _is_hub_name(name: Any) -> bool:
@@ -313,11 +315,11 @@ def check_model_folder(folder: Path, label: str = "") -> dict[str, Any]:
         return {}
     for key, value in _walk_numbers(config, ""):
         is_wide = key.endswith(("_size", "heads")) or key in ("n_embd", "d_model", "n_inner")
-        most = WIDEST if is_wide else None
+        widest = WIDEST if is_wide else None
         if "layers" in key:
-            most = MOST_LAYERS
-        if most is not None and value > most:
-            raise InputError(f"{prefix}{key} is {value:,}, more than {most:,}", where=str(file))
+            widest = MOST_LAYERS
+        if widest is not None and value > widest:
+            raise InputError(f"{prefix}{key} is {value:,}, more than {widest:,}", where=str(file))
     return config
 
 

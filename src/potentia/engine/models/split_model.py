@@ -211,11 +211,11 @@ def _find_module_name(model: nn.Module, part: nn.Module) -> str:
     return ""
 
 
-def built_alike(model: nn.Module, other: nn.Module) -> None:
+def built_alike(model: nn.Module, original: nn.Module) -> None:
     """Note that a model is a copy of another: what was found of that holds for it."""
     for names_by_model in (_BODIES, REACHED):
-        if other in names_by_model:
-            names_by_model[model] = names_by_model[other]
+        if original in names_by_model:
+            names_by_model[model] = names_by_model[original]
 
 
 def _find_called_part(model: nn.Module) -> nn.Module:

@@ -54,7 +54,7 @@ class Gain(NamedTuple):
 
     weight: Tensor
     epsilon: float
-    more: float = 0.0
+    offset: float = 0.0
 
 
 class Operations(Protocol):

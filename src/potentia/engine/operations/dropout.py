@@ -88,9 +88,9 @@ class Dropout:
         """Return ``x`` (R, T, D) with dropped elements zero and the others scaled by 1/(1 − p); plus ``add``."""
         # Triton starts its kernels on the device that is current
         near = x.is_cuda and x.device.index == torch.cuda.current_device()
-        found = triton_kernels() if near and x.shape[-1] % 2 == 0 else None
-        if found is not None:  # cheaper to draw again than to keep
-            return found.fused_drop(x, self.keys, layer_mix(self.layer), self.p, add)  # type: ignore[no-any-return]
+        kernels = triton_kernels() if near and x.shape[-1] % 2 == 0 else None
+        if kernels is not None:  # cheaper to draw again than to keep
+            return kernels.fused_drop(x, self.keys, layer_mix(self.layer), self.p, add)  # type: ignore[no-any-return]
         if self._factors is None:
             mask = keep_mask(self.keys, self.layer, x.shape[-1], self.p)
             self._factors = mask.to(x.dtype).mul_(1.0 / (1.0 - self.p)).view_as(x)

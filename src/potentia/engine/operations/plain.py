@@ -52,7 +52,7 @@ def norm_back(
 
 
 def _factors(gain: Gain) -> Tensor:
-    return gain.weight.float() + gain.more if gain.more else gain.weight.float()
+    return gain.weight.float() + gain.offset if gain.offset else gain.weight.float()
 
 
 def rotate_(
@@ -217,8 +217,8 @@ def thin(x: Tensor, y: Tensor, group: AdapterGroup, route: LaneRoute) -> Tensor:
         a, b = (
             part.index_select(0, route.owners) for part in route.bank.views(route.bank.work, site)
         )
-        kept = _kept(x, site.index, route).view_as(lines)
-        h[number] = torch.bmm(kept, a).view(-1, route.bank.lora.r)
+        dropped = _kept(x, site.index, route).view_as(lines)
+        h[number] = torch.bmm(dropped, a).view(-1, route.bank.lora.r)
         y[:, columns] += torch.bmm(h[number].view(lines.shape[0], route.stretch, -1), b).view(
             x.shape[0], -1
         )
@@ -244,12 +244,12 @@ def thin_sums(
 ) -> None:
     """Add the adapters' own gradients to the lanes' sums."""
     for number, (site, columns) in enumerate(group.parts()):
-        kept = _kept(x, site.index, route)
+        dropped = _kept(x, site.index, route)
         sums_a, sums_b = route.bank.views(route.bank.grads, site)
         for slot, begin, end in route.spans.tolist():
             if begin < end:
                 sums_a[slot] += (
-                    kept[begin:end].t() @ dh[number, begin:end]
+                    dropped[begin:end].t() @ dh[number, begin:end]
                 ).float() * route.bank.scale
                 sums_b[slot] += (h[number, begin:end].t() @ dy[begin:end, columns]).float()
 
@@ -268,9 +268,9 @@ def loss(logits: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tens
     That gradient is softmax minus one-hot: written out, it needs one array instead of four.
     """
     slope = torch.log_softmax(logits.float(), dim=-1)
-    wanted = targets.long().unsqueeze(1)
-    values = -slope.gather(1, wanted).squeeze(1)
-    slope.exp_().scatter_add_(1, wanted, slope.new_full(wanted.shape, -1.0)).mul_(
+    target_columns = targets.long().unsqueeze(1)
+    values = -slope.gather(1, target_columns).squeeze(1)
+    slope.exp_().scatter_add_(1, target_columns, slope.new_full(target_columns.shape, -1.0)).mul_(
         weights.unsqueeze(1)
     )
     return values, slope.to(logits.dtype)

@@ -124,7 +124,7 @@ def find_batch_fault(
         wanted = _count_targets(spec, index, most)
         if len(row.ids) - row.first_target != wanted:
             return f"row {number} of a batch has {len(row.ids) - row.first_target} targets, not {wanted}"
-        if (row.seed, row.step, row.place) != (spec.seed, step, number):
+        if (row.seed, row.step, row.batch_index) != (spec.seed, step, number):
             return f"row {number} of a batch is taken for another"
         targets += wanted
     return _find_weight_fault(rows, targets)

@@ -173,9 +173,9 @@ def _dropped(x: Tensor, bank: AdapterBank, site: AdapterSite, row: TrainingRow) 
     p = bank.lora.dropout
     if p == 0:
         return x
-    seed, step, place = (np.array([value]) for value in (row.seed, row.step, row.place))
+    seed, step, batch_index = (np.array([value]) for value in (row.seed, row.step, row.batch_index))
     order = np.arange(x.numel() // x.shape[-1]) % len(row.ids)
-    keys = beside(torch.from_numpy(token_keys(seed, step, place, order)).to(bank.device), x)
+    keys = beside(torch.from_numpy(token_keys(seed, step, batch_index, order)).to(bank.device), x)
     return x * keep_mask(keys, site.index, x.shape[-1], p).view_as(x).to(x.dtype) / (1 - p)
 
 

@@ -144,7 +144,7 @@ class Stage:
 
     network: Network
     owners: list[int]
-    few: bool = False
+    brief: bool = False
     reference_cache: dict[tuple[int, ...], list[float]] = field(default_factory=dict)
 
     def reference(self, sequence: ScoredSequence) -> list[float]:
@@ -161,7 +161,7 @@ class StagePair:
     """The float32 stage, and the model's own where that is another; whether the copy has all blocks."""
 
     precise: Stage
-    own: Stage | None
+    model_stage: Stage | None
     has_all_blocks: bool
 
 
@@ -339,24 +339,26 @@ class ScoringCheck:
     def _check_fully(self, cases: dict[Route, RouteCase], owners: set[int], trial: Trial) -> None:
         """Compare what routes say with the reference, in float32 and then in the model's own 16 bits."""
         bare_cases = [replace(case, adapters=False) for case in cases.values()]
-        few = max(owners) >= 0 and all(self._agrees(case) for case in bare_cases)
-        with self._open_stages(owners, few=few) as stages:
-            precise, own = stages.precise, stages.own
+        brief = max(owners) >= 0 and all(self._agrees(case) for case in bare_cases)
+        with self._open_stages(owners, brief=brief) as stages:
+            precise, model_stage = stages.precise, stages.model_stage
             results = trial(precise)
             comparisons: dict[Route, RouteComparison] = {}
             for route in cases:
                 if route in results:
-                    comparisons[route] = _compare(results[route], precise, copied=own is not None)
-            agreeing = [route for route, found in comparisons.items() if found.refusal is None]
-            if own is not None and agreeing:
-                fused_layers = own.network.fused_layers
+                    comparisons[route] = _compare(
+                        results[route], precise, copied=model_stage is not None
+                    )
+            agreeing = [route for route, result in comparisons.items() if result.refusal is None]
+            if model_stage is not None and agreeing:
+                fused_layers = model_stage.network.fused_layers
                 with fused_layers.compared() if fused_layers is not None else nullcontext():
-                    results = trial(own)
+                    results = trial(model_stage)
                 for route in agreeing:
                     if stages.has_all_blocks:
-                        comparison = _compare_with_float32(results[route], precise, own)
+                        comparison = _compare_with_float32(results[route], precise, model_stage)
                     else:
-                        comparison = _compare_in_16_bits(results[route], own, rounding=0.0)
+                        comparison = _compare_in_16_bits(results[route], model_stage, rounding=0.0)
                     facts = comparisons[route].facts | comparison.facts
                     comparisons[route] = replace(comparison, facts=facts)
         for route, comparison in comparisons.items():
@@ -370,7 +372,7 @@ class ScoringCheck:
 
         ``rounding`` is how far the reference of such a model was from float32.
         """
-        with self._open_own_stage(owners, few=True) as stage:
+        with self._open_own_stage(owners, brief=True) as stage:
             results = trial(stage)
             for route, case in cases.items():
                 if self.network.dtype in PRECISE_DTYPES:
@@ -385,25 +387,25 @@ class ScoringCheck:
                 self._remember(case, None, rounding)
 
     @contextmanager
-    def _open_own_stage(self, owners: set[int], *, few: bool) -> Iterator[Stage]:
+    def _open_own_stage(self, owners: set[int], *, brief: bool) -> Iterator[Stage]:
         """Give the model itself, with adapters made up for a trial where adapters are asked for."""
         bank = None
         if max(owners) >= 0:
             bank = bank_on(self.network.model)
         if bank is None:
-            yield Stage(self.network, sorted(owners)[:SLOTS], few)
+            yield Stage(self.network, sorted(owners)[:SLOTS], brief)
             return
         with bank.made_up_adapters(SLOTS) as count:
-            yield Stage(self.network, [-1, *range(count)], few)
+            yield Stage(self.network, [-1, *range(count)], brief)
 
     @contextmanager
-    def _open_stages(self, owners: set[int], *, few: bool) -> Iterator[StagePair]:
+    def _open_stages(self, owners: set[int], *, brief: bool) -> Iterator[StagePair]:
         """Give the float32 stage, and the model's own where that is another."""
         with ExitStack() as stack:
             float32_copy = stack.enter_context(open_float32_copy(self.network.model))
-            own = stack.enter_context(self._open_own_stage(owners, few=few))
+            model_stage = stack.enter_context(self._open_own_stage(owners, brief=brief))
             if not float32_copy.copied:
-                yield StagePair(precise=own, own=None, has_all_blocks=True)
+                yield StagePair(precise=model_stage, model_stage=None, has_all_blocks=True)
                 return
             bank = None
             if max(owners) >= 0:
@@ -411,17 +413,19 @@ class ScoringCheck:
             copied_bank = None
             copied_owners = [-1]
             if bank is not None:
-                copied_bank = AdapterBank(float32_copy.model, bank.lora, len(own.owners) - 1)
+                copied_bank = AdapterBank(
+                    float32_copy.model, bank.lora, len(model_stage.owners) - 1
+                )
                 stack.callback(copied_bank.close)
                 copied_bank.make_up_adapters()
-                copied_owners = own.owners
+                copied_owners = model_stage.owners
             fused = self.network.fused_layers is not None
             with choosing(plain_operations()):
                 network = Network(self._upcast(float32_copy.model), copied_bank, fused=fused)
             if fused and network.fused_layers is None:
                 raise ValueError("a copy in float32 has layers of another kind")
-            precise = Stage(network, copied_owners, few)
-            yield StagePair(precise, own, has_all_blocks=float32_copy.whole)
+            precise = Stage(network, copied_owners, brief)
+            yield StagePair(precise, model_stage, has_all_blocks=float32_copy.whole)
 
     def _upcast(self, model: torch.nn.Module) -> LoadedModel:
         """Return the loaded model with a float32 copy in its place."""
@@ -441,19 +445,19 @@ class ScoringCheck:
         """Score rows by the first route, and what is compared of them by the others too."""
         longest_row = length_range.longest_row
         trials = [(length_range.begin, longest_row, max(length_range.end, longest_row))]
-        if stage.few:
+        if stage.brief:
             trials = [(0, min(longest_row, FEW_ROWS_RANGE), FEW_ROWS_RANGE)]
         elif length_range.begin:  # short rows alone, as they come most often
             trials.append((0, SHORT_RANGE, SHORT_RANGE))
         results: TrialResult = {}
-        made = 0
-        for number, (begin, longest, most) in enumerate(trials):
+        row_count = 0
+        for number, (begin, longest, max_tokens) in enumerate(trials):
             maker = self._row_maker(begin, longest, texts)
             if routes[0] == ScoringRoute.TREE:
-                sequences = maker.make_branching_sequences(stage.owners, first_index=made)
+                sequences = maker.make_branching_sequences(stage.owners, first_index=row_count)
             else:
-                sequences = maker.make_plain_sequences(stage.owners, first_index=made)
-            made += len(sequences)
+                sequences = maker.make_plain_sequences(stage.owners, first_index=row_count)
+            row_count += len(sequences)
             # short rows beside long ones were tried by all
             tried_routes = routes if number == 0 else routes[:1]
             for route in tried_routes:
@@ -461,7 +465,7 @@ class ScoringCheck:
                 if isinstance(before, Refusal):
                     continue
                 try:
-                    measured = self._measure(route, sequences, begin, longest, most, stage)
+                    measured = self._measure(route, sequences, begin, longest, max_tokens, stage)
                 except Exception as error:
                     if out_of_memory(error):
                         raise
@@ -477,12 +481,12 @@ class ScoringCheck:
         sequences: Sequence[ScoredSequence],
         begin: int,
         row_tokens: int,
-        most: int,
+        max_tokens: int,
         stage: Stage,
     ) -> Measured:
         """Score rows of sequences, short beside long; returns what is compared of them."""
         shared = route == ScoringRoute.TREE
-        rows = pack_sequences(sequences, row_tokens, share=shared, most=most)
+        rows = pack_sequences(sequences, row_tokens, share=shared, max_tokens=max_tokens)
         longest = max(len(row) for row in rows)
         if shared and begin and longest <= begin:
             raise ValueError(f"no row of the trial is longer than {begin} tokens")
@@ -495,7 +499,7 @@ class ScoringCheck:
             indices = results.sequences.tolist()
             for index, value in zip(indices, results.logprobs.tolist(), strict=True):
                 logprobs.setdefault(index, []).append(value)
-        count = COMPARED_OF_FEW if stage.few else COMPARED
+        count = COMPARED_OF_FEW if stage.brief else COMPARED
         compared = choose_compared(rows, count)
         return [(sequence, logprobs[sequence.index]) for sequence in compared]
 
@@ -513,18 +517,18 @@ class ScoringCheck:
         stage: Stage,
     ) -> TrialResult:
         """Let prompts of several lengths be continued together, one leaving early, and each by the model itself."""
-        if stage.few:
+        if stage.brief:
             length_range = LengthRange(0, SHORT_RANGE)
         maker = self._row_maker(length_range.begin, length_range.longest_row, texts)
         sequences = maker.make_plain_sequences(stage.owners)
-        if stage.few:
+        if stage.brief:
             sequences = sequences[: 2 * COMPARED_OF_FEW]
-        most = max(1, self.max_length - NEW_TOKENS)
+        longest_prompt = max(1, self.max_length - NEW_TOKENS)
         drafts: list[Draft] = []
         for number, sequence in enumerate(sequences):
             draft = Draft(
                 index=number,
-                prompt=sequence.ids[:most],
+                prompt=sequence.ids[:longest_prompt],
                 stop=(),
                 room=NEW_TOKENS - 3 * (number % 2),
                 owner=sequence.owner,
@@ -550,8 +554,8 @@ class ScoringCheck:
 # ---- comparing ------------------------------------------------------------------------------------------------------
 
 
-def _differences(values: Sequence[float], others: Sequence[float]) -> list[float]:
-    return [value - other for value, other in zip(values, others, strict=True)]
+def _differences(values: Sequence[float], references: Sequence[float]) -> list[float]:
+    return [value - reference for value, reference in zip(values, references, strict=True)]
 
 
 def _compare(measured: Measured | Refusal, stage: Stage, *, copied: bool) -> RouteComparison:
@@ -598,24 +602,24 @@ def _measure_own_rounding(
     return root_mean_square(_differences(logprobs.tolist(), expected))
 
 
-def _chosen_in_16_bits(measured: Measured, *, few: bool) -> Measured:
+def _chosen_in_16_bits(measured: Measured, *, brief: bool) -> Measured:
     """Return the sequences that are compared in 16 bits: every second one, of every route alike."""
     in_order = sorted(measured, key=lambda entry: entry[0].index)
-    return in_order if few else in_order[::2]
+    return in_order if brief else in_order[::2]
 
 
 def _compare_with_float32(
-    measured: Measured | Refusal, precise: Stage, own: Stage
+    measured: Measured | Refusal, precise: Stage, model_stage: Stage
 ) -> RouteComparison:
     """Compare a route of 16 bits with float32's numbers, beside how far the reference of 16 bits is from them."""
     if isinstance(measured, Refusal):
         return RouteComparison(measured, {})
     differences: list[float] = []
     reference_differences: list[float] = []
-    for sequence, logprobs in _chosen_in_16_bits(measured, few=own.few):
+    for sequence, logprobs in _chosen_in_16_bits(measured, brief=model_stage.brief):
         expected = precise.reference(sequence)
         differences += _differences(logprobs, expected)
-        reference_differences += _differences(own.reference(sequence), expected)
+        reference_differences += _differences(model_stage.reference(sequence), expected)
     off_by = root_mean_square(differences)
     reference_off_by = root_mean_square(reference_differences)
     facts: Facts = {
@@ -628,7 +632,7 @@ def _compare_with_float32(
 
 
 def _compare_in_16_bits(
-    measured: Measured | Refusal, own: Stage, *, rounding: float
+    measured: Measured | Refusal, model_stage: Stage, *, rounding: float
 ) -> RouteComparison:
     """Compare a route of 16 bits with the reference of 16 bits.
 
@@ -637,8 +641,8 @@ def _compare_in_16_bits(
     if isinstance(measured, Refusal):
         return RouteComparison(measured, {})
     differences: list[float] = []
-    for sequence, logprobs in _chosen_in_16_bits(measured, few=own.few):
-        differences += _differences(logprobs, own.reference(sequence))
+    for sequence, logprobs in _chosen_in_16_bits(measured, brief=model_stage.brief):
+        differences += _differences(logprobs, model_stage.reference(sequence))
     off_by = root_mean_square(differences)
     facts: Facts = {"off_by_in_16_bits": _rounded(off_by)}
     if off_by <= max(5 * SMALL_ROUNDING, math.sqrt(2) * OWN_ROUNDINGS * rounding):

@@ -27,7 +27,7 @@ class Distance(NamedTuple):
     def within(self, allowed: Distance) -> bool:
         """Return whether nothing is farther than allowed; what is not a number is too far."""
         pairs = zip(self, allowed, strict=True)
-        return all(math.isfinite(share) and share <= most for share, most in pairs)
+        return all(math.isfinite(share) and share <= limit for share, limit in pairs)
 
     def times(self, factor: float, least: Distance) -> Distance:
         """Return a multiple, and no less than the rounding of a few operations."""

@@ -141,7 +141,9 @@ def check_lanes(
         if refusal is not None:
             facts["recomputing"] = refusal.reason
     facts["seconds"] = _seconds_since(began)
-    wrong = {other: refusal for other, refusal in refusals.items() if refusal != ABSENT}
+    wrong = {
+        refused_form: refusal for refused_form, refusal in refusals.items() if refusal != ABSENT
+    }
     if wrong:
         facts["not_taken"] = {other.value: refusal.reason for other, refusal in wrong.items()}
     _log_slower_form(type(model).__name__, form, refusals)
@@ -189,7 +191,9 @@ def _log_slower_form(
     """Log that a slower form is taken, with its cost, unless the model's layers are just of another kind."""
     if all(refusal == ABSENT for refusal in refusals.values()):
         return
-    reasons = "; ".join(f"{other.words}: {refusal.reason}" for other, refusal in refusals.items())
+    reasons = "; ".join(
+        f"{refused_form.words}: {refusal.reason}" for refused_form, refusal in refusals.items()
+    )
     level = logging.INFO if form is TrainingForm.PACKED else logging.WARNING
     log.log(level, "%s: lanes run as %s, %s (%s)", model_name, form.words, COSTS[form], reasons)
 
@@ -230,9 +234,9 @@ def _check_few_rows(
     Blocks of a kind are the same code, whatever their weights are; a model that cannot do with fewer has all of them.
     """
     refusal = Refusal("")
-    for whole in (False, True):
+    for all_blocks in (False, True):
         try:
-            with open_float32_copy(model, whole=whole) as float32_copy:
+            with open_float32_copy(model, all_blocks=all_blocks) as float32_copy:
                 check = TrainingCheck(float32_copy, settings, few_rows=True)
                 with closing(check.bank):
                     return check.find_refusal(form), check.facts
@@ -299,7 +303,7 @@ class TrainingCheck:
         while key not in self._references:
             rows = choose_trial_rows(self.settings.specs, self.longest, draw)
             if self.few_rows:
-                rows = [row for row in rows if row.place == 0][:2]
+                rows = [row for row in rows if row.batch_index == 0][:2]
             try:
                 reference = reference_gradients(self.model, self.bank, rows)
             except (torch.OutOfMemoryError, RuntimeError) as error:
@@ -384,8 +388,8 @@ class TrainingCheck:
         if is_whole(self.bank.dtype):
             return WHOLE_BITS
         padding = 5 if self.exact is None else 0
-        own = reference_gradients(self.model, self.bank, rows, padding=padding)
-        rounding = self.distance(own, reference)
+        model_gradients = reference_gradients(self.model, self.bank, rows, padding=padding)
+        rounding = self.distance(model_gradients, reference)
         if self.exact is None:
             return rounding.times(MULTIPLE, FEW_ROWS)
         self.facts["own_rounding"] = rounding.as_dict()
@@ -455,14 +459,14 @@ def choose_trial_rows(
         half = max(2, len(ids) // (2 + slot))
         texts = [spec.text_of_example(first, limit), (ids[:half], min(start, half - 1))]
         targets = sum(len(ids) - start for ids, start in texts)
-        for place, (ids, start) in enumerate(texts):
+        for batch_index, (ids, start) in enumerate(texts):
             row = TrainingRow(
                 ids=ids,
                 first_target=start,
                 slot=slot,
                 seed=spec.seed + slot,
                 step=1 + draw,
-                place=place,
+                batch_index=batch_index,
                 weight=1 / max(1, targets),
             )
             rows.append(row)
@@ -501,9 +505,9 @@ def update_distance(bank: AdapterBank, gradients: Tensor, schedule: Schedule) ->
                 nn.utils.clip_grad_norm_([leaf], clip)
                 optimizer.param_groups[0]["lr"] = numbers[0]
                 optimizer.step()
-        wanted = torch.stack([leaf.detach() for leaf in leaves])
-        moved = float(torch.linalg.vector_norm(wanted - start[:count]))
-        error = float(torch.linalg.vector_norm(bank.weights[:count] - wanted))
+        expected = torch.stack([leaf.detach() for leaf in leaves])
+        moved = float(torch.linalg.vector_norm(expected - start[:count]))
+        error = float(torch.linalg.vector_norm(bank.weights[:count] - expected))
         error += _staleness(bank)
         return error / moved if moved > 0 else error
     finally:

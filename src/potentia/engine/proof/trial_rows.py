@@ -44,8 +44,8 @@ class TrialRowMaker:
         groups: list[list[tuple[Ids, Ids]]] = []
         for length in lengths:
             stem = self._draw_tokens(1 + max(0, length - COMPARED_TAIL))
-            rest = self._draw_tokens(min(length, COMPARED_TAIL))
-            groups.append([(stem, rest)])
+            tail = self._draw_tokens(min(length, COMPARED_TAIL))
+            groups.append([(stem, tail)])
         return self._sequences_from(groups, owners, first_index)
 
     def make_branching_sequences(
@@ -77,8 +77,8 @@ class TrialRowMaker:
         sequences: list[ScoredSequence] = []
         for number, group in enumerate(groups):
             owner = owners[number % len(owners)]
-            for stem, rest in group:
-                fitting_rest = rest[: max(1, self.lengths.max_length + 1 - len(stem))]
+            for stem, tail in group:
+                fitting_rest = tail[: max(1, self.lengths.max_length + 1 - len(stem))]
                 sequence = ScoredSequence(
                     index=first_index + len(sequences),
                     ids=stem + fitting_rest,

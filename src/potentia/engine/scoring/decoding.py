@@ -72,10 +72,10 @@ class Decoding:
         requested = dict(options)
         unknown = requested.keys() - _NEUTRAL_VALUES.keys() - set(_BEAM_SETTINGS)
         if unknown:
-            known = ", ".join([*_NEUTRAL_VALUES, *_BEAM_SETTINGS])
+            setting_names = ", ".join([*_NEUTRAL_VALUES, *_BEAM_SETTINGS])
             raise InputError(
                 f"the setting {', '.join(sorted(unknown))} of generation is not known here",
-                hint=f"known are until, max_gen_toks, {known}",
+                hint=f"known are until, max_gen_toks, {setting_names}",
             )
         model_settings = getattr(model, "generation_config", None)
         settings: dict[str, Any] = {}
@@ -313,13 +313,13 @@ class Endings:
     def _read_token_texts(self) -> list[str]:
         """Every token as it reads by itself, and as the tokenizer writes it."""
         if self._token_texts is None:
-            known = min(len(self.tokenizer), self.vocabulary)
-            texts = self.tokenizer.batch_decode([[token] for token in range(known)])
-            pieces = self.tokenizer.convert_ids_to_tokens(list(range(known)))
+            token_count = min(len(self.tokenizer), self.vocabulary)
+            texts = self.tokenizer.batch_decode([[token] for token in range(token_count)])
+            pieces = self.tokenizer.convert_ids_to_tokens(list(range(token_count)))
             token_texts = [
                 text + _text_of_piece(piece) for text, piece in zip(texts, pieces, strict=True)
             ]
-            self._token_texts = token_texts + [_UNREADABLE] * (self.vocabulary - known)
+            self._token_texts = token_texts + [_UNREADABLE] * (self.vocabulary - token_count)
         return self._token_texts
 
 

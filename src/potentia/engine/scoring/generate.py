@@ -157,9 +157,9 @@ class TextWriter:
 
     def _on_network(self, network: Network) -> TextWriter:
         """Return a writer like this one on another network."""
-        other = copy.copy(self)
-        other.network = network
-        return other
+        sibling = copy.copy(self)
+        sibling.network = network
+        return sibling
 
     def _try_loop(self, network: Network, batch: list[Draft]) -> list[list[float]]:
         """Write a trial's texts in a loop, and return the log-probabilities of their tokens."""
@@ -203,17 +203,17 @@ class TextWriter:
 
     def _count_rows(self, longest: Draft) -> int:
         """How many texts to write at once: the prompts' activations and the finished texts' cache must both fit."""
-        most = MOST_ROWS.get(self.network.device.type, 16)
+        max_rows = MOST_ROWS.get(self.network.device.type, 16)
         prefilled = PREFILL_BUDGETS * self.token_budget // len(longest.prompt)
         cached = self.network.count_cacheable_tokens() // longest.longest
-        return max(1, min(most, prefilled, cached))
+        return max(1, min(max_rows, prefilled, cached))
 
     def _take_alike(self, queue: list[Draft], decoding: Decoding) -> list[Draft]:
         """Choose drafts with prompts of one length and one owner; one where the model keeps several versions."""
         first = queue[0]
-        most = 1 if decoding.beams > 1 else self._count_rows(first)
+        max_rows = 1 if decoding.beams > 1 else self._count_rows(first)
         alike = [draft for draft in queue if _shape(draft) == _shape(first)]
-        return alike[:most]
+        return alike[:max_rows]
 
     def _make_draft(self, index: int, request: Generation, prompt: Ids, owner: int) -> Draft:
         """Make the draft of a request, its prompt cut so that prompt and answer fit the model."""
@@ -224,9 +224,9 @@ class TextWriter:
                     "cannot continue an empty text: the tokenizer has neither a BOS nor an end-of-text token"
                 )
             prompt = [prefix]
-        most = self.encoder.max_length
-        room = min(request.max_tokens, most - 1)
-        space = max(most - room, 1)
+        max_length = self.encoder.max_length
+        room = min(request.max_tokens, max_length - 1)
+        space = max(max_length - room, 1)
         if len(prompt) > space:
             self.truncated += 1
             keeps_bos = self.encoder.bos.required and prompt[0] == prefix and space > 1
@@ -312,13 +312,13 @@ class TextWriter:
             if read_tokens is not None:
                 read_tokens.scatter_(1, choice[:, None], True)
             if len(going) < len(live):
-                kept = torch.tensor(going, device=network.device)
-                cache.batch_select_indices(kept.cpu() if self.is_spread else kept)
-                choice = choice[kept]
-                positions = positions[kept]
-                mask = mask[kept]
+                unfinished = torch.tensor(going, device=network.device)
+                cache.batch_select_indices(unfinished.cpu() if self.is_spread else unfinished)
+                choice = choice[unfinished]
+                positions = positions[unfinished]
+                mask = mask[unfinished]
                 if read_tokens is not None:
-                    read_tokens = read_tokens[kept]
+                    read_tokens = read_tokens[unfinished]
                 live = [live[row] for row in going]
             tokens = choice[:, None]
             mask = torch.cat([mask, mask.new_ones((len(live), 1))], dim=1)

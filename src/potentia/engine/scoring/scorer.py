@@ -211,15 +211,15 @@ class Scorer:
         if start == 0:
             self.encoder.check_known(context + continuation for context, continuation in pairs)
         sequences: list[ScoredSequence] = []
-        most = self.encoder.max_length
+        max_length = self.encoder.max_length
         for index, (context, continuation) in enumerate(pairs, start):
             owner = _owner_of(index, owners)
             if not continuation:
                 continue
-            if len(continuation) > most:
+            if len(continuation) > max_length:
                 self._windowed += 1
                 windows = make_rolling_windows(
-                    continuation, self.encoder.bos, most, head=context[-1:]
+                    continuation, self.encoder.bos, max_length, head=context[-1:]
                 )
                 sequences += _sequences_of_windows(windows, index, owner)
                 continue
@@ -280,7 +280,10 @@ class Scorer:
         return rows, [sequence for sequence in sequences if id(sequence) not in packed]
 
     def _pack(
-        self, sequences: Sequence[ScoredSequence], route: ScoringRoute, most: int | None = None
+        self,
+        sequences: Sequence[ScoredSequence],
+        route: ScoringRoute,
+        max_tokens: int | None = None,
     ) -> list[PrefixTreeRow]:
         """Pack sequences into rows; those of a tree that branch nowhere need no mask, and are the next route's."""
         device_type = self.loaded.device.type
@@ -290,7 +293,7 @@ class Scorer:
             ROW_TOKENS.get(device_type, 256),
             share=is_tree,
             longest_shared=LONGEST_SHARED.get(device_type, 4096),
-            most=most,
+            max_tokens=max_tokens,
         )
         if is_tree:
             return [row for row in rows if row.has_branches]

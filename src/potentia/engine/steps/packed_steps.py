@@ -109,7 +109,7 @@ class PackedSteps:
         if not has_graphs:  # the first graph's memory is all graphs' memory
             tokens = max(tokens, self._tokens_of_largest_pass(pass_rows, plan))
         bucket = Bucket.holding(
-            tokens, len(packed.targets), self.bank.slots, few=True, grain=self.bucket_grain
+            tokens, len(packed.targets), self.bank.slots, coarse=True, grain=self.bucket_grain
         )
         work = self._work_of_bucket(bucket)
         assert work.inputs is not None
@@ -122,7 +122,7 @@ class PackedSteps:
             len(packed.ids),
             len(packed.targets),
             self.bank.slots,
-            few=False,
+            coarse=False,
             grain=self.bucket_grain,
         )
         inputs = PackedInputs.on(self.device, bucket)

@@ -43,19 +43,21 @@ def assemble_batch(
     lengths = np.array([len(row.ids) for row in rows])
     firsts, owners, seeds, steps, order = (
         np.array([getattr(row, name) for row in rows])
-        for name in ("first_target", "slot", "seed", "step", "place")
+        for name in ("first_target", "slot", "seed", "step", "batch_index")
     )
     for at, row in enumerate(rows):
         ids[at, : lengths[at]] = row.ids
     columns = np.arange(length)
-    who, where = np.nonzero((columns >= firsts[:, None]) & (columns < lengths[:, None]))
-    weights = np.fromiter((row.weight for row in rows), np.float32, count)[who]
+    target_rows, target_columns = np.nonzero(
+        (columns >= firsts[:, None]) & (columns < lengths[:, None])
+    )
+    weights = np.fromiter((row.weight for row in rows), np.float32, count)[target_rows]
     arrays = [
         ids.ravel(),
         owners,
-        who * length + where - 1,
-        ids[who, where],
-        owners[who],
+        target_rows * length + target_columns - 1,
+        ids[target_rows, target_columns],
+        owners[target_rows],
     ]  # sent in one transfer
     sent = torch.split(to_device(np.concatenate(arrays), device), [array.size for array in arrays])
     tokens, whose, positions, targets, target_owners = sent
@@ -100,17 +102,17 @@ def compute_step_gradients(
         for chosen, length in divide_rows(rows, plan, form):
             batch = assemble_batch(chosen, length, bank.device, has_dropout)
             with bank.route_training_rows(batch.owners, batch.keys, alone=one_lane):
-                values = backpropagate(split, batch, whole=one_lane)
+                values = backpropagate(split, batch, all_positions=one_lane)
             losses.index_add_(0, batch.target_owners, values * batch.weights)
     return losses
 
 
-def backpropagate(split: SplitModel, batch: PaddedBatch, *, whole: bool = False) -> Tensor:
+def backpropagate(split: SplitModel, batch: PaddedBatch, *, all_positions: bool = False) -> Tensor:
     """Run one pass forward and backward; returns the loss at each target.
 
     Without ``whole`` the head runs at targets alone; with it the model's own forward makes all logits.
     """
-    if not whole:
+    if not all_positions:
         return split.backward(
             split.hidden(batch.ids), batch.positions, batch.targets, batch.weights
         )

@@ -81,16 +81,16 @@ def make_plan(
         return PassPlan(_lanes_in_flight(workload, budget), budget, pass_price=256)
     parameters = max(1, workload.parameters)
     saturating = int(min(65536, max(4096, 4e12 / parameters)))
-    most = 5 * saturating // 2
+    largest_budget = 5 * saturating // 2
     # what launching a pass costs, in tokens' worth of arithmetic: measured on an H200 as about 7,800 for a model
     # of 410M parameters and 1,400 for one of 8B; a power law between and beyond
     price = round(0.8 * saturating * min(1.0, 4e12 / saturating / workload.parameters) ** 0.4)
     most_lanes = workload.most_lanes_within(memory)
-    slots = min(most_lanes, _lanes_in_flight(workload, token_budget or most))
+    slots = min(most_lanes, _lanes_in_flight(workload, token_budget or largest_budget))
     room = memory - (slots + 1) * workload.lane_bytes
     fitting = int(0.6 * room / max(1, workload.token_bytes))
     recompute = fitting < LEAST_TOKENS
-    budget = token_budget or (most if recompute else min(most, fitting))
+    budget = token_budget or (largest_budget if recompute else min(largest_budget, fitting))
     slots = min(most_lanes, _lanes_in_flight(workload, budget))
     return PassPlan(slots, budget, price, recompute)
 

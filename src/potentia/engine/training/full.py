@@ -165,7 +165,7 @@ def run_passes(
     device = next(split.model.parameters()).device
     for pass_rows, length in divide_rows(rows, plan, form):
         batch = assemble_batch(pass_rows, length, device, dropout=False)
-        losses = backpropagate(split, batch, whole=form != TrainingForm.PADDED)
+        losses = backpropagate(split, batch, all_positions=form != TrainingForm.PADDED)
         yield (losses * batch.weights).sum()
 
 
@@ -269,10 +269,10 @@ def make_update(optimizer: torch.optim.AdamW, rate: float) -> None:
 def make_adamw(parameters: list[Tensor], schedule: Schedule) -> torch.optim.AdamW:
     """Return the optimizer of a job: weight decay on matrices alone."""
     matrices = [parameter for parameter in parameters if parameter.dim() >= 2]
-    others = [parameter for parameter in parameters if parameter.dim() < 2]
+    undecayed = [parameter for parameter in parameters if parameter.dim() < 2]
     groups = [
         {"params": matrices, "weight_decay": schedule.weight_decay},
-        {"params": others, "weight_decay": 0.0},
+        {"params": undecayed, "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(
         groups, lr=schedule.learning_rate, betas=schedule.betas, eps=schedule.eps

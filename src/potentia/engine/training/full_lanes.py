@@ -139,7 +139,7 @@ class FullLanes(Trainer):
             return Shards(self, spec, self.form, self.shards)
         self._choose_form(spec, LOCAL_FORMS)
         # weights, gradients, masters and two moments stay on the device
-        self.plan = self.plan_passes(1, 1.0, more=self.parameters[0].element_size() + 12)
+        self.plan = self.plan_passes(1, 1.0, reserved_bytes=self.parameters[0].element_size() + 12)
         snapshot_folder = None if folder is None else folder / UNDER_WAY
         return nullcontext(FullTuningJob(self, spec, self.form, snapshot_folder))
 

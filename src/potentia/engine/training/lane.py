@@ -82,10 +82,10 @@ class Lane:
 
     def to_record(self) -> dict[str, Any]:
         """Plain values for a snapshot."""
-        kept = {
+        saved_fields = {
             name: getattr(self, name) for name in ("step", "slot", "status", "reason", "tokens")
         }
-        return kept | {"epochs": [asdict(epoch) for epoch in self.epochs]}
+        return saved_fields | {"epochs": [asdict(epoch) for epoch in self.epochs]}
 
     def take_up_record(self, record: Mapping[str, Any]) -> None:
         """Take up a snapshot's values."""

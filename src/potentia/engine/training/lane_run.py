@@ -166,7 +166,7 @@ class LaneRun:
             len(tokens_per_step),
             sum(tokens_per_step) / len(tokens_per_step),
             parameters=parameters,
-            kept=activation_bytes,
+            known_activation_bytes=activation_bytes,
             lane_bytes=lane_state_bytes(self.trainer.model, self.lora),
         )
         if (

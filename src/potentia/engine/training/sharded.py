@@ -270,5 +270,5 @@ class _Shard:
 def _make_weightless_row() -> TrainingRow:
     """Return a row of two tokens whose loss has the weight zero."""
     return TrainingRow(
-        ids=np.zeros(2, np.int64), first_target=1, slot=0, seed=0, step=0, place=0, weight=0.0
+        ids=np.zeros(2, np.int64), first_target=1, slot=0, seed=0, step=0, batch_index=0, weight=0.0
     )

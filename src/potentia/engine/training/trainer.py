@@ -125,9 +125,9 @@ class Trainer:
         lanes: int,
         tokens_per_step: float,
         *,
-        more: int = 0,
+        reserved_bytes: int = 0,
         parameters: int = 0,
-        kept: int = 0,
+        known_activation_bytes: int = 0,
         lane_bytes: int = 0,
     ) -> PassPlan:
         """Choose passes that fit beside the weights and ``more`` bytes for each weight.
@@ -136,7 +136,7 @@ class Trainer:
         ``lane_bytes`` are those of a lane's adapter and its optimizer.
         """
         config = getattr(self.model.config, "text_config", None) or self.model.config
-        activation_bytes = kept
+        activation_bytes = known_activation_bytes
         if not activation_bytes:
             element_size = next(self.model.parameters()).element_size()
             activation_bytes = estimate_token_bytes(config, element_size)
@@ -144,10 +144,10 @@ class Trainer:
             lanes=lanes,
             tokens_per_step=tokens_per_step,
             parameters=parameters or count_parameters(self.model),
-            token_bytes=2 * activation_bytes if more else activation_bytes,
+            token_bytes=2 * activation_bytes if reserved_bytes else activation_bytes,
             lane_bytes=lane_bytes,
         )
-        memory = room_for_passes(self.model, more=more)
+        memory = room_for_passes(self.model, reserved_bytes=reserved_bytes)
         return make_plan(workload, memory=memory, token_budget=self.token_budget)
 
     def run_in_passes(

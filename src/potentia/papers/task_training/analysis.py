@@ -182,7 +182,7 @@ def _find_chance(
     is_known = known_chance(task, metric, known) is not None
     if not is_known and isinstance(given, (int, float)):
         return float(given)
-    return chance(task, metric=metric.name, higher_is_better=metric.higher_is_better, known=known)
+    return chance(task, metric=metric.name, higher_is_better=metric.higher_is_better, chances=known)
 
 
 def _keep_tasks_divided_by_exposure(

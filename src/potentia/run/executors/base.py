@@ -99,7 +99,7 @@ class AssignmentQueue:
             answer = self._give_up(assignment, answer.message)
         if answer is None:
             return
-        if answer.held:
+        if answer.holder:
             self._held.append((time.monotonic() + RETRY_SECONDS, assignment))
             return
         name = assignment.model.name

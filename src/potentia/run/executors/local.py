@@ -219,9 +219,9 @@ class WorkerPool(QueueExecutor):
         """Return what runs on the GPU of a worker."""
         gpu = self.numbers[pipe] % self.gpus
         neighbours = []
-        for other, assignment in self.running.items():
-            assert isinstance(other, Connection)
-            if self.numbers[other] % self.gpus == gpu:
+        for worker, assignment in self.running.items():
+            assert isinstance(worker, Connection)
+            if self.numbers[worker] % self.gpus == gpu:
                 neighbours.append(assignment)
         return neighbours
 
@@ -294,13 +294,13 @@ def choose_memory_share(
     So that rows that run last, and are small, have all that the large ones have left.
     """
     own_need = estimate_gpu_bytes(assignment.model)
-    needs = [estimate_gpu_bytes(other.model) for other in waiting]
+    needs = [estimate_gpu_bytes(row.model) for row in waiting]
     if math.isnan(own_need + sum(needs)):
         own_need = 1.0
         needs = [1.0] * len(needs)
     coming = sorted(needs, reverse=True)[: max(0, rows_per_gpu - 1 - len(neighbours))]
-    left = SHARED_MEMORY - sum(other.memory_share for other in neighbours)
-    return left * own_need / (own_need + sum(coming))
+    unused_share = SHARED_MEMORY - sum(other.memory_share for other in neighbours)
+    return unused_share * own_need / (own_need + sum(coming))
 
 
 def _describe_death(exit_code: int | None) -> str:

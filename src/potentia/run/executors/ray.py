@@ -117,9 +117,9 @@ class RayExecutor(QueueExecutor):
         options = resources.to_options()
         machines = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         for option, resource in (("num_cpus", "CPU"), ("memory", "memory"), ("num_gpus", "GPU")):
-            most = max((machine.get(resource, 0) for machine in machines), default=0)
-            if option in options and options[option] > most:
-                options[option] = int(most)
+            largest = max((machine.get(resource, 0) for machine in machines), default=0)
+            if option in options and options[option] > largest:
+                options[option] = int(largest)
         return options
 
     def collect_answers(self) -> Iterable[tuple[Hashable, Answer]]:

@@ -108,7 +108,7 @@ class WorkerProcesses:
         return our_end, process
 
 
-def estimate_worker_count(study: Study, asked: int | None = None) -> int:
+def estimate_worker_count(study: Study, requested: int | None = None) -> int:
     """Return how many workers to start before it is known what rows need: those that GPUs allow, a core for each.
 
     Planning keeps a core: sharing it took longer than workers gained, and a study that is done needs none.
@@ -117,7 +117,7 @@ def estimate_worker_count(study: Study, asked: int | None = None) -> int:
     if study.device not in ("cpu", "spread"):
         gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
     cores = os.cpu_count() or 1
-    count = asked or min(gpus * ROWS_PER_GPU, cores // CORES_PER_ROW)
+    count = requested or min(gpus * ROWS_PER_GPU, cores // CORES_PER_ROW)
     count = min(count, len(study.rows()), cores - 1)
     return count if count > 1 else 0  # one row at a time needs none
 

@@ -179,8 +179,8 @@ def make_pages(board: BoardState) -> APIRouter:
             limit=1,
         )
         cells = await run_in_threadpool(find_cells)
-        found = found_or_404(next(iter(cells), None), "there is no such cell")
-        return await show_cell(study, found.key)
+        cell = found_or_404(next(iter(cells), None), "there is no such cell")
+        return await show_cell(study, cell.key)
 
     @pages.get("/studies/{study}/{section}")
     async def show_section(study: Name, section: Name) -> HTMLResponse:

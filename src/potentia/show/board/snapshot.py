@@ -55,13 +55,13 @@ class StudySnapshot:
 
 
 def make_snapshot(
-    where: str, study: str, stamp: tuple[int, int], history: tuple[str, ...] = ()
+    location: str, study: str, stamp: tuple[int, int], history: tuple[str, ...] = ()
 ) -> StudySnapshot:
     """Read a study and compute everything; runs in the worker."""
     began = time.monotonic()
     try:
         options = ReportOptions(history=read(*history)) if history else None
-        data = make_report(read(where, study=study), items=0, options=options)
+        data = make_report(read(location, study=study), items=0, options=options)
         parts = Parts(f"/studies/{study}")
         sections = build_sections(data, parts)
     except PotentiaError as error:
@@ -95,11 +95,11 @@ class SnapshotCache:
 
     def __init__(
         self,
-        where: str,
+        location: str,
         executor: Executor | None = None,
         make: Callable[[str, str, tuple[int, int]], StudySnapshot] = make_snapshot,
     ) -> None:
-        self.where = where
+        self.where = location
         self.stopped = False
         self._executor = executor
         self._make = make

@@ -78,7 +78,7 @@ def _forward(
         m = start + tl.arange(0, BLOCK)
         begin = tl.maximum(tl.load(first_ptr + m, mask=m < stop, other=stop), m - window)
         q = _tile(q_ptr + head * qh, m, stop, qn, d, HEAD)
-        most = tl.full((BLOCK,), -1e30, tl.float32)
+        maximum = tl.full((BLOCK,), -1e30, tl.float32)
         total = tl.zeros((BLOCK,), tl.float32)
         out = tl.zeros((BLOCK, WIDE), tl.float32)
         for at in range(tl.min(begin, axis=0), tl.minimum(start + BLOCK, stop), BLOCK):
@@ -87,16 +87,16 @@ def _forward(
             v = _tile(v_ptr + (head // group) * vh, n, stop, vn, d, HEAD)
             s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
             s = tl.where((n[None, :] <= m[:, None]) & (n[None, :] >= begin[:, None]), s, -1e30)
-            new = tl.maximum(most, tl.max(s, axis=1))
+            new = tl.maximum(maximum, tl.max(s, axis=1))
             p = tl.exp2(s - new[:, None])
-            shrink = tl.exp2(most - new)
+            shrink = tl.exp2(maximum - new)
             total = total * shrink + tl.sum(p, axis=1)
             out = tl.dot(p.to(v.dtype), v, out * shrink[:, None], input_precision=PRECISION)
-            most = new
+            maximum = new
         # every token sees itself: one whose scores are all −∞ is not sound, and must not look so
-        out = tl.where((most > -1e29)[:, None], out / total[:, None], float("nan"))
+        out = tl.where((maximum > -1e29)[:, None], out / total[:, None], float("nan"))
         _keep(out_ptr + head * oh, out, m, stop, on, d, HEAD)
-        log_sum = (most + tl.log2(total)) * 0.6931471805599453  # natural, as the plain form's
+        log_sum = (maximum + tl.log2(total)) * 0.6931471805599453  # natural, as the plain form's
         tl.store(lse_ptr + head.to(tl.int64) * tokens + m, log_sum, mask=m < stop)
 
 
@@ -200,11 +200,11 @@ def _back_keys(
 ):
     start, stop = place(tiles_ptr, tl.program_id(0), BLOCK, TILE)
     if start < stop:
-        kept = tl.program_id(1)
+        key_head = tl.program_id(1)
         d = tl.arange(0, WIDE)
         n = start + tl.arange(0, BLOCK)
-        k = _tile(k_ptr + kept * kh, n, stop, kn, d, HEAD)
-        v = _tile(v_ptr + kept * vh, n, stop, vn, d, HEAD)
+        k = _tile(k_ptr + key_head * kh, n, stop, kn, d, HEAD)
+        v = _tile(v_ptr + key_head * vh, n, stop, vn, d, HEAD)
         far = tl.max(
             tl.minimum(tl.load(last_ptr + n, mask=n < stop, other=0), n + window + 1), axis=0
         )
@@ -212,7 +212,7 @@ def _back_keys(
         dk = tl.zeros((BLOCK, WIDE), tl.float32)
         dv = tl.zeros((BLOCK, WIDE), tl.float32)
         for member in range(0, group):
-            head = kept * group + member
+            head = key_head * group + member
             for at in range(start, far, BLOCK):
                 m = at + tl.arange(0, BLOCK)
                 begin = tl.maximum(tl.load(first_ptr + m, mask=m < stop, other=stop), m - window)
@@ -230,8 +230,8 @@ def _back_keys(
                 dp = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
                 ds = p * (dp - delta[None, :])
                 dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
-        _keep(dk_ptr + kept * dkh, dk * factor, n, stop, dkn, d, HEAD)
-        _keep(dv_ptr + kept * dvh, dv, n, stop, dvn, d, HEAD)
+        _keep(dk_ptr + key_head * dkh, dk * factor, n, stop, dkn, d, HEAD)
+        _keep(dv_ptr + key_head * dvh, dv, n, stop, dvn, d, HEAD)
 
 
 def _sizes(q: Tensor) -> dict[str, object]:
@@ -300,7 +300,7 @@ def attend_back(
 ) -> None:
     dq, dk, dv = into
     tokens, heads, _ = q.shape
-    kept = k.shape[1]
+    key_heads = k.shape[1]
     sizes = _sizes(q)
     programs = rows.tiles.shape[0] * (TILE // sizes["BLOCK"])
     far = tokens if window is None else window - 1
@@ -320,7 +320,7 @@ def attend_back(
         rows.tiles,
         *_strides(q, k, v, out, dout, dq),
         tokens,
-        heads // kept,
+        heads // key_heads,
         scale * _LOG2E,
         scale,
         far,
@@ -328,7 +328,7 @@ def attend_back(
     )
     launch(
         _back_keys,
-        (programs, kept),
+        (programs, key_heads),
         q,
         k,
         v,
@@ -342,7 +342,7 @@ def attend_back(
         rows.tiles,
         *_strides(q, k, v, dout, dk, dv),
         tokens,
-        heads // kept,
+        heads // key_heads,
         scale * _LOG2E,
         scale,
         far,
@@ -376,34 +376,34 @@ def _cached(
     PRECISION: tl.constexpr,
 ):
     seat = tl.program_id(0)
-    kept = tl.program_id(1)
+    key_head = tl.program_id(1)
     end = tl.load(lengths_ptr + seat)
     d = tl.arange(0, WIDE)
     g = tl.arange(0, GROUP)
-    head = kept * group + g
+    head = key_head * group + g
     inside = (g < group)[:, None] & (d < HEAD)[None, :]
     q = tl.load(
         q_ptr + seat.to(tl.int64) * qn + head[:, None] * qh + d[None, :], mask=inside, other=0.0
     )
-    most = tl.full((GROUP,), -1e30, tl.float32)
+    maximum = tl.full((GROUP,), -1e30, tl.float32)
     total = tl.zeros((GROUP,), tl.float32)
     out = tl.zeros((GROUP, WIDE), tl.float32)
     begin = tl.maximum(end - window, 0)
     base = seat.to(tl.int64) * room
     for at in range(begin, end, BLOCK):
         n = at + tl.arange(0, BLOCK)
-        there = (n < end)[:, None] & (d < HEAD)[None, :]
+        inside_keys = (n < end)[:, None] & (d < HEAD)[None, :]
         rows = (base + n)[:, None]
-        k = tl.load(k_ptr + rows * kn + kept * kh + d[None, :], mask=there, other=0.0)
-        v = tl.load(v_ptr + rows * vn + kept * vh + d[None, :], mask=there, other=0.0)
+        k = tl.load(k_ptr + rows * kn + key_head * kh + d[None, :], mask=inside_keys, other=0.0)
+        v = tl.load(v_ptr + rows * vn + key_head * vh + d[None, :], mask=inside_keys, other=0.0)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         s = tl.where((n < end)[None, :], s, -1e30)
-        new = tl.maximum(most, tl.max(s, axis=1))
+        new = tl.maximum(maximum, tl.max(s, axis=1))
         p = tl.exp2(s - new[:, None])
-        shrink = tl.exp2(most - new)
+        shrink = tl.exp2(maximum - new)
         total = total * shrink + tl.sum(p, axis=1)
         out = tl.dot(p.to(v.dtype), v, out * shrink[:, None], input_precision=PRECISION)
-        most = new
+        maximum = new
     spot = out_ptr + seat.to(tl.int64) * on + head[:, None] * oh + d[None, :]
     tl.store(spot, (out / total[:, None]).to(out_ptr.dtype.element_ty), mask=inside)
 
@@ -412,13 +412,13 @@ def attend_cached(
     q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, room: int, scale: float, window: int | None
 ) -> Tensor:
     seats, heads, head = q.shape
-    kept = k.shape[1]
+    key_heads = k.shape[1]
     out = torch.empty(seats, heads, head, dtype=q.dtype, device=q.device)
     wide = max(16, triton.next_power_of_2(head))
     steps = [step for part in (q, k, v, out) for step in part.stride()[:2]]
     launch(
         _cached,
-        (seats, kept),
+        (seats, key_heads),
         q,
         k,
         v,
@@ -426,12 +426,12 @@ def attend_cached(
         lengths,
         *steps,
         room,
-        heads // kept,
+        heads // key_heads,
         scale * _LOG2E,
         room if window is None else window,
         HEAD=head,
         WIDE=wide,
-        GROUP=max(16, triton.next_power_of_2(heads // kept)),
+        GROUP=max(16, triton.next_power_of_2(heads // key_heads)),
         BLOCK=64 if wide <= 128 and q.dtype != torch.float32 else 32,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=4,

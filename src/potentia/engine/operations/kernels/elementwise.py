@@ -32,7 +32,7 @@ def _norm(
     parts,
     width,
     eps,
-    more,
+    offset,
     ADD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -43,13 +43,13 @@ def _norm(
     x = tl.load(x_ptr + here, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         x += tl.load(add_ptr + here, mask=inside, other=0.0).to(tl.float32)
-        kept = x.to(sum_ptr.dtype.element_ty)
-        tl.store(sum_ptr + here, kept, mask=inside)
-        x = kept.to(tl.float32)
+        rounded = x.to(sum_ptr.dtype.element_ty)
+        tl.store(sum_ptr + here, rounded, mask=inside)
+        x = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, axis=0) / width + eps)
-    gain = tl.load(gain_ptr + at, mask=inside, other=0.0).to(tl.float32) + more
-    there = (row // parts) * out_stride + (row % parts) * width + at
-    tl.store(out_ptr + there, (x * scale * gain).to(out_ptr.dtype.element_ty), mask=inside)
+    gain = tl.load(gain_ptr + at, mask=inside, other=0.0).to(tl.float32) + offset
+    out_at = (row // parts) * out_stride + (row % parts) * width + at
+    tl.store(out_ptr + out_at, (x * scale * gain).to(out_ptr.dtype.element_ty), mask=inside)
     tl.store(scale_ptr + row, scale)
 
 
@@ -66,7 +66,7 @@ def _norm_back(
     out_stride,
     parts,
     width,
-    more,
+    offset,
     ADD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -74,7 +74,7 @@ def _norm_back(
     at = tl.arange(0, BLOCK)
     inside = at < width
     token, column = row // parts, (row % parts) * width + at
-    gain = tl.load(gain_ptr + at, mask=inside, other=0.0).to(tl.float32) + more
+    gain = tl.load(gain_ptr + at, mask=inside, other=0.0).to(tl.float32) + offset
     slope = (
         tl.load(dy_ptr + token * dy_stride + column, mask=inside, other=0.0).to(tl.float32) * gain
     )
@@ -111,7 +111,7 @@ def norm(x: Tensor, gain: Gain, into: Tensor | None = None) -> tuple[Tensor, Ten
         parts,
         width,
         gain.epsilon,
-        gain.more,
+        gain.offset,
         ADD=False,
         **_sizes(width),
     )
@@ -136,7 +136,7 @@ def add_norm(x: Tensor, add: Tensor, gain: Gain) -> tuple[Tensor, Tensor, Tensor
         1,
         width,
         gain.epsilon,
-        gain.more,
+        gain.offset,
         ADD=True,
         **_sizes(width),
     )
@@ -168,7 +168,7 @@ def norm_back(
         out.stride(0),
         parts,
         width,
-        gain.more,
+        gain.offset,
         ADD=add is not None,
         **_sizes(width),
     )
@@ -201,17 +201,17 @@ def _rotate(
         sin = -sin
     inside = (h < heads)[:, None] & (d < HALF)[None, :]
     one_at = x_ptr + token * stride + h[:, None] * HEAD + d[None, :]
-    one = tl.load(one_at, mask=inside, other=0.0).to(tl.float32)
-    two = tl.load(one_at + HALF, mask=inside, other=0.0).to(tl.float32)
-    tl.store(one_at, (one * cos - two * sin).to(x_ptr.dtype.element_ty), mask=inside)
-    tl.store(one_at + HALF, (two * cos + one * sin).to(x_ptr.dtype.element_ty), mask=inside)
+    first = tl.load(one_at, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(one_at + HALF, mask=inside, other=0.0).to(tl.float32)
+    tl.store(one_at, (first * cos - second * sin).to(x_ptr.dtype.element_ty), mask=inside)
+    tl.store(one_at + HALF, (second * cos + first * sin).to(x_ptr.dtype.element_ty), mask=inside)
 
 
 def rotate_(
     x: Tensor, heads: int, head: int, cos: Tensor, sin: Tensor, back: bool = False
 ) -> Tensor:
     half = min(head, cos.shape[1]) // 2  # numbers beyond the angles are not turned
-    wide, most = triton.next_power_of_2(half), triton.next_power_of_2(heads)
+    wide, head_block = triton.next_power_of_2(half), triton.next_power_of_2(heads)
     launch(
         _rotate,
         (x.shape[0],),
@@ -223,10 +223,10 @@ def rotate_(
         heads,
         HEAD=head,
         HALF=half,
-        HEADS=most,
+        HEADS=head_block,
         WIDE=wide,
         BACK=back,
-        num_warps=max(1, min(8, most * wide // 256)),
+        num_warps=max(1, min(8, head_block * wide // 256)),
     )
     return x
 
@@ -311,16 +311,16 @@ def _loss(logits_ptr, targets_ptr, weights_ptr, values_ptr, slope_ptr, width, BL
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(targets_ptr + row)
     weight = tl.load(weights_ptr + row)
-    most = tl.full((BLOCK,), -1e30, tl.float32)
+    maximum = tl.full((BLOCK,), -1e30, tl.float32)
     total = tl.zeros((BLOCK,), tl.float32)
     for begin in range(0, width, BLOCK):
         at = begin + tl.arange(0, BLOCK)
         x = tl.load(logits_ptr + row * width + at, mask=at < width, other=-1e30).to(tl.float32)
-        new = tl.maximum(most, x)
-        total = total * tl.exp(most - new) + tl.where(at < width, tl.exp(x - new), 0.0)
-        most = new
-    top = tl.max(most, axis=0)
-    size = tl.sum(total * tl.exp(most - top), axis=0)
+        new = tl.maximum(maximum, x)
+        total = total * tl.exp(maximum - new) + tl.where(at < width, tl.exp(x - new), 0.0)
+        maximum = new
+    top = tl.max(maximum, axis=0)
+    size = tl.sum(total * tl.exp(maximum - top), axis=0)
     hit = tl.load(logits_ptr + row * width + target).to(tl.float32)
     tl.store(values_ptr + row, top + tl.log(size) - hit)
     for begin in range(0, width, BLOCK):
@@ -466,12 +466,12 @@ def fused_drop(x: Tensor, keys: Tensor, mix: int, p: float, add: Tensor | None =
     width = x.shape[-1]
     out = torch.empty_like(x)
     block = min(2048, triton.next_power_of_2(width))
-    other = add.contiguous() if add is not None else x
+    added = add.contiguous() if add is not None else x
     launch(
         _drop,
         (x.numel() // width, triton.cdiv(width, block)),
         x,
-        other,
+        added,
         out,
         keys,
         mix,

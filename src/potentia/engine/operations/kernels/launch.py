@@ -20,12 +20,12 @@ _MADE = ContextVar("made", default=None)  # kernels that are being readied, by t
 
 def launch(kernel, grid: tuple[int, ...], *args, **options) -> None:
     """Launch a kernel; where kernels are being readied, compile it and let it be."""
-    made = _MADE.get()
-    if made is None:
+    kernels_by_id = _MADE.get()
+    if kernels_by_id is None:
         kernel[grid](*args, **options)
     else:
         compiled = kernel.warmup(*args, grid=grid, **options)
-        made[id(compiled)] = compiled
+        kernels_by_id[id(compiled)] = compiled
 
 
 @contextmanager
@@ -42,8 +42,8 @@ def readying(kind: str) -> Iterator[None]:
     ):
         with suppress(OSError):  # some file systems have no locks: then each compiles for itself
             fcntl.flock(lock, fcntl.LOCK_EX)
-        made = {}
-        before = _MADE.set(made)
+        compiled = {}
+        before = _MADE.set(compiled)
         try:
             with (
                 triton.AsyncCompileMode(threads)
@@ -60,7 +60,7 @@ def readying(kind: str) -> Iterator[None]:
             done = {
                 id(one): one
                 for one in (
-                    one.result() if hasattr(one, "result") else one for one in made.values()
+                    one.result() if hasattr(one, "result") else one for one in compiled.values()
                 )
             }
             list(threads.map(partial(_load, on), done.values()))

@@ -158,10 +158,10 @@ def _outward(
     if (start < stop) & (first < wide):
         t = start + tl.arange(0, BLOCK)
         at = first + tl.arange(0, WIDE)
-        there = (t < stop)[:, None] & (at < wide)[None, :]
+        inside = (t < stop)[:, None] & (at < wide)[None, :]
         mine = work_ptr + tl.load(owners_ptr + start // STRETCH).to(tl.int64) * row
         spot = y_ptr + t[:, None].to(tl.int64) * y_stride + column + at[None, :]
-        y = tl.load(spot, mask=there, other=0.0).to(tl.float32)
+        y = tl.load(spot, mask=inside, other=0.0).to(tl.float32)
         for number in tl.static_range(SITES if BACK else 1):
             site = number if BACK else tl.program_id(2)
             h = _inner(h_ptr + tl.cast(site, tl.int64) * tokens * R, t, stop, R, RANK)
@@ -173,7 +173,7 @@ def _outward(
                 y += _kept(add, _keys(keys_ptr, table_ptr, site, t, stop), at, threshold, factor)
             else:
                 y = tl.dot(h, matrix, y, input_precision=PRECISION)
-        tl.store(spot, y.to(y_ptr.dtype.element_ty), mask=there)
+        tl.store(spot, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -324,7 +324,7 @@ def _tiled(x: Tensor, h: Tensor, group, route, width: int, block: int, *, droppi
     rank, work = options["RANK"], route.bank.work
     block = 16 if x.dtype == torch.float32 or rank > 64 else block
     keys, threshold, factor, drop = _drops(route)
-    given = (
+    arguments = (
         x,
         h,
         keys,
@@ -341,7 +341,7 @@ def _tiled(x: Tensor, h: Tensor, group, route, width: int, block: int, *, droppi
     )
     sizes = {"STRETCH": route.stretch, "BLOCK": block, "TILE": TILE, "DROP": drop and dropping}
     sizes["WIDE"] = 128 if rank * x.element_size() <= 128 else 32
-    return route.tiles.shape[0] * (TILE // block), given, options | sizes
+    return route.tiles.shape[0] * (TILE // block), arguments, options | sizes
 
 
 def _drops(route) -> tuple[Tensor, int, float, bool]:
@@ -367,19 +367,21 @@ def thin_back(dy: Tensor, dx: Tensor | None, group, route) -> Tensor:
 # tokens at a time, widths and stages: the best of 15 to 44 forms for three models' sizes on an H200
 def _in(x: Tensor, group, route, width: int, *, back: bool) -> Tensor:
     h = x.new_empty(len(group.sites), x.shape[0], route.bank.lora.r)
-    programs, given, options = _tiled(x, h, group, route, width, 64, dropping=not back)
+    programs, arguments, options = _tiled(x, h, group, route, width, 64, dropping=not back)
     sites = len(group.sites)
-    launch(_inward, (sites * programs,), *given, BACK=back, SITES=sites, num_stages=3, **options)
+    launch(
+        _inward, (sites * programs,), *arguments, BACK=back, SITES=sites, num_stages=3, **options
+    )
     return h
 
 
 def _out(y: Tensor, h: Tensor, group, route, width: int, *, back: bool) -> None:
-    programs, given, options = _tiled(y, h, group, route, width, 32, dropping=back)
+    programs, arguments, options = _tiled(y, h, group, route, width, 32, dropping=back)
     sites, pieces = len(group.sites), triton.cdiv(width, options["WIDE"])
     launch(
         _outward,
         (programs, pieces, 1 if back else sites),
-        *given,
+        *arguments,
         BACK=back,
         SITES=sites,
         **options,
