@@ -12,10 +12,13 @@ from potentia.papers.task_training.exposure import (
     Planted,
     Reading,
     Sign,
+    adjust_for_many,
     area_under,
     calibrated,
+    families_table,
     judged,
     measure_signs,
+    planted,
     ways_table,
 )
 from potentia.values.selection import ProbeResult, SplitLosses
@@ -115,7 +118,7 @@ def test_these_very_documents_are_told_from_others_like_them():
     e, f = found["e"].measures, found["f"].measures
     assert e.train_documents > 5 > abs(e.test_documents)
     assert f.test_documents > 5 > abs(f.train_documents)
-    assert "these very training documents" in found["e"].sentence()
+    assert "these very training documents" in calibrated(found["e"]).sentence()
     assert "no sign of these very documents" in found["a"].sentence()
 
 
@@ -188,3 +191,48 @@ def test_the_finding_shows_every_cell_and_never_accuses():
     assert chart.values.shape == (6, 1)
     assert "no evidence of innocence" in finding.tables()[0].note
     assert "contaminated" not in str([table.note for table in finding.tables()])
+
+
+def real_rows(reference: str) -> list[Planted]:
+    """Return the calibration of real models beside one kind of reference."""
+    return [row for row in planted() if row.rate == 5e-4 and row.reference == reference]
+
+
+def test_no_family_has_many_false_alarms_where_the_reference_is_declared():
+    """Five of 29 clean cells of the strongest family were spoken of when all families shared one threshold."""
+    table = families_table(real_rows("declared clean"))
+    rates = {str(row[0]): float(row[3]) for row in table.rows}
+    bounds = [float(row[4]) for row in table.rows]
+    assert len(rates) == 5
+    assert max(rates.values()) <= 0.05
+    assert all(bound >= rate for bound, rate in zip(bounds, rates.values(), strict=True))
+
+
+def test_most_exposed_copies_are_still_found():
+    found = {
+        str(row[0]): (row[2], row[1]) for row in ways_table(real_rows("unknown"), "unknown").rows
+    }
+    for way in ("same", "same answers"):
+        spoken, cells = found[way]
+        assert int(str(spoken)) >= 0.75 * int(str(cells))
+
+
+def test_results_that_were_looked_at_count():
+    """One low cell is spoken of alone, and not among many innocent ones that make such a value likely."""
+    low = Sign("m", "m", "t", Measures(*[1.0] * 6), "unknown", 5e-4, p_value=0.02, adjusted=0.02)
+    others = [
+        Sign("m", "m", f"t{k}", low.measures, "unknown", 5e-4, p_value=0.5) for k in range(20)
+    ]
+    (alone,) = adjust_for_many([low])
+    among_many = adjust_for_many([low, *others])[0]
+    assert alone.adjusted == pytest.approx(0.02)
+    assert among_many.adjusted == pytest.approx(0.42)
+    assert adjust_for_many([]) == []
+
+
+def test_very_documents_are_spoken_of_in_one_clean_cell_of_a_hundred():
+    """A γ of 3 was called one in 700 and reached by 1.4 % and 2.7 % of the clean cells."""
+    rows = real_rows("declared clean") + [row for row in planted() if row.rate == 2e-3]
+    clean = [sign for row, sign in judged(rows) if not row.way]
+    for split in ("training", "test"):
+        assert np.mean([split in sign.known_documents for sign in clean]) <= 0.025

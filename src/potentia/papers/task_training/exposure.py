@@ -17,8 +17,10 @@ documents, for one that saw the test.
 How low is low was measured on copies exposed on purpose (``planted.csv``, made by ``bench/exposure.py``): each measure
 is taken in spreads of clean copies, and the lower of the two counts. A logistic curve gives the share of exposed copies
 among as many exposed and clean ones, and the clean ones count false alarms. Copies count that were probed at the same
-learning rate and are not of the family in question. Related: the fall of losses under fine-tuning (FSD, 2410.10880),
-document inference (2406.06443), Min-K% (2310.16789), CDD (2402.15938), ConStat (2405.16281).
+learning rate and are not of the family in question. A cell is spoken of where it is lower than every clean copy, and
+significantly so among all cells of the study (Benjamini–Hochberg). Related: the fall of losses under fine-tuning (FSD,
+2410.10880), dataset inference (LLM-DI, 2406.06443), Min-K% (2310.16789) and Min-K%++ (2404.02936), CDD (2402.15938),
+ConStat (2405.16281), CoDeC.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from scipy.stats import mannwhitneyu, ttest_ind
 from potentia.analysis.left_out import NO_ENTRIES, drop_names_in
 from potentia.analysis.stats import fit_balanced_logistic
 from potentia.analysis.stats.intervals import exact_upper_bound
+from potentia.analysis.stats.significance import benjamini_hochberg
 from potentia.errors import InputError
 from potentia.values.findings import Cell, Chart, Finding, Heatmap, Table
 from potentia.values.scores import Floats
@@ -48,8 +51,10 @@ if TYPE_CHECKING:
 
 CLEAN_FAMILIES = 4  # other families that a declared panel needs
 LEAST_OTHERS = 3  # models of other families, to say anything at all
-FALSE_ALARMS = 0.02  # of the calibration: what keeps families that are not in it below 0.05
-VERY_DOCUMENTS = 3.0  # γ from which these very documents are spoken of: one in 700 by chance
+FALSE_ALARMS = 0.02  # of the clean copies of any one family; none where it has fewer than fifty
+FALSE_DISCOVERIES = 0.05  # share of the results spoken of that may be false (Benjamini–Hochberg)
+TAIL = 0.15  # of the clean copies, whose excesses say how likely still lower ones are
+DOCUMENTS_LEVEL = 0.99  # of the clean copies' γ, beyond which these very documents are spoken of
 LEAST_DOCUMENTS = 8  # of a split, for γ
 LEAST_FALL = 0.03  # nats a byte; smaller falls of answers and prompts are taken as this
 LOWEST, HIGHEST = 0.02, 3.0  # ratios beyond are taken as these
@@ -142,6 +147,10 @@ class Sign:
     probability: float = math.nan  # of exposure, among as many exposed and clean copies
     false_alarms: int = 0  # clean ones of the calibration that are as low
     clean: int = 0  # of so many
+    worst_family: float = math.nan  # the largest share of one family's clean copies that are as low
+    p_value: float = math.nan  # that a clean one is as low
+    adjusted: float = math.nan  # the same among all results of the study (Benjamini–Hochberg)
+    least_gammas: tuple[float, float] = (math.inf, math.inf)  # of documents that are known
 
     @property
     def left(self) -> float:
@@ -150,19 +159,19 @@ class Sign:
 
     @property
     def speaks(self) -> bool:
-        """Whether anything is said of it: copies as low were rather exposed, and hardly a clean one is as low."""
-        return bool(
-            self.clean and self.probability > 0.5 and self.false_alarms <= FALSE_ALARMS * self.clean
-        )
+        """Whether anything is said of it: hardly a clean copy of any other family is as low, among all results.
+
+        Families differ: what 2 % of the clean copies of four families reach, 17 % of those of a fifth, stronger one do.
+        So the family with the most false alarms decides, and the number of results that were looked at counts.
+        """
+        is_low = self.clean > 0 and self.worst_family <= FALSE_ALARMS and self.probability > 0.5
+        return bool(is_low and self.adjusted <= FALSE_DISCOVERIES)
 
     def row(self) -> tuple[Cell, ...]:
         """Return its cells in the table of the exposure."""
         alarms: tuple[Cell, Cell] = (None, None)
         if self.clean:
-            alarms = (
-                f"{self.false_alarms} of {self.clean}",
-                exact_upper_bound(self.false_alarms, self.clean),
-            )
+            alarms = (f"{self.false_alarms} of {self.clean}", self.adjusted)
         left, known = map(self.measures.left, LOSSES), "yes" if self.known else ""
         return (
             self.model,
@@ -186,17 +195,27 @@ class Sign:
         if self.loss == "answer":
             what = f"learned {self.left:.0%} as much of answers, beside what it learned of prompts, as {whose}"
             fits = "such answers, of this task or of another"
-        splits = zip(("training", "test"), self.measures.gammas, strict=True)
-        very = " and ".join(
-            f"{split} documents" for split, gamma in splits if gamma >= VERY_DOCUMENTS
-        )
+        very = " and ".join(f"{split} documents" for split in self.known_documents)
         knows = f", and it knows these very {very} better than others like them" if very else ""
         fits += knows or "; no sign of these very documents"
         bound = exact_upper_bound(self.false_alarms, self.clean)
-        alarms = f"{self.false_alarms} of {self.clean} clean ones were as low (at most {bound:.0%})"
+        alarms = (
+            f"{self.false_alarms} of {self.clean} clean copies of other families are as low "
+            f"(at most {bound:.1%}; p = {self.adjusted:.2g} among all results of this study)"
+        )
         return (
             f"On {self.task} {self.model} {what}. That fits earlier training on {fits}. {alarms}."
         )
+
+    @property
+    def known_documents(self) -> list[str]:
+        """The splits whose very documents the model knows better than 99 % of the clean copies do."""
+        names = ("training", "test")
+        known = []
+        for name, gamma, least in zip(names, self.measures.gammas, self.least_gammas, strict=True):
+            if gamma >= least:
+                known.append(name)
+        return known
 
 
 # --- the measures ----------------------------------------------------------------------------------------------------
@@ -322,12 +341,15 @@ class Calibration:
         str, tuple[float, float]
     ]  # by loss: median log of what is left, and how far below one in six is
     clean: Floats  # how low they are
+    families: tuple[str, ...]  # of these
     slope: float
     intercept: float
+    least_gammas: tuple[float, float] = (math.inf, math.inf)  # that 1 % of the clean ones reach
 
     @classmethod
     def of(cls, rows: Iterable[Planted]) -> Calibration | None:
         """Measure on cells whose past is known; clean and exposed ones weigh the same, whatever their numbers."""
+        rows = tuple(rows)
         ways = [(row.way.removesuffix(" answers"), row.measures) for row in rows]
         clean = [measures for way, measures in ways if not way]
         shown = [measures for way, measures in ways if way in IN_FORM]
@@ -337,11 +359,36 @@ class Calibration:
         for loss in LOSSES:
             median, lower = np.nanquantile(np.log([one.left(loss) for one in clean]), [0.5, 0.16])
             level[loss] = float(median), float(median - lower)
-        made = cls(level, np.array([]), math.nan, math.nan)
+        made = cls(level, np.array([]), (), math.nan, math.nan)
         low = [np.array([made.low(one)[0] for one in part]) for part in (clean, shown)]
         x, y = np.concatenate(low), np.repeat([0.0, 1.0], [len(part) for part in low])
         curve = fit_balanced_logistic(x, y > 0)
-        return cls(level, low[0], curve.slope, curve.intercept)
+        gammas = np.array([measures.gammas for measures in clean])
+        train_gamma, test_gamma = np.nanquantile(gammas, DOCUMENTS_LEVEL, axis=0)
+        return cls(
+            level=level,
+            clean=low[0],
+            families=tuple(row.family for row in rows if not row.way),
+            slope=curve.slope,
+            intercept=curve.intercept,
+            least_gammas=(float(train_gamma), float(test_gamma)),
+        )
+
+    def worst_family(self, low: float) -> float:
+        """Return the largest share of the clean copies of one family that are as low."""
+        families = np.array(self.families)
+        shares = [
+            float(np.mean(self.clean[families == name] >= low)) for name in set(self.families)
+        ]
+        return max(shares)
+
+    def p_value(self, low: float) -> float:
+        """Return how likely a clean copy is as low; beyond the lowest ones by an exponential tail."""
+        threshold = float(np.nanquantile(self.clean, 1 - TAIL))
+        if low <= threshold:
+            return float(np.mean(self.clean >= low))
+        excesses = self.clean[self.clean > threshold] - threshold
+        return TAIL * math.exp(-(low - threshold) / float(excesses.mean()))
 
     def low(self, measures: Measures) -> tuple[float, str]:
         """Return how many spreads of clean ones a cell is below them, by the loss that says more, and that loss."""
@@ -367,6 +414,10 @@ class Calibration:
             probability=probability,
             false_alarms=alarms,
             clean=len(self.clean),
+            worst_family=self.worst_family(low),
+            p_value=self.p_value(low),
+            adjusted=self.p_value(low),  # as if it were looked at alone
+            least_gammas=self.least_gammas,
         )
 
 
@@ -375,22 +426,66 @@ _calibration = cache(Calibration.of)
 
 def calibrated(sign: Sign, rows: tuple[Planted, ...] | None = None) -> Sign:
     """Judge a cell by copies of other families, probed at its rate beside such a reference."""
-    like = (sign.reference, sign.rate)
     every = planted() if rows is None else rows
-    found = _calibration(
-        tuple(r for r in every if (r.reference, r.rate) == like and r.family != sign.family)
-    )
+    found = _calibration(_find_alike(sign, every))
     return sign if found is None else found.judge(sign)
 
 
+def _find_alike(sign: Sign, rows: tuple[Planted, ...]) -> tuple[Planted, ...]:
+    """Return the copies of other families that were probed at a cell's rate beside such a reference."""
+    like = (sign.reference, sign.rate)
+    return tuple(
+        row for row in rows if (row.reference, row.rate) == like and row.family != sign.family
+    )
+
+
+def adjust_for_many(signs: Sequence[Sign]) -> list[Sign]:
+    """Adjust p values for the number of results that were looked at (Benjamini–Hochberg)."""
+    if not signs:
+        return []
+    p_values = np.array([sign.p_value for sign in signs])
+    adjusted = benjamini_hochberg(p_values).tolist()
+    return [replace(sign, adjusted=value) for sign, value in zip(signs, adjusted, strict=True)]
+
+
 def judged(rows: Sequence[Planted]) -> list[tuple[Planted, Sign]]:
-    """Judge every planted cell by a calibration without its family."""
+    """Judge every planted cell by a calibration without its family, those of one source and reference as one study."""
     every = tuple(rows)
-    signs = [
-        Sign(row.model, row.family, row.task, row.measures, row.reference, row.rate)
-        for row in every
-    ]
-    return [(row, calibrated(sign, every)) for row, sign in zip(every, signs, strict=True)]
+    by_study: dict[tuple[str, str], list[Planted]] = {}
+    for row in every:
+        by_study.setdefault((row.source, row.reference), []).append(row)
+    found: list[tuple[Planted, Sign]] = []
+    for study in by_study.values():
+        calibrations: dict[tuple[str, float], Calibration | None] = {}
+        signs = []
+        for row in study:
+            sign = Sign(row.model, row.family, row.task, row.measures, row.reference, row.rate)
+            key = (row.family, row.rate)
+            if key not in calibrations:
+                calibrations[key] = _calibration(_find_alike(sign, every))
+            calibration = calibrations[key]
+            signs.append(sign if calibration is None else calibration.judge(sign))
+        found += zip(study, adjust_for_many(signs), strict=True)
+    return found
+
+
+def families_table(rows: Sequence[Planted], reference: str = DECLARED) -> Table:
+    """Return how many clean cells of every family are spoken of, each judged without its family."""
+    by_family: dict[str, list[Sign]] = {}
+    for row, sign in judged(rows):
+        if row.reference == reference and not row.way:
+            by_family.setdefault(row.family, []).append(sign)
+    body = []
+    for family, signs in sorted(by_family.items()):
+        alarms = sum(sign.speaks for sign in signs)
+        rate = alarms / len(signs)
+        body.append((family, len(signs), alarms, rate, exact_upper_bound(alarms, len(signs))))
+    columns = ("family", "clean cells", "spoken of", "rate", "at most")
+    note = (
+        "False alarms by family: clean cells of the calibration, each judged by copies of the other families. "
+        "At most: upper 95 % bound (Clopper–Pearson); few cells leave it wide."
+    )
+    return Table(f"False alarms by family (reference: {reference})", columns, body, note, digits=3)
 
 
 def ways_table(rows: Sequence[Planted], reference: str = DECLARED) -> Table:
@@ -406,11 +501,9 @@ def ways_table(rows: Sequence[Planted], reference: str = DECLARED) -> Table:
         bound = None if way else exact_upper_bound(alarms, len(signs))
         area = area_under(lows.get("", np.array([])), lows[way]) if way else None
         left = [float(np.median([sign.measures.left(loss) for sign in signs])) for loss in LOSSES]
-        very = (
-            (np.array([sign.measures.gammas for sign in signs]) >= VERY_DOCUMENTS)
-            .sum(axis=0)
-            .tolist()
-        )
+        very = [
+            sum(split in sign.known_documents for sign in signs) for split in ("training", "test")
+        ]
         body.append((way or "none (false alarms)", len(signs), alarms, bound, area, *left, *very))
     columns = (
         "way",
@@ -426,7 +519,7 @@ def ways_table(rows: Sequence[Planted], reference: str = DECLARED) -> Table:
     note = (
         "Planted exposure; every cell is judged by a calibration without its family. At most: upper 95 % bound of the "
         "rate. Area: under the ROC curve, beside the clean cells. Left: median share left to learn. The last two: "
-        f"cells with γ ≥ {VERY_DOCUMENTS:g}."
+        f"cells whose γ is higher than that of {DOCUMENTS_LEVEL:.0%} of the clean cells of other families."
     )
     return Table(
         f"What is found of each way of exposure (reference: {reference})", columns, body, note
@@ -476,8 +569,8 @@ class Exposure(Finding):
             "left of texts",
             "left of answers",
             "P",
-            "false alarms",
-            "at most",
+            "clean as low",
+            "adjusted p",
             "γ training documents",
             "γ test documents",
             "reference",
@@ -486,8 +579,10 @@ class Exposure(Finding):
         note = (
             f"{low} of {len(self.signs)} cells. Left: the fall of the loss over a short fine-tuning, beside models of "
             "other families. P: share of exposed copies among as many exposed and clean ones, exposed in its form. "
-            f"γ ≥ {VERY_DOCUMENTS:g}: the model knows these very documents better than others like them. Evidence, not "
-            "proof: text like the test's may have reached a model in many ways. A high value is no evidence of "
+            "γ: how much better the model knows these very documents than others like them; 1 % of clean copies reach "
+            f"{self._describe_least_gammas()}. Adjusted p: that a clean copy is as low, among all results "
+            "(Benjamini–Hochberg). Evidence, not proof: text like the test's may have reached a model in many ways. "
+            "A high value is no evidence of "
             "innocence."
         )
         rates = {sign.rate for sign in self.signs}
@@ -496,7 +591,16 @@ class Exposure(Finding):
         return [
             Table(title, columns, rows, note, digits=2),
             *(ways_table(alike, kind) for kind in kinds),
+            *(families_table(alike, kind) for kind in kinds),
         ]
+
+    def _describe_least_gammas(self) -> str:
+        """Say which γ 1 % of the clean copies reach, on training and on test documents."""
+        known = [sign.least_gammas for sign in self.signs if math.isfinite(sign.least_gammas[0])]
+        if not known:
+            return "an unknown value"
+        train, test = np.median(np.array(known), axis=0)
+        return f"{train:.1f} on training and {test:.1f} on test documents"
 
     def charts(self) -> Sequence[Chart]:
         """Return what is left to learn, models by tasks."""
@@ -545,7 +649,7 @@ def find_exposure(evidence: Evidence, *, clean: Sequence[str] = ()) -> Exposure:
             "; ".join(problems) or "nothing to compare",
             hint="probe models of four families or more",
         )
-    found = tuple(map(calibrated, signs))
+    found = tuple(adjust_for_many([calibrated(sign) for sign in signs]))
     if rates := sorted({sign.rate for sign in found if not sign.clean}):
         known = sorted({row.rate for row in planted()})
         problems.append(
