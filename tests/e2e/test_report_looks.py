@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -134,3 +135,22 @@ def test_names_are_short_and_never_broken(page, phone, large: str):  # noqa: F81
         assert len(lines) > 10
         assert set(lines) == {1}
         assert "organisation/" not in view.locator("#answer .headline").inner_text()
+
+
+@pytest.fixture
+def tablet(chromium):  # noqa: F811
+    yield from watched(chromium, 768, "light")
+
+
+def test_a_tablet_shows_the_first_section_and_ticks_that_do_not_collide(tablet, large: str):
+    tablet.goto(large)
+    first_link = tablet.locator("header.top nav a").first.bounding_box()
+    navigation = tablet.locator("header.top nav").bounding_box()
+    assert first_link["x"] >= navigation["x"], "the first section is not cut off"
+    for axis in ("nth-child(2)", "nth-child(3)"):
+        ticks = f".ladder .axes .scale:{axis} i"
+        boxes = [box.bounding_box() for box in tablet.locator(ticks).all() if box.is_visible()]
+        boxes.sort(key=lambda box: box["x"])
+        for left, right in itertools.pairwise(boxes):
+            assert left["x"] + left["width"] <= right["x"] + 1
+    assert no_sideways_scroll(tablet)

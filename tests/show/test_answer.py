@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from potentia.analysis.rankings import CLAIM_PROBABILITY
 from potentia.evidence import Evidence
 from potentia.show import ReportData, build_sections, make_answer, make_report
+from potentia.show.answer import answer_context
 from potentia.values.scores import ScoreMatrix
 
 
@@ -123,3 +124,38 @@ def test_with_one_task_no_sentence_speaks_of_other_tasks():
     for words in ("median task", "over tasks", "other tasks", "choice of tasks"):
         assert words not in spoken
         assert words not in page
+
+
+def test_a_certain_first_is_what_to_fine_tune():
+    skill = np.linspace(0.9, 0.2, 8)[:, None] - np.linspace(0, 0.05, 6)[None, :]
+    assert make_answer(make(skill, 0.001)).advice == ("Fine-tune m0.",)
+
+
+def test_equal_models_are_left_to_other_reasons():
+    values = np.full((3, 6), 0.5) + np.random.default_rng(0).normal(0, 0.001, (3, 6))
+    (advice,) = make_answer(make(values, 0.05)).advice
+    assert advice.startswith("Choose between ")
+    assert "cannot say which is better" in advice
+
+
+def test_copies_stand_under_their_originals_and_sizes_beside_names():
+    names = ["gemma-2-9b", "gemma-2-9b+exposed", "gemma-2-2b", "gemma-3-1b-it"]
+    values = np.array([0.5, 0.9, 0.8, 0.6])[:, None] + np.zeros((1, 6))
+    matrix = ScoreMatrix.build(
+        names,
+        [f"t{k}" for k in range(6)],
+        values,
+        stderr=np.full(values.shape, 0.001),
+        protocol="train_before_test",
+    )
+    evidence = Evidence.of(matrix)
+    report = make_report(evidence)
+    ladder = answer_context(report)["ladder"]
+    assert [rung["model"] for rung in ladder["rungs"]] == [
+        "gemma-2-2b",
+        "gemma-3-1b-it",
+        "gemma-2-9b",
+        "gemma-2-9b+exposed",
+    ]
+    assert [rung["size"] for rung in ladder["rungs"]][:3] == ["2B", "1B", "9B"]
+    assert "Best for its size: gemma-3-1b-it (1B), gemma-2-2b (2B)." in make_answer(report).advice

@@ -7,7 +7,7 @@ measured has a block of its own, marked as predicted: who may be best once all i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from potentia.analysis.rankings import (
     agreement_sentence,
     resolution_sentence,
 )
+from potentia.facts import variant_of
 from potentia.show.page import chance, count, percent, unbroken
 from potentia.show.svg import Scale, make_scale
 from potentia.values.findings import Interval, short_names
@@ -44,6 +45,7 @@ class Answer:
 
     headline: str
     sentences: tuple[str, ...]
+    advice: tuple[str, ...]  # what to do with it
     tiles: tuple[Tile, ...]
     board: Scoreboard | None = None
 
@@ -63,7 +65,7 @@ def make_answer(data: ReportData) -> Answer:
     scoreboard = data.board
     if scoreboard is None:
         reason = data.problem or "there are too few scores"
-        return Answer(f"No ranking yet: {reason}.", (), _make_tiles(data))
+        return Answer(f"No ranking yet: {reason}.", (), (), _make_tiles(data))
     if data.runs is None:
         headline = scoreboard.headline()
         sentences = list(scoreboard.certainty())
@@ -77,7 +79,66 @@ def make_answer(data: ReportData) -> Answer:
         sentences = list(data.runs.sentences())
     sentences += _sentences_on_tasks(data)
     unbroken_sentences = tuple(unbroken(sentence) for sentence in sentences)
-    return Answer(headline, unbroken_sentences, _make_tiles(data), scoreboard)
+    advice: list[str] = []
+    if data.runs is None:
+        billions = data.evidence.background.billions
+        advice = [advise(scoreboard), describe_best_by_size(scoreboard, billions)]
+    return Answer(
+        headline,
+        unbroken_sentences,
+        tuple(sentence for sentence in advice if sentence),
+        _make_tiles(data),
+        scoreboard,
+    )
+
+
+def advise(scoreboard: Scoreboard) -> str:
+    """Say what to do with the ranking; nothing where it is no basis for a choice."""
+    ranking = scoreboard.ranking
+    if len(scoreboard.standings) < 2 or not ranking.can_claim:
+        return ""
+    names = scoreboard.names
+    first = names[ranking.first]
+    if ranking.is_first_certain:
+        return f"Fine-tune {first}."
+    variants = set(ranking.rival_variants)
+    rivals = [names[model] for model in ranking.rivals if model not in variants and model in names]
+    if not rivals:
+        return f"Fine-tune {first}: what comes close are variants of the same model."
+    return (
+        f"Choose between {_join_names([first, *rivals])} by size, speed or licence, or compare them"
+        " on more tasks: these scores cannot say which is better."
+    )
+
+
+def describe_best_by_size(scoreboard: Scoreboard, billions: Mapping[str, float]) -> str:
+    """Name the models that no smaller or equally large model is ranked above, the smallest first."""
+    sized = [
+        (billions[standing.model], standing)
+        for standing in scoreboard.standings
+        if standing.model in billions and variant_of(standing.model) == standing.model
+    ]
+    if len({size for size, _ in sized}) < 2:
+        return ""
+    best_by_size: list[str] = []
+    best_rank = math.inf
+    for size, standing in sorted(sized, key=lambda entry: (entry[0], entry[1].rank)):
+        if standing.rank < best_rank:
+            best_rank = standing.rank
+            best_by_size.append(f"{scoreboard.names[standing.model]} ({format_size(size)})")
+    return f"Best for its size: {', '.join(best_by_size)}."
+
+
+def format_size(billions: float) -> str:
+    """Write a number of parameters: 1.1B, 135M."""
+    if billions >= 1:
+        return f"{billions:.3g}B"
+    return f"{1000 * billions:.3g}M"
+
+
+def _join_names(names: Sequence[str]) -> str:
+    """Write names in a row: a, b and c."""
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _verdict_on_labelled_texts(data: ReportData, scoreboard: Scoreboard) -> str:
@@ -205,7 +266,7 @@ def answer_context(data: ReportData) -> dict[str, Any]:
         "outlook": None,
     }
     if scoreboard is not None:
-        context["ladder"] = _layout_ladder(scoreboard)
+        context["ladder"] = _layout_ladder(scoreboard, data.evidence.background.billions)
         context["names"] = tuple(scoreboard.names.values())
         has_several_tasks = len(scoreboard.ranking.tasks) > 1
         context["method"] = AGGREGATE_LABELS[answer.method] if has_several_tasks else "score"
@@ -246,7 +307,25 @@ def _position(scale: Scale, value: float) -> float:
     return round(scale.inside(value), 2)
 
 
-def _layout_ladder(scoreboard: Scoreboard) -> dict[str, Any]:
+def _group_variants(standings: Sequence[ModelStanding]) -> list[tuple[ModelStanding, bool]]:
+    """Return the models in their order, each followed by its variants, and whether a model is such a variant."""
+    ranked = {standing.model for standing in standings}
+    variants: dict[str, list[ModelStanding]] = {}
+    originals: list[ModelStanding] = []
+    for standing in standings:
+        original = variant_of(standing.model)
+        if original != standing.model and original in ranked:
+            variants.setdefault(original, []).append(standing)
+        else:
+            originals.append(standing)
+    grouped: list[tuple[ModelStanding, bool]] = []
+    for standing in originals:
+        grouped.append((standing, False))
+        grouped += [(variant, True) for variant in variants.get(standing.model, ())]
+    return grouped
+
+
+def _layout_ladder(scoreboard: Scoreboard, billions: Mapping[str, float]) -> dict[str, Any]:
     """Lay the scoreboard out: ranks, and the scores by the first protocol and by the one that ranks."""
     columns = [
         column
@@ -265,7 +344,7 @@ def _layout_ladder(scoreboard: Scoreboard) -> dict[str, Any]:
     if scoreboard.tasks and known_scores:
         score_scale = make_scale(_finite_ends(known_scores), 0.0, 100.0, max_ticks=MAX_TICKS)
     rungs = []
-    for standing in scoreboard.standings:
+    for standing, is_variant in _group_variants(scoreboard.standings):
         after = standing.scores[after_column]
         before = None if before_column is None else standing.scores[before_column]
         before_rank = None
@@ -276,6 +355,8 @@ def _layout_ladder(scoreboard: Scoreboard) -> dict[str, Any]:
             {
                 "model": standing.model,
                 "name": scoreboard.names[standing.model],
+                "size": format_size(billions[standing.model]) if standing.model in billions else "",
+                "is_variant": is_variant,
                 "standing": standing,
                 "rank": _layout_interval(rank_scale, rank),
                 "before_rank": before_rank,
@@ -328,7 +409,7 @@ def _format_scores(
 
 
 def _format_with_error(score: Interval, sign: str = "") -> str:
-    text = f"{score.value:{sign}.3f}"
+    text = f"{score.value:{sign}.3f}".replace("-", "−")
     half_width = (score.high - score.low) / 2
     if math.isfinite(half_width):
         text += f" ± {half_width:.3f}"

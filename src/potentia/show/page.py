@@ -59,7 +59,7 @@ class Section:
     problems: tuple[str, ...] = ()  # what could not be analysed, and why
     template: str = "findings.html"
     context: Mapping[str, Any] = field(default_factory=dict)  # of the template
-    heading: str = ""  # else the title
+    heading: str = ""  # a few words beside the title
 
     def html(self, parts: Parts) -> str:
         """Write the section; ``parts`` takes its data."""
@@ -163,7 +163,8 @@ def asset(name: str) -> str:
 
 
 def unbroken(sentence: str) -> str:
-    """Keep a number with its sign: 95 %, 0.61 ± 0.02."""
+    """Keep a number with its sign: 95 %, 0.61 ± 0.02, −0.006."""
+    sentence = re.sub(r"(?<![\w.-])-(?=\d)", "−", sentence)
     return sentence.replace(" %", "\u00a0%").replace(" ± ", "\u00a0±\u00a0")
 
 

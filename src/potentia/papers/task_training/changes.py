@@ -54,7 +54,7 @@ class TuningGain(Finding):
         chart = plot_against_compute(
             f"{self.task}-gain",
             f"{self.task}: gain by tuning on task data",
-            "Models that had not met the task before gain most.",
+            "Each point is a model: what it gained by fine-tuning on the task's data.",
             points=self.split.to_points(self.cohort, self.gains),
             y_label="score after − before",
         )

@@ -91,9 +91,9 @@
       const curve = (title, caption, values) => P.make("figure", { class: "figure" },
         P.make("figcaption", {}, P.make("h4", { text: title }), P.make("p", { text: caption })), P.curves(cell.lanes, values, [520, 220], title));
       const lines = cell.lanes.flatMap((lane) => lane.epoch.map((epoch, k) => [P.laneName(lane), lane.selected ? "yes" : "", lane.status, epoch, lane.value[k], lane.stderr[k], lane.loss[k]]));
-      const table = P.table(["lane", "chosen", "status", "epoch", `validation ${cell.metric}`, "stderr", "training loss"], lines);
+      const table = P.table(["fine-tuning", "chosen", "status", "epoch", `validation ${cell.metric}`, "stderr", "training loss"], lines);
       parts.push(P.make("div", { class: "figures" },
-        curve("Validation after each epoch", "One line per lane; the thick one was chosen. Epoch 0 is the model before tuning.", "value"),
+        curve("Validation after each epoch", "One line per fine-tuning; the thick one was chosen, with its 95 % intervals. Epoch 0 is the model before fine-tuning.", "value"),
         curve("Training loss", "Mean loss of each epoch.", "loss")),
       P.make("details", { class: "more" }, P.make("summary", { text: "Data table" }), table,
         P.make("div", { class: "tools" }, P.make("button", { type: "button", "data-csv": `lanes ${cell.model} ${cell.task}`, text: "CSV" }))));

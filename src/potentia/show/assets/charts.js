@@ -38,34 +38,66 @@
     else P.saveUrl(`${name}.png`, await png(svg, alone(svg)));
   });
 
-  /* The curves of lanes over their epochs, with the highest and the lowest value at the side. */
-  P.curves = (lanes, values, [width, height], what) => {
-    const node = (tag, attributes, text) => {
-      const made = document.createElementNS(SVG, tag);
-      for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-      if (text !== undefined) made.textContent = text;
-      return made;
+  /* Curves of fine-tunings over their epochs. A large drawing has axes, and error bars on the chosen curve; a small one
+     has the highest and the lowest value at its side. */
+  const svgNode = (tag, attributes, text) => {
+    const element = document.createElementNS(SVG, tag);
+    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+    if (text !== undefined) element.textContent = text;
+    return element;
+  };
+  const roundTicks = (low, high, count) => {
+    const rough = (high - low) / count;
+    const power = 10 ** Math.floor(Math.log10(rough));
+    const step = [1, 2, 5, 10].map((factor) => factor * power).find((candidate) => candidate >= rough);
+    const ticks = [];
+    for (let tick = Math.ceil(low / step) * step; tick <= high + step / 1e6; tick += step) ticks.push(tick);
+    const digits = Math.max(0, -Math.floor(Math.log10(step)));
+    return ticks.map((tick) => [tick, tick.toFixed(digits).replace("-", "−")]);
+  };
+  P.curves = (lanes, values, [width, height], quantity) => {
+    const isLarge = width > 300;
+    const halfWidth = (lane, index) => {
+      const error = values === "value" && lane.stderr ? lane.stderr[index] : null;
+      return isLarge && lane.selected && Number.isFinite(error) ? 1.96 * error : 0;
     };
-    const points = lanes.flatMap((lane) => lane[values].map((v, k) => [lane.epoch[k], v])).filter(([, v]) => v !== null);
-    const label = points.length ? `${what} of ${lanes.length} lanes of ${lanes[0].task}` : `no ${what} of ${lanes[0].task} yet`;
-    const svg = node("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label, class: "chart" });
+    const points = lanes.flatMap((lane) => lane[values].map((value, index) => ({ epoch: lane.epoch[index], value, half: halfWidth(lane, index) }))).filter(({ value }) => value !== null);
+    const label = points.length ? `${quantity} of ${lanes.length} fine-tunings on ${lanes[0].task}` : `no ${quantity} on ${lanes[0].task} yet`;
+    const svg = svgNode("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label, class: "chart" });
     if (!points.length) return svg;
-    const [low, high] = [Math.min(...points.map(([, v]) => v)), Math.max(...points.map(([, v]) => v))];
-    const last = Math.max(1, ...points.map(([x]) => x));
-    const [right, bottom] = [width - 48, height - 16];
-    const at = ([x, y]) => [4 + ((right - 8) * x) / last, bottom - (bottom - 6) * (high > low ? (y - low) / (high - low) : 1)];
-    svg.append(node("text", { x: right + 4, y: 9, class: "small" }, high.toFixed(3)));
-    if (high > low) svg.append(node("text", { x: right + 4, y: bottom, class: "small" }, low.toFixed(3)));
-    svg.append(node("text", { x: 4, y: height - 3, class: "small" }, "0"), node("text", { x: right, y: height - 3, class: "small", "text-anchor": "end" }, `epoch ${last}`));
-    lanes.forEach((lane, k) => {
-      const known = lane.epoch.map((x, i) => [x, lane[values][i]]).filter(([, v]) => v !== null).map(at);
-      if (!known.length) return;
-      const [x, y] = known[0];
-      const line = known.length === 1 ? node("circle", { cx: x, cy: y, r: 3, class: `f${k % 8}` }) : node("path", {
-        d: known.map(([x, y], i) => `${i ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join(""), class: `s${k % 8}`,
+    const low = Math.min(...points.map(({ value, half }) => value - half));
+    const high = Math.max(...points.map(({ value, half }) => value + half));
+    const last = Math.max(1, ...points.map(({ epoch }) => epoch));
+    const [left, right, top, bottom] = isLarge ? [46, width - 8, 8, height - 34] : [4, width - 48, 6, height - 16];
+    const x = (epoch) => left + ((right - left) * epoch) / last;
+    const y = (value) => bottom - (bottom - top) * (high > low ? (value - low) / (high - low) : 0.5);
+    if (isLarge) {
+      const ticks = high > low ? roundTicks(low, high, 4) : [[low, low.toFixed(3)]];
+      for (const [tick, text] of ticks) {
+        svg.append(svgNode("line", { x1: left, x2: right, y1: y(tick), y2: y(tick), class: "grid" }),
+          svgNode("text", { x: left - 6, y: y(tick) + 3, class: "small", "text-anchor": "end" }, text));
+      }
+      const every = Math.max(1, Math.ceil(last / 8));
+      for (let epoch = 0; epoch <= last; epoch += every) svg.append(svgNode("text", { x: x(epoch), y: bottom + 14, class: "small", "text-anchor": "middle" }, String(epoch)));
+      svg.append(svgNode("line", { x1: left, x2: right, y1: bottom, y2: bottom, class: "axis" }),
+        svgNode("text", { x: (left + right) / 2, y: height - 4, class: "small", "text-anchor": "middle" }, "epoch"));
+    } else {
+      svg.append(svgNode("text", { x: right + 4, y: 9, class: "small" }, high.toFixed(3)));
+      if (high > low) svg.append(svgNode("text", { x: right + 4, y: bottom, class: "small" }, low.toFixed(3)));
+      svg.append(svgNode("text", { x: 4, y: height - 3, class: "small" }, "0"), svgNode("text", { x: right, y: height - 3, class: "small", "text-anchor": "end" }, `epoch ${last}`));
+    }
+    lanes.forEach((lane, number) => {
+      const color = number % 8;
+      const measured = lane.epoch.map((epoch, index) => ({ at: x(epoch), value: lane[values][index], half: halfWidth(lane, index) })).filter(({ value }) => value !== null);
+      if (!measured.length) return;
+      for (const { at, value, half } of measured) {
+        if (half) svg.append(svgNode("line", { x1: at, x2: at, y1: y(value - half), y2: y(value + half), class: `error s${color}` }));
+      }
+      const line = measured.length === 1 ? svgNode("circle", { cx: measured[0].at, cy: y(measured[0].value), r: 3, class: `f${color}` }) : svgNode("path", {
+        d: measured.map(({ at, value }, index) => `${index ? "L" : "M"}${at.toFixed(1)} ${y(value).toFixed(1)}`).join(""), class: `s${color}`,
         style: `stroke-width: ${lane.selected ? 3 : 1.6}`, "stroke-dasharray": ["failed", "dropped", "stopped"].includes(lane.status) ? "2 3" : "none",
       });
-      line.append(node("title", {}, P.laneName(lane)));
+      line.append(svgNode("title", {}, P.laneName(lane)));
       svg.append(line);
     });
     return svg;

@@ -100,5 +100,13 @@
   window.addEventListener("hashchange", reveal);
   document.addEventListener("click", (event) => { if (event.target.closest("a[href^='#']")) setTimeout(reveal); });
   reveal();
-  window.addEventListener("beforeprint", () => { for (const box of document.querySelectorAll("details.section, details.more")) box.open = true; });
+  window.addEventListener("beforeprint", () => {
+    const all = document.documentElement.dataset.print === "all";
+    const boxes = all ? "details.section, details.more" : "#apart > details.section, #scores > details.section, #how > details.section";
+    for (const box of document.querySelectorAll(boxes)) box.open = true;
+  });
+  window.addEventListener("afterprint", () => { delete document.documentElement.dataset.print; });
+  for (const button of document.querySelectorAll("[data-print-all]")) {
+    button.addEventListener("click", () => { document.documentElement.dataset.print = "all"; window.print(); });
+  }
 })(window.potentia);
