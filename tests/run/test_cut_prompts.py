@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import tiny
 from potentia.evidence import read
@@ -41,3 +42,34 @@ def test_a_cut_prompt_is_told_in_its_own_cell_alone(tmp_path: Path) -> None:
         note
         == f"colours by few_shot:5: {cut:,} of {asked:,} prompts were cut to fit the model (base)"
     )
+
+
+def test_training_examples_that_were_cut_are_counted_and_told(tmp_path: Path) -> None:
+    tiny.save_model(tmp_path / "base")
+    tiny.save_questions(tmp_path / "colours.jsonl", n=60)
+    settings: dict[str, Any] = {
+        "models": [{"name": "base", "path": str(tmp_path / "base")}],
+        "tasks": [{"name": "colours", "file": str(tmp_path / "colours.jsonl")}],
+        "protocols": ["train_before_test"],
+        "device": "cpu",
+        "store": str(tmp_path / "p.db"),
+    }
+    recipe = {"epochs": 1, "least_updates": 1, "learning_rates": [1e-3]}
+    short = make_study(
+        {**settings, "name": "short", "tuning": {**recipe, "max_tokens": 4}, "selection": "tuned"}
+    )
+    long = make_study({**settings, "name": "long", "tuning": recipe, "selection": "tuned"})
+    for study in (short, long):
+        assert run_study(study).failed == 0
+    with Store.open(short.store, readonly=True) as store:
+        ((place, by_model),) = store.provenance.read_cut_examples(study="short").items()
+        assert store.provenance.read_cut_examples(study="long") == {}
+    examples = by_model["base"]
+    assert place == ("train_before_test", "colours")
+    assert 0 < examples.cut == examples.examples
+    (note,) = read(short.store, study="short").notes
+    assert note == (
+        f"colours by train_before_test, base: {examples.cut:,} of {examples.examples:,} training examples "
+        "were longer than 4 tokens (max_tokens) and were cut"
+    )
+    assert read(long.store, study="long").notes == ()

@@ -18,6 +18,7 @@ from potentia.values.provenance import (
     TrainingProvenance,
 )
 from potentia.values.selection import (
+    CutExamples,
     CutPrompts,
     ProbeResult,
     SearchEnd,
@@ -51,6 +52,7 @@ RECORDS = [
         best_tuned=TESTED,
         rates=(TESTED,),
         cut_prompts=CutPrompts(1, 2),
+        cut_examples=CutExamples(cut=3, examples=4, tokens=5),
     ),
     ProbeResult(
         version=2,

@@ -251,14 +251,18 @@ class LaneSpec:
         """Tokens of the longest example as trained on, where the model sets no limit."""
         return min(self.schedule.max_tokens, int(self.examples.lengths.max()))
 
+    def count_cut_examples(self, limit: int | None = None) -> int:
+        """Return how many examples are longer than what is read of them."""
+        return int((self.examples.lengths > self.most_tokens(limit)).sum())
+
     def text_of_example(self, index: int, limit: int | None = None) -> tuple[IntArray, int]:
         """Return the ids of one example as trained on, and the first position that is a target."""
-        ids, prompt = self.examples.cut_text(index, self._most_tokens(limit))
+        ids, prompt = self.examples.cut_text(index, self.most_tokens(limit))
         if self.schedule.loss == "completion":
             return ids, max(1, prompt)
         return ids, 1
 
-    def _most_tokens(self, limit: int | None) -> int:
+    def most_tokens(self, limit: int | None = None) -> int:
         """Return the tokens that an example may have, where the model reads at most ``limit``."""
         if not limit:
             return self.schedule.max_tokens
@@ -288,7 +292,7 @@ class LaneSpec:
 
     def tokens_by_step(self, limit: int | None = None) -> IntArray:
         """Return the tokens of every update."""
-        lengths = np.minimum(self.examples.lengths, self._most_tokens(limit))
+        lengths = np.minimum(self.examples.lengths, self.most_tokens(limit))
         example_count = len(self.examples)
         batch_starts = np.arange(0, example_count, self.schedule.batch)
         tokens_by_epoch = []

@@ -384,7 +384,7 @@ def _read_open_store(
 
 
 def _describe_prompts(store: Store, studies: tuple[str, ...]) -> Iterator[str]:
-    """Give what a reader must know of prompts: those that were cut, and those of unknown tokens."""
+    """Give what a reader must know of texts: prompts and training examples that were cut, and unknown tokens."""
     for (protocol, task), prompts_by_model in store.provenance.read_cut_prompts(
         study=studies
     ).items():
@@ -395,6 +395,13 @@ def _describe_prompts(store: Store, studies: tuple[str, ...]) -> Iterator[str]:
             models += f" and {len(prompts_by_model) - 3} more"
         count = f"{cut:,} of {total:,} prompts were cut to fit the model"
         yield f"{task} by {protocol}: {count} ({models})"
+    for (protocol, task), examples_by_model in store.provenance.read_cut_examples(
+        study=studies
+    ).items():
+        for model, examples in examples_by_model.items():
+            count = f"{examples.cut:,} of {examples.examples:,} training examples"
+            cause = f"were longer than {examples.tokens:,} tokens (max_tokens) and were cut"
+            yield f"{task} by {protocol}, {model}: {count} {cause}"
     for (task, model), share in store.provenance.read_unknown_tokens(study=studies).items():
         yield f"{model} reads {share:.0%} of the tokens of {task} as unknown"
 

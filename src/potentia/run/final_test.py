@@ -27,7 +27,13 @@ from potentia.run.search import (
 from potentia.run.tuning_setup import LaneReporter, PendingCells, TuningSetup
 from potentia.study import content_key
 from potentia.timing import spending
-from potentia.values.selection import SearchEnd, SeedChoice, Selection, TestedState
+from potentia.values.selection import (
+    CutExamples,
+    SearchEnd,
+    SeedChoice,
+    Selection,
+    TestedState,
+)
 
 if TYPE_CHECKING:
     from potentia.engine.scoring import Scorer
@@ -92,6 +98,7 @@ class FinalTest:
             epochs_saved_by_race=self._count_saved_epochs(),
             target_modules=tuple(self.results[0].targets),
             failed_lanes=tuple(failures),
+            cut_examples=self._count_cut_examples(chosen[0]),
         )
         selection = self._describe_search(selection, chosen, best_tuned)
         selection = self._test_others(selection, dict(zip(chosen, tests, strict=True)), best_tuned)
@@ -252,6 +259,19 @@ class FinalTest:
             # no epoch: that is the end of the tuning, where the lane was chosen
             selection = replace(make_selection(best_tuned, tests), step=step, epoch=None)
             self.cells.commit(self.name, step, Evaluation.mean(tests), selection)
+
+    def _count_cut_examples(self, chosen: ValidatedState) -> CutExamples | None:
+        """Return how many training examples were cut to the length that is read; None where none was."""
+        lane = self.results[0]
+        if chosen.lane is not None:
+            lane = self.trained.results[chosen.lane.key]
+        limit = self.trained.trainer.limit
+        cut = lane.spec.count_cut_examples(limit)
+        if not cut:
+            return None
+        return CutExamples(
+            cut=cut, examples=len(lane.spec.examples), tokens=lane.spec.most_tokens(limit)
+        )
 
     def _keep_adapter(self, chosen: ValidatedState) -> None:
         """Keep the chosen adapter beside the store, where the study wants it; all weights of a model are not kept."""

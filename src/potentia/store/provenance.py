@@ -10,7 +10,7 @@ from potentia.store.database import Database
 from potentia.store.records import ChoiceRecord
 from potentia.store.waiting import PatientPart
 from potentia.values.provenance import Provenance
-from potentia.values.selection import CutPrompts, ProbeResult
+from potentia.values.selection import CutExamples, CutPrompts, ProbeResult
 
 _SELECTION_TEXT = sa.type_coerce(s.provenances.c.selection, sa.Text).label("selection")
 
@@ -43,6 +43,21 @@ class CellProvenance(PatientPart):
         for protocol, task, model, selection in execute_on_cells(self.database, query, study=study):
             by_model = cut_by_task.setdefault((protocol, task), {})
             by_model[model] = selection.cut_prompts
+        return cut_by_task
+
+    def read_cut_examples(
+        self, *, study: StudyFilter = None
+    ) -> dict[tuple[str, str], dict[str, CutExamples]]:
+        """Return, by protocol and task, the models whose training examples were cut: how many, of how many."""
+        c = s.cells.c
+        query = sa.select(c.protocol, c.task, c.model, s.provenances.c.selection)
+        query = query.join_from(s.cells, s.provenances)
+        query = query.where(_SELECTION_TEXT.contains('"cut_examples"'))
+        cut_by_task: dict[tuple[str, str], dict[str, CutExamples]] = {}
+        for protocol, task, model, selection in execute_on_cells(self.database, query, study=study):
+            if selection.cut_examples is not None:
+                by_model = cut_by_task.setdefault((protocol, task), {})
+                by_model[model] = selection.cut_examples
         return cut_by_task
 
     def read_unknown_tokens(self, *, study: StudyFilter = None) -> dict[tuple[str, str], float]:

@@ -71,6 +71,15 @@ class CutPrompts(PlainRecord):
 
 
 @dataclass(frozen=True)
+class CutExamples(PlainRecord):
+    """How many training examples were longer than a fine-tuning reads, of how many, and how many tokens it reads."""
+
+    cut: int
+    examples: int
+    tokens: int
+
+
+@dataclass(frozen=True)
 class Selection(PlainRecord):
     """What validation chose for a cell, for each seed, and how the search ended; the scores are the first seed's."""
 
@@ -96,6 +105,7 @@ class Selection(PlainRecord):
     best_tuned: TestedState | None = None  # where the untuned model was kept
     rates: tuple[TestedState, ...] = ()  # of every learning rate, where the study asks for it
     cut_prompts: CutPrompts | None = None
+    cut_examples: CutExamples | None = None  # of the data it was tuned on
     unknown_tokens: float = 0.0  # the share that the tokenizer does not know, where it is large
 
     @property
