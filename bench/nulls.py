@@ -277,7 +277,7 @@ def judge(at: Setting, rng: np.random.Generator, families: Mapping[str, str]) ->
     if at.models < 4 or at.tasks < 3 or at.gaps != "none":
         return {}
     matrix = make_verdict_study(at, rng)
-    verdict = judge_benchmark(matrix, matrix.tasks[-1])
+    verdict = judge_benchmark(matrix, matrix.tasks[-1], families=families)
     kind, pattern = VERDICT_CLAIMS[at.study]
     text = f"{verdict.verdict}: {' '.join(verdict.reasons)}"
     return {kind: bool(re.search(pattern, text))}

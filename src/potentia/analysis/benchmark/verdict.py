@@ -1,9 +1,8 @@
-"""Is a benchmark worth keeping? One page of measures, and a verdict: keep, fix or drop, with the reason.
+"""Is a benchmark worth keeping? One page of measures, and a verdict with its reason: keep, fix, drop, or cannot tell.
 
-A benchmark of pure noise is dropped: its scores differ no more than chance makes them (a repeated-measures F test on
-the items, else a χ² test on the standard errors), and its ranking agrees with no other (permutation tests of Kendall's
-τ with the mean of the others and with the nearest). Each test is at 2 %: noise escapes ``drop`` in at most 4 of 100
-cases.
+The verdict rests on the flags of the screening (``analysis.rankings``), so that a report never says two things of one
+task, and on its items. A benchmark is kept where its ranking is shown to agree with the others; it is to be fixed or
+dropped on evidence alone. What is neither shown to agree nor to disagree cannot be told with so many models.
 """
 
 from __future__ import annotations
@@ -24,19 +23,30 @@ from potentia.analysis.benchmark.blind_twins import (
     find_blind_twin,
 )
 from potentia.analysis.benchmark.measures import (
-    MIN_MODELS,
     RESOLUTION,
     SuspectItem,
     SuspectReason,
-    compare_models_by_errors,
-    compare_models_by_items,
     estimate_documents_needed,
     find_suspect_items,
-    measure_agreement_with_others,
     measure_resolved_share,
     measure_tuning_effect,
 )
+from potentia.analysis.rankings.screening import (
+    FlagReason,
+    Screening,
+    TaskRanking,
+    screen_tasks,
+    share_at_floor,
+)
+from potentia.analysis.stats.bootstrap import join_copies_to_families
 from potentia.analysis.stats.significance import align_outcomes
+from potentia.analysis.stats.soundness import (
+    MIN_MODELS,
+    RankingAnswer,
+    average_families,
+    code_families,
+)
+from potentia.analysis.wording import format_count, format_level, format_p_value
 from potentia.errors import InputError
 from potentia.evidence import Evidence
 from potentia.facts import known_chance
@@ -44,20 +54,18 @@ from potentia.values.findings import Bars, Cell, Chart, Finding, Interval, Table
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
-LEVEL = 0.02  # of each of the two tests behind a verdict
-CEILING = 0.97  # median score from which there is nothing left to tell apart
 MAX_SUSPECT_SHARE = 0.05  # share of negative items from which they are to be mended first
-MIN_MODELS_TO_DISAGREE = 6  # models from which missing agreement is held against a benchmark
 REDUNDANT = 0.9  # τ and reliability above which one of two benchmarks would do
 SUSPECTS_LISTED = 20
 MAX_CELLS = 600  # of a study whose benchmarks are all judged; time goes by the square of both
 
 
 class Recommendation(StrEnum):
-    """What to do with a benchmark, the worst first."""
+    """What to do with a benchmark, the worst first; of what cannot be told nothing is to be done yet."""
 
     DROP = "drop"
     FIX = "fix"
+    CANNOT_TELL = "cannot tell"
     KEEP = "keep"
 
 
@@ -78,7 +86,8 @@ class BenchmarkVerdict(Finding):
     documents: int
     others: tuple[str, ...]
     taus: tuple[float, ...]  # with each of the others
-    agreement: Interval  # their mean, over models drawn anew
+    agreement: Interval  # their mean, over families of models drawn anew
+    among_others: float  # mean τ of the others among themselves
     agreement_p: float  # that it agrees no more than a shuffled ranking
     differences_p: float  # that models differ no more than by chance
     reliability: float  # of the ranking: Cronbach's α of the items, or from the standard errors
@@ -86,7 +95,7 @@ class BenchmarkVerdict(Finding):
     needed: float  # documents to find a difference of RESOLUTION
     resolved: float  # share of model pairs that differ significantly
     chance: float
-    at_floor: float  # share of models within two standard errors of a guess
+    at_floor: float  # share of models that surely score about as a guess does
     best: float
     median: float
     gain: Interval | None  # by tuning, over models
@@ -114,6 +123,7 @@ class BenchmarkVerdict(Finding):
         measures: dict[str, Interval | float | None] = {
             "agreement with the others (mean τ)": self.agreement,
             "gain by tuning": self.gain,
+            "agreement of the others among themselves (mean τ)": self.among_others,
             "P of such agreement by chance": self.agreement_p,
             "P that models differ by chance alone": self.differences_p,
             "reliability of the ranking": self.reliability,
@@ -121,7 +131,7 @@ class BenchmarkVerdict(Finding):
             "documents it has": float(self.documents) if self.documents else None,
             "share of model pairs that differ": self.resolved,
             "score of a guess": self.chance,
-            "share of models at the level of a guess": self.at_floor,
+            "share of models that surely guess": self.at_floor,
             "best score": self.best,
             "median score": self.median,
             "τ of direct and tuned ranking": self.direct_tuned,
@@ -138,7 +148,8 @@ class BenchmarkVerdict(Finding):
                 rows.append((name, value))
             else:
                 rows.append((name, _drop_zero_decimals(value), None, None))
-        note = "Intervals are of 95 %, over models drawn anew."
+        level = format_level(self.agreement.level)
+        note = f"Intervals are of {level}, over families of models drawn anew."
         if not self.by_items:
             note += " Without items: reliability from standard errors, no suspect items."
         title = f"{self.task} ({self.protocol}, {self.models} models)"
@@ -168,6 +179,9 @@ class BenchmarkVerdict(Finding):
 
     def headline(self) -> str:
         """Say the verdict in one sentence."""
+        if self.verdict is Recommendation.CANNOT_TELL:
+            models = format_count(self.models, "model")
+            return f"Whether to keep {self.task} cannot be told with {models}: {self.reasons[0]}"
         return f"{self.verdict.capitalize()} {self.task}: {self.reasons[0]}"
 
 
@@ -197,21 +211,59 @@ def find_benchmark(
             f"no scores of {task} in {evidence.source}",
             hint=f"there are: {', '.join(matrix.tasks[:12])}",
         )
+    screening = _screen_evidence(evidence, matrix, tested=[task])
+    return _judge_screened(evidence, matrix, task, screening, in_train)
+
+
+def _screen_evidence(
+    evidence: Evidence, matrix: ScoreMatrix, tested: Sequence[str]
+) -> Screening:
+    """Screen the tasks as the report does, and test the agreement of some in any case."""
+    background = evidence.background
+    chances = {}
+    for task, metric in zip(matrix.tasks, matrix.metrics, strict=True):
+        chance = known_chance(task, metric, background.chance)
+        if chance is not None:
+            chances[task] = chance
+    direct = _find_untuned_scores(evidence, tested) if matrix.protocol.tuned else None
+    return screen_tasks(
+        direct or matrix,
+        matrix if direct is not None else None,
+        train_examples=background.train_examples if matrix.protocol.tuned else {},
+        chance=chances,
+        families=join_copies_to_families(background.families, matrix),
+        task_groups=background.task_groups,
+        items=evidence.outcomes.get(matrix.protocol),
+        tested=tested,
+    )
+
+
+def _judge_screened(
+    evidence: Evidence,
+    matrix: ScoreMatrix,
+    task: str,
+    screening: Screening,
+    in_train: int | None = None,
+) -> BenchmarkVerdict:
+    """Judge one benchmark of screened scores."""
     metric = matrix.metrics[matrix.tasks.index(task)]
     return judge_benchmark(
         matrix,
         task,
-        items=evidence.outcomes.get(chosen, {}).get(task, {}),
-        direct=_find_untuned_scores(evidence, task) if chosen.tuned else None,
+        screening=screening,
+        items=evidence.outcomes.get(matrix.protocol, {}).get(task, {}),
+        direct=_find_untuned_scores(evidence, [task]) if matrix.protocol.tuned else None,
         chance=known_chance(task, metric, evidence.background.chance),
+        families=evidence.background.families,
         in_train=in_train,
-        blind=find_blind_twin(evidence, task, chosen),
+        blind=find_blind_twin(evidence, task, matrix.protocol),
     )
 
 
-def _find_untuned_scores(evidence: Evidence, task: str) -> ScoreMatrix | None:
+def _find_untuned_scores(evidence: Evidence, tasks: Sequence[str]) -> ScoreMatrix | None:
+    """Return the first scores before fine-tuning that have one of the tasks."""
     for protocol, matrix in evidence.planned.items():
-        if not protocol.tuned and task in matrix.tasks:
+        if not protocol.tuned and not set(tasks).isdisjoint(matrix.tasks):
             return matrix
     return None
 
@@ -224,10 +276,11 @@ def find_benchmarks(evidence: Evidence) -> tuple[BenchmarkVerdict, ...]:
     models, tasks = matrix.shape
     if models < MIN_MODELS or tasks < 2 or models * tasks > MAX_CELLS:
         return ()
+    screening = _screen_evidence(evidence, matrix, tested=matrix.tasks)
     verdicts = []
     for task in matrix.tasks:
         with suppress(InputError):  # too few models have it
-            verdicts.append(find_benchmark(evidence, task))
+            verdicts.append(_judge_screened(evidence, matrix, task, screening))
     return tuple(verdicts)
 
 
@@ -251,49 +304,53 @@ def judge_benchmark(
     matrix: ScoreMatrix,
     task: str,
     *,
+    screening: Screening | None = None,
     items: Mapping[str, Mapping[int, float]] | None = None,
     direct: ScoreMatrix | None = None,
     chance: float | None = None,
     in_train: int | None = None,
     blind: BlindTwin | None = None,
+    families: Mapping[str, str] | None = None,
     seed: int = 0,
 ) -> BenchmarkVerdict:
-    """Judge one column of a matrix among the others; ``items`` are outcomes by model and document."""
+    """Judge one column of a matrix among the others.
+
+    ``items`` are outcomes by model and document; ``families`` those of the models, by which near copies are known
+    (models whose scores differ by far less than test noise are joined to one). ``screening`` is made where absent.
+    """
     column = matrix.tasks.index(task)
-    is_scored = np.isfinite(matrix.values)
-    has_task = is_scored[:, column]
+    has_task = np.isfinite(matrix.values)[:, column]
     models = list(compress(matrix.models, has_task))
     if len(models) < MIN_MODELS:
         raise InputError(
             f"{task} has scores of {len(models)} models",
             hint=f"a verdict needs {MIN_MODELS} at least",
         )
-    shared_models = is_scored[has_task].sum(axis=0)  # of each task with this one
-    others = [
-        other
-        for index, other in enumerate(matrix.tasks)
-        if index != column and shared_models[index] >= MIN_MODELS
-    ]
+    families = join_copies_to_families(families or {}, matrix)
+    if screening is None:
+        screening = screen_tasks(
+            matrix if direct is None else direct,
+            None if direct is None else matrix,
+            chance={} if chance is None else {task: chance},
+            families=families,
+            items={task: items or {}},
+            tested=[task],
+            seed=seed,
+        )
+    ranking = screening.rankings[screening.tasks.index(task)]
     matrix = matrix.select(models=models)
     rng = np.random.default_rng(seed)
     oriented_scores = matrix.oriented()[:, column]
     stderr = matrix.stderr[:, column]
     documents, answers = _read_answers(models, items or {})
     by_items = answers.shape[1] >= 2
-    other_scores = matrix.select(tasks=others).oriented()
-    agreement = measure_agreement_with_others(oriented_scores, other_scores, rng)
-    if by_items:
-        differences = compare_models_by_items(answers)
-    else:
-        differences = compare_models_by_errors(oriented_scores, stderr)
     tuning = measure_tuning_effect(matrix, direct, task, rng)
     scores = matrix.values[:, column]
     sizes = matrix.n[:, column]
     higher_is_better = matrix.higher_is_better[column]
-    guess = math.nan if chance is None else chance
     at_floor = math.nan
-    if higher_is_better and np.isfinite(stderr).all():
-        at_floor = float(np.mean(scores <= guess + 2 * stderr))
+    if higher_is_better and chance is not None and np.isfinite(stderr).any():
+        at_floor = share_at_floor(scores, stderr, chance)
     measured = BenchmarkVerdict(
         task=task,
         protocol=str(matrix.protocol),
@@ -301,29 +358,44 @@ def judge_benchmark(
         reasons=(),
         models=len(models),
         documents=int(np.nanmax(sizes)) if np.isfinite(sizes).any() else len(documents),
-        others=tuple(others),
-        taus=agreement.taus,
-        agreement=agreement.mean,
-        agreement_p=agreement.p_value,
-        differences_p=differences.p_value,
-        reliability=differences.reliability,
+        others=ranking.agreement.others,
+        taus=ranking.agreement.taus,
+        agreement=ranking.agreement.mean,
+        among_others=ranking.agreement.among_others,
+        agreement_p=ranking.agreement.p_agrees,
+        differences_p=ranking.differences.p_value,
+        reliability=ranking.differences.reliability,
         by_items=by_items,
         needed=estimate_documents_needed(answers) if by_items else math.nan,
         resolved=measure_resolved_share(answers, oriented_scores, stderr),
-        chance=guess,
+        chance=math.nan if chance is None else chance,
         at_floor=at_floor,
         best=float(scores.max() if higher_is_better else scores.min()),
         median=float(np.median(scores)),
         gain=tuning.gain,
         direct_tuned=tuning.tau,
-        suspects=find_suspect_items(documents, answers, tuned=direct is not None)
-        if by_items
-        else (),
+        suspects=_find_suspects(documents, answers, models, families, direct is not None),
         in_train=in_train,
         blind=blind,
     )
-    verdict, reasons = _decide_verdict(measured, higher_is_better)
+    verdict, reasons = _decide_verdict(measured, ranking, screening)
     return replace(measured, verdict=verdict, reasons=reasons)
+
+
+def _find_suspects(
+    documents: tuple[int, ...],
+    answers: Floats,
+    models: Sequence[str],
+    families: Mapping[str, str],
+    tuned: bool,
+) -> tuple[SuspectItem, ...]:
+    """Return the items to look at; near copies answer alike, so each family of models counts once."""
+    if answers.shape[1] < 2:
+        return ()
+    of_families = average_families(answers, code_families(models, families))
+    if len(of_families) < MIN_MODELS:
+        of_families = answers
+    return find_suspect_items(documents, of_families, tuned=tuned)
 
 
 def _read_answers(
@@ -343,88 +415,89 @@ def _read_answers(
 
 @dataclass(frozen=True)
 class VerdictReason:
-    """What speaks for dropping, fixing or keeping a benchmark."""
+    """What speaks for dropping or fixing a benchmark."""
 
     recommendation: Recommendation
-    text: str = ""
+    text: str
+
+
+RECOMMENDATIONS = {  # what a flag of the screening asks for
+    FlagReason.FEW_TRAINING_EXAMPLES: Recommendation.FIX,
+    FlagReason.NO_IMPROVEMENT: Recommendation.FIX,
+    FlagReason.AGAINST: Recommendation.DROP,
+    FlagReason.UNLIKE: Recommendation.FIX,
+    FlagReason.NO_DIFFERENCES: Recommendation.DROP,
+    FlagReason.CEILING: Recommendation.DROP,
+    FlagReason.FLOOR: Recommendation.FIX,
+    FlagReason.SMALL_TEST: Recommendation.FIX,
+}
 
 
 def _decide_verdict(
-    measured: BenchmarkVerdict, higher_is_better: bool
+    measured: BenchmarkVerdict, ranking: TaskRanking, screening: Screening
 ) -> tuple[Recommendation, tuple[str, ...]]:
     """Return the verdict and its reasons, those to drop it first."""
-    reasons = [_decide_by_tests(measured), *_find_other_faults(measured, higher_is_better)]
-    reasons.sort(key=lambda reason: _severity(reason.recommendation))
-    worst = reasons[0].recommendation
-    if worst is Recommendation.KEEP:
-        return worst, _reasons_to_keep(measured)
-    faults = [reason for reason in reasons if reason.recommendation is not Recommendation.KEEP]
-    return worst, tuple(reason.text for reason in faults)
+    faults = [*_list_flags(measured.task, screening), *_find_faults_of_items(measured)]
+    faults.sort(key=lambda fault: _severity(fault.recommendation))
+    if faults:
+        return faults[0].recommendation, tuple(fault.text for fault in faults)
+    doubt = _find_doubt(measured, ranking)
+    if doubt is not None:
+        return Recommendation.CANNOT_TELL, (doubt,)
+    return Recommendation.KEEP, _reasons_to_keep(measured, ranking)
 
 
-def _decide_by_tests(measured: BenchmarkVerdict) -> VerdictReason:
-    """Return what the test of differences and the test of agreement say together."""
-    if not math.isfinite(measured.differences_p):
-        return VerdictReason(
-            Recommendation.FIX,
-            "there are neither items nor standard errors: whether its differences are real cannot be told.",
+def _list_flags(task: str, screening: Screening) -> list[VerdictReason]:
+    """Return what the screening says against a task."""
+    reasons = []
+    for flag in screening.flags:
+        if flag.task == task:
+            text = f"{flag.reason}: {flag.evidence}. Suggestion: {flag.suggestion}."
+            reasons.append(VerdictReason(RECOMMENDATIONS[flag.reason], text))
+    return reasons
+
+
+def _find_doubt(measured: BenchmarkVerdict, ranking: TaskRanking) -> str | None:
+    """Say what cannot be told of a benchmark that nothing speaks against; None where it is shown to be sound."""
+    if not ranking.has_errors:
+        return (
+            "there are neither items nor standard errors, "
+            "so whether models differ on it by more than chance is not known."
         )
-    differs = measured.differences_p < LEVEL
-    agrees = measured.agreement_p < LEVEL
-    tau = f"τ {measured.agreement.value:.2f}"
-    if not differs and not agrees:
-        return _describe_noise(measured, tau)
-    if not differs:
+    if ranking.agreement.answer is RankingAnswer.AGREES:
+        return None
+    if not ranking.models_differ:
         needed = ""
         if measured.by_items:
-            needed = f" About {measured.needed:,.0f} documents would find a difference of {RESOLUTION:g}."
-        return VerdictReason(
-            Recommendation.FIX,
-            f"its test is too small to tell these models apart (P = {measured.differences_p:.2f}).{needed}",
+            needed = f" About {measured.needed:,.0f} examples would find a difference of {RESOLUTION:g}."
+        p_value = format_p_value(measured.differences_p)
+        return (
+            f"its scores do not differ significantly ({p_value}): "
+            f"the models may be alike on it, or its test too small.{needed}"
         )
-    if len(measured.others) >= 2 and measured.agreement.high < 0:
-        return VerdictReason(
-            Recommendation.DROP,
-            f"it ranks models against the others ({tau}): check its metric and its labels.",
-        )
-    has_rivals = len(measured.others) >= 2 and measured.models >= MIN_MODELS_TO_DISAGREE
-    if has_rivals and not agrees:
-        return VerdictReason(
-            Recommendation.FIX,
-            "its differences are real, but its ranking is not shown to agree with the others "
-            f"({tau}, P = {measured.agreement_p:.2f}): it measures something else, or its prompt or metric is wrong.",
-        )
-    return VerdictReason(Recommendation.KEEP)
-
-
-def _describe_noise(measured: BenchmarkVerdict, tau: str) -> VerdictReason:
-    same = f"its scores differ no more than chance makes them (P = {measured.differences_p:.2f})"
     if not measured.others:
-        agreement = "agrees with nothing: there is no other task."
-    else:
-        agreement = f"agrees with no other ({tau}, P = {measured.agreement_p:.2f})."
-    return VerdictReason(Recommendation.DROP, f"{same}, and its ranking {agreement}")
+        return None
+    return (
+        "its ranking is neither shown to agree with the others nor to disagree "
+        f"({_describe_agreement(measured)})."
+    )
 
 
-def _find_other_faults(measured: BenchmarkVerdict, higher_is_better: bool) -> list[VerdictReason]:
-    """Return what is wrong besides: too hard, too easy, wrong answers, test documents in train."""
+def _describe_agreement(measured: BenchmarkVerdict) -> str:
+    """Write the mean τ with its interval, beside that of the others among themselves."""
+    agreement = measured.agreement
+    text = f"mean τ {agreement.value:.2f}"
+    if math.isfinite(agreement.low):
+        level = format_level(agreement.level)
+        text += f", {level} interval {agreement.low:.2f} to {agreement.high:.2f}"
+    if math.isfinite(measured.among_others):
+        text += f"; the others have {measured.among_others:.2f} among themselves"
+    return text
+
+
+def _find_faults_of_items(measured: BenchmarkVerdict) -> list[VerdictReason]:
+    """Return what the items say against a benchmark: wrong answers, test examples in train."""
     faults = []
-    if measured.at_floor > 0.5 and math.isfinite(measured.chance):
-        faults.append(
-            VerdictReason(
-                Recommendation.FIX,
-                f"{measured.at_floor:.0%} of the models are at the level of a guess "
-                f"({measured.chance:.2f}): it is too hard for them.",
-            )
-        )
-    if higher_is_better and measured.best <= 1.0 and measured.median >= CEILING:
-        faults.append(
-            VerdictReason(
-                Recommendation.DROP,
-                f"half of the models score {measured.median:.2f} or more: "
-                "there is nothing left to tell apart.",
-            )
-        )
     negative = sum(
         suspect.reason is SuspectReason.NEGATIVE_DISCRIMINATION for suspect in measured.suspects
     )
@@ -440,7 +513,7 @@ def _find_other_faults(measured: BenchmarkVerdict, higher_is_better: bool) -> li
         faults.append(
             VerdictReason(
                 Recommendation.FIX,
-                f"{measured.in_train} test documents are also in the training split.",
+                f"{measured.in_train} test examples are also in the training split.",
             )
         )
     if measured.blind is not None and measured.blind.gives_answers_away:
@@ -468,14 +541,20 @@ def _find_blind_faults(blind: BlindTwin) -> list[VerdictReason]:
     return []
 
 
-def _reasons_to_keep(measured: BenchmarkVerdict) -> tuple[str, ...]:
-    reasons = [
-        f"its differences are real (P < {LEVEL:g}), with a reliability of {measured.reliability:.2f}."
-    ]
-    if measured.others:
+def _reasons_to_keep(measured: BenchmarkVerdict, ranking: TaskRanking) -> tuple[str, ...]:
+    """Say what speaks for a benchmark: agreement and differences, as far as they are shown."""
+    reasons = []
+    p_value = format_p_value(measured.differences_p)
+    if ranking.models_differ:
         reasons.append(
-            f"its ranking agrees with the others: mean τ {measured.agreement.value:.2f}."
+            f"models differ on it ({p_value}), with a reliability of {measured.reliability:.2f}."
         )
+    if ranking.agreement.answer is RankingAnswer.AGREES:
+        agreement = f"{_describe_agreement(measured)}, {format_p_value(measured.agreement_p)}"
+        reasons.append(f"its ranking agrees with the others: {agreement}.")
+    if not ranking.models_differ:
+        reasons.append(f"its test does not separate single models ({p_value}).")
+    if measured.others and ranking.agreement.answer is RankingAnswer.AGREES:
         tau_by_task = dict(zip(measured.others, measured.taus, strict=True))
         nearest = max(measured.others, key=lambda task: tau_by_task[task])
         tau = tau_by_task[nearest]

@@ -258,7 +258,7 @@ def analyze_scores(
         options = replace(options, resamples=min(options.resamples, MANY_RESAMPLES))
     # Many small products: threads that wait for each other cost more than they save.
     with threadpool_limits(1, user_api="blas"):
-        screening = _screen_first(matrices, background, options)
+        screening = _screen_first(matrices, background, items, options)
         if options.exclude_flagged:
             matrices = _exclude_tasks(matrices, screening.flagged_tasks)
         overall = _rank_overall(matrices, options, items, background.task_groups, evidence)
@@ -281,7 +281,10 @@ def _look_up_background(matrices: Sequence[ScoreMatrix]) -> Background:
 
 
 def _screen_first(
-    matrices: Sequence[ScoreMatrix], background: Background, options: RankingOptions
+    matrices: Sequence[ScoreMatrix],
+    background: Background,
+    items: Mapping[Protocol, Outcomes],
+    options: RankingOptions,
 ) -> Screening:
     """Screen the tasks of the first protocol, with the tuned scores where there are some."""
     first = matrices[0]
@@ -296,6 +299,9 @@ def _screen_first(
         tuned,
         train_examples=background.train_examples,
         chance=chances,
+        families=background.families,
+        task_groups=background.task_groups,
+        items=items.get((tuned or first).protocol),
         level=options.level,
     )
 

@@ -1,36 +1,47 @@
 """Screening of tasks: which of them should not be ranked on, and why (appendix A.1).
 
 A task is flagged when it has too few training examples to prepare the models, when tuning leaves too many models no
-better, when its ranking may have nothing to do with that of the other tasks, when its scores sit at the ceiling or the
-floor, or when its test split is too small to tell the models at hand apart. A flag carries its evidence and a
-suggestion; it decides nothing.
+better, when it is shown to rank otherwise than the other tasks do among themselves, when models hardly differ on it,
+when its scores sit at the ceiling or the floor, or when its test split is too small to separate models that differ as
+they do on the other tasks. A flag carries its evidence and a suggestion, and is what the verdict on a benchmark rests
+on (``analysis.benchmark``): failing to show that a task agrees is no flag.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from enum import StrEnum
+from itertools import compress
 
 import numpy as np
-from scipy.stats import kendalltau
+import numpy.typing as npt
+from scipy.stats import norm
 
 from potentia.analysis.left_out import NO_ENTRIES
-from potentia.analysis.rankings.agreement import select_shared
 from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.analysis.stats.correlation import nan_mean
 from potentia.analysis.stats.first_place import ENOUGH_MODELS
-from potentia.analysis.stats.significance import count_significant_pairs
-from potentia.analysis.stats.standardize import mean_z_scores
+from potentia.analysis.stats.significance import align_outcomes, count_significant_pairs
+from potentia.analysis.stats.soundness import (
+    TEST_LEVEL,
+    RankingAnswer,
+    ScoreDifferences,
+    TaskAgreement,
+    TaskAgreements,
+    compare_models_by_errors,
+    compare_models_by_items,
+)
+from potentia.analysis.wording import format_level, format_p_value
+from potentia.facts import find_task_groups
 from potentia.values.findings import Chart, Finding, Heatmap, Table
 from potentia.values.protocol import Protocol
-from potentia.values.scores import Floats, ScoreMatrix
+from potentia.values.scores import Floats, Outcomes, ScoreMatrix
 
 TRAIN_EXAMPLES = 1_000  # fewer cannot prepare a model (section 3.1)
 NOT_IMPROVED = 0.20  # share of models that tuning leaves no better (appendix A.1)
-UNRELATED = 0.05  # p value above which a task may as well rank at random
-LEAST_MODELS = 8  # fewer cannot show that a task ranks as the others do
-CEILING = 0.97  # a score in [0, 1] above which there is nothing left to tell apart
+CEILING = 0.97  # a score in [0, 1] above which nothing is left to separate models by
+FLOOR_SHARE = 0.1  # of the way from a guess to a perfect score, below which a model surely guesses
 RESOLVED = 0.25  # share of model pairs that a test split should resolve
 
 
@@ -39,7 +50,9 @@ class FlagReason(StrEnum):
 
     FEW_TRAINING_EXAMPLES = "few training examples"
     NO_IMPROVEMENT = "no improvement after tuning"
-    UNRELATED = "does not rank as the others"
+    AGAINST = "ranks against the others"
+    UNLIKE = "does not rank as the others"
+    NO_DIFFERENCES = "models hardly differ"
     CEILING = "ceiling"
     FLOOR = "floor"
     SMALL_TEST = "test split too small"
@@ -48,9 +61,9 @@ class FlagReason(StrEnum):
 SUGGESTIONS = {
     FlagReason.FEW_TRAINING_EXAMPLES: "drop the task, or add training data",
     FlagReason.NO_IMPROVEMENT: "drop the task, or check its prompt and the tuning recipe",
-    FlagReason.UNRELATED: (
-        "check the prompt template and the metric; drop the task if they are right"
-    ),
+    FlagReason.AGAINST: "check its metric and its labels; drop the task if they are right",
+    FlagReason.UNLIKE: "it measures something else, or its prompt or metric is wrong: check them",
+    FlagReason.NO_DIFFERENCES: "drop the task, or use a larger test",
     FlagReason.CEILING: "use a harder task",
     FlagReason.FLOOR: "use an easier task, or stronger models",
     FlagReason.SMALL_TEST: "use more test items, or report it without ranking on it",
@@ -68,6 +81,24 @@ class TaskFlag:
 
 
 @dataclass(frozen=True)
+class TaskRanking:
+    """What the scores of one task say: whether models differ on it, and whether it ranks them as the others do."""
+
+    differences: ScoreDifferences
+    agreement: TaskAgreement
+
+    @property
+    def models_differ(self) -> bool:
+        """Whether models are shown to differ."""
+        return self.differences.p_value < TEST_LEVEL
+
+    @property
+    def has_errors(self) -> bool:
+        """Whether items or standard errors say how much of the differences is noise."""
+        return bool(np.isfinite(self.differences.p_value))
+
+
+@dataclass(frozen=True)
 class Screening(Finding):
     """The flags of every task, and the measures behind them."""
 
@@ -76,10 +107,10 @@ class Screening(Finding):
     flags: tuple[TaskFlag, ...]
     train_examples: Floats  # per task; NaN where unknown
     not_improved: Floats  # share of models
-    agreement: Floats  # tau with the mean of the other tasks
-    unrelated: Floats  # p value of no agreement against a positive one; NaN of few models
+    agreement: Floats  # mean τ with the other tasks
     best: Floats  # best score
     resolved: Floats  # share of pairs of models that differ significantly
+    rankings: tuple[TaskRanking, ...] = ()  # what the scores of each task say
 
     @property
     def flagged_tasks(self) -> tuple[str, ...]:
@@ -121,7 +152,7 @@ class Screening(Finding):
                 strict=True,
             ),
             "Not improved: share of models that tuning left no better. "
-            "τ: with the mean of the other tasks.",
+            "τ: mean with the other tasks.",
             digits=2,
         )
         return [flags, measures]
@@ -152,107 +183,202 @@ def screen_tasks(
     *,
     train_examples: Mapping[str, float] = NO_ENTRIES,
     chance: Mapping[str, float] = NO_ENTRIES,
+    families: Mapping[str, str] = NO_ENTRIES,
+    task_groups: Mapping[str, str] = NO_ENTRIES,
+    items: Outcomes | None = None,
+    tested: Collection[str] = (),
     level: float = LEVEL,
+    seed: int = 0,
 ) -> Screening:
     """Flag the tasks of a study; every check runs only where its evidence exists.
 
-    ``direct`` gives the ranking and its resolution; ``tuned`` the effect of tuning, and, where given, ceiling and
-    resolution after it. ``chance`` maps a task to the score of a guess (default 0), for the floor.
+    ``tuned`` gives the effect of tuning, and, where given, the ranking and its resolution; else ``direct`` does.
+    ``chance`` maps a task to the score of a guess (default 0), for the floor; ``families`` are those of the models,
+    and ``items`` the stored outcomes of the scores that rank. That a task agrees with the others is tested where it
+    decides about a flag, and for the tasks ``tested`` in any case.
     """
-    if tuned is not None:
-        direct, tuned = select_shared(direct, tuned)
     final = tuned or direct
-    agreement, unrelated = _agree_with_others(direct.oriented())
+    rankings = assess_tasks(final, families, task_groups, items, tested=tested, seed=seed)
     pairs, significant = count_significant_pairs(final, level=level)
     compared = np.array(pairs)
-    resolved = np.full(len(direct.tasks), np.nan)
+    resolved = np.full(len(final.tasks), np.nan)
     np.divide(np.array(significant), compared, out=resolved, where=compared > 0)
     screening = Screening(
         protocol=final.protocol,
-        tasks=direct.tasks,
+        tasks=final.tasks,
         flags=(),
-        train_examples=np.array([float(train_examples.get(t, np.nan)) for t in direct.tasks]),
+        train_examples=np.array([float(train_examples.get(t, np.nan)) for t in final.tasks]),
         not_improved=_share_not_improved(direct, tuned),
-        agreement=agreement,
-        unrelated=unrelated,
+        agreement=np.array([ranking.agreement.mean.value for ranking in rankings]),
         best=np.fmax.reduce(final.oriented(), axis=0) * final.sign,
         resolved=resolved,
+        rankings=tuple(rankings),
     )
+    expected_resolution = _expect_resolution(final)
     flags: list[TaskFlag] = []
-    for column, task in enumerate(direct.tasks):
-        for reason, evidence in _check_task(screening, final, column, chance.get(task, 0.0)):
+    for column, task in enumerate(final.tasks):
+        faults = [
+            *_check_preparation(screening, column),
+            *check_ranking(rankings[column]),
+            *_check_scores(screening, final, column, chance.get(task, 0.0)),
+            *_check_size(resolved[column], expected_resolution[column], final, column),
+        ]
+        for reason, evidence in faults:
             flags.append(TaskFlag(task, reason, evidence, SUGGESTIONS[reason]))
     return replace(screening, flags=tuple(flags))
 
 
-def _check_task(
-    screening: Screening, final: ScoreMatrix, column: int, floor: float
-) -> list[tuple[FlagReason, str]]:
-    """Return every reason to distrust a task, with the evidence."""
-    scored = np.isfinite(final.values[:, column])
-    scores = final.values[scored, column]
-    errors = final.stderr[scored, column]
-    higher_is_better = final.sign[column] > 0
-    reasons = []
+Fault = tuple[FlagReason, str]  # a reason to distrust a task, and the evidence
+
+
+def assess_tasks(
+    matrix: ScoreMatrix,
+    families: Mapping[str, str],
+    task_groups: Mapping[str, str],
+    items: Outcomes | None,
+    *,
+    tested: Collection[str] = (),
+    seed: int = 0,
+) -> list[TaskRanking]:
+    """Ask of every task whether models differ on it, and whether it ranks them as the others do.
+
+    Agreement is tested where it decides about a flag, and for the tasks ``tested`` in any case.
+    """
+    groups = find_task_groups(matrix.tasks, task_groups)
+    agreements = TaskAgreements(matrix, families, groups, level=LEVEL, seed=seed)
+    rankings = []
+    for column, task in enumerate(matrix.tasks):
+        differences = compare_models(matrix, column, (items or {}).get(task, {}), agreements.family)
+        models_differ = differences.p_value < TEST_LEVEL
+        agreement = agreements.compare(
+            task, models_differ=models_differ, must_test=task in tested
+        )
+        rankings.append(TaskRanking(differences, agreement))
+    return rankings
+
+
+def compare_models(
+    matrix: ScoreMatrix,
+    column: int,
+    items: Mapping[str, Mapping[int, float]],
+    family: npt.NDArray[np.intp],
+) -> ScoreDifferences:
+    """Ask whether models differ on a task: by the items that all of them answered, else by their standard errors."""
+    is_scored = np.isfinite(matrix.values[:, column])
+    models = list(compress(matrix.models, is_scored))
+    aligned = align_outcomes(models, items)
+    if len(aligned.values) == len(models) >= 2 and aligned.values.shape[1] >= 2:
+        _, family_of_scored = np.unique(family[is_scored], return_inverse=True)
+        return compare_models_by_items(aligned.values, family_of_scored)
+    return compare_models_by_errors(
+        matrix.oriented()[:, column], matrix.stderr[:, column], family
+    )
+
+
+def check_ranking(ranking: TaskRanking) -> list[Fault]:
+    """Return what the ranking of a task says against it, on evidence alone."""
+    if not ranking.has_errors:
+        return []
+    agreement = ranking.agreement
+    answer = agreement.answer
+    tau = f"mean τ {agreement.mean.value:.2f} with the others"
+    faults = []
+    if answer is RankingAnswer.AGAINST and ranking.models_differ:
+        faults.append((FlagReason.AGAINST, f"{tau} ({format_p_value(agreement.p_against)})"))
+    elif answer is RankingAnswer.UNLIKE:
+        evidence = (
+            f"{tau}; {agreement.expected:.2f} is expected of a test of its size, as the others have "
+            f"{agreement.among_others:.2f} among themselves (difference {agreement.shortfall.value:.2f}, "
+            f"{format_level(agreement.shortfall.level)} interval {agreement.shortfall.low:.2f} "
+            f"to {agreement.shortfall.high:.2f})"
+        )
+        faults.append((FlagReason.UNLIKE, evidence))
+    is_noise = answer in (RankingAnswer.UNLIKE, RankingAnswer.AGAINST) or agreement.is_narrow
+    if not ranking.models_differ and answer is not RankingAnswer.AGREES and is_noise:
+        p_value = format_p_value(ranking.differences.p_value)
+        evidence = f"scores differ no more than chance makes them ({p_value})"
+        if agreement.is_narrow:
+            evidence += ", and by less than half as much as on the other tasks"
+        faults.append((FlagReason.NO_DIFFERENCES, evidence))
+    return faults
+
+
+def _check_preparation(screening: Screening, column: int) -> list[Fault]:
+    """Return whether a task can prepare the models, and whether it does."""
+    faults = []
     train = screening.train_examples[column]
     if train < TRAIN_EXAMPLES:
         evidence = f"{train:.0f} training examples, under {TRAIN_EXAMPLES:,}"
-        reasons.append((FlagReason.FEW_TRAINING_EXAMPLES, evidence))
+        faults.append((FlagReason.FEW_TRAINING_EXAMPLES, evidence))
     not_improved = screening.not_improved[column]
     if not_improved > NOT_IMPROVED:
         evidence = f"{not_improved:.0%} of models no better, over {NOT_IMPROVED:.0%}"
-        reasons.append((FlagReason.NO_IMPROVEMENT, evidence))
-    p_value = screening.unrelated[column]
-    if p_value > UNRELATED:
-        tau = screening.agreement[column]
-        evidence = f"τ {tau:.2f} with the mean of the other tasks (p = {p_value:.2f})"
-        reasons.append((FlagReason.UNRELATED, evidence))
+        faults.append((FlagReason.NO_IMPROVEMENT, evidence))
+    return faults
+
+
+def _check_scores(
+    screening: Screening, final: ScoreMatrix, column: int, floor: float
+) -> list[Fault]:
+    """Return whether the scores of a task sit at the ceiling or at the floor."""
+    if not final.higher_is_better[column]:
+        return []
+    scored = np.isfinite(final.values[:, column])
+    scores = final.values[scored, column]
+    faults = []
     median = float(np.median(scores)) if len(scores) else np.nan
-    if higher_is_better and CEILING <= median <= screening.best[column] <= 1.0:
-        reasons.append((FlagReason.CEILING, f"half of the models score {median:.3f} or more"))
-    share_at_floor = _share_at_floor(scores, errors, floor)
-    if higher_is_better and share_at_floor > 0.5:
-        evidence = (
-            f"{share_at_floor:.0%} of models are within two standard errors of chance ({floor:.2f})"
-        )
-        reasons.append((FlagReason.FLOOR, evidence))
-    resolved = screening.resolved[column]
-    if resolved < RESOLVED and len(scores) >= ENOUGH_MODELS:
-        evidence = f"{resolved:.0%} of model pairs differ significantly, under {RESOLVED:.0%}"
-        reasons.append((FlagReason.SMALL_TEST, evidence))
-    return reasons
+    if CEILING <= median <= screening.best[column] <= 1.0:
+        faults.append((FlagReason.CEILING, f"half of the models score {median:.3f} or more"))
+    at_floor = share_at_floor(scores, final.stderr[scored, column], floor)
+    if at_floor > 0.5:
+        evidence = f"{at_floor:.0%} of models surely score about as a guess does ({floor:.2f})"
+        faults.append((FlagReason.FLOOR, evidence))
+    return faults
 
 
-def _share_at_floor(scores: Floats, errors: Floats, floor: float) -> float:
-    """Return the share of models within two standard errors of a guess; 0 where no error is known."""
+def share_at_floor(scores: Floats, errors: Floats, floor: float) -> float:
+    """Return the share of models whose interval ends near the score of a guess; 0 where no error is known."""
     tested = np.isfinite(errors)
     if not tested.any():
         return 0.0
-    return float((scores[tested] <= floor + 2 * errors[tested]).mean())
+    ends = scores[tested] + 2 * errors[tested]
+    return float((ends <= floor + FLOOR_SHARE * (1 - floor)).mean())
 
 
-def _agree_with_others(values: Floats) -> tuple[Floats, Floats]:
-    """Return τ of each task with the mean z score of the others, and the p value of none against a positive one."""
-    tasks = values.shape[1]
-    tau = np.full(tasks, np.nan)
-    p_values = np.full(tasks, np.nan)
-    if tasks < 2:
-        return tau, p_values
+def _check_size(resolved: float, expected: float, final: ScoreMatrix, column: int) -> list[Fault]:
+    """Return whether a test is too small for models that differ as on the other tasks."""
+    has_models = np.isfinite(final.values[:, column]).sum() >= ENOUGH_MODELS
+    if not (has_models and resolved < RESOLVED and expected < RESOLVED):
+        return []
+    evidence = (
+        f"{resolved:.0%} of model pairs differ significantly; with the gaps of the other tasks "
+        f"it would be {expected:.0%}, under {RESOLVED:.0%}"
+    )
+    return [(FlagReason.SMALL_TEST, evidence)]
+
+
+def _expect_resolution(matrix: ScoreMatrix) -> Floats:
+    """Return the share of pairs that each test would resolve if models differed as they do on the other tasks."""
+    models, tasks = matrix.shape
+    expected = np.full(tasks, np.nan)
+    noise = nan_mean(matrix.stderr**2, axis=0)
+    first, second = np.triu_indices(models, 1)
+    gaps = np.abs(matrix.values[first] - matrix.values[second])  # (pairs, tasks)
+    scales = [metric.scale for metric in matrix.metrics]
     for column in range(tasks):
-        others = mean_z_scores(np.delete(values, column, axis=1))
-        both = np.isfinite(others) & np.isfinite(values[:, column])
-        if both.sum() < 2:
-            continue
-        test = kendalltau(values[both, column], others[both], alternative="greater")
-        tau[column] = test.statistic
-        if both.sum() >= LEAST_MODELS and tasks > 2:
-            p_values[column] = test.pvalue
-    return tau, p_values
+        others = [k for k in range(tasks) if k != column and scales[k] == scales[column]]
+        gaps_of_others = gaps[:, others]
+        known_gaps = gaps_of_others[np.isfinite(gaps_of_others)]
+        if len(known_gaps) and np.isfinite(noise[column]):
+            threshold = norm.ppf(0.5 + LEVEL / 2) * np.sqrt(2 * noise[column])
+            expected[column] = float((known_gaps > threshold).mean())
+    return expected
 
 
 def _share_not_improved(direct: ScoreMatrix, tuned: ScoreMatrix | None) -> Floats:
-    """Return the share of models whose score after tuning is no better than before."""
+    """Return the share of models whose score after tuning is no better than before, by task of the tuned scores."""
     if tuned is None:
         return np.full(len(direct.tasks), np.nan)
-    gains = tuned.oriented() - direct.oriented()
+    before, _, _ = direct.laid_out(tuned.models, tuned.tasks)
+    gains = (tuned.values - before) * tuned.sign
     return nan_mean(np.where(np.isfinite(gains), gains <= 0, np.nan), axis=0)
