@@ -19,7 +19,7 @@ from potentia.facts.benchmarks import benchmark, benchmarks
 from potentia.files import LARGEST_FILE, read_csv_rows, read_text
 from potentia.values.protocol import TaskName
 
-NO_GROUPS = "none"  # what ``--task-groups`` takes for: every task counts by itself
+NO_GROUPS = "none"  # what ``task_groups`` takes for: every task counts by itself
 # First words that say what a thing is, and not of which benchmark it is a part.
 GENERIC_WORDS = frozenset(
     {

@@ -144,7 +144,9 @@ def sound_and_other(seed: int, models: int, n: int, *, families: int = 1, mine: 
     shared = 0.95 if families > 1 else 0.0
 
     def draw() -> np.ndarray:
-        return shared * rng.normal(size=models)[kin] + np.sqrt(1 - shared**2) * rng.normal(size=models)
+        return shared * rng.normal(size=models)[kin] + np.sqrt(1 - shared**2) * rng.normal(
+            size=models
+        )
 
     ability = draw()
     columns = []
@@ -168,7 +170,9 @@ def test_a_reversed_ranking_of_four_models_is_not_said_to_agree() -> None:
     """ "Keep y: its ranking agrees with the others: mean τ −1.00" was said of four models."""
     up = np.linspace(0.3, 0.6, 4)
     values = np.stack([up, up[::-1]], axis=1)
-    matrix = ScoreMatrix.build(["a", "b", "c", "d"], ["x", "y"], values, stderr=np.full((4, 2), 0.01))
+    matrix = ScoreMatrix.build(
+        ["a", "b", "c", "d"], ["x", "y"], values, stderr=np.full((4, 2), 0.01)
+    )
     found = judge_benchmark(matrix, "y")
     assert found.verdict == "cannot tell"
     assert "agrees with the others" not in found.headline()
@@ -240,7 +244,9 @@ def test_the_report_says_one_thing_of_a_task() -> None:
     from potentia.analysis.rankings import find_rankings
 
     tuned = sound_and_other(3, 20, 1000, mine="unrelated")
-    direct = ScoreMatrix.build(tuned.models, tuned.tasks, tuned.values, stderr=tuned.stderr, n=tuned.n)
+    direct = ScoreMatrix.build(
+        tuned.models, tuned.tasks, tuned.values, stderr=tuned.stderr, n=tuned.n
+    )
     after = ScoreMatrix.build(
         tuned.models,
         tuned.tasks,

@@ -103,7 +103,7 @@ def test_groups_are_shown_and_can_be_changed(tmp_path) -> None:
     board = build_scoreboard(read(file))
     assert "6 tasks in 5 groups" in board.headline()
     assert "mmlu (2) counts once" in " ".join(board.certainty())
-    assert "--task-groups" in " ".join(board.certainty())
+    assert "task_groups  in --columns FILE" in " ".join(board.certainty())
     alone = build_scoreboard(read(file, task_groups="none"))
     assert "6 tasks)" in alone.headline()
     groups = tmp_path / "groups.csv"

@@ -215,9 +215,7 @@ def find_benchmark(
     return _judge_screened(evidence, matrix, task, screening, in_train)
 
 
-def _screen_evidence(
-    evidence: Evidence, matrix: ScoreMatrix, tested: Sequence[str]
-) -> Screening:
+def _screen_evidence(evidence: Evidence, matrix: ScoreMatrix, tested: Sequence[str]) -> Screening:
     """Screen the tasks as the report does, and test the agreement of some in any case."""
     background = evidence.background
     chances = {}
@@ -469,7 +467,9 @@ def _find_doubt(measured: BenchmarkVerdict, ranking: TaskRanking) -> str | None:
     if not ranking.models_differ:
         needed = ""
         if measured.by_items:
-            needed = f" About {measured.needed:,.0f} examples would find a difference of {RESOLUTION:g}."
+            needed = (
+                f" About {measured.needed:,.0f} examples would find a difference of {RESOLUTION:g}."
+            )
         p_value = format_p_value(measured.differences_p)
         return (
             f"its scores do not differ significantly ({p_value}): "

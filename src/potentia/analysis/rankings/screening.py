@@ -250,9 +250,7 @@ def assess_tasks(
     for column, task in enumerate(matrix.tasks):
         differences = compare_models(matrix, column, (items or {}).get(task, {}), agreements.family)
         models_differ = differences.p_value < TEST_LEVEL
-        agreement = agreements.compare(
-            task, models_differ=models_differ, must_test=task in tested
-        )
+        agreement = agreements.compare(task, models_differ=models_differ, must_test=task in tested)
         rankings.append(TaskRanking(differences, agreement))
     return rankings
 
@@ -270,9 +268,7 @@ def compare_models(
     if len(aligned.values) == len(models) >= 2 and aligned.values.shape[1] >= 2:
         _, family_of_scored = np.unique(family[is_scored], return_inverse=True)
         return compare_models_by_items(aligned.values, family_of_scored)
-    return compare_models_by_errors(
-        matrix.oriented()[:, column], matrix.stderr[:, column], family
-    )
+    return compare_models_by_errors(matrix.oriented()[:, column], matrix.stderr[:, column], family)
 
 
 def check_ranking(ranking: TaskRanking) -> list[Fault]:

@@ -102,4 +102,4 @@ class TaskGroups:
             f"Tasks of one benchmark count as one task: {join_names(named)} {verb} once each."
             if len(named) > 1
             else f"Tasks of one benchmark count as one task: {named[0]} {verb} once."
-        ) + " Change this with --task-groups."
+        ) + " Change this with  task_groups  in --columns FILE."

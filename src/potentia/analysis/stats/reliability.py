@@ -15,9 +15,7 @@ from potentia.values.scores import Floats
 LEAST_RELIABILITY = 0.1  # below, what noise took away cannot be given back
 
 
-def measure_reliability(
-    values: Floats, errors: Floats, weights: Floats | None = None
-) -> Floats:
+def measure_reliability(values: Floats, errors: Floats, weights: Floats | None = None) -> Floats:
     """Return the reliability of each task of (models, tasks); NaN without errors or without spread.
 
     ``weights`` (resamples, models) say how often each model counts, as a bootstrap draws them: (resamples, tasks).

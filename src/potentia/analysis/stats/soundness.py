@@ -1,4 +1,4 @@
-"""What scores say of a task among others: do models differ on it, and does it rank them as the other tasks do?
+"""What the scores of a task say among others: whether models differ on it, and whether it ranks them as the others do.
 
 Failing to show something is no evidence of its opposite, so each question has three answers. That a task ranks as the
 others do is shown by permutation tests of Kendall's τ with their mean and with the nearest of them. That it does *not*
@@ -41,7 +41,9 @@ Codes = npt.NDArray[np.intp]
 
 TEST_LEVEL = 0.02  # of each test behind an answer
 MIN_MODELS = 4  # of which anything is asked
-MIN_UNITS = 6  # families (or models of none) from which a ranking may be said to be unlike the others
+MIN_UNITS = (
+    6  # families (or models of none) from which a ranking may be said to be unlike the others
+)
 MIN_OTHERS = 3  # tasks whose agreement among themselves is something to compare with
 NARROW_SHARE = 0.5  # of the spread on the other tasks, below which models hardly differ
 RESAMPLES = 1_000
@@ -83,7 +85,7 @@ def compare_models_by_items(answers: Floats, family: Codes | None = None) -> Sco
 
     The reliability is Hoyt's, which is Cronbach's α: the mean over all split halves, stepped up to all items.
     """
-    models, items = answers.shape
+    models = len(answers)
     family = np.arange(models) if family is None else family
     of_all = _analyze_variance(answers, np.zeros(models, dtype=np.intp))
     between_families = average_families(answers, family)
@@ -257,7 +259,7 @@ class TaskAgreements:
         """
         column = self.matrix.tasks.index(task)
         others = self._list_others(column)
-        units = int(len(np.unique(self.family[np.isfinite(self.scores[:, column])])))
+        units = len(np.unique(self.family[np.isfinite(self.scores[:, column])]))
         unknown = Interval(math.nan, math.nan, math.nan, self.level)
         names = tuple(self.matrix.tasks[other] for other in others)
         if not others:
