@@ -92,6 +92,7 @@ def test_every_section_is_there(page: str):
         "evidence",
         "structure",
         "benchmarks",
+        "answer-bits",
         "cells",
         "how",
     ]
@@ -192,7 +193,7 @@ def test_every_table_and_chart_needs_no_script(page: str, data: ReportData):
 def test_the_rest_is_folded(page: str):
     reader = read(page)
     sections = [a for tag, a in reader.tags if tag == "details" and a.get("class") == "section"]
-    assert len(sections) == 9
+    assert len(sections) == 10
     assert not any("open" in a for a in sections)
 
 
@@ -227,7 +228,11 @@ def test_the_numbers_are_the_command_lines(store: Path, data: ReportData):
     )
     assert printed.returncode == 0, printed.stderr
     found = json.loads(printed.stdout)
-    measured = {name: finding for name, finding in data.named().items() if name != "completion"}
+    measured = {
+        name: finding
+        for name, finding in data.named().items()
+        if name not in ("completion", "answer_bits")
+    }
     assert list(found) == list(measured)
     for name, finding in measured.items():
         assert json.loads(json.dumps(finding.to_dict())) == found[name], name
@@ -316,9 +321,7 @@ def test_the_command_writes_report_and_figures(store: Path, tmp_path: Path):
             "-o",
             "r.html",
             "--figures",
-            "f",
-            "--format",
-            "svg",
+            "f.svg",
             "--json",
         ],
         capture_output=True,
@@ -330,7 +333,7 @@ def test_the_command_writes_report_and_figures(store: Path, tmp_path: Path):
     assert told["bytes"] == (tmp_path / "r.html").stat().st_size
     assert len(told["figures"]) == len(list((tmp_path / "f").glob("*.svg"))) > 5
     bad = subprocess.run(
-        [POTENTIA, "report", str(store), "--format", "gif"], capture_output=True, text=True
+        [POTENTIA, "report", str(store), "--figures", "f.gif"], capture_output=True, text=True
     )
     assert bad.returncode == 2
     assert "pdf, png, svg" in bad.stderr
@@ -458,7 +461,7 @@ def test_a_page_of_three_models_without_errors_claims_no_more_than_it_knows(tmp_
         assert "<figure" in sections[name], name
     assert sections["reading"].index("lower") < sections["reading"].index("</table>")
     assert '<details class="tables">' not in sections["reading"]
-    assert "<code>--kind</code>" in sections["reading"]
+    assert "<code>--columns</code>" in sections["reading"]
     assert "by each way of taking tasks together" in sections["ranks"]
 
 
