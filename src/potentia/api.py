@@ -11,6 +11,8 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from potentia.analysis.answers import AnswerFindings
+from potentia.analysis.answers import find_answers as _find_answers
 from potentia.analysis.benchmark import BenchmarkVerdict
 from potentia.analysis.benchmark import (
     find_benchmark as _find_benchmark,
@@ -26,6 +28,7 @@ from potentia.analysis.checkpoints import (
 from potentia.analysis.checkpoints import (
     find_training as _find_training,
 )
+from potentia.analysis.checkpoints import find_training_signal as _find_training_signal
 from potentia.analysis.rankings import (
     ModelComparison,
     RankingOptions,
@@ -152,6 +155,22 @@ def benchmark(source: Source, task: str, *, protocol: str | None = None) -> Benc
     return _find_benchmark(to_evidence(source), task, protocol=protocol)
 
 
+def answers(source: Source) -> AnswerFindings:
+    """Say what answers show beyond accuracy: what ``potentia analyze answers`` prints.
+
+    Args:
+        source: A store of a study that was run.
+
+    Returns:
+        ``answer_bits``, the bits per byte of right answers beside accuracy; ``blind``, scores without the question;
+        ``pass_at_k`` of sampled answers; each None where the study has none.
+
+    Example:
+        >>> potentia.answers("potentia.db").sentences()
+    """
+    return _find_answers(to_evidence(source))
+
+
 def checkpoints(source: Source, *, unit: str | None = None) -> Training:
     """Say whether a pretraining run improves: the first answer of ``potentia analyze checkpoints``.
 
@@ -218,6 +237,7 @@ find_ablation = _with_sources(_find_ablation)
 find_consistency = _with_sources(_find_consistency)
 find_proxies = _with_sources(_find_proxies)
 find_stability = _with_sources(_find_stability)
+find_training_signal = _with_sources(_find_training_signal)
 find_test_task = _with_sources(_find_test_task)
 make_report = _with_sources(_make_report)
 
@@ -239,6 +259,7 @@ __all__ = [
     "Store",
     "Study",
     "TestTaskOptions",
+    "answers",
     "benchmark",
     "checkpoints",
     "compare",
@@ -256,6 +277,7 @@ __all__ = [
     "find_stability",
     "find_test_task",
     "find_training",
+    "find_training_signal",
     "make_report",
     "make_study",
     "plan_study",

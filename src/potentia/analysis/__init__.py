@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from potentia.analysis import (
+        answers,
         benchmark,
         checkpoints,
         completion,
@@ -18,7 +19,16 @@ if TYPE_CHECKING:
         stats,
     )
 
-_ROOMS = ("benchmark", "checkpoints", "completion", "planning", "rankings", "registration", "stats")
+_ROOMS = (
+    "answers",
+    "benchmark",
+    "checkpoints",
+    "completion",
+    "planning",
+    "rankings",
+    "registration",
+    "stats",
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -49,6 +49,7 @@ from potentia.errors import InputError, StudyError, without_password
 from potentia.extras import Extra
 from potentia.values.clusters import Clusters
 from potentia.values.findings import Cell, Table
+from potentia.values.protocol import TaskName
 
 if TYPE_CHECKING:
     from potentia.analysis.completion import Completion
@@ -413,7 +414,8 @@ def _estimate_power(study_plan: StudyPlan) -> StudyPower | None:
     sizes = {}
     for name, task in study_plan.tasks.by_name.items():
         documents = task.documents("test")
-        if task.kind == "corpus" or not documents:
+        is_control = TaskName(name).sighted is not None
+        if task.kind == "corpus" or is_control or not documents:
             continue
         labels = {document.id: task.cluster_label(document) for document in documents}
         clusters = Clusters.of_examples(list(labels), labels)

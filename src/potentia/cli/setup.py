@@ -115,6 +115,7 @@ def demo(options: DemoOptions) -> None:
 
 ZOO_QUESTIONS = {
     "adjust": "What is having seen a test's form worth, and does the same tuning for all take it away?",
+    "answers": "What do answers show beyond accuracy, and which task is answered without its question?",
     "checkpoints": "Do scores grow with pretraining?",
     "consistency": "Does the better base model become the better instruct model?",
     "robustness": "Does the data move a task more than the seed does?",

@@ -28,6 +28,7 @@ FORMS = ("blank_ppl", "option_ppl")
 AUXILIARY = "auxiliary"
 AUXILIARY_DOCUMENTS = 1000  # of each form: 940 steps of 32 in five epochs
 ON_THE_WAY = (188, 564)  # steps after which all are scored too
+GIVEAWAY = "giveaway"  # the task whose answers give themselves away, as ``ask`` otherwise
 SHOWN = "ask"  # the form that the treatment experiment teaches half of the models that never saw it
 _FACT_COLUMNS = (
     "name",
@@ -66,6 +67,7 @@ class Laboratory:
             "treatment": f"{test_task} treatment",
             "checkpoints": f"potentia analyze checkpoints {store} --study checkpoints-direct checkpoints-tuned"
             " --baseline direct",
+            "answers": f"potentia analyze answers {store} --study answers",
             "consistency": f"potentia analyze checkpoints {store} --study consistency-direct consistency-tuned"
             " --protocols direct train_before_test --baseline direct --instruct-by same",
             "robustness": f"potentia papers proxy {store} --study robustness --target both --protocol adjust"
@@ -83,6 +85,7 @@ def lay_out_laboratory(folder: Path) -> Laboratory:
     folder = Path(folder)
     models = zoo.write_model_folders(folder / "models")
     tasks = zoo.write_task_files(folder / "tasks")
+    tasks[GIVEAWAY] = zoo.write_skewed_task(folder / "tasks", GIVEAWAY, gives_away=True)
     _write_auxiliary(folder / "tasks", tasks)
     facts = _write_facts(folder / "facts.csv")
     store = (folder / "potentia.db").resolve()
@@ -150,6 +153,10 @@ def lab_studies() -> dict[str, LabStudy]:
             "Stability over pretraining: train-before-test at every checkpoint.",
             {"models": _pretraining_runs(), **tuned},
         ),
+        "answers": LabStudy(
+            "Answers beyond accuracy: bits per byte, blind twins (giveaway has a planted artefact), pass@k, two runs.",
+            {"models": _pretraining_runs(), **_answer_settings()},
+        ),
         "consistency-direct": LabStudy(
             "Base models and their instruct versions, by the benchmarks' own prompts and BOSE's forms.",
             {"models": list(map(model_spec, aster_pairs)), **direct},
@@ -196,6 +203,25 @@ def _tuned_settings() -> dict[str, Any]:
         "tasks": _task_specs(TRACKED),
         "protocols": ["train_before_test"],
         "caps": CAPS,
+        "device": "cpu",
+        "tuning": zoo_tuning(),
+    }
+
+
+def _answer_settings() -> dict[str, Any]:
+    """Return a study whose tasks have blind twins, one of them with an artefact, and one with sampled answers."""
+    choice_tasks = [
+        {"name": name, "file": f"tasks/{name}.yaml", "blind": True} for name in ("ask", GIVEAWAY)
+    ]
+    written_task = {
+        "name": "call",
+        "file": "tasks/call.yaml",
+        "samples": {"count": 8, "temperature": 0.8},
+    }
+    return {
+        "tasks": [*choice_tasks, written_task],
+        "protocols": ["direct", "train_before_test"],
+        "caps": {"train": 240, "validation": 100, "test": 200},
         "device": "cpu",
         "tuning": zoo_tuning(),
     }

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from potentia.analysis.answers.find import AnswerFindings, find_answers
     from potentia.analysis.answers.metric_comparison import (
         MetricComparison,
         compare_metrics,
@@ -22,6 +23,8 @@ ENTRY_POINTS = {
 }
 
 _MODULE_OF_NAME = {
+    "AnswerFindings": "find",
+    "find_answers": "find",
     "MetricComparison": "metric_comparison",
     "compare_metrics": "metric_comparison",
     "find_metric_comparison": "metric_comparison",

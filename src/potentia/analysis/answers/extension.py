@@ -52,25 +52,10 @@ def analyze_answers(evidence: Evidence, options: NoOptions) -> AnalysisOutput:
 
       potentia analyze rankings potentia.db --metric answer_bpb
     """
-    findings: dict[str, Finding] = {}
-    remarks: list[str] = []
-    reasons: list[str] = []
-    questions: dict[str, Callable[[Evidence], Finding]] = {
-        "answer_bits": find_answer_bits,
-        "blind": find_blind,
-        "pass_at_k": find_sampled,
-    }
-    for name, find in questions.items():
-        try:
-            finding = find(evidence)
-        except InputError as error:
-            reasons.append(error.message)
-            continue
-        findings[name] = finding
-        remarks += _list_sentences(finding)
-    if not findings:
-        raise InputError("; ".join(reasons), hint="give the store of a study that was run")
-    return AnalysisOutput(findings, remarks)
+    from potentia.analysis.answers.find import find_answers
+
+    found = find_answers(evidence)
+    return AnalysisOutput(found.named(), found.sentences())
 
 
 def _list_sentences(finding: Finding) -> list[str]:
