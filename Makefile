@@ -8,7 +8,7 @@ RUN_STAMP := $(VENV)/.installed-run
 STAMP := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tools demo check test long lint bench faults large docs blocks fuzz hostile scale audit architectures sabotage weights clean
+.PHONY: help setup tools demo check lowest test long lint bench faults large docs blocks fuzz hostile scale audit architectures sabotage weights clean
 
 help: ## say what each target does
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -42,6 +42,24 @@ lint: $(STAMP) ## style, types and import contracts
 # One more than cores: some tests wait for servers, locks and deadlines.
 WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+# Tests of one module each: no browser, no server, no process of its own, no published data.
+UNIT := tests/values tests/facts tests/study tests/formats tests/analysis tests/papers tests/zoo tests/test_api.py tests/test_house.py tests/test_files.py
+
+check: lint ## for the inner loop: lint, types, unit tests; two minutes on two quiet cores
+	@echo "== unit tests"
+	@$(PYTEST) --dist loadfile -m "not slow and not long and not browser and not postgres and not shared" $(UNIT) $(ARGS)
+
+# The lowest versions that pyproject.toml allows, in an environment of their own.
+LOWEST := .venv-lowest
+SAMPLE := tests/test_extras.py tests/formats tests/study tests/values tests/tasks/test_metrics.py tests/engine/test_loading.py tests/run/test_tuned.py tests/e2e/test_demo.py
+
+lowest: ## install the lowest allowed versions into .venv-lowest and run a sample of tests, the demo among them
+	@test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
+	@$(LOWEST)/bin/python -m pip install --quiet --upgrade pip
+	@$(LOWEST)/bin/python tools/lowest.py run parquet pandas figures > $(LOWEST)/constraints.txt
+	@$(LOWEST)/bin/python -m pip install --quiet --constraint $(LOWEST)/constraints.txt --editable '.[run]' hypothesis jsonschema pytest pytest-timeout pytest-xdist statsmodels
+	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(LOWEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not long" $(SAMPLE) $(ARGS)
 
 test: lint ## lint, then all tests but those of `make long`
 	@echo "== tests"
@@ -96,4 +114,4 @@ weights: $(STAMP) ## a study of real models on real benchmarks, to the end, on t
 	@$(BIN)/python bench/real_weights.py --data $(or $(DATA),../shared/data/benchmarks) $(ARGS)
 
 clean: ## remove what was built here
-	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache potentia-demo
+	rm -rf $(VENV) $(LOWEST) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache potentia-demo

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,6 +40,45 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest files first; the Makefile tells xdist to keep this order."""
     place = {str(ROOT / "tests" / name): k for k, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(str(item.path), len(place)))
+
+
+# What a skipped test misses, by words of its reason, and how to get it.
+MISSING_PARTS = {
+    "../shared": "the published scores in ../shared beside the checkout (maintainers have them)",
+    "Chromium": "Chromium (apt-get install chromium)",
+    "PostgreSQL": "PostgreSQL (apt-get install postgresql)",
+    "psycopg": "psycopg (make tools)",
+    "CUDA": "a CUDA device",
+    "bitsandbytes": "bitsandbytes (make large)",
+    "triton": "Triton (Linux on x86-64)",
+}
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say at the end what was not tested here, and how to have it tested."""
+    reports = terminalreporter.stats.get("skipped", [])
+    reasons = [_skip_reason(report) for report in reports]
+    counts = Counter(map(_name_missing_part, reasons))
+    if not counts:
+        return
+    terminalreporter.section(f"{len(reasons)} tests were skipped")
+    for part, count in counts.most_common():
+        terminalreporter.line(f"{count} need {part}")
+    terminalreporter.line(
+        ".ci/run installs Chromium and PostgreSQL and fails where they are absent"
+    )
+
+
+def _skip_reason(report: pytest.TestReport) -> str:
+    longrepr = report.longrepr
+    return str(longrepr[2]) if isinstance(longrepr, tuple) else str(longrepr)
+
+
+def _name_missing_part(reason: str) -> str:
+    for words, part in MISSING_PARTS.items():
+        if words in reason:
+            return part
+    return f"something else: {reason.removeprefix('Skipped: ')[:100]}"
 
 
 @pytest.fixture(scope="session")

@@ -52,7 +52,7 @@ def call_without_extras(*arguments: str, folder: Path) -> subprocess.CompletedPr
 @pytest.mark.parametrize(
     "command",
     [
-        f"report {SCORES} -o report.html --figures figures --format svg csv latex",
+        f"report {SCORES} -o report.html --figures figures.svg",
         f"analyze rankings {SCORES} --json",
         f"compare Qwen2.5-Coder-0.5B-Instruct SmolLM2-135M-Instruct {SCORES}",
         f"export {SCORES} -o scores.csv",
@@ -72,7 +72,7 @@ def test_the_core_analyses_compares_and_reports(command: str, tmp_path: Path) ->
         ("select --data scores.csv --models a b", Extra.RUN),
         ("demo", Extra.RUN),
         (f"export {SCORES} -o scores.parquet", Extra.PARQUET),
-        (f"report {SCORES} --figures figures --format png", Extra.FIGURES),
+        (f"report {SCORES} --figures figures.png", Extra.FIGURES),
         ("status postgresql://user@host/name", Extra.POSTGRES),
     ],
     ids=lambda value: str(value).split()[0],

@@ -28,15 +28,15 @@ for line in sys.argv[1].splitlines():
     print("done:", line)
 """
 LINES = f"""
-report {SCORES} -o report.html --figures figures --format svg csv
+report {SCORES} -o report.html --figures figures.svg
 compare Qwen2.5-Coder-0.5B-Instruct SmolLM2-135M-Instruct {SCORES}
 export {SCORES} -o scores.parquet
 report scores.parquet -o again.html
 analyze rankings scores.parquet --json
-import scores.parquet --store imported.db
+export scores.parquet -o imported.db
 status imported.db
 report made.db -o store.html
-store check made.db
+status made.db --check
 doctor --json
 """
 

@@ -11,10 +11,15 @@ from pathlib import Path
 import pytest
 
 import tiny
-from potentia.errors import InputError
+from potentia.errors import InputError, PotentiaError
 from potentia.run import Assignment, plan_study, run_study
 from potentia.run.cost import estimate_weight_bytes
-from potentia.run.executors.ray import check_store_is_shared, estimate_resources
+from potentia.run.executors.ray import (
+    ask_cluster,
+    check_store_is_shared,
+    estimate_resources,
+    start_ray,
+)
 from potentia.store import Store
 from potentia.study import Study, make_study
 
@@ -23,7 +28,11 @@ ray = pytest.importorskip("ray")
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
+    os.environ |= {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+        "RAY_raylet_start_wait_time_s": "600",  # a busy machine starts it late
+    }
     with tempfile.TemporaryDirectory(
         prefix="ray-", ignore_cleanup_errors=True
     ) as folder:  # short, for sockets
@@ -62,7 +71,7 @@ def test_a_cluster_gives_the_scores_of_one_process(cluster, tmp_path: Path):
             ).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_row_whose_task_is_lost_again_and_again_fails_alone(cluster, tmp_path: Path, monkeypatch):
     def dies(
         row: Assignment, flag: object, share: float
@@ -109,3 +118,30 @@ def test_a_cluster_of_several_machines_wants_a_shared_store(tmp_path: Path):
         row = plan_study(made.model_copy(update={"store": store})).rows[0]
         with pytest.raises(InputError, match="cannot be shared between machines"):
             check_store_is_shared(Two, Assignment(row))
+
+
+class SilentCluster:
+    """Stands in for a cluster that does not start, and gives no task a worker."""
+
+    exceptions = ray.exceptions
+
+    @staticmethod
+    def is_initialized() -> bool:
+        return False
+
+    @staticmethod
+    def init(**_: object) -> None:
+        raise ConnectionError("the raylet did not register")
+
+    @staticmethod
+    def get(reference: object, timeout: float) -> None:
+        raise ray.exceptions.GetTimeoutError(f"no answer in {timeout} s")
+
+
+def test_a_cluster_that_does_not_answer_is_reported_and_not_waited_for_without_end():
+    with pytest.raises(PotentiaError, match="Ray does not start: ConnectionError: the raylet"):
+        start_ray(SilentCluster)
+    with pytest.raises(PotentiaError, match="started no worker within 300 s") as caught:
+        ask_cluster(SilentCluster, object())
+    assert caught.value.hint is not None
+    assert "drop --executor ray" in caught.value.hint

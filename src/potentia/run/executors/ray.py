@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import re
 import threading
 import uuid
@@ -17,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from potentia.errors import InputError
+from potentia.errors import InputError, PotentiaError
 from potentia.extras import Extra, require_extra
 from potentia.run.cost import estimate_weight_bytes
 from potentia.run.executors.base import ExecutionRequest, QueueExecutor
@@ -26,12 +27,14 @@ from potentia.run.progress import open_store
 from potentia.run.worker import Answer, answer_assignment
 from potentia.timing import repeatedly
 
+START_SECONDS = 300  # for Ray to start, and for a cluster to answer its first question
 RETRIES = 3  # of a row whose worker or machine is lost
 EXTRA_BYTES = 2 * 2**30  # beside the weights: passes, adapters, the runtime itself
 MEMORY_PER_WEIGHTS = 1.5  # times the weights
 FULL_SHARE = 0.9  # of a GPU's memory that weights may take where they lie on one
 FILLED_SHARE = 0.8  # of each GPU's memory where they lie on several
 SHARE_STEP = 0.05  # shares of a GPU are whole multiples of this
+_NO_RAY = "`ray status` says what the cluster does; without it: drop --executor ray"
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
@@ -88,17 +91,12 @@ class RayExecutor(QueueExecutor):
         import ray
 
         self._ray = ray
-        if not ray.is_initialized():
-            ray.init(
-                ignore_reinit_error=True,
-                log_to_driver=False,
-                include_dashboard=False,
-                logging_level=logging.ERROR,
-            )
+        start_ray(ray)
         first = request.assignments[0]
         check_store_is_shared(ray, first)
         self._gpu_bytes = _ask_gpu_bytes(ray)
         self._stop_flag = ray.remote(num_cpus=0)(_StopFlag).remote()
+        ask_cluster(ray, self._stop_flag.is_set.remote())
         resources = ray.cluster_resources()
         if self._gpu_bytes is None or first.study.device == "cpu":
             workers = int(resources.get("CPU", 1) // max(1, first.threads))
@@ -136,7 +134,8 @@ class RayExecutor(QueueExecutor):
     def request_stop(self) -> None:
         """Raise the flag that all tasks look at."""
         if self._stop_flag is not None:
-            self._ray.get(self._stop_flag.set.remote())
+            with suppress(self._ray.exceptions.RayError):  # a cluster that is gone stops by itself
+                self._ray.get(self._stop_flag.set.remote(), timeout=30)
 
     def close(self, *, graceful: bool) -> None:
         """Cancel what has not ended, after some time where it may have to save."""
@@ -148,6 +147,34 @@ class RayExecutor(QueueExecutor):
             )
         for reference in self.running:
             self._ray.cancel(reference, force=False)
+
+
+def start_ray(ray: Any) -> None:
+    """Connect to the cluster that Ray's settings name, or start one here, within a bound."""
+    if ray.is_initialized():
+        return
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", str(START_SECONDS))
+    try:
+        ray.init(
+            ignore_reinit_error=True,
+            log_to_driver=False,
+            include_dashboard=False,
+            logging_level=logging.ERROR,
+        )
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        raise PotentiaError(
+            f"Ray does not start: {describe_ray_error(error)}", hint=_NO_RAY
+        ) from error
+
+
+def ask_cluster(ray: Any, reference: Any) -> Any:
+    """Return the answer of a task; a cluster that gives it no worker within the bound is reported."""
+    try:
+        return ray.get(reference, timeout=START_SECONDS)
+    except ray.exceptions.GetTimeoutError as error:
+        raise PotentiaError(
+            f"the Ray cluster started no worker within {START_SECONDS} s", hint=_NO_RAY
+        ) from error
 
 
 def describe_ray_error(error: BaseException) -> str:
@@ -194,7 +221,7 @@ def _find_blind_nodes(ray: Any, nodes: Sequence[Any], mark: Path) -> list[str]:
         on_node = strategy(node_id=node["NodeID"], soft=False)
         task = ray.remote(num_cpus=0, scheduling_strategy=on_node)(_file_exists)
         answers[node["NodeManagerAddress"]] = task.remote(str(mark))
-    return [address for address, answer in answers.items() if not ray.get(answer, timeout=60)]
+    return [address for address, answer in answers.items() if not ask_cluster(ray, answer)]
 
 
 def _file_exists(path: str) -> bool:
@@ -205,7 +232,8 @@ def _ask_gpu_bytes(ray: Any) -> int | None:
     """Return the memory of the cluster's GPUs, as the first that answers has it; None where there is none."""
     if not ray.cluster_resources().get("GPU"):
         return None
-    return int(ray.get(ray.remote(num_gpus=0.01, num_cpus=0)(_read_gpu_bytes).remote()))
+    task = ray.remote(num_gpus=0.01, num_cpus=0)(_read_gpu_bytes)
+    return int(ask_cluster(ray, task.remote()))
 
 
 def _read_gpu_bytes() -> int:
