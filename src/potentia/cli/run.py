@@ -262,6 +262,20 @@ def _print_result(plan: StudyPlan, result: RunResult, as_json: bool) -> None:
         _print_scores(*scores, store)
     is_pretraining = bool(plan.rows) and all(row.model.series is not None for row in plan.rows)
     _print_next_steps(result, store, "checkpoints" if is_pretraining else "rankings")
+    _print_spent(plan.study, result.study)
+
+
+def _print_spent(study: potentia.Study, key: str) -> None:
+    """Print what the results of a study cost, where a price is known."""
+    price = potentia.study.find_price(study.price, study.device)
+    if price is None:
+        return
+    with potentia.store.Store.open(study.store, readonly=True) as store:
+        seconds = store.cells.sum_seconds(study=key)
+    time = potentia.run.format_time(seconds)
+    print_lines(
+        f"The results of this study took {time} and cost {price.format(seconds)} ({price})."
+    )
 
 
 def _run_adaptive(
@@ -503,9 +517,16 @@ def _cost_as_json(study_plan: StudyPlan, cost: StudyCost) -> dict[str, Any]:
         "seconds": cost.seconds,
         "cells_done": len(cost.cells) - total.cells,
         "hours": cost.seconds / 3600,
+        "cost": _cost_in_money(study_plan.study, cost),
         "problems": _problems(study_plan),
         "cells": cost.cells,
     }
+
+
+def _cost_in_money(study: potentia.Study, cost: StudyCost) -> float | None:
+    """Return what a study will cost in money; None where no price is known."""
+    price = potentia.study.find_price(study.price, cost.device)
+    return None if price is None else price.of_seconds(cost.seconds)
 
 
 def _problems(study_plan: StudyPlan) -> dict[str, str]:
@@ -524,7 +545,7 @@ def _cost_tables(study_plan: StudyPlan, cost: StudyCost) -> list[Table]:
     title = f"Plan of {study_plan.study.name}"
     task_rows = [_task_cost(name, cost) for name in study_plan.tasks.by_name]
     return [
-        Table(title, columns, rows, note=_cost_note(cost)),
+        Table(title, columns, rows, note=_cost_note(cost, study_plan.study)),
         Table("By task", ("task", "to do", "train", "time", "share"), task_rows),
     ]
 
@@ -567,13 +588,16 @@ def _task_cost(name: str, cost: StudyCost) -> tuple[Cell, ...]:
     )
 
 
-def _cost_note(cost: StudyCost) -> str:
+def _cost_note(cost: StudyCost, study: potentia.Study) -> str:
     total = CostSum.of_pending(cost.cells)
     time = f"{potentia.run.format_time(cost.seconds)} on {cost.device}"
     hours = cost.seconds / 3600
     if not math.isnan(hours):
         unit = "GPU-hours" if cost.device == "cuda" else "hours of this machine"
         time += f" = {hours:.3g} {unit}"
+        price = potentia.study.find_price(study.price, cost.device)
+        if price is not None:
+            time += f" = {price.format(cost.seconds)}"
     if cost.start >= 1 and cost.pending:
         time += f", {potentia.run.format_time(cost.start)} of it before the first cell"
     source = f"from {cost.source}" if cost.source else "times are not known"

@@ -117,6 +117,9 @@ def _status_tables(state: dict[str, Any]) -> list[Table]:
     for study in studies:
         rows.append((study["name"], study["key"][:8], *(study[count] for count in counts)))
     columns = ("study", "key", "models", "tasks", "cells done", "asked", "failed", "running")
+    if any(study["cost"] for study in studies):
+        columns = (*columns, "cost")
+        rows = [(*row, study["cost"]) for row, study in zip(rows, studies, strict=True)]
     tables = [Table(f"Studies in {state['store']}", columns, rows)]
     if any(study["running"] for study in studies):
         tables.append(running_rows_table(state))

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potentia.errors import InputError, without_password
-from potentia.study import content_key
+from potentia.study import content_key, find_price
 from potentia.values.protocol import ADJUST, Protocol
 
 if TYPE_CHECKING:
     from potentia.run.plan import Assignment, Row, StudyPlan
     from potentia.store import EventRecord, LeaseRecord, Store, StudyRecord
+    from potentia.study import Study
 
 
 # Seconds that a run waits for a store that does not answer; POTENTIA_STORE_PATIENCE sets another number.
@@ -307,9 +308,18 @@ def _describe_study(store: Store, record: StudyRecord, *, failed: int) -> dict[s
         "done": store.cells.count(study=record.key),
         "failed": failed,
         "running": len(running_rows),
+        "cost": _describe_cost(store, record, study_file),
         "rows": progress,
         "leases": [_describe_lease(lease) for lease in leases],
     }
+
+
+def _describe_cost(store: Store, record: StudyRecord, study: Study | None) -> str | None:
+    """Return what the results of a study cost so far; None where no price is known."""
+    if study is None:
+        return None
+    price = find_price(study.price, study.device)
+    return None if price is None else price.format(store.cells.sum_seconds(study=record.key))
 
 
 def _describe_lease(lease: LeaseRecord) -> dict[str, Any]:

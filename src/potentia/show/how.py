@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from potentia.store import CellRecord, StudyRecord
+from potentia.study import Price, find_price
 from potentia.timing import format_duration
 from potentia.values.findings import Table
 from potentia.values.protocol import Protocol
@@ -29,7 +30,7 @@ def how_context(data: ReportData) -> dict[str, Any]:
     recipes = [cell.provenance.tuning for cell in measured if cell.provenance.tuning]
     tables = (
         _computation_table(measured),
-        _cost_table(data.cells),
+        _cost_table(data.cells, _find_price(data)),
         _data_table(measured),
         _model_table(measured),
     )
@@ -158,20 +159,34 @@ def _format_error(error: float | None) -> str | None:
 # --- cost, data, models -----------------------------------------------------------------------------------------------
 
 
-def _cost_table(cells: Iterable[CellRecord]) -> Table:
-    """Return the time that the cells of each protocol took; nothing where it is not known."""
+def _find_price(data: ReportData) -> Price | None:
+    """Return the price of an hour of the machine, as the latest study or the user's configuration has it."""
+    for study in reversed(data.evidence.study_files):
+        price = find_price(study.price, study.device)
+        if price is not None:
+            return price
+    return None
+
+
+def _cost_table(cells: Iterable[CellRecord], price: Price | None) -> Table:
+    """Return the time that the cells of each protocol took, and the money; nothing where it is not known."""
     seconds_by_protocol: dict[Protocol, list[float]] = {}
     for cell in cells:
         seconds_by_protocol.setdefault(Protocol(cell.protocol), []).append(cell.seconds)
     all_seconds = [seconds for values in seconds_by_protocol.values() for seconds in values]
     if not any(all_seconds):
         return Table("Cost", (), ())
-    rows = [
-        (protocol.label, len(seconds), format_duration(sum(seconds)))
-        for protocol, seconds in sorted(seconds_by_protocol.items())
+    columns: tuple[str, ...] = ("protocol", "results", "time")
+    if price is not None:
+        columns = (*columns, f"cost at {price}")
+    rows = []
+    groups = [
+        (protocol.label, seconds) for protocol, seconds in sorted(seconds_by_protocol.items())
     ]
-    rows.append(("in all", len(all_seconds), format_duration(sum(all_seconds))))
-    return Table("Cost", ("protocol", "cells", "time"), rows)
+    for label, seconds in [*groups, ("in all", all_seconds)]:
+        row = (label, len(seconds), format_duration(sum(seconds)))
+        rows.append(row if price is None else (*row, price.format(sum(seconds))))
+    return Table("Cost", columns, rows)
 
 
 def _data_table(cells: Iterable[CellRecord]) -> Table:

@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from potentia.facts import leaderboard_shots
 from potentia.study.checkpoints import find_checkpoints
+from potentia.study.price import parse_price
 from potentia.study.tuning import (
     Adjust,
     Positive,
@@ -359,6 +360,12 @@ class TaskSpec(Strict):
             name = f"{self.name}#{fold}/{self.folds}"
             fold_tasks.append(self.model_copy(update={"name": name, "fold": fold}))
         return tuple(fold_tasks)
+
+
+def _check_price(price: str) -> str:
+    """Refuse a price that cannot be read before anything is computed."""
+    parse_price(price)
+    return price
 
 
 EXPOSED = "+exposed"  # follows the name of a model that `treat` tunes
