@@ -25,6 +25,7 @@ from potentia.integrations import (
     Predictions,
     export_adapter,
     export_classifier,
+    export_encoder,
     predict,
 )
 from potentia.run import Race, load_tasks, parse_budget
@@ -194,15 +195,25 @@ def _export(race: Race, choice: ModelChoice, folder: Path) -> SelectedModel:
         temperature = choice.trust.temperature
         threshold = choice.trust.threshold
     with Store.open(race.study.store, readonly=True) as store:
+        cell = race.final(store, choice.best)
         # An earlier selection's adapter in this folder is replaced.
-        adapter = export_adapter(
-            store,
-            race.final(store, choice.best),
-            folder / "adapter",
-            replace=True,
-            temperature=temperature,
-            threshold=threshold,
-        )
+        if race.is_encoder(choice.best) and race.encoders is not None:
+            adapter = export_encoder(
+                cell,
+                race.encoders.folder_of(choice.best),
+                folder / "adapter",
+                temperature=temperature,
+                threshold=threshold,
+            )
+        else:
+            adapter = export_adapter(
+                store,
+                cell,
+                folder / "adapter",
+                replace=True,
+                temperature=temperature,
+                threshold=threshold,
+            )
     classifier = None
     classification = choice.classification
     if classification is not None and TFIDF in classification.baselines:

@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 import company_files
 import potentia
 import ticket_files
+import tiny_encoder
 from potentia.cli.app import app
 from potentia.store import Store
 from potentia.zoo import write_model_folders
@@ -173,6 +174,40 @@ def test_interrupting_says_how_to_go_on(world: Path, tmp_path: Path) -> None:
     assert process.wait(timeout=120) == 130, (told, rest)
     assert "Stopped. Everything finished is saved in" in rest
     assert "To go on: potentia select" in rest
+
+
+def test_an_encoder_competes_on_equal_terms(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # an encoder without pretraining needs larger steps than a real one
+    monkeypatch.setattr("potentia.run.encoders.LEARNING_RATES", (5e-3,))
+    rows = ticket_files.of_the_zoo(ROWS)
+    encoder = tiny_encoder.write_encoder(tmp_path / "encoder", [text for text, _ in rows])
+    models = [str(world / "zoo" / "birch-71k"), str(encoder)]
+    told: list[str] = []
+    chosen = potentia.select(
+        world / "tickets.csv",
+        models,
+        output=tmp_path / "s",
+        study=world / "recipe.yaml",
+        folds=2,
+        note=told.append,
+    )
+    table = chosen.table.set_index("model")
+    assert set(chosen.choice.ranking.models) == set(models)
+    assert table.loc[str(encoder), "after"] > 0.7  # words that stand for a label are learned
+    assert table["examples_per_second"].notna().all()
+    assert any("Frozen embeddings + logistic regression" in text for text in told)
+    classification = chosen.choice.classification
+    assert classification is not None
+    assert all(0 <= test.frozen["acc"] <= 1 for test in classification.models)
+    with Store.open(tmp_path / "s" / "select.db", readonly=True) as store:
+        cells = store.cells.read(study=chosen.final_study, model=str(encoder))
+        tested = [item.doc_id for cell in cells for item in store.cells.read_items(cell.key)]
+    assert sorted(tested) == list(range(ROWS))
+    texts = [text for text, _ in rows[:5]]
+    predictions = chosen.predictor(texts)
+    assert set(predictions.predicted) <= set(classification.labels)
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def _status_tables(state: dict[str, Any]) -> list[Table]:
     rows = []
     for study in studies:
         rows.append((study["name"], study["key"][:8], *(study[count] for count in counts)))
-    columns = ("study", "key", "models", "tasks", "cells done", "asked", "failed", "running")
+    columns: tuple[str, ...] = ("study", "key", *counts[:2], "cells done", *counts[3:])
     if any(study["cost"] for study in studies):
         columns = (*columns, "cost")
         rows = [(*row, study["cost"]) for row, study in zip(rows, studies, strict=True)]

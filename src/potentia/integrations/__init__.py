@@ -1,6 +1,11 @@
 """Potentia inside other tools: lm-eval, experiment trackers, adapters to take away and to predict with."""
 
-from potentia.integrations.adapters import ExportedAdapter, export_adapter, export_classifier
+from potentia.integrations.adapters import (
+    ExportedAdapter,
+    export_adapter,
+    export_classifier,
+    export_encoder,
+)
 from potentia.integrations.judge import AnswerJudge, JudgedAnswers, judge_answers
 from potentia.integrations.predictions import Predictions, merge_adapter_into_base, predict
 from potentia.integrations.trackers import send_to_tracker

@@ -84,6 +84,7 @@ class AdapterNote(_Noted):
     asked: dict[str, Any] | None = None
     temperature: float = Field(default=1.0, gt=0.0, le=1000.0)  # divides log-probabilities
     threshold: float | None = None  # of the probability, below which a person should look
+    encoder: bool = False  # whether the folder holds an encoder with a classification head
 
     @property
     def is_asked_in_chat(self) -> bool:

@@ -96,6 +96,37 @@ def export_adapter(
     return ExportedAdapter(folder, base, lines)
 
 
+def export_encoder(
+    cell: CellRecord,
+    saved: Path,
+    folder: Path,
+    *,
+    temperature: float = 1.0,
+    threshold: float | None = None,
+) -> ExportedAdapter:
+    """Copy a fine-tuned encoder, with a note from which ``predict`` asks it; an earlier one is replaced."""
+    note = {
+        "task": TaskName(cell.task).whole,
+        "encoder": True,
+        "model": {"source": str(cell.provenance.model.source)},
+        "asked": cell.provenance.task.to_dict(),
+        "metric": cell.metric,
+        "score": cell.score.value,
+        "temperature": temperature,
+        "threshold": threshold,
+    }
+    with atomic_folder(folder, replace=True) as draft:
+        for file in saved.iterdir():
+            shutil.copy2(file, draft / file.name)
+        text = json.dumps(note, indent=1, default=str, ensure_ascii=False)
+        (draft / NOTE).write_text(text, encoding="utf-8")
+    lines = (
+        "from transformers import pipeline",
+        f"classify = pipeline('text-classification', model={str(folder)!r})",
+    )
+    return ExportedAdapter(folder, str(cell.provenance.model.source), lines)
+
+
 def export_classifier(task: Task, folder: Path, *, accuracy: float, replace: bool = False) -> Path:
     """Write a classifier on words, taught all rows, with a note from which ``predict`` asks it."""
     from potentia.tasks import TFIDF, fit_linear_classifier

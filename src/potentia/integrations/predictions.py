@@ -34,6 +34,8 @@ Rows = str | Path | Sequence[str | Mapping[str, Any]]
 """What to predict: a file, texts, or records."""
 
 _ANSWER_FIELDS = ("label", "answer", "completion")  # that a file to predict may lack
+ENCODER_TOKENS = 256  # of a text, as in the fine-tuning
+ENCODER_BATCH = 32
 NAMED_BAD_ROWS = 5  # that a note lists
 _BASE_HINT = "if it was made for this model, say so: --unchecked-base"
 
@@ -143,6 +145,8 @@ def predict(
     subtask = Subtask(definition, {"test": dataset_from_records(usable, where=definition["task"])})
     if (folder / CLASSIFIER).is_file():
         answers = iter(_ask_classifier(subtask, usable, folder, note))
+    elif note.encoder:
+        answers = iter(_ask_encoder(subtask, usable, folder, note, device))
     else:
         loaded = load_adapted(
             folder, note, base=base, device=device, dtype=dtype, unchecked_base=unchecked_base
@@ -240,6 +244,49 @@ def _ask_classifier(
         for place, probability in zip(classifier.classes, probabilities, strict=True):
             shares[labels[place]] = probability
         answers.append(_Answer(max(shares, key=lambda label: shares[label]), shares))
+    return answers
+
+
+def _ask_encoder(
+    subtask: Subtask,
+    documents: Sequence[dict[str, Any]],
+    folder: Path,
+    note: AdapterNote,
+    device: str,
+) -> list[_Answer]:
+    """Ask an encoder with a classification head; its weights are safetensors, which hold no code."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    from potentia.engine import pick_device
+    from potentia.tasks import silence_libraries
+
+    labels = list(subtask.config.get("labels") or {})
+    place = pick_device(device)
+    with silence_libraries():
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        model = AutoModelForSequenceClassification.from_pretrained(
+            folder, use_safetensors=True, trust_remote_code=False
+        )
+    if model.config.num_labels != len(labels):
+        raise InputError("encoder and labels do not fit together", where=str(folder))
+    model.to(place).eval()
+    limit = min(ENCODER_TOKENS, int(tokenizer.model_max_length))
+    texts = [subtask.question_text(document) for document in documents]
+    answers = []
+    for start in range(0, len(texts), ENCODER_BATCH):
+        batch = tokenizer(
+            texts[start : start + ENCODER_BATCH],
+            padding=True,
+            truncation=True,
+            max_length=limit,
+            return_tensors="pt",
+        ).to(place)
+        with torch.no_grad():
+            logits = model(**batch).logits.float().cpu().tolist()
+        for row in logits:
+            shares = dict(zip(labels, _soften(row, note.temperature), strict=True))
+            answers.append(_Answer(max(shares, key=lambda label: shares[label]), shares))
     return answers
 
 

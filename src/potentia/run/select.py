@@ -14,9 +14,10 @@ training examples. Where time runs out on the way, the answer is that of the las
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from potentia.analysis.benchmark import find_classification
@@ -34,18 +35,24 @@ from potentia.run.execute import choose_worker_count, run_study
 from potentia.run.executors.local import ModelSession
 from potentia.run.plan import StudyPlan, load_tasks, plan_study
 from potentia.run.progress import open_store
-from potentia.study import Caps, Study, TaskSpec, find_price
+from potentia.study import Caps, ModelSpec, Study, TaskSpec, find_price
 from potentia.values.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol, TaskName
 from potentia.values.scores import Score
 
 if TYPE_CHECKING:
+    from potentia.run.encoder_entrants import EncoderEntrants
     from potentia.store import CellRecord, Store
     from potentia.tasks import Task
 
+MOST_EMBEDDED = 5_000  # examples that embeddings are tested on
 MIN_TRAIN_EXAMPLES = 32  # of the first round
 FEW_CANDIDATES = 2  # all of whom reach the end
 BUDGET_RESERVE = 0.9  # of the budget is planned for: estimates are rough
 ROW_SECONDS = 4.0  # that a model costs beside its FLOPs: loading, checks
+LEAST_SHARE = 0.05  # of the fine-tuning that a small budget leaves
+LEAST_UPDATES = 10
+UPDATE_SECONDS = 0.01  # that an update costs however small the model is
+MATRIX_PRODUCTS = 60  # that the speed of the machine is measured by
 COMPUTE_SHARE = 0.35  # of the machine's matrix products that fine-tuning reaches
 
 Report = Callable[[str], Any]  # receives a line for the user
@@ -59,6 +66,14 @@ class DroppedModel:
     round: int
     win_chance: float
     validation: float
+
+
+@dataclass(frozen=True)
+class RacePlan:
+    """The folds of the last round, and the training examples of each round."""
+
+    folds: tuple[str, ...]
+    sizes: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -93,6 +108,9 @@ class Race:
     standing: str = field(init=False, default="")  # who leads
     final_round: FinishedRound | None = field(init=False, default=None)
     flops_per_second: float = field(init=False, default=math.nan)
+    tuning_share: float = field(init=False, default=1.0)  # of the recipe's updates
+    candidates: tuple[ModelSpec, ...] = field(init=False, default=())  # encoders among them
+    encoders: EncoderEntrants | None = field(init=False, default=None)
 
     def run(self) -> ModelChoice:
         """Run the rounds and return the answer; the data is read once, and a model stays loaded if memory allows."""
@@ -110,13 +128,16 @@ class Race:
     def _run_rounds(self) -> ModelChoice:
         folds = self._load_folds()
         task = next(iter(folds.values()))
-        names = [row.name for row in self.study.rows()]
         self._tell_baselines(folds)
-        fold_names, train_limit = self._fit_into_budget(folds)
+        self._separate_encoders(task)
+        names = [row.name for row in self.study.rows()]
+        plan = self._fit_into_budget(folds)
+        fold_names = list(plan.folds)
         self.tell(f"scores of {len(names)} models before fine-tuning")
         direct = self._run_direct(names, fold_names)
+        self._test_embeddings({name: folds[name] for name in fold_names})
         racing = [name for name in names if name not in self.problems]
-        sizes = choose_round_sizes(len(racing), train_limit)
+        sizes = plan.sizes
         early: list[FinishedRound] = []
         for number in range(1, len(sizes)):
             finished = self._run_early_round(number, racing, sizes, fold_names[0])
@@ -125,6 +146,7 @@ class Race:
             early.append(finished)
             racing = self._choose_survivors(task, number, len(sizes), finished, sizes)
         self._run_final_round(racing, fold_names, sizes[-1], early)
+        self._run_encoders(folds)
         return self._make_choice(task, direct)
 
     def _load_folds(self) -> dict[str, Task]:
@@ -176,44 +198,88 @@ class Race:
     def _seconds_left(self) -> float:
         return math.inf if self.budget is None else self.budget - self.seconds_spent()
 
-    def _fit_into_budget(self, folds: Mapping[str, Task]) -> tuple[list[str], int]:
-        """Tell how long it will take; return the folds and the training examples that the budget holds."""
-        fold_names = list(folds)
-        task = folds[fold_names[0]]
-        train_examples = len(task.documents("train"))
-        self.flops_per_second = measure_flops_per_second(self.study.device)
-        one_fold = self._estimate_seconds([fold_names[0]], train_examples)
+    def _fit_into_budget(self, folds: Mapping[str, Task]) -> RacePlan:
+        """Tell how long it will take; return what the budget holds: folds, rounds, training examples.
+
+        Folds go first, then the early rounds, then training examples. Where there are few of these, the recipe makes as
+        many updates of them as of more; then the fine-tuning is shortened, for all candidates alike.
+        """
+        fold_names = tuple(folds)
+        examples = len(folds[fold_names[0]].documents("train"))
         candidates = len(self.study.rows())
-        early = sum(choose_round_sizes(candidates, train_examples)[:-1]) / train_examples
-        finals = len(fold_names) * _expected_finalists(candidates) / candidates
-        total = one_fold * (early + finals)
+        plan = RacePlan(fold_names, tuple(choose_round_sizes(candidates, examples)))
+        self.flops_per_second = measure_flops_per_second(self.study.device)
+        total = self._estimate_plan(plan)
         if not math.isfinite(total):
-            return fold_names, train_examples
+            return plan
         finish = f"about {format_time(total)}"
         price = find_price(self.study.price, self.study.device)
         if price is not None:
             finish += f" ({price.format(total)})"
         if self.budget is None:
             self.note(f"Estimate: {finish} on this machine. --budget 30min would limit it.")
-            return fold_names, train_examples
+            return plan
         left = BUDGET_RESERVE * self._seconds_left()
         if total <= left:
             self.note(f"Estimate: {finish}, within the budget of {format_time(self.budget)}.")
-            return fold_names, train_examples
-        per_fold = one_fold * _expected_finalists(candidates) / candidates
-        affordable = int((left - one_fold * early) / per_fold)
-        if affordable >= 1:
-            fold_names = fold_names[: min(affordable, len(fold_names))]
-            self._limit_note(finish, f"{len(fold_names)} of {len(folds)} folds")
-            return fold_names, train_examples
-        share = left / (one_fold * (early + finals / len(fold_names)))
-        limited = max(MIN_TRAIN_EXAMPLES, int(train_examples * share))
-        limited = min(limited, train_examples)
-        held = f"{limited} of {train_examples} training examples"
-        if len(folds) > 1:
-            held = f"1 of {len(folds)} folds and {held}"
-        self._limit_note(finish, held)
-        return fold_names[:1], limited
+            return plan
+        limited = self._shrink_plan(plan, candidates, left)
+        self._limit_note(finish, self._describe_limits(plan, limited))
+        return limited
+
+    def _shrink_plan(self, plan: RacePlan, candidates: int, left: float) -> RacePlan:
+        """Return the largest plan that so many seconds hold, or the smallest there is."""
+        for count in range(len(plan.folds) - 1, 0, -1):
+            fewer_folds = replace(plan, folds=plan.folds[:count])
+            if self._estimate_plan(fewer_folds) <= left:
+                return fewer_folds
+        smaller = replace(plan, folds=plan.folds[:1])
+        if (
+            candidates <= FEW_CANDIDATES
+        ):  # nobody is dropped: the early round is for the curve alone
+            smaller = replace(smaller, sizes=plan.sizes[-1:])
+        seconds = self._estimate_plan(smaller)
+        if seconds <= left:
+            return smaller
+        share = max(left / seconds, LEAST_SHARE)
+        fewer = max(MIN_TRAIN_EXAMPLES, int(plan.sizes[-1] * share))
+        fewer_examples = replace(smaller, sizes=tuple(min(size, fewer) for size in smaller.sizes))
+        if self._estimate_plan(fewer_examples) <= left:
+            return replace(fewer_examples, sizes=tuple(sorted(set(fewer_examples.sizes))))
+        self._shorten_tuning(share)
+        return smaller
+
+    def _shorten_tuning(self, share: float) -> None:
+        """Give every candidate the same shorter fine-tuning."""
+        tuning = self.study.tuning
+        shorter = tuning.model_copy(
+            update={
+                "epochs": max(1, round(tuning.epochs * share)),
+                "least_updates": max(LEAST_UPDATES, round(tuning.least_updates * share)),
+            }
+        )
+        self.tuning_share = share
+        self.study = self.study.model_copy(update={"tuning": shorter})
+
+    def _describe_limits(self, plan: RacePlan, limited: RacePlan) -> str:
+        """Say what a budget holds of a plan."""
+        limits = []
+        if limited.folds != plan.folds:
+            limits.append(f"{len(limited.folds)} of {len(plan.folds)} folds")
+        if len(limited.sizes) < len(plan.sizes):
+            limits.append("no early round, so no outlook on more labels")
+        if limited.sizes[-1] < plan.sizes[-1]:
+            limits.append(f"{limited.sizes[-1]} of {plan.sizes[-1]} training examples")
+        if self.tuning_share < 1.0:
+            limits.append(f"{self.tuning_share:.0%} of the fine-tuning")
+        return ", ".join(limits) or "less"
+
+    def _estimate_plan(self, plan: RacePlan) -> float:
+        """Return the seconds of all rounds: early ones on one fold, the last on all, with fewer candidates."""
+        candidates = len(self.study.rows())
+        early = sum(self._estimate_fold(plan.folds[0], size) for size in plan.sizes[:-1])
+        share = _expected_finalists(candidates) / candidates
+        return early + share * len(plan.folds) * self._estimate_fold(plan.folds[0], plan.sizes[-1])
 
     def _limit_note(self, finish: str, held: str) -> None:
         assert self.budget is not None
@@ -223,21 +289,21 @@ class Race:
         self.note(text)
         self.notes.append(text)
 
-    def _estimate_seconds(self, fold_names: Sequence[str], train_examples: int) -> float:
-        """Return the seconds that all candidates take on some folds, by their FLOPs."""
+    def _estimate_fold(self, fold_name: str, train_examples: int) -> float:
+        """Return the seconds that all candidates take on one fold with so many training examples, by their FLOPs."""
         caps = self.study.caps.model_copy(update={"train": train_examples})
         study = self._make_round_study(
             [row.name for row in self.study.rows()],
             "estimate",
-            fold_names,
+            [fold_name],
             protocol=TRAIN_BEFORE_TEST,
             caps=caps,
         )
-        plan = plan_study(study)
-        pending = [work for work in count_work(plan) if not work.finished]
-        flops = sum(work.flops for work in pending)
-        rows = {work.model for work in pending}
-        return flops / self.flops_per_second + ROW_SECONDS * len(rows)
+        work = [cell for cell in count_work(plan_study(study)) if not cell.finished]
+        rows = {cell.model for cell in work}
+        updates = sum(cell.lanes for cell in work) * study.tuning.updates(train_examples)
+        seconds = sum(cell.flops for cell in work) / self.flops_per_second
+        return seconds + UPDATE_SECONDS * updates + ROW_SECONDS * len(rows)
 
     # --- rounds ------------------------------------------------------------------------------------------------------
 
@@ -434,7 +500,71 @@ class Race:
             raise PotentiaError(f"no {contestant} could be {treatment}", hint=first_problem)
         return FinishedRound(result.study, train, finished, len(fold_names))
 
+    # --- beside the race ---------------------------------------------------------------------------------------------
+
+    def _separate_encoders(self, task: Task) -> None:
+        """Take encoders out of the race of causal models: they have a head of their own, and all reach the end."""
+        from potentia.run.encoder_entrants import EncoderEntrants, separate_encoders
+
+        self.candidates = self.study.rows()
+        causal_study, encoders = separate_encoders(self.study)
+        if not encoders:
+            return
+        if not causal_study.models:
+            raise InputError(
+                "all candidates are encoders: the race needs a causal model too",
+                hint="add one to --models, such as HuggingFaceTB/SmolLM2-135M",
+            )
+        self.study = causal_study
+        if not task.labels:
+            for row in encoders:
+                self.problems[row.name] = "an encoder classifies, and this data has no labels"
+            return
+        self.encoders = EncoderEntrants(
+            causal_study, encoders, stop=lambda: self._seconds_left() <= 0
+        )
+
+    def _test_embeddings(self, folds: Mapping[str, Task]) -> None:
+        """Test classifiers on frozen embeddings: cheap, and often hard to beat."""
+        from potentia.run.encoder_entrants import run_embedding_baselines
+
+        task = next(iter(folds.values()))
+        examples = sum(len(fold.documents("test")) for fold in folds.values())
+        if not task.labels or examples > MOST_EMBEDDED:
+            return
+        accuracies = run_embedding_baselines(self.study, self.candidates, folds)
+        if accuracies:
+            listed = ", ".join(f"{name} {value:.3f}" for name, value in accuracies.items())
+            self.note(f"Frozen embeddings + logistic regression (accuracy): {listed}.")
+
+    def _run_encoders(self, folds: Mapping[str, Task]) -> None:
+        """Fine-tune the encoders on the folds of the last round, and add their results to it."""
+        if self.encoders is None or self.final_round is None:
+            return
+        names = ", ".join(row.name for row in self.encoders.rows)
+        self._tell_with_standing(f"Encoders with a classification head: {names}")
+        finalist_cells = next(iter(self.final_round.cells.values()))
+        tested = {cell.task: folds[cell.task] for cell in finalist_cells}
+        try:
+            self.encoders.run(self.last, tested)
+        except KeyboardInterrupt:
+            if self._seconds_left() > 0:
+                raise
+            self.notes.append("The budget ended before the encoders were fine-tuned.")
+        self.problems |= self.encoders.problems
+        cells: dict[str, list[CellRecord]] = {}
+        with open_store(self.study.store, readonly=True) as store:
+            for row in self.encoders.rows:
+                stored = store.cells.read(study=self.last, model=row.name)
+                if len(stored) == len(tested):
+                    cells[row.name] = sorted(stored, key=lambda cell: cell.task)
+        self.final_round = replace(self.final_round, cells={**self.final_round.cells, **cells})
+
     # --- the answer --------------------------------------------------------------------------------------------------
+
+    def is_encoder(self, model: str) -> bool:
+        """Whether a candidate is an encoder with a classification head."""
+        return self.encoders is not None and model in [row.name for row in self.encoders.rows]
 
     def final(self, store: Store, model: str) -> CellRecord:
         """Return a finalist's cell, of the first fold."""
@@ -453,7 +583,7 @@ class Race:
         if len(win_chances) == 1:
             win_chances = dict.fromkeys(win_chances, 1.0)
         standings = []
-        for row in self.study.rows():
+        for row in self.candidates:
             standings.append(
                 self._make_standing(
                     row.name,
@@ -505,10 +635,16 @@ class Race:
             tuned=tuned,
             p_best=win_chance,
             parameters=parameters,
-            examples_per_second=examples / seconds if seconds > 0 else math.nan,
+            examples_per_second=self._find_speed(model, examples, seconds),
             dropped_in_round=None if dropped is None else dropped.round,
             problem="" if final_cells else self.problems.get(model, ""),
         )
+
+    def _find_speed(self, model: str, examples: int, seconds: float) -> float:
+        """Return the examples a second that a model predicts here, as its direct scores or its test took."""
+        if self.encoders is not None and model in self.encoders.examples_per_second:
+            return self.encoders.examples_per_second[model]
+        return examples / seconds if seconds > 0 else math.nan
 
 
 def choose_round_sizes(candidates: int, examples: int) -> list[int]:
@@ -536,13 +672,15 @@ def measure_flops_per_second(device: str) -> float:
     size = 512 if place.type == "cpu" else 4096
     dtype = torch.float32 if place.type == "cpu" else torch.bfloat16
     matrix = torch.ones((size, size), dtype=dtype, device=place)
-    fastest = math.inf
-    for _ in range(8):
+    seconds = []
+    for _ in range(MATRIX_PRODUCTS):
         began = time.perf_counter()
         product = matrix @ matrix
         float(product[0, 0])  # waits for the device
-        fastest = min(fastest, time.perf_counter() - began)
-    return COMPUTE_SHARE * 2 * size**3 / fastest
+        seconds.append(time.perf_counter() - began)
+    # the mean of all but the first few, which warm up: other work on the machine counts
+    usual = statistics.fmean(seconds[MATRIX_PRODUCTS // 4 :])
+    return COMPUTE_SHARE * 2 * size**3 / usual
 
 
 def _standing_order(standing: CandidateStanding) -> tuple[float, float, bool]:

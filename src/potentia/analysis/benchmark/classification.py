@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,7 @@ CONSTANT_SHARE = 0.98  # of one answer, from which a model is said to answer alw
 MIN_UNKNOWN_SHARE = 0.05  # of tokens that the tokenizer does not know, from which it is told
 MIN_ANSWERS = 10  # from which a constant answer is looked for
 FROZEN = "frozen embeddings"
+EMBEDDINGS = "embeddings"  # ends the name of a selection's study of classifiers on embeddings
 METRICS = ("acc", "macro_f1", "balanced_accuracy")
 METRIC_NAMES = ("accuracy", "macro-F1", "balanced accuracy")
 
@@ -309,6 +310,7 @@ def _classify_task(
     for cell in cells:
         if cell.protocol == DIRECT and "acc" in cell.scores:
             direct_cells.setdefault(cell.model, []).append(cell)
+    embedding_cells = _read_embedding_cells(evidence, {cell.task for cell in ranked})
     label_by_answer = {answer: label for label, answer in labels.items()}
     counts_by_model: dict[str, LabelCounts] = {}
     tests = []
@@ -317,7 +319,11 @@ def _classify_task(
         for cell in model_cells:
             counts += _count_labels(evidence.items(cell.key), label_by_answer)
         counts_by_model[model] = counts
-        tests.append(_make_labelled_test(model_cells, direct_cells.get(model, ()), counts))
+        test = _make_labelled_test(model_cells, direct_cells.get(model, ()), counts)
+        frozen_cells = embedding_cells.get(model, ())
+        if len(frozen_cells) == len(model_cells):
+            test = replace(test, frozen=_join_cells(frozen_cells))
+        tests.append(test)
     tests.sort(key=lambda test: (test.model != best, -test.accuracy, test.model))
     best_counts = counts_by_model[tests[0].model]
     best_cells = cells_by_model[tests[0].model]
@@ -334,9 +340,8 @@ def _classify_task(
 
 
 def _join_baselines(cells: Sequence[CellRecord]) -> dict[str, dict[str, float]]:
-    """Return the baselines over all folds; those of single models are left out."""
-    names = [name for name in cells[0].provenance.task.baselines if name != FROZEN]
-    return {name: _join_baseline(cells, name) for name in names}
+    """Return the baselines over all folds."""
+    return {name: _join_baseline(cells, name) for name in cells[0].provenance.task.baselines}
 
 
 def _join_baseline(cells: Sequence[CellRecord], name: str) -> dict[str, float]:
@@ -352,6 +357,32 @@ def _join_baseline(cells: Sequence[CellRecord], name: str) -> dict[str, float]:
             for weight, scores in zip(weights, measured, strict=True)
         )
     errors = [(scores or {}).get("stderr", math.nan) for scores in measured]
+    joined["stderr"] = math.hypot(*(w * e for w, e in zip(weights, errors, strict=True)))
+    return joined
+
+
+def _read_embedding_cells(
+    evidence: Evidence, tasks: Collection[str]
+) -> dict[str, list[CellRecord]]:
+    """Return the results of classifiers on embeddings, by model, where the store is that of a selection."""
+    cells_by_model: dict[str, list[CellRecord]] = {}
+    if not evidence.studies:
+        return cells_by_model
+    selection_name = evidence.studies[-1].name.rpartition("-")[0].removesuffix("-round")
+    for store, _ in evidence.open_stores():
+        name = f"{selection_name}-{EMBEDDINGS}"
+        keys = [record.key for record in store.studies.read() if record.name == name]
+        for cell in store.cells.read(study=keys[-1]) if keys else ():
+            if cell.task in tasks:
+                cells_by_model.setdefault(cell.model, []).append(cell)
+    return cells_by_model
+
+
+def _join_cells(cells: Sequence[CellRecord]) -> dict[str, float]:
+    """Return the scores of a baseline's cells over all folds, with the error of the accuracy."""
+    weights = _weigh_by_documents(cells)
+    errors = [cell.scores["acc"].stderr for cell in cells]
+    joined = {metric: _mean_over_folds(cells, metric) for metric in METRICS}
     joined["stderr"] = math.hypot(*(w * e for w, e in zip(weights, errors, strict=True)))
     return joined
 
@@ -388,7 +419,6 @@ def _make_labelled_test(
         direct=_mean_over_folds(direct_cells, "acc") if direct_cells else math.nan,
         constant=_find_constant_answer(counts),
         unknown=max(cell.provenance.task.unknown_tokens for cell in cells),
-        frozen=_join_baseline(cells, FROZEN),
     )
 
 
