@@ -324,3 +324,50 @@ def test_tau_b_counts_insignificant_differences_as_ties_by_task_and_category():
     assert found.per_task[0].value == pytest.approx(np.delete(whole[0], 0).mean())
     assert found.by_category[0, 0] == pytest.approx(whole[0, 1])
     assert {c.name for c in found.charts()} == {"agreement-direct-tau_b", "categories-direct-tau_b"}
+
+
+@pytest.mark.parametrize("models", [8, 20])
+def test_a_wider_spread_is_not_said_to_be_more_agreement(models: int) -> None:
+    """Every task ranks alike before and after; raw τ rises because models are further apart than the noise."""
+    from potentia.analysis.rankings.sentences import agreement_sentence
+
+    said = 0
+    rises = 0
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        skill = rng.normal(size=models)
+        matrices = []
+        for protocol, spread in (("direct", 0.015), ("train_before_test", 0.08)):
+            truth = np.clip(0.5 + spread * skill[:, None] + np.zeros((models, 10)), 0.05, 0.95)
+            values = rng.binomial(1000, truth) / 1000
+            errors = np.sqrt(values * (1 - values) / 999)
+            names = [f"m{k}" for k in range(models)]
+            tasks = [f"t{k}" for k in range(10)]
+            matrices.append(
+                ScoreMatrix.build(names, tasks, values, stderr=errors, protocol=protocol)
+            )
+        change = compare_agreement(*matrices, sampling=Sampling(resamples=200))
+        rises += change.interval.low > 0
+        said += "agree more on" in (agreement_sentence(change, None) or "")
+    assert rises >= 10
+    assert said <= 2
+
+
+def test_noise_is_taken_out_of_agreement() -> None:
+    """τ of noisy scores, corrected, is that of the scores without noise."""
+    from potentia.analysis.stats.reliability import (
+        correlate_without_noise,
+        measure_reliability,
+        tau_of_correlation,
+    )
+
+    rng = np.random.default_rng(0)
+    truth = 0.9 * rng.normal(size=(4000, 1)) + np.sqrt(1 - 0.81) * rng.normal(size=(4000, 2))
+    noisy = truth + rng.normal(size=truth.shape)
+    clean_tau = kendalltau(*truth.T).statistic
+    tau = np.array([[1.0, kendalltau(*noisy.T).statistic]] * 2)
+    reliability = measure_reliability(noisy, np.ones(noisy.shape))
+    assert reliability == pytest.approx([0.5, 0.5], abs=0.03)
+    corrected = tau_of_correlation(correlate_without_noise(tau, reliability))
+    assert corrected[0, 1] == pytest.approx(clean_tau, abs=0.04)
+    assert tau[0, 1] < clean_tau - 0.2

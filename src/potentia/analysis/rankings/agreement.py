@@ -9,6 +9,7 @@ both. With the method ``tau_b``, insignificant differences count as ties (append
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -34,7 +35,13 @@ from potentia.analysis.stats.correlation import (
     nan_mean,
 )
 from potentia.analysis.stats.first_place import ENOUGH_MODELS
+from potentia.analysis.stats.reliability import (
+    correlate_without_noise,
+    measure_reliability,
+    tau_of_correlation,
+)
 from potentia.analysis.stats.significance import tau_b_matrix
+from potentia.analysis.wording import format_level
 from potentia.errors import InputError
 from potentia.facts import CATEGORIES
 from potentia.values.findings import (
@@ -54,6 +61,7 @@ NOISE_BLOCK = 1 << 22  # scores drawn at once
 # Draws of noise for more models than FIRST_ORDER: their mean agreement hardly moves.
 MANY_MODELS_NOISE = 200
 SIGNIFICANT = "tau_b"
+UNKNOWN_DIFFERENCE = Interval(math.nan, math.nan, math.nan)
 METHOD_NAMES = {
     "kendall": "Kendall's τ",
     "spearman": "Spearman's ρ",
@@ -194,7 +202,11 @@ class AgreementChange(Finding):
     per_task_after: tuple[float, ...]
     per_task_difference: tuple[Interval, ...]  # over ``resampled_unit``
     resampled_unit: str = "models"
-    has_errors: bool = True  # whether every score has a standard error
+    # Mean τ as it would be without test noise, and the difference of the correlations behind it; NaN where noise is
+    # nearly all, or not known.
+    corrected_before: float = math.nan
+    corrected_after: float = math.nan
+    corrected_difference: Interval = UNKNOWN_DIFFERENCE
 
     @property
     def interval(self) -> Interval:
@@ -205,12 +217,13 @@ class AgreementChange(Finding):
     def direction(self) -> int:
         """1 where the tasks may be said to agree more, -1 for less, 0 where neither may.
 
-        Every interval has to leave zero out: over relatives alone, few models claim too often. Of fewer than five, or
-        without standard errors, neither may be said.
+        Every interval has to leave zero out: over relatives alone, few models claim too often. The agreement without
+        test noise has to change too: models that tuning moves apart agree more in noisy scores although each task
+        ranks them as before. Of fewer than five models neither may be said.
         """
-        if self.models < ENOUGH_MODELS or not self.has_errors:
+        if self.models < ENOUGH_MODELS:
             return 0
-        intervals = self.difference.values()
+        intervals = (*self.difference.values(), self.corrected_difference)
         agrees_more = all(interval.low > 0 for interval in intervals)
         agrees_less = all(interval.high < 0 for interval in intervals)
         return int(agrees_more) - int(agrees_less)
@@ -239,7 +252,8 @@ class AgreementChange(Finding):
                 f"Agreement, {before} → {after} ({METHOD_NAMES[self.method]}, {size})",
                 ("interval", *columns),
                 by_source,
-                f"{self.pairs_improved} of {self.pairs} pairs of tasks agree more under {after}.",
+                f"{self.pairs_improved} of {self.pairs} pairs of tasks agree more under {after}."
+                f"{self._describe_correction()}",
             ),
             Table(
                 f"Mean agreement of each task, {before} → {after}",
@@ -248,6 +262,18 @@ class AgreementChange(Finding):
                 f"Intervals: bootstrap over {self.resampled_unit}.",
             ),
         ]
+
+    def _describe_correction(self) -> str:
+        """Say what the agreement would be without test noise; nothing where that is not known."""
+        difference = self.corrected_difference
+        if not math.isfinite(difference.value):
+            return ""
+        level = format_level(difference.level)
+        return (
+            f" Corrected for test noise: {self.corrected_before:.2f} and {self.corrected_after:.2f} "
+            f"(difference of the correlations {difference.value:+.2f}, "
+            f"{level} interval {difference.low:.2f} to {difference.high:.2f})."
+        )
 
     def charts(self) -> Sequence[Chart]:
         """Return the bars of figure 2 (and 12): each task's mean agreement under both protocols."""
@@ -327,6 +353,9 @@ def compare_agreement(
     per_task_after = mean_offdiagonal(second.matrix, axis=True)
     drawn_before = mean_offdiagonal(first.by_units, axis=True)
     drawn_after = mean_offdiagonal(second.by_units, axis=True)
+    corrected = _CorrectedChange(math.nan, math.nan, UNKNOWN_DIFFERENCE)
+    if method == "kendall":
+        corrected = _correct_for_noise(before, after, first, second, sampling)
     return AgreementChange(
         before=before.protocol,
         after=after.protocol,
@@ -344,13 +373,67 @@ def compare_agreement(
             per_task_after - per_task_before, drawn_after - drawn_before, level=sampling.level
         ),
         resampled_unit=first.resampled_unit,
-        has_errors=_has_all_errors(before) and _has_all_errors(after),
+        corrected_before=corrected.before,
+        corrected_after=corrected.after,
+        corrected_difference=corrected.difference,
     )
 
 
-def _has_all_errors(matrix: ScoreMatrix) -> bool:
-    """Whether every score has a standard error."""
-    return bool(np.isfinite(matrix.stderr[np.isfinite(matrix.values)]).all())
+@dataclass(frozen=True)
+class _CorrectedChange:
+    """Mean agreement as it would be without test noise, under two protocols."""
+
+    before: float
+    after: float
+    difference: Interval  # of the correlations behind them
+
+
+def _correct_for_noise(
+    before: ScoreMatrix,
+    after: ScoreMatrix,
+    first: _Resamples,
+    second: _Resamples,
+    sampling: Sampling,
+) -> _CorrectedChange:
+    """Compare the agreement without test noise, over pairs of tasks that are reliable enough under both protocols."""
+    draws = sampling.draw_models(before.models)
+    corrected = []
+    drawn = []
+    for matrix, resamples in ((before, first), (after, second)):
+        errors = fill_errors(matrix)
+        reliability = measure_reliability(matrix.values, errors)
+        corrected.append(correlate_without_noise(resamples.matrix, reliability))
+        drawn_reliability = measure_reliability(matrix.values, errors, draws)
+        drawn.append(correlate_without_noise(resamples.by_units, drawn_reliability))
+    is_known = np.isfinite(corrected[0]) & np.isfinite(corrected[1])
+    before_mean, after_mean = (
+        float(mean_over_pairs(np.where(is_known, matrix, np.nan))) for matrix in corrected
+    )
+    is_drawn = np.isfinite(drawn[0]) & np.isfinite(drawn[1])
+    drawn_before, drawn_after = (
+        mean_over_pairs(np.where(is_drawn, matrices, np.nan)) for matrices in drawn
+    )
+    # A resample in which noise is nearly all may have any agreement: it speaks against a change.
+    drawn_difference = np.nan_to_num(drawn_after - drawn_before, nan=0.0)
+    difference = percentile_interval(
+        after_mean - before_mean, drawn_difference, level=sampling.level
+    )
+    return _CorrectedChange(
+        before=float(tau_of_correlation(before_mean)),
+        after=float(tau_of_correlation(after_mean)),
+        difference=difference,
+    )
+
+
+def fill_errors(matrix: ScoreMatrix) -> Floats:
+    """Return the standard errors; a score without one gets the median of its task where half of the scores have one."""
+    is_scored = np.isfinite(matrix.values)
+    is_known = is_scored & np.isfinite(matrix.stderr)
+    enough = is_known.sum(axis=0) * 2 >= is_scored.sum(axis=0)
+    median = np.full(len(matrix.tasks), np.nan)
+    for column in np.flatnonzero(enough & is_known.any(axis=0)):
+        median[column] = float(np.median(matrix.stderr[is_known[:, column], column]))
+    return np.where(is_known, matrix.stderr, median)
 
 
 def select_shared(before: ScoreMatrix, after: ScoreMatrix) -> tuple[ScoreMatrix, ScoreMatrix]:

@@ -340,12 +340,16 @@ def _change_sentence(change: AgreementChange) -> str:
     if change.models < ENOUGH_MODELS:
         limit = f"It takes {ENOUGH_MODELS} models or more to say whether that is a change."
         return f"{capitalize_first(means)}. {limit}"
-    if not change.has_errors:
+    if not math.isfinite(change.corrected_difference.value):
         return f"{capitalize_first(means)}."
     difference = change.interval
     level = format_level(difference.level)
     interval = f"{level} interval over {change.resampled_unit} {difference.low:.2f} to {difference.high:.2f}"
     measured = f"{means} (difference {difference.value:+.2f}, {interval})"
+    measured += (
+        f"; without test noise it would be {change.corrected_before:.2f} "
+        f"and {change.corrected_after:.2f}"
+    )
     if change.direction == 0:
         return f"It is open whether the tasks agree more after tuning: {measured}."
     direction = "more" if change.direction > 0 else "less"

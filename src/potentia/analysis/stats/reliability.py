@@ -37,19 +37,22 @@ def measure_reliability(values: Floats, errors: Floats, weights: Floats | None =
     return np.asarray(reliability[0] if weights is None else reliability)
 
 
-def remove_attenuation(tau: Floats, reliability: Floats) -> Floats:
-    """Return (…, tasks, tasks) of Kendall's τ as it would be without test noise; NaN where noise is nearly all.
+def correlate_without_noise(tau: Floats, reliability: Floats) -> Floats:
+    """Return the correlation behind (…, tasks, tasks) of Kendall's τ without test noise; NaN where noise is nearly all.
 
-    ``reliability`` is (…, tasks).
+    ``reliability`` is (…, tasks). The estimate of one pair may exceed 1: cut there, a mean over pairs would be too low.
     """
     is_enough = reliability >= LEAST_RELIABILITY
     roots = np.sqrt(np.where(is_enough, np.minimum(reliability, 1.0), np.nan))
     product = roots[..., :, None] * roots[..., None, :]
-    correlation = np.sin(np.pi / 2 * np.asarray(tau)) / product
+    return np.asarray(np.sin(np.pi / 2 * np.asarray(tau)) / product)
+
+
+def tau_of_correlation(correlation: npt.ArrayLike) -> Floats:
+    """Return the Kendall's τ that normal scores of this correlation have."""
     return np.asarray(2 / np.pi * np.arcsin(np.clip(correlation, -1.0, 1.0)))
 
 
 def attenuate(tau: npt.ArrayLike, factor: float) -> Floats:
     """Return Kendall's τ after its correlation is lowered (or raised) by a factor."""
-    correlation = np.sin(np.pi / 2 * np.asarray(tau, dtype=np.float64)) * factor
-    return np.asarray(2 / np.pi * np.arcsin(np.clip(correlation, -1.0, 1.0)))
+    return tau_of_correlation(np.sin(np.pi / 2 * np.asarray(tau, dtype=np.float64)) * factor)
