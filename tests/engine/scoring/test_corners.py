@@ -262,7 +262,11 @@ def test_every_row_has_one_owner() -> None:
     owners = [i % 3 for i in range(len(requests))]
     scorer = Scorer(loaded, router=router, token_budget=64)
     mixed = scorer.loglikelihood(requests, owners=owners)
+    assert router.owners is None  # whoever uses the model next has it without adapters
     texts = scorer.generate([Generation("plants take", (), 6)] * 3, owners=[0, 1, 2])
+    assert router.owners is None
+    scorer.rolling([Document("plants take")] * 2, owners=[0, 2])
+    assert router.owners is None
     for owner in range(3):
         alone = scorer.loglikelihood(requests, owners=[owner] * len(requests))
         for i, entry in enumerate(mixed):

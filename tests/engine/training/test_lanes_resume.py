@@ -65,7 +65,7 @@ def undisturbed(budget: int = 512, judge: Any = None) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize(
-    ("steps", "budget"), [(0, 160), (7, 160), (20, 160), (1, 2048), (14, 2048)]
+    ("steps", "budget"), [(0, 160), (7, 160), (20, 160), (7, 64), (1, 2048), (14, 2048)]
 )
 def test_stopped_and_resumed_is_bitwise_the_same(steps: int, budget: int, tmp_path: Path) -> None:
     whole_results, whole = undisturbed(budget, race)

@@ -74,6 +74,7 @@ ENCODED = [
     ("a", " b", False, [A, SPACE_B], 1),
     ("a", " b", True, [A, SPACE_B, END], 1),
     ("a ", "b", True, [A, SPACE_B, END], 1),  # a space at the end of a prompt is the answer's
+    ("a ", "b a", True, [A, SPACE_B, SPACE_A, END], 1),
     # both together are " ", "ab": lm-eval's answer is what follows as many tokens as the prompt has alone
     ("b a", "b", True, [B, SPACE_A, AB, END], 2),
     ("ba", "b a", False, [B, A, SPACE_A], 2),
