@@ -58,8 +58,7 @@ THINGS = (
 )
 COLOURS = ("red", "blue", "green", "white")
 PAGES = {
-    "test-task": "adjusted.csv",
-    "base-models": "checkpoints.csv",
+    "exposure": "adjusted.csv",
     "checkpoints": "checkpoints.csv",
     "proxy": "groups.csv",
 }
@@ -69,7 +68,6 @@ OWN_STORE = (
     "run",
     "store",
     "scale-out",
-    "notebook",
 )  # pages that make potentia.db themselves
 
 

@@ -15,16 +15,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.S)
-PLACES = {  # pages that have a place in the menu as soon as they are there
-    "documents.md": ("Methods", "Where each document's methods are"),
-    "real-models.md": ("Methods", "On real models"),
-    "select.md": ("Guides", "Select a model on a budget"),
-    "planning.md": ("Guides", "Plan a study"),
-}
 LINKS = (
     (re.compile(r"\]\(docs/"), "]("),
     (re.compile(r"\]\(examples/([\w-]+)\.yaml\)"), r"](examples.md#\1)"),
-    (re.compile(r"\]\(examples/([\w-]+)\.ipynb\)"), r"](notebook.md)"),
+    (re.compile(r"\]\(examples/([\w-]+)\.ipynb\)"), r"](quickstart.md#in-a-notebook)"),
     (re.compile(r"\]\(CHANGELOG\.md\)"), "](changelog.md)"),
     (re.compile(r"\]\(CONTRIBUTING\.md\)"), "](contributing.md)"),
     (re.compile(r'src="docs/'), 'src="'),
@@ -32,13 +26,14 @@ LINKS = (
 
 
 def on_config(config: Any) -> Any:
-    """Give every page of docs/ a place: the one kept for it, or among the other ones."""
+    """Give every page of docs/ a place: a new one stands among those for contributors."""
     named = set(re.findall(r"[\w-]+\.md", str(config.nav)))
     for page in sorted(Path(config.docs_dir).glob("*.md")):
         if page.name not in named:
-            section, title = PLACES.get(page.name, ("In depth", None))
-            place = next(part[section] for part in config.nav if section in part)
-            place.append({title: page.name} if title else page.name)
+            place = next(
+                part["For contributors"] for part in config.nav if "For contributors" in part
+            )
+            place.append(page.name)
     return config
 
 

@@ -1,4 +1,4 @@
-"""Write ``docs/study.md``, the reference of the study file, from its schema.
+"""Write the second half of ``docs/study.md``, the reference of the study file, from its schema.
 
 python tools/study_reference.py            # writes it
 python tools/study_reference.py --check    # says whether it is up to date
@@ -19,22 +19,9 @@ from potentia.study import Study
 from potentia.values.protocol import Protocol
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "study.md"
-HEAD = """# The study file
-
-<!-- Written by tools/study_reference.py from src/potentia/study/schema.py; change it there. -->
-
-What a study asks for, as one YAML file: `potentia run study.yaml`. Only `models` and `tasks` are needed; all else has
-its default. A model or a task may be its name alone. Paths are read from the file's own folder; the flags of
-`potentia run` go over the file, and their paths are relative to the working directory. An unknown key, a wrong type or
-a value out of range is refused with its line.
-
-```yaml
-models: [HuggingFaceTB/SmolLM2-135M, {name: mine, path: models/mine, kind: base}]
-tasks: [arc_easy, boolq, {name: support, file: data/support.jsonl}]
-protocols: [direct, train_before_test]
-tuning: {recipe: fair}
-```
-"""
+MARK = (
+    "<!-- The rest is written by tools/study_reference.py from src/potentia/study/schema.py. -->\n"
+)
 WORDS: dict[Any, str] = {
     str: "text",
     int: "whole number",
@@ -46,10 +33,11 @@ BOUNDS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
 
 
 def page() -> str:
-    """Return the whole page: the study, then every record in it, each as a table."""
+    """Return the whole page: what is written by hand, then the study and every record in it, each as a table."""
     records: dict[type[BaseModel], str] = {}
     _collect(Study, "the study", records)
-    parts = [HEAD]
+    by_hand = PAGE.read_text("utf-8").partition(MARK)[0]
+    parts = [by_hand + MARK]
     for record, place in records.items():
         text = " ".join((record.__doc__ or "").split()).replace("``", "`")
         parts.append(f"## {place[0].upper() + place[1:]}\n\n{text}\n\n{_table(record)}")

@@ -107,8 +107,8 @@ class CopyAdvantages(Finding):
             Bars(
                 "copies",
                 "Advantage of copies that were shown the test",
-                "Copy minus original, mean over pairs of models, 95 % interval; 0 means that having seen the test is "
-                "worth nothing.",
+                "Copy minus original, mean over pairs of models, 95 % interval."
+                " 0 = no advantage from having seen the test.",
                 labels,
                 bars,
                 y_label=y_label,
@@ -116,7 +116,7 @@ class CopyAdvantages(Finding):
             Plot(
                 "copies-by-model",
                 "Copies that were shown a test, against their originals",
-                "On the shown tasks, a line for each model. 0: having seen the test is worth nothing.",
+                "On the tasks they were trained on, a line for each model. 0 = no advantage from having seen the test.",
                 points=tuple(points),
                 y_label=y_label,
                 joined=True,
