@@ -16,7 +16,11 @@ from potentia.cli.command import command
 from potentia.cli.option_groups import (
     DEFAULT_STORE,
     BaseModel,
-    CellOptions,
+    OutputOptions,
+    ReadModels,
+    ReadProtocols,
+    ReadTasks,
+    StudyNames,
     UncheckedBase,
     open_evidence,
 )
@@ -90,7 +94,7 @@ def _adapter_bytes(store: Store, cell: CellRecord) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportAdapterOptions(CellOptions):
+class ExportAdapterOptions(OutputOptions):
     """The options of ``potentia adapters export``."""
 
     source: Annotated[
@@ -108,6 +112,10 @@ class ExportAdapterOptions(CellOptions):
             help="The folder to write; it must not hold anything yet.",
         ),
     ]
+    models: ReadModels = None
+    tasks: ReadTasks = None
+    protocols: ReadProtocols = None
+    study: StudyNames = None
     merge: Annotated[
         bool, typer.Option("--merge", help="Merge it into its base: a model that any tool loads.")
     ] = False

@@ -22,7 +22,6 @@ from potentia.cli.command import command
 from potentia.cli.option_groups import (
     DataFolder,
     EvidenceOptions,
-    Figures,
     History,
     OptionalText,
     ReadModels,
@@ -63,8 +62,6 @@ MAX_TRAIN_EXAMPLES = 50_000  # of a task that count, as a study uses them at mos
 @dataclass(frozen=True, kw_only=True)
 class StoreAnalysisOptions(EvidenceOptions):
     """The options of an analysis that no table can answer, only a store."""
-
-    figures: Figures = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,6 +281,8 @@ def _register_extension_analysis(name: str, declared: AnalysisCommand[Any]) -> N
     base: type[EvidenceOptions] = AnalysisOptions
     if declared.needs_store:
         base = StoreAnalysisOptions
+    elif not declared.reads_tasks:
+        base = TableEvidenceOptions
     replaced = {field.name for field in fields(declared.options)}
 
     def analyze_evidence(evidence: potentia.Evidence, options: EvidenceOptions) -> NamedFindings:

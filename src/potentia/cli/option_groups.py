@@ -261,7 +261,6 @@ class StudyOptions(OutputOptions):
         OptionalText, typer.Option(metavar="STORE", help="SQLite file or database URL.")
     ] = None
     device: Device = None
-    price: PriceOption = None
     fields: StudyFields = None
 
     def study_settings(self) -> dict[str, Any]:
@@ -275,7 +274,6 @@ class StudyOptions(OutputOptions):
             "data_dir": None if self.data_dir is None else str(self.data_dir),
             "store": self.store,
             "device": self.device,
-            "price": self.price,
         }
         return merge_settings(settings, parse_fields(self.fields))
 

@@ -629,9 +629,6 @@ class ElicitationOptions(OutputOptions):
     """The options of ``potentia papers elicitation``."""
 
     study: Annotated[Path, typer.Argument(metavar="STUDY", help="The study file.")]
-    models: Annotated[
-        OptionalTexts, typer.Option(metavar="NAME", help="Of the study; else all.")
-    ] = None
     tasks: Annotated[
         OptionalTexts, typer.Option(metavar="NAME", help="Of the study; else the first three.")
     ] = None
@@ -650,7 +647,6 @@ def elicitation(options: ElicitationOptions) -> None:
     with error_console.status("tuning in three ways …"):
         finding = potentia.run.run_elicitation(
             study,
-            models=options.models or (),
             tasks=options.tasks or (),
         )
     print_findings({"elicitation": finding}, as_json=options.as_json)

@@ -83,6 +83,9 @@ class AnalysisCommand(Generic[OptionsT]):
     analyze: Callable[[Evidence, OptionsT], AnalysisOutput]
     options: type[OptionsT]
     needs_store: bool = False
+    reads_tasks: bool = (
+        True  # whether ``--tasks`` narrows the scores; an analysis may name its tasks itself
+    )
     group: str = "analyze"
 
 

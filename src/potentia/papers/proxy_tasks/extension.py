@@ -51,7 +51,9 @@ def _analysis_options(evidence: Evidence, options: ProxyCommandOptions) -> Proxy
     return ProxyOptions(**values)
 
 
-PROXY_ANALYSIS = AnalysisCommand(analyze_proxies, ProxyCommandOptions, group="papers")
+PROXY_ANALYSIS = AnalysisCommand(
+    analyze_proxies, ProxyCommandOptions, reads_tasks=False, group="papers"
+)
 
 
 def find_proxy_content(request: SectionRequest) -> SectionContent | None:
