@@ -80,6 +80,31 @@ def test_layers_that_do_not_rotate_are_written_by_hand() -> None:
     assert verdict.form == TrainingForm.FUSED
 
 
+def sharpened(factor: float) -> torch.nn.Module:
+    """A model whose attention is nearly a choice of one token, as random weights of Gemma 4 make it."""
+    model = build("gemma4_text")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "q_norm" in name:
+                parameter.mul_(factor)
+    return model
+
+
+def test_a_model_that_differs_from_itself_by_its_last_bit_may_differ_so_much() -> None:
+    verdict = check_lanes(sharpened(100.0), specs()[0].lora, specs(), static=True)
+    assert verdict.form == TrainingForm.PACKED
+    assert verdict.facts["own_noise"]["layer"] > 1e-3
+
+
+def test_noise_excuses_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = plain.thin_sums
+    monkeypatch.setattr(
+        plain, "thin_sums", lambda x, dy, h, dh, *rest: own(x, 1.5 * dy, h, 1.5 * dh, *rest)
+    )
+    verdict = check_lanes(sharpened(100.0), specs()[0].lora, specs(), static=True)
+    assert verdict.form == TrainingForm.PADDED
+
+
 @pytest.mark.parametrize("case", ["olmo", "olmo2", "olmo3", "flex_olmo"])
 def test_angles_in_float32_are_no_obstacle_in_bfloat16(case: str) -> None:
     """Found before: "Expected query, key, and value to have the same dtype", and a ranking by direct scores."""

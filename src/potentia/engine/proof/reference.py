@@ -229,3 +229,21 @@ def reference_learning_rate(schedule: Schedule, total_steps: int) -> Callable[[i
         return schedule.learning_rate * share
 
     return learning_rate
+
+
+@contextmanager
+def embeddings_moved_by_last_bit(model: nn.Module, seed: int) -> Iterator[None]:
+    """Let every number of the input embeddings be one last bit larger or smaller inside the block, at random."""
+    stream = torch.Generator().manual_seed(seed)
+
+    def move(_: nn.Module, __: Any, embedded: Tensor) -> Tensor:
+        upward = torch.rand(embedded.shape, generator=stream).to(embedded.device) < 0.5
+        infinity = torch.full_like(embedded, torch.inf)
+        return torch.nextafter(embedded, torch.where(upward, infinity, -infinity))
+
+    embedding: nn.Module = model.get_input_embeddings()  # type: ignore[operator]
+    hook = embedding.register_forward_hook(move)
+    try:
+        yield
+    finally:
+        hook.remove()

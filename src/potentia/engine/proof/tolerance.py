@@ -34,6 +34,11 @@ class Distance(NamedTuple):
         pairs = zip(self, least, strict=True)
         return Distance(*(max(factor * share, low) for share, low in pairs))
 
+    def at_most(self, limits: Distance) -> Distance:
+        """Return the smaller share of both, each."""
+        pairs = zip(self, limits, strict=True)
+        return Distance(*(min(share, limit) for share, limit in pairs))
+
     def as_dict(self) -> dict[str, float]:
         """Return plain values for the record of a run."""
         return {name: float(f"{value:.2e}") for name, value in self._asdict().items()}
@@ -54,6 +59,8 @@ WHOLE_DTYPES = (torch.float32, torch.float64)
 WHOLE_BITS = Distance(loss=1e-4, lane=1e-3, layer=1e-2)
 FEW_BITS = Distance(loss=4e-3, lane=4e-3, layer=5e-2)  # 16 bits, from float32
 FEW_ROWS = Distance(loss=8e-3, lane=4e-2, layer=0.2)  # 16 bits, from the model's own 16 bits
+MOST_NOISE = Distance(loss=1e-2, lane=0.25, layer=0.5)  # that a model's own noise may excuse
+NOISE_DRAWS = 3  # ways to move the last bits
 UPDATE = 1e-4  # how far updates may be off, of their size
 MULTIPLE = 3.0  # of the model's own rounding, which differs from form to form
 LANE_MULTIPLE = 1.5  # the same of a lane's whole gradient
