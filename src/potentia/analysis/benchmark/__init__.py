@@ -14,6 +14,7 @@ from potentia.analysis.benchmark.classification import (
     Classification,
     find_classification,
 )
+from potentia.analysis.benchmark.signal import TaskSignal, measure_task_signal
 from potentia.analysis.benchmark.verdict import (
     BenchmarkVerdict,
     Recommendation,

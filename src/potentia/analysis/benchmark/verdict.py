@@ -31,6 +31,7 @@ from potentia.analysis.benchmark.measures import (
     measure_resolved_share,
     measure_tuning_effect,
 )
+from potentia.analysis.benchmark.signal import TaskSignal, measure_task_signal
 from potentia.analysis.rankings.screening import (
     FlagReason,
     Screening,
@@ -103,6 +104,7 @@ class BenchmarkVerdict(Finding):
     suspects: tuple[SuspectItem, ...]
     in_train: int | None  # test documents that are in train, where the data was at hand
     blind: BlindTwin | None = None  # the same without its questions, where the study has that
+    signal: TaskSignal | None = None  # beside its noise
 
     def tables(self) -> Sequence[Table]:
         """Return the page: the verdict with its reasons, the measures, agreement by task, suspect items."""
@@ -142,6 +144,10 @@ class BenchmarkVerdict(Finding):
             measures["score without the question"] = self.blind.mean_blind
             measures["share of the score reached without the question"] = self.blind.share_reached
             measures["P that blind models only guess"] = self.blind.p_value
+        if self.signal is not None:
+            measures[self.signal.ratio_label] = self.signal.ratio
+            label = f"decision accuracy of small models about large ones ({self.signal.families} families)"
+            measures[label] = self.signal.decision_accuracy
         rows: list[tuple[object, ...]] = []
         for name, value in measures.items():
             if isinstance(value, Interval):
@@ -245,7 +251,9 @@ def _judge_screened(
 ) -> BenchmarkVerdict:
     """Judge one benchmark of screened scores."""
     metric = matrix.metrics[matrix.tasks.index(task)]
-    return judge_benchmark(
+    background = evidence.background
+    signal = measure_task_signal(matrix, task, background.families, background.billions)
+    verdict = judge_benchmark(
         matrix,
         task,
         screening=screening,
@@ -256,6 +264,7 @@ def _judge_screened(
         in_train=in_train,
         blind=find_blind_twin(evidence, task, matrix.protocol),
     )
+    return replace(verdict, signal=signal)
 
 
 def _find_untuned_scores(evidence: Evidence, tasks: Sequence[str]) -> ScoreMatrix | None:
