@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from scipy.stats import kendalltau
 
 from potentia import read
 from potentia.analysis.completion import Completion, complete_matrix
@@ -404,3 +405,25 @@ def test_models_that_tie_share_the_probability_to_be_best():
         (3, 4),
         (5, 5),
     ]
+
+
+def test_without_history_little_is_expected_until_own_results_are_checked(world):
+    """Where scores before fine-tuning say nothing of those after it, a high τ must not be expected of them."""
+    tuned, direct = world
+    shuffled = direct.values[np.random.default_rng(5).permutation(MODELS)]
+    direct = replace(direct, values=shuffled)
+    nothing = hide(tuned, np.zeros(tuned.shape, dtype=bool))
+    blind = complete_matrix(nothing, direct=direct, facts=NOBODY, draws=400)
+    truth = mean_z_scores(tuned.oriented())
+    reached = float(kendalltau(blind.aggregate, truth).statistic)
+    assert blind.doubt == 0.5
+    assert blind.agreement.low <= reached + 0.05
+    assert blind.agreement.value < 0.6
+    assert "not holding here" in blind.basis
+    seen = np.zeros(tuned.shape, dtype=bool)
+    seen[:, :2] = True
+    checked = complete_matrix(hide(tuned, seen), direct=direct, facts=NOBODY, draws=200)
+    assert checked.doubt == 0
+    assert "results of this study" in checked.basis
+    with_history = complete_matrix(nothing, direct=direct, history=tuned, facts=NOBODY, draws=50)
+    assert with_history.doubt == 0
