@@ -76,6 +76,7 @@ def test_what_cannot_be_read_is_an_input_error(source: object):
             use(source)  # type: ignore[operator]
 
 
+@pytest.mark.slow
 def test_a_type_checker_sees_the_public_names(tmp_path: Path):
     """Everything from ``potentia`` was Any: a wrong argument passed a strict check."""
     code = "import potentia\nreveal_type(potentia.read)\npotentia.no_such_name\n"

@@ -130,6 +130,7 @@ def test_the_data_of_such_a_task_can_be_named():
     assert definition["dataset_path"] == "openai/openai_humaneval"
 
 
+@pytest.mark.slow
 def test_every_stock_definition_is_judged_and_few_are_refused():
     """Every task that lm-eval marks is refused; of the others those alone whose modules execute a text."""
     marked, other, fine = set(), set(), 0

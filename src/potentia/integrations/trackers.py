@@ -67,7 +67,9 @@ def _read_curves(lane: LaneRecord) -> list[LoggedValue]:
 
 @contextmanager
 def _tensorboard(study: str, model: str, folder: Path) -> Iterator[LogValue]:
-    writer = _import_tracker("torch.utils.tensorboard", "TensorBoard").SummaryWriter(
+    require_extra(Extra.RUN, "writing for TensorBoard", modules=("torch",))
+    _import_tracker("tensorboard", "TensorBoard")
+    writer = import_module("torch.utils.tensorboard").SummaryWriter(
         log_dir=str(folder / study / model.replace("/", "--"))
     )
     try:

@@ -19,6 +19,7 @@ from potentia.study import make_study
 from potentia.values.protocol import TRAIN_BEFORE_TEST, TaskName
 
 SEEDS = 20
+pytestmark = pytest.mark.slow  # eighty fine-tunings
 
 
 @pytest.fixture(scope="module")

@@ -38,6 +38,7 @@ def draw_study(rng: np.random.Generator, *, clustered: bool) -> tuple[ScoreMatri
     return matrix, {"reading": TaskOutcomes(by_model, LABELS if clustered else {})}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clustered", [False, True])
 def test_false_differences_of_equal_models(clustered: bool) -> None:
     rng = np.random.default_rng(0)
