@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -187,7 +188,8 @@ def join_sources(parts: Sequence[Evidence]) -> Evidence:
         hint="scores compare where data, metric and fine-tuning are the same;"
         " to show them apart: apart: true in --columns FILE",
     )
-    protocols = in_order({protocol for part in parts for protocol in part.scores})
+    names = itertools.chain.from_iterable(part.scores for part in parts)
+    protocols = in_order(dict.fromkeys(names))
     scores = {}
     items_read = {}
     for protocol in protocols:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -359,9 +360,8 @@ def _read_open_store(
             f"this is the study {chosen[0].name}, opened last; the store also holds: {others} (--study NAME)"
         )
     _check_studies_alike(store, chosen, metric)
-    protocols = in_order(
-        {protocol for key in keys for protocol in store.scores.read_protocols(study=key)}
-    )
+    protocols_of_studies = [store.scores.read_protocols(study=key) for key in keys]
+    protocols = in_order(dict.fromkeys(itertools.chain.from_iterable(protocols_of_studies)))
     if not protocols and not any(store.failures.read(study=key) for key in keys):
         raise _empty_store(store.where)
     matrices = _read_matrices(store, protocols, keys, metric)

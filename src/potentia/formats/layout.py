@@ -72,7 +72,8 @@ _NO_SCORE = re.compile(
     r"(average|avg|mean( rank| score)?$|median|overall|rank\b|ranking|place$|#|no$|nr$|id$|t$|params|parameters|size|"
     r"billion|type|precision|architecture|license|hub|likes|available|revision|sha|flagged|merged|moe|co\S? cost|date|"
     r"generation|base model|upload|submission|chat template|not merged|official|family|kind|tokens|compute|flops|cost|"
-    r"price|notes?$|url|link|votes|organi[sz]ation|context|vocabulary|version|std|eval name|maintainer)"
+    r"price|latency|inference (latency|time|cost)|throughput|runtime|seconds|memory|vram|energy|ttft|"
+    r"time to first|notes?$|url|link|votes|organi[sz]ation|context|vocabulary|version|std|eval name|maintainer)"
 )
 # What a table of tasks × models has beside models.
 _NO_MODEL = frozenset(

@@ -17,7 +17,11 @@ from urllib.parse import quote, urlencode
 import numpy as np
 
 from potentia.analysis.completion import Completion
-from potentia.analysis.rankings import AGGREGATE_LABELS
+from potentia.analysis.rankings import (
+    AGGREGATE_LABELS,
+    ScoresWithItems,
+    measure_gain_variance,
+)
 from potentia.analysis.stats import interval_of_score
 from potentia.store import CellRecord, LaneRecord
 from potentia.values.findings import Interval, short_names
@@ -158,7 +162,7 @@ def make_score_views(data: ReportData, answer: Answer, board_url: str) -> list[S
     """Return the scores by every protocol, the one that ranks first, and the gains over the first."""
     empty_view = _make_shared_view(data, answer, board_url)
     failed_protocols = (failure.protocol for failure in data.failures)
-    protocols = in_order({*data.evidence.scores, *failed_protocols})
+    protocols = in_order(dict.fromkeys((*data.evidence.scores, *failed_protocols)))
     cells_by_protocol = {protocol: _measured_scores(data, protocol) for protocol in protocols}
     views = [
         replace(
@@ -173,7 +177,11 @@ def make_score_views(data: ReportData, answer: Answer, board_url: str) -> list[S
     first, *other_protocols = protocols
     for protocol in other_protocols:
         label = f"gain, {protocol.label}" if len(protocols) > 2 else "gain"
-        gains = _compute_gains(cells_by_protocol[first], cells_by_protocol[protocol])
+        gains = _compute_gains(
+            cells_by_protocol[first],
+            cells_by_protocol[protocol],
+            _measure_gain_errors(data, first, protocol),
+        )
         views.append(
             replace(
                 empty_view,
@@ -187,14 +195,38 @@ def make_score_views(data: ReportData, answer: Answer, board_url: str) -> list[S
     return views
 
 
+def _measure_gain_errors(
+    data: ReportData, before: Protocol, after: Protocol
+) -> dict[ModelAndTask, float]:
+    """Return the standard errors of gains, paired where both scores are of the same stored examples."""
+    scores = data.evidence.scores
+    if before not in scores or after not in scores:
+        return {}
+    outcomes = data.evidence.outcomes
+    matrix = scores[after]
+    variance = measure_gain_variance(
+        ScoresWithItems(scores[before], outcomes.get(before, {})),
+        ScoresWithItems(matrix, outcomes.get(after, {})),
+        matrix.models,
+        matrix.tasks,
+    )
+    errors = np.sqrt(variance)
+    return {
+        (matrix.models[row], matrix.tasks[column]): float(errors[row, column])
+        for row, column in np.ndindex(errors.shape)
+    }
+
+
 def _compute_gains(
-    before: Mapping[ModelAndTask, ShownScore], after: Mapping[ModelAndTask, ShownScore]
+    before: Mapping[ModelAndTask, ShownScore],
+    after: Mapping[ModelAndTask, ShownScore],
+    errors: Mapping[ModelAndTask, float],
 ) -> dict[ModelAndTask, ShownScore]:
     """Return the differences of the cells that both have, with their errors."""
     gains = {}
     for cell in after.keys() & before.keys():
         difference = after[cell].value - before[cell].value
-        error = math.hypot(before[cell].stderr, after[cell].stderr)
+        error = errors.get(cell, math.nan)
         gains[cell] = ShownScore(difference, error)
     return gains
 
@@ -260,7 +292,7 @@ def cells_context(data: ReportData, answer: Answer) -> dict[str, Any]:
         """Return for every protocol and model a row of noughts and ones over the tasks."""
         existing = {(cell.protocol, cell.model, cell.task) for cell in data.cells}
         names = models if board_url else shown_models
-        protocols = in_order({cell.protocol for cell in data.cells})
+        protocols = in_order(dict.fromkeys(cell.protocol for cell in data.cells))
         rows_by_protocol = {}
         for protocol in protocols:
             rows = []

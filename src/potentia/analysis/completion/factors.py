@@ -429,7 +429,7 @@ class CellPosterior:
             of_sums = of_sums + weighted_rest * task_weights
         return 0.5 * (of_sums + of_sums.T), with_cells
 
-    def covariance_of(self, row: int, task: int) -> Floats:
+    def covariance_with_cell(self, row: int, task: int) -> Floats:
         """Return the covariance of one cell with all: (rows, tasks)."""
         factors, models = self.abilities.shape
         cell = np.multiply.outer(self.loadings[task], self.through[task, row]).ravel()

@@ -162,7 +162,9 @@ class ModelChoice(Finding):
         if dropped:
             models = "The model that was" if dropped == 1 else f"The {dropped} models that were"
             chance = format_percent(self.p_dropped_best)
-            sentences.append(f"{models} dropped early had a chance of {chance} to be the best.")
+            sentences.append(
+                f"{models} dropped early had a chance of {chance} to be the best by the scores of that round."
+            )
         return sentences
 
     def _headline(self) -> str:

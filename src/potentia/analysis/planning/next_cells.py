@@ -320,7 +320,7 @@ class PlanState:
         worth = removed / max(variance, TINY)
         pairs = self._open_pairs()
         if len(pairs.first):
-            worth = VARIANCE_WEIGHT * worth + self._removed_misorderings(places, pairs)
+            worth = VARIANCE_WEIGHT * worth + self._count_removed_misorderings(places, pairs)
         row, column = places[int(np.argmax(worth / cost))]
         return int(row), int(column)
 
@@ -331,7 +331,7 @@ class PlanState:
         models = len(self.aggregate)
         return np.asarray(((g**2).sum(axis=0) - g.sum(axis=0) ** 2 / models) / v)
 
-    def _removed_misorderings(self, places: Indices, pairs: _OpenPairs) -> Floats:
+    def _count_removed_misorderings(self, places: Indices, pairs: _OpenPairs) -> Floats:
         """Return the share of the expected misorderings that each cell takes away."""
         g = self.with_cells[:, places[:, 0], places[:, 1]]
         v = self.variance[tuple(places.T)]
@@ -371,7 +371,7 @@ class PlanState:
 
     def take(self, cell: tuple[int, int]) -> None:
         """Measure a cell in thought: everything that varies with it varies less."""
-        covariance = self.posterior.covariance_of(*cell)  # (models, tasks)
+        covariance = self.posterior.covariance_with_cell(*cell)  # (models, tasks)
         for earlier in self.taken:
             covariance = (
                 covariance - earlier.covariance * earlier.covariance[cell] / earlier.variance

@@ -34,6 +34,11 @@ from potentia.analysis.rankings.margin import (
     find_smallest_as_good,
 )
 from potentia.analysis.rankings.pair import ModelComparison, TaskComparison, find_pair
-from potentia.analysis.rankings.scoreboard import ModelStanding, Scoreboard
+from potentia.analysis.rankings.scoreboard import (
+    ModelStanding,
+    Scoreboard,
+    ScoresWithItems,
+    measure_gain_variance,
+)
 from potentia.analysis.rankings.screening import Screening, screen_tasks
 from potentia.analysis.rankings.sentences import agreement_sentence, resolution_sentence

@@ -506,6 +506,22 @@ def measure_gains(
     level: float,
 ) -> dict[str, Interval]:
     """Return the mean gain of every model over these tasks, with its interval of test noise."""
+    values_before, _, _ = before.matrix.laid_out(models, tasks)
+    values_after, _, _ = after.matrix.laid_out(models, tasks)
+    variance = measure_gain_variance(before, after, models, tasks)
+    sign = after.matrix.select(tasks=tasks).sign.min()  # of a loss, less is a gain
+    gains = sign * (values_after - values_before) @ weights
+    errors = np.sqrt(variance @ weights**2)
+    return _intervals_by_model(models, gains, errors, level)
+
+
+def measure_gain_variance(
+    before: ScoresWithItems,
+    after: ScoresWithItems,
+    models: Sequence[str],
+    tasks: Sequence[str],
+) -> Floats:
+    """Return the variance by test noise of every gain, (models, tasks): paired where the same documents were tested."""
     values_before, errors_before, _ = before.matrix.laid_out(models, tasks)
     values_after, errors_after, _ = after.matrix.laid_out(models, tasks)
     variance = errors_before**2 + errors_after**2
@@ -524,10 +540,7 @@ def measure_gains(
         clusters = after.clusters_of(task, sorted(outcomes_after))
         paired_variance = clustered_error(paired[1] - paired[0], clusters) ** 2
         variance[row, column] = paired_variance + np.dot(seed_errors, seed_errors)
-    sign = after.matrix.select(tasks=tasks).sign.min()  # of a loss, less is a gain
-    gains = sign * (values_after - values_before) @ weights
-    errors = np.sqrt(variance @ weights**2)
-    return _intervals_by_model(models, gains, errors, level)
+    return variance
 
 
 def _intervals_by_model(
