@@ -171,13 +171,13 @@ def operation_checks(
     for _, begin, end in spans.tolist():
         beyond[begin:end] = False
     dqkv[beyond] = 0  # as no loss looks at them
-    inner = plain.thin(x, qkv.clone(), group, route)
+    inner = plain.add_adapter_outputs(x, qkv.clone(), group, route)
 
-    def thin_back(module: Any) -> tuple[Tensor, ...]:
+    def backpropagate_adapters(module: Any) -> tuple[Tensor, ...]:
         bank.grads.zero_()
         dx = dy.clone()
-        dh = module.thin_back(dqkv, dx, group, route)
-        module.thin_sums(x, dqkv, inner, dh, group, route)
+        dh = module.backpropagate_adapters(dqkv, dx, group, route)
+        module.sum_adapter_gradients(x, dqkv, inner, dh, group, route)
         return dx, bank.grads[:lane_count].clone()
 
     def gate_back(module: Any, gelu: bool) -> tuple[Tensor, ...]:
@@ -185,9 +185,9 @@ def operation_checks(
         module.gate_back_(opened, product, gelu)
         return opened, product
 
-    def thin(module: Any) -> tuple[Tensor, ...]:
+    def add_adapter_outputs(module: Any) -> tuple[Tensor, ...]:
         y = qkv.clone()
-        h = module.thin(x, y, group, route)
+        h = module.add_adapter_outputs(x, y, group, route)
         return y, h
 
     vocabulary = 600 if shape == "tiny" else s["vocab"]
@@ -234,8 +234,8 @@ def operation_checks(
             "attend_cached",
             lambda: both(lambda m: m.attend_cached(new, keys, values, reach, room, 0.1, None)),
         ),
-        ("thin", lambda: both(thin)),
-        ("thin_back", lambda: both(thin_back)),
+        ("add_adapter_outputs", lambda: both(add_adapter_outputs)),
+        ("backpropagate_adapters", lambda: both(backpropagate_adapters)),
         ("loss", lambda: both(lambda m: m.loss(logits, wanted, weights))),
         ("update", lambda: both(update)),
     ]
@@ -307,7 +307,7 @@ def captures(bench: Bench) -> None:
     run = PackedRun(ours.operations, inputs, route)
     parts: list[tuple[str, Callable[[], Any]]] = [
         ("a product", lambda: x @ x.t()),
-        ("a kernel", lambda: ours.operations.thin(x, y, group, route)),
+        ("a kernel", lambda: ours.operations.add_adapter_outputs(x, y, group, route)),
         ("the forward pass", forward),
         (
             "the head and its gradient",

@@ -773,17 +773,21 @@ def check_breaks() -> list[Break]:
         Break(
             "routing: answers by another's adapter", hand, changed(LossTokens, "of", _picked_owners)
         ),
-        Break("routing: the stretch before", long, changed(plain, "thin", _thin_owners)),
-        Break("routing: one adapter for all", long, changed(plain, "thin", _thin_last)),
+        Break(
+            "routing: the stretch before", long, changed(plain, "add_adapter_outputs", _thin_owners)
+        ),
+        Break(
+            "routing: one adapter for all", long, changed(plain, "add_adapter_outputs", _thin_last)
+        ),
         Break(
             "scale: none in A's gradient",
             long,
-            changed(plain, "thin_sums", _thin_back_grads(0, 0.5)),
+            changed(plain, "sum_adapter_gradients", _thin_back_grads(0, 0.5)),
         ),
         Break(
             "gradient: B's 5 % too large",
             long,
-            changed(plain, "thin_sums", _thin_back_grads(1, 1.05)),
+            changed(plain, "sum_adapter_gradients", _thin_back_grads(1, 1.05)),
         ),
         Break(
             "gradient: a lane's first token lost",

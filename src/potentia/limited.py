@@ -406,7 +406,7 @@ def _chat_environment() -> Any:
     import jinja2.ext
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    class Generation(jinja2.ext.Extension):
+    class GenerationBlock(jinja2.ext.Extension):
         """Parts that the model is to write: marked for training, written like any other."""
 
         tags = {"generation"}  # noqa: RUF012
@@ -424,7 +424,7 @@ def _chat_environment() -> Any:
         raise jinja2.TemplateError(message)
 
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = lambda value, **options: json.dumps(
         value, **{"ensure_ascii": False} | options

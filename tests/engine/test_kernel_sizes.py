@@ -24,7 +24,7 @@ with pytest.MonkeyPatch.context() as patch:
     pytest.importorskip("triton")
     from potentia.engine.operations.kernels import attention, elementwise
 
-    thin = import_module("potentia.engine.operations.kernels.thin")  # a function has its name too
+    adapters = import_module("potentia.engine.operations.kernels.adapters")
 
 FIRST_DIMENSION, OTHER_DIMENSIONS = 2**31 - 1, 65_535
 LARGEST_INDEX = 2**31 - 1
@@ -80,7 +80,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     def record(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
         made.append((kernel.fn.__name__, grid, args, options))
 
-    for module in (attention, elementwise, thin):
+    for module in (attention, elementwise, adapters):
         monkeypatch.setattr(module, "launch", record)
     return made
 
@@ -176,9 +176,9 @@ def test_adapter_kernels(model: Widths, launches: Launches, rank: int) -> None:
         for dtype in (torch.bfloat16, torch.float32):
             route = thin_route(numbers, rank, dtype)
             x, y = empty(TOKENS, fan_in, dtype=dtype), empty(TOKENS, sum(fan_outs), dtype=dtype)
-            h = thin.thin(x, y, group, route)
-            dh = thin.thin_back(y, x, group, route)
-            thin.thin_sums(x, y, h, dh, group, route)
+            h = adapters.add_adapter_outputs(x, y, group, route)
+            dh = adapters.backpropagate_adapters(y, x, group, route)
+            adapters.sum_adapter_gradients(x, y, h, dh, group, route)
         for *_, options in launches:
             assert options["RANK"] * max(fan_in, *fan_outs) <= LARGEST_INDEX  # within one A or B
         check(launches)
@@ -218,13 +218,13 @@ def test_inner_values_beyond_32_bits(
     x, y = torch.empty(tokens, width), torch.empty(tokens, number * fan_out)
     x[begin:] = torch.randn(STRETCH, width)
     y[begin:] = 0.0
-    h = thin.thin(x, y, group, route)
+    h = adapters.add_adapter_outputs(x, y, group, route)
     last = numbers - rank * (width + fan_out)
     a = work[0, last : last + rank * width].view(rank, width)
     b = work[0, last + rank * width :].view(rank, fan_out)
     expected = x[begin:] @ a.t()
     torch.testing.assert_close(h[-1, begin:], expected)
     torch.testing.assert_close(y[begin:, -fan_out:], expected @ b, atol=1e-4, rtol=1e-4)
-    thin.thin_sums(x, y, h, h, group, route)
+    adapters.sum_adapter_gradients(x, y, h, h, group, route)
     sums = grads[0, last + rank * width :].view(rank, fan_out)
     torch.testing.assert_close(sums, expected.t() @ y[begin:, -fan_out:], atol=1e-2, rtol=1e-3)

@@ -78,7 +78,7 @@ def test_the_numbers_are_the_models_own(case: str) -> None:
 def test_requests_of_several_adapters_and_of_none(
     case: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, lengths = plain.thin, set()
+    own, lengths = plain.add_adapter_outputs, set()
 
     def tiled(
         x: torch.Tensor, y: torch.Tensor, group: AdapterGroup, route: LaneRoute
@@ -91,7 +91,7 @@ def test_requests_of_several_adapters_and_of_none(
         lengths.update(map(len, seen))
         return own(x, y, group, route)
 
-    monkeypatch.setattr(plain, "thin", tiled)
+    monkeypatch.setattr(plain, "add_adapter_outputs", tiled)
     loaded = made(case, dtype)
     with LaneTrainer(loaded) as trainer:
         trainer.bank(LoraConfig(targets=("all-linear",), dropout=0.1), 3).make_up_adapters()
@@ -140,7 +140,7 @@ BREAKS: dict[str, Callable] = {
     "add_norm": lambda own: lambda x, add, gain: own(x, add * 0.98, gain),
     "rotate_": lambda own: lambda x, heads, head, cos, sin: own(x, heads - 1, head, cos, sin),
     "gate": lambda own: lambda both, gelu: own(both.roll(both.shape[1] // 2, 1), gelu),
-    "thin": lambda own: lambda x, y, group, route: own(x * 0.9, y, group, route),
+    "add_adapter_outputs": lambda own: lambda x, y, group, route: own(x * 0.9, y, group, route),
 }
 
 

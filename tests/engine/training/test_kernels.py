@@ -250,10 +250,10 @@ def test_thin_products(names: tuple[str, ...], dropout: float) -> None:
     for module in (kernels, plain):
         bank.grads.fill_(0.5)
         out, dx = y.clone(), draw(tokens, 32, seed=3)
-        h = module.thin(x, out, group, route)
+        h = module.add_adapter_outputs(x, out, group, route)
         for into in (dx, None):
-            dh = module.thin_back(dy, into, group, route)
-            module.thin_sums(x, dy, h, dh, group, route)
+            dh = module.backpropagate_adapters(dy, into, group, route)
+            module.sum_adapter_gradients(x, dy, h, dh, group, route)
         results.append((out, h, dx, dh, bank.grads.clone()))
     for ours, theirs in zip(*results, strict=True):
         close(ours, theirs)

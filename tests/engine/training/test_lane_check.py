@@ -97,9 +97,11 @@ def test_a_model_that_differs_from_itself_by_its_last_bit_may_differ_so_much() -
 
 
 def test_noise_excuses_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = plain.thin_sums
+    own = plain.sum_adapter_gradients
     monkeypatch.setattr(
-        plain, "thin_sums", lambda x, dy, h, dh, *rest: own(x, 1.5 * dy, h, 1.5 * dh, *rest)
+        plain,
+        "sum_adapter_gradients",
+        lambda x, dy, h, dh, *rest: own(x, 1.5 * dy, h, 1.5 * dh, *rest),
     )
     verdict = check_lanes(sharpened(100.0), specs()[0].lora, specs(), static=True)
     assert verdict.form == TrainingForm.PADDED
@@ -209,15 +211,17 @@ KERNELS = {
     "norm": 0,
     "gate": 0,
     "gate_back_": 1,
-    "thin": 0,
-    "thin_back": 0,
-    "thin_sums": 1,
+    "add_adapter_outputs": 0,
+    "backpropagate_adapters": 0,
+    "sum_adapter_gradients": 1,
     "attend": 2,
     "attend_back": 0,
 }
 
 
-@pytest.mark.parametrize("broken", ["", "norm", "gate_back_", "thin_sums", "attend_back"])
+@pytest.mark.parametrize(
+    "broken", ["", "norm", "gate_back_", "sum_adapter_gradients", "attend_back"]
+)
 def test_kernels_are_compared_one_by_one_in_the_dtype_of_the_run(
     broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,7 +70,7 @@ class LogLikelihoods:
 
 
 @dataclass(frozen=True)
-class TrainedLanes:
+class ComparedLanes:
     """The lanes that Potentia trained: their adapters before and after, how they score, and the record of the check."""
 
     specs: list[LaneSpec]
@@ -109,7 +109,7 @@ def compare_with_peft(loaded: LoadedModel, lora: LoraConfig) -> list[Comparison]
     return [base_scores, texts, *_list_recorded_distances(lanes), adapters, adapter_scores]
 
 
-def _train_lanes(loaded: LoadedModel, lora: LoraConfig, pairs: Sequence[Pair]) -> TrainedLanes:
+def _train_lanes(loaded: LoadedModel, lora: LoraConfig, pairs: Sequence[Pair]) -> ComparedLanes:
     """Train made-up lanes, and score questions with their adapters in turn."""
     specs = make_comparison_lanes(lora, loaded)
     with LaneTrainer(loaded) as trainer:
@@ -122,7 +122,7 @@ def _train_lanes(loaded: LoadedModel, lora: LoraConfig, pairs: Sequence[Pair]) -
         starts = [bank.peft_state(bank.fresh_row(spec.seed)) for spec in specs]
         slots = [trainer.restore(spec.key, EPOCHS) for spec in specs]
         owners = [slots[number % LANES] for number in range(len(pairs))]
-        return TrainedLanes(
+        return ComparedLanes(
             specs=specs,
             bank=bank,
             starts=starts,
@@ -132,7 +132,7 @@ def _train_lanes(loaded: LoadedModel, lora: LoraConfig, pairs: Sequence[Pair]) -
         )
 
 
-def _list_recorded_distances(lanes: TrainedLanes) -> list[Comparison]:
+def _list_recorded_distances(lanes: ComparedLanes) -> list[Comparison]:
     """Return the distances of gradients and updates that the check of the training recorded."""
     record = lanes.record
     comparisons = [
@@ -165,7 +165,7 @@ def _list_recorded_distances(lanes: TrainedLanes) -> list[Comparison]:
     return comparisons
 
 
-def _compare_adapters(loaded: LoadedModel, lanes: TrainedLanes) -> Comparison:
+def _compare_adapters(loaded: LoadedModel, lanes: ComparedLanes) -> Comparison:
     """Compare trained adapters with those that PEFT trains in float32."""
 
     def train(model: nn.Module) -> list[State]:
@@ -189,7 +189,7 @@ def _compare_adapters(loaded: LoadedModel, lanes: TrainedLanes) -> Comparison:
 
 
 def _score_adapters_by_peft(
-    model: nn.Module, lanes: TrainedLanes, pairs: Sequence[Pair]
+    model: nn.Module, lanes: ComparedLanes, pairs: Sequence[Pair]
 ) -> list[float]:
     """Score every third question with the same adapter, one adapter at a time."""
     scores = [0.0] * len(pairs)

@@ -58,16 +58,16 @@ class FusedLayers:
         """Let the layers compute in this form inside the block."""
         self.note_adapters(run.route.bank)
         run_of_all_tokens = replace(run, picked=None)
-        forwards: dict[nn.Module, _FusedForward] = {}
+        forwards: dict[nn.Module, _FusedTrainingForward] = {}
         for block in self.blocks[:-1]:
-            forwards[block.layer] = _FusedForward(block, run_of_all_tokens)
+            forwards[block.layer] = _FusedTrainingForward(block, run_of_all_tokens)
         last = self.blocks[-1]
-        forwards[last.layer] = _FusedForward(last, run)
+        forwards[last.layer] = _FusedTrainingForward(last, run)
         with computing(forwards):
             yield
 
 
-class _FusedForward:
+class _FusedTrainingForward:
     """The forward of a layer, set on the instance for as long as the form is active."""
 
     def __init__(self, block: FusedLayer, run: PackedRun) -> None:
@@ -151,7 +151,7 @@ class _LayerFunction(torch.autograd.Function):
         def add_adapters(group: ProjectionGroup, x: Tensor, into: Tensor) -> None:
             adapters = block.adapters[group]
             if adapters is not None:
-                inner[group] = do.thin(x, into, adapters, run.route_of(group))
+                inner[group] = do.add_adapter_outputs(x, into, adapters, run.route_of(group))
 
         # attention
         attention_input, input_factors = block.norm_input(do, hidden)
@@ -373,7 +373,9 @@ class _BackwardPass:
         if adapters is None:
             return None
         route = self.run.route_of(group)
-        return self.operations.thin_back(output_gradient, input_gradient, adapters, route)
+        return self.operations.backpropagate_adapters(
+            output_gradient, input_gradient, adapters, route
+        )
 
     def _add_adapter_gradients(
         self,
@@ -391,4 +393,6 @@ class _BackwardPass:
         assert inner is not None
         assert inner_gradient is not None
         route = self.run.route_of(group)
-        self.operations.thin_sums(x, output_gradient, inner, inner_gradient, adapters, route)
+        self.operations.sum_adapter_gradients(
+            x, output_gradient, inner, inner_gradient, adapters, route
+        )

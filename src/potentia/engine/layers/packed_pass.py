@@ -147,7 +147,7 @@ class _PackedLinear(torch.autograd.Function):
         run: PackedRun,
     ) -> Tensor:
         y = x @ weight if bias is None else torch.addmm(bias, x, weight)
-        inner = run.operations.thin(x, y, group, run.route)
+        inner = run.operations.add_adapter_outputs(x, y, group, run.route)
         ctx.save_for_backward(x, inner)
         ctx.held = weight, group, run
         return y
@@ -159,8 +159,10 @@ class _PackedLinear(torch.autograd.Function):
         output_gradient = gradients[0].contiguous()
         input_gradient = output_gradient @ weight.t() if ctx.needs_input_grad[0] else None
         do = run.operations
-        inner_gradient = do.thin_back(output_gradient, input_gradient, group, run.route)
-        do.thin_sums(x, output_gradient, inner, inner_gradient, group, run.route)
+        inner_gradient = do.backpropagate_adapters(
+            output_gradient, input_gradient, group, run.route
+        )
+        do.sum_adapter_gradients(x, output_gradient, inner, inner_gradient, group, run.route)
         return input_gradient, None, None, None, None, None
 
 

@@ -34,7 +34,9 @@ class FusedScoringLayers:
         self.model = model
         self.operations = operations(next(model.parameters()).device)
         self.blocks = FusedLayers(find_blocks(model), joined=False)
-        self.forwards = {block.layer: _FusedForward(block, self) for block in self.blocks.blocks}
+        self.forwards = {
+            block.layer: _FusedScoringForward(block, self) for block in self.blocks.blocks
+        }
         self.route: LaneRoute | None = None  # of the pass under way
         self.compiled: set[bool] = set()  # whether kernels without and with adapters are compiled
         self._angles: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
@@ -106,7 +108,7 @@ class FusedScoringLayers:
         return cos, sin
 
 
-class _FusedForward:
+class _FusedScoringForward:
     """The forward of a layer, set on the instance for as long as fused layers are active."""
 
     def __init__(self, block: FusedLayer, layers: FusedScoringLayers) -> None:
@@ -184,5 +186,5 @@ class _FusedForward:
                 torch.addmm(added, x, projection.weight.t(), out=columns)
         adapters = self.block.adapters[group]
         if self.layers.route is not None and adapters is not None:
-            self.layers.operations.thin(x, y, adapters, self.layers.route)
+            self.layers.operations.add_adapter_outputs(x, y, adapters, self.layers.route)
         return y

@@ -123,15 +123,17 @@ class Operations(Protocol):
     ) -> Tensor:
         """Return the answers of one token a seat to what the seat kept."""
 
-    def thin(self, x: Tensor, y: Tensor, group: AdapterGroup, route: LaneRoute) -> Tensor:
+    def add_adapter_outputs(
+        self, x: Tensor, y: Tensor, group: AdapterGroup, route: LaneRoute
+    ) -> Tensor:
         """Add every site's adapter product to its columns of ``y``; returns the inner values."""
 
-    def thin_back(
+    def backpropagate_adapters(
         self, dy: Tensor, dx: Tensor | None, group: AdapterGroup, route: LaneRoute
     ) -> Tensor:
         """Add the adapters' share to ``dx``; returns the gradients of the inner values."""
 
-    def thin_sums(
+    def sum_adapter_gradients(
         self, x: Tensor, dy: Tensor, h: Tensor, dh: Tensor, group: AdapterGroup, route: LaneRoute
     ) -> None:
         """Add the adapters' own gradients to the lanes' sums."""

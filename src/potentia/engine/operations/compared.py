@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 FORWARD_SHARE = 0.05
 BACKWARD_SHARE = 0.09
 BACKWARD_OPERATIONS = frozenset(
-    {"norm_back", "gate_back_", "attend_back", "thin_back", "thin_sums"}
+    {"norm_back", "gate_back_", "attend_back", "backpropagate_adapters", "sum_adapter_gradients"}
 )
 # arguments that an operation writes to, by name
 WRITTEN_ARGUMENTS: dict[str, tuple[str, ...]] = {
-    "thin": ("y",),
-    "thin_back": ("dx",),
+    "add_adapter_outputs": ("y",),
+    "backpropagate_adapters": ("dx",),
     "attend_back": ("into",),
     "gate_back_": ("both", "slope"),
     "rotate_": ("x",),
@@ -99,7 +99,7 @@ class ComparedKernels:
         copies = {key: _copy(value) for key, value in arguments.items()}
         like = args[0]
         sums: list[Tensor] = []
-        if name == "thin_sums":
+        if name == "sum_adapter_gradients":
             sums = _adapter_gradients(arguments["group"], arguments["route"])
         sums_before = _copy(sums)
         result = kernel(*args, **options)

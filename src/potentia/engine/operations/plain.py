@@ -209,7 +209,7 @@ def attend_cached(
     ).to(q.dtype)
 
 
-def thin(x: Tensor, y: Tensor, group: AdapterGroup, route: LaneRoute) -> Tensor:
+def add_adapter_outputs(x: Tensor, y: Tensor, group: AdapterGroup, route: LaneRoute) -> Tensor:
     """Add every site's adapter product to its columns of ``y`` (N, …), in place; returns the inner values (S, N, r)."""
     h = x.new_empty(len(group.sites), x.shape[0], route.bank.lora.r)
     lines = x.view(-1, route.stretch, x.shape[1])  # (stretches, 16, d)
@@ -225,7 +225,9 @@ def thin(x: Tensor, y: Tensor, group: AdapterGroup, route: LaneRoute) -> Tensor:
     return h
 
 
-def thin_back(dy: Tensor, dx: Tensor | None, group: AdapterGroup, route: LaneRoute) -> Tensor:
+def backpropagate_adapters(
+    dy: Tensor, dx: Tensor | None, group: AdapterGroup, route: LaneRoute
+) -> Tensor:
     """Add the adapters' share to ``dx`` (where given) in place; returns the gradients of the inner values (S, N, r)."""
     dh = dy.new_empty(len(group.sites), dy.shape[0], route.bank.lora.r)
     for number, (site, columns) in enumerate(group.parts()):
@@ -239,7 +241,7 @@ def thin_back(dy: Tensor, dx: Tensor | None, group: AdapterGroup, route: LaneRou
     return dh
 
 
-def thin_sums(
+def sum_adapter_gradients(
     x: Tensor, dy: Tensor, h: Tensor, dh: Tensor, group: AdapterGroup, route: LaneRoute
 ) -> None:
     """Add the adapters' own gradients to the lanes' sums."""

@@ -5,6 +5,11 @@ weight: that is what sets these kernels apart from the ones that training librar
 on a processor under Triton's interpreter (``TRITON_INTERPRET=1``), where the tests compare them with the plain forms.
 """
 
+from potentia.engine.operations.kernels.adapters import (
+    add_adapter_outputs,
+    backpropagate_adapters,
+    sum_adapter_gradients,
+)
 from potentia.engine.operations.kernels.attention import attend, attend_back, attend_cached
 from potentia.engine.operations.kernels.elementwise import (
     add_norm,
@@ -18,4 +23,3 @@ from potentia.engine.operations.kernels.elementwise import (
     update_,
 )
 from potentia.engine.operations.kernels.launch import readying
-from potentia.engine.operations.kernels.thin import thin, thin_back, thin_sums

@@ -1,4 +1,4 @@
-"""LoRA's two thin products with dropout, and their gradients, for lanes that share a long row.
+"""LoRA's two narrow products with dropout, and their gradients, for lanes that share a long row.
 
 A tile of tokens belongs to one lane, so a program reads one lane's A and B, both (rank, width) in memory. Each kernel
 is bound by reading its wide operand; programs of layers that share an input run one after the other, so that all but
@@ -351,13 +351,13 @@ def _drops(route) -> tuple[Tensor, int, float, bool]:
     return route.keys if drop else route.owners, round(p * 65536), 1.0 / (1.0 - p), drop
 
 
-def thin(x: Tensor, y: Tensor, group, route) -> Tensor:
+def add_adapter_outputs(x: Tensor, y: Tensor, group, route) -> Tensor:
     h = _in(x, group, route, x.shape[1], back=False)
     _out(y, h, group, route, group.widest, back=False)
     return h
 
 
-def thin_back(dy: Tensor, dx: Tensor | None, group, route) -> Tensor:
+def backpropagate_adapters(dy: Tensor, dx: Tensor | None, group, route) -> Tensor:
     dh = _in(dy, group, route, group.widest, back=True)
     if dx is not None:
         _out(dx, dh, group, route, dx.shape[1], back=True)
@@ -388,7 +388,7 @@ def _out(y: Tensor, h: Tensor, group, route, width: int, *, back: bool) -> None:
     )
 
 
-def thin_sums(x: Tensor, dy: Tensor, h: Tensor, dh: Tensor, group, route) -> None:
+def sum_adapter_gradients(x: Tensor, dy: Tensor, h: Tensor, dh: Tensor, group, route) -> None:
     tokens, width = x.shape
     options = _options(x, group, route)
     wide = 128 if options["RANK"] <= 64 else 32
