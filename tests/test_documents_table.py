@@ -86,7 +86,7 @@ def test_a_row_names_things_that_are_there(row: list[str]):
     assert row[4] == "–" or row[4] in registered or built_in
 
 
-# --- states, as `potentia papers reproduce` prints them ---------------------------------------------------------------------
+# --- states, as `potentia papers reproduce` prints them ------------------------------------------------------------
 
 TEXT = frozenset({("text", 0)})  # a number of the text, of no figure or table
 
