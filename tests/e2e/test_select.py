@@ -174,6 +174,7 @@ def test_interrupting_says_how_to_go_on(world: Path, tmp_path: Path) -> None:
     assert process.wait(timeout=120) == 130, (told, rest)
     assert "Stopped. Everything finished is saved in" in rest
     assert "To go on: potentia select" in rest
+    assert "Warning" not in "".join(told) + rest  # of libraries
 
 
 def test_an_encoder_competes_on_equal_terms(

@@ -11,6 +11,7 @@ import os
 import shlex
 import signal
 import sys
+import warnings
 from difflib import get_close_matches
 from importlib import import_module
 from itertools import takewhile
@@ -186,6 +187,9 @@ def run_command_line() -> None:
     # Commands show their own progress; progress bars of libraries would tear it.
     os.environ.setdefault("TQDM_DISABLE", "1")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    # Warnings of libraries are for those who write code, not for those who read an answer.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    warnings.filterwarnings("ignore", module=r"(transformers|peft|torch)\b")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a name may hold what a terminal lacks
