@@ -72,7 +72,7 @@ def test_a_failing_model_is_one_message_and_the_others_go_on(folder, tmp_path, p
     assert "it/s" not in done.stderr, "a bar of another library"
     assert "Mean acc" in done.stdout
     told = potentia("status", tmp_path / "p.db").stdout
-    assert re.search(r"cut +2 cells +\w+", told)
+    assert re.search(r"cut +2 results +\w+", told)
 
 
 def test_on_a_resume_the_whole_study_is_counted(folder, tmp_path):
@@ -149,7 +149,7 @@ def test_without_a_terminal_a_line_comes_though_no_cell_ends(folder, tmp_path):
             time.sleep(0.5)
     lines = spoken.getvalue().splitlines()
     assert len(lines) >= 2
-    assert lines[-1].startswith("0/4 cells · ")
+    assert lines[-1].startswith("0/4 results · ")
     assert lines[-1].endswith(f"{name}: direct x.jsonl 0 of 40")
 
 

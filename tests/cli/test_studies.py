@@ -35,7 +35,7 @@ def test_deleting_leaves_what_another_study_uses(potentia, store):
         folder = opened.items_folder
     done = potentia("store", "delete", store, "made", "--yes")
     assert done.returncode == 0, done.stderr
-    assert "with 16 cells; 6 that other studies use" in done.stdout
+    assert "with 16 results; 6 that other studies use" in done.stdout
     with Store.open(store) as opened:
         assert [record.name for record in opened.studies.read()] == ["other"]
         assert {cell.key: cell.score for cell in opened.cells.read()} == kept

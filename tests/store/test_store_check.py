@@ -91,7 +91,7 @@ def test_check_tells_and_repairs_what_only_a_whole_reading_finds(study: Study):
     )
     assert run_study(study).computed == 1
     again = CliRunner().invoke(app, ["status", "--check", study.store])
-    assert (again.exit_code, "2 cells, all whole" in again.stdout) == (0, True)
+    assert (again.exit_code, "2 results, none damaged" in again.stdout) == (0, True)
 
 
 def test_a_changed_value_inside_the_items_is_found(study: Study):
@@ -146,7 +146,7 @@ def test_one_cell_is_discarded_and_computed_again(study: Study):
     asked = ["store", "discard", study.store, "--protocol", "direct"]
     refused = CliRunner().invoke(app, asked)  # no terminal to ask
     assert "m0 × colours × direct" in refused.stdout
-    assert "this would discard 1 cells" in str(refused.exception)
+    assert "this would discard 1 results" in str(refused.exception)
     assert all(cell.finished for cell in plan_study(study).iterate_cells())
     assert CliRunner().invoke(app, [*asked, "--yes"]).exit_code == 0
     assert not items_of_all(study, "direct")

@@ -217,10 +217,10 @@ def _why_no_adapter(options: ExportAdapterOptions) -> str:
     evidence = options.read_cells(notes=False)
     tuned_cells = [cell for cell in evidence.cells() if cell.selection != NO_SELECTION]
     if not tuned_cells:
-        return "no tuned cell of these"
+        return "no fine-tuned result among these"
     last = tuned_cells[-1]
     if last.selection.is_untuned:
-        return f"validation kept the untuned model for {last.model} on {last.task}: there is no adapter"
+        return f"the untuned model was used for {last.model} on {last.task}: there is no adapter"
     return f"the adapter of {last.model} on {last.task} was not kept (keep_adapters, full tuning, or it was dropped)"
 
 

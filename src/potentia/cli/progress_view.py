@@ -86,7 +86,7 @@ class ProgressView:
         if payload.get("error"):
             line += f" {payload['error']}"
         if payload.get("may_have_more"):
-            line += f" (may have more in it: {payload['may_have_more']})"
+            line += f" (may be too low: {payload['may_have_more']})"
         return [line]
 
     def _describe_failure(self, cell: str, payload: Mapping[str, Any]) -> list[str]:
@@ -103,7 +103,7 @@ class ProgressView:
 
     def describe_state(self) -> str:
         """Say in one line how far the study is."""
-        parts = [f"{self.ended_cells}/{self.total_cells} cells"]
+        parts = [f"{self.ended_cells}/{self.total_cells} results"]
         if self.count.failed:
             parts.append(f"{len(self.count.failed)} failed")
         parts.append(f"{format_duration(time.time() - self.start_time)} spent")
@@ -164,7 +164,7 @@ class ProgressView:
         header.add_row(
             f"[bold]{escape(self.plan.study.name)}[/bold]",
             ProgressBar(total=max(self.total_cells, 1), completed=self.ended_cells, width=30),
-            f"{self.ended_cells}/{self.total_cells} cells",
+            f"{self.ended_cells}/{self.total_cells} results",
             failed,
             f"{format_duration(time.time() - self.start_time)} spent",
             time_left,

@@ -307,12 +307,12 @@ def _plan_notes(plan: StudyPlan) -> list[str]:
     notes = []
     if plan.outdated:
         notes.append(
-            f"{len(plan.outdated)} cells of this study were made by another version of Potentia, or of files that have"
-            " changed since; they are computed anew."
+            f"{len(plan.outdated)} results of this study were made by another version of Potentia, or of files that"
+            " have changed since; they are computed anew."
         )
     if plan.damaged:
         notes.append(
-            f"The items of {len(plan.damaged)} cells are missing or damaged; the cells are computed anew."
+            f"The examples of {len(plan.damaged)} results are missing or damaged; these are computed anew."
         )
     return [*notes, *plan.collect_notes()]
 
@@ -374,7 +374,7 @@ def _print_next_steps(result: RunResult, store: str, analysis_name: str) -> None
         return
     failed = f"[red]{result.failed} failed[/red]" if result.failed else "none failed"
     console.print(
-        f"\n[bold]{result.computed}[/bold] cells computed, {result.reused} found in {escape(store)}, {failed}"
+        f"\n[bold]{result.computed}[/bold] results computed, {result.reused} found in {escape(store)}, {failed}"
     )
     quoted_store = escape(shlex.quote(store))
     _print_reasons(result.reasons, quoted_store)
@@ -475,7 +475,7 @@ def write_chosen_study(
             to=error_console,
         )
     if not as_json:
-        print_lines(f"{output}: the chosen cells as a study. Next: {run_command}")
+        print_lines(f"{output}: the chosen part as a study. Next: {run_command}")
 
 
 @dataclass(frozen=True)
@@ -599,10 +599,11 @@ def _cost_note(cost: StudyCost, study: potentia.Study) -> str:
         if price is not None:
             time += f" = {price.format(cost.seconds)}"
     if cost.start >= 1 and cost.pending:
-        time += f", {potentia.run.format_time(cost.start)} of it before the first cell"
+        time += f", {potentia.run.format_time(cost.start)} of it before the first result"
     source = f"from {cost.source}" if cost.source else "times are not known"
     return (
-        f"To do: {total.cells:,} cells ({len(cost.cells) - total.cells:,} in the store), {round(total.lanes):,} lanes, "
+        f"To do: {total.cells:,} results ({len(cost.cells) - total.cells:,} in the store), "
+        f"{round(total.lanes):,} fine-tunings, "
         f"{format_amount(total.train_tokens)} tokens to train on and {format_amount(total.score_tokens)} to score, "
         f"{format_amount(total.flops)} FLOPs, {time} ({source}). {potentia.run.describe_extra_work(cost.pending)}"
     ).rstrip()

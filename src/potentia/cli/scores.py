@@ -113,7 +113,7 @@ def compare(options: CompareOptions) -> None:
     if options.items:
         _print_documents(documents, pair)
     elif any(part.documents for part in pair.tasks):
-        print_lines("The documents that tell them apart: --items 5", style="dim")
+        print_lines("The examples that only one of them gets right: --items 5", style="dim")
 
 
 def _two_models_and_source(names: list[str]) -> tuple[str, str, str]:
@@ -181,7 +181,7 @@ def _print_documents(documents: list[dict[str, Any]], pair: ModelComparison) -> 
     ]
     columns = ("protocol", "task", "document", "right", "gold", *pair.names, "end of the prompt")
     console.print()
-    print_table(Table("Documents that one of the two alone gets right", columns, rows))
+    print_table(Table("Examples that only one of the two gets right", columns, rows))
 
 
 def _end_of_prompt(prompt: str) -> str:

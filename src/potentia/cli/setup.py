@@ -79,7 +79,7 @@ def demo(options: DemoOptions) -> None:
     pending_cells = sum(len(row.pending) for row in plan.rows)
     if pending_cells and not options.as_json:
         console.print(
-            f"[bold]Potentia demo[/bold]: {len(plan.rows)} tiny models × {len(study.tasks)} tasks, as they are "
+            f"[bold]Potentia demo[/bold]: {len(plan.rows)} tiny models × {len(study.tasks)} tasks, before "
             f"and after the same fine-tuning: {pending_cells} results to compute on this CPU, "
             f"{options.usual_duration} on two cores."
         )

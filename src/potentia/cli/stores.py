@@ -116,7 +116,7 @@ def _status_tables(state: dict[str, Any]) -> list[Table]:
     rows = []
     for study in studies:
         rows.append((study["name"], study["key"][:8], *(study[count] for count in counts)))
-    columns: tuple[str, ...] = ("study", "key", *counts[:2], "cells done", *counts[3:])
+    columns: tuple[str, ...] = ("study", "key", *counts[:2], "results done", *counts[3:])
     if any(study["cost"] for study in studies):
         columns = (*columns, "cost")
         rows = [(*row, study["cost"]) for row, study in zip(rows, studies, strict=True)]
@@ -136,9 +136,9 @@ def _failed_cells_table(failures: list[dict[str, Any]]) -> Table:
         cells_by_failure[failure["model"], failure["reason"]].append(cell)
     rows = []
     for (model, reason), cells in cells_by_failure.items():
-        described = cells[0] if len(cells) == 1 else f"{len(cells)} cells"
+        described = cells[0] if len(cells) == 1 else f"{len(cells)} results"
         rows.append((model, described, reason))
-    return Table("Failed cells", ("model", "cells", "reason"), rows)
+    return Table("Failed results", ("model", "cells", "reason"), rows)
 
 
 def running_rows_table(state: dict[str, Any]) -> Table:
@@ -202,7 +202,7 @@ def _status_line(study: dict[str, Any], *, as_json: bool) -> str:
         return json.dumps({name: study[name] for name in names})
     asked = "" if study["asked"] is None else f"/{study['asked']}"
     return (
-        f"{study['name']}: {study['done']}{asked} cells, {study['failed']} failed,"
+        f"{study['name']}: {study['done']}{asked} results, {study['failed']} failed,"
         f" {study['running']} rows running"
     )
 
@@ -230,14 +230,14 @@ def _check_store(options: StatusOptions) -> None:
         (problem.kind, problem.description, problem.key or "", str(problem.path or ""))
         for problem in problems
     ]
-    parts: list[str | Table] = [f"{cell_count} cells, all whole"]
+    parts: list[str | Table] = [f"{cell_count} results, none damaged"]
     if rows:
         parts = [
-            f"{len(broken)} problems, {cell_count} cells are whole",
+            f"{len(broken)} problems, {cell_count} results are sound",
             Table("Not as it should be", ("kind", "what", "cell", "file"), rows),
         ]
     if broken and options.repair:
-        parts.append("run the study again: it computes the broken cells anew and replaces them")
+        parts.append("run the study again: it computes the damaged results anew and replaces them")
     elif broken:
         parts.append("--repair helps")
     listed = rows_as_dicts(("kind", "what", "key", "path"), rows)
@@ -279,20 +279,20 @@ def discard(options: DiscardOptions) -> None:
         drop_adapters(options)
         return
     if not (options.models or options.tasks or options.protocols):
-        raise InputError("name the cells to discard", hint="--model, --task or --protocol")
+        raise InputError("name the results to discard", hint="--model, --task or --protocol")
     with _open_existing(options.store) as store:
         cells = [cell for cell in store.cells.read(study=options.study) if options.selects(cell)]
         if not cells:
             raise InputError(
-                "no such cell",
+                "no such result",
                 where=options.store,
                 hint=f"potentia status {shlex.quote(options.store)}",
             )
         for cell in cells[:MAX_CELLS_LISTED]:
             print_lines(f"{cell.model} × {cell.task} × {cell.protocol} ({cell.key})")
-        confirm(f"discard {len(cells)} cells", yes=options.yes)
+        confirm(f"discard {len(cells)} results", yes=options.yes)
         store.cells.discard([cell.key for cell in cells])
-    print_lines(f"{len(cells)} cells discarded")
+    print_lines(f"{len(cells)} results discarded")
 
 
 StoreThatExists = Annotated[
@@ -351,12 +351,12 @@ def delete(options: DeleteOptions) -> None:
                 hint="stop it first: Ctrl-C",
             )
         own_cells, shared_cells = potentia.store.count_shared(store, study.key)
-        question = f"delete {study.name} ({study.key[:8]}) with {own_cells} cells"
+        question = f"delete {study.name} ({study.key[:8]}) with {own_cells} results"
         if shared_cells:
             question += f" ({shared_cells} more are used by other studies and stay)"
         confirm(question, yes=options.yes)
         removed = potentia.store.delete_study(store, study.key)
-    line = f"deleted {removed.study} ({removed.key[:8]}) with {removed.cells} cells"
+    line = f"deleted {removed.study} ({removed.key[:8]}) with {removed.cells} results"
     if removed.still_used:
         line += f"; {removed.still_used} that other studies use are still there"
     print_answer(options.as_json, removed, line)

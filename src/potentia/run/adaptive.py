@@ -52,7 +52,7 @@ def make_grid(plan: StudyPlan) -> StudyGrid:
     }
     if not tasks:
         raise InputError(
-            "there is nothing to choose: the study has texts to predict and no task",
+            "there is nothing to choose: the study has perplexity corpora and no task",
             hint="models are ranked by their tasks; run the study whole",
         )
     return StudyGrid(

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from potentia.run.model_cache import ModelCache
     from potentia.store import Store
 
-DISK_HINT = "free some space, then run the same command again: finished cells are kept"
+DISK_HINT = "free some space, then run the same command again: finished results are kept"
 
 
 class RowRun:

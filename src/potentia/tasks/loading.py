@@ -201,7 +201,7 @@ def _read_stock_task(name: str) -> TaskDefinitions:
         hint = "potentia tasks --all lists every name"
         if near:
             hint = f"did you mean {', '.join(near)}?"
-        raise TaskError(f"no task {name!r} in the harness, and no such file", hint=hint)
+        raise TaskError(f"no task {name!r} in lm-eval, and no such file", hint=hint)
     definitions = read_stock_task(name)
     if not definitions.subtasks:
         raise TaskError(f"the group {name} has no tasks")
@@ -279,7 +279,7 @@ def _find_user_path(name: str) -> Path | None:
     if looks_like_path and not path.exists():
         raise TaskError(
             f"there is no file or folder {name}",
-            hint="check the path, or name a task of the harness",
+            hint="check the path, or name a task of lm-eval",
         )
     if looks_like_path:
         return path

@@ -29,7 +29,7 @@ def test_a_pair_is_turned_where_both_ways_tell_it_apart_and_disagree():
     assert rank.gain == pytest.approx(0.03)
     assert (again.gain, again.tau, again.turned) == (0.0, 1.0, ())
     assert (
-        "1 of 6 pairs that both tell apart are ordered otherwise: a and b on t."
+        "1 of 6 pairs that differ significantly by both are ordered otherwise: a and b on t."
         in found.sentences()[0]
     )
     assert len(found.tables()[1].rows) == 6

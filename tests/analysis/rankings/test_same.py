@@ -62,7 +62,7 @@ def test_doubtful_cells_are_counted_and_the_ranking_that_leans_on_them_is_named(
     )
     said = " ".join(found.sentences())
     assert "The tuned layers are not the same in all models: all-linear; q_proj, v_proj." in said
-    assert "1 of 9 tuned cells may have more in them: 1 at the bound." in said
+    assert "In 1 of 9 fine-tunings the score may be too low: 1 at the bound." in said
     assert set(found.moved_models) == {"a", "b"}, (
         "b leads over all tasks; without a's doubtful cell a does"
     )
@@ -74,6 +74,6 @@ def test_doubtful_cells_are_counted_and_the_ranking_that_leans_on_them_is_named(
 def test_a_study_whose_searches_ended_inside_says_so(tmp_path: Path):
     found = find_rankings(evidence(tmp_path / "s.db")).tuning[TRAIN_BEFORE_TEST]
     assert (
-        "In all 9 tuned cells the best setting lies inside what was searched." in found.sentences()
+        "In all 9 fine-tunings the best setting lies inside what was searched." in found.sentences()
     )
     assert not found.moved_models

@@ -87,7 +87,7 @@ class BenchmarkVerdict(Finding):
     documents: int
     others: tuple[str, ...]
     taus: tuple[float, ...]  # with each of the others
-    agreement: Interval  # their mean, over families of models drawn anew
+    agreement: Interval  # their mean, by bootstrap over families of models
     among_others: float  # mean τ of the others among themselves
     agreement_p: float  # that it agrees no more than a shuffled ranking
     differences_p: float  # that models differ no more than by chance
@@ -155,7 +155,7 @@ class BenchmarkVerdict(Finding):
             else:
                 rows.append((name, _drop_zero_decimals(value), None, None))
         level = format_level(self.agreement.level)
-        note = f"Intervals are of {level}, over families of models drawn anew."
+        note = f"Intervals are of {level}, by bootstrap over families of models."
         if not self.by_items:
             note += " Without items: reliability from standard errors, no suspect items."
         title = f"{self.task} ({self.protocol}, {self.models} models)"

@@ -36,9 +36,9 @@ class TuningVariant:
         """Say what this way adds and whether it orders models otherwise."""
         gain = f"{self.gain:+.3f} ± {SIGNIFICANT_Z * self.gain_error:.3f} over the recipe"
         if not self.pairs:
-            return f"{self.name}: {gain}; no pair is told apart by both."
+            return f"{self.name}: {gain}; no pair differs significantly by both."
         counted = f"{len(self.turned)} of {self.pairs} pairs"
-        order = f"{counted} that both tell apart are ordered otherwise"
+        order = f"{counted} that differ significantly by both are ordered otherwise"
         if self.turned:
             order += f": {'; '.join(self.turned)}"
         return f"{self.name}: {gain}; {order}."
@@ -159,7 +159,14 @@ class Elicitation(Finding):
                     len(variant.turned),
                 )
             )
-        columns = ("way", "gain", "±", "τ with the recipe", "pairs told apart", "ordered otherwise")
+        columns = (
+            "way",
+            "gain",
+            "±",
+            "τ with the recipe",
+            "pairs significantly different",
+            "ordered otherwise",
+        )
         return Table("Is the recipe enough?", columns, rows, " ".join(self.sentences()))
 
     def _tabulate_scores(self) -> Table:

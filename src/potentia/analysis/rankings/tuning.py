@@ -117,20 +117,22 @@ class TuningComparison(Finding):
             sentences.append(f"The tuned layers are not the same in all models: {listed}.")
         if self.doubtful:
             sentences.append(
-                f"{self.doubtful} of {self.cells} tuned cells may have more in them: "
+                f"In {self.doubtful} of {self.cells} fine-tunings the score may be too low: "
                 f"{self._count_doubts()}."
             )
         else:
             sentences.append(
-                f"In all {self.cells} tuned cells the best setting lies inside what was searched."
+                f"In all {self.cells} fine-tunings the best setting lies inside what was searched."
             )
         if self.moved_models:
             models = ", ".join(self.moved_models)
-            sentences.append(f"Without these cells, the rank over all tasks changes for {models}.")
+            sentences.append(
+                f"Without these results, the rank over all tasks changes for {models}."
+            )
         if self.untuned_tasks:
             sentences.append(
-                "A model that saw a test's form before the study keeps its advantage where it kept the untuned state; "
-                "the last column ranks the models by their best tuned states."
+                "Where the untuned model was used, earlier practice still counts. "
+                "The last column ranks fine-tuned models only."
             )
         return sentences
 
