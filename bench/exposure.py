@@ -7,6 +7,7 @@ Every model gets a copy for each way: tuned on the documents of some tasks that 
 of these tasks, on their test documents, and so on (``WAYS``), by the loss of whole texts and by that of answers.
 Originals and copies are probed on all tasks, shown or not, as a study does. ``probes-MODEL.jsonl`` holds what was
 recorded with the planted truth, written copy by copy; printed is what ``potentia analyze exposure`` makes of it.
+``--rivals`` asks Min-K%++, LLM-DI and CoDeC of the same copies, too.
 ``--calibrate`` puts the measures into the calibration that the package ships.
 """
 
@@ -30,6 +31,7 @@ import torch
 from rich.progress import track
 from torch import nn
 
+from exposure_rivals import measure_rivals, tabulate_rivals
 from potentia import engine, tasks, zoo
 from potentia.engine.training import LaneSpec, LaneTrainer, LoraConfig, Schedule, encode_examples
 from potentia.papers.task_training.exposure import (
@@ -60,6 +62,7 @@ WAYS = {
 }
 WAYS |= {f"{way} answers": f"{what}, loss on the answers" for way, what in WAYS.items()}
 EPOCHS = 3
+RIVAL_TEXTS = 32  # of each split that other methods read
 # Not shown, and no clean cells either: wic is answered "yes" or "no" as cola and mrpc are, sciq is asked and answered
 # in the words of arc_easy and piqa, commonsense_qa by letters as the other form of all shown tasks is.
 ALIKE = {"wic": "", "sciq": "", "commonsense_qa": "form"}  # task → ways that are alike
@@ -234,6 +237,8 @@ def probe_model(given: argparse.Namespace, name: str) -> None:
                     "seen": seen,
                     "probe": record.to_dict(),
                 }
+                if given.rivals:
+                    line["rivals"] = _ask_rivals(world, loaded, task)
                 out.write(json.dumps(line) + "\n")
             out.flush()
 
@@ -285,6 +290,20 @@ def _lane(world: World, loaded: Any, way: str) -> LaneSpec:
     loss = "completion" if answers and kind != "buried" else "text"
     schedule = Schedule(epochs, world.batch, world.rate, loss=loss, max_tokens=512)
     return LaneSpec(way, encoded, schedule, LoraConfig(RANK, ALPHA, 0.0, ("all-linear",)))
+
+
+def _ask_rivals(world: World, loaded: Any, name: str) -> dict[str, float]:
+    """Return what other methods say of a model as it is now, on texts of the probe."""
+    task = world.probed[name]
+    train = list(task.documents("train"))
+    order = np.random.default_rng(0).permutation(len(train))[: world.probe.documents]
+    learned = [train[place] for place in sorted(order.tolist())][:RIVAL_TEXTS]
+    held_out = list(task.documents("validation"))[:RIVAL_TEXTS]
+    texts = []
+    for documents in (learned, held_out):
+        examples = task.examples(documents)
+        texts.append([f"{example.context}{example.continuation}" for example in examples])
+    return measure_rivals(loaded.model, loaded.tokenizer, *texts)
 
 
 def _seen(world: World, name: str, way: str, task: str) -> str:
@@ -355,6 +374,9 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", help="models whose copies are made; all where absent")
     parser.add_argument("--workers", type=int, default=1, help="models at a time")
     parser.add_argument("--minutes", type=float, default=60.0, help="no copy is begun later")
+    parser.add_argument(
+        "--rivals", action="store_true", help="ask Min-K%%++, LLM-DI and CoDeC of every copy too"
+    )
     parser.add_argument("--again", action="store_true", help="judge the probes that are there")
     parser.add_argument(
         "--calibrate", action="store_true", help="put them into the calibration of the package"
@@ -393,6 +415,11 @@ def main() -> int:
         made = ways_table(rows, reference)
         print(f"\n{made.title}\n" + " | ".join(made.columns))
         for row in made.rows:
+            print(" | ".join(format_cell(cell) for cell in row))
+    with_rivals = [line for line in lines if "rivals" in line]
+    if with_rivals:
+        print("\nOther methods on the same copies\nmethod | way | cells | area")
+        for row in tabulate_rivals(with_rivals):
             print(" | ".join(format_cell(cell) for cell in row))
     return 0
 
