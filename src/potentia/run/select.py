@@ -613,6 +613,7 @@ class Race:
             smaller=find_smaller_model(ranking, parameters),
             trust=None if selection is None else selection.trust,
             price=find_price(self.study.price, self.study.device),
+            seeds=scoreboard.seeds,
         )
 
     def _make_standing(

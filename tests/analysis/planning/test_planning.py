@@ -28,6 +28,7 @@ from potentia.errors import InputError
 from potentia.facts import ModelTable, models
 from potentia.values.metric import Metric
 from potentia.values.scores import Score, ScoreMatrix
+from potentia.values.seeds import SeedSpread
 
 MODELS, TASKS = 14, 6
 NOBODY = ModelTable(())
@@ -389,6 +390,20 @@ def test_one_candidate_that_loads_was_compared_with_nothing():
     assert (
         "had a chance of 2 % to be the best" in replace(choice, standings=(alone, beaten)).answer()
     )
+
+
+def test_a_selection_says_that_every_candidate_was_fine_tuned_once():
+    before, after = (Score(value, 0.01, 900, Metric.of("acc")) for value in (0.5, 0.6))
+    standings = tuple(CandidateStanding(name, before, after, 0.5) for name in "ab")
+    ranking = decide_ranking(
+        ScoreMatrix.build(
+            ["a", "b"], ["t"], [[0.6], [0.5]], stderr=[[0.01], [0.01]], protocol="train_before_test"
+        )
+    )
+    choice = ModelChoice("t", "acc", ranking, None, 0.0, 1.0, 80, 900, standings)
+    once = replace(choice, seeds=SeedSpread(fine_tuned=2, repeated=0, deviation=np.nan))
+    assert "another seed may change this" in once.answer()
+    assert "another seed" not in choice.answer()
 
 
 def test_models_that_tie_share_the_probability_to_be_best():

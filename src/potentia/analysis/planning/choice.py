@@ -18,13 +18,14 @@ from potentia.analysis.planning.learning_curve import LearningCurve
 from potentia.analysis.planning.trust import Trust
 from potentia.analysis.rankings.decide import Ranking
 from potentia.analysis.rankings.lead import MissingEvidence
-from potentia.analysis.rankings.sentences import headline_sentence, missing_sentence
+from potentia.analysis.rankings.sentences import headline_sentence, missing_sentence, seed_sentence
 from potentia.analysis.stats import interval_of_score
 from potentia.analysis.stats.non_inferiority import MarginVerdict, judge_margin
 from potentia.analysis.wording import format_percent, join_names
 from potentia.study import Price
 from potentia.values.findings import Cell, Finding, Interval, Table, jsonable, short_names
 from potentia.values.scores import Score
+from potentia.values.seeds import SeedSpread
 
 MARGIN = 0.02  # that a smaller model may be worse by and still count as good
 TIED = 0.02  # chances to be best that differ by no more are not told apart
@@ -99,6 +100,7 @@ class ModelChoice(Finding):
     smaller: SmallerModel | None = None
     trust: Trust | None = None  # how far the winner's probabilities can be trusted
     price: Price | None = None  # of an hour of the machine
+    seeds: SeedSpread | None = None  # how far another fine-tuning seed moves a score
 
     @property
     def best(self) -> str:
@@ -165,6 +167,9 @@ class ModelChoice(Finding):
             sentences.append(
                 f"{models} dropped early had a chance of {chance} to be the best by the scores of that round."
             )
+        about_seeds = None if self.seeds is None else seed_sentence(self.seeds)
+        if about_seeds is not None and len(self.ranking.models) > 1:
+            sentences.append(about_seeds)
         return sentences
 
     def _headline(self) -> str:
