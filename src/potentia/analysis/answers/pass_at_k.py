@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from potentia.analysis.stats.intervals import score_interval
 from potentia.errors import InputError
-from potentia.values.findings import Chart, Finding, Line, Plot, Points, Table
+from potentia.values.findings import Chart, Finding, Interval, Line, Plot, Points, Table
 from potentia.values.protocol import Protocol
 from potentia.values.sampling import sampling_error
 from potentia.values.scores import ItemOutcome, Score
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from potentia.evidence import Evidence
     from potentia.store import CellRecord
 
-Z_95 = 1.96  # half-width of a 95 % interval, in standard errors
 _PREFIX = "pass@"
 
 
@@ -42,6 +42,16 @@ class PassAtK:
     temperature: float
     greedy: float  # the score of the one greedy answer
 
+    @property
+    def interval(self) -> Interval:
+        """The 95 % interval over problems."""
+        return score_interval(self.value, self.stderr, examples=self.problems, is_share=True)
+
+    def describe(self) -> str:
+        """Return the value with its interval."""
+        interval = self.interval
+        return f"{self.value:.3f} ({interval.low:.3f} to {interval.high:.3f})"
+
 
 @dataclass(frozen=True)
 class PassAtKFinding(Finding):
@@ -56,39 +66,40 @@ class PassAtKFinding(Finding):
         return tuple(sorted({row.k for row in self.rows}))
 
     def tables(self) -> Sequence[Table]:
-        """Return one row per protocol, task, model and k."""
+        """Return one row per protocol, task and model, with every k."""
         columns = (
             "protocol",
             "task",
             "model",
-            "k",
-            "pass@k",
-            "low",
-            "high",
-            "error of the samples",
             "greedy",
+            *(f"pass@{k}" for k in self.ks),
             "samples",
             "temperature",
         )
         rows = []
-        for row in self.rows:
-            half_width = Z_95 * row.stderr
-            interval = (
-                row.value,
-                max(0.0, row.value - half_width),
-                min(1.0, row.value + half_width),
-            )
-            names = (row.protocol.label, row.task, row.model, row.k)
-            rows.append(
-                (*names, *interval, row.sampling_error, row.greedy, row.samples, row.temperature)
-            )
+        for curve in _group_curves(self.rows):
+            first = curve[0]
+            by_k = {row.k: row.describe() for row in curve}
+            names = (first.protocol.label, first.task, first.model, first.greedy)
+            values = [by_k.get(k) for k in self.ks]
+            rows.append((*names, *values, first.samples, first.temperature))
         note = (
-            "Unbiased estimate from all samples of a problem; 95 % intervals over problems. Error of the samples: the "
-            "part of the standard error that more samples would reduce; – where k is the number of samples."
+            "Unbiased estimates from all samples of a problem, with 95 % intervals over problems. Of the standard "
+            f"error of pass@{self.ks[0]}, {self._describe_sampling_part()} is due to the samples, and more samples "
+            "would reduce it."
         )
         if math.isfinite(self.writing_share):
             note += f" {self.writing_share:.0%} of all written test answers were samples."
         return [Table("One of k sampled answers is right", columns, rows, note)]
+
+    def _describe_sampling_part(self) -> str:
+        """Return which share of the variance of the first k is due to the samples, as mean over the results."""
+        shares = [
+            (row.sampling_error / row.stderr) ** 2
+            for row in self.rows
+            if row.k == self.ks[0] and row.stderr > 0 and math.isfinite(row.sampling_error)
+        ]
+        return f"{math.sqrt(min(1.0, _mean(shares))):.0%}" if shares else "an unknown part"
 
     def charts(self) -> Sequence[Chart]:
         """Return pass@k against k, a curve for each model and protocol, for every task."""
@@ -130,9 +141,10 @@ class PassAtKFinding(Finding):
             at_low = _mean([row.value for row in rows if row.k == low])
             at_high = _mean([row.value for row in rows if row.k == high])
             models = len({row.model for row in rows})
+            few = "a single sample" if low == 1 else f"one of {low}"
             sentences.append(
                 f"{task} ({protocol.label}): one of {high} samples is right for {at_high:.0%} of the problems, "
-                f"one of {low} for {at_low:.0%} (mean of {models} models)."
+                f"{few} for {at_low:.0%} (mean of {models} models)."
             )
         if math.isfinite(self.writing_share):
             sentences.append(f"{self.writing_share:.0%} of all written test answers were samples.")
@@ -144,10 +156,10 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _group_curves(rows: Sequence[PassAtK]) -> list[list[PassAtK]]:
-    """Return the rows of each model and protocol, by rising k."""
-    curves: dict[tuple[str, str], list[PassAtK]] = {}
-    for row in sorted(rows, key=lambda row: row.k):
-        curves.setdefault((row.protocol, row.model), []).append(row)
+    """Return the rows of each result, by rising k as they are made."""
+    curves: dict[tuple[str, str, str], list[PassAtK]] = {}
+    for row in rows:
+        curves.setdefault((row.protocol, row.task, row.model), []).append(row)
     return list(curves.values())
 
 
