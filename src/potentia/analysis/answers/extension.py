@@ -50,7 +50,7 @@ def analyze_answers(evidence: Evidence, options: NoOptions) -> AnalysisOutput:
     Examples:
       potentia analyze answers potentia.db
 
-      potentia analyze rankings potentia.db --metric answer_bpb
+      potentia analyze answers potentia.db --json
     """
     from potentia.analysis.answers.find import find_answers
 

@@ -240,6 +240,9 @@ class TrainingSignal(Finding):
 
     def sentences(self) -> list[str]:
         """Say how many checkpoints to average, when the order is final, what was coarse, what small models decide."""
+        return [*self._describe_averages(), *self.main_sentences()]
+
+    def _describe_averages(self) -> list[str]:
         sentences = []
         for row in self.averages:
             if row.best_count > 1:
@@ -248,6 +251,11 @@ class TrainingSignal(Finding):
                     f"{row.run}: average the last {row.best_count} checkpoints ({row.metric}, "
                     f"{row.protocol.label}); the expected error is {gain:.0%} less."
                 )
+        return sentences
+
+    def main_sentences(self) -> list[str]:
+        """Say when the order of runs is final, what was coarse and what small models decide."""
+        sentences = []
         for order in self.orders:
             when = "at the end alone"
             if order.step is not None:

@@ -135,7 +135,7 @@ def find_stability_content(request: SectionRequest) -> SectionContent | None:
     if signal is not None:
         shown.append(signal)
         named["signal"] = signal
-        lead = " ".join(signal.sentences())
+        lead = " ".join(signal.main_sentences())
     return SectionContent(shown, named, lead=lead) if shown else None
 
 
