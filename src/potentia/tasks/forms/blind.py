@@ -24,6 +24,7 @@ from potentia.tasks.forms import (
     TaskDefinition,
     register_form,
 )
+from potentia.tasks.forms.open_answers import read_options, scores_labels
 
 REMOVED = "removed"
 SWAPPED = "swapped"
@@ -96,8 +97,12 @@ def find_question_columns(
     for example, other in zip(examples, neighbours, strict=True):
         prompt = task.doc_to_text(example)
         answer = _read_answer(task, example)
+        options = _read_listed_options(task, example)
         for column in example:
             if column not in other or example[column] == other[column]:
+                continue
+            if any(text in options for text in _list_texts(example[column])):
+                answers.add(column)  # an option that the prompt lists stays in it
                 continue
             exchanged = {**example, column: other[column]}
             try:
@@ -116,6 +121,27 @@ def _read_answer(task: HarnessTask, doc: DocumentColumns) -> tuple[Any, Any]:
     if task.OUTPUT_TYPE == "multiple_choice":
         choices = list(task.doc_to_choice(doc))
     return choices, task.doc_to_target(doc)
+
+
+def _read_listed_options(task: HarnessTask, doc: DocumentColumns) -> set[str]:
+    """Return the options that a prompt lists, where their letters are scored; none of other tasks."""
+    if task.OUTPUT_TYPE != "multiple_choice":
+        return set()
+    choices = [str(choice) for choice in task.doc_to_choice(doc)]
+    if not scores_labels(task, choices):
+        return set()
+    return {option.strip() for option in read_options(task, doc)}
+
+
+def _list_texts(value: Any) -> list[str]:
+    """Return all texts in a column's value."""
+    if isinstance(value, str):
+        return [value.strip()]
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return [text for content in value for text in _list_texts(content)]
+    return []
 
 
 def _empty_value(value: Any) -> Any:
