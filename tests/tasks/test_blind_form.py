@@ -46,7 +46,9 @@ def test_the_question_is_removed_and_the_options_stay(file: Path, form: str) -> 
     assert sighted.fingerprint != blind.fingerprint
     assert blind.name.endswith(":blind")
     trained = blind.examples(blind.documents("train"))
-    assert len({example.context for example in trained}) == (len(trained) if form == "choice:" else 1)
+    assert len({example.context for example in trained}) == (
+        len(trained) if form == "choice:" else 1
+    )
 
 
 def test_swapped_shows_the_question_of_another_example(file: Path) -> None:

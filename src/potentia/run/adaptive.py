@@ -33,23 +33,24 @@ from potentia.values.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol, TaskNa
 if TYPE_CHECKING:
     from potentia.evidence import Evidence
     from potentia.store import Store
+    from potentia.tasks import Task
 
 SHARED_LOAD = 4.0  # cells that share the loading of a row: it is loaded anew in every wave
 
 
 def make_grid(plan: StudyPlan) -> StudyGrid:
-    """Return the tuned cells that a study is ranked by: folds of a task joined, texts to predict left out."""
+    """Return the tuned cells that a study is ranked by: folds of a task joined, texts and blind twins left out."""
     protocol = next((p for p in (TRAIN_BEFORE_TEST, ADJUST) if p in plan.study.protocols), None)
     if protocol is None:
         raise InputError(
             "there is nothing to choose: the study tunes nothing",
             hint="add the protocol train_before_test, or run it whole: scores without tuning are cheap",
         )
-    tasks = {
-        TaskName(name).whole: task
-        for name, task in plan.tasks.by_name.items()
-        if task.kind != "corpus"
-    }
+    tasks: dict[str, Task] = {}
+    for name, task in plan.tasks.by_name.items():
+        task_name = TaskName(name)
+        if task.kind != "corpus" and task_name.sighted is None:
+            tasks[task_name.whole] = task
     if not tasks:
         raise InputError(
             "there is nothing to choose: the study has perplexity corpora and no task",
@@ -117,12 +118,13 @@ def _read_evidence_so_far(plan: StudyPlan) -> Evidence | None:
 
 
 def make_proposed_study(study: Study, cells: Sequence[tuple[str, str]], *, name: str) -> Study:
-    """Return the study that tunes these cells alone (and those that ``only`` names already)."""
+    """Return the study that tunes these cells alone (and those that ``only`` names already), with blind twins."""
     tasks_by_model = {selected.model: list(selected.tasks) for selected in study.only or ()}
     for model, task in cells:
         model_tasks = tasks_by_model.setdefault(model, [])
         for fold in study.benchmarks():
-            if TaskName(fold.name).whole == task and fold.name not in model_tasks:
+            name = TaskName(fold.name)
+            if task in (name.whole, name.sighted) and fold.name not in model_tasks:
                 model_tasks.append(fold.name)
     only = [Wanted(model=model, tasks=tuple(tasks)) for model, tasks in tasks_by_model.items()]
     return study.model_copy(update={"only": tuple(only), "name": name})

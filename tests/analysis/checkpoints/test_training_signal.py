@@ -72,6 +72,22 @@ def test_signal_noise_and_the_order_of_runs() -> None:
     assert {row.run for row in finding.averages} == {"a", "b"}
 
 
+def test_a_metric_is_coarse_where_bits_improve_before_accuracy_leaves_guessing() -> None:
+    from potentia.analysis.checkpoints.training_signal import LeavingGuess, _find_lasting_step
+
+    holds = [True, False, True, True]
+    assert _find_lasting_step(holds, [1.0, 2.0, 3.0, 4.0]) == 3.0, "and stays so to the end"
+    assert _find_lasting_step([True, False], [1.0, 2.0]) is None
+
+    def was_coarse(by_main: float | None, by_bits: float | None) -> bool:
+        return LeavingGuess(DIRECT, "run", "task", by_main, by_bits).was_coarse
+
+    assert was_coarse(400, 100)
+    assert was_coarse(None, 100)
+    assert not was_coarse(100, 100)
+    assert not was_coarse(100, None)
+
+
 def family_facts(names: list[tuple[str, str, float]]) -> ModelTable:
     empty = ModelFacts("", "", None, None, None, "base", None, None, None)
     return ModelTable(
