@@ -68,9 +68,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section(f"{len(reasons)} tests were skipped")
     for part, count in counts.most_common():
         terminalreporter.line(f"{count} need {part}")
-    terminalreporter.line(
-        ".ci/run installs Chromium and PostgreSQL and fails where they are absent"
-    )
+    if {MISSING_PARTS["Chromium"], MISSING_PARTS["PostgreSQL"]} & counts.keys():
+        terminalreporter.line("`.ci/run` installs Chromium and PostgreSQL, and runs all of these")
 
 
 def _skip_reason(report: pytest.TestReport) -> str:
