@@ -47,10 +47,11 @@ def test_lower_is_better_tasks_stay_tasks(tmp_path: Path) -> None:
     assert column(found, "WER") == [12.5, 18.1], "no per cent of a share"
 
 
-def test_a_latency_is_no_per_cent_and_better_when_lower(tmp_path: Path) -> None:
+def test_a_latency_is_a_fact_of_the_model_and_no_task(tmp_path: Path) -> None:
     found = table(tmp_path, "Model,arc_easy,Latency (ms)\na,61.2,95\nb,55.0,80\n")
-    assert found.scores["direct"].higher_is_better == (True, False)
-    assert column(found, "Latency (ms)") == [95, 80]
+    assert found.scores["direct"].tasks == ("arc_easy",)
+    assert found.table_layout is not None
+    assert "Latency (ms)" in found.table_layout.left_out
 
 
 def test_each_column_has_its_own_scale(tmp_path: Path) -> None:
