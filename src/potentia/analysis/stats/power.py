@@ -8,7 +8,7 @@ has the variance (Miller 2024, arXiv 2411.00640, with tasks and seeds added)
 where v_example = 2p(1 − p)(1 − ρ) is that of the difference on one example (accuracy p, correlation ρ of two models'
 answers), D = 1 + (m − 1)·ICC what clusters of m examples cost, v_seed that of a score over fine-tunings, and
 v_task that of the true difference over tasks. A two-sided test at 5 % finds a difference of (1.96 + 0.84)·√V with a
-power of 80 %. ``v_task`` counts where the answer is to hold for other tasks like these, and not for these alone.
+power of 80 %. v_task counts where the answer is to hold for other tasks like these, and not for these alone.
 """
 
 from __future__ import annotations
