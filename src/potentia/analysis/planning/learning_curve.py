@@ -24,6 +24,7 @@ SLOPE_KEPT = (
     0.9  # of a slope's distance from the mean slope; chosen on the first published data set
 )
 DRAWS = 4_000
+OPEN = 0.1  # a smaller difference of the chances to be best names nobody
 SMALL_GAIN = 0.0005  # that does not show in three digits
 
 
@@ -80,6 +81,8 @@ class LearningCurve(Finding):
         if self.best_later == current:
             return f"{start}, same winner ({chance})."
         later = self.best_later
+        if chances[later] - chances[current] < OPEN:
+            return f"{start} for {names[current]}; which model is ahead then is open."
         return (
             f"{start} for {names[current]}; {names[later]} may be ahead then"
             f" ({format_percent(chances[later])})."
