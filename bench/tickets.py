@@ -2,8 +2,8 @@
 
     python bench/tickets.py --models FOLDER FOLDER [--rows 600]
 
-Prints the seconds of the selection, the winner's tested accuracy, what TF-IDF with logistic regression scores on the same split, and the accuracy of
-``potentia predict`` on the test file; the last must be the tested one.
+Prints the seconds of the selection, the winner's tested accuracy, what TF-IDF with logistic regression scores on the
+same split, and the accuracy of ``potentia predict`` on the test file; the last must be the tested one.
 """
 
 from __future__ import annotations
