@@ -319,7 +319,7 @@ def _scores(folder: Path) -> None:
         str(folder / "ours.csv"),
         "-o",
         str(folder / "lm_eval_output"),
-        "--format",
+        "--to",
         "lm-eval",
     )
     rows = [
