@@ -1,8 +1,8 @@
 """Which tasks are parts of one benchmark: 57 subjects of MMLU say about as much of other tasks as one.
 
 A task belongs to the group that the user says, else to the benchmark that the shipped facts name, else to the known
-task whose name its own begins with (``mmlu_anatomy``, ``leaderboard_bbh_navigate``), else to the tasks of this study
-that begin with the same word (``boolq_en``, ``boolq_de``). Every other task is a group of its own. Prompt forms and
+task whose name its own begins with ("mmlu_anatomy", "leaderboard_bbh_navigate"), else to the tasks of this study
+that begin with the same word ("law_en", "law_de"). Every other task is a group of its own. Prompt forms and
 folds of a task are always of one group: they ask the same questions.
 """
 
