@@ -147,7 +147,7 @@ app = typer.Typer(
 )
 analyze = typer.Typer(
     cls=OrderedGroup,
-    help="Turn scores into findings.",
+    help="Rankings, one benchmark, checkpoints, signs of exposure, answers: what scores say.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )

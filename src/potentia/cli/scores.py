@@ -85,7 +85,7 @@ class CompareOptions(StudyCellOptions):
 
 @command(app, "compare", CompareOptions)
 def compare(options: CompareOptions) -> None:
-    """Say which of two models is better on each task, and whether that is real: paired, document by document.
+    """Say which of two models is better on each task, and whether that is real: paired, example by example.
 
     Examples:
       potentia compare SmolLM2-135M pythia-160m potentia.db

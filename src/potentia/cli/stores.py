@@ -389,7 +389,7 @@ class ServeOptions(OutputOptions):
 
 @command(app, "serve", ServeOptions)
 def serve(options: ServeOptions) -> None:
-    """Show running and finished studies in a browser: rows, lanes, curves, costs, failures, and every finding.
+    """Show running and finished studies in a browser: progress, learning curves, costs, failures, every finding.
 
     The board only reads. On 127.0.0.1 it needs no token; on any other address nothing is served without one.
 
