@@ -328,7 +328,7 @@ def test_chance_of_known_tasks() -> None:
     assert chance("mmlu_pro:choice:4") == 0.25
     assert chance("mmlu", higher_is_better=False) == 0.75
     assert chance("gsm8k") == 0.0
-    with pytest.raises(InputError, match="--chance"):
+    with pytest.raises(InputError, match="task_facts"):
         chance("my_own_task")
 
 
