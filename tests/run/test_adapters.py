@@ -220,7 +220,7 @@ def test_copies_are_shown_the_training_data_and_nothing_else_changes(
     assert facts is not None
     assert facts.exposure == ("colours",)
     model = cell_of(made.store, "base+exposed", "direct").provenance.model
-    assert (model.copy_of, model.shown) == ("base", ("colours",))
+    assert (model.copy_of, model.exposed_tasks) == ("base", ("colours",))
 
 
 def test_a_copy_is_made_once_and_a_resumed_row_has_the_same_weights(
