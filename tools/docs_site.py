@@ -21,6 +21,7 @@ LINKS = (
     (re.compile(r"\]\(examples/([\w-]+)\.ipynb\)"), r"](quickstart.md#in-a-notebook)"),
     (re.compile(r"\]\(CHANGELOG\.md\)"), "](changelog.md)"),
     (re.compile(r"\]\(CONTRIBUTING\.md\)"), "](contributing.md)"),
+    (re.compile(r"\[([A-Z_]+\.md)\]\([A-Z_]+\.md\)"), r"`\1`"),  # pages of the checkout alone
     (re.compile(r'src="docs/'), 'src="'),
 )
 

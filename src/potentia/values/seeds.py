@@ -8,12 +8,12 @@ study gives a tenth of them a second seed), and becomes part of the standard err
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from potentia.values.scores import Floats, Objects, ScoreMatrix
+from potentia.values.scores import Floats, ScoreMatrix
 
 LEAST_REPEATED = 3  # results with several seeds: fewer say too little to speak for the others
 
@@ -37,9 +37,11 @@ def measure_seed_spread(matrix: ScoreMatrix) -> SeedSpread:
     scored = int(np.isfinite(matrix.values).sum())
     if matrix.seeds is None:
         return SeedSpread(scored, 0, math.nan)
-    repeated = _list_repeated(matrix.seeds)
-    are_shares = np.array([metric.scale in ("share", None) for metric in matrix.metrics])
-    of_shares = _list_repeated(matrix.seeds[:, are_shares])
+    share_columns = [
+        column for column, metric in enumerate(matrix.metrics) if metric.scale in ("share", None)
+    ]
+    repeated = _list_repeated(matrix, range(len(matrix.tasks)))
+    of_shares = _list_repeated(matrix, share_columns)
     return SeedSpread(scored, len(repeated), _pool_deviation(of_shares))
 
 
@@ -54,16 +56,24 @@ def pool_seed_variance(matrix: ScoreMatrix) -> ScoreMatrix:
     deviations = np.full(len(matrix.tasks), np.nan)
     for scale in set(scales):
         columns = [column for column, other in enumerate(scales) if other == scale]
-        deviations[columns] = _pool_deviation(_list_repeated(matrix.seeds[:, columns]))
+        deviations[columns] = _pool_deviation(_list_repeated(matrix, columns))
     if not np.isfinite(deviations).any():
         return matrix
     pooled = replace(matrix, seed_deviations=deviations)
     return replace(pooled, stderr=_exchange_seed_errors(matrix, pooled))
 
 
-def _list_repeated(seeds: Objects) -> list[tuple[float, ...]]:
-    """Return the values by seed of every result that has several."""
-    return [values for values in seeds.ravel().tolist() if values and len(values) > 1]
+def _list_repeated(matrix: ScoreMatrix, columns: Iterable[int]) -> list[tuple[float, ...]]:
+    """Return the values by seed of every result in these columns that has several."""
+    repeated: list[tuple[float, ...]] = []
+    if matrix.seeds is None:
+        return repeated
+    for column in columns:
+        for row in np.flatnonzero(np.isfinite(matrix.values[:, column])):
+            values = matrix.seeds[row, column]
+            if values and len(values) > 1:
+                repeated.append(values)
+    return repeated
 
 
 def _pool_deviation(repeated: Sequence[tuple[float, ...]]) -> float:
