@@ -47,7 +47,6 @@ from potentia.cli.output import (
 from potentia.cli.study_file import write_study_file
 from potentia.errors import InputError, StudyError, without_password
 from potentia.extras import Extra
-from potentia.values.clusters import Clusters
 from potentia.values.findings import Cell, Table
 from potentia.values.protocol import TaskName
 
@@ -425,6 +424,8 @@ def _show_cost(options: RunOptions) -> None:
 
 def _estimate_power(study_plan: StudyPlan) -> StudyPower | None:
     """Return what differences the study can find; None where it has no task with a score to compare."""
+    from potentia.values.clusters import Clusters  # loads numpy, which a help page does without
+
     sizes = {}
     for name, task in study_plan.tasks.by_name.items():
         documents = task.documents("test")
