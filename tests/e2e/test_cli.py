@@ -116,10 +116,14 @@ def test_run_status_export(potentia: Potentia, folder: Path):
     told = json.loads(done.stdout)
     assert told["computed"] == 1
     (score,) = told["scores"]
+    shown = told["scoreboard"]["standings"][0]["scores"][0]
     assert (score["protocol"], score["model"], score["task"]) == ("direct", "./m0", "q.jsonl")
-    assert told["scoreboard"]["standings"][0]["scores"][0]["value"] == score["value"]
+    assert shown["value"] == score["value"]
     again = potentia("run", "--models", "./m0", "--tasks", "q.jsonl", "--protocols", "direct")
-    assert f"m0     {score['value']:.3f} ±" in again.stdout
+    interval = f"({shown['low']:.3f} to {shown['high']:.3f})"  # of six documents: far from even
+    assert f"m0     {score['value']:.3f} {interval}" in again.stdout
+    assert "In brackets behind a score: the 95 % interval of test noise." in again.stdout
+    assert "±" not in again.stdout
     assert "1 found" in again.stdout
     state = json.loads(potentia("status", "potentia.db", "--json").stdout)
     assert state["studies"][0]["done"] == state["studies"][0]["asked"] == 1

@@ -210,11 +210,9 @@ class Scoreboard(Finding):
         return capitalize_first(self._describe_mean())
 
     def _notes(self) -> list[str]:
-        """Say what the scores are means of, what ± is, and how the ranks are made."""
+        """Say what the scores are means of, what their intervals are, and how the ranks are made."""
         level = format_level(self.ranking.level)
-        error_note = ""
-        if self._has_intervals():
-            error_note = f"± is the half-width of the {level} interval of test noise."
+        error_note = self._describe_intervals()
         notes = []
         if not self.tasks:
             notes.append("No task has a score of every model, so there is no mean to compare.")
@@ -237,13 +235,19 @@ class Scoreboard(Finding):
             return ", with other tasks like these"
         return ", by test noise on these tasks alone"
 
-    def _has_intervals(self) -> bool:
-        """Whether any score has an interval."""
+    def _describe_intervals(self) -> str:
+        """Say what is written behind the scores; nothing where no score has an interval."""
+        errors = []
         for standing in self.standings:
             for score in standing.scores:
-                if score is not None and math.isfinite(score.low):
-                    return True
-        return False
+                if score is not None:
+                    errors.append(score.format_error() or "")
+        level = format_level(self.ranking.level)
+        if any(error.startswith("±") for error in errors):
+            return f"± is the half-width of the {level} interval of test noise."
+        if any(errors):
+            return f"In brackets behind a score: the {level} interval of test noise."
+        return ""
 
     def _describe_tasks(self) -> str:
         """Say which tasks the means are over, and how many models have them."""
