@@ -45,7 +45,8 @@ def test_a_papers_table_is_read_the_right_way_round_and_comes_out_as_latex(tmp_p
     assert "divided by 100" in lines["BoolQ (%)"]
     assert "Left out: Params" in read
     assert "Pythia-1B has the best score of 4 models" in told
-    assert "no difference can be called real" in told
+    assert "a difference needs standard errors to be called significant" in told
+    assert "the scores have no standard errors" in told
     latex = (tmp_path / "out" / "Mean-score-over-2-tasks.tex").read_text()
     assert "\\toprule" in latex
     printed = [line.split()[1] for line in told.splitlines()[2:6]]
