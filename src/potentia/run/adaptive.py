@@ -123,8 +123,8 @@ def make_proposed_study(study: Study, cells: Sequence[tuple[str, str]], *, name:
     for model, task in cells:
         model_tasks = tasks_by_model.setdefault(model, [])
         for fold in study.benchmarks():
-            name = TaskName(fold.name)
-            if task in (name.whole, name.sighted) and fold.name not in model_tasks:
+            task_name = TaskName(fold.name)
+            if task in (task_name.whole, task_name.sighted) and fold.name not in model_tasks:
                 model_tasks.append(fold.name)
     only = [Wanted(model=model, tasks=tuple(tasks)) for model, tasks in tasks_by_model.items()]
     return study.model_copy(update={"only": tuple(only), "name": name})
