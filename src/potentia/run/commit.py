@@ -9,7 +9,6 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
-from potentia.analysis.stats import interval_of_score
 from potentia.errors import ModelError
 from potentia.run.ask import Evaluation
 from potentia.run.gpu_sharing import is_gpu_shared
@@ -126,6 +125,8 @@ class CellCommitter:
         )
 
     def _store_record(self, cell: CellPlan, record: CellRecord, test: Evaluation) -> None:
+        from potentia.analysis.stats import interval_of_score
+
         context = self._context
         store = context.store
         event = {
