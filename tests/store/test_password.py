@@ -76,6 +76,7 @@ COMMANDS = {
     ],
     "analyze checkpoints": ["URL"],
     "analyze exposure": ["URL"],
+    "analyze answers": ["URL", "NOWHERE"],
     "papers test-task": ["URL --group 2024"],
     "papers proxy": ["URL --target q"],
     "analyze benchmark": ["URL"],
