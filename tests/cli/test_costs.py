@@ -29,7 +29,16 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_costs_before_and_after(world: Path) -> None:
     store = world / "s.db"
     study = ["--models", world / "zoo" / "birch-71k", "--tasks", world / "tickets.csv"]
-    study += ["--protocols", "direct", "--store", store, "--device", "cpu", "--price", "3600 EUR/h"]
+    study += [
+        "--protocols",
+        "direct",
+        "--store",
+        store,
+        "--device",
+        "cpu",
+        "--set",
+        "price=3600 EUR/h",
+    ]
     planned = run("run", *study, "--dry-run")
     assert " EUR" in planned.stdout
     ran = run("run", *study)
@@ -50,7 +59,7 @@ def test_a_price_that_is_none_is_refused(world: Path) -> None:
         "--tasks",
         world / "tickets.csv",
     ]
-    words += ["--store", world / "n.db", "--device", "cpu", "--price", "cheap"]
+    words += ["--store", world / "n.db", "--device", "cpu", "--set", "price=cheap"]
     result = CliRunner().invoke(app, [str(word) for word in words])
     assert result.exit_code != 0
     assert "a price of 'cheap'" in str(result.exception)

@@ -48,6 +48,7 @@ NEW_OPTIONS = {
     "--dtype": "--set dtype=bfloat16",
     "--seed": "--set seed=1",
     "--seeds": "--set seeds=3",
+    "--price": "--set price='3.5 EUR/h'",
     "--epochs": "--set tuning.epochs=3",
     "--learning-rates": "--set tuning.learning_rates=[1e-4,3e-4]",
     "--train": "--set caps.train=400",
