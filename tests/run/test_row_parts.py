@@ -336,7 +336,7 @@ def test_lanes_are_divided_where_tasks_are_too_few_for_the_workers(
 def apart(world: Path) -> Path:
     plan = under_way(plan_study(one_task(world, world / "apart.db")), 1)
     ended = run_parts(plan, divided(plan, 3, least_seconds=0))
-    assert (ended["one"].done, ended["one"].failed, ended["one"].found) == (2, 0, 0)
+    assert (ended["one"].done, ended["one"].failed, ended["one"].finished_elsewhere) == (2, 0, 0)
     return world / "apart.db"
 
 

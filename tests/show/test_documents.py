@@ -70,6 +70,7 @@ def test_sections_of_base_models_say_what_the_terminal_says(
     }
     told = run("analyze", "checkpoints", scores, "--facts", facts, "--baseline", "instruct")
     assert told.pop("training")
+    assert told.pop("signal")  # of every run, with its noise
     assert set(told) == {"stability", "consistency", "ablation"}
     assert {name: named[name] for name in told} == told
     out = run("report", scores, "--facts", facts, "-o", str(tmp_path / "r.html"))
