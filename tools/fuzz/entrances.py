@@ -225,6 +225,7 @@ SAME_DOOR: dict[str, str] = {
     "analyze rankings": "report",
     "analyze checkpoints": "report",
     "analyze exposure": "report",
+    "analyze answers": "report",
     "papers test-task": "report",
     "papers proxy": "report",
     "papers judge": "report",
