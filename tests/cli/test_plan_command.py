@@ -307,7 +307,10 @@ def test_select_names_the_better_model_and_its_adapter_loads(world, potentia, tm
     scope: dict[str, object] = {}
     exec(lines, scope)  # the lines that a user pastes
     (adapted,) = [value for value in scope.values() if "PeftModel" in type(value).__name__]
-    assert peft_outcomes(adapted, found["best"], world / "colours.jsonl") == outcomes_of(found)
+    tested = outcomes_of(found)
+    assert sorted(doc for fold in tested.values() for doc in fold) == list(range(60))
+    first_fold = tested["colours#1/5"]
+    assert peft_outcomes(adapted, found["best"], world / "colours.jsonl") == first_fold
     every_door_says(found, potentia)
 
 
@@ -341,7 +344,7 @@ def every_door_says(found: dict, potentia) -> None:
 
 
 def peft_outcomes(adapted: object, base: str, data: Path) -> dict[int, float]:
-    """Test the adapter as PEFT loads it, on the documents that the selection tested on."""
+    """Test the adapter, which is that of the first fold, as PEFT loads it, on the documents of that fold."""
     from transformers import AutoTokenizer
 
     from potentia import tasks
@@ -351,15 +354,20 @@ def peft_outcomes(adapted: object, base: str, data: Path) -> dict[int, float]:
 
     merged = adapted.merge_and_unload()  # type: ignore[attr-defined]
     loaded = LoadedModel.of(merged, AutoTokenizer.from_pretrained(base))
-    test, _ = evaluate_untuned(Scorer(loaded), tasks.load(str(data)))
+    test, _ = evaluate_untuned(
+        Scorer(loaded), tasks.load(str(data), division=tasks.Division(fold=(1, 5)))
+    )
     return {item.doc_id: item.value for item in test.outcomes}
 
 
-def outcomes_of(found: dict) -> dict[int, float]:
-    """What the selection's own store says of the winner."""
+def outcomes_of(found: dict) -> dict[str, dict[int, float]]:
+    """What the selection's own store says of the winner, by fold."""
     with Store.open(found["store"], readonly=True) as store:
-        (cell,) = [c for c in store.cells.read(study="select-final") if c.model == found["best"]]
-        return {item.doc_id: item.value for item in store.cells.read_items(cell.key)}
+        cells = [c for c in store.cells.read(study="select-final") if c.model == found["best"]]
+        return {
+            cell.task: {item.doc_id: item.value for item in store.cells.read_items(cell.key)}
+            for cell in cells
+        }
 
 
 def test_a_tie_is_told_as_a_tie(world, potentia, tmp_path):
@@ -382,6 +390,9 @@ def test_a_tie_is_told_as_a_tie(world, potentia, tmp_path):
     told = " ".join(
         done.stdout.split()
     )  # which is named first is chance, and follows from nothing but its draws
-    assert "left and right tie after the same fine-tuning" in told or "right and left tie" in told
+    assert "left and right do not differ: each may be the best" in told or (
+        "right and left do not differ: each may be the best" in told
+    )
+    assert told.count("tied for best") == 2
     one = potentia("select", "--data", world / "colours.jsonl", "--models", "./left")
     assert one.returncode == 2
