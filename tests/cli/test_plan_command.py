@@ -101,6 +101,7 @@ def test_texts_and_folds_are_chosen_as_the_ranking_counts_them(world, tmp_path):
         sum(c.flops for c in tuned if c.task == "others"),
     ]
     chosen = make_proposed_study(made, [("m1", "colours")], name="chosen")
+    assert chosen.name == "chosen"
     assert [(w.model, w.tasks) for w in chosen.only] == [("m1", ("colours#1/2", "colours#2/2"))]
     with pytest.raises(InputError, match="no task"):
         make_grid(plan_study(study(world, tmp_path / "new.db", tasks=[text])))
