@@ -391,8 +391,8 @@ def test_a_tie_is_told_as_a_tie(world, potentia, tmp_path):
     told = " ".join(
         done.stdout.split()
     )  # which is named first is chance, and follows from nothing but its draws
-    assert "left and right do not differ: each may be the best" in told or (
-        "right and left do not differ: each may be the best" in told
+    assert "left and right are not significantly different here: each may be the best" in told or (
+        "right and left are not significantly different here: each may be the best" in told
     )
     assert told.count("tied for best") == 2
     one = potentia("select", "--data", world / "colours.jsonl", "--models", "./left")

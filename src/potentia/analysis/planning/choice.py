@@ -178,7 +178,7 @@ class ModelChoice(Finding):
         tied = self._tied_models()
         if len(tied) > 1:
             names = short_names(tied)
-            return f"{join_names(names)} do not differ: each may be the best candidate."
+            return f"{join_names(names)} are not significantly different here: each may be the best candidate."
         return headline_sentence(self.ranking)
 
     def _tied_models(self) -> list[str]:
