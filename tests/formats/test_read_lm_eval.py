@@ -262,7 +262,7 @@ def test_a_fault_names_its_place(tmp_path: Path, change: Any, words: str) -> Non
         ("/fast/models/gemma-7b//step_1000", "/fast/models/gemma-7b@1000"),
         ("runs/a/gemma-7b/checkpoint-500", "runs/a/gemma-7b@500"),
         (
-            "/root/.cache/huggingface/hub/models--google--gemma-7b/snapshots/0123456789abcdef",
+            "/home/someone/.cache/huggingface/hub/models--google--gemma-7b/snapshots/0123456789abcdef",
             "google/gemma-7b",
         ),
         ("EleutherAI/pythia-70m", "EleutherAI/pythia-70m"),

@@ -159,3 +159,16 @@ def test_copies_stand_under_their_originals_and_sizes_beside_names():
     ]
     assert [rung["size"] for rung in ladder["rungs"]][:3] == ["2B", "1B", "9B"]
     assert "Best for its size: gemma-3-1b-it (1B), gemma-2-2b (2B)." in make_answer(report).advice
+
+
+def test_scores_from_before_fine_tuning_are_no_advice_to_fine_tune_the_first():
+    skill = np.linspace(0.9, 0.2, 8)[:, None] - np.linspace(0, 0.05, 6)[None, :]
+    (advice,) = make_answer(make(skill, 0.001, protocol="direct")).advice
+    assert "do not say which will be best after it" in advice
+
+
+def test_ranks_have_no_interval_where_nothing_can_be_claimed():
+    matrix = ScoreMatrix.build(["a", "b"], ["t"], np.array([[0.5], [0.6]]), protocol="direct")
+    sections = {id: html for id, _, html in build_sections(make_report(Evidence.of(matrix)))}
+    assert "1–1" not in sections["scores"]
+    assert "rank 1, 1 to 1" not in sections["answer"]

@@ -102,7 +102,7 @@ def test_the_spread_between_seeds_and_what_may_have_more():
     assert RECORDS[3].may_have_more
     assert Selection(seeds=(SeedChoice(0.5),)).seed_spread is None
     assert [end.label for end in SearchEnd if end.may_have_more] == [
-        "kept untuned",
+        "untuned model used",
         "at the bound",
         "still rising",
     ]

@@ -18,4 +18,5 @@ from potentia.engine.models.loading import (
     planned_dtype,
 )
 from potentia.engine.models.proof_cache import PROOF_FOLDER, open_run_proof_cache
+from potentia.engine.models.text_encoders import load_text_encoder, load_tokenizer
 from potentia.engine.models.tokenization import BosPolicy, Encoder, Ids, chat_template, write_chat

@@ -256,18 +256,16 @@ def _ask_encoder(
 ) -> list[_Answer]:
     """Ask an encoder with a classification head; its weights are safetensors, which hold no code."""
     import torch
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    from transformers import AutoModelForSequenceClassification
 
-    from potentia.engine import pick_device
+    from potentia.engine import load_text_encoder, load_tokenizer, pick_device
     from potentia.tasks import silence_libraries
 
     labels = list(subtask.config.get("labels") or {})
     place = pick_device(device)
     with silence_libraries():
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        model = AutoModelForSequenceClassification.from_pretrained(
-            folder, use_safetensors=True, trust_remote_code=False
-        )
+        tokenizer = load_tokenizer(str(folder))
+        model: Any = load_text_encoder(AutoModelForSequenceClassification, str(folder))
     if model.config.num_labels != len(labels):
         raise InputError("encoder and labels do not fit together", where=str(folder))
     model.to(place).eval()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from potentia.engine import check_model_folder
 from potentia.errors import INTERRUPTS
 from potentia.study import content_key
 from potentia.tasks import silence_libraries
@@ -54,7 +55,10 @@ def is_encoder(source: str) -> bool:
             from transformers import AutoConfig
             from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-            config = AutoConfig.from_pretrained(source)
+            folder = Path(source).expanduser()
+            if folder.is_dir():
+                check_model_folder(folder)
+            config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     except INTERRUPTS:
         raise
     except Exception:  # told where the model is loaded
@@ -98,9 +102,8 @@ class EncoderTuning:
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
         import torch
-        from transformers import AutoTokenizer
 
-        from potentia.engine import pick_device
+        from potentia.engine import load_tokenizer, pick_device
 
         self.source = source
         self.seed = seed
@@ -108,7 +111,7 @@ class EncoderTuning:
         self.torch: Any = torch
         self.device = pick_device(device)
         with silence_libraries():
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(source)
+            self.tokenizer: Any = load_tokenizer(source)
 
     def run(self, task: Task, save_to: Path | None = None) -> EncoderResult:
         """Tune with every learning rate, choose on validation, test once; save the chosen state where asked."""
@@ -153,10 +156,15 @@ class EncoderTuning:
         """Load the encoder with a new head, the same for every learning rate."""
         from transformers import AutoModelForSequenceClassification
 
+        from potentia.engine import load_text_encoder
+
         self.torch.manual_seed(self.seed)
         with silence_libraries():
-            model = AutoModelForSequenceClassification.from_pretrained(
-                self.source, num_labels=len(task.labels), dtype=self.torch.float32
+            model = load_text_encoder(
+                AutoModelForSequenceClassification,
+                self.source,
+                num_labels=len(task.labels),
+                dtype=self.torch.float32,
             )
         return model.to(self.device)
 
@@ -217,14 +225,14 @@ class EncoderTuning:
 def embed_texts(source: str, texts: Sequence[str], device: str) -> Floats:
     """Return the mean of the last hidden states of every text, by a model of any kind as transformers loads it."""
     import torch
-    from transformers import AutoModel, AutoTokenizer
+    from transformers import AutoModel
 
-    from potentia.engine import pick_device
+    from potentia.engine import load_text_encoder, load_tokenizer, pick_device
 
     place = pick_device(device)
     with silence_libraries():
-        tokenizer = AutoTokenizer.from_pretrained(source)
-        model = AutoModel.from_pretrained(source, dtype=torch.float32).to(place).eval()
+        tokenizer = load_tokenizer(source)
+        model = load_text_encoder(AutoModel, source, dtype=torch.float32).to(place).eval()
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     limit = min(MOST_TOKENS, int(tokenizer.model_max_length))

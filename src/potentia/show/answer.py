@@ -99,6 +99,11 @@ def advise(scoreboard: Scoreboard) -> str:
         return ""
     names = scoreboard.names
     first = names[ranking.first]
+    if not ranking.protocol.tuned:
+        return (
+            "Give the leading models the same fine-tuning before you choose (potentia run): scores"
+            " from before it do not say which will be best after it."
+        )
     if ranking.is_first_certain:
         return f"Fine-tune {first}."
     variants = set(ranking.rival_variants)

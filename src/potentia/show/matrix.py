@@ -370,12 +370,14 @@ def _make_shared_view(data: ReportData, answer: Answer, board_url: str) -> Score
         }
         for model in models
     }
-    ranks = {}
-    if data.runs is None:
-        ranks = {
-            standing.model: (standing.rank, *standing.rank_interval)
-            for standing in answer.standings
-        }
+    ranks: dict[str, tuple[float, float, float]] = {}
+    if data.runs is None and answer.board is not None:
+        can_claim = (
+            answer.board.ranking.can_claim
+        )  # without errors an interval of ranks says nothing
+        for standing in answer.standings:
+            low, high = standing.rank_interval if can_claim else (math.nan, math.nan)
+            ranks[standing.model] = (standing.rank, low, high)
     return ScoreView(
         models=tuple(models),
         tasks=tuple(tasks),

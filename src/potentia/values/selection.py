@@ -33,7 +33,7 @@ class SearchEnd(StrEnum):
 
 
 DOUBTFUL_ENDS = (SearchEnd.UNTUNED, SearchEnd.AT_BOUND, SearchEnd.STILL_RISING)
-_LABELS = {SearchEnd.UNTUNED: "kept untuned", SearchEnd.AT_BOUND: "at the bound"}
+_LABELS = {SearchEnd.UNTUNED: "untuned model used", SearchEnd.AT_BOUND: "at the bound"}
 
 
 @dataclass(frozen=True)

@@ -258,7 +258,7 @@ def refuse_encoder_decoder(config: Any) -> None:
     )
 
 
-def loading_error(source: str, error: Exception) -> ModelError:
+def loading_error(source: str, error: BaseException) -> ModelError:
     """Say in two lines why a model cannot be loaded, whatever its library said."""
     text = " ".join(str(error).split())
     if "Unrecognized configuration class" in text:

@@ -164,7 +164,7 @@ def memory_fingerprint(model: Any, tokenizer: Any) -> str:
 
 def _folder_parts(folder: Path, gguf_file: str | None) -> list[str]:
     """Return the digests of all files of a folder that can change a score."""
-    weights = _find_weights(folder, gguf_file)
+    weights = find_weights(folder, gguf_file)
     refuse_pickles(weights)
     settings = [file for file in _find_settings(folder) if file not in weights]
     with ThreadPoolExecutor(max_workers=8) as pool:
@@ -177,7 +177,7 @@ def _folder_parts(folder: Path, gguf_file: str | None) -> list[str]:
     return weight_digests + named_digests + _adapted_base(folder)
 
 
-def _find_weights(folder: Path, gguf_file: str | None) -> list[Path]:
+def find_weights(folder: Path, gguf_file: str | None) -> list[Path]:
     """Return the weight files of a folder, of the first kind that it has."""
     weights: list[Path] = []
     if gguf_file is not None:
