@@ -7,6 +7,7 @@ file of it from anyone is data.
 from __future__ import annotations
 
 import warnings
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,6 +116,10 @@ class LinearTextClassifier:
         """Read a classifier; whatever is wrong with the file is told."""
         check_plain_file(file, LARGEST_DATA)
         try:
+            with zipfile.ZipFile(file) as archive:
+                unpacked_bytes = sum(entry.file_size for entry in archive.infolist())
+            if unpacked_bytes > LARGEST_DATA:
+                raise ValueError("too large when unpacked")
             with np.load(file, allow_pickle=False) as arrays:
                 classifier = cls(
                     words=tuple(str(word) for word in arrays["words"]),
@@ -124,7 +129,7 @@ class LinearTextClassifier:
                     classes=tuple(int(label) for label in arrays["classes"]),
                     strength=float(arrays["strength"]),
                 )
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
             raise InputError(
                 "this is no classifier that Potentia wrote",
                 where=str(file),

@@ -354,7 +354,7 @@ def _find_activation(mlp: Any) -> Callable[[Tensor], Tensor]:
 def read_gain(module: nn.Module) -> Gain:
     """Return how a root-mean-square norm multiplies, by running its code in float32.
 
-    Some models keep the gain less one, and multiply in float32: one more than it has no room in fewer bits.
+    Some models keep the gain less one, and add the one in float32: in 16 bits the sum would lose its last digits.
     """
     weight = module.weight
     assert isinstance(weight, Tensor)
@@ -385,8 +385,10 @@ def _is_gelu(activation: Callable[[Tensor], Tensor]) -> bool:
 
 
 def _is_altered(module: nn.Module) -> bool:
-    has_own_forward = isinstance(module.__dict__.get("forward"), AdaptedLinear | None)
-    return not has_own_forward or bool(module._forward_hooks) or bool(module._forward_pre_hooks)
+    has_expected_forward = isinstance(module.__dict__.get("forward"), AdaptedLinear | None)
+    return (
+        not has_expected_forward or bool(module._forward_hooks) or bool(module._forward_pre_hooks)
+    )
 
 
 def _join_weights(projections: Sequence[nn.Linear]) -> Tensor:

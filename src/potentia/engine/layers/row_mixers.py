@@ -1,5 +1,6 @@
 """Layers that mix tokens in order (convolutions, gated delta rules, state-space scans), kept within rows.
 
+The rows of a pass are packed end to end into one sequence, the long row.
 Hybrid models (LFM2, Qwen3-Next, Qwen3.5, Granite 4, Nemotron-H) carry a state from token to token, and on a long row it
 would run on from one row to the next. All of them mix through a few functions of their transformers modules. Inside
 :func:`mixing_within_rows` these functions are given the rows side by side, padded to the longest of a group of rows of
@@ -55,7 +56,7 @@ class RowGroups:
     """All rows of a pass in groups, and where each token of the long row stands among the groups' places."""
 
     groups: list[RowGroup]
-    places: Tensor  # (N,) among all places of all groups, end to end; 0 for tokens that fill up
+    places: Tensor  # (N,) among all places of all groups, end to end; 0 for filler tokens, which belong to no row
 
 
 def group_rows(
@@ -140,7 +141,7 @@ def _mix_each_row(
                     picked, mixer.token_dimension, row_count, length
                 )
             output = function(*bound.args, **bound.kwargs)
-            if isinstance(output, tuple):  # with a state, which nobody asked for
+            if isinstance(output, tuple):  # with the final state: a pass keeps no cache
                 has_state = True
                 output = output[0]
             outputs.append(_tokens_first(output, mixer.token_dimension))
