@@ -1,4 +1,4 @@
-"""The one family of errors: what is wrong, where, and what to do about it."""
+"""All errors of Potentia: each says what is wrong, where, and what to do about it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ _SECRET = re.compile(
 )
 
 
+DISK_FULL_HINT = "free some space, then run the same command again: finished results are kept"
+
+
 def without_password(text: str) -> str:
-    """Return a text as it may be shown, with a store's name in it: the password of every URL is left out."""
-    if ":/" not in text:  # a URL that was taken for a path has one slash
+    """Return a text with the passwords of all URLs in it, such as a store's address, replaced by ``***``."""
+    if ":/" not in text:  # a URL that was read as a path has only one slash
         return text
     return _SECRET.sub(_hide_password, text)
 
@@ -23,11 +26,11 @@ def _hide_password(secret: re.Match[str]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what an error of a library says; its kind where it says nothing."""
+    """Return the first line of a library's error message; the name of its type if there is no message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
-INTERRUPTS = (KeyboardInterrupt, SystemExit, GeneratorExit)  # what asks a program to end
+INTERRUPTS = (KeyboardInterrupt, SystemExit, GeneratorExit)  # exceptions that ask a program to end
 
 
 class PotentiaError(Exception):
@@ -38,11 +41,13 @@ class PotentiaError(Exception):
         self.message = without_password(message)
         self.where = where
         self.hint = hint
+        if hint and hint in message:  # nothing is said twice
+            self.hint = None
 
     def __str__(self) -> str:
-        place = f"{self.where}: " if self.where else ""
-        advice = f"\n  hint: {self.hint}" if self.hint else ""
-        return without_password(f"{place}{self.message}{advice}")
+        location_prefix = f"{self.where}: " if self.where else ""
+        hint_line = f"\n  hint: {self.hint}" if self.hint else ""
+        return without_password(f"{location_prefix}{self.message}{hint_line}")
 
 
 class InputError(PotentiaError, ValueError):
@@ -58,7 +63,7 @@ class TaskError(InputError):
 
 
 class DataError(InputError):
-    """A score file cannot be read: names the file and the place in it."""
+    """A file of scores or facts cannot be read; the error names the place in it."""
 
 
 class ModelError(PotentiaError, RuntimeError):
@@ -66,7 +71,7 @@ class ModelError(PotentiaError, RuntimeError):
 
 
 class TuningError(PotentiaError, RuntimeError):
-    """A fine-tuning lane failed (diverged, or left the model unchanged)."""
+    """A fine-tuning failed: it diverged, or left the model unchanged."""
 
 
 class StoreError(PotentiaError, RuntimeError):
@@ -74,22 +79,22 @@ class StoreError(PotentiaError, RuntimeError):
 
 
 class StoreAwayError(StoreError):
-    """The store does not answer now, and may again: a server that restarts, a lock that another holds."""
+    """The store does not answer now but may later: its server restarts, or another process holds a lock."""
 
-    waited = False  # whether it was waited for
+    waited = False  # set where the error is raised after waiting for the store
 
 
 class DamagedItemsError(StoreError):
-    """The items of a cell are missing or cannot be read; the cell can be computed anew."""
+    """The outcomes by example of a result are missing or cannot be read; the result can be computed again."""
 
 
 class NoStoreError(StoreError, InputError):
-    """What was given is no store: a missing file, a folder, a URL of another kind."""
+    """There is no store at a path or URL: a missing file, a folder, a URL of another kind."""
 
 
 class EmptyStoreError(NoStoreError):
-    """A place for a store, in which nothing was stored yet."""
+    """Nothing was stored yet at a place that could hold a store."""
 
 
 class MissingExtraError(PotentiaError, ImportError):
-    """An optional part is not installed; the hint names the extra."""
+    """A package of an optional extra is not installed; the hint is the command that installs it."""

@@ -1,6 +1,6 @@
-"""How analyses, report sections, executors and the like are added to Potentia: by entry points, from any package.
+"""Extensions: analyses, report sections, executors and the like that any package adds to Potentia, by entry points.
 
-A distribution names what it adds in its entry points of the group ``potentia``, each as ``KIND.NAME``::
+A package names what it adds in its entry points of the group ``potentia``, each as ``KIND.NAME``::
 
     [project.entry-points.potentia]
     "analysis.spans" = "my_package.spans:ANALYSIS"           # potentia analyze spans
@@ -8,10 +8,9 @@ A distribution names what it adds in its entry points of the group ``potentia``,
     "executor.mine" = "my_package.executor:MyExecutor"       # potentia run --executor mine
     "adapter_method.mine" = "my_package.adapter:Mine"        # method: mine
 
-The kinds are those of ``ExtensionKind``, which says what the object of each must be. Names are read without an import,
-and an object is imported when it is first used: a command that does not need an extension does not pay for it.
-Potentia's own papers and some of its analyses are added in the same way, from the tables ``ENTRY_POINTS`` of the
-modules of ``OWN_TABLES``.
+``ExtensionKind`` has the kinds, and what the object of each must be. Names are read without an import, and an object is
+imported when it is first used: a command that does not need an extension does not pay for it. Potentia adds its papers
+and some of its analyses in the same way, by the table ``ENTRY_POINTS`` of each module in ``OWN_TABLES``.
 """
 
 from __future__ import annotations
@@ -34,17 +33,22 @@ _LOGGER = logging.getLogger(__name__)
 class ExtensionKind(StrEnum):
     """What an extension can add, and what its entry point must name."""
 
-    ANALYSIS = (
-        "analysis"  # an AnalysisCommand of potentia.analysis.registration: `potentia analyze NAME`
-    )
-    SECTION = "section"  # a ReportSection of potentia.analysis.registration: a section of report and board
-    # a PaperReproduction of potentia.analysis.registration: `potentia papers reproduce NAME`
+    # `potentia analyze NAME`: an AnalysisCommand of potentia.analysis.registration
+    ANALYSIS = "analysis"
+    # a section of report and board: a ReportSection of potentia.analysis.registration
+    SECTION = "section"
+    # `potentia papers reproduce NAME`: a PaperReproduction of potentia.analysis.registration
     REPRODUCTION = "reproduction"
-    COMMAND = "command"  # a function that typer can make a command of: `potentia NAME`
-    EXECUTOR = "executor"  # an Executor of potentia.run.executors: `potentia run --executor NAME`
-    ADAPTER_METHOD = "adapter_method"  # how weights are adapted: `method: NAME` in a study's tuning
-    PROMPT_FORM = "prompt_form"  # another way to ask a task: `TASK:NAME`
-    METRIC = "metric"  # a metric by its name
+    # `potentia NAME`: a function that typer can make a command of
+    COMMAND = "command"
+    # `potentia run --executor NAME`: an Executor of potentia.run.executors
+    EXECUTOR = "executor"
+    # `method: NAME` in a study's tuning: a LowRankAdapter of potentia.engine.layers
+    ADAPTER_METHOD = "adapter_method"
+    # `TASK:NAME`, another way to ask a task: a pair of a function and its version (potentia.tasks.forms)
+    PROMPT_FORM = "prompt_form"
+    # a metric by its name: a Metric of potentia.values.metric
+    METRIC = "metric"
 
 
 def list_extensions(kind: ExtensionKind) -> list[str]:
@@ -89,7 +93,10 @@ def load_extensions(kind: ExtensionKind) -> dict[str, Any]:
 
 @cache
 def _entry_points_by_kind() -> Mapping[ExtensionKind, Mapping[str, EntryPoint]]:
-    """Read Potentia's own entry points and those of all installed distributions, once in a process."""
+    """Return the entry points of Potentia and of all installed packages, by kind and name.
+
+    Raise if two packages add the same name.
+    """
     by_kind: dict[ExtensionKind, dict[str, EntryPoint]] = {kind: {} for kind in ExtensionKind}
     for entry_point in _read_entry_points():
         kind_name, _, name = entry_point.name.partition(".")
@@ -114,7 +121,7 @@ def _entry_points_by_kind() -> Mapping[ExtensionKind, Mapping[str, EntryPoint]]:
 
 
 def _read_entry_points() -> Iterator[EntryPoint]:
-    """Yield Potentia's own entry points, then those of installed distributions."""
+    """Yield Potentia's own entry points, then those of installed packages."""
     for module in OWN_TABLES:
         for name, value in import_module(module).ENTRY_POINTS.items():
             yield EntryPoint(name=name, value=value, group=GROUP)
@@ -126,5 +133,6 @@ def _describe_kind(kind: ExtensionKind) -> str:
 
 
 def _describe_origin(entry_point: EntryPoint) -> str:
+    """Return the name of the package that has an entry point."""
     distribution = entry_point.dist
     return GROUP if distribution is None else distribution.name

@@ -1,12 +1,13 @@
-"""What Potentia needs beyond its core, by the extra that installs it.
+"""The optional packages of Potentia, by the extra of ``pyproject.toml`` that installs them.
 
-``pip install potentia`` reads, analyses, compares, reports and serves. Everything else is an extra of
-``pyproject.toml``, and what needs one asks ``require_extra`` before it does anything, so that every command and every
-Python function says the same line. A module is looked up, not imported: looking for torch costs microseconds.
+``pip install potentia`` reads, analyses, compares, reports and serves. Everything else needs an extra. Code that does
+calls ``require_extra`` before anything else, so that every command and every Python function says the same line.
+Modules are looked up, not imported: looking for torch costs microseconds.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from enum import StrEnum
 from importlib.util import find_spec
@@ -41,8 +42,8 @@ class Extra(StrEnum):
 
     @property
     def install_command(self) -> str:
-        """The line that installs the extra."""
-        return f"pip install 'potentia[{self}]'"
+        """The command that installs the extra, from where Potentia itself was installed."""
+        return _write_install_command(self)
 
 
 _MODULES: dict[Extra, tuple[str, ...]] = {
@@ -78,8 +79,8 @@ _PURPOSES = {
     Extra.PANDAS: "scores as pandas tables, in and out",
     Extra.FIGURES: "figures as PDF and PNG",
     Extra.TREES: "the classifiers of the test-task paper",
-    Extra.RAY: "rows on several machines: --executor ray",
-    Extra.SLURM: "rows as jobs of a SLURM cluster: --executor slurm",
+    Extra.RAY: "models on several machines: --executor ray",
+    Extra.SLURM: "models as jobs of a SLURM cluster: --executor slurm",
     Extra.POSTGRES: "stores on PostgreSQL",
     Extra.GGUF: "models in GGUF files",
     Extra.QUANTISE: "models in 8 and 4 bits",
@@ -87,8 +88,8 @@ _PURPOSES = {
 }
 
 
-# Packages whose module has another name.
-_PACKAGE_NAMES = {
+# The packages of modules whose names differ.
+_PACKAGE_BY_MODULE = {
     "huggingface_hub": "huggingface-hub",
     "lm_eval": "lm-eval",
     "math_verify": "math-verify",
@@ -99,16 +100,16 @@ _PACKAGE_NAMES = {
 
 
 def find_missing_packages(extra: Extra, modules: Sequence[str] = ()) -> list[str]:
-    """Return the packages of an extra, or of some of its modules, that are not installed; none is imported."""
+    """Return the packages of an extra, or of some of its modules, that are not installed; nothing is imported."""
     return [
-        _PACKAGE_NAMES.get(module, module)
+        _PACKAGE_BY_MODULE.get(module, module)
         for module in modules or extra.modules
         if not is_installed(module)
     ]
 
 
 def is_installed(module: str) -> bool:
-    """Say whether a module can be imported, without importing it."""
+    """Whether a module can be imported; it is not imported for this."""
     try:
         return find_spec(module) is not None
     except (ImportError, ValueError):  # a module that was blocked or half removed
@@ -118,9 +119,9 @@ def is_installed(module: str) -> bool:
 def require_extra(
     extra: Extra, needed_for: str, *, modules: Sequence[str] = (), otherwise: str = ""
 ) -> None:
-    """Refuse with the line that installs an extra where one of its modules, or of ``modules``, is missing.
+    """Raise if a module of an extra is missing, with the command that installs the extra as the hint.
 
-    ``otherwise`` says what can be done without it.
+    With ``modules`` only these are needed. ``otherwise`` says what can be done without the extra.
     """
     missing = find_missing_packages(extra, modules)
     if missing:
@@ -131,6 +132,35 @@ def require_extra(
             f"{needed_for} needs {_join_names(missing)}, which {_is_or_are(missing)} not installed",
             hint=hint,
         )
+
+
+def _write_install_command(extra: Extra) -> str:
+    """Return the command that adds an extra to an installation from an index, a checkout, a wheel or a repository.
+
+    Pip records in ``direct_url.json`` where a package came from, unless it came from an index.
+    """
+    # Imported here: they cost a tenth of a second, and this module is loaded by every command.
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
+    from_index = f"pip install 'potentia[{extra}]'"
+    try:
+        record = distribution("potentia").read_text("direct_url.json")
+    except PackageNotFoundError:
+        return from_index
+    if record is None:
+        return from_index
+    origin = json.loads(record)
+    url = origin["url"]
+    if "dir_info" in origin:
+        folder = url2pathname(urlsplit(url).path)
+        editable = "--editable " if origin["dir_info"].get("editable") else ""
+        return f"pip install {editable}'{folder}[{extra}]'"
+    if "vcs_info" in origin:
+        vcs_info = origin["vcs_info"]
+        url = f"{vcs_info['vcs']}+{url}@{vcs_info['commit_id']}"
+    return f"pip install 'potentia[{extra}] @ {url}'"
 
 
 def _join_names(names: Sequence[str]) -> str:

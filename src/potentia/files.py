@@ -1,7 +1,10 @@
-"""Files read and written with care: whole or not there, of a bounded size, and YAML that means what it seems to mean.
+"""Reading and writing files with care.
 
-A file from anyone is data. Refused, each with its line: YAML and nestings too large to be meant, aliases that expand
-without end, a key given twice (YAML would silently keep the last), and texts that are no Unicode.
+What is written is there whole or not at all. What is read may come from anyone: its size is bounded, and it runs no
+code. YAML that is too large or too deeply nested, whose aliases expand without end, that gives a key twice (YAML would
+silently keep the last) or has text that is no Unicode, is refused with its line.
+
+What a user allows beyond that (``--allow code`` …) is said by ``is_allowed``.
 """
 
 from __future__ import annotations
@@ -26,21 +29,23 @@ if TYPE_CHECKING:
 
 
 def check_plain_file(path: Path, largest: int, error: type[PotentiaError] = InputError) -> Path:
-    """Return a path of a plain file of at most so many bytes; reading a pipe or a device may never end."""
+    """Return a path; raise if there is a pipe or device, which may never end, or a file of more than so many bytes."""
     if path.exists() and not path.is_file():
-        raise error("this is no plain file", where=str(path))
+        raise error("this is not a plain file", where=str(path))
     if path.is_file() and path.stat().st_size > largest:
         raise error(f"larger than {largest // 2**20:,} MiB", where=str(path))
     return path
 
 
 LARGEST_DATA = 2**30  # bytes of a file of documents or scores, unpacked
-MOST_VALUES = 2**24  # in it: lists and objects take far more memory and time than text
+MOST_VALUES = (
+    2**24
+)  # values in such a file: as objects they take far more memory and time than as text
 
 
 @dataclass(frozen=True)
 class DecodedText:
-    """A text, and how its file was encoded."""
+    """A text, and the encoding of its file."""
 
     text: str
     encoding: str
@@ -51,10 +56,10 @@ def read_text(
     error: type[InputError] = DataError,
     *,
     largest: int = LARGEST_DATA,
-    most: int = MOST_VALUES,
+    max_values: int = MOST_VALUES,
 ) -> str:
-    """Return a text of bounded size: UTF-8, or UTF-16 where it says so, as spreadsheets save it."""
-    return decode_file(path, error, largest=largest, most=most).text
+    """Return the text of a file of bounded size: UTF-8, or UTF-16 with a byte order mark, as spreadsheets save it."""
+    return decode_file(path, error, largest=largest, max_values=max_values).text
 
 
 def decode_file(
@@ -62,47 +67,51 @@ def decode_file(
     error: type[InputError] = DataError,
     *,
     largest: int = LARGEST_DATA,
-    most: int = MOST_VALUES,
+    max_values: int = MOST_VALUES,
     fallback: str | None = None,
 ) -> DecodedText:
-    """Return a text of bounded size with its encoding: UTF-8, UTF-16 where it says so, else the fallback."""
+    """Return the text of a file of bounded size with its encoding: UTF-8, marked UTF-16, else ``fallback``."""
     try:
-        data = check_plain_file(path, largest, error).read_bytes()
+        file_bytes = check_plain_file(path, largest, error).read_bytes()
     except OSError as problem:
         raise error(f"cannot be read: {problem.strerror or problem}", where=str(path)) from problem
-    is_utf_16 = data.startswith((b"\xff\xfe", b"\xfe\xff"))
+    is_utf_16 = file_bytes.startswith((b"\xff\xfe", b"\xfe\xff"))
     encoding = "utf-16" if is_utf_16 else "utf-8-sig"
     try:
-        text = data.decode(encoding)
+        text = file_bytes.decode(encoding)
     except UnicodeDecodeError as problem:
         text_by_fallback = None
-        if fallback is not None and not is_utf_16 and b"\0" not in data:
-            text_by_fallback = _decode_or_none(data, fallback)
+        if fallback is not None and not is_utf_16 and b"\0" not in file_bytes:
+            text_by_fallback = _decode_or_none(file_bytes, fallback)
         if fallback is None or text_by_fallback is None:
             raise error(
-                f"byte {problem.start} is no UTF-8 text", where=str(path), hint="save it as UTF-8"
+                f"byte {problem.start} is not UTF-8 text", where=str(path), hint="save it as UTF-8"
             ) from None
         text = text_by_fallback
         encoding = fallback
-    values = sum(map(text.count, ",[{\n"))
-    if values > most:
+    # an estimate that needs no parsing: each value has a comma, a bracket or a line break before it
+    value_count = sum(map(text.count, ",[{\n"))
+    if value_count > max_values:
         raise error(
-            f"about {values:,} values, more than {most:,}", where=str(path), hint="divide the file"
+            f"about {value_count:,} values, more than {max_values:,}",
+            where=str(path),
+            hint="divide the file",
         )
     return DecodedText(text, encoding)
 
 
-def _decode_or_none(data: bytes, encoding: str) -> str | None:
+def _decode_or_none(file_bytes: bytes, encoding: str) -> str | None:
     try:
-        return data.decode(encoding)
+        return file_bytes.decode(encoding)
     except UnicodeDecodeError:
         return None
 
 
 def read_json(path: Path, largest: int, error: type[PotentiaError] = InputError) -> Any:
-    """Return what a JSON file of bounded size holds; one that is nested without end is refused.
+    """Return what a JSON file of bounded size holds.
 
-    Raises ``ValueError`` where it is no JSON and ``OSError`` where it cannot be read.
+    Raise ``error`` if it is too large or too deeply nested, ``ValueError`` if it is no JSON, and ``OSError`` if it
+    cannot be read.
     """
     text = check_plain_file(path, largest, error).read_text(encoding="utf-8")
     try:
@@ -114,7 +123,7 @@ def read_json(path: Path, largest: int, error: type[PotentiaError] = InputError)
 def read_json_object(
     path: Path, largest: int, error: type[PotentiaError] = InputError
 ) -> dict[str, Any]:
-    """Return the object that a JSON file from anyone holds; whatever is wrong with it is told as ``error``."""
+    """Return the object that a JSON file holds; raise ``error`` whatever is wrong with the file."""
     try:
         content = read_json(path, largest, error)
     except OSError as problem:
@@ -122,30 +131,30 @@ def read_json_object(
     except ValueError as problem:
         if isinstance(problem, PotentiaError):
             raise
-        raise error(f"this is no JSON: {first_line(problem)}", where=str(path)) from None
+        raise error(f"this is not valid JSON: {first_line(problem)}", where=str(path)) from None
     if not isinstance(content, dict):
-        raise error("the JSON holds no object", where=str(path))
+        raise error("the JSON does not hold an object", where=str(path))
     return content
 
 
 def describe_invalid(error: ValidationError) -> str:
-    """Return the first thing that is wrong with a foreign file, with the keys that lead there."""
+    """Return the first problem that pydantic found, with the keys that lead to it."""
     first = error.errors(include_url=False, include_input=False)[0]
-    keys = ".".join(str(key) for key in first["loc"])
-    return f"{keys[:100]}: {first['msg']}"[:300]
+    field_path = ".".join(str(key) for key in first["loc"])
+    return f"{field_path[:100]}: {first['msg']}"[:300]
 
 
 def write_file(path: Path, *parts: bytes | str, synced: bool = False) -> None:
-    """Write a file, and its folder where that is missing: a full disk or a kill leaves the old one.
+    """Write a file, and its folder if that is missing; if it fails or is killed midway, the old file stays.
 
-    With ``synced`` it survives a power cut as well.
+    With ``synced`` the new file also survives a power cut.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = _draft_path(path)
     try:
         with draft.open("wb") as file:
-            for part in parts:
-                file.write(part.encode() if isinstance(part, str) else part)
+            for content_part in parts:
+                file.write(content_part.encode() if isinstance(content_part, str) else content_part)
             file.flush()
             if synced:
                 os.fsync(file.fileno())
@@ -155,36 +164,39 @@ def write_file(path: Path, *parts: bytes | str, synced: bool = False) -> None:
 
 
 def write_if_changed(path: Path, text: str) -> None:
-    """Write a text only where it changed, so that dataset caches keyed by time of change stay valid."""
+    """Write a text only if the file has another one, so that caches that look at the time of its change stay valid."""
     if not path.exists() or path.read_text("utf-8") != text:
         path.write_text(text, "utf-8")
 
 
 @contextmanager
 def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
-    """Give an empty folder to fill, which then takes this name: that of an empty folder, or with ``replace`` of any."""
+    """Give an empty folder to fill, which becomes the folder ``path`` when the block ends without an error.
+
+    There may be an empty folder at that path before; ``replace`` allows any folder.
+    """
     path = path.resolve()
     if not replace and path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise InputError("the folder is not empty", where=str(path), hint="give a new folder")
     draft = _draft_path(path)
-    old = path.with_name(f".{path.name}.{os.getpid()}.old.tmp")
+    old_folder = path.with_name(f".{path.name}.{os.getpid()}.old.tmp")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     try:
         yield draft
         if replace and path.exists():
-            path.rename(old)  # the old one is gone when the new one is there, not before
+            path.rename(old_folder)  # it is deleted when the new one is there, not before
         try:
             draft.rename(path)
-        except OSError:  # a mount point keeps its name
+        except OSError:  # the path is a mount point, which cannot be replaced
             shutil.copytree(draft, path, dirs_exist_ok=True)
-        shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(old_folder, ignore_errors=True)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
 
 def remove_path(path: Path) -> None:
-    """Remove a file, or a folder with all that is in it; one that is not there is no error."""
+    """Delete a file, or a folder with everything in it; a missing one is no error."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -192,13 +204,13 @@ def remove_path(path: Path) -> None:
 
 
 def _draft_path(path: Path) -> Path:
-    """Return the name under which a file is written before it takes its own."""
+    """Return the path at which a file or folder is written before it is renamed to its own."""
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
-LARGEST_FILE = 2 * 2**20  # bytes of a file
+LARGEST_FILE = 2 * 2**20  # bytes of a file of settings or facts
 DEEPEST_YAML = 50  # levels; a study has six
-MOST_YAML_VALUES = 100_000  # values, aliases written out
+MOST_YAML_VALUES = 100_000  # with the values of aliases counted wherever they are used
 
 
 def read_yaml(
@@ -208,15 +220,18 @@ def read_yaml(
     error: type[InputError] = InputError,
     loader: type[yaml.SafeLoader] = yaml.SafeLoader,
 ) -> tuple[Any, yaml.Node | None]:
-    """Return what a YAML file holds, and its nodes, which know their lines; ``description`` names it in an error."""
+    """Return what a YAML file holds, and its root node, whose nodes know their lines; both None for an empty file.
+
+    ``description`` names the file in an error.
+    """
     try:
         text = check_plain_file(file, LARGEST_FILE, error).read_bytes().decode("utf-8-sig")
         yaml_loader = _bound_nesting(loader)(text)
-        node = yaml_loader.get_single_node()
-        if node is None:
+        root_node = yaml_loader.get_single_node()
+        if root_node is None:
             return None, None
-        _NodeCheck(file, description, error).measure(node)
-        return yaml_loader.construct_document(node), node
+        _NodeCheck(file, description, error).measure(root_node)
+        return yaml_loader.construct_document(root_node), root_node
     except UnicodeDecodeError:
         raise error(f"{description} is not UTF-8 text", where=str(file)) from None
     except (OSError, ValueError) as problem:
@@ -227,16 +242,16 @@ def read_yaml(
             f"cannot read {description}: {reason or type(problem).__name__}", where=str(file)[:300]
         ) from None
     except yaml.YAMLError as problem:
-        mark = getattr(problem, "problem_mark", None)
+        error_mark = getattr(problem, "problem_mark", None)
         words = getattr(problem, "problem", None) or str(problem).splitlines()[0]
-        where = f"{file}:{mark.line + 1}" if mark else str(file)
-        raise error(f"not valid YAML: {words}", where=where) from None
+        location = f"{file}:{error_mark.line + 1}" if error_mark else str(file)
+        raise error(f"not valid YAML: {words}", where=location) from None
     except RecursionError:
         raise error(f"{description} is nested too deeply", where=str(file)) from None
 
 
 def _bound_nesting(loader: type[yaml.SafeLoader]) -> Any:
-    """Return the loader with an end to nesting, seen while it scans: its time grows with the square of the depth."""
+    """Return a loader that raises at too deep a nesting while it scans, which takes time by the square of the depth."""
 
     class BoundedLoader(loader):  # type: ignore[misc, valid-type]
         def fetch_flow_collection_start(self, token: Any) -> None:
@@ -257,33 +272,33 @@ def _bound_nesting(loader: type[yaml.SafeLoader]) -> Any:
 
 
 class _NodeCheck:
-    """Goes through the nodes once; what aliases repeat is counted, not visited."""
+    """Checks the nodes of one file; a node that aliases repeat is visited once and counted every time."""
 
     def __init__(self, file: Path, description: str, error: type[InputError]) -> None:
         self.file = file
         self.description = description
         self.error = error
-        self.sizes: dict[int, int] = {}
-        self.above: set[int] = set()
+        self.size_by_node: dict[int, int] = {}
+        self.nodes_above: set[int] = set()  # of the node that is being checked
 
     def measure(self, node: yaml.Node) -> int:
-        """Return how many values there are from here on."""
-        if id(node) in self.above:
+        """Return how many values a node holds, itself included; raise for a node that is not allowed."""
+        if id(node) in self.nodes_above:
             raise self.error_at(node, "an alias that holds itself")
-        if id(node) not in self.sizes:
-            self.above.add(id(node))
+        if id(node) not in self.size_by_node:
+            self.nodes_above.add(id(node))
             size = 1 + sum(map(self.measure, self.inner_nodes(node)))
-            self.sizes[id(node)] = size
+            self.size_by_node[id(node)] = size
             if size > MOST_YAML_VALUES:
                 raise self.error_at(
                     node,
                     f"{self.description} holds more than {MOST_YAML_VALUES:,} values, its aliases written out",
                 )
-            self.above.discard(id(node))
-        return self.sizes[id(node)]
+            self.nodes_above.discard(id(node))
+        return self.size_by_node[id(node)]
 
     def inner_nodes(self, node: yaml.Node) -> list[yaml.Node]:
-        """Return the nodes right below, after a look at the node itself."""
+        """Check a node itself, and return the nodes right below it."""
         if isinstance(node, yaml.MappingNode):
             self.check_keys(node)
             inner: list[yaml.Node] = []
@@ -296,7 +311,7 @@ class _NodeCheck:
         return []
 
     def check_keys(self, node: yaml.MappingNode) -> None:
-        """Refuse a key that is given twice: YAML would silently keep the last."""
+        """Raise for a key that is given twice: YAML would silently keep the last."""
         names: set[tuple[str, str]] = set()
         for key, _ in node.value:
             is_plain = isinstance(key, yaml.ScalarNode)
@@ -306,7 +321,7 @@ class _NodeCheck:
             names.add(name)
 
     def check_text(self, node: yaml.Node) -> None:
-        """Refuse a text that is no Unicode, or has a NUL in it."""
+        """Raise for a text that is no Unicode, or has a NUL character in it."""
         if "\0" in node.value:
             raise self.error_at(node, "a text with a NUL character in it")
         try:
@@ -315,36 +330,45 @@ class _NodeCheck:
             raise self.error_at(node, "a text with half of a Unicode character") from None
 
     def error_at(self, node: yaml.Node, words: str) -> InputError:
-        """Make an error that names the line of a node."""
+        """Return an error that names the line of a node."""
         return self.error(words, where=f"{self.file}:{node.start_mark.line + 1}")
 
 
 def read_csv_rows(
-    text: str, where: str, rename: Callable[[list[str], str], list[str]]
+    text: str, source: str, check_header: Callable[[list[str], str], list[str]]
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """Give the rows of a CSV of facts, each with its place; ``rename`` says what its columns are, or refuses them."""
+    """Yield the rows of a CSV of facts, each with its place: ``facts.csv, line 7``.
+
+    ``check_header(columns, source)`` returns the names of the columns to use, or raises.
+    """
     reader = csv.DictReader(io.StringIO(text, newline=""))
     try:
-        reader.fieldnames = rename(
-            [str(column).strip() for column in reader.fieldnames or ()], where
-        )
+        header = [str(column).strip() for column in reader.fieldnames or ()]
+        reader.fieldnames = check_header(header, source)
         for row in reader:
-            place = f"{where}, line {reader.line_num}"
+            location = f"{source}, line {reader.line_num}"
             if None in row:
-                raise DataError("more fields than the header has", where=place)
-            yield place, {key: (value or "").strip() for key, value in row.items()}
+                raise DataError("more fields than the header has", where=location)
+            yield location, {key: (value or "").strip() for key, value in row.items()}
     except csv.Error as error:
         raise DataError(
-            f"this is no CSV: {error}", where=f"{where}, line {reader.line_num}"
+            f"this is not valid CSV: {error}", where=f"{source}, line {reader.line_num}"
         ) from None
 
 
-FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet would compute
+FORMULA_STARTS = (
+    "=",
+    "+",
+    "-",
+    "@",
+    "\t",
+    "\r",
+)  # of a text that a spreadsheet takes for a formula
 _ESCAPED_STARTS = tuple("'" + start for start in FORMULA_STARTS)
 
 
 def escape_formula(value: Any) -> Any:
-    """Return a value for a table that spreadsheets open: a text that one would compute gets an apostrophe."""
+    """Return a value for a table that spreadsheets open: a text that looks like a formula gets an apostrophe."""
     if isinstance(value, str) and value.startswith(FORMULA_STARTS):
         return f"'{value}"
     return value
@@ -355,18 +379,20 @@ def unescape_formula(text: str) -> str:
     return text[1:] if text.startswith(_ESCAPED_STARTS) else text
 
 
-# What the user has allowed files by name is kept in the environment: worker processes know it, and no file that someone
-# else wrote can say it. Code of task definitions, pickled weights, and weights that are missing.
-CODE = "POTENTIA_ALLOW_CODE"
-PICKLE = "POTENTIA_ALLOW_PICKLE"
-MISSING_WEIGHTS = "POTENTIA_ALLOW_MISSING_WEIGHTS"
+# The file in an exported folder that says what is in it: the base's fingerprint, data, recipe, scores.
+ADAPTER_NOTE = "potentia.json"
+
+# Permissions, as variables of the environment: worker processes inherit them, and no file can set them.
+CODE = "POTENTIA_ALLOW_CODE"  # task definitions may run code
+PICKLE = "POTENTIA_ALLOW_PICKLE"  # weights may be pickled
+MISSING_WEIGHTS = "POTENTIA_ALLOW_MISSING_WEIGHTS"  # a model's files may lack weights
 
 
 def is_allowed(permission: str) -> bool:
-    """Say whether this was allowed."""
+    """Whether the user has given this permission."""
     return os.environ.get(permission, "") not in ("", "0")
 
 
 def allow(permission: str) -> None:
-    """Allow it, here and in the processes started from here."""
+    """Give a permission to this process and to those that it starts."""
     os.environ[permission] = "1"

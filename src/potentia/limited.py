@@ -1,13 +1,17 @@
-"""Processes of their own for what someone else wrote: templates, regular expressions and packed data, within limits.
+"""Templates, regular expressions and packed data that anyone may have written, computed in a process with limits.
 
 A template of a few characters can ask for any amount of memory or time, and Jinja's sandbox does not stop it. So what
-comes from a user's file or a model's folder is computed by one child process for many documents, with a limit on its
-memory (``RLIMIT_AS``), a deadline for every answer, and a bound on all that a template costs beyond the usual. A
-second one reads Parquet. The child is this file, run as a script: it imports Jinja or pyarrow, nothing of Potentia.
+comes from a user's file or a model's folder is computed by one child process, for many documents. It has a limit on its
+memory (``RLIMIT_AS``), a deadline for every answer, and a bound on what each template costs in all beyond the usual. A
+second child reads Parquet. The child is this file, run as a script: it imports Jinja or pyarrow, nothing of Potentia.
 
-Not every system has every limit. The child says at its start which it could set: macOS refuses a limit of memory, and
-Windows has neither that nor a timer of the processor. Where one is missing a warning says so, and the clock ends a
-child that no timer would.
+Parent and child exchange messages through pipes. A request is pickled: its kind (a key of ``_FUNCTION_BY_KIND``), the
+source (a template, a pattern, a file), the argument, and the seconds it may take. An answer is JSON or Arrow, and
+nothing of it is unpickled.
+
+Not every system has every limit. The child says at its start which ones it could set: macOS refuses a limit of memory,
+and Windows has neither that nor a timer of the processor. Without a limit of memory a warning says so; without a timer
+the parent ends the child by the clock.
 """
 
 from __future__ import annotations
@@ -32,39 +36,46 @@ from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import IO, Any
 
-MEMORY = 2**30  # bytes of the child's address space
-DEADLINE = 5.0  # seconds of a processor for one answer: a busy machine makes nothing too slow
+MEMORY_LIMIT = 2**30  # bytes of the child's address space
+# Seconds of a processor for one answer: on a busy machine nothing takes more of them.
+DEADLINE = 5.0
 PARQUET_DEADLINE = 60.0
-PATIENCE = (
-    60.0  # by the clock, where a timer of the processor ends the child: this many times as long
-)
-PATIENCE_WITHOUT_TIMER = 6.0  # where the clock alone ends it: a busy machine is slow, too
+# The parent waits so many times the deadline by the clock: long if a timer of the processor ends the child, and even
+# without one somewhat longer than the deadline, since the machine may be busy.
+PATIENCE = 60.0
+PATIENCE_WITHOUT_TIMER = 6.0
 START_SECONDS = 300.0  # for a child to start, by the clock
 TOO_LONG = "it takes too long"
 TOO_MUCH = "it writes too much"
-SIZE = "<Q"  # before everything that goes through a pipe: its bytes
-LIMITS = "<??"  # the child's first message: whether memory and time of a processor are limited
-HEAD = "<?d"  # of an answer: whether it is one, and the seconds of a processor that it took
-LATE = 10.0  # seconds that one template or pattern may take in all, beyond USUAL for each document
-USUAL = 0.02
-LONGEST = 10_000_000  # characters of one rendering
-MORE = 200_000_000  # characters that one template may write in all, beyond 10 times its document and PLAIN each
-PLAIN = 20_000
-UNPACKED = 256 * 2**20  # bytes that a Parquet file may unpack to, beyond 20 times its size
-ROW_BYTES = 240  # that a document takes in Python beside its text
+# What goes through a pipe, as struct formats:
+SIZE_FORMAT = "<Q"  # before every message: its number of bytes
+LIMITS_FORMAT = "<??"  # the child's first message: whether it has a limit of memory, and a timer
+HEAD_FORMAT = (
+    "<?d"  # at the start of a reply: whether it is an answer, and its seconds of a processor
+)
+# One template or pattern may take so many seconds in all, beyond the usual ones for each document,
+MAX_EXTRA_SECONDS = 10.0
+USUAL_SECONDS = 0.02
+# and write so many characters in all, beyond the usual ones and ten times its document for each.
+MAX_EXTRA_CHARACTERS = 200_000_000
+USUAL_CHARACTERS = 20_000
+MAX_ANSWER_CHARACTERS = 10_000_000  # of one answer
+UNPACKED_BYTES = 256 * 2**20  # that a Parquet file may unpack to, beyond 20 times its size
+# What a document takes in Python beside its text, and each of its values.
+ROW_BYTES = 240
 VALUE_BYTES = 64
 
 
 class LimitError(Exception):
-    """What was asked went past a limit, or could not be computed: the words say which."""
+    """A template, pattern or file went past a limit or could not be computed; the message says which."""
 
 
 # --- the parent's side -----------------------------------------------------------------------------------------------
 
 
 @dataclass
-class _Spent:
-    """What a template or pattern has cost so far, beyond the usual."""
+class _Excess:
+    """What one template or pattern has cost so far beyond the usual."""
 
     seconds: float = 0.0
     characters: int = 0
@@ -72,29 +83,29 @@ class _Spent:
 
 @dataclass(frozen=True)
 class _Reply:
-    """What the child sent back: whether it is an answer, the seconds of a processor, the answer or the reason."""
+    """What the child sent back."""
 
     is_answer: bool
-    seconds: float
-    content: bytes
+    seconds: float  # of a processor
+    content: bytes  # the answer, or why there is none
 
 
 @dataclass(frozen=True)
 class ChildLimits:
-    """Which limits a child could set on this system."""
+    """Which limits the child could set on this system."""
 
     has_memory_limit: bool
     has_processor_timer: bool
 
     @property
     def patience(self) -> float:
-        """How many times the deadline the parent waits by the clock."""
+        """How many times the deadline the parent waits by the clock before it ends the child."""
         return PATIENCE if self.has_processor_timer else PATIENCE_WITHOUT_TIMER
 
 
 @cache
 def _warn_of_missing_limits(limits: ChildLimits) -> None:
-    """Say once what is not limited here."""
+    """Warn, once in a process, that memory is not limited here."""
     if not limits.has_memory_limit:
         logging.getLogger(__name__).warning(
             "this system limits no process's memory: files of others are bounded by time alone"
@@ -102,16 +113,16 @@ def _warn_of_missing_limits(limits: ChildLimits) -> None:
 
 
 class _Child:
-    """The child process, started when first asked and again after it was stopped."""
+    """The parent's side of a child process, which is started at the first question and after every stop."""
 
     def __init__(self) -> None:
         self.process: Any = None
         self.replies: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self.limits = ChildLimits(has_memory_limit=True, has_processor_timer=True)
-        self.owner = 0
+        self.owner = 0  # the process that started the child: after a fork it is not this one
         self.lock = threading.Lock()
-        self.spent: dict[str, _Spent] = {}  # by template or pattern
-        self.refused: dict[str, str] = {}
+        self.excess_by_source: dict[str, _Excess] = {}  # by template or pattern
+        self.refusal_by_source: dict[str, str] = {}
 
     def ask(
         self,
@@ -119,34 +130,37 @@ class _Child:
         source: str,
         argument: Any,
         *,
-        usual: int = 0,
+        usual_characters: int = 0,
         seconds: float | None = None,
     ) -> bytes:
-        """Return the child's answer; a source that went past a limit once is not tried again."""
+        """Return the child's answer; raise ``LimitError`` without one.
+
+        A source that went past a limit is not tried again. ``usual_characters`` of the answer are not counted as extra.
+        """
         with self.lock:
-            if source in self.refused:
-                raise LimitError(self.refused[source])
+            if source in self.refusal_by_source:
+                raise LimitError(self.refusal_by_source[source])
             seconds = seconds or DEADLINE
             try:
                 reply = self._exchange((kind, source, argument, seconds), seconds)
-            except LimitError as over:
+            except LimitError as limit_error:
                 self.stop()
-                self.refused[source] = str(over)
+                self.refusal_by_source[source] = str(limit_error)
                 raise
             if not reply.is_answer:
                 raise LimitError(reply.content.decode("utf-8", "replace"))
-            spent = self.spent.setdefault(source, _Spent())
-            spent.seconds += max(0.0, reply.seconds - USUAL)
-            if usual:
-                spent.characters += max(0, len(reply.content) - usual)
-            if spent.seconds > LATE:
-                self.refused[source] = TOO_LONG
-            elif spent.characters > MORE:
-                self.refused[source] = TOO_MUCH
+            excess = self.excess_by_source.setdefault(source, _Excess())
+            excess.seconds += max(0.0, reply.seconds - USUAL_SECONDS)
+            if usual_characters:
+                excess.characters += max(0, len(reply.content) - usual_characters)
+            if excess.seconds > MAX_EXTRA_SECONDS:
+                self.refusal_by_source[source] = TOO_LONG
+            elif excess.characters > MAX_EXTRA_CHARACTERS:
+                self.refusal_by_source[source] = TOO_MUCH
             return reply.content
 
     def _exchange(self, message: Any, seconds: float) -> _Reply:
-        """Send a message to the child and wait for its reply; a child that ended went past a limit."""
+        """Send a message to the child and return its reply; raise if it ended, since it went past a limit then."""
         if self.process is None or self.owner != os.getpid() or self.process.poll() is not None:
             self._start()
         try:
@@ -156,13 +170,13 @@ class _Child:
             reply = b""
         if not reply:
             was_late = self.process.wait(10) == -getattr(signal, "SIGPROF", 0)
-            reason = f"it asks for more than {MEMORY // 2**20} MiB of memory"
+            reason = f"it asks for more than {MEMORY_LIMIT // 2**20} MiB of memory"
             raise LimitError(TOO_LONG if was_late else reason) from None
-        is_answer, used_seconds = struct.unpack_from(HEAD, reply)
-        return _Reply(is_answer, used_seconds, reply[struct.calcsize(HEAD) :])
+        is_answer, used_seconds = struct.unpack_from(HEAD_FORMAT, reply)
+        return _Reply(is_answer, used_seconds, reply[struct.calcsize(HEAD_FORMAT) :])
 
     def _receive(self, patience: float) -> bytes:
-        """Return what the child writes next; nothing where it ended."""
+        """Return the child's next message; empty if it ended. Raise after so many seconds."""
         try:
             return self.replies.get(timeout=patience)
         except queue.Empty:
@@ -181,17 +195,17 @@ class _Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
-        # A thread for each child: no call of all systems waits for a pipe no longer than so many seconds.
+        # a thread reads the pipe: no call that every system has waits for a pipe with a time limit
         self.replies = queue.SimpleQueue()
         arguments = (self.process.stdout, self.replies)
         threading.Thread(target=_forward_replies, args=arguments, daemon=True).start()
-        self._learn_limits()
+        self._receive_limits()
 
-    def _learn_limits(self) -> None:
+    def _receive_limits(self) -> None:
         first_message = self._receive(START_SECONDS)
         if not first_message:
             raise LimitError("the process that reads it could not be started")
-        self.limits = ChildLimits(*struct.unpack(LIMITS, first_message))
+        self.limits = ChildLimits(*struct.unpack(LIMITS_FORMAT, first_message))
         _warn_of_missing_limits(self.limits)
 
     def stop(self) -> None:
@@ -204,7 +218,7 @@ class _Child:
 
 
 def _forward_replies(pipe: IO[bytes], replies: queue.SimpleQueue[bytes]) -> None:
-    """Put what the child writes into a queue, and nothing when it ends; bytes alone: nothing of it is unpickled."""
+    """Put the child's messages into a queue as bytes, and an empty one when it ends."""
     with pipe:
         while message := _read_message(pipe):
             replies.put(message)
@@ -212,36 +226,36 @@ def _forward_replies(pipe: IO[bytes], replies: queue.SimpleQueue[bytes]) -> None
 
 
 def _write_message(pipe: IO[bytes], message: bytes) -> None:
-    pipe.write(struct.pack(SIZE, len(message)) + message)
+    pipe.write(struct.pack(SIZE_FORMAT, len(message)) + message)
     pipe.flush()
 
 
 def _read_message(pipe: IO[bytes]) -> bytes:
-    """Return the next message; nothing where the pipe ends, also in the middle of one."""
-    head = pipe.read(struct.calcsize(SIZE))
-    if len(head) < struct.calcsize(SIZE):
+    """Return the next message; empty if the pipe ends, even in the middle of a message."""
+    size_bytes = pipe.read(struct.calcsize(SIZE_FORMAT))
+    if len(size_bytes) < struct.calcsize(SIZE_FORMAT):
         return b""
-    size = struct.unpack(SIZE, head)[0]
-    message = pipe.read(size)
-    return message if len(message) == size else b""
+    message_bytes = struct.unpack(SIZE_FORMAT, size_bytes)[0]
+    message = pipe.read(message_bytes)
+    return message if len(message) == message_bytes else b""
 
 
 _child = _Child()
 _reader = _Child()  # of Parquet: pyarrow maps more memory than a template may have
 
 
-def render_template(template: str, doc: Any, *, literal: bool = False) -> Any:
-    """Render a template with a document; with ``literal``, read what it wrote as a Python value."""
-    return _ask_child("literal" if literal else "render", template, dict(doc))
+def render_template(template: str, document: Any, *, literal: bool = False) -> Any:
+    """Return what a template makes of a document: text, or with ``literal`` the Python value that the text is."""
+    return _ask_child("literal" if literal else "render", template, dict(document))
 
 
 def render_chat(template: str, values: dict[str, Any]) -> str:
-    """Render the chat template of a model as transformers does."""
+    """Return what the chat template of a model makes of these values, as transformers renders it."""
     return str(_ask_child("chat", template, values))
 
 
 def find_matches(pattern: str, text: str) -> list[Any]:
-    """``re.findall``."""
+    """Return what ``re.findall`` returns."""
     matches = []
     for match in _ask_child("findall", pattern, text):
         matches.append(tuple(match) if isinstance(match, list) else match)
@@ -254,25 +268,25 @@ def remove_matches(pattern: str, text: str) -> str:
 
 
 def match_names(pattern: str, names: list[str]) -> list[bool]:
-    """Return for each name whether a pattern matches it, in any of the ways in which PEFT matches modules."""
+    """Return for each name whether a pattern matches it in any way in which PEFT matches names of modules."""
     return [bool(matched) for matched in _ask_child("names", pattern, names)]
 
 
-def read_parquet(path: str) -> Any:
-    """Read a Parquet file as an Arrow table; one that unpacks to far more than its size is refused."""
+def read_parquet(parquet_file: str) -> Any:
+    """Return a Parquet file as an Arrow table; raise if it unpacks to far more than its size."""
     import pyarrow as pa
 
-    stream = _reader.ask("parquet", path, None, seconds=PARQUET_DEADLINE)
+    stream = _reader.ask("parquet", parquet_file, None, seconds=PARQUET_DEADLINE)
     return pa.ipc.open_stream(pa.py_buffer(stream)).read_all()
 
 
 def _ask_child(kind: str, source: str, argument: Any) -> Any:
-    usual = PLAIN + 10 * _count_characters(argument)
-    return json.loads(_child.ask(kind, source, argument, usual=usual))
+    usual_characters = USUAL_CHARACTERS + 10 * _count_characters(argument)
+    return json.loads(_child.ask(kind, source, argument, usual_characters=usual_characters))
 
 
 def _count_characters(value: Any) -> int:
-    """Return about how many characters a document has."""
+    """Return about how many characters a value has when it is written."""
     if isinstance(value, (str, bytes)):
         return len(value)
     if isinstance(value, dict):
@@ -285,32 +299,38 @@ def _count_characters(value: Any) -> int:
 # --- the child's side ------------------------------------------------------------------------------------------------
 
 
-def _serve() -> None:
-    """Answer the parent until it closes the pipe."""
-    # Ctrl-C is for the parent, whose end closes the pipe.
+def _serve_requests() -> None:
+    """Answer the parent's requests until it closes the pipe."""
+    # Ctrl-C is for the parent; if it ends, the pipe closes
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests = sys.stdin.buffer
     answers = _take_standard_output()
     _forbid_files()
-    has_memory_limit = _limit_memory(MEMORY)
+    has_memory_limit = _limit_memory(MEMORY_LIMIT)
     has_processor_timer = _set_processor_timer(0)
-    _write_message(answers, struct.pack(LIMITS, has_memory_limit, has_processor_timer))
+    _write_message(answers, struct.pack(LIMITS_FORMAT, has_memory_limit, has_processor_timer))
     while request := _read_message(requests):
         kind, source, argument, seconds = pickle.loads(request)
-        memory = MEMORY if kind != "parquet" else MEMORY + 3 * _most_unpacked(source)
+        memory = (
+            MEMORY_LIMIT
+            if kind != "parquet"
+            else MEMORY_LIMIT + 3 * _compute_unpacked_limit(source)
+        )
         _limit_memory(memory)
         if kind in ("render", "literal", "chat"):
-            _environment(chat=kind == "chat")  # loading Jinja is no template's doing
-        _set_processor_timer(seconds)  # the system ends this process when the time is spent
-        before = time.process_time()
+            _choose_environment(
+                is_chat=kind == "chat"
+            )  # loads Jinja, whose time no template is charged
+        _set_processor_timer(seconds)  # the system ends this process when the time is over
+        started_at = time.process_time()
         is_answer, content = _compute_answer(kind, source, argument, memory)
-        used = time.process_time() - before
+        used_seconds = time.process_time() - started_at
         _set_processor_timer(0)
-        _write_message(answers, struct.pack(HEAD, is_answer, used) + content)
+        _write_message(answers, struct.pack(HEAD_FORMAT, is_answer, used_seconds) + content)
 
 
 def _take_standard_output() -> IO[bytes]:
-    """Return the standard output for answers alone: what a library prints goes nowhere."""
+    """Return the standard output, for answers alone; from now on what a library prints goes nowhere."""
     answers = os.fdopen(os.dup(1), "wb")
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
@@ -318,7 +338,7 @@ def _take_standard_output() -> IO[bytes]:
 
 
 def _forbid_files() -> None:
-    """Let no file be written, where the system can see to that."""
+    """Forbid this process to write files, on systems that can."""
     try:
         import resource
     except ImportError:  # Windows
@@ -328,23 +348,19 @@ def _forbid_files() -> None:
 
 
 def _limit_memory(memory: int) -> bool:
-    """Limit the address space of this process, and say whether the system does so."""
+    """Limit the address space of this process; return whether the system can."""
     try:
         import resource
 
         hard_limit = resource.getrlimit(resource.RLIMIT_AS)[1]
         resource.setrlimit(resource.RLIMIT_AS, (memory, hard_limit))
-    except (
-        ImportError,
-        ValueError,
-        OSError,
-    ):  # Windows, which has none, and macOS, which sets none
+    except (ImportError, ValueError, OSError):  # Windows has no such limit, macOS refuses to set it
         return False
     return True
 
 
 def _set_processor_timer(seconds: float) -> bool:
-    """Have the system end this process after so many seconds of a processor, and say whether it does so."""
+    """Have the system end this process after so many seconds of a processor (0: never); return whether it can."""
     if not hasattr(signal, "setitimer"):  # Windows
         return False
     signal.setitimer(signal.ITIMER_PROF, seconds)
@@ -352,12 +368,12 @@ def _set_processor_timer(seconds: float) -> bool:
 
 
 def _compute_answer(kind: str, source: str, argument: Any, memory: int) -> tuple[bool, bytes]:
-    """Return whether there is an answer, and it or the reason."""
+    """Return whether there is an answer, and the answer or why there is none."""
     try:
-        answer = _ANSWERS[kind](source, argument)
+        answer = _FUNCTION_BY_KIND[kind](source, argument)
         content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-        if kind != "parquet" and len(content) > LONGEST:
-            return False, f"it writes more than {LONGEST:,} characters".encode()
+        if kind != "parquet" and len(content) > MAX_ANSWER_CHARACTERS:
+            return False, f"it writes more than {MAX_ANSWER_CHARACTERS:,} characters".encode()
         return True, content
     except MemoryError:
         return False, f"it asks for more than {memory // 2**20} MiB of memory".encode()
@@ -366,32 +382,32 @@ def _compute_answer(kind: str, source: str, argument: Any, memory: int) -> tuple
 
 
 def _match_names(pattern: str, names: list[str]) -> list[bool]:
-    compiled = re.compile(pattern)
+    whole_name = re.compile(pattern)
     at_the_end = re.compile(rf".*\.({pattern})$")
     before_a_number = re.compile(rf".*\.{pattern}\.(\d+)\.")
-    matched = []
+    are_matched = []
     for name in names:
-        matches = (compiled.fullmatch(name), at_the_end.match(name), before_a_number.match(name))
-        matched.append(any(matches))
-    return matched
+        matches = (whole_name.fullmatch(name), at_the_end.match(name), before_a_number.match(name))
+        are_matched.append(any(matches))
+    return are_matched
 
 
 @lru_cache(maxsize=500)
-def _compile_template(source: str, chat: bool) -> Any:
-    return _environment(chat=chat).from_string(source)
+def _compile_template(source: str, is_chat: bool) -> Any:
+    return _choose_environment(is_chat=is_chat).from_string(source)
 
 
-def _render(source: str, values: Any, *, chat: bool = False) -> str:
-    return str(_compile_template(source, chat).render(**values))
+def _render(source: str, values: Any, *, is_chat: bool = False) -> str:
+    return str(_compile_template(source, is_chat).render(**values))
 
 
 @cache
-def _environment(*, chat: bool) -> Any:
-    """Return lm-eval's environment of templates, as a sandbox, or that of transformers."""
-    return _chat_environment() if chat else _task_environment()
+def _choose_environment(*, is_chat: bool) -> Any:
+    """Return the Jinja environment of transformers' chat templates, or that of lm-eval as a sandbox."""
+    return _make_chat_environment() if is_chat else _make_task_environment()
 
 
-def _task_environment() -> Any:
+def _make_task_environment() -> Any:
     import jinja2
     from jinja2.sandbox import SandboxedEnvironment
 
@@ -402,12 +418,12 @@ def _task_environment() -> Any:
     return environment
 
 
-def _chat_environment() -> Any:
+def _make_chat_environment() -> Any:
     import jinja2.ext
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class GenerationBlock(jinja2.ext.Extension):
-        """Parts that the model is to write: marked for training, written like any other."""
+        """The block ``{% generation %}``, which marks what the model writes; rendering ignores the mark."""
 
         tags = {"generation"}  # noqa: RUF012
 
@@ -434,47 +450,47 @@ def _chat_environment() -> Any:
     return environment
 
 
-def _read_literal(source: str, doc: Any) -> Any:
+def _read_literal(source: str, document: Any) -> Any:
     import ast
 
-    return ast.literal_eval(_render(source, doc))
+    return ast.literal_eval(_render(source, document))
 
 
-def _most_unpacked(path: str) -> int:
+def _compute_unpacked_limit(path: str) -> int:
     """Return how many bytes a Parquet file may unpack to."""
-    return UNPACKED + 20 * Path(path).stat().st_size
+    return UNPACKED_BYTES + 20 * Path(path).stat().st_size
 
 
-def _read_parquet(path: str, _: Any) -> bytes:
-    """Unpack a Parquet file batch by batch, counting what it takes; return it as a stream of Arrow."""
+def _read_parquet(parquet_file: str, _: Any) -> bytes:
+    """Return a Parquet file as a stream of Arrow; unpack it batch by batch, and raise when that takes too much."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    max_bytes = _most_unpacked(path)
-    used = 0
+    max_bytes = _compute_unpacked_limit(parquet_file)
+    used_bytes = 0
     tables = []
-    with pq.ParquetFile(path, memory_map=False) as file:
+    with pq.ParquetFile(parquet_file, memory_map=False) as file:
         if file.metadata.num_rows * ROW_BYTES > max_bytes:
             raise ValueError(f"{file.metadata.num_rows:,} rows in so small a file")
         schema = file.schema_arrow
         for batch in file.iter_batches(batch_size=512, use_threads=False):
-            table = _without_dictionaries(pa.table(batch))
-            used += ROW_BYTES * len(table)
+            table = _unpack_dictionaries(pa.table(batch))
+            used_bytes += ROW_BYTES * len(table)
             for column in table.columns:
-                used += sum(map(_estimate_bytes, column.chunks))
-            if used > max_bytes:
+                used_bytes += sum(map(_estimate_bytes, column.chunks))
+            if used_bytes > max_bytes:
                 raise ValueError(f"it unpacks to more than {max_bytes // 2**20} MiB")
             tables.append(table)
     first_schema = tables[0].schema if tables else schema
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, first_schema.with_metadata(schema.metadata)) as stream:
+    output_buffer = pa.BufferOutputStream()
+    with pa.ipc.new_stream(output_buffer, first_schema.with_metadata(schema.metadata)) as stream:
         for table in tables:
             stream.write_table(table)
-    return bytes(sink.getvalue())
+    return bytes(output_buffer.getvalue())
 
 
-def _without_dictionaries(table: Any) -> Any:
-    """Return a table whose columns hold their values, not numbers of shared ones."""
+def _unpack_dictionaries(table: Any) -> Any:
+    """Return a table whose columns have their values in place of positions in a dictionary of values."""
     import pyarrow as pa
 
     for number, field in enumerate(table.schema):
@@ -485,7 +501,7 @@ def _without_dictionaries(table: Any) -> Any:
 
 
 def _estimate_bytes(array: Any) -> int:
-    """Return about how many bytes an array takes as Python values; types whose values share bytes are refused."""
+    """Return about how many bytes an array takes as Python values; raise for types whose values share bytes."""
     import pyarrow as pa
 
     kind = array.type
@@ -505,10 +521,10 @@ def _estimate_bytes(array: Any) -> int:
     return own_bytes + int(array.nbytes)
 
 
-_ANSWERS: dict[str, Callable[[str, Any], Any]] = {
+_FUNCTION_BY_KIND: dict[str, Callable[[str, Any], Any]] = {
     "render": _render,
     "literal": _read_literal,
-    "chat": partial(_render, chat=True),
+    "chat": partial(_render, is_chat=True),
     "findall": re.findall,
     "sub": lambda pattern, text: re.sub(pattern, "", text),
     "names": _match_names,
@@ -516,4 +532,4 @@ _ANSWERS: dict[str, Callable[[str, Any], Any]] = {
 }
 
 if __name__ == "__main__":
-    _serve()
+    _serve_requests()

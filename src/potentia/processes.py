@@ -1,11 +1,7 @@
-"""What a process asks of its system, on Linux, macOS and Windows: locks, limits, other processes, threads.
+"""What differs between Linux, macOS and Windows: other processes, locks, limits, threads.
 
-Nothing else in Potentia asks which system it runs on, save the process with limits (``limited``), which imports nothing
-of Potentia. Where a system has no such call, the fallback is written beside it.
-
-OpenMP's threads spin for milliseconds at the end of every parallel part. On a machine that does nothing else that saves
-a little; where the cores have other work it takes them from the very thread that is waited for, and small models, whose
-parts are short, become several times slower (``bench/threads.py``). Threads that sleep cost little when idle.
+No other module asks which system it runs on, except ``limited``, whose child imports nothing of Potentia. The fallback
+for a system that lacks a call stands beside the call.
 """
 
 from __future__ import annotations
@@ -21,30 +17,33 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
+# OpenMP's threads spin for milliseconds at the end of every parallel part. On an idle machine that saves a little. If
+# the cores have other work, it takes them from the very thread that the others wait for, and small models, whose parts
+# are short, become several times slower (``bench/threads.py``). These variables let threads sleep instead.
 SLEEPING_THREADS = {
-    "OMP_WAIT_POLICY": "PASSIVE",
-    "KMP_BLOCKTIME": "0",
-}  # GNU's runtime, and Intel's and LLVM's
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-DESCRIPTORS_OF_WINDOWS = 8192  # that its C runtime opens at most
+    "OMP_WAIT_POLICY": "PASSIVE",  # GNU's runtime
+    "KMP_BLOCKTIME": "0",  # Intel's and LLVM's
+}
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # errors of a file system without locks
+WINDOWS_MAX_DESCRIPTORS = 8192  # of its C runtime
 
 
 # --- other processes --------------------------------------------------------------------------------------------------
 
 
 def exit_with_parent() -> None:
-    """End this process soon after its parent is gone, killed perhaps, and cannot say so any more.
+    """End this process soon after its parent ends, even if the parent was killed and can tell nobody.
 
-    A process that Python started knows its parent by number: it may be gone before this one has come so far. Windows
-    keeps the number of a parent that is gone, so there the parent's end is waited for.
+    The parent's id comes from ``multiprocessing`` if that started this process: the parent may have ended before
+    ``getppid`` is asked. On Windows ``getppid`` does not change when the parent ends, so the thread waits for its end.
     """
     python_parent = multiprocessing.parent_process()
-    parent = os.getppid() if python_parent is None else python_parent.pid
+    parent_id = os.getppid() if python_parent is None else python_parent.pid
 
     def watch() -> None:
         if is_windows() and python_parent is not None:
             python_parent.join()
-        while os.getppid() == parent and not is_windows():
+        while os.getppid() == parent_id and not is_windows():
             time.sleep(1)
         os._exit(0)
 
@@ -52,14 +51,14 @@ def exit_with_parent() -> None:
 
 
 def is_process_alive(pid: int) -> bool:
-    """Say whether there is a process of this number on this machine."""
-    if is_windows():  # where os.kill would end it, or press its Ctrl-C
+    """Whether there is a process with this id on this machine."""
+    if is_windows():  # there os.kill would end it, or send it a Ctrl-C
         return _is_windows_process_alive(pid)
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # it is another user's
+    except OSError:  # it belongs to another user
         pass
     return True
 
@@ -80,12 +79,12 @@ def _is_windows_process_alive(pid: int) -> bool:
 
 
 def is_windows() -> bool:
-    """Say whether this is Windows."""
+    """Whether this is Windows."""
     return sys.platform == "win32"
 
 
 def lower_priority() -> None:
-    """Let other processes go first; a system that cannot say so shares alike."""
+    """Give this process a lower priority than others, on systems that can."""
     if hasattr(os, "nice"):
         os.nice(10)
 
@@ -94,7 +93,7 @@ def lower_priority() -> None:
 
 
 def can_lock(file: IO[bytes]) -> bool:
-    """Say whether a file can be locked: some network file systems cannot."""
+    """Whether the file system of a file supports locks, which some network file systems do not; locks the file."""
     try:
         if is_windows():
             msvcrt: Any = import_module("msvcrt")
@@ -109,7 +108,10 @@ def can_lock(file: IO[bytes]) -> bool:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a power cut; Windows opens no folder, and its file system logs names."""
+    """Make new and changed names in a folder survive a power cut.
+
+    Windows cannot open a folder, and its file system logs names by itself.
+    """
     if is_windows():
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -119,17 +121,17 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def raise_descriptor_limit(most: int) -> int:
-    """Take as many descriptors as this process may have, ``most`` at most, and return their number."""
+def raise_descriptor_limit(max_descriptors: int) -> int:
+    """Raise the number of files that this process may open, to ``max_descriptors`` at most; return that number."""
     try:
         import resource
-    except ImportError:  # Windows has no such limit but that of its C runtime
-        return min(most, DESCRIPTORS_OF_WINDOWS)
+    except ImportError:  # Windows has no limit except that of its C runtime
+        return min(max_descriptors, WINDOWS_MAX_DESCRIPTORS)
     soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = most
+    limit = max_descriptors
     if hard_limit != resource.RLIM_INFINITY:
-        limit = min(hard_limit, most)
-    with suppress(ValueError, OSError):  # macOS allows fewer than it says
+        limit = min(hard_limit, max_descriptors)
+    with suppress(ValueError, OSError):  # macOS refuses some values below its own hard limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard_limit))
         return limit
     return soft_limit
@@ -139,9 +141,9 @@ def raise_descriptor_limit(most: int) -> int:
 
 
 def let_threads_sleep() -> None:
-    """Let threads sleep while they wait, unless the environment says otherwise.
+    """Let OpenMP's threads sleep while they wait, unless the environment says otherwise.
 
-    The runtimes read this when they are loaded: it must be said before torch or numpy is imported.
+    Call it before torch or numpy is imported: the runtimes read the variables when they are loaded.
     """
     for name, value in SLEEPING_THREADS.items():
         os.environ.setdefault(name, value)

@@ -1,43 +1,44 @@
-"""Where the time of a row goes: seconds by kind of work, each second counted once.
+"""Where the time of a row (one model's job) goes: seconds by kind of work, each second counted once.
 
-A piece of work says what kind it is by :func:`spending`, wherever it is done; work inside work of another kind (texts
-tokenised while a lane is validated) counts for its own kind alone. Without a tally under way nothing is counted.
+Code says of which kind its work is by ``spending(KIND)``, wherever it is. Work inside work of another kind (tokenising
+while a fine-tuning is validated) counts for its own kind alone. Without a ``TimeTally`` that runs, nothing is counted.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-REST = "other"
-_under_way: ContextVar[TimeTally | None] = ContextVar("tally", default=None)
+OTHER_WORK = "other"  # the kind of all work that no code names
+ONE_TIME_WORK = ("check", "compile", "load")  # what a row does once, whatever is asked of its model
+_running_tally: ContextVar[TimeTally | None] = ContextVar("tally", default=None)
 
 
 class TimeTally:
-    """The seconds of one row."""
+    """The seconds of one row, by kind of work."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self._kinds = [REST]
-        self._since = 0.0
+        self._kinds = [OTHER_WORK]  # of the work that is done now; the innermost is the last
+        self._counted_until = 0.0
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Count what is done inside the block."""
-        self._since = time.perf_counter()
-        token = _under_way.set(self)
+        """Count the time inside the block."""
+        self._counted_until = time.perf_counter()
+        token = _running_tally.set(self)
         try:
             yield
         finally:
             self._count()
-            _under_way.reset(token)
+            _running_tally.reset(token)
 
     @contextmanager
     def spending(self, kind: str) -> Iterator[None]:
-        """Count for ``kind`` inside the block."""
+        """Count the time inside the block for this kind of work."""
         self._count()
         self._kinds.append(kind)
         try:
@@ -47,20 +48,27 @@ class TimeTally:
             self._kinds.pop()
 
     def _count(self) -> None:
-        now = time.perf_counter()
-        self.seconds[self._kinds[-1]] = self.seconds.get(self._kinds[-1], 0.0) + now - self._since
-        self._since = now
+        """Add the time since the last count to the innermost kind."""
+        moment = time.perf_counter()
+        kind = self._kinds[-1]
+        self.seconds[kind] = self.seconds.get(kind, 0.0) + moment - self._counted_until
+        self._counted_until = moment
+
+    def measure(self, kinds: Collection[str]) -> float:
+        """Return the seconds until now that these kinds of work took."""
+        self._count()
+        return sum(self.seconds.get(kind, 0.0) for kind in kinds)
 
     @property
     def total(self) -> float:
-        """All seconds."""
+        """The seconds of all kinds together."""
         return sum(self.seconds.values())
 
 
 @contextmanager
 def spending(kind: str) -> Iterator[None]:
-    """Say that what is done inside the block is of this kind."""
-    tally = _under_way.get()
+    """Count the time inside the block for this kind of work, if a tally runs."""
+    tally = _running_tally.get()
     if tally is None:
         yield
     else:
@@ -68,17 +76,31 @@ def spending(kind: str) -> Iterator[None]:
             yield
 
 
+def measure_seconds_spent(kinds: Collection[str]) -> float:
+    """Return the seconds that the running tally has counted for these kinds of work; 0 where no tally runs."""
+    tally = _running_tally.get()
+    if tally is None:
+        return 0.0
+    return tally.measure(kinds)
+
+
 def format_shares(seconds: Mapping[str, float]) -> str:
-    """Say which kinds of work took what share, the largest first; what is under a hundredth is left out."""
+    """Return each kind of work with its share of the time, the largest first: ``train 61%, load 20%``.
+
+    Kinds under one per cent are left out.
+    """
     total = sum(seconds.values()) or 1.0
-    kinds = sorted(seconds.items(), key=lambda entry: -entry[1])
-    return ", ".join(
-        f"{kind} {share:.0%}" for kind, spent in kinds if (share := spent / total) >= 0.01
-    )
+    seconds_by_kind = sorted(seconds.items(), key=lambda entry: -entry[1])
+    shares = []
+    for kind, kind_seconds in seconds_by_kind:
+        share = kind_seconds / total
+        if share >= 0.01:
+            shares.append(f"{kind} {share:.0%}")
+    return ", ".join(shares)
 
 
 def format_duration(seconds: float) -> str:
-    """Write a duration as people do: 42 s, 3:05 min, 2:10 h."""
+    """Return a duration as people write it: 42 s, 3:05 min, 2:10 h."""
     total_seconds = round(seconds)
     if total_seconds < 60:
         return f"{total_seconds} s"
@@ -88,19 +110,19 @@ def format_duration(seconds: float) -> str:
 
 
 @contextmanager
-def repeatedly(act: Callable[[], None], seconds: float) -> Iterator[None]:
-    """Do something every so many seconds beside what runs here, and once more at the end."""
-    over = threading.Event()
+def call_repeatedly(action: Callable[[], None], seconds: float) -> Iterator[None]:
+    """While the context is open, call a function every so many seconds in a thread, and once more at the end."""
+    has_ended = threading.Event()
 
     def loop() -> None:
-        while not over.wait(seconds):
-            act()
+        while not has_ended.wait(seconds):
+            action()
 
     thread = threading.Thread(target=loop, daemon=True)
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        has_ended.set()
         thread.join()
-        act()
+        action()

@@ -24,18 +24,18 @@ SHIPPED = models()
     ],
 )
 def test_facts_then_name_then_tokenizer(name: str, template: bool, kind: str, by: str) -> None:
-    found = decide_kind("auto", [name], SHIPPED, template=template)
-    assert found is not None
-    assert (found.value, found.by) == (kind, by)
+    result = decide_kind("auto", [name], SHIPPED, template=template)
+    assert result is not None
+    assert (result.value, result.by) == (kind, by)
 
 
 def test_the_study_goes_first() -> None:
     stated = decide_kind("instruct", ["Qwen/Qwen2.5-7B"], SHIPPED, template=False)
     assert stated is not None
     assert (stated.value, stated.by) == ("instruct", "the study")
-    made = decide_kind("auto", ["me/x"], SHIPPED, instruct_of="me/y", template=False)
-    assert made is not None
-    assert (made.value, made.by) == ("instruct", "the study")
+    kind = decide_kind("auto", ["me/x"], SHIPPED, instruct_of="me/y", template=False)
+    assert kind is not None
+    assert (kind.value, kind.by) == ("instruct", "the study")
 
 
 def test_before_the_tokenizer_is_read_nothing_may_be_known() -> None:
@@ -45,6 +45,6 @@ def test_before_the_tokenizer_is_read_nothing_may_be_known() -> None:
 def test_a_fact_that_says_nothing_of_the_kind_decides_nothing(tmp_path: Path) -> None:
     path = tmp_path / "facts.csv"
     path.write_text("name,family,parameters_b\nmine-chat,mine,1\n")
-    found = decide_kind("auto", ["mine-chat"], read_facts(path), template=False)
-    assert found is not None
-    assert (found.value, found.by) == ("instruct", "its name")
+    kind = decide_kind("auto", ["mine-chat"], read_facts(path), template=False)
+    assert kind is not None
+    assert (kind.value, kind.by) == ("instruct", "its name")

@@ -171,7 +171,7 @@ def test_the_papers_columns_and_ones_own_are_read_too(tmp_path: Path) -> None:
     [
         ("nom,parameters_b\nx,1\n", "no column names the models"),
         ("name,tokens\nx,1\n", "did you mean tokens_b"),
-        ("name,model\nx,y\n", "the column name is there twice"),
+        ("name,model\nx,y\n", "the column name appears twice"),
         ("name,compute\nx,many\n", "line 2, column compute"),
         ("name,kind\nx,base\nx,base\n", "named twice"),
         ("name,parameters_b\nx,one\n", "line 2, column parameters_b"),

@@ -23,14 +23,14 @@ def test_facts_of_ones_own_tasks(tmp_path: Path) -> None:
         "b,,,,2;4",
         "c,,,,0",
     )
-    found = {b.task: b for b in read_benchmarks(file)}
-    assert found["a"] == Benchmark("a", category="Law", train_size=900, chance=0.2)
-    assert (found["b"].chance, found["c"].chance, found["b"].train_size) == (0.375, 0.0, None)
-    known = Background.of([], tasks=found.values())
-    assert known.categories["a"] == "Law"
-    assert known.categories["mnli"] == "LU"  # the shipped facts stay
-    assert known.train_examples["a"] == 900
-    assert known.chance == {"a": 0.2, "b": 0.375, "c": 0.0}
+    result = {b.task: b for b in read_benchmarks(file)}
+    assert result["a"] == Benchmark("a", category="Law", train_size=900, chance=0.2)
+    assert (result["b"].chance, result["c"].chance, result["b"].train_size) == (0.375, 0.0, None)
+    background = Background.of([], tasks=result.values())
+    assert background.categories["a"] == "Law"
+    assert background.categories["mnli"] == "LU"  # the shipped facts stay
+    assert background.train_examples["a"] == 900
+    assert background.chance == {"a": 0.2, "b": 0.375, "c": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -38,11 +38,12 @@ def test_facts_of_ones_own_tasks(tmp_path: Path) -> None:
     [
         (("name,chance", "a,1"), "no column names the tasks"),
         (("task,chanse", "a,1"), "unknown column chanse"),
-        (("task,chance", "a,1.5"), "'1.5' is no share"),
-        (("task,chance", "a,half"), "'half' is no share"),
-        (("task,options", "a,1"), "'1' is no number of options"),
-        (("task,train_size", "a,many"), "'many' is no number"),
-        (("task", "a", "a"), "a is there twice"),
+        (("task,chance", "a,1.5"), "'1.5' is not a share"),
+        (("task,chance", "a,half"), "'half' is not a share"),
+        (("task,options", "a,1"), "'1' is not a number of options"),
+        (("task,options", "a,01"), "'01' is not a number of options"),
+        (("task,train_size", "a,many"), "'many' is not a number"),
+        (("task", "a", "a"), "a appears twice"),
         (("task,category", ",x"), "a task has no name"),
     ],
 )

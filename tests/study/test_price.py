@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from potentia.errors import InputError
-from potentia.study import Price, find_price, parse_price
+from potentia.errors import InputError, StudyError
+from potentia.study import Price, find_price, parse_price, read_study
 
 
 @pytest.mark.parametrize(
@@ -26,8 +26,15 @@ def test_prices_as_people_write_them(text: str, price: Price) -> None:
 
 @pytest.mark.parametrize("text", ["3.5", "cheap", "3/parsec", ""])
 def test_what_is_no_price_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match="a price of") as error:
+    with pytest.raises(InputError, match="is no price") as error:
         parse_price(text)
+    assert "3.5/h" in str(error.value.hint)
+
+
+def test_a_study_with_no_price_is_refused_before_anything_runs() -> None:
+    settings = {"models": ["a"], "tasks": ["b"], "price": "3,5"}
+    with pytest.raises(StudyError, match="'3,5' is no price") as error:
+        read_study(None, settings)
     assert "3.5/h" in str(error.value.hint)
 
 

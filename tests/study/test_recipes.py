@@ -39,6 +39,22 @@ def test_the_papers_recipe_is_appendix_a2_and_its_code():
         False,
     )
     assert paper.targets is None, "PEFT's choice for the architecture"
+    assert not paper.task_description
+
+
+def test_the_papers_recipe_computes_in_float32_unless_a_dtype_is_named():
+    by_paper = make_study(SMALL | {"tuning": {"recipe": "paper"}})
+    assert by_paper.dtype == "float32"
+    assert make_study(SMALL).dtype == "auto"
+    named = make_study(SMALL | {"tuning": {"recipe": "paper"}, "dtype": "bfloat16"})
+    assert named.dtype == "bfloat16"
+    stored = make_study(by_paper.model_dump(mode="json", exclude_defaults=True))
+    assert stored.dtype == "float32"
+
+
+def test_a_field_that_came_later_leaves_stored_keys_as_they_were():
+    values = {name: value for name, value in Tuning() if name not in ("recipe", "task_description")}
+    assert content_key(t=Tuning()) == content_key(t=values)
 
 
 def test_the_papers_study_file_is_the_papers_recipe():
@@ -61,10 +77,10 @@ def test_the_default_gives_every_architecture_the_same_and_searches():
 def test_a_grid_that_is_named_is_not_extended_and_epochs_that_are_named_are_meant():
     named = Tuning(learning_rates=(1e-4, 1e-3), epochs=2)
     assert named.rate_bounds is None
-    assert named.rounds(16) == (2, 1)
-    both = Tuning(learning_rates=(1e-4,), rate_bounds=(1e-5, 1e-3), epochs=2, least_updates=50)
-    assert both.rate_bounds == (1e-5, 1e-3)
-    assert both.updates(16) >= 50
+    assert named.plan_epochs(16) == (2, 1)
+    tuning = Tuning(learning_rates=(1e-4,), rate_bounds=(1e-5, 1e-3), epochs=2, least_updates=50)
+    assert tuning.rate_bounds == (1e-5, 1e-3)
+    assert tuning.count_updates(16) >= 50
     with pytest.raises(StudyError, match="rate_bounds must enclose"):
         make_study(SMALL | {"tuning": {"learning_rates": [1e-2], "rate_bounds": [1e-5, 1e-3]}})
 
@@ -72,12 +88,12 @@ def test_a_grid_that_is_named_is_not_extended_and_epochs_that_are_named_are_mean
 @pytest.mark.parametrize("documents", [1, 8, 16, 150, 319, 320, 321, 2000, 50_000])
 def test_few_documents_are_passed_over_until_there_are_enough_updates(documents: int):
     fair = Tuning()
-    epochs, repeats = fair.rounds(documents)
-    assert fair.updates(documents) >= fair.least_updates
+    epochs, passes_per_epoch = fair.plan_epochs(documents)
+    assert fair.count_updates(documents) >= fair.least_updates
     assert epochs <= 10
-    assert epochs * repeats >= fair.epochs
+    assert epochs * passes_per_epoch >= fair.epochs
     once = -(-documents // fair.batch)
-    assert fair.updates(documents) <= max(
+    assert fair.count_updates(documents) <= max(
         fair.least_updates + 2 * epochs * once, fair.epochs * once + fair.epochs
     )
 

@@ -10,9 +10,9 @@ from potentia.study import Study
 
 
 def records() -> dict[type[BaseModel], str]:
-    found: dict[type[BaseModel], str] = {}
-    study_reference._collect(Study, "study", found)
-    return found
+    result: dict[type[BaseModel], str] = {}
+    study_reference._collect(Study, "study", result)
+    return result
 
 
 def test_every_field_is_described():
@@ -36,11 +36,11 @@ def test_the_page_is_up_to_date():
     "line",
     [
         "| `models` | list of records | needed | hub names and folders, or records |",
-        "| `epochs` | whole number > 0 | `5` | passes over the training documents |",
+        "| `epochs` | whole number > 0 | `5` | passes over the training examples |",
         "| `learning_rates` | list of numbers > 0 | `[0.0003, 0.001, 0.003]` | the grid; validation chooses from it |",
         "| `dropout` | number ≥ 0, < 1 | `0` | dropout on the adapters' input |",
         "| `method` | `lora` or `rslora` or `full` | `lora` |"
-        " train adapters (LoRA or rsLoRA), or all weights |",
+        " train adapters (LoRA, rsLoRA or an extension's), or all weights |",
     ],
 )
 def test_a_line_says_what_a_key_takes(line: str):

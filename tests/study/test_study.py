@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from potentia.study import (
     recipe_test_task,
     study_key,
 )
+from potentia.study.checkpoints import list_checkpoints_at
 from potentia.values.protocol import DIRECT, TRAIN_BEFORE_TEST
 from speed import loop_seconds
 
@@ -41,7 +43,7 @@ def test_all_problems_are_told_at_once_with_lines_and_nearest_names(tmp_path: Pa
     text = str(caught.value)
     assert f"{file}:2: models: model named twice: a" in text
     assert f"{file}:3: taks: unknown key; did you mean `tasks`?" in text
-    assert f"{file}:6: protocols.1: 'fewshot' is no protocol" in text
+    assert f"{file}:6: protocols.1: 'fewshot' is not a protocol" in text
     assert f"{file}:8: tuning.epoch: unknown key; did you mean `epochs`?" in text
     assert f"{file}:9: tuning.batch" in text
 
@@ -57,6 +59,18 @@ def test_broken_files_give_a_study_error(tmp_path: Path, text: str):
         read_study(file)
 
 
+def test_the_key_on_is_read_as_it_is_written(tmp_path: Path):
+    """YAML 1.1 reads `on` as true, also where it is a key."""
+    file = tmp_path / "study.yaml"
+    file.write_text("models: [m]\ntasks: [t]\nprobe: {on: false, documents: 64}\n")
+    probe = read_study(file).probe
+    assert (probe.on, probe.documents) == (False, 64)
+    file.write_text("models: [m]\ntasks: [t]\non: 1\n")
+    with pytest.raises(StudyError, match="keys are words") as caught:
+        read_study(file)
+    assert "quote" in str(caught.value.hint)
+
+
 def test_paths_are_read_from_the_files_own_folder(tmp_path: Path):
     (tmp_path / "mine.jsonl").write_text("{}")
     file = tmp_path / "study.yaml"
@@ -64,6 +78,23 @@ def test_paths_are_read_from_the_files_own_folder(tmp_path: Path):
         yaml.safe_dump({"models": ["a"], "tasks": [{"name": "mine", "file": "mine.jsonl"}]})
     )
     assert read_study(file).tasks[0].source == str(tmp_path / "mine.jsonl")
+
+
+def make_checkpoint_folders(folder: Path, names: Sequence[str]) -> str:
+    for name in names:
+        (folder / name).mkdir(parents=True)
+        (folder / name / "config.json").write_text("{}", encoding="utf-8")
+    return str(folder)
+
+
+def test_checkpoints_of_two_runs_are_not_one_run(tmp_path: Path) -> None:
+    mixed = make_checkpoint_folders(tmp_path / "mix", ["cedar-step600", "aster-step0390"])
+    with pytest.raises(ValueError, match="of 2 runs \\(aster, cedar\\)"):
+        list_checkpoints_at(mixed)
+    names = ["stage1-step100", "stage2-step200"]
+    assert len(list_checkpoints_at(make_checkpoint_folders(tmp_path / "stages", names))) == 2
+    names = ["checkpoint-100", "checkpoint-200", "best-checkpoint-150"]
+    assert len(list_checkpoints_at(make_checkpoint_folders(tmp_path / "best", names))) == 3
 
 
 def test_checkpoint_series_become_rows():
@@ -155,16 +186,17 @@ def test_any_field_of_the_recipe_changes_the_key(field: str):
         "targets": None,
         "rate_bounds": None,
         "least_updates": 9,
+        "task_description": False,
     }
     assert content_key(t=Tuning()) != content_key(t=Tuning(**{field: changed[field]}))
 
 
 def test_whitespace_and_comments_do_not_change_a_study(tmp_path: Path):
-    one, two = tmp_path / "one.yaml", tmp_path / "two.yaml"
-    one.write_text("models: [a]\ntasks: [b]\nseed: 1\n")
-    two.write_text("# a comment\nseed:   1\ntasks:\n- b\n\nmodels:\n  - a\n")
-    assert content_key(s=read_study(one)) == content_key(s=read_study(two))
-    assert isinstance(read_study(one), Study)
+    first, second = tmp_path / "one.yaml", tmp_path / "two.yaml"
+    first.write_text("models: [a]\ntasks: [b]\nseed: 1\n")
+    second.write_text("# a comment\nseed:   1\ntasks:\n- b\n\nmodels:\n  - a\n")
+    assert content_key(s=read_study(first)) == content_key(s=read_study(second))
+    assert isinstance(read_study(first), Study)
 
 
 def test_a_task_file_with_a_prompt_form_is_read_from_the_studys_folder(tmp_path: Path):
@@ -200,10 +232,10 @@ def test_a_problem_names_its_flag_or_its_line(tmp_path: Path):
         read_study(
             file, {"protocols": ["direct", "fewshot"], "tuning": {"learning_rates": [1e-3, -1.0]}}
         )
-    told = str(caught.value)
-    assert "--set tuning.learning_rates: tuning.learning_rates.1:" in told
-    assert "--protocols: protocols.1: 'fewshot' is no protocol" in told
-    assert f"{file}:4: tuning.batch:" in told
+    result = str(caught.value)
+    assert "--set tuning.learning_rates: tuning.learning_rates.1:" in result
+    assert "--protocols: protocols.1: 'fewshot' is not a protocol" in result
+    assert f"{file}:4: tuning.batch:" in result
     file.write_text("models: [a]\ntasks: [b]\ntuning: 3\n")
     with pytest.raises(StudyError, match=f"{file}:3: tuning: "):
         read_study(file, {"tuning": {"epochs": 1}})
@@ -235,7 +267,7 @@ def test_a_path_in_the_file_is_beside_it_and_a_path_in_a_flag_is_here(
 def test_planning_ten_thousand_models_is_not_quadratic():
     names = [f"m{k}" for k in range(10_000)]
     began = time.process_time()
-    made = make_study(
+    study = make_study(
         {
             "models": names,
             "tasks": ["a", "b"],
@@ -243,12 +275,15 @@ def test_planning_ten_thousand_models_is_not_quadratic():
         }
     )
     for protocol, left in ((TRAIN_BEFORE_TEST, 10_000), (DIRECT, 20_000)):
-        assert sum(made.asks(name, task, protocol) for name in names for task in ("a", "b")) == left
+        assert (
+            sum(study.includes_cell(name, task, protocol) for name in names for task in ("a", "b"))
+            == left
+        )
     # 40 s, or 2,000 such loops, when every cell went through the list
     assert time.process_time() - began < 250 * loop_seconds()
-    fewer = made.model_copy(update={"only": made.only[:1]})
-    assert not fewer.asks("m1", "b", TRAIN_BEFORE_TEST)
-    assert fewer.asks("m0", "b", TRAIN_BEFORE_TEST)
+    fewer = study.model_copy(update={"only": study.only[:1]})
+    assert not fewer.includes_cell("m1", "b", TRAIN_BEFORE_TEST)
+    assert fewer.includes_cell("m0", "b", TRAIN_BEFORE_TEST)
 
 
 def test_a_study_is_the_same_from_wherever_it_is_read(

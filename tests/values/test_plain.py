@@ -7,16 +7,24 @@ import json
 import pytest
 
 from potentia.errors import DataError
+from potentia.values.engine_records import (
+    EngineRecord,
+    FormDistances,
+    GradientDistance,
+    LoadedWeights,
+    LoadRecord,
+    RehearsalFacts,
+    RequestRecord,
+    RouteRecord,
+    TrainingFacts,
+)
 from potentia.values.metric import METRIC_COLUMNS, ORIGIN_COLUMNS
 from potentia.values.provenance import (
-    EngineProvenance,
     ModelProvenance,
     Provenance,
-    SplitProvenance,
-    SplitsProvenance,
     TaskProvenance,
-    TrainingProvenance,
 )
+from potentia.values.scoring_route import ScoringLayers
 from potentia.values.selection import (
     CutExamples,
     CutPrompts,
@@ -27,19 +35,35 @@ from potentia.values.selection import (
     SplitLosses,
     TestedState,
 )
+from potentia.values.splits import PlannedSplit, SplitOrigin, SplitOriginKind, SplitPlan
+from potentia.values.training_form import TrainingForm
 
 TESTED = TestedState(
     learning_rate=1e-3, style="plain", seed=0, validation=0.5, value=0.4, stderr=0.1
 )
+TRAIN = PlannedSplit((SplitOrigin(SplitOriginKind.PUBLIC, "train"),), available=9, used=5)
+SPLITS = SplitPlan(TRAIN, TRAIN, TRAIN, caps={"train": 5, "test": None}, seed=1, carve=0.2)
 RECORDS = [
     Provenance(),
     Provenance(
         scoring_version=3,
         versions={"torch": "2.13"},
         model=ModelProvenance(source="a/b", trust_remote_code=True, exposed_tasks=("x",)),
-        task=TaskProvenance("f", SplitsProvenance(train=SplitProvenance("train", 9, 5), seed=1)),
-        engine=EngineProvenance(load={"weights": "odd"}, details={"more": [1]}),
-        training=TrainingProvenance(targets=("q",), form="fused", distance={"lane": 1e-6}),
+        task=TaskProvenance("f", SPLITS),
+        engine=EngineRecord(
+            load=LoadRecord(LoadedWeights.PARTLY_RANDOM, misfits={"missing": 9}),
+            scoring=(RouteRecord("tree", beyond=64, layers=ScoringLayers.FUSED, off_by=1e-6),),
+            requests={"prompts": RequestRecord(1, 0.0)},
+        ),
+        training=TrainingFacts(
+            targets=("q",),
+            form=TrainingForm.PADDED,
+            not_taken={TrainingForm.PACKED: "losses off by 0.1"},
+            distances=FormDistances(
+                rows=(9, 4), gradients=GradientDistance(loss=1e-7, lane=1e-6, layer=1e-5)
+            ),
+            rehearsal=RehearsalFacts(lanes=2, passes=1, slots=(0, 1)),
+        ),
         tuning={"rank": 8},
         details={"unforeseen": {"a": 1}},
     ),
@@ -86,7 +110,7 @@ def test_defaults_are_not_written():
         ({"rates_tried": 3}, "rates_tried: expected a list, not a number"),
         ({"seeds": [{"epoch": 1}]}, "seeds: one of these is missing: value"),
         ({"best_tuned": "x"}, "best_tuned: expected names with values, not text"),
-        ({"search": "at the bound"}, "search: 'at the bound' is none of untuned, at_bound"),
+        ({"search": "at the bound"}, "search: 'at the bound' is not one of untuned, at_bound"),
         ({"validation_by_style": []}, "validation_by_style: expected names with values"),
         ({"style": None, "epoch": []}, "epoch: expected a whole number, not a list"),
     ],
@@ -103,7 +127,7 @@ def test_the_spread_between_seeds_and_what_may_have_more():
     assert Selection(seeds=(SeedChoice(0.5),)).seed_spread is None
     assert [end.label for end in SearchEnd if end.may_have_more] == [
         "untuned model used",
-        "at the bound",
+        "rate at the edge of the grid",
         "still rising",
     ]
 

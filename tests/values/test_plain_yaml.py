@@ -56,7 +56,7 @@ def test_it_is_refused_in_a_sentence(tmp_path: Path, text: str, words: str):
 
 def test_a_path_that_is_none_is_told(tmp_path: Path):
     for path in (tmp_path / ("x" * 5000), tmp_path / "a\0b", tmp_path):
-        with pytest.raises(StudyError, match=r"cannot read the study file|no plain file"):
+        with pytest.raises(StudyError, match=r"cannot read the study file|not a plain file"):
             read_study(path)
 
 
@@ -68,5 +68,5 @@ def test_aliases_within_reason_are_read(tmp_path: Path):
 
 
 def test_a_flag_that_is_no_text_is_told():
-    with pytest.raises(StudyError, match="no Unicode text"):
+    with pytest.raises(StudyError, match="not Unicode text"):
         read_study(None, {"models": ["a"], "tasks": ["b"], "name": "\udcff"})

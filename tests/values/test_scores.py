@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from potentia.errors import InputError
-from potentia.values.metric import Metric, Origin, comparable
+from potentia.values.metric import Metric, Origin, find_differences
 from potentia.values.protocol import TaskName
 from potentia.values.scores import ItemOutcome, Score, ScoreMatrix, seed_error
 
@@ -42,6 +42,21 @@ def test_orientation_makes_higher_better() -> None:
     assert matrix().oriented()[[0, 2]].tolist() == [[1, -2], [5, -6]]
 
 
+def test_a_frame_is_a_copy() -> None:
+    scores = matrix()
+    frame = scores.to_frame()
+    frame.loc["a", "x"] = 100.0
+    assert scores.values[0, 0] == 1
+
+
+def test_what_is_unknown_of_a_metric_is_filled_in() -> None:
+    written = Metric("exact_match", kind="task", chance=0.0)
+    fallback = Metric("acc", scale="share", chance=0.25)
+    filled = written.fill_gaps_from(fallback)
+    assert filled == Metric("exact_match", kind="task", scale="share", chance=0.0)
+    assert Metric("acc").fill_gaps_from(fallback).chance == 0.25
+
+
 def test_selection_keeps_the_order_given() -> None:
     part = matrix().select(models=["c", "a"], tasks=["y"])
     assert (part.models, part.tasks, part.higher_is_better, part.protocol) == (
@@ -56,8 +71,8 @@ def test_selection_keeps_the_order_given() -> None:
 
 
 def test_complete_drops_models_with_gaps() -> None:
-    assert matrix().complete().models == ("a", "c")
-    assert matrix().select(tasks=["x"]).complete().models == ("a", "b", "c")
+    assert matrix().drop_incomplete_models().models == ("a", "c")
+    assert matrix().select(tasks=["x"]).drop_incomplete_models().models == ("a", "b", "c")
 
 
 def test_unknown_names_are_said() -> None:
@@ -142,16 +157,21 @@ def test_a_task_name_knows_its_parts() -> None:
 
 
 def test_only_what_is_known_on_both_sides_forbids_comparing() -> None:
-    one = Score(0.5, 0.1, 10, Metric.of("acc"), Origin(data="d", recipe="r", shots=0))
+    first = Score(0.5, 0.1, 10, Metric.of("acc"), Origin(data="d", recipe="r", shots=0))
     assert (
-        comparable(one, replace(one, metric=Metric.of("accuracy"), origin=Origin(data="d"))) == ()
+        find_differences(
+            first, replace(first, metric=Metric.of("accuracy"), origin=Origin(data="d"))
+        )
+        == ()
     )
-    other = replace(one, metric=Metric.of("acc_norm"), origin=Origin(data="e", recipe="s", shots=5))
-    assert [d.property_name for d in comparable(one, other)] == [
+    second = replace(
+        first, metric=Metric.of("acc_norm"), origin=Origin(data="e", recipe="s", shots=5)
+    )
+    assert [d.property_name for d in find_differences(first, second)] == [
         "metric",
         "data",
         "recipe",
         "examples in the prompt",
     ]
-    wer, bits = (replace(one, metric=Metric.of(name)) for name in ("wer", "bits_per_byte"))
-    assert {d.property_name for d in comparable(wer, bits)} == {"metric", "kind"}
+    wer, bits = (replace(first, metric=Metric.of(name)) for name in ("wer", "bits_per_byte"))
+    assert {d.property_name for d in find_differences(wer, bits)} == {"metric", "kind"}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from potentia.analysis.rankings.sentences import seed_sentence
 from potentia.evidence import Evidence
 from potentia.study import Study, cell_key
 from potentia.values.metric import Metric, Origin
@@ -32,7 +34,7 @@ def build_matrix(
             ]
             score = Score.mean(parts)
         cells[place] = score
-    return ScoreMatrix.of_cells("train_before_test", cells)
+    return ScoreMatrix.from_cells("train_before_test", cells)
 
 
 def test_two_seeds_on_a_tenth_estimate_the_spread_of_all() -> None:
@@ -47,6 +49,15 @@ def test_two_seeds_on_a_tenth_estimate_the_spread_of_all() -> None:
     expected = math.hypot(0.001, spread.deviation)
     assert pooled.stderr[0, 9] == pytest.approx(expected)
     assert pool_seed_variance(pooled) is pooled
+
+
+def test_an_error_whose_square_overflows_stays_as_it_is() -> None:
+    matrix = build_matrix(np.random.default_rng(0), models=5, tasks=4, repeated=4, deviation=0.02)
+    stderr = matrix.stderr.copy()
+    stderr[4, 3] = 1e200
+    with np.errstate(over="raise"):
+        pooled = pool_seed_variance(replace(matrix, stderr=stderr))
+    assert pooled.stderr[4, 3] == 1e200
 
 
 def test_the_spread_is_estimated_without_bias() -> None:
@@ -71,6 +82,28 @@ def test_two_results_with_two_seeds_say_too_little() -> None:
     matrix = build_matrix(np.random.default_rng(2), models=5, tasks=4, repeated=2, deviation=0.02)
     assert pool_seed_variance(matrix) is matrix
     assert not measure_seed_spread(matrix).is_known
+
+
+@pytest.mark.parametrize("repeated", [1, 2])
+def test_few_repeated_results_are_not_called_fine_tuned_once(repeated: int) -> None:
+    matrix = build_matrix(
+        np.random.default_rng(2), models=5, tasks=4, repeated=repeated, deviation=0.02
+    )
+    sentence = seed_sentence(measure_seed_spread(matrix))
+    assert sentence is not None
+    assert "once" not in sentence
+    assert f"has {repeated} " in sentence
+
+
+def test_only_shares_speak_for_the_spread_of_a_share() -> None:
+    matrix = build_matrix(np.random.default_rng(2), models=5, tasks=4, repeated=8, deviation=0.02)
+    correlation = Metric.of("mcc")
+    assert correlation.scale not in (None, "share")
+    metrics = (*matrix.metrics[:1], correlation, *matrix.metrics[2:])  # task1: 3 of the 8
+    mixed = replace(matrix, metrics=metrics)
+    spread = measure_seed_spread(mixed)
+    assert (spread.fine_tuned, spread.repeated, spread.repeated_shares) == (20, 8, 5)
+    assert "from 5 results" in str(seed_sentence(spread))
 
 
 def test_equal_models_do_not_differ_by_their_seeds() -> None:

@@ -3,10 +3,10 @@
 from potentia.facts.benchmarks import (
     CATEGORIES,
     Benchmark,
-    benchmark,
     benchmarks,
-    chance,
-    known_chance,
+    compute_chance_score,
+    find_benchmark_facts,
+    find_chance_score,
     leaderboard_shots,
     read_benchmarks,
 )
@@ -22,6 +22,7 @@ from potentia.facts.models import (
 )
 from potentia.facts.task_groups import (
     NO_GROUPS,
+    find_known_group,
     find_task_groups,
     read_task_groups,
     separate_tasks,

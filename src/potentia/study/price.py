@@ -1,8 +1,8 @@
-"""What an hour of a machine costs, and what work on it cost.
+"""What an hour of a machine costs, and so what work on it costs.
 
 A price is written ``3.5/h``, ``3.5 EUR/h`` or ``0.06/min``. It is given with ``--price``, as ``price`` in a study file,
-or for all studies in the user's configuration: ``prices: {cuda: 3.5 EUR/h, cpu: 0.2 EUR/h}`` in ``config.yaml`` of the
-folder ``potentia`` among the user's settings (``~/.config``, or ``$XDG_CONFIG_HOME``).
+or for all studies in the user's configuration: ``prices: {cuda: 3.5 EUR/h, cpu: 0.2 EUR/h}`` in the file
+``potentia/config.yaml`` below ``~/.config`` or ``$XDG_CONFIG_HOME``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,16 @@ from pathlib import Path
 from potentia.errors import InputError
 from potentia.files import read_yaml
 
-HOUR = 3600.0
-_SECONDS = {"s": 1.0, "min": 60.0, "h": HOUR, "hour": HOUR, "d": 24 * HOUR, "day": 24 * HOUR}
+HOUR = 3600.0  # seconds
+_SECONDS_BY_UNIT = {
+    "s": 1.0,
+    "min": 60.0,
+    "h": HOUR,
+    "hour": HOUR,
+    "d": 24 * HOUR,
+    "day": 24 * HOUR,
+}
+# (currency) amount (currency) / unit: the currency may stand on either side
 _PRICE = re.compile(
     r"\s*([^\d\s/.,]{1,5})?\s*(\d+(?:[.,]\d+)?)\s*([^\d\s/.,]{1,5})?\s*/\s*([a-z]+)\s*",
     re.IGNORECASE,
@@ -26,21 +34,23 @@ _PRICE = re.compile(
 
 @dataclass(frozen=True)
 class Price:
-    """The price of an hour of a machine; the currency is empty where nobody says it."""
+    """The price of an hour of a machine."""
 
     per_hour: float
-    currency: str = ""
+    currency: str = ""  # empty if none is named
 
     def of_seconds(self, seconds: float) -> float:
         """Return what so many seconds cost."""
         return self.per_hour * seconds / HOUR
 
     def format(self, seconds: float) -> str:
-        """Write what so many seconds cost: 0.42 EUR."""
+        """Return what so many seconds cost, as text: 0.42 EUR, and two digits of less than 0.1."""
         amount = self.of_seconds(seconds)
         if not math.isfinite(amount):
             return "?"
-        digits = 2 if amount >= 0.1 or amount == 0 else 2 - math.floor(math.log10(amount)) - 1
+        digits = 2
+        if 0 < amount < 0.1:
+            digits = 1 - math.floor(math.log10(amount))
         return f"{amount:.{min(digits, 6)}f} {self.currency}".rstrip()
 
     def __str__(self) -> str:
@@ -48,33 +58,37 @@ class Price:
 
 
 def parse_price(text: str) -> Price:
-    """Read a price."""
+    """Return the price that a text such as ``3.5 EUR/h`` names; raise for any other text."""
     match = _PRICE.fullmatch(text)
-    if match is None or match[4].lower() not in _SECONDS:
-        raise InputError(f"a price of {text!r}", hint="say 3.5/h, 3.5 EUR/h or 0.06/min")
+    if match is None or match[4].lower() not in _SECONDS_BY_UNIT:
+        raise InputError(f"{text!r} is no price", hint="say 3.5/h, 3.5 EUR/h or 0.06/min")
     amount = float(match[2].replace(",", "."))
-    return Price(amount * HOUR / _SECONDS[match[4].lower()], match[1] or match[3] or "")
+    return Price(amount * HOUR / _SECONDS_BY_UNIT[match[4].lower()], match[1] or match[3] or "")
 
 
-def find_price(stated: str | None, device: str) -> Price | None:
-    """Return the price of a device: as stated, else as the user's configuration has it; None where nobody says it."""
-    if stated:
-        return parse_price(stated)
+def find_price(stated_price: str | None, device: str) -> Price | None:
+    """Return the price of a device: the stated one, else that of the user's configuration; None if there is none.
+
+    ``device`` is the one that computes, such as ``cuda:0``: ``auto`` has the price of any device alone.
+    """
+    if stated_price:
+        return parse_price(stated_price)
     prices = _read_configured_prices()
-    name = device.partition(":")[0]
-    for key in (device, name, "any"):
+    device_type = device.partition(":")[0]
+    for key in (device, device_type, "any"):
         if key in prices:
             return parse_price(prices[key])
     return None
 
 
 def config_file() -> Path:
-    """Return where the user's configuration is, if there is any."""
-    base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
-    return Path(base) / "potentia" / "config.yaml"
+    """Return the path of the user's configuration, whether it exists or not."""
+    config_folder = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    return Path(config_folder) / "potentia" / "config.yaml"
 
 
 def _read_configured_prices() -> dict[str, str]:
+    """Return the prices of the user's configuration, as text by device; empty if there are none."""
     file = config_file()
     if not file.is_file():
         return {}

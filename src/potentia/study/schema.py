@@ -1,4 +1,9 @@
-"""The Study: what a user asks for, as one typed value. Splits and caps are those of the train-before-test paper."""
+"""``Study``: what a user asks for, as one frozen, checked value: models, tasks, protocols, and how to fine-tune.
+
+The fields are those of the study file, and their descriptions are its reference (``docs/study.md``). Splits and caps
+are those of the train-before-test paper. Some fields expand: a model with ``checkpoints`` is one model per checkpoint,
+a task with ``folds`` is one task per fold, ``treat`` adds exposed copies of models.
+"""
 
 from __future__ import annotations
 
@@ -6,57 +11,59 @@ import hashlib
 import math
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from potentia.facts import leaderboard_shots
-from potentia.study.checkpoints import find_checkpoints
+from potentia.study.checkpoints import list_checkpoints_at
 from potentia.study.price import parse_price
 from potentia.study.tuning import (
+    PAPER_DTYPE,
     Adjust,
     Positive,
     Probe,
     SelectionRule,
-    Strict,
+    StrictRecord,
     Treat,
     Tuning,
-    adjust_tuning,
+    tuning_for_adjust,
 )
 from potentia.values.protocol import ADJUST, BLIND, DIRECT, TRAIN_BEFORE_TEST, Protocol, TaskName
-from potentia.values.sampling import SamplePlan, default_k
+from potentia.values.sampling import SamplePlan, list_default_ks
+from potentia.values.wording import format_count
 
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 PositiveShare = Annotated[float, Field(gt=0)]
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
 
-class CheckpointSpec(Strict):
+class CheckpointSpec(StrictRecord):
     """One point of a pretraining run: a hub revision or a folder."""
 
-    step: int = Field(
-        ge=0, description="the optimizer step it stands at; its row is called `name@step`"
-    )
+    step: int = Field(ge=0, description="its optimizer step; its results are called `name@step`")
     revision: str | None = Field(None, description="the hub revision that holds it")
     path: str | None = Field(None, description="the folder that holds it")
     tokens: float | None = Field(None, description="tokens seen so far")
 
     @model_validator(mode="after")
-    def _somewhere(self) -> CheckpointSpec:
+    def _check_location(self) -> CheckpointSpec:
+        """Refuse a checkpoint without a place to load it from."""
         if self.revision is None and self.path is None:
             raise ValueError("a checkpoint needs a revision (on the hub) or a path (a folder)")
         return self
 
 
 def _list_checkpoints(value: Any) -> Any:
-    """Return the checkpoints of a folder or repository that a study names; a list stays as it is."""
+    """Return the checkpoints of the folder or repository that a study names; a list is returned as it is."""
     if isinstance(value, str):
-        return find_checkpoints(value)
+        return list_checkpoints_at(value)
     return value
 
 
-class ModelSpec(Strict):
+class ModelSpec(StrictRecord):
     """A causal language model: where it is, and the facts that the built-in table does not know."""
 
     name: str = Field(
@@ -82,7 +89,7 @@ class ModelSpec(Strict):
     )
     checkpoints: Annotated[tuple[CheckpointSpec, ...], BeforeValidator(_list_checkpoints)] = Field(
         (),
-        description="points of its pretraining, each a row of its own: a list, or the folder (or hub repository) that"
+        description="points of its pretraining, each a model of its own: a list, or the folder (or hub repository) that"
         " holds `checkpoint-390`, `step1000`, `iter_0001000` …",
     )
     series: str | None = Field(
@@ -99,6 +106,7 @@ class ModelSpec(Strict):
         None,
         description="keep its weights in few bits, by bitsandbytes: `8bit`, or `4bit` (NF4, as in QLoRA)",
     )
+    dtype: Dtype | None = Field(None, description="of its weights, where they are not the study's")
     learning_rates: tuple[Annotated[float, Field(gt=0)], ...] | None = Field(
         None, min_length=1, description="its own under `adjust`, where the recipe's would harm it"
     )
@@ -106,7 +114,7 @@ class ModelSpec(Strict):
         (), description="tasks whose form or data were in its training, where known"
     )
     copy_of: str | None = Field(
-        None, description="the model that this one is a treated copy of; set by `treat`"
+        None, description="the model that this one is an exposed copy of; set by `treat`"
     )
 
     @property
@@ -123,9 +131,9 @@ class ModelSpec(Strict):
         """Return the model itself, or one model per checkpoint of its series."""
         if not self.checkpoints:
             return (self,)
-        rows = []
+        models = []
         for checkpoint in self.checkpoints:
-            row = self.copied(
+            model = self.with_changes(
                 name=f"{self.name}@{checkpoint.step}",
                 path=checkpoint.path or self.source,
                 revision=checkpoint.revision or self.revision,
@@ -134,36 +142,38 @@ class ModelSpec(Strict):
                 step=checkpoint.step,
                 checkpoints=(),
             )
-            rows.append(row)
-        return tuple(rows)
+            models.append(model)
+        return tuple(models)
 
-    def copied(self, **changes: Any) -> ModelSpec:
+    def with_changes(self, **changes: Any) -> ModelSpec:
         """Return the model with some fields changed."""
         return self.model_copy(update=changes)
 
 
-def _record_from_name(value: Any) -> Any:
-    """Return the record of a model or task that is given by its name alone."""
+def _make_record_from_name(value: Any) -> Any:
+    """Return the record of a model or task that a study names without a record."""
     if isinstance(value, str):
         return {"name": value}
     return value
 
 
-def _probe_from_switch(value: Any) -> Any:
-    """Return the record of a probe that is only switched on or off."""
+def _make_probe_from_switch(value: Any) -> Any:
+    """Return the record of a probe that a study only switches on or off."""
     if isinstance(value, bool):
         return {"on": value}
+    if isinstance(value, Mapping) and True in value:  # YAML reads the key `on` as true
+        return {"on" if key is True else key: content for key, content in value.items()}
     return value
 
 
-def _pairs_from_mapping(value: Any) -> Any:
-    """Return the pairs of a mapping, as text; anything else stays as it is."""
+def _make_pairs_from_mapping(value: Any) -> Any:
+    """Return a mapping as pairs of texts; any other value is returned as it is."""
     if isinstance(value, dict):
         return tuple((str(key), str(content)) for key, content in value.items())
     return value
 
 
-class Columns(Strict):
+class Columns(StrictRecord):
     """Which columns of your own data are what, where they are not called so."""
 
     question: str | tuple[str, ...] | None = Field(
@@ -181,32 +191,35 @@ class Columns(Strict):
     completion: str | None = Field(None, description="what is to be written")
     text: str | tuple[str, ...] | None = Field(
         None,
-        description="a document of a corpus, or the text that a label is of; several are joined",
+        description="a text of a corpus, or the text that a label is of; several are joined",
     )
     text_pair: str | None = Field(None, description="the second text, where a label is of two")
     label: str | None = Field(None, description="the class of a text")
 
-    def given(self) -> dict[str, str | tuple[str, ...]]:
-        """Return the fields that have a column named."""
-        return {name: column for name, column in self if column is not None}
+    def list_stated(self) -> dict[str, str | tuple[str, ...]]:
+        """Return the columns that the study states, by field."""
+        return {field_name: column for field_name, column in self if column is not None}
 
 
-class Caps(Strict):
-    """How many documents of each split are used at most."""
+class Caps(StrictRecord):
+    """How many examples of each split are used at most."""
 
-    train: Positive | None = Field(50_000, description="documents to train on; all where null")
-    validation: Positive | None = Field(1_000, description="documents to choose by")
-    test: Positive | None = Field(10_000, description="documents to test on")
+    train: Positive | None = Field(50_000, description="examples to train on; all where null")
+    validation: Positive | None = Field(1_000, description="examples to choose by")
+    test: Positive | None = Field(10_000, description="examples to test on")
 
-    def but(self, own: Caps | None) -> Caps:
-        """Return these caps with what ``own`` says in so many words."""
-        if own is None:
+    def overridden_by(self, other_caps: Caps | None) -> Caps:
+        """Return these caps, with those in their place that the other caps state."""
+        if other_caps is None:
             return self.model_copy()
-        stated_caps = {name: getattr(own, name) for name in own.model_fields_set}
+        stated_caps = {
+            split_name: getattr(other_caps, split_name)
+            for split_name in other_caps.model_fields_set
+        }
         return self.model_copy(update=stated_caps)
 
 
-class Samples(Strict):
+class Samples(StrictRecord):
     """How often the answers of a task are sampled, beside the greedy answer, and how pass@k is scored."""
 
     count: int = Field(16, ge=2, le=10_000, description="samples of every test example")
@@ -216,7 +229,7 @@ class Samples(Strict):
     )
 
     @model_validator(mode="after")
-    def _enough_samples(self) -> Samples:
+    def _check_count(self) -> Samples:
         if self.k and max(self.k) > self.count:
             raise ValueError(
                 f"pass@{max(self.k)} needs {max(self.k)} samples at least, and `count` is {self.count}"
@@ -228,27 +241,27 @@ class Samples(Strict):
         return SamplePlan(
             count=self.count,
             temperature=self.temperature,
-            k=tuple(sorted(set(self.k))) or default_k(self.count),
+            k=tuple(sorted(set(self.k))) or list_default_ks(self.count),
             seed=seed,
         )
 
 
-def _samples_from_number(value: Any) -> Any:
-    """Return the record of samples of which only the number is given."""
+def _make_samples_from_number(value: Any) -> Any:
+    """Return the record of samples of which a study gives only the number."""
     if isinstance(value, int) and not isinstance(value, bool):
         return {"count": value}
     return value
 
 
-class TaskSpec(Strict):
-    """A benchmark: a harness task (``arc_easy``), one in another form (``arc_easy:choice``), or the user's file."""
+class TaskSpec(StrictRecord):
+    """A benchmark: an lm-eval task (``arc_easy``), one in another form (``arc_easy:choice``), or the user's file."""
 
     name: str = Field(
-        description="what it is called in tables; also the harness task where there is no file"
+        description="what it is called in tables; also the lm-eval task where there is no file"
     )
     file: str | tuple[str, ...] | None = Field(
         None,
-        description="your own: a jsonl, csv, parquet or text file, several of them, a folder, or a harness task file",
+        description="your own: a jsonl, csv, parquet or text file, several of them, a folder, or an lm-eval task file",
     )
     dataset: str | None = Field(
         None, description="your own on the hub: a dataset's name, as `org/name`"
@@ -258,8 +271,10 @@ class TaskSpec(Strict):
         Columns(),
         description="your columns: `{question: query, choices: [a, b, c], answer: label}`",
     )
-    labels: Annotated[tuple[tuple[str, str], ...], BeforeValidator(_pairs_from_mapping)] = Field(
-        (), description="words for the labels of a classification: `{0: negative, 1: positive}`"
+    labels: Annotated[tuple[tuple[str, str], ...], BeforeValidator(_make_pairs_from_mapping)] = (
+        Field(
+            (), description="words for the labels of a classification: `{0: negative, 1: positive}`"
+        )
     )
     merge_spellings: bool = Field(
         True, description="labels that differ by case or blanks alone are one label"
@@ -278,7 +293,7 @@ class TaskSpec(Strict):
     )
     folds: Annotated[int, Field(ge=2, le=20)] | None = Field(
         None,
-        description="test every document once, in so many folds; for few documents in one split",
+        description="test every example once, in so many folds; for few examples in one split",
     )
     fold: int | None = Field(None, description="which of the folds; set by `folds`")
     blind: bool = Field(
@@ -286,7 +301,7 @@ class TaskSpec(Strict):
         description="also fine-tune and test it without its questions, as the task `name:blind`: what is learned of"
         " the answers alone",
     )
-    samples: Annotated[Samples | None, BeforeValidator(_samples_from_number)] = Field(
+    samples: Annotated[Samples | None, BeforeValidator(_make_samples_from_number)] = Field(
         None,
         description="sample every test answer so often and score pass@k, of a task that is answered by writing: a"
         " number, or a record",
@@ -304,13 +319,14 @@ class TaskSpec(Strict):
     )
     mean: Literal["items", "subtasks"] | None = Field(
         None,
-        description="a group's score: over all items, or the plain mean of its subtasks; the harness's if absent",
+        description="a group's score: over all examples, or the plain mean of its subtasks; lm-eval's if absent",
     )
     answer_tokens: Positive | None = Field(
         None, description="tokens that an answer is written in at most"
     )
     category: str | None = Field(
-        None, description="what kind of task it is, for agreement by category"
+        None,
+        description="what kind of task it is, for agreement by category and the instruction of the form `instruct`",
     )
     chance: float | None = Field(
         None, ge=0, le=1, description="accuracy of a guess, where the options do not tell it"
@@ -322,11 +338,11 @@ class TaskSpec(Strict):
     )
 
     @model_validator(mode="after")
-    def _one_source(self) -> TaskSpec:
+    def _check_source(self) -> TaskSpec:
         if self.file is not None and self.dataset is not None:
             raise ValueError("a task has a file or a dataset, not both")
         has_own_data = self.file is not None or self.dataset is not None
-        describes_own_data = self.columns.given() or self.prompt or self.subset or self.labels
+        describes_own_data = self.columns.list_stated() or self.prompt or self.subset or self.labels
         if describes_own_data and not has_own_data:
             raise ValueError(
                 "columns, labels, prompt and subset are for data of your own: give a file or a dataset"
@@ -343,49 +359,53 @@ class TaskSpec(Strict):
 
     @property
     def source(self) -> str:
-        """What the task loader is asked for."""
+        """What the task is loaded from: its file, or lm-eval's task of its name."""
         return self.file if isinstance(self.file, str) else self.name
 
     def expand(self) -> tuple[TaskSpec, ...]:
-        """Return the task itself, or one task per fold, as ``name#1/5``; where asked for, its blind twin as well."""
+        """Return the task itself, or one task per fold (``name#1/5``); with ``blind`` also its blind twin."""
         if self.blind:
             sighted = self.model_copy(update={"blind": False})
             twin_fields = {"name": f"{self.name}:{BLIND}", "blind_twin": True, "samples": None}
-            twin = sighted.model_copy(update=twin_fields)
-            return (*sighted.expand(), *twin.expand())
+            blind_twin = sighted.model_copy(update=twin_fields)
+            return (*sighted.expand(), *blind_twin.expand())
         if self.folds is None or self.fold is not None:
             return (self,)
         fold_tasks = []
         for fold in range(1, self.folds + 1):
-            name = f"{self.name}#{fold}/{self.folds}"
-            fold_tasks.append(self.model_copy(update={"name": name, "fold": fold}))
+            fold_name = f"{self.name}#{fold}/{self.folds}"
+            fold_tasks.append(self.model_copy(update={"name": fold_name, "fold": fold}))
         return tuple(fold_tasks)
 
 
 def _check_price(price: str) -> str:
-    """Refuse a price that cannot be read before anything is computed."""
+    """Refuse a price that cannot be read, before anything is computed."""
     parse_price(price)
     return price
 
 
-EXPOSED = "+exposed"  # follows the name of a model that `treat` tunes
+EXPOSED = "+exposed"  # ends the name of an exposed copy
 
 
 def _draw_share(*parts: object) -> float:
-    """Draw a number between 0 and 1 that these parts alone decide."""
+    """Return a pseudo-random number between 0 and 1, decided by these parts alone."""
     text = "/".join(map(str, parts))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
 
 
-def _check_named_once(kind: str, names: list[str]) -> None:
-    repeated = sorted(name for name, uses in Counter(names).items() if uses > 1)
+def _refuse_repeated_names(description: str, names: list[str]) -> None:
+    repeated = sorted(repeated_name for repeated_name, uses in Counter(names).items() if uses > 1)
     if repeated:
-        raise ValueError(f"{kind} named twice: {', '.join(repeated)}")
+        raise ValueError(f"{description} named twice: {', '.join(repeated)}")
 
 
-def _choose_half(rows: tuple[ModelSpec, ...], seed: int) -> set[str]:
-    """Choose one of each two models next to each other in compute (or in size, or as listed), by a seeded coin."""
-    by_compute = sorted(rows, key=lambda row: (row.parameters or 0.0) * (row.tokens or 1.0))
+def _choose_half(models: tuple[ModelSpec, ...], seed: int) -> set[str]:
+    """Return the names of a random half of the models, of similar compute as the other half.
+
+    The models are sorted by compute (by size if the tokens are not known, else in the order of the study), and a seeded
+    coin chooses one of each two neighbours.
+    """
+    by_compute = sorted(models, key=lambda model: (model.parameters or 0.0) * (model.tokens or 1.0))
     coin = random.Random(seed)
     chosen_names = set()
     for first_of_pair in range(0, len(by_compute), 2):
@@ -395,51 +415,57 @@ def _choose_half(rows: tuple[ModelSpec, ...], seed: int) -> set[str]:
     return chosen_names
 
 
-class Wanted(Strict):
-    """The tuned cells of one model that a study asks for."""
+class WantedResults(StrictRecord):
+    """The tuned results of one model that a study asks for."""
 
-    model: str = Field(description="a row of the study")
+    model: str = Field(description="a model of the study")
     tasks: tuple[str, ...] = Field(description="the tasks it is tuned for")
 
 
-def _remember_latest(compute: Callable[[Argument], Result]) -> Callable[[Argument], Result]:
-    """Keep the latest result, by the identity of the argument: every cell of a study asks."""
-    latest: list[Any] = [None, None]
+def _cache_latest(compute: Callable[[Argument], Result]) -> Callable[[Argument], Result]:
+    """Return a function that keeps its latest result and returns it again for the same argument (the same object).
+
+    Every cell of a study asks for the same results, and the arguments take long to hash.
+    """
+    latest_argument: Any = None
+    latest_result: Any = None
 
     def compute_once(argument: Argument) -> Result:
-        if latest[0] is not argument:
-            latest[:] = argument, compute(argument)
-        return latest[1]  # type: ignore[no-any-return]
+        nonlocal latest_argument, latest_result
+        if latest_argument is not argument:
+            latest_result = compute(argument)
+            latest_argument = argument
+        return latest_result  # type: ignore[no-any-return]
 
     return compute_once
 
 
-@_remember_latest
-def _tasks_by_name(tasks: tuple[TaskSpec, ...]) -> dict[str, TaskSpec]:
-    """Return tasks by name, folds expanded."""
-    by_name: dict[str, TaskSpec] = {}
+@_cache_latest
+def _map_tasks_by_name(tasks: tuple[TaskSpec, ...]) -> dict[str, TaskSpec]:
+    """Return all tasks by name, with folds and blind twins expanded."""
+    task_by_name: dict[str, TaskSpec] = {}
     for task in tasks:
         for expanded_task in task.expand():
-            by_name[expanded_task.name] = expanded_task
-    return by_name
+            task_by_name[expanded_task.name] = expanded_task
+    return task_by_name
 
 
-@_remember_latest
-def _tuned_tasks_by_model(only: tuple[Wanted, ...]) -> dict[str, frozenset[str]]:
+@_cache_latest
+def _map_tuned_tasks_by_model(only_entries: tuple[WantedResults, ...]) -> dict[str, frozenset[str]]:
     """Return the tasks that each model is tuned for."""
-    return {selected.model: frozenset(selected.tasks) for selected in only}
+    return {entry.model: frozenset(entry.tasks) for entry in only_entries}
 
 
-class Study(Strict):
+class Study(StrictRecord):
     """What a user asks for: models, tasks, protocols, the tuning recipe and the budget."""
 
     name: str = Field("study", description="what it is called in the store")
-    models: tuple[Annotated[ModelSpec, BeforeValidator(_record_from_name)], ...] = Field(
+    models: tuple[Annotated[ModelSpec, BeforeValidator(_make_record_from_name)], ...] = Field(
         min_length=1, description="hub names and folders, or records"
     )
-    tasks: tuple[Annotated[TaskSpec, BeforeValidator(_record_from_name)], ...] = Field(
+    tasks: tuple[Annotated[TaskSpec, BeforeValidator(_make_record_from_name)], ...] = Field(
         min_length=1,
-        description="harness tasks, also in another form (`arc_easy:cloze`), files, or records",
+        description="lm-eval tasks, also in another form (`arc_easy:cloze`), files, or records",
     )
     protocols: tuple[Protocol, ...] = Field(
         (DIRECT, TRAIN_BEFORE_TEST),
@@ -457,13 +483,13 @@ class Study(Strict):
         None,
         description="tokens that an answer is written in at most; the task's own number where absent",
     )
-    caps: Caps = Field(Caps(), description="the most documents of each split")
+    caps: Caps = Field(Caps(), description="the most examples of each split")
     carve: float = Field(
         0.2, gt=0, lt=1, description="share of train carved out where validation is the test split"
     )
     drop_overlap: bool | None = Field(
         None,
-        description="drop training documents that overlap the test split; where absent, your own that another split"
+        description="drop training examples that overlap the test split; where absent, your own that another split"
         " repeats",
     )
     drop_bad_rows: bool = Field(
@@ -473,27 +499,28 @@ class Study(Strict):
     selection: SelectionRule = Field(
         "validation",
         description="what is tested: the best on validation, the untuned model among them; `tuned`: the best tuned"
-        " state; `paper`: the better of that and the untuned model, by the test",
+        " state; `paper`: the better of that and the untuned model, by the test; `last`: the last epoch, unvalidated",
     )
     chat: Literal["auto", "never", "always"] = Field(
         "auto", description="chat template of instruct models; `auto` lets validation choose"
     )
     adjust: Adjust | None = Field(None, description="the auxiliary data of the protocol `adjust`")
-    only: tuple[Wanted, ...] | None = Field(
+    only: tuple[WantedResults, ...] | None = Field(
         None,
-        description="tune these cells alone, as `potentia run --dry-run --budget` writes them; all where absent",
+        description="fine-tune these results alone, as `potentia run --dry-run --budget` writes them; all where absent",
     )
     treat: Treat | None = Field(
-        None, description="show some models test tasks before the study, on purpose"
+        None,
+        description="train copies of models on test tasks before the study, to see what that is worth",
     )
-    probe: Annotated[Probe, BeforeValidator(_probe_from_switch)] = Field(
+    probe: Annotated[Probe, BeforeValidator(_make_probe_from_switch)] = Field(
         Probe(),
         description="record how much is left to learn, for `analyze exposure`: true, false, or a record",
     )
     seed: int = Field(
         0, description="seed of splits, orders and examples, and the first of the fine-tuning seeds"
     )
-    seeds: Positive = Field(1, description="fine-tuning seeds per cell; the score is their mean")
+    seeds: Positive = Field(1, description="fine-tuning seeds per result; the score is their mean")
     seed_check: float = Field(
         0.0,
         ge=0,
@@ -509,70 +536,99 @@ class Study(Strict):
         1,
         description="GPUs that share the weights and moments of one full tuning (FSDP), a process each",
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="of the weights; `auto` is bfloat16 on a GPU, else float32"
+    dtype: Dtype = Field(
+        "auto",
+        description="of the weights; `auto` is bfloat16 on a GPU, else float32; float32 by the recipe `paper`",
     )
     token_budget: Positive | None = Field(
         None, description="tokens per forward pass; found by itself where absent"
     )
-    price: str | None = Field(
+    price: Annotated[str, AfterValidator(_check_price)] | None = Field(
         None,
-        description="of an hour of the machine, as `3.5/h` or `3.5 EUR/h`: costs are told then",
+        description="of an hour of the machine, as `3.5/h` or `3.5 EUR/h`: costs are shown then",
     )
     store: str = Field("potentia.db", description="SQLite file, or a PostgreSQL URL")
     keep_adapters: bool = Field(
-        True, description="keep the chosen adapter of every tuned cell beside the store"
+        True, description="keep the chosen adapter of every fine-tuned result beside the store"
     )
     facts: str | None = Field(None, description="a CSV of model facts, beside the built-in ones")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _apply_paper_dtype(cls, settings: Any) -> Any:
+        """Fill in the dtype where the recipe is ``paper`` and none is named: the authors' code computes in float32."""
+        if not isinstance(settings, Mapping) or "dtype" in settings:
+            return settings
+        tuning = settings.get("tuning")
+        recipe: Any = None
+        if isinstance(tuning, Tuning):
+            recipe = tuning.recipe
+        elif isinstance(tuning, Mapping):
+            recipe = tuning.get("recipe")
+        if recipe != "paper":
+            return settings
+        return {**settings, "dtype": PAPER_DTYPE}
+
+    def __repr__(self) -> str:
+        """Return the name and the size, not every field."""
+        size = " × ".join(
+            (
+                format_count(len(self.models), "model"),
+                format_count(len(self.tasks), "task"),
+                format_count(len(self.protocols), "protocol"),
+            )
+        )
+        return f"Study({self.name!r}, {size})"
+
     @field_validator("protocols")
     @classmethod
-    def _distinct(cls, value: tuple[Protocol, ...]) -> tuple[Protocol, ...]:
-        if not value:
+    def _drop_repeated(cls, protocols: tuple[Protocol, ...]) -> tuple[Protocol, ...]:
+        if not protocols:
             raise ValueError(
                 "name at least one protocol: direct, few_shot:K, train_before_test or adjust"
             )
-        return tuple(dict.fromkeys(value))
+        return tuple(dict.fromkeys(protocols))
 
     @field_validator("models", "tasks")
     @classmethod
-    def _named_once(
-        cls, value: tuple[ModelSpec | TaskSpec, ...]
+    def _check_names(
+        cls, entries: tuple[ModelSpec | TaskSpec, ...]
     ) -> tuple[ModelSpec | TaskSpec, ...]:
         kind = "task"
         names: list[str] = []
-        for spec in value:
+        for spec in entries:
             if isinstance(spec, ModelSpec):
                 kind = "model"
-                names.extend(row.name for row in spec.expand())
+                names.extend(model.name for model in spec.expand())
             else:
                 names.append(spec.name)
-        _check_named_once(kind, names)
-        return value
+        _refuse_repeated_names(kind, names)
+        return entries
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Study:
+    def _check_consistency(self) -> Study:
         if ADJUST in self.protocols and self.adjust is None:
             raise ValueError("protocol adjust needs an `adjust:` section that names its data")
         exposed_tasks = self.treat.data if self.treat is not None else ()
         for task in self.tasks:
             if task.folds is not None and task.name in exposed_tasks:
                 raise ValueError(
-                    f"treat cannot show {task.name}, which is tested in folds: every document is in some test"
+                    f"treat cannot expose copies to {task.name}, which is tested in folds:"
+                    " every example is in some test"
                 )
-        self._check_only()
+        self._check_only_entries()
         self._check_quantised()
         return self
 
-    def _check_only(self) -> None:
-        """Refuse cells under ``only`` that the study does not have."""
-        rows = {row.name for row in self.rows()}
-        tasks = {task.name for task in self.benchmarks()}
-        _check_named_once("model under `only`", [wanted.model for wanted in self.only or ()])
-        for selected in self.only or ():
-            if selected.model not in rows:
-                raise ValueError(f"`only` names {selected.model}, which is not among the models")
-            unknown = sorted(set(selected.tasks) - tasks)
+    def _check_only_entries(self) -> None:
+        """Refuse models and tasks under ``only`` that the study does not have."""
+        model_names = {model.name for model in self.rows()}
+        task_names = {task.name for task in self.list_task_specs()}
+        _refuse_repeated_names("model under `only`", [entry.model for entry in self.only or ()])
+        for entry in self.only or ():
+            if entry.model not in model_names:
+                raise ValueError(f"`only` names {entry.model}, which is not among the models")
+            unknown = sorted(set(entry.tasks) - task_names)
             if unknown:
                 raise ValueError(f"`only` names {', '.join(unknown)}, not among the tasks")
 
@@ -585,9 +641,9 @@ class Study(Strict):
         full_tunings: list[str] = []
         if "train_before_test" in kinds and self.tuning.method == "full":
             full_tunings.append("train_before_test")
-        if "adjust" in kinds and adjust_tuning(self).method == "full":
+        if "adjust" in kinds and tuning_for_adjust(self).method == "full":
             full_tunings.append("adjust")
-        if self.treat is not None and self.treat.recipe(self.tuning).method == "full":
+        if self.treat is not None and self.treat.make_tuning(self.tuning).method == "full":
             full_tunings.append("treat")
         if full_tunings:
             raise ValueError(
@@ -595,81 +651,88 @@ class Study(Strict):
                 f" ({quantised.quantise}): use `method: lora`, or drop `quantise`"
             )
 
-    def asks(self, model: str, task: str, protocol: Protocol) -> bool:
-        """Say whether a cell is part of the study; ``only`` leaves out tuned cells."""
+    def includes_cell(self, model_name: str, task_name: str, protocol: Protocol) -> bool:
+        """Whether a result (model × task × protocol) is part of the study; ``only`` may leave out fine-tuned ones."""
         if self.only is None or not Protocol(protocol).tuned:
             return True
-        return task in _tuned_tasks_by_model(self.only).get(model, ())
+        return task_name in _map_tuned_tasks_by_model(self.only).get(model_name, ())
 
-    def benchmarks(self) -> tuple[TaskSpec, ...]:
-        """Return every task of the study, folds expanded."""
-        return tuple(_tasks_by_name(self.tasks).values())
+    def list_task_specs(self) -> tuple[TaskSpec, ...]:
+        """Return every task of the study, with folds and blind copies expanded."""
+        return tuple(_map_tasks_by_name(self.tasks).values())
 
-    def benchmark(self, name: str) -> TaskSpec | None:
-        """Return one task of the study, or one of its folds; None where there is none of this name."""
-        return _tasks_by_name(self.tasks).get(name)
+    def find_task_spec(self, task_name: str) -> TaskSpec | None:
+        """Return the task, fold or blind copy of this name; None if the study has none."""
+        return _map_tasks_by_name(self.tasks).get(task_name)
 
-    def shots_for(self, task: str, protocol: Protocol) -> int:
-        """Return the examples before a question: the task's number, the leaderboards', else the protocol's."""
+    def count_shots(self, task_name: str, protocol: Protocol) -> int:
+        """Return how many examples stand before a question: as the task says, the leaderboards, or the protocol."""
         if protocol.kind == "train_before_test":
             return 0
-        spec = self.benchmark(task)
-        shots = None if spec is None else spec.shots
+        task_spec = self.find_task_spec(task_name)
+        shots = None if task_spec is None else task_spec.shots
         if shots is None and self.shots == "leaderboard":
-            shots = leaderboard_shots(task)
+            shots = leaderboard_shots(task_name)
         return protocol.shots if shots is None else shots
 
-    def count_seeds(self, model: str, task: str) -> int:
-        """Return how many seeds a result is fine-tuned with: two for the share of a model's tasks in ``seed_check``.
+    def count_seeds(self, model_name: str, task_name: str) -> int:
+        """Return how many seeds a result is fine-tuned with; ``seed_check`` gives a share of a model's tasks two.
 
-        Which tasks these are is drawn by model and task, so that a study that grows keeps those it has.
+        These tasks are drawn by the names of model and task, so that a study that grows keeps those it has.
         """
         if self.seeds > 1 or self.seed_check == 0:
             return self.seeds
-        tasks = [spec.name for spec in self.benchmarks()]
-        expected = self.seed_check * len(tasks)
-        repeated = math.floor(expected + _draw_share(self.seed, model))
-        in_drawn_order = sorted(tasks, key=lambda name: _draw_share(self.seed, model, name))
-        return 2 if task in in_drawn_order[:repeated] else 1
+        task_names = [spec.name for spec in self.list_task_specs()]
+        expected_count = self.seed_check * len(task_names)
+        # rounded up as often as its fraction says, so that the share is right over many models
+        repeated_count = math.floor(expected_count + _draw_share(self.seed, model_name))
+        drawn_order = sorted(task_names, key=lambda name: _draw_share(self.seed, model_name, name))
+        return 2 if task_name in drawn_order[:repeated_count] else 1
 
-    def sample_plan(self, task: str) -> SamplePlan | None:
-        """Return how the answers of a task are sampled; None where they are not."""
-        spec = self.benchmark(task)
-        if spec is None or spec.samples is None:
+    def make_sample_plan(self, task_name: str) -> SamplePlan | None:
+        """Return how the answers of a task are sampled; None if they are not."""
+        task_spec = self.find_task_spec(task_name)
+        if task_spec is None or task_spec.samples is None:
             return None
-        return spec.samples.make_plan(self.seed)
+        return task_spec.samples.make_plan(self.seed)
 
     @property
-    def grid_lanes(self) -> int:
-        """In how many parts the lanes of a task can train: learning rates and seeds; one where all weights do."""
+    def max_lane_parts(self) -> int:
+        """Into how many parts the fine-tunings of a task can be split: one for each learning rate and seed.
+
+        Full tuning is not divided.
+        """
         if self.tuning.method == "full":
             return 1
         return len(self.tuning.learning_rates) * self.seeds
 
     def rows(self) -> tuple[ModelSpec, ...]:
-        """Return every model of the study, checkpoint series expanded and treated copies added: one row each."""
+        """Return every model that the study scores, with checkpoints expanded and exposed copies added.
+
+        All cells of one of these models are a *row*, the unit of execution.
+        """
         originals: list[ModelSpec] = []
         for model in self.models:
             originals.extend(model.expand())
         if self.treat is None:
             return tuple(originals)
-        exposed_copies = [self._expose(row, self.treat) for row in originals]
+        exposed_copies = [self._make_exposed_copy(model, self.treat) for model in originals]
         if self.treat.who == "copies":
             return (*originals, *exposed_copies)
         chosen_names = _choose_half(tuple(originals), self.treat.seed)
-        rows = []
+        models = []
         for original, exposed_copy in zip(originals, exposed_copies, strict=True):
-            is_chosen = original.name in chosen_names
-            rows.append(exposed_copy if is_chosen else original)
-        return tuple(rows)
+            is_replaced = original.name in chosen_names
+            models.append(exposed_copy if is_replaced else original)
+        return tuple(models)
 
-    def _expose(self, row: ModelSpec, treat: Treat) -> ModelSpec:
-        """Return the copy of a model that is tuned on tasks of the study beforehand."""
+    def _make_exposed_copy(self, model: ModelSpec, treat: Treat) -> ModelSpec:
+        """Return the copy of a model that is trained on tasks of the study before it is scored."""
         task_names = {task.name for task in self.tasks}
         exposed_tasks = [name for name in treat.data if name in task_names]
-        return row.copied(
-            name=row.name + EXPOSED,
-            path=row.source,
-            copy_of=row.name,
-            exposure=(*row.exposure, *exposed_tasks),
+        return model.with_changes(
+            name=model.name + EXPOSED,
+            path=model.source,
+            copy_of=model.name,
+            exposure=(*model.exposure, *exposed_tasks),
         )

@@ -1,4 +1,4 @@
-"""A result that could not be computed."""
+"""A cell (model × task × protocol) that could not be computed: it is stored with its reason, never as a score of 0."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from potentia.values.protocol import Protocol
 
 @dataclass(frozen=True)
 class CellFailure:
-    """A cell that could not be computed, and why."""
+    """Why a cell could not be computed, and what to do about it, if that is known."""
 
     model: str
     task: str
     protocol: Protocol
     reason: str
+    hint: str | None = None

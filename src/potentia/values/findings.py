@@ -1,8 +1,7 @@
-"""What an analysis returns: tables for people, plain values for scripts, charts for the report.
+"""What an analysis returns, a ``Finding``: tables for people, plain values for scripts, charts for the report.
 
-An analysis is a pure function from one or two ``ScoreMatrix`` to a ``Finding``. The finding names its tables and its
-charts as data; ``potentia.show`` alone knows how to draw them, so the numbers that a figure shows are the numbers that
-the command line prints.
+A finding gives its tables and charts as data. Only ``potentia.show`` draws them, so the numbers that a figure shows are
+the numbers that the command line prints.
 """
 
 from __future__ import annotations
@@ -14,44 +13,50 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from potentia.extras import Extra, require_extra
+from potentia.values.wording import set_signs_of_cell
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pandas as pd
 
-Cell = str | int | float | None
+    Numbers = Sequence[float] | npt.NDArray[np.floating | np.integer]
+    NumberGrid = npt.NDArray[np.float64]
+    RankGrid = npt.NDArray[np.float64] | npt.NDArray[np.signedinteger]
+
+TableValue = str | int | float | None
+"""A value in a table; None is an unknown one."""
+
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Table:
-    """A titled table. Numbers stay numbers; ``digits`` says how many decimals a person wants to see.
-
-    Rows may be any iterables; an estimate among their cells becomes three: its value, its low and its high end.
-    """
+    """A titled table. Rows are given as any iterables; an estimate in a row becomes three values: value, low, high."""
 
     title: str
-    columns: Any  # their names, a tuple once made
-    rows: Any  # tuples of cells once made
+    columns: Any  # the names of the columns; a tuple after __post_init__
+    rows: Any  # a tuple of tuples after __post_init__
     note: str = ""
-    digits: int = 3
+    digits: int = 3  # decimals that people see; the numbers are not rounded
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", tuple(self.columns))
-        object.__setattr__(self, "rows", tuple(tuple(_plain_cells(row)) for row in self.rows))
+        object.__setattr__(self, "rows", tuple(tuple(_walk_values(row)) for row in self.rows))
 
     def __str__(self) -> str:
-        """Return the table as a terminal shows it: title, columns under each other, note."""
+        """Return the table as text with aligned columns, its title above and its note below."""
         text_rows = [list(self.columns), *self._format_rows()]
         widths = []
         for position in range(len(self.columns)):
             widths.append(max(len(row[position]) for row in text_rows))
         lines = [self.title]
         for row in text_rows:
-            padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-            lines.append("  ".join(padded).rstrip())
+            padded_cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+            lines.append("  ".join(padded_cells).rstrip())
         if self.note:
             lines.append(self.note)
         return "\n".join(lines)
@@ -64,27 +69,30 @@ class Table:
         return pd.DataFrame(list(self.rows), columns=list(self.columns))
 
     def _repr_html_(self) -> str:
-        """Return the table as a notebook shows it."""
+        """Return the table as HTML, which a notebook shows."""
         from html import escape
 
-        head = "".join(f"<th>{escape(name)}</th>" for name in self.columns)
+        head = "".join(f"<th>{escape(column)}</th>" for column in self.columns)
         rows = ""
         for row in self._format_rows():
             cells = "".join(f"<td>{escape(cell)}</td>" for cell in row)
             rows += f"<tr>{cells}</tr>"
-        note = ""
+        note_html = ""
         if self.note:
-            note = f"<p><small>{escape(self.note)}</small></p>"
+            note_html = f"<p><small>{escape(self.note)}</small></p>"
         caption = f"<caption>{escape(self.title)}</caption>"
-        return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{note}"
+        return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{note_html}"
 
     def _format_rows(self) -> list[list[str]]:
         """Return every cell as text, row by row."""
-        return [[format_cell(cell, self.digits) for cell in row] for row in self.rows]
+        text_rows = []
+        for row in self.rows:
+            text_rows.append([set_signs_of_cell(format_cell(cell, self.digits)) for cell in row])
+        return text_rows
 
 
-def _plain_cells(row: Iterable[Any]) -> Iterator[Cell]:
-    """Give the cells of a row as plain values; an estimate becomes three cells."""
+def _walk_values(row: Iterable[Any]) -> Iterator[TableValue]:
+    """Yield the values of a row as plain Python values; an estimate gives its value, its low and its high end."""
     for cell in row:
         if hasattr(cell, "low"):
             yield from (cell.value, cell.low, cell.high)
@@ -94,8 +102,8 @@ def _plain_cells(row: Iterable[Any]) -> Iterator[Cell]:
             yield cell
 
 
-def format_cell(cell: Cell, digits: int = 3) -> str:
-    """Return one cell as a person reads it: a dash where nothing is known."""
+def format_cell(cell: TableValue, digits: int = 3) -> str:
+    """Return one value of a table as people read it; a dash for an unknown one."""
     if cell is None or _is_nan(cell):
         return "–"
     if isinstance(cell, bool):
@@ -105,15 +113,15 @@ def format_cell(cell: Cell, digits: int = 3) -> str:
     return str(cell)
 
 
-def _is_nan(cell: Cell) -> bool:
+def _is_nan(cell: TableValue) -> bool:
     return isinstance(cell, float) and math.isnan(cell)
 
 
-MAX_REPR = 200  # characters of a finding in a notebook or a log
+MAX_REPR_LENGTH = 200  # characters
 
 
-def _shorten_value(value: Any) -> str:
-    """Return a value in a few characters: texts and numbers as they are, a collection by its size."""
+def _shorten_value(value: object) -> str:
+    """Return a value in a few characters: a number to four digits, a collection by its size, any other by its type."""
     if value is None or isinstance(value, (str, int, float, bool)):
         return f"{value:.4g}" if isinstance(value, float) else repr(value)
     shape = getattr(value, "shape", None)
@@ -128,38 +136,42 @@ def _shorten_value(value: Any) -> str:
 class Finding:
     """The base of every finding: a frozen dataclass whose fields are plain values or numpy arrays."""
 
-    def __init_subclass__(cls, **class_options: Any) -> None:
+    def __init_subclass__(cls, **class_options: object) -> None:
         super().__init_subclass__(**class_options)
-        if (
-            "__repr__" not in cls.__dict__
-        ):  # else the decorator would make one that prints every array
+        # without one of its own, @dataclass would give the subclass a __repr__ that prints whole arrays
+        if "__repr__" not in cls.__dict__:
             cls.__repr__ = Finding.__repr__  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
-        """Return the kind of finding and its fields in short: the size of a collection, not its contents."""
-        shown_names = [shown.name for shown in dataclasses.fields(self) if shown.repr]
-        parts = [f"{name}={_shorten_value(getattr(self, name))}" for name in shown_names]
+        """Return the name of the class with its fields in short: of a collection its size, not its contents."""
+        shown_names = [
+            shown_field.name for shown_field in dataclasses.fields(self) if shown_field.repr
+        ]
+        parts = [
+            f"{field_name}={_shorten_value(getattr(self, field_name))}"
+            for field_name in shown_names
+        ]
         text = f"{type(self).__name__}({', '.join(parts)})"
-        return text if len(text) <= MAX_REPR else f"{text[: MAX_REPR - 2]}…)"
+        return text if len(text) <= MAX_REPR_LENGTH else f"{text[: MAX_REPR_LENGTH - 2]}…)"
 
     def tables(self) -> Sequence[Table]:
-        """Return the tables that a person reads."""
+        """Return the tables that people read."""
         return ()
 
     def charts(self) -> Sequence[Chart]:
-        """Return the pictures of this finding, as data."""
+        """Return the charts of this finding, as data."""
         return ()
 
     def __str__(self) -> str:
-        """Return the answer as a terminal prints it: the tables, not the arrays behind them."""
+        """Return the tables as text, without empty columns; the ``repr`` of a finding without tables."""
         tables = [drop_empty_columns(table) for table in self.tables()]
         text = "\n\n".join(str(table) for table in tables if table is not None)
         return text or repr(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every field that is shown (``repr``) as JSON-ready values; NaN becomes None."""
+        """Return every field except those declared with ``repr=False``, as JSON values; NaN becomes None."""
         shown_names = [field.name for field in dataclasses.fields(self) if field.repr]
-        return {name: jsonable(getattr(self, name)) for name in shown_names}
+        return {field_name: to_json_values(getattr(self, field_name)) for field_name in shown_names}
 
     def to_frame(self, table: int | str = 0) -> pd.DataFrame:
         """Return one of the tables, by number or title, as a pandas DataFrame; numbers stay numbers.
@@ -168,62 +180,76 @@ class Finding:
         """
         tables = list(self.tables())
         titles = [available.title for available in tables]
-        position = titles.index(table) if table in titles else table
-        if not isinstance(position, int) or position >= len(tables):
+        position = _find_position(table, titles)
+        if position is None:
             listed_titles = ", ".join(titles) or "none"
             raise LookupError(f"no table {table!r}; there are: {listed_titles}")
         return tables[position].to_frame()
 
-    def plot(self, chart: int | str = 0) -> Any:
+    def plot(self, chart: int | str = 0) -> object:
         """Return one of the charts, by number or name, as a picture: a notebook shows it, ``save`` writes it."""
         charts = list(self.charts())
         chart_names = [available.name for available in charts]
-        position = chart
-        if chart in chart_names:
-            position = chart_names.index(chart)
-        if not isinstance(position, int) or position >= len(charts):
+        position = _find_position(chart, chart_names)
+        if position is None:
             listed_names = ", ".join(chart_names) or "none"
             raise LookupError(f"no chart {chart!r}; there are: {listed_names}")
         if not _DRAWING_FUNCTIONS:
             raise LookupError("charts are drawn by potentia.show: import it first")
-        draw = _DRAWING_FUNCTIONS[-1]
-        return draw(charts[position])
+        draw_chart = _DRAWING_FUNCTIONS[-1]  # the one that was registered last
+        return draw_chart(charts[position])
 
     def _repr_html_(self) -> str:
-        """Return the tables as a notebook shows them."""
+        """Return the tables as HTML, which a notebook shows."""
         return "".join(table._repr_html_() for table in self.tables())
+
+
+def _find_position(number_or_name: int | str, names: Sequence[str]) -> int | None:
+    """Return the position of the table or chart with this number or name; None if there is none."""
+    if isinstance(number_or_name, str) and number_or_name in names:
+        return names.index(number_or_name)
+    if isinstance(number_or_name, int) and number_or_name < len(names):
+        return number_or_name
+    return None
 
 
 @dataclass(frozen=True)
 class Findings(Finding):
-    """Several findings as one, each under a name of its own."""
+    """Several findings as one: a subclass has a field for each."""
 
-    def named(self) -> dict[str, Finding]:
-        """Return every finding by its name, in reading order: the fields that are there and are findings."""
+    def findings_by_name(self) -> dict[str, Finding]:
+        """Return the findings by the names of their fields, in order; a field that is None is left out."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {name: value for name, value in fields.items() if isinstance(value, Finding)}
+        return {
+            field_name: finding
+            for field_name, finding in fields.items()
+            if isinstance(finding, Finding)
+        }
 
     def tables(self) -> Sequence[Table]:
         """Return the tables of all findings."""
         tables: list[Table] = []
-        for finding in self.named().values():
+        for finding in self.findings_by_name().values():
             tables.extend(finding.tables())
         return tables
 
     def charts(self) -> Sequence[Chart]:
         """Return the charts of all findings."""
         charts: list[Chart] = []
-        for finding in self.named().values():
+        for finding in self.findings_by_name().values():
             charts.extend(finding.charts())
         return charts
 
     def to_dict(self) -> dict[str, Any]:
         """Return every finding by its name."""
-        return {name: finding.to_dict() for name, finding in self.named().items()}
+        return {
+            finding_name: finding.to_dict()
+            for finding_name, finding in self.findings_by_name().items()
+        }
 
 
 def drop_empty_columns(table: Table) -> Table | None:
-    """Return the table without its empty columns; None where a single column, or none, has content."""
+    """Return the table without its empty columns; None if fewer than two columns have content."""
     filled_positions = []
     for position in range(len(table.columns)):
         if any(_is_filled(row[position]) for row in table.rows):
@@ -237,33 +263,35 @@ def drop_empty_columns(table: Table) -> Table | None:
     return dataclasses.replace(table, columns=columns, rows=rows)
 
 
-def _is_filled(cell: Cell) -> bool:
+def _is_filled(cell: TableValue) -> bool:
     return cell not in (None, "", "–") and not _is_nan(cell)
 
 
 def format_mean(value: float) -> str:
-    """Return a mean as a caption writes it; of too few numbers there is none."""
+    """Return a mean as captions write it, also where it is not defined (NaN)."""
     if not math.isfinite(value):
         return "mean not defined"
     return f"mean {value:.2f}"
 
 
-def jsonable(value: Any) -> Any:
-    """Turn dataclasses, arrays, numpy scalars and non-finite floats into what ``json.dumps`` takes."""
+def to_json_values(value: Any) -> Any:
+    """Return dataclasses, arrays, numpy scalars and other values as JSON values; NaN and infinity become None."""
     if isinstance(value, Finding):
         return value.to_dict()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in dataclasses.fields(value)]
-        return {name: jsonable(getattr(value, name)) for name in names}
+        field_names = [field.name for field in dataclasses.fields(value)]
+        return {
+            field_name: to_json_values(getattr(value, field_name)) for field_name in field_names
+        }
     # An array or one of its scalars; numpy itself is not loaded for this.
     if type(value).__module__ == "numpy":
-        return jsonable(value.tolist())
+        return to_json_values(value.tolist())
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {str(key): jsonable(content) for key, content in value.items()}
+        return {str(key): to_json_values(content) for key, content in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [jsonable(member) for member in value]
+        return [to_json_values(member) for member in value]
     return value
 
 
@@ -272,26 +300,27 @@ def select_positions(values: Sequence[T], positions: Iterable[int]) -> tuple[T, 
     return tuple(values[position] for position in positions)
 
 
-def slug(text: str) -> str:
-    """Return a name that can stand in an address, an id and a file name."""
+def make_slug(text: str) -> str:
+    """Return a text as a name for an address, an HTML id and a file: letters, digits, ``_`` and ``-`` alone."""
     dashed = re.sub("[^A-Za-z0-9_-]", "-", text)
     return re.sub("-{2,}", "-", dashed).strip("-") or "figure"
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Leave out the organisation of ``organisation/model`` where the rest still tells the names apart."""
-    short_by_name = {name: name.rpartition("/")[2] or name for name in names}
-    uses_of_short_name = Counter(
-        short_by_name.values()
-    )  # each name counts once, however often it stands there
-    chosen = []
-    for name in names:
-        short = short_by_name[name]
-        chosen.append(short if uses_of_short_name[short] == 1 else name)
-    return chosen
+    """Return each name without its organisation (``organisation/model``), unless two names would be the same then."""
+    short_by_name = {full_name: full_name.rpartition("/")[2] or full_name for full_name in names}
+    # a dictionary's values: each full name counts once, however often it is among the names
+    uses_of_short_name = Counter(short_by_name.values())
+    chosen_names = []
+    for full_name in names:
+        short_name = short_by_name[full_name]
+        is_distinct = uses_of_short_name[short_name] == 1
+        chosen_names.append(short_name if is_distinct else full_name)
+    return chosen_names
 
 
-UNEVEN_SIDES = 1.5  # times as far to the one side as to the other: ± would mislead
+# If an interval reaches more than so many times as far to one side as to the other, ± would mislead.
+MAX_SIDE_RATIO = 1.5
 
 
 @dataclass(frozen=True)
@@ -304,29 +333,40 @@ class Interval:
     level: float = 0.95
 
     @classmethod
-    def around(cls, value: float, half: float, level: float = 0.95) -> Interval:
-        """Return the interval that reaches ``half`` to either side of the value."""
+    def around(cls, value: float, half_width: float, level: float = 0.95) -> Interval:
+        """Return the interval that reaches ``half_width`` to either side of the value."""
         return cls(
-            value=float(value), low=float(value - half), high=float(value + half), level=level
+            value=float(value),
+            low=float(value - half_width),
+            high=float(value + half_width),
+            level=level,
         )
 
     def format(self, *, digits: int = 3, sign: bool = False) -> str | None:
-        """Write the value with its interval: 0.612 ± 0.021, or 0.000 (0.000 to 0.019) where the sides differ much."""
+        """Return the value with its interval: 0.612 ± 0.021, or 0.000 (0.000 to 0.019) if its sides differ much.
+
+        None if the value is not known.
+        """
         if not math.isfinite(self.value):
             return None
-        number = f"{self.value:+.{digits}f}" if sign else f"{self.value:.{digits}f}"
+        value_text = f"{self.value:+.{digits}f}" if sign else f"{self.value:.{digits}f}"
         error = self.format_error(digits=digits)
-        return number if error is None else f"{number} {error}"
+        return value_text if error is None else f"{value_text} {error}"
 
     def format_error(self, *, digits: int = 3) -> str | None:
-        """Write how far it reaches: ± 0.021, or (0.000 to 0.019); None where that is not known."""
+        """Return the interval without the value: ± 0.021, or (0.000 to 0.019); None if it is not known."""
         if not math.isfinite(self.low):
             return None
+        if not self.has_even_sides(digits=digits):
+            return f"({self.low:.{digits}f} to {self.high:.{digits}f})"
+        return f"± {(self.high - self.low) / 2:.{digits}f}"
+
+    def has_even_sides(self, *, digits: int = 3) -> bool:
+        """Whether the interval reaches about as far below the value as above, so that one ± describes it."""
         below = self.value - self.low
         above = self.high - self.value
-        if max(below, above) > UNEVEN_SIDES * min(below, above) + 10**-digits:
-            return f"({self.low:.{digits}f} to {self.high:.{digits}f})"
-        return f"± {(below + above) / 2:.{digits}f}"
+        rounding: float = 10**-digits
+        return max(below, above) <= MAX_SIDE_RATIO * min(below, above) + rounding
 
 
 # --- charts: what to draw, never how -------------------------------------------------------------------------------
@@ -334,58 +374,55 @@ class Interval:
 
 @dataclass(frozen=True)
 class Chart:
-    """The base of every chart: a title, a caption that says what to see, and a name fit for files and addresses.
+    """The base of every chart."""
 
-    Charts of one ``group`` are there to be compared: they stand side by side, on one scale (``on_one_scale``).
-    """
-
-    name: str
+    name: str  # fit for files and addresses
     title: str
-    caption: str
+    caption: str  # says what to see in it
+    # charts of one group are shown side by side, on one scale (``put_on_one_scale``); empty for a chart alone
     group: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "name", slug(self.name))
+        object.__setattr__(self, "name", make_slug(self.name))
 
     @property
     def has_content(self) -> bool:
-        """Whether there is anything to see: a picture of one number, or of none, is not drawn."""
+        """Whether there is anything to see; a chart of a single number, or of none, is not drawn."""
         return True
 
-    def shared_scale(self, group: Sequence[Any]) -> dict[str, Any]:
-        """Return the fields that put the charts of a group, all of this kind, on one scale."""
+    @classmethod
+    def find_shared_scale(cls, charts: Sequence[Self]) -> dict[str, Any]:
+        """Return the fields, with their new values, that put charts of this type on one scale."""
         return {}
 
 
 @dataclass(frozen=True)
 class Heatmap(Chart):
-    """A matrix of numbers: the more, the darker; of ranks, the ``fewer``.
-
-    ``diverging`` centres the colours on ``centre``; ``digits`` writes values into cells.
-    """
+    """A matrix of numbers as coloured squares: the larger, the darker."""
 
     rows: tuple[str, ...]
     columns: tuple[str, ...]
-    values: Any  # (rows, columns)
-    low: float | None = None
+    values: NumberGrid  # (rows, columns)
+    low: float | None = None  # the ends of the colours; None takes those of the values
     high: float | None = None
-    diverging: bool = False
+    diverging: bool = False  # whether there are two colours, which meet at the centre
     centre: float = 0.0
-    digits: int | None = 2
+    digits: int | None = 2  # decimals of the numbers in the squares; None writes none
     unit: str = ""
-    fewer: bool = False
+    fewer: bool = False  # of ranks: the smaller, the darker
 
     @property
     def has_content(self) -> bool:
-        """Whether two squares at least have a number."""
-        return len(_known_numbers(self.values)) > 1
+        """Whether at least two squares have a number."""
+        return len(_list_numbers(self.values)) > 1
 
-    def shared_scale(self, group: Sequence[Any]) -> dict[str, Any]:
-        """Return the ends of the colours."""
+    @classmethod
+    def find_shared_scale(cls, charts: Sequence[Self]) -> dict[str, Any]:
+        """Return the ends of the colours that suit all heatmaps."""
         lows: list[float] = []
         highs: list[float] = []
-        for heatmap in group:
-            numbers = _known_numbers(heatmap.values)
+        for heatmap in charts:
+            numbers = _list_numbers(heatmap.values)
             lows.extend(numbers if heatmap.low is None else [heatmap.low])
             highs.extend(numbers if heatmap.high is None else [heatmap.high])
         if not lows or not highs:
@@ -395,10 +432,13 @@ class Heatmap(Chart):
 
 @dataclass(frozen=True)
 class Bars(Chart):
-    """Grouped bars, lying: one label per group, one series per colour, optional intervals."""
+    """Horizontal bars in groups: one label per group, one series per colour, with intervals if there are any.
 
-    labels: Any  # names, a tuple once made
-    series: Any  # numbers by name, or estimates (``value``, ``low``, ``high``), whose ends then go to low and high
+    A series is given as numbers, or as estimates (``value``, ``low``, ``high``), whose ends then go to low and high.
+    """
+
+    labels: Any  # names; a tuple after __post_init__
+    series: Any  # values by the name of their series; tuples of numbers after __post_init__
     low: dict[str, tuple[float, ...]] = field(default_factory=dict)
     high: dict[str, tuple[float, ...]] = field(default_factory=dict)
     y_label: str = ""
@@ -408,38 +448,39 @@ class Bars(Chart):
         super().__post_init__()
         series = self.series
         if _has_estimates(series):
-            object.__setattr__(self, "low", _parts_by_name(series, "low"))
-            object.__setattr__(self, "high", _parts_by_name(series, "high"))
-        object.__setattr__(self, "series", _parts_by_name(series, "value"))
+            object.__setattr__(self, "low", _read_parts(series, "low"))
+            object.__setattr__(self, "high", _read_parts(series, "high"))
+        object.__setattr__(self, "series", _read_parts(series, "value"))
         object.__setattr__(self, "labels", tuple(self.labels))
 
     @property
     def has_content(self) -> bool:
         """Whether there are two bars to compare."""
-        return len(_known_numbers(self.series.values())) > 1
+        return len(_list_numbers(self.series.values())) > 1
 
-    def shared_scale(self, group: Sequence[Any]) -> dict[str, Any]:
-        """Return the axis of all bars and their intervals."""
+    @classmethod
+    def find_shared_scale(cls, charts: Sequence[Self]) -> dict[str, Any]:
+        """Return a range of values with every bar, both ends of its interval, and 0, where bars begin."""
         value_rows: list[Iterable[float]] = []
-        for bars in group:
-            value_rows.extend(bars.series.values())
-            value_rows.extend(bars.low.values())
-            value_rows.extend(bars.high.values())
-        values = [0.0, *_known_numbers(value_rows)]
-        return _padded_range("y_range", values, logarithmic=False)
+        for bar_chart in charts:
+            value_rows.extend(bar_chart.series.values())
+            value_rows.extend(bar_chart.low.values())
+            value_rows.extend(bar_chart.high.values())
+        values = [0.0, *_list_numbers(value_rows)]
+        return _make_axis_range("y_range", values, logarithmic=False)
 
 
-def _has_estimates(series: Mapping[str, Iterable[Any]]) -> bool:
+def _has_estimates(series: Mapping[str, Iterable[object]]) -> bool:
     """Whether any value of the series is an estimate with an interval."""
     all_values = itertools.chain.from_iterable(series.values())
     return any(hasattr(value, "low") for value in all_values)
 
 
-def _parts_by_name(series: Mapping[str, Iterable[Any]], part: str) -> dict[str, tuple[float, ...]]:
-    """Return one part of every estimate (``value``, ``low`` or ``high``); a plain number is all its parts."""
+def _read_parts(series: Mapping[str, Iterable[Any]], part: str) -> dict[str, tuple[float, ...]]:
+    """Return ``value``, ``low`` or ``high`` of every estimate, by series; of a plain number it is the number."""
     parts_by_name = {}
-    for name, values in series.items():
-        parts_by_name[name] = tuple(float(getattr(value, part, value)) for value in values)
+    for series_name, values in series.items():
+        parts_by_name[series_name] = tuple(float(getattr(value, part, value)) for value in values)
     return parts_by_name
 
 
@@ -448,12 +489,12 @@ class Points:
     """One named set of points of a scatter; ``labels`` name the points."""
 
     name: str
-    x: Any  # numbers, as any sequence or array; a tuple once made
-    y: Any
+    x: Numbers  # tuples after __post_init__
+    y: Numbers
     labels: tuple[str, ...] = ()
-    low: Any = ()
-    high: Any = ()
-    hue: int | None = None  # the number of its colour; where None, its position in the chart
+    low: Numbers = ()
+    high: Numbers = ()
+    hue: int | None = None  # the number of its colour; None takes its position in the chart
 
     def __post_init__(self) -> None:
         _convert_numbers(self)
@@ -461,29 +502,29 @@ class Points:
 
 @dataclass(frozen=True)
 class Line:
-    """One named curve with an optional band."""
+    """One named curve with an optional band around it (``low``, ``high``)."""
 
     name: str
-    x: Any  # as of points
-    y: Any
-    low: Any = ()
-    high: Any = ()
+    x: Numbers  # tuples after __post_init__
+    y: Numbers
+    low: Numbers = ()
+    high: Numbers = ()
     dashed: bool = False
 
     def __post_init__(self) -> None:
         _convert_numbers(self)
 
 
-def _convert_numbers(drawn: Points | Line) -> None:
+def _convert_numbers(points_or_line: Points | Line) -> None:
     """Turn the coordinates into tuples of Python floats."""
     for coordinate in ("x", "y", "low", "high"):
-        numbers = tuple(float(number) for number in getattr(drawn, coordinate))
-        object.__setattr__(drawn, coordinate, numbers)
+        numbers = tuple(float(number) for number in getattr(points_or_line, coordinate))
+        object.__setattr__(points_or_line, coordinate, numbers)
 
 
 @dataclass(frozen=True)
 class Plot(Chart):
-    """Points and lines on common axes; ``joined`` ties the points of one label to each other, as a dumbbell."""
+    """Points and lines on common axes."""
 
     points: tuple[Points, ...] = ()
     lines: tuple[Line, ...] = ()
@@ -491,37 +532,45 @@ class Plot(Chart):
     y_label: str = ""
     log_x: bool = False
     log_y: bool = False
-    joined: bool = False
+    joined: bool = False  # whether a line joins the points of one label, as a dumbbell
     x_range: tuple[float, float] | None = None
     y_range: tuple[float, float] | None = None
+    wide: bool = False  # whether it takes the whole width of the page
 
     @property
     def has_content(self) -> bool:
         """Whether there are two points to compare, or a line."""
-        heights = _known_numbers(points.y for points in self.points)
+        heights = _list_numbers(points.y for points in self.points)
         return bool(self.lines) or len(heights) > 1
 
-    def shared_scale(self, group: Sequence[Any]) -> dict[str, Any]:
-        """Return the axes of all points and lines."""
+    @classmethod
+    def find_shared_scale(cls, charts: Sequence[Self]) -> dict[str, Any]:
+        """Return ranges of both axes with all points and lines; the first plot says whether they are logarithmic."""
         x_rows: list[Iterable[float]] = []
         y_rows: list[Iterable[float]] = []
-        for plot in group:
-            for drawn in (*plot.points, *plot.lines):
-                x_rows.append(drawn.x)
-                y_rows.extend((drawn.y, drawn.low, drawn.high))
-        x_range = _padded_range("x_range", _known_numbers(x_rows), logarithmic=self.log_x)
-        y_range = _padded_range("y_range", _known_numbers(y_rows), logarithmic=self.log_y)
+        for plot in charts:
+            points_and_lines: tuple[Points | Line, ...] = (*plot.points, *plot.lines)
+            for points_or_line in points_and_lines:
+                x_rows.append(points_or_line.x)
+                y_rows.extend((points_or_line.y, points_or_line.low, points_or_line.high))
+        x_values = _list_numbers(x_rows)
+        y_values = _list_numbers(y_rows)
+        x_range = _make_axis_range("x_range", x_values, logarithmic=charts[0].log_x)
+        y_range = _make_axis_range("y_range", y_values, logarithmic=charts[0].log_y)
         return x_range | y_range
 
 
 @dataclass(frozen=True)
 class Bump(Chart):
-    """Ranks of the same models in two or more columns, joined by lines; ``groups`` colours them (family)."""
+    """Ranks of the same models in two or more columns, joined by lines."""
 
     models: tuple[str, ...]
     columns: tuple[str, ...]
-    ranks: Any  # (models, columns), 1 is best
-    groups: tuple[str, ...] = ()
+    ranks: RankGrid  # (models, columns), 1 is best
+    groups: tuple[str, ...] = ()  # of each model, such as its family: it decides the colour
+    # (models, columns), the best and worst rank that is possible, shaded behind the lines; None if not known
+    best_ranks: Any = None
+    worst_ranks: Any = None
 
     @property
     def has_content(self) -> bool:
@@ -529,26 +578,29 @@ class Bump(Chart):
         return len(self.models) > 1
 
 
-# The functions that draw charts: a package above this one registers its own.
-_DRAWING_FUNCTIONS: list[Callable[[Chart], Any]] = []
+# The functions that draw charts. This package knows none: ``potentia.show`` registers its own.
+_DRAWING_FUNCTIONS: list[Callable[[Chart], object]] = []
 
 
-def register_drawing(drawing: Callable[[Chart], Any]) -> Callable[[Chart], Any]:
+def register_drawing(draw_chart: Callable[[Chart], object]) -> Callable[[Chart], object]:
     """Register the function that makes a picture of a chart, for ``Finding.plot``."""
-    _DRAWING_FUNCTIONS.append(drawing)
-    return drawing
+    _DRAWING_FUNCTIONS.append(draw_chart)
+    return draw_chart
 
 
-def on_one_scale(charts: Iterable[Chart]) -> list[Chart]:
-    """Give the charts of each group the same colours and axes, so that what looks the same is the same."""
+def put_on_one_scale(charts: Iterable[Chart]) -> list[Chart]:
+    """Return charts such that those of one type and group have the same colours and axes.
+
+    So what looks the same is the same. Ranges that were set on such charts before are replaced.
+    """
     all_charts = list(charts)
-    members_by_group: dict[tuple[type[Chart], str], list[Chart]] = {}
+    charts_by_group: dict[tuple[type[Chart], str], list[Chart]] = {}
     for chart in all_charts:
-        members_by_group.setdefault((type(chart), chart.group), []).append(chart)
+        charts_by_group.setdefault((type(chart), chart.group), []).append(chart)
     scale_by_group: dict[tuple[type[Chart], str], dict[str, Any]] = {}
-    for (chart_type, group), members in members_by_group.items():
-        if group and len(members) > 1:
-            scale_by_group[chart_type, group] = members[0].shared_scale(members)
+    for (chart_type, group), group_charts in charts_by_group.items():
+        if group and len(group_charts) > 1:
+            scale_by_group[chart_type, group] = chart_type.find_shared_scale(group_charts)
     scaled_charts = []
     for chart in all_charts:
         scale = scale_by_group.get((type(chart), chart.group), {})
@@ -556,27 +608,29 @@ def on_one_scale(charts: Iterable[Chart]) -> list[Chart]:
     return scaled_charts
 
 
-def _padded_range(name: str, values: Sequence[float], *, logarithmic: bool) -> dict[str, Any]:
-    """Return the range of the values under this name, with a little room at its ends; none where it cannot be drawn."""
+def _make_axis_range(
+    axis_name: str, values: Sequence[float], *, logarithmic: bool
+) -> dict[str, Any]:
+    """Return ``{axis_name: (low, high)}`` with a little room around the values; empty if no axis can hold them."""
     if not values or (logarithmic and min(values) <= 0):
         return {}
-    low = min(values)
-    high = max(values)
+    low_end = min(values)
+    high_end = max(values)
     if logarithmic:
-        low = math.log10(low)
-        high = math.log10(high)
-    room = 0.06 * ((high - low) or 1.0)
-    # An axis that starts at zero goes on starting there.
-    if low:
-        low -= room
-    high += room
+        low_end = math.log10(low_end)
+        high_end = math.log10(high_end)
+    margin = 0.06 * ((high_end - low_end) or 1.0)
+    # an axis that starts at 0 gets no room below it
+    if low_end:
+        low_end -= margin
+    high_end += margin
     if logarithmic:
-        return {name: (10**low, 10**high)}
-    return {name: (low, high)}
+        return {axis_name: (10**low_end, 10**high_end)}
+    return {axis_name: (low_end, high_end)}
 
 
-def _known_numbers(rows: Iterable[Iterable[Any]]) -> list[float]:
-    """Return the numbers of all rows that are not NaN."""
+def _list_numbers(rows: Iterable[Iterable[Any]]) -> list[float]:
+    """Return the numbers of all rows, without NaN."""
     numbers: list[float] = []
     for row in rows:
         numbers.extend(float(value) for value in row if not math.isnan(float(value)))

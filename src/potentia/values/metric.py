@@ -1,8 +1,8 @@
-"""What a score is of and where it comes from: its metric, its origin, and the one place that says what may be compared.
+"""What a score measures (``Metric``), what it was computed from (``Origin``), and which scores may be compared.
 
 To teach Potentia a metric, add one line to ``_KNOWN``, or register it from another package (``potentia.extensions``)
-under its name in lower case. A metric that is not in it works as well where its source says
-which way is better, as lm-eval's task definitions do.
+under its name in lower case. A metric that is in neither works as well, if its source says which way is better, as
+lm-eval's task definitions do.
 """
 
 from __future__ import annotations
@@ -14,67 +14,71 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from types import NoneType
-from typing import Any, Literal, Protocol, get_args, get_origin, get_type_hints
+from typing import Literal, Protocol, get_args, get_origin, get_type_hints
 
-Kind = Literal["task", "text"]  # a task to do, or a text to predict
-# from 0 to 1, from 0 to 100, between other bounds, without bounds
+MetricKind = Literal["task", "text"]
+"""What is measured: how well a task is done, or how well a text is predicted."""
+
 Scale = Literal["share", "percent", "range", "unbounded"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+"""Between which values scores lie: 0 and 1, 0 and 100, other bounds, no bounds."""
+
+METRIC_KINDS: tuple[MetricKind, ...] = get_args(MetricKind)
 SCALES: tuple[Scale, ...] = get_args(Scale)
-# what guessing scores: its accuracy, 1 − its accuracy, nothing
-Guess = Literal["share", "rest", "zero"]
+GuessRule = Literal["accuracy", "one_minus_accuracy", "zero"]
+"""What a uniform guess among the options scores by a metric, of its accuracy 1/k."""
 
 
-def _column(*, stored_as: str, written_as: str) -> dict[str, str]:
-    """Declare the column of a field in the store and in a file of scores."""
+def _declare_column(*, stored_as: str, written_as: str) -> dict[str, str]:
+    """Return the metadata of a field: the names of its column in the store and in a file of scores."""
     return {"stored_as": stored_as, "written_as": written_as}
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreColumn:
-    """Where one field of a ``Metric`` or an ``Origin`` is kept: every list of a score's columns is made of these."""
+    """The column of one field of a ``Metric`` or an ``Origin``; store and files make their lists of columns of it."""
 
     field: str
-    stored_as: str  # in the store
-    written_as: str  # in a file of scores
+    stored_as: str  # the column's name in the store
+    written_as: str  # the column's name in a file of scores
     kind: type  # str, bool, int or float
     may_be_unknown: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """What a score is of. ``name`` is empty, and ``kind``, ``scale`` and ``chance`` None, where nobody says it."""
+    """What a score measures. An empty ``name``, and None for ``kind``, ``scale`` or ``chance``, means unknown."""
 
-    name: str = field(default="", metadata=_column(stored_as="metric", written_as="metric"))
+    name: str = field(default="", metadata=_declare_column(stored_as="metric", written_as="metric"))
     higher_is_better: bool = field(
-        default=True, metadata=_column(stored_as="higher_is_better", written_as="higher_is_better")
+        default=True,
+        metadata=_declare_column(stored_as="higher_is_better", written_as="higher_is_better"),
     )
-    kind: Kind | None = field(
-        default=None, metadata=_column(stored_as="kind", written_as="metric_kind")
+    kind: MetricKind | None = field(
+        default=None, metadata=_declare_column(stored_as="kind", written_as="metric_kind")
     )
     scale: Scale | None = field(
-        default=None, metadata=_column(stored_as="scale", written_as="metric_scale")
+        default=None, metadata=_declare_column(stored_as="scale", written_as="metric_scale")
     )
-    # the accuracy of a guess on the task
+    # the accuracy of a uniform guess on the task, whatever the metric is
     chance: float | None = field(
-        default=None, metadata=_column(stored_as="chance", written_as="chance")
+        default=None, metadata=_declare_column(stored_as="chance", written_as="chance")
     )
 
     @classmethod
     def of(
         cls,
-        name: str,
+        metric_name: str,
         higher_is_better: bool | None = None,
         *,
-        kind: Kind | None = None,
+        kind: MetricKind | None = None,
         chance: float | None = None,
     ) -> Metric:
-        """Return a metric with what is known of its name; what is given wins."""
-        registered = known_metric(name) or cls()
+        """Return a metric by its name, with what Potentia knows of it where the arguments do not say it."""
+        registered = find_known_metric(metric_name) or cls()
         if higher_is_better is None:
             higher_is_better = registered.higher_is_better
         return cls(
-            name=name,
+            name=metric_name,
             higher_is_better=bool(higher_is_better),
             kind=kind or registered.kind,
             scale=registered.scale,
@@ -87,62 +91,73 @@ class Metric:
         return self.kind == "text"
 
     @property
-    def plain(self) -> str:
-        """The name without the filter behind it: ``exact_match|strict-match`` is ``exact_match``."""
+    def name_without_filter(self) -> str:
+        """The name without lm-eval's filter after it: of ``exact_match|strict-match`` it is ``exact_match``."""
         return _drop_filter(self.name)
 
     @property
-    def canonical(self) -> str:
-        """The name by which metrics are compared: ``accuracy`` is ``acc``; a filter stays behind it."""
-        registered = known_metric(self.name)
+    def canonical_name(self) -> str:
+        """The name by which metrics are compared: of ``accuracy`` it is ``acc``; a filter stays after it."""
+        registered = find_known_metric(self.name)
         if registered is None:
             return self.name
-        filter_suffix = self.name.removeprefix(self.plain).replace(",", "|")
+        filter_suffix = self.name.removeprefix(self.name_without_filter).replace(",", "|")
         return registered.name + filter_suffix
 
     @property
-    def guess(self) -> Guess | None:
-        """What a guess scores by this metric; None where that is not known."""
-        key = _normalise_name(self.plain)
-        if key in _GUESS_BY_NAME:
-            return _GUESS_BY_NAME[key]
+    def guess_rule(self) -> GuessRule | None:
+        """What a uniform guess scores by this metric; None if it is not known.
+
+        A metric without a name is taken for accuracy, or for an error rate if lower is better.
+        """
+        key = _normalise_name(self.name_without_filter)
+        if key in _GUESS_RULE_BY_NAME:
+            return _GUESS_RULE_BY_NAME[key]
         if self.name:
             return None
-        return "share" if self.higher_is_better else "rest"
+        return "accuracy" if self.higher_is_better else "one_minus_accuracy"
 
-    def differences(self, other: Metric) -> list[tuple[str, str, str]]:
-        """Return what keeps two metrics from being compared; what one of them does not know forbids nothing."""
+    def has_unit_scale(self, largest: float) -> bool:
+        """Whether scores lie between 0 and 1, or between −1 and 1 as MCC does.
+
+        If the scale is not known, the largest score decides.
+        """
+        if self.scale is None or self.guess_rule == "zero":
+            return largest <= 1.0
+        return self.scale == "share"
+
+    def find_differences(self, other_metric: Metric) -> list[Difference]:
+        """Return what keeps two metrics from being compared; what is unknown of either forbids nothing."""
         compared = (
-            ("metric", self.canonical, other.canonical),
-            ("kind", self.kind, other.kind),
-            ("scale", self.scale, other.scale),
+            ("metric", self.canonical_name, other_metric.canonical_name),
+            ("kind", self.kind, other_metric.kind),
+            ("scale", self.scale, other_metric.scale),
         )
         differences = []
-        for name, ours, theirs in compared:
-            if ours and theirs and ours != theirs:
-                differences.append((name, str(ours), str(theirs)))
-        if self.higher_is_better != other.higher_is_better:
-            differences.append(("direction", self._direction, other._direction))
+        for property_name, first_value, second_value in compared:
+            if first_value and second_value and first_value != second_value:
+                differences.append(Difference(property_name, str(first_value), str(second_value)))
+        if self.higher_is_better != other_metric.higher_is_better:
+            directions = (self._direction, other_metric._direction)
+            differences.append(Difference("direction", *directions))
         return differences
 
     @property
     def _direction(self) -> str:
         return "higher is better" if self.higher_is_better else "lower is better"
 
-    def merged(self, other: Metric) -> Metric:
-        """Return the metric with what the other knows beyond it."""
-        if self == other:
+    def fill_gaps_from(self, fallback: Metric) -> Metric:
+        """Return this metric with what is unknown of it taken from ``fallback``; the direction is never unknown."""
+        if self == fallback:
             return self
-        chance = self.chance
-        if not chance and other.chance is not None:
-            chance = other.chance
         merged = replace(
             self,
-            name=self.name or other.name,
-            kind=self.kind or other.kind,
-            scale=self.scale or other.scale,
-            chance=chance,
+            name=self.name or fallback.name,
+            kind=self.kind or fallback.kind,
+            scale=self.scale or fallback.scale,
+            chance=fallback.chance if self.chance is None else self.chance,
         )
+        # the same object where nothing was unknown: a store's scores share theirs
         return self if merged == self else merged
 
 
@@ -150,82 +165,91 @@ class Metric:
 class _KnownMetric:
     """A metric that Potentia knows, under one of its names."""
 
-    key: str
+    key: str  # the normalised name
     metric: Metric
-    guess: Guess | None
+    guess_rule: GuessRule | None
 
 
-def _known(
+def _describe_metrics(
     metrics: str,
     scale: Scale | None,
     *,
-    up: bool = True,
-    kind: Kind = "task",
-    guess: Guess | None = None,
+    higher_is_better: bool = True,
+    kind: MetricKind = "task",
+    guess_rule: GuessRule | None = None,
 ) -> list[_KnownMetric]:
-    """Describe metrics, divided by commas: each by its name and the others that it goes by."""
+    """Return entries for metrics that are alike: ``metrics`` has commas between them, and all names of each."""
     known_metrics = []
     for names_of_metric in metrics.split(","):
-        names = names_of_metric.split()
-        metric = Metric(name=names[0], higher_is_better=up, kind=kind, scale=scale)
-        for name in names:
-            known_metrics.append(_KnownMetric(_normalise_name(name), metric, guess))
+        metric_names = names_of_metric.split()
+        metric = Metric(
+            name=metric_names[0], higher_is_better=higher_is_better, kind=kind, scale=scale
+        )
+        for metric_name in metric_names:
+            known_metrics.append(_KnownMetric(_normalise_name(metric_name), metric, guess_rule))
     return known_metrics
 
 
-def _normalise_name(name: str) -> str:
-    """Return the name by which metrics are looked up: in lower case, its words joined by underscores."""
-    return re.sub(r"[\s_\-]+", "_", name.strip().casefold()).strip("_")
+def _normalise_name(metric_name: str) -> str:
+    """Return a metric's name in lower case, its words joined by underscores, to look it up."""
+    return re.sub(r"[\s_\-]+", "_", metric_name.strip().casefold()).strip("_")
 
 
-def _drop_filter(name: str) -> str:
-    """Return the name without the filter behind it."""
-    return re.split(r"[|,]", name, maxsplit=1)[0]
+def _drop_filter(metric_name: str) -> str:
+    return re.split(r"[|,]", metric_name, maxsplit=1)[0]
 
 
 _KNOWN = (
-    *_known(
-        "acc accuracy, acc_norm, acc_token, acc_bytes, exact_match em, r@1", "share", guess="share"
+    *_describe_metrics(
+        "acc accuracy, acc_norm, acc_token, acc_bytes, exact_match em, r@1",
+        "share",
+        guess_rule="accuracy",
     ),
-    *_known(
+    *_describe_metrics(
         "balanced_accuracy bal_acc, f1 f1_score, macro_f1 f1_macro, micro_f1 f1_micro, precision, recall",
         "share",
     ),
-    *_known("token_f1, contains, rouge_l", "share"),
-    *_known("auc auroc roc_auc, pass@1 pass_at_1, math_verify, judge, meteor", "share"),
-    *_known("mcc matthews_correlation", "range", guess="zero"),
-    *_known("pearson pearsonr, spearman spearmanr, mt_bench mtbench", "range"),
-    *_known("bleu sacrebleu, chrf, chrf++ chrfpp", "percent"),
-    *_known("rouge1, rouge2, rougeL, win_rate winrate", None),
-    *_known("elo, answer_margin", "unbounded"),
-    *_known("answer_bpb answer_bits_per_byte", "unbounded", up=False),
-    *_known("brier_score brier", "range", up=False, guess="rest"),
-    *_known("error_rate err error, ece calibration_error, pct_stereotype", "share", up=False),
-    *_known("hallucination_rate, toxicity", None, up=False),
-    *_known("ter", "percent", up=False),
-    *_known(
+    *_describe_metrics("token_f1, contains, rouge_l", "share"),
+    *_describe_metrics("auc auroc roc_auc, pass@1 pass_at_1, math_verify, judge, meteor", "share"),
+    *_describe_metrics("mcc matthews_correlation", "range", guess_rule="zero"),
+    *_describe_metrics("pearson pearsonr, spearman spearmanr, mt_bench mtbench", "range"),
+    *_describe_metrics("bleu sacrebleu, chrf, chrf++ chrfpp", "percent"),
+    *_describe_metrics("rouge1, rouge2, rougeL, win_rate winrate", None),
+    *_describe_metrics("elo, answer_margin", "unbounded"),
+    *_describe_metrics("answer_bpb answer_bits_per_byte", "unbounded", higher_is_better=False),
+    *_describe_metrics(
+        "brier_score brier", "range", higher_is_better=False, guess_rule="one_minus_accuracy"
+    ),
+    *_describe_metrics(
+        "error_rate err error, ece calibration_error, pct_stereotype",
+        "share",
+        higher_is_better=False,
+    ),
+    *_describe_metrics("hallucination_rate, toxicity", None, higher_is_better=False),
+    *_describe_metrics("ter", "percent", higher_is_better=False),
+    *_describe_metrics(
         "likelihood_diff, wer, cer, mae, mse, rmse, log_loss logloss, latency runtime",
         "unbounded",
-        up=False,
+        higher_is_better=False,
     ),
-    *_known(
+    *_describe_metrics(
         "bits_per_byte bpb, bits_per_character bpc, perplexity ppl",
         "unbounded",
-        up=False,
+        higher_is_better=False,
         kind="text",
     ),
-    *_known(
+    *_describe_metrics(
         "byte_perplexity, word_perplexity, nll, loss cross_entropy",
         "unbounded",
-        up=False,
+        higher_is_better=False,
         kind="text",
     ),
 )
 _PASS_AT_K = re.compile(r"pass(?:@|_at_|_@)(?P<k>[1-9][0-9]{0,5})")
-_METRIC_BY_NAME = {known.key: known.metric for known in _KNOWN}
-_GUESS_BY_NAME = {known.key: known.guess for known in _KNOWN}
+_METRIC_BY_NAME = {entry.key: entry.metric for entry in _KNOWN}
+_GUESS_RULE_BY_NAME = {entry.key: entry.guess_rule for entry in _KNOWN}
 
-# Which metric speaks for a task that has several and says nothing of them.
+# The main metric of a task that has several and names none: the first of these that it has.
 PREFERRED = (
     "acc_norm",
     "acc",
@@ -244,11 +268,11 @@ PREFERRED = (
 
 
 @cache
-def known_metric(name: str) -> Metric | None:
-    """Return what is known of a metric by any of its names, with or without a filter behind it."""
-    if not name:
+def find_known_metric(metric_name: str) -> Metric | None:
+    """Return the metric that goes by this name, with or without a filter after it; None if Potentia knows none."""
+    if not metric_name:
         return None
-    key = _normalise_name(_drop_filter(name))
+    key = _normalise_name(_drop_filter(metric_name))
     if key in _METRIC_BY_NAME:
         return _METRIC_BY_NAME[key]
     pass_at = _PASS_AT_K.fullmatch(key)
@@ -262,68 +286,73 @@ def known_metric(name: str) -> Metric | None:
     return None
 
 
-def main_metric(available: Iterable[str], usual: str | None = None) -> str | None:
-    """Return the metric that speaks for a task: the benchmark's ``usual`` one, else a preferred one, else the first."""
-    names = list(available)
-    candidates = (usual, *PREFERRED, *names)
-    return next((name for name in candidates if name in names), None)
+def choose_main_metric(available: Iterable[str], usual: str | None = None) -> str | None:
+    """Return the main metric of a task: the ``usual`` one of its benchmark, else a preferred one, else the first."""
+    available_names = list(available)
+    candidates = (usual, *PREFERRED, *available_names)
+    return next((candidate for candidate in candidates if candidate in available_names), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a score was computed from; None where its source does not say it. The protocol is its cell's."""
+    """What a score was computed from; None if its source does not say it."""
 
     # fingerprint of the documents, their splits and the prompt
     data: str | None = field(
-        default=None, metadata=_column(stored_as="data", written_as="data_fingerprint")
+        default=None, metadata=_declare_column(stored_as="data", written_as="data_fingerprint")
     )
-    # fingerprint of the fine-tuning; None where there was none
+    # fingerprint of the fine-tuning; None if there was none
     recipe: str | None = field(
-        default=None, metadata=_column(stored_as="recipe", written_as="recipe_fingerprint")
+        default=None, metadata=_declare_column(stored_as="recipe", written_as="recipe_fingerprint")
     )
     # examples in the prompt
-    shots: int | None = field(default=None, metadata=_column(stored_as="shots", written_as="shots"))
+    shots: int | None = field(
+        default=None, metadata=_declare_column(stored_as="shots", written_as="shots")
+    )
     # fingerprint of weights and tokenizer
     model: str | None = field(
-        default=None, metadata=_column(stored_as="identity", written_as="model_fingerprint")
+        default=None, metadata=_declare_column(stored_as="identity", written_as="model_fingerprint")
     )
     # the file that it was imported from
     source: str | None = field(
-        default=None, metadata=_column(stored_as="source", written_as="source")
+        default=None, metadata=_declare_column(stored_as="source", written_as="source")
     )
     # what computed it: how the model was loaded, scored and trained
-    path: str | None = field(default=None, metadata=_column(stored_as="path", written_as="path"))
+    path: str | None = field(
+        default=None, metadata=_declare_column(stored_as="path", written_as="path")
+    )
 
 
-UNKNOWN = Origin()
+UNKNOWN_ORIGIN = Origin()
 
 
-def _columns_of(part: type[Metric] | type[Origin]) -> tuple[ScoreColumn, ...]:
-    """Return where each field of a metric or an origin is kept."""
+def _list_columns(part: type[Metric] | type[Origin]) -> tuple[ScoreColumn, ...]:
+    """Return the column of each field of a metric or an origin, in the order of the fields."""
     type_hints = get_type_hints(part)
     columns = []
-    for declared in fields(part):
-        type_hint = type_hints[declared.name]
-        kinds = get_args(type_hint) or (type_hint,)
-        is_word = get_origin(kinds[0]) is Literal
+    for declared_field in fields(part):
+        type_hint = type_hints[declared_field.name]
+        # of ``str | None`` the parts are str and NoneType
+        type_parts = get_args(type_hint) or (type_hint,)
+        is_literal = get_origin(type_parts[0]) is Literal
         columns.append(
             ScoreColumn(
-                field=declared.name,
-                stored_as=declared.metadata["stored_as"],
-                written_as=declared.metadata["written_as"],
-                kind=str if is_word else kinds[0],
-                may_be_unknown=NoneType in kinds,
+                field=declared_field.name,
+                stored_as=declared_field.metadata["stored_as"],
+                written_as=declared_field.metadata["written_as"],
+                kind=str if is_literal else type_parts[0],
+                may_be_unknown=NoneType in type_parts,
             )
         )
     return tuple(columns)
 
 
-METRIC_COLUMNS = _columns_of(Metric)  # in the order of their fields
-ORIGIN_COLUMNS = _columns_of(Origin)
+METRIC_COLUMNS = _list_columns(Metric)
+ORIGIN_COLUMNS = _list_columns(Origin)
 
 
 class Measured(Protocol):
-    """A score, or whatever else has a metric and an origin."""
+    """A score, or anything else that has a metric and an origin."""
 
     @property
     def metric(self) -> Metric:
@@ -331,14 +360,14 @@ class Measured(Protocol):
 
     @property
     def origin(self) -> Origin:
-        """Where it comes from."""
+        """What it was computed from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Why two scores of a task cannot be compared: what differs, and what it is in each."""
+    """One reason why two scores of a task cannot be compared: what differs, and what it is in each."""
 
-    property_name: str
+    property_name: str  # "metric", "data" …, as people read it
     first_value: str
     second_value: str
 
@@ -346,31 +375,30 @@ class Difference:
         return f"{self.property_name} ({self.first_value} and {self.second_value})"
 
 
-def comparable(first: Measured, second: Measured) -> tuple[Difference, ...]:
-    """Return what forbids comparing two scores of one task and protocol; empty where they are alike.
+def find_differences(first_score: Measured, second_score: Measured) -> tuple[Difference, ...]:
+    """Return what forbids comparing two scores of one task and protocol; empty if they may be compared.
 
-    Every join, mean, pair and sentence asks here. What one side does not know forbids nothing.
+    Every join, mean, pair and sentence asks here. What is unknown of either score forbids nothing.
     """
-    differences = []
-    for property_name, in_one, in_two in first.metric.differences(second.metric):
-        differences.append(Difference(property_name, in_one, in_two))
+    differences = first_score.metric.find_differences(second_score.metric)
     compared_origins: tuple[tuple[str, str | int | None, str | int | None], ...] = (
-        ("data", first.origin.data, second.origin.data),
-        ("recipe", first.origin.recipe, second.origin.recipe),
-        ("examples in the prompt", first.origin.shots, second.origin.shots),
+        ("data", first_score.origin.data, second_score.origin.data),
+        ("recipe", first_score.origin.recipe, second_score.origin.recipe),
+        ("examples in the prompt", first_score.origin.shots, second_score.origin.shots),
     )
-    for property_name, value_of_one, value_of_two in compared_origins:
-        if value_of_one is None or value_of_two is None:
+    for property_name, first_value, second_value in compared_origins:
+        if first_value is None or second_value is None:
             continue
-        if value_of_one != value_of_two:
+        if first_value != second_value:
+            # twelve characters of a fingerprint are enough to see that it is another one
             differences.append(
-                Difference(property_name, str(value_of_one)[:12], str(value_of_two)[:12])
+                Difference(property_name, str(first_value)[:12], str(second_value)[:12])
             )
     return tuple(differences)
 
 
-def recipe_fingerprint(settings: Mapping[str, Any]) -> str | None:
-    """Return the fingerprint of how a model is tuned; None where nothing is said."""
+def fingerprint_recipe(settings: Mapping[str, object]) -> str | None:
+    """Return the fingerprint of the settings of a fine-tuning; None if all of them are empty."""
     if not any(settings.values()):
         return None
     text = json.dumps(settings, sort_keys=True, default=str)

@@ -1,8 +1,8 @@
-"""Frozen dataclasses that write themselves as plain JSON values and read themselves back, checked by their types.
+"""``PlainRecord``: frozen dataclasses that turn themselves into plain JSON values and back, checked by their types.
 
-What a class declares is the whole format: a key that is missing takes the field's default, and a value of another type
-is an error that names the field. A class may declare ``details``, a mapping that keeps the keys it does not name, so
-that no fact is lost at a hand-over.
+The fields of a class are its whole format. Reading, a missing key takes the field's default, and a value of another
+type is an error that names the field. A class may have a field ``details``, a mapping that keeps all keys that are no
+field, so that no fact is lost at a hand-over; other classes drop such keys.
 """
 
 from __future__ import annotations
@@ -15,153 +15,162 @@ from typing import Any, Self, Union, get_args, get_origin, get_type_hints
 
 from potentia.errors import DataError
 
-DETAILS = "details"
-Reader = Callable[[Any], Any]
+DETAILS = "details"  # the field that keeps all keys that are no field
+Reader = Callable[[object], object]
+"""Turns a plain value into a field's value, or raises a ``DataError``."""
 
 
 class PlainRecord:
-    """The base of a frozen dataclass that travels as plain JSON values."""
+    """The base of frozen dataclasses that are stored as plain JSON values."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON; a field that holds its default is left out."""
+        """Return the fields as plain JSON values; a field that has its default is left out."""
         content: dict[str, Any] = {}
-        for name, default in _shape_of(type(self)).defaults.items():
-            value = getattr(self, name)
-            if name == DETAILS:
-                content |= to_plain(value)
-            elif value != default:
-                content[name] = to_plain(value)
+        for field_name, default in _find_schema(type(self)).defaults.items():
+            field_value = getattr(self, field_name)
+            if field_name == DETAILS:
+                content |= to_plain(field_value)
+            elif field_value != default:
+                content[field_name] = to_plain(field_value)
         return content
 
     @classmethod
-    def from_dict(cls, content: Any) -> Self:
-        """Read what ``to_dict`` wrote; missing keys take their defaults, values of another type are refused."""
+    def from_dict(cls, content: object) -> Self:
+        """Make a record of what ``to_dict`` returned, as the module's docstring says; raise ``DataError`` otherwise."""
         if not isinstance(content, Mapping):
             raise DataError(f"expected names with values, not {_name_type(content)}")
-        shape = _shape_of(cls)
-        values: dict[str, Any] = {}
-        details: dict[str, Any] = {}
-        for name, value in content.items():
-            read_value = shape.readers.get(name)
+        schema = _find_schema(cls)
+        values: dict[str, object] = {}
+        details: dict[str, object] = {}
+        for field_name, value in content.items():
+            read_value = schema.readers.get(field_name)
             if read_value is None:
-                details[name] = value
+                details[field_name] = value
                 continue
             try:
-                values[name] = read_value(value)
+                values[field_name] = read_value(value)
             except DataError as error:
-                raise DataError(f"{name}: {error.message}") from None
-        if details and DETAILS in shape.defaults:
+                raise DataError(f"{field_name}: {error.message}") from None
+        if details and DETAILS in schema.defaults:
             values[DETAILS] = details
         try:
             return cls(**values)
         except TypeError:
-            missing = [name for name in shape.readers if name not in values]
+            missing = [field_name for field_name in schema.readers if field_name not in values]
             raise DataError(f"one of these is missing: {', '.join(missing)}") from None
 
 
-def to_plain(value: Any) -> Any:
-    """Turn records, enums, mappings and tuples into what JSON has."""
+def to_plain(value: object) -> Any:
+    """Return records, enums, mappings and tuples as plain JSON values."""
     if isinstance(value, PlainRecord):
         return value.to_dict()
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Mapping):
-        return {name: to_plain(part) for name, part in value.items()}
+        return {to_plain(member_name): to_plain(member) for member_name, member in value.items()}
     if isinstance(value, (list, tuple)):
-        return [to_plain(part) for part in value]
+        return [to_plain(member) for member in value]
     return value
 
 
 @dataclasses.dataclass(frozen=True)
-class _Shape:
-    """The fields of a record: their defaults, and the functions that read all but the details."""
+class _RecordSchema:
+    """The fields of a class of records, by name."""
 
-    defaults: Mapping[str, Any]
-    readers: Mapping[str, Reader]
-
-
-_SHAPES: dict[type, _Shape] = {}  # a store may have 200,000 records of one shape
+    defaults: Mapping[str, object]
+    readers: Mapping[str, Reader]  # of all fields but the details, which take any value
 
 
-def _shape_of(record_type: Any) -> _Shape:
-    shape = _SHAPES.get(record_type)
-    if shape is None:
+_SCHEMAS: dict[
+    type, _RecordSchema
+] = {}  # kept, since a store may have 200,000 records of one class
+
+
+def _find_schema(record_type: Any) -> _RecordSchema:
+    """Return the fields of a class of records."""
+    schema = _SCHEMAS.get(record_type)
+    if schema is None:
         hints = get_type_hints(record_type)
-        defaults = {field.name: _default_of(field) for field in dataclasses.fields(record_type)}
-        readers = {name: _reader_of(hints[name]) for name in defaults if name != DETAILS}
-        shape = _SHAPES[record_type] = _Shape(defaults, readers)
-    return shape
+        defaults = {field.name: _read_default(field) for field in dataclasses.fields(record_type)}
+        readers = {
+            field_name: _choose_reader(hints[field_name])
+            for field_name in defaults
+            if field_name != DETAILS
+        }
+        schema = _SCHEMAS[record_type] = _RecordSchema(defaults, readers)
+    return schema
 
 
-def _default_of(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default
+def _read_default(record_field: dataclasses.Field[Any]) -> object:
+    if record_field.default_factory is not dataclasses.MISSING:
+        return record_field.default_factory()
+    return record_field.default
 
 
-def _reader_of(hint: Any) -> Reader:
+def _choose_reader(type_hint: Any) -> Reader:
     """Return the function that reads a value of this type."""
-    origin = get_origin(hint)
-    if hint is Any:
+    origin = get_origin(type_hint)
+    if type_hint in (Any, object):
         return _read_anything
     if origin in (Union, UnionType):
-        return _read_optional(get_args(hint))
+        return _make_optional_reader(get_args(type_hint))
     if origin is tuple:
-        return _read_tuple(_reader_of(get_args(hint)[0]))
+        return _make_tuple_reader(_choose_reader(get_args(type_hint)[0]))
     if origin is not None and issubclass(origin, Mapping):
-        return _read_mapping(_reader_of(get_args(hint)[1]))
-    if issubclass(hint, PlainRecord):
-        return _read_record(hint)
-    if issubclass(hint, Enum):
-        return _read_enum(hint)
-    return _SCALAR_READERS[hint]
+        name_type, part_type = get_args(type_hint)
+        return _make_mapping_reader(_choose_reader(name_type), _choose_reader(part_type))
+    if issubclass(type_hint, PlainRecord):
+        return _make_record_reader(type_hint)
+    if issubclass(type_hint, Enum):
+        return _make_enum_reader(type_hint)
+    return _SCALAR_READERS[type_hint]
 
 
-def _read_record(record_type: type[PlainRecord]) -> Reader:
+def _make_record_reader(record_type: type[PlainRecord]) -> Reader:
     return lambda value: record_type.from_dict(value)
 
 
-def _read_anything(value: Any) -> Any:
+def _read_anything(value: object) -> object:
     return value
 
 
-def _read_optional(kinds: tuple[Any, ...]) -> Reader:
-    """Read a type or None; no field is of two other types."""
-    (kind,) = (kind for kind in kinds if kind is not NoneType)
-    read_value = _reader_of(kind)
+def _make_optional_reader(union_types: tuple[object, ...]) -> Reader:
+    """Return the reader of ``X | None``, the only kind of union that a record may have."""
+    (value_type,) = (union_type for union_type in union_types if union_type is not NoneType)
+    read_value = _choose_reader(value_type)
     return lambda value: None if value is None else read_value(value)
 
 
-def _read_tuple(read_part: Reader) -> Reader:
-    def read(value: Any) -> tuple[Any, ...]:
+def _make_tuple_reader(read_part: Reader) -> Reader:
+    def read_tuple(value: object) -> tuple[object, ...]:
         if not isinstance(value, (list, tuple)):
             raise DataError(f"expected a list, not {_name_type(value)}")
         return tuple(map(read_part, value))
 
-    return read
+    return read_tuple
 
 
-def _read_mapping(read_part: Reader) -> Reader:
-    def read(value: Any) -> dict[str, Any]:
+def _make_mapping_reader(read_name: Reader, read_part: Reader) -> Reader:
+    def read_mapping(value: object) -> dict[object, object]:
         if not isinstance(value, Mapping):
             raise DataError(f"expected names with values, not {_name_type(value)}")
-        return {str(name): read_part(part) for name, part in value.items()}
+        return {read_name(str(name)): read_part(part) for name, part in value.items()}
 
-    return read
+    return read_mapping
 
 
-def _read_enum(kind: type[Enum]) -> Reader:
-    def read(value: Any) -> Enum:
+def _make_enum_reader(enum_type: type[Enum]) -> Reader:
+    def read_enum(value: object) -> Enum:
         try:
-            return kind(value)
+            return enum_type(value)
         except ValueError:
-            values = ", ".join(str(member.value) for member in kind)
-            raise DataError(f"{value!r} is none of {values}") from None
+            values = ", ".join(str(member.value) for member in enum_type)
+            raise DataError(f"{value!r} is not one of {values}") from None
 
-    return read
+    return read_enum
 
 
-def _read_float(value: Any) -> float:
+def _read_float(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise DataError(f"expected a number, not {_name_type(value)}")
     try:
@@ -170,25 +179,25 @@ def _read_float(value: Any) -> float:
         raise DataError("expected a number that is not so large") from None
 
 
-def _read_int(value: Any) -> int:
+def _read_int(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise DataError(f"expected a whole number, not {_name_type(value)}")
     return value
 
 
-def _read_bool(value: Any) -> bool:
+def _read_bool(value: object) -> bool:
     if not isinstance(value, bool):
         raise DataError(f"expected true or false, not {_name_type(value)}")
     return value
 
 
-def _read_str(value: Any) -> str:
+def _read_str(value: object) -> str:
     if not isinstance(value, str):
         raise DataError(f"expected text, not {_name_type(value)}")
     return value
 
 
-_SCALAR_READERS: dict[Any, Reader] = {
+_SCALAR_READERS: dict[type, Reader] = {
     float: _read_float,
     int: _read_int,
     bool: _read_bool,
@@ -196,8 +205,8 @@ _SCALAR_READERS: dict[Any, Reader] = {
 }
 
 
-def _name_type(value: Any) -> str:
-    """Name the type of a value as a person who writes JSON does."""
+def _name_type(value: object) -> str:
+    """Return the name of a value's type as people who write JSON know it."""
     if value is None:
         return "null"
     if isinstance(value, bool):

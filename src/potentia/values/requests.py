@@ -1,15 +1,17 @@
-"""What a task asks of a model. Plain values, so that tasks need no torch and the engine no tasks."""
+"""What a task asks of a model (requests), and what it is trained on (examples).
+
+They are plain values, so that tasks need no torch and the engine knows no tasks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """The likelihood of ``continuation`` after ``context``; an empty context means the start of a text."""
+    """Asks for the likelihood of ``continuation`` after ``context``; an empty context means the start of a text."""
 
     context: str
     continuation: str
@@ -17,29 +19,34 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The likelihood of this whole text, read in windows of the model's context length."""
+    """Asks for the likelihood of this whole text, read in windows of the model's context length."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Continue ``context`` until one of the ``stop`` strings, the end token, or ``max_tokens``.
-
-    Greedily, or with a ``temperature`` by sampling; the ``seed`` decides the sample, whatever is written beside it.
-    ``options`` are further settings of the choice, by transformers' names: ``(("repetition_penalty", 1.1),)``.
-    """
+    """Asks for a text that continues ``context``, up to a ``stop`` string, the end token, or ``max_tokens``."""
 
     context: str
     stop: tuple[str, ...] = ()
     max_tokens: int = 256
-    options: tuple[tuple[str, Any], ...] = ()
-    temperature: float = 0.0
-    seed: int = 0
+    # further settings that change the choice of tokens, by transformers' names: (("repetition_penalty", 1.1),)
+    options: tuple[tuple[str, object], ...] = ()
+    temperature: float = 0.0  # 0 is greedy; else tokens are sampled
+    seed: int = 0  # decides the sample, whatever is generated beside it
 
 
-_ELSEWHERE = {"until", "max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"}
-_SAMPLING = {
+# what ``stop`` and ``max_tokens`` of a Generation hold already
+_STOP_AND_LENGTH_SETTINGS = {
+    "until",
+    "max_gen_toks",
+    "max_new_tokens",
+    "max_tokens",
+    "max_completion_tokens",
+}
+# settings without effect on greedy decoding
+_SAMPLING_SETTINGS = {
     "do_sample",
     "temperature",
     "top_k",
@@ -53,37 +60,33 @@ _SAMPLING = {
 }
 
 
-def decoding_options(settings: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """Return those of a task's generation settings that change a text written without sampling."""
-    option_names = settings.keys() - _ELSEWHERE - _SAMPLING
+def decoding_options(settings: Mapping[str, object]) -> tuple[tuple[str, object], ...]:
+    """Return the generation settings of a task that change the text even in greedy decoding, sorted by name."""
+    option_names = settings.keys() - _STOP_AND_LENGTH_SETTINGS - _SAMPLING_SETTINGS
     return tuple(
-        (name, _frozen(settings[name]))
-        for name in sorted(option_names)
-        if settings[name] is not None
+        (option_name, _freeze_lists(settings[option_name]))
+        for option_name in sorted(option_names)
+        if settings[option_name] is not None
     )
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+def _freeze_lists(value: object) -> object:
+    return tuple(map(_freeze_lists, value)) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One training text. Tokenised like a ``Continuation``, so that the prompt/answer boundary is the same.
+    """One training text: a prompt and its answer, divided and tokenised as a ``Continuation`` is in scoring."""
 
-    ``end`` appends the end-of-text token, so that a model tuned for generation learns where to stop.
-    A document of a corpus has an empty context.
-    """
-
-    context: str
+    context: str  # empty for a document of a corpus
     continuation: str
-    end: bool = False
+    end: bool = False  # whether the end-of-text token follows, so that a model learns where to stop
 
 
 Request = Continuation | Document | Generation
 
 
 class Likelihood(tuple[float, bool]):
-    """The answer to a Continuation as lm-eval takes it, (log-likelihood, greedy?), and the number of its tokens."""
+    """The answer to a ``Continuation`` as lm-eval takes it, (log-likelihood, greedy?), with its number of tokens."""
 
-    tokens: int  # set by whoever makes it
+    tokens: int  # of the continuation; set after the tuple is made

@@ -1,4 +1,7 @@
-"""The code that trains a model, from fast to slow."""
+"""Which code trains a model, from fast to slow.
+
+Several fine-tunings of one model (*lanes*) usually go through it together, in common passes.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,25 @@ from enum import Enum
 
 
 class TrainingForm(Enum):
-    """The code that trains a model; the fastest is taken that computes what the model's own code computes."""
+    """The code that trains a model: the fastest one that was checked to compute what the model's own code computes.
 
-    FUSED = "fused"  # packed rows of all lanes through fused layers
-    PACKED = "packed"  # packed rows of all lanes through the model's own layers
-    PADDED = "padded"  # padded rows of all lanes through the model's own layers
-    ONE_LANE = "one_lane"  # padded rows of one lane a pass
-    ONE_ROW = "one_row"  # one row a pass: the reference itself
+    *Packed* rows of tokens lie end to end without padding; *padded* rows are padded to one length.
+    """
+
+    FUSED = "fused"  # packed rows of all lanes, through layers that Potentia wrote
+    PACKED = "packed"  # packed rows of all lanes, through the model's own layers
+    PADDED = "padded"  # padded rows of all lanes, through the model's own layers
+    ONE_LANE = "one_lane"  # padded rows of one lane in each pass
+    ONE_ROW = "one_row"  # one row in each pass: the reference that the others are compared with
 
     @property
     def words(self) -> str:
-        """What people read."""
+        """The form as people read it."""
         return _WORDS[self]
 
     @property
     def is_packed(self) -> bool:
-        """Whether rows are laid end to end."""
+        """Whether rows lie end to end, without padding."""
         return self in (TrainingForm.FUSED, TrainingForm.PACKED)
 
 
@@ -29,6 +35,6 @@ _WORDS = {
     TrainingForm.FUSED: "hand-written layers",
     TrainingForm.PACKED: "long rows",
     TrainingForm.PADDED: "shared passes",
-    TrainingForm.ONE_LANE: "one lane a pass",
+    TrainingForm.ONE_LANE: "one fine-tuning a pass",
     TrainingForm.ONE_ROW: "one row a pass",
 }
