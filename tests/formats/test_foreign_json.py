@@ -223,8 +223,8 @@ def paths_in(tree: Any, above: tuple[str | int, ...] = ()) -> Iterator[tuple[str
         for key, value in tree.items():
             yield from paths_in(value, (*above, key))
     elif isinstance(tree, list):
-        for place, value in enumerate(tree):
-            yield from paths_in(value, (*above, place))
+        for position, value in enumerate(tree):
+            yield from paths_in(value, (*above, position))
 
 
 def changed(tree: Any, changes: list[Change]) -> Any:
@@ -247,6 +247,9 @@ def changed(tree: Any, changes: list[Change]) -> Any:
 def write_json(path: Path, tree: Any) -> None:
     """Write a tree as JSON, or each of its elements as a line."""
     lines = tree if path.suffix == ".jsonl" and isinstance(tree, list) else [tree]
+    path.unlink(
+        missing_ok=True
+    )  # a file that is cut to nothing and written anew waits for the disk
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 

@@ -35,9 +35,9 @@ def lighteval(folder: Path, model: str, right: list[int]) -> None:
         "results": scores,
         "config_tasks": {task: config},
     }
-    place = folder / "results" / model
-    place.mkdir(parents=True)
-    (place / f"results_{stamp}.json").write_text(json.dumps(body))
+    model_folder = folder / "results" / model
+    model_folder.mkdir(parents=True)
+    (model_folder / f"results_{stamp}.json").write_text(json.dumps(body))
     inside = folder / "details" / model / stamp
     inside.mkdir(parents=True)
     rows = [
@@ -53,15 +53,15 @@ def lighteval(folder: Path, model: str, right: list[int]) -> None:
 def test_lighteval_has_examples_sizes_groups_and_items(tmp_path: Path) -> None:
     lighteval(tmp_path, "org/a", [1, 0, 1, 1])
     lighteval(tmp_path, "org/b", [0, 0, 1, 1])
-    found = read(tmp_path)
-    assert {protocol: matrix.tasks for protocol, matrix in found.scores.items()} == {
+    content = read(tmp_path)
+    assert {protocol: matrix.tasks for protocol, matrix in content.scores.items()} == {
         "few_shot:5": ("gsm8k",),
         "direct": ("mmlu",),
     }
-    matrix = found.scores["few_shot:5"]
+    matrix = content.scores["few_shot:5"]
     assert matrix.models == ("org/a", "org/b")
     assert matrix.n.tolist() == [[4], [4]]
-    items = found.outcomes["few_shot:5"]["gsm8k"]
+    items = content.outcomes["few_shot:5"]["gsm8k"]
     assert items["org/a"].keys() == items["org/b"].keys()
     assert read(tmp_path, subtasks=True).scores["direct"].tasks == ("mmlu_anatomy", "mmlu_virology")
 
@@ -74,8 +74,8 @@ def test_one_task_with_two_numbers_of_examples(tmp_path: Path) -> None:
     (tmp_path / "r.json").write_text(
         json.dumps({"config_general": {"model_name": "m"}, "results": scores})
     )
-    found = read(tmp_path / "r.json").scores
-    assert {p: (m.tasks, m.values.item()) for p, m in found.items()} == {
+    result = read(tmp_path / "r.json").scores
+    assert {p: (m.tasks, m.values.item()) for p, m in result.items()} == {
         "few_shot:25": (("arc_challenge",), 0.5),
         "direct": (("arc_challenge",), 0.4),
     }

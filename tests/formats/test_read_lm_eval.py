@@ -79,11 +79,11 @@ def test_a_filter_belongs_to_the_metric(tmp_path: Path) -> None:
         "exact_match_stderr,flexible-extract": 0.02,
     }
     path = save(tmp_path / "results.json", today(gsm8k=gsm, other=gsm))
-    found = read_scores(path)["direct"]
-    assert found.values.tolist() == [
+    result = read_scores(path)["direct"]
+    assert result.values.tolist() == [
         [0.2, 0.1]
     ]  # the paper's filter for gsm8k, the strict one elsewhere
-    assert found.stderr.tolist() == [[0.02, 0.01]]
+    assert result.stderr.tolist() == [[0.02, 0.01]]
     strict = read_scores(path, metric="exact_match,strict-match")["direct"]
     assert strict.values.tolist() == [[0.1, 0.1]]
 
@@ -100,9 +100,9 @@ def test_version_0_3(tmp_path: Path) -> None:
             "num_fewshot": 5,
         },
     }
-    found = read_scores(save(tmp_path / "old.json", content))
-    assert found["few_shot:5"].models == ("gpt2@step1000",)
-    assert found["few_shot:5"].values.tolist() == [[0.45]]
+    scores = read_scores(save(tmp_path / "old.json", content))
+    assert scores["few_shot:5"].models == ("gpt2@step1000",)
+    assert scores["few_shot:5"].values.tolist() == [[0.45]]
 
 
 def test_old_mmlu_is_the_mean_of_its_subjects(tmp_path: Path) -> None:
@@ -126,8 +126,8 @@ def test_the_old_leaderboards_names(tmp_path: Path) -> None:
             "all": {"acc": 0.55, "acc_stderr": 0.1},
         },
     }
-    found = read_scores(save(tmp_path / "results.json", content))
-    assert {name: matrix.tasks for name, matrix in found.items()} == {
+    scores = read_scores(save(tmp_path / "results.json", content))
+    assert {name: matrix.tasks for name, matrix in scores.items()} == {
         "few_shot:25": ("arc_challenge",),
         "direct": ("winogrande",),
     }
@@ -157,10 +157,10 @@ def test_shots_and_size_of_a_group_are_its_members(tmp_path: Path) -> None:
     content["n-shot"] = {"mmlu_algebra": 5, "boolq": 0}
     content["configs"] = {}
     content["n-samples"] = {"mmlu_algebra": {"original": 100, "effective": 50}}
-    found = read_scores(save(tmp_path / "results.json", content))
-    assert found["few_shot:5"].tasks == ("mmlu",)
-    assert found["few_shot:5"].n.tolist() == [[50.0]]
-    assert found["direct"].tasks == ("boolq",)
+    scores = read_scores(save(tmp_path / "results.json", content))
+    assert scores["few_shot:5"].tasks == ("mmlu",)
+    assert scores["few_shot:5"].n.tolist() == [[50.0]]
+    assert scores["direct"].tasks == ("boolq",)
 
 
 def test_a_group_without_a_score_leaves_its_members(tmp_path: Path) -> None:
@@ -232,16 +232,16 @@ def test_model_arguments_may_be_an_object(tmp_path: Path) -> None:
         ),
         (
             lambda c: c["results"].update({"arc_easy": 0.5}),
-            "results.arc_easy: the entry is no object",
+            "results.arc_easy: the entry is not an object",
         ),
         (
             lambda c: c["results"].update({"arc_easy": {"alias": "arc"}}),
             "results.arc_easy: the entry has no metric",
         ),
-        (lambda c: c.update({"results": []}), "results is no object"),
+        (lambda c: c.update({"results": []}), "results is not an object"),
         (lambda c: c.update({"results": {}}), "the results are empty"),
-        (lambda c: c.update({"group_subtasks": 3}), "group_subtasks is no object"),
-        (lambda c: c.update({"config": "hf"}), "config is no object"),
+        (lambda c: c.update({"group_subtasks": 3}), "group_subtasks is not an object"),
+        (lambda c: c.update({"config": "hf"}), "config is not an object"),
     ],
 )
 def test_a_fault_names_its_place(tmp_path: Path, change: Any, words: str) -> None:
@@ -258,6 +258,7 @@ def test_a_fault_names_its_place(tmp_path: Path, change: Any, words: str) -> Non
     ("path", "name"),
     [
         ("/fast/rolmedo/gemma-7b/snapshots/model/", "/fast/rolmedo/gemma-7b"),
+        ("/", "/"),
         ("/fast/models/new-1e//mmluaux/baichuan2-7b/", "/fast/models/new-1e/mmluaux/baichuan2-7b"),
         ("/fast/models/gemma-7b//step_1000", "/fast/models/gemma-7b@1000"),
         ("runs/a/gemma-7b/checkpoint-500", "runs/a/gemma-7b@500"),
@@ -270,6 +271,8 @@ def test_a_fault_names_its_place(tmp_path: Path, change: Any, words: str) -> Non
         ("someone/model", "someone/model"),
         ("/data/model", "/data"),
         ("/model", "/model"),
+        ("./model", "./model"),
+        ("~/models/base", "~/models/base"),
     ],
 )
 def test_a_model_known_by_a_path_has_the_name_of_its_nearest_telling_folder(
@@ -281,18 +284,81 @@ def test_a_model_known_by_a_path_has_the_name_of_its_nearest_telling_folder(
     assert read_scores(save(tmp_path / "results.json", content))["direct"].models == (name,)
 
 
+def save_by_path(file: Path, weights: str, **results: dict[str, Any]) -> Path:
+    """Write a file as lm-eval does for weights in a folder: it names the model by its path alone."""
+    content = today(**results)
+    del content["model_name"]
+    content["config"]["model_args"] = f"pretrained={weights},trust_remote_code=True"
+    return save(file, content)
+
+
+def test_one_model_known_by_two_paths_of_a_folder_is_one_model(tmp_path: Path) -> None:
+    """As in the authors' ``base``: gemma-7b lies in two folders, the other models in one of them."""
+    base = tmp_path / "base"
+    boolq = {"acc,none": 0.7}
+    save_by_path(base / "gemma-7b-arc_easy.json", "/fast/me/models/gemma-7b/", arc_easy=arc())
+    save_by_path(base / "gemma-7b-boolq.json", "/fast/me/gemma-7b/snapshots/model/", boolq=boolq)
+    save_by_path(base / "llama-7b-arc_easy.json", "/fast/me/models/llama-7b/", arc_easy=arc())
+    score_files = read_score_files(base)
+    matrix = score_files.scores["direct"]
+    assert set(matrix.models) == {"/fast/me/models/gemma-7b", "/fast/me/models/llama-7b"}
+    assert matrix.arrange(["/fast/me/models/gemma-7b"], ["boolq"])[0][0, 0] == 0.7
+    (note,) = score_files.notes
+    assert note == (
+        "/fast/me/gemma-7b counts as /fast/me/models/gemma-7b: "
+        f"the files of {base} call both gemma-7b"
+    )
+
+
+def test_models_of_two_folders_or_of_other_file_names_stay_apart(tmp_path: Path) -> None:
+    boolq = {"acc,none": 0.7}
+    save_by_path(tmp_path / "base/gemma-7b-arc_easy.json", "/base/gemma-7b/", arc_easy=arc())
+    save_by_path(tmp_path / "e3/gemma-7b-boolq.json", "/tuned/e3/gemma-7b/", boolq=boolq)
+    save_by_path(tmp_path / "runs/first-arc_easy.json", "/runs/a/olmo-1b/", arc_easy=arc())
+    save_by_path(tmp_path / "runs/second-boolq.json", "/runs/b/olmo-1b/", boolq=boolq)
+    score_files = read_score_files(tmp_path)
+    assert set(score_files.scores["direct"].models) == {
+        "/base/gemma-7b",
+        "/tuned/e3/gemma-7b",
+        "/runs/a/olmo-1b",
+        "/runs/b/olmo-1b",
+    }
+    assert score_files.notes == ()
+
+
+def test_where_the_path_tells_nothing_the_name_of_the_file_does(tmp_path: Path) -> None:
+    """Several models from one place, and a place that is no model's."""
+    for model in ("gemma-7b", "llama-7b"):
+        path = tmp_path / "shared" / f"{model}-arc_easy.json"
+        save_by_path(path, "/data/project/latest/", arc_easy=arc())
+    score_files = read_score_files(tmp_path / "shared")
+    assert score_files.scores["direct"].models == ("gemma-7b", "llama-7b")
+    assert score_files.notes == (
+        f"models of {tmp_path / 'shared'} are called as its files are: /data/project is the path of several",
+    )
+    alone = tmp_path / "alone" / "gemma-7b-arc_easy.json"
+    save_by_path(alone, "/fast/snapshots/model/", arc_easy=arc())
+    assert read_scores(alone)["direct"].models == ("gemma-7b",)
+    assert read_scores(alone.parent)["direct"].models == ("gemma-7b",)
+
+
+def test_a_file_of_another_name_keeps_the_path(tmp_path: Path) -> None:
+    path = save_by_path(tmp_path / "results.json", "/fast/snapshots/model/", arc_easy=arc())
+    assert read_scores(path)["direct"].models == ("/fast",)
+
+
 def test_one_nan_costs_itself_and_not_the_folder(tmp_path: Path) -> None:
     for model, value in (("gemma-7b", 0.4), ("llama-7b", math.nan)):
         content = today(arc_easy=arc(norm=value), boolq={"acc,none": 0.7})
         del content["model_name"]
         content["config"]["model_args"] = f"pretrained=/fast/{model}/snapshots/model/"
         save(tmp_path / f"{model}-arc.json", content)
-    found = read_score_files(tmp_path)
-    matrix = found.scores["direct"]
+    score_files = read_score_files(tmp_path)
+    matrix = score_files.scores["direct"]
     assert matrix.models == ("/fast/gemma-7b", "/fast/llama-7b")
-    assert math.isnan(matrix.laid_out(["/fast/llama-7b"], ["arc_easy"])[0][0, 0])
-    assert matrix.laid_out(["/fast/llama-7b"], ["boolq"])[0][0, 0] == 0.7
-    (note,) = found.notes
+    assert math.isnan(matrix.arrange(["/fast/llama-7b"], ["arc_easy"])[0][0, 0])
+    assert matrix.arrange(["/fast/llama-7b"], ["boolq"])[0][0, 0] == 0.7
+    (note,) = score_files.notes
     assert note.startswith("1 score is missing or NaN and left out: ")
     assert "llama-7b-arc.json, results.arc_easy.acc_norm" in note
 

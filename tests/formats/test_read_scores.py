@@ -35,9 +35,9 @@ def test_a_tidy_table_becomes_matrices(tmp_path: Path) -> None:
         + HEAD
         + "direct,a,x,0.5,0.1\ndirect,b,x,0.25,\n\ntrain_before_test,a,x,0.75,N/A\ndirect,a,wiki_2025,0.9,\n",
     )
-    found = read_scores(path)
-    direct = found["direct"]
-    assert list(found) == ["direct", "train_before_test"]
+    scores = read_scores(path)
+    direct = scores["direct"]
+    assert list(scores) == ["direct", "train_before_test"]
     assert (direct.models, direct.tasks, direct.higher_is_better) == (
         ("a", "b"),
         ("x", "wiki_2025"),
@@ -72,17 +72,19 @@ def test_of_several_metrics_one_is_taken(tmp_path: Path) -> None:
 
 @pytest.mark.shared
 def test_the_published_scores_are_read(shared_data: Path) -> None:
-    found = read_scores(shared_data / "published" / "train_before_test_scores.csv")
-    assert {name: matrix.shape for name, matrix in found.items()} == {
+    scores = read_scores(shared_data / "published" / "train_before_test_scores.csv")
+    assert {name: matrix.shape for name, matrix in scores.items()} == {
         "direct": (61, 27),
         "train_before_test": (61, 27),
     }
-    matrix = found["train_before_test"]
+    matrix = scores["train_before_test"]
     lower = {task for task, up in zip(matrix.tasks, matrix.higher_is_better, strict=True) if not up}
     assert lower == {"arxiv_2025", "stackexchange_2025", "wiki_2025"}
     i, j = matrix.models.index("google/gemma-2-2b"), matrix.tasks.index("mnli")
     assert matrix.values[i, j] == 0.8758023433520122
-    assert matrix.select(tasks=[t for t in matrix.tasks if t not in lower]).complete().shape == (
+    assert matrix.select(
+        tasks=[t for t in matrix.tasks if t not in lower]
+    ).drop_incomplete_models().shape == (
         61,
         24,
     )
@@ -97,13 +99,13 @@ def test_the_published_scores_are_read(shared_data: Path) -> None:
             "direct,a,x,0.5,0.1\ndirect,a,x,0.6,0.1\n",
             "two direct scores of a on x (line 2 and line 3)",
         ),
-        ("direct,a,x,high,0.1\n", "line 2, column score: 'high' is no number"),
+        ("direct,a,x,high,0.1\n", "line 2, column score: 'high' is not a number"),
         ("direct,a,x,inf,0.1\n", "line 2, column score: the number is infinite"),
         ("direct,a,x,0.5,-0.1\n", "line 2, column stderr: -0.1 is negative"),
         ("direct,,x,0.5,0.1\n", "line 2, column model"),
         ("direct,a, ,0.5,0.1\n", "line 2, column benchmark"),
         ("direct,a,x,0.5\n", "line 2: 4 fields where the header has 5"),
-        ('direct,a,"x,0.5,0.1\n', "no CSV"),
+        ('direct,a,"x,0.5,0.1\n', "not valid CSV"),
         ("", "there are no scores in it"),
     ],
 )
@@ -164,9 +166,9 @@ def test_the_papers_layout_is_read(tmp_path: Path) -> None:
         "direct_eval": {"mnli": {"a": 0.5}},
         "direct_eval_stderr": {},
     }
-    found = read_scores(write(tmp_path, "all.json", content))
-    assert list(found) == ["direct", "train_before_test"]
-    matrix = found["train_before_test"]
+    scores = read_scores(write(tmp_path, "all.json", content))
+    assert list(scores) == ["direct", "train_before_test"]
+    matrix = scores["train_before_test"]
     assert matrix.higher_is_better == (True, False)
     assert matrix.values[:, 0].tolist() == [0.9, 0.8]
     assert matrix.stderr[0, 0] == 0.01
@@ -181,16 +183,16 @@ def test_the_papers_layout_is_read(tmp_path: Path) -> None:
             "direct_eval.mnli.a: the text '0.5' stands where a number should",
         ),
         ({"direct_eval": {"mnli": {"a": None}}}, "direct_eval.mnli.a: the score is missing or NaN"),
-        ({"direct_eval": {"mnli": {"a": True}}}, "direct_eval.mnli.a: True is no number"),
-        ({"direct_eval": {"mnli": [0.5]}}, "direct_eval: mnli is no object"),
-        ({"direct_eval": 3}, "direct_eval is no object"),
-        ({"x_stderr": {}}, "no score file"),
-        ({}, "no score file"),
-        ([1, 2], "no list of objects"),
+        ({"direct_eval": {"mnli": {"a": True}}}, "direct_eval.mnli.a: True is not a number"),
+        ({"direct_eval": {"mnli": [0.5]}}, "direct_eval: mnli is not an object"),
+        ({"direct_eval": 3}, "direct_eval is not an object"),
+        ({"x_stderr": {}}, "not a score file"),
+        ({}, "not a score file"),
+        ([1, 2], "not a list of objects"),
         ({"direct_eval": {}, "other_stderr": {}}, "'other_stderr' without scores"),
         ({"direct_eval": {}}, "there are no scores in it"),
-        ('{"direct_eval": {"mnli": {"a": 0.5, "a": 0.6}}}', "the key 'a' is there twice"),
-        ('{"direct_eval": {"mnli": {"a": 0.5', "line 1, column 35: this is no JSON"),
+        ('{"direct_eval": {"mnli": {"a": 0.5, "a": 0.6}}}', "the key 'a' appears twice"),
+        ('{"direct_eval": {"mnli": {"a": 0.5', "line 1, column 35: this is not valid JSON"),
         ('{"direct_eval": {"mnli": {"a": NaN}}}', "the score is missing or NaN"),
         ('{"direct_eval": {"mnli": {"a": 1e999}}}', "infinite"),
         ("[" * 100_000, "cannot be read|no JSON"),
@@ -219,10 +221,10 @@ def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no \.json results"):
         read_scores(tmp_path)
     (tmp_path / "latin.csv").write_bytes(b"model,benchmark,score\n\xe9,x,1\n")
-    with pytest.raises(DataError, match="byte 22 is no UTF-8"):
+    with pytest.raises(DataError, match="byte 22 is not UTF-8"):
         read_scores(tmp_path / "latin.csv")
     (tmp_path / "cut.parquet").write_bytes(b"PAR1 and nothing else")
-    with pytest.raises(DataError, match="no whole Parquet"):
+    with pytest.raises(DataError, match="not a whole Parquet"):
         read_scores(tmp_path / "cut.parquet")
     with pytest.raises(StoreError, match="SQLite or PostgreSQL"):
         read_scores("mysql://host/name")
@@ -240,8 +242,8 @@ def test_a_store_is_read_and_not_touched(
         store.cells.commit(make_cell("k2", protocol="train_before_test", value=0.75))
     before = path.read_bytes()
     for source in (path, str(path), f"sqlite:///{path}"):
-        found = read_scores(source)
-        assert {name: matrix.values.tolist() for name, matrix in found.items()} == {
+        scores = read_scores(source)
+        assert {name: matrix.values.tolist() for name, matrix in scores.items()} == {
             "direct": [[0.5]],
             "train_before_test": [[0.75]],
         }
@@ -269,7 +271,7 @@ def test_what_is_no_plain_file_is_not_waited_for(tmp_path: Path):
     import os
 
     os.mkfifo(tmp_path / "scores.csv")
-    with pytest.raises(DataError, match="no plain file"):
+    with pytest.raises(DataError, match="not a plain file"):
         read_score_files(tmp_path / "scores.csv")
 
 

@@ -13,6 +13,7 @@ import pytest
 from potentia.errors import DataError
 from potentia.evidence import read
 from potentia.formats import write_scores
+from potentia.values.protocol import Protocol
 from potentia.values.scores import ScoreMatrix
 
 
@@ -125,7 +126,7 @@ def test_the_hubs_results_are_read_as_they_are_written(tmp_path: Path) -> None:
     matrix = evidence.scores["direct"]
     assert set(matrix.models) == {"org/one", "org/two"}
     assert set(matrix.tasks) == {"gpqa_diamond", "hle"}
-    table = matrix.frame()
+    table = matrix.to_frame()
     assert table.loc["org/one", "gpqa_diamond"] == 0.412
     assert table.loc["org/two", "gpqa_diamond"] == 0.3
     assert table.loc["org/one", "hle"] == 20.9, "the verified one counts"
@@ -176,6 +177,50 @@ def test_what_potentia_writes_for_the_hub_comes_back(tmp_path: Path) -> None:
     np.testing.assert_allclose(back.values, matrix.values)
     np.testing.assert_allclose(back.stderr, matrix.stderr)
     assert [metric.name for metric in back.metrics] == ["acc_norm", "acc"]
+
+
+@pytest.mark.parametrize(
+    "protocol", ["adjust@100", "adjust@1000", "few_shot:5", "with hints; old", "our-way"]
+)
+def test_the_protocol_comes_back_from_the_hubs_notes(tmp_path: Path, protocol: str) -> None:
+    matrices = {
+        Protocol(name): ScoreMatrix.build(
+            ["org/one"],
+            ["arc_easy"],
+            [[value]],
+            stderr=[[0.0123]],
+            metrics=["acc_norm"],
+            protocol=name,
+        )
+        for name, value in ((protocol, 0.5), ("direct", 0.25))
+    }
+    write_scores(matrices, tmp_path, "hub")
+    scores = read(tmp_path).scores
+    assert set(scores) == {protocol, "direct"}
+    assert scores["direct"].values.item() == 0.25
+    back = scores[protocol]
+    assert (back.values.item(), back.stderr.item()) == (0.5, 0.0123)
+    assert back.metrics[0].name == "acc_norm"
+
+
+@pytest.mark.parametrize(
+    ("label", "protocol"),
+    [
+        ("train-before-test", "train_before_test"),
+        ("5-shot", "few_shot:5"),
+        ("adjust after 1,000 steps", "adjust@1000"),
+        ("5-shot after 20 steps", "few_shot:5@20"),
+    ],
+)
+def test_notes_that_have_the_protocols_label_are_read(
+    tmp_path: Path, label: str, protocol: str
+) -> None:
+    notes = f"{label}, recipe 0123456789ab; acc ± 0.0100 (standard error); Potentia 0.3"
+    entry = f'- {{dataset: {{id: a/b, task_id: t}}, value: 0.5, notes: "{notes}"}}'
+    write_hub(tmp_path / "one", entry)
+    (matrix,) = read(tmp_path).scores.values()
+    assert matrix.protocol == protocol
+    assert (matrix.stderr.item(), matrix.metrics[0].name) == (0.01, "acc")
 
 
 def test_a_folder_of_records_is_history(tmp_path: Path) -> None:

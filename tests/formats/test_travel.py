@@ -63,9 +63,9 @@ def test_a_file_that_others_wrote(formats: Path, tmp_path: Path) -> None:
     for name in ("demo", "example"):
         content = json.loads((formats / f"every_eval_ever.{name}.json").read_text())
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
-        found = read(tmp_path / f"{name}.json").scores["direct"]
-        assert found.models == (content["model_info"]["id"],)
-        assert len(found.tasks) == len(content["evaluation_results"])
+        result = read(tmp_path / f"{name}.json").scores["direct"]
+        assert result.models == (content["model_info"]["id"],)
+        assert len(result.tasks) == len(content["evaluation_results"])
     demo = read(tmp_path / "demo.json").scores["direct"]
     assert (demo.values[0, 0], demo.metrics[0].name, demo.metrics[0].scale) == (
         0.75,
@@ -89,13 +89,13 @@ def test_the_hubs_form_names_datasets_of_the_hub(tmp_path: Path) -> None:
     assert file.parent.name == ".eval_results"
     (entry,) = parse_eval_result_entries(yaml.safe_load(file.read_text()))
     assert (entry.dataset_id, entry.task_id, entry.value) == ("allenai/ai2_arc", "arc_easy", 0.5)
-    assert "train-before-test" in str(entry.notes)
+    assert "train_before_test" in str(entry.notes)
     assert "0.0100" in str(entry.notes)
 
 
 def lm_eval(folder: Path, model: str, stamp: str, right: list[int], date: float = 1.0) -> None:
-    place = folder / model
-    place.mkdir(parents=True, exist_ok=True)
+    model_folder = folder / model
+    model_folder.mkdir(parents=True, exist_ok=True)
     body = {
         "results": {
             "t": {"alias": "t", "acc,none": sum(right) / len(right), "acc_stderr,none": 0.1}
@@ -105,31 +105,33 @@ def lm_eval(folder: Path, model: str, stamp: str, right: list[int], date: float 
         "model_name": model,
         "date": date,
     }
-    (place / f"results_{stamp}.json").write_text(json.dumps(body))
+    (model_folder / f"results_{stamp}.json").write_text(json.dumps(body))
     samples = [
         {"doc_id": k, "doc": {"q": k}, "doc_hash": f"{k:064x}", "filter": "none", "acc": float(v)}
         for k, v in enumerate(right)
     ]
-    (place / f"samples_t_{stamp}.jsonl").write_text("".join(json.dumps(s) + "\n" for s in samples))
+    (model_folder / f"samples_t_{stamp}.jsonl").write_text(
+        "".join(json.dumps(s) + "\n" for s in samples)
+    )
 
 
 def test_samples_of_lm_eval_are_items_and_a_later_run_counts(tmp_path: Path) -> None:
     lm_eval(tmp_path, "a", "2026-01-01T00-00-00.000000", [0, 0, 0, 1])
     lm_eval(tmp_path, "a", "2026-02-01T00-00-00.000000", [1, 0, 1, 1])
     lm_eval(tmp_path, "b", "2026-01-01T00-00-00.000000", [0, 0, 1, 1])
-    found = read(tmp_path)
-    assert found.scores["direct"].frame().to_dict() == {"t": {"a": 0.75, "b": 0.5}}
-    assert any("a: 1 score(s) were measured again" in note for note in found.notes)
-    items = found.outcomes["direct"]["t"]
+    content = read(tmp_path)
+    assert content.scores["direct"].to_frame().to_dict() == {"t": {"a": 0.75, "b": 0.5}}
+    assert any("a: 1 score(s) were measured more than once" in note for note in content.notes)
+    items = content.outcomes["direct"]["t"]
     assert items["a"].keys() == items["b"].keys()
     assert sorted(items["a"].values()) == [0, 1, 1, 1]
-    assert found.scores["direct"].metrics == (Metric.of("acc"),)
+    assert content.scores["direct"].metrics == (Metric.of("acc"),)
 
 
 def test_results_that_others_wrote_have_items(formats: Path) -> None:
-    found = read(formats / "lm_eval")
+    content = read(formats / "lm_eval")
     assert [
-        len(documents) for by in found.outcomes["direct"].values() for documents in by.values()
+        len(documents) for by in content.outcomes["direct"].values() for documents in by.values()
     ] == [10]
     logs = read(formats / "inspect")
     assert {task: len(by) for task, by in logs.outcomes["direct"].items()} == {

@@ -13,8 +13,7 @@ import torch
 import tiny
 from potentia.evidence import read
 from potentia.run import run_study
-from potentia.store import Store
-from potentia.store import schema as s
+from potentia.store import Store, schema
 from potentia.study import Study, make_study
 from potentia.values.answer_bits import (
     ANSWER_BITS,
@@ -123,7 +122,7 @@ def test_an_old_store_is_read_again_from_its_log_likelihoods(finished: Study) ->
         for path in folder.rglob("*.parquet"):
             strip_metrics(path)
         with store.database.engine.begin() as connection:
-            connection.execute(s.scores.delete().where(s.scores.c.name == ANSWER_BITS))
+            connection.execute(schema.scores.delete().where(schema.scores.c.name == ANSWER_BITS))
     old = read(finished.store, metric=ANSWER_BITS)
     assert old.scores["direct"].tasks == ("colours",), "written answers have no likelihoods there"
     for protocol, matrix in old.scores.items():

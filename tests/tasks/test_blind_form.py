@@ -83,7 +83,7 @@ def test_a_study_asks_for_twins(file: Path) -> None:
     study = make_study(
         {"models": ["m"], "tasks": [{"name": "mine", "file": str(file), "blind": True}]}
     )
-    assert [task.name for task in study.benchmarks()] == ["mine", "mine:blind"]
+    assert [task.name for task in study.list_task_specs()] == ["mine", "mine:blind"]
     with pytest.raises(InputError, match="blind twin"):
         make_study({"models": ["m"], "tasks": [{"name": "mine:blind", "file": str(file)}]})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,8 @@ from potentia.errors import TaskError
 from potentia.tasks import load
 from potentia.tasks.forms.open_answers import (
     find_last_boxed,
-    instruct,
-    is_equal_answer,
+    gives_answer,
+    make_instruct_form,
     read_solution,
     strip_labels,
 )
@@ -50,9 +51,9 @@ WINO = [
 
 
 def likelihood(logprob: float, greedy: bool, tokens: int) -> Likelihood:
-    made = Likelihood((logprob, greedy))
-    made.tokens = tokens
-    return made
+    reply = Likelihood((logprob, greedy))
+    reply.tokens = tokens
+    return reply
 
 
 @pytest.fixture(scope="module")
@@ -118,8 +119,8 @@ def prompt(name: str, data_dir: Path, **options):
     ],
 )
 def test_open_prompts_are_the_papers(table, name, data_dir):
-    _, made = prompt(name, data_dir)
-    (request,) = made.requests
+    _, made_prompt = prompt(name, data_dir)
+    (request,) = made_prompt.requests
     assert isinstance(request, Generation)
     assert request.context == (GOLDEN / f"{table}.txt").read_text().removesuffix("\n")
 
@@ -136,9 +137,9 @@ def test_open_prompts_are_the_papers(table, name, data_dir):
 )
 def test_choice_prompts_are_the_papers(table, name, data_dir):
     """In the golden files, ⟦ ⟧ hold the part whose perplexity counts, the paper's underline."""
-    _, made = prompt(name, data_dir)
-    assert all(isinstance(r, Continuation) for r in made.requests)
-    shown = "\n----\n".join(f"{r.context}⟦{r.continuation}⟧" for r in made.requests)
+    _, made_prompt = prompt(name, data_dir)
+    assert all(isinstance(r, Continuation) for r in made_prompt.requests)
+    shown = "\n----\n".join(f"{r.context}⟦{r.continuation}⟧" for r in made_prompt.requests)
     assert shown == (GOLDEN / f"{table}.txt").read_text().removesuffix("\n")
 
 
@@ -152,9 +153,9 @@ def test_light_prompts_stop_at_the_next_problem_and_instruct_keeps_the_tasks_own
 
 
 def test_iclip_shows_its_examples_and_a_protocols_examples_come_instead(data_dir):
-    task, made = prompt("gsm8k:iclip:3", data_dir)
-    assert made.text.count("Problem: ") == 4
-    assert made.text.count("\\boxed{") == 3
+    task, made_prompt = prompt("gsm8k:iclip:3", data_dir)
+    assert made_prompt.text.count("Problem: ") == 4
+    assert made_prompt.text.count("\\boxed{") == 3
     more = task.prompts(task.documents("test")[:1], shots=5)[0]
     assert more.text.count("Problem: ") == 6
 
@@ -164,8 +165,8 @@ def test_an_item_is_never_among_its_own_examples_and_examples_are_seeded(data_di
     train = task.documents("train")
     for doc in train:
         for seed in range(4):
-            (made,) = task.prompts([doc], seed=seed)
-            assert made.text.count(f"Problem: {doc['question']}\n") == 1
+            (made_prompt,) = task.prompts([doc], seed=seed)
+            assert made_prompt.text.count(f"Problem: {doc['question']}\n") == 1
     first, again, other = (task.prompts(train, seed=seed) for seed in (0, 0, 1))
     assert [p.text for p in first] == [p.text for p in again]
     assert [p.text for p in first] != [p.text for p in other]
@@ -174,14 +175,14 @@ def test_an_item_is_never_among_its_own_examples_and_examples_are_seeded(data_di
 def test_examples_come_from_train_only(data_dir):
     task = load("gsm8k:iclip:4", data_dir=data_dir)
     train = {doc["question"] for doc in task.documents("train")}
-    (made,) = task.prompts(task.documents("test")[:1])
-    shown = [part.split("\nSolution:")[0] for part in made.text.split("Problem: ")[1:-1]]
+    (made_prompt,) = task.prompts(task.documents("test")[:1])
+    shown = [part.split("\nSolution:")[0] for part in made_prompt.text.split("Problem: ")[1:-1]]
     assert len(shown) == 4
     assert set(shown) <= train
 
 
-def test_both_judges_are_reported(data_dir):
-    task, made = prompt("gsm8k:light", data_dir)
+def test_both_graders_are_reported(data_dir):
+    task, made_prompt = prompt("gsm8k:light", data_dir)
     assert task.metrics == (
         "exact_match|strict-match",
         "exact_match|flexible-extract",
@@ -194,11 +195,11 @@ def test_both_judges_are_reported(data_dir):
         "#### 5",
         "The final answer is \\boxed{6}",
     ]
-    graded = [task.grade([made], [[a]])[0].detail["metrics"] for a in answers]
+    graded = [task.grade([made_prompt], [[a]])[0].detail["metrics"] for a in answers]
     assert [g["math_verify|generated"] for g in graded] == [1.0, 1.0, 1.0, 0.0]
     assert [g["exact_match|flexible-extract"] for g in graded] == [1.0, 0.0, 1.0, 0.0]
     assert [g["exact_match|strict-match"] for g in graded] == [0.0, 0.0, 1.0, 0.0]
-    scores = task.score(task.grade([made] * 4, [[a] for a in answers]))
+    scores = task.score(task.grade([made_prompt] * 4, [[a] for a in answers]))
     assert (
         scores["math_verify|generated"].value,
         scores["exact_match|flexible-extract"].value,
@@ -206,22 +207,22 @@ def test_both_judges_are_reported(data_dir):
 
 
 def test_choice_forms_score_letters_and_perplexity_per_token_or_character(data_dir):
-    letters, made = prompt("arc_easy:option_ppl", data_dir)
-    assert (letters.metric, made.gold) == ("acc", "B")
+    letters, made_prompt = prompt("arc_easy:option_ppl", data_dir)
+    assert (letters.metric, made_prompt.gold) == ("acc", "B")
     assert (
-        letters.grade([made], [[(-3.0, False), (-1.0, False), (-2.0, False), (-4.0, False)]])[
-            0
-        ].value
+        letters.grade(
+            [made_prompt], [[(-3.0, False), (-1.0, False), (-2.0, False), (-4.0, False)]]
+        )[0].value
         == 1.0
     )
-    blank, made = prompt("arc_easy:blank_ppl", data_dir)
+    blank, made_prompt = prompt("arc_easy:blank_ppl", data_dir)
     assert blank.metric == "acc_token"
     tokens = [
         likelihood(-30.0, False, 10),
         likelihood(-31.0, False, 11),
         *[likelihood(-60.0, False, 10)] * 2,
     ]
-    graded = blank.grade([made], [tokens])[0]
+    graded = blank.grade([made_prompt], [tokens])[0]
     assert (graded.detail["metrics"]["acc"], graded.value, graded.prediction) == (
         0.0,
         1.0,
@@ -232,14 +233,14 @@ def test_choice_forms_score_letters_and_perplexity_per_token_or_character(data_d
         likelihood(-31.0, False, 10),
         *[likelihood(-60.0, False, 10)] * 2,
     ]
-    assert blank.grade([made], [fewer])[0].value == 0.0
+    assert blank.grade([made_prompt], [fewer])[0].value == 0.0
     assert blank.score([graded])["acc_token"].value == 1.0
-    blank, made = prompt("arc_easy:blank_ppl:character", data_dir)
+    blank, made_prompt = prompt("arc_easy:blank_ppl:character", data_dir)
     assert blank.metric == "acc_norm"
-    lengths = [len(r.continuation) for r in made.requests]
+    lengths = [len(r.continuation) for r in made_prompt.requests]
     assert lengths[1] > lengths[0]  # carbon dioxide: less likely as a whole, likelier per character
     given = [(-30.0, False), (-31.0, False), (-60.0, False), (-60.0, False)]
-    graded = blank.grade([made], [given])[0]
+    graded = blank.grade([made_prompt], [given])[0]
     assert (graded.detail["metrics"]["acc"], graded.value) == (0.0, 1.0)
 
 
@@ -247,25 +248,25 @@ def test_blank_ppl_documents_are_told_apart_for_overlap_and_examples(data_dir):
     task = load("arc_easy:blank_ppl", data_dir=data_dir)
     train = task.documents("train")
     assert len(set(task.question_texts(train))) == len(train)
-    (made,) = task.prompts(task.documents("test")[:1], shots=2)
-    assert made.requests[0].context.count("?") == 2
+    (made_prompt,) = task.prompts(task.documents("test")[:1], shots=2)
+    assert made_prompt.requests[0].context.count("?") == 2
 
 
 def test_an_answer_that_always_has_the_same_place_is_not_given_away_by_its_letter(data_dir):
     task = load("sciq:option_ppl", data_dir=data_dir)
-    made = task.prompts(task.documents("test"))
-    assert len({p.gold for p in made}) > 1
-    for p in made:
-        assert f"\n{p.gold}. {p.doc['correct_answer']}\n" in p.text
+    made_prompts = task.prompts(task.documents("test"))
+    assert len({p.gold for p in made_prompts}) > 1
+    for p in made_prompts:
+        assert f"\n{p.gold}. {p.document['correct_answer']}\n" in p.text
 
 
 def test_sentences_to_complete_are_compared_whole(data_dir):
-    _, made = prompt("winogrande:blank_ppl", data_dir)
-    assert [r.continuation for r in made.requests] == [
+    _, made_prompt = prompt("winogrande:blank_ppl", data_dir)
+    assert [r.continuation for r in made_prompt.requests] == [
         "The cup fell off the shelf since the cup was slippery.",
         "The cup fell off the shelf since the shelf was slippery.",
     ]
-    assert made.gold == made.requests[1].continuation
+    assert made_prompt.gold == made_prompt.requests[1].continuation
     with pytest.raises(TaskError, match="inside the sentence"):
         load("winogrande:blank_ppl:option", data_dir=data_dir)
 
@@ -334,8 +335,8 @@ class FakeTask:
     ],
 )
 def test_solutions_are_read_from_their_usual_shapes(target, doc, reasoning, answers):
-    found = read_solution(FakeTask(target), doc)
-    assert (found.reasoning, found.answers) == (reasoning, answers)
+    solution = read_solution(FakeTask(target), doc)
+    assert (solution.reasoning, solution.answers) == (reasoning, answers)
 
 
 def test_boxes_are_balanced_and_the_last_counts():
@@ -355,14 +356,14 @@ def test_boxes_are_balanced_and_the_last_counts():
     ],
 )
 def test_math_verify_knows_equal_answers(gold, text, right):
-    assert is_equal_answer(gold, text) is right
+    assert gives_answer(gold, text) is right
 
 
 def test_the_judge_works_outside_the_main_thread():
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(is_equal_answer, "0.5", "\\boxed{\\frac{1}{2}}").result()
+        assert pool.submit(gives_answer, "0.5", "\\boxed{\\frac{1}{2}}").result()
 
 
 @pytest.mark.parametrize(
@@ -399,17 +400,79 @@ def test_labels_are_stripped_in_the_harness_s_languages(prompt):
         ("minerva_math_algebra", "", "You're a math expert. Given"),
         ("multi_logieval", "", "You're a logic expert. Given"),
         ("triviaqa", "", "You're a general knowledge expert. Given"),
+        ("afrimgsm_translate_fra_prompt_5", "", "You're a math expert. Given"),
+        ("mmlu_flan_cot_fewshot_electrical_engineering", "", "You're an engineering expert. Given"),
+        ("mmlu_prox_en_health", "", "You're a medicine expert. Given"),
+        ("bigbench_codenames_generate_until", "", "You're a reasoning expert. Given"),
         ("our_tickets", "", "You're an expert. Given"),
         ("our_tickets", "customer_service", "You're a customer service expert. Given"),
         ("our_tickets", "2:economics", "You're an economics expert. Given"),
     ],
 )
 def test_the_instruction_names_a_field_and_never_a_placeholder(data_dir, task, argument, opening):
-    harness_task = load("gsm8k", data_dir=data_dir)._subtasks[0].task
+    harness_task = load("gsm8k", data_dir=data_dir)._subtasks[0].harness_task
     definition = {**harness_task.config.to_dict(keep_callable=True), "task": task, "tag": None}
-    changes = instruct(harness_task, definition, argument)
+    changes = make_instruct_form(harness_task, definition, argument)
     assert changes["description"].startswith(opening)
     assert changes["shots"] == (2 if argument.startswith("2") else 0)
+
+
+@pytest.mark.parametrize(
+    ("form", "category", "opening"),
+    [
+        ("instruct", "chess", "You're a chess expert. Given"),
+        ("instruct:2", "chess", "You're a chess expert. Given"),
+        ("instruct", "CR", "You're a commonsense reasoning expert. Given"),
+        ("instruct:go", "chess", "You're a go expert. Given"),
+    ],
+)
+def test_the_category_of_a_task_is_the_field_that_its_instruction_names(
+    tmp_path, form, category, opening
+):
+    path = tmp_path / "moves.jsonl"
+    lines = [json.dumps({"question": f"move {i}?", "answer": f"e{i}"}) for i in range(40)]
+    path.write_text("\n".join(lines), "utf-8")
+    task = load(f"{path}:{form}", category=category)
+    assert task._subtasks[0].definition["description"].startswith(opening)
+    assert task.name.endswith(form)
+
+
+def test_the_main_metric_of_a_form_reads_boxed_answers(tmp_path):
+    """MGSM's first filter compares the whole text, "the answer is" is no box: neither could ever judge one right."""
+    from datasets import Dataset
+
+    rows = [{"question": f"{n} + 1 = ?", "answer": None, "answer_number": n + 1} for n in range(9)]
+    folder = tmp_path / "juletxara--mgsm" / "zh"
+    folder.mkdir(parents=True)
+    for split in ("train", "test"):
+        Dataset.from_list(rows).to_parquet(folder / f"{split}.parquet")
+    for name, metric in (
+        ("mgsm_direct_zh", "exact_match|remove_whitespace"),
+        ("mgsm_direct_zh:iclip:2", "exact_match|flexible-extract"),
+        ("mgsm_direct_zh:instruct", "exact_match|flexible-extract"),
+        ("mgsm_native_cot_zh:light", "exact_match|flexible-extract"),
+    ):
+        task, made_prompt = prompt(name, tmp_path)
+        assert task.metric == metric
+        if ":" in name:
+            (graded,) = task.grade([made_prompt], [["1 + 0 = 1. The final answer is \\boxed{1}"]])
+            assert graded.value == 1.0
+
+
+def test_a_form_leaves_room_for_the_steps_that_it_asks_for(tmp_path):
+    """Own files stop at a line break, NQ-Open at a comma: "step by step" would end before its answer."""
+    path = tmp_path / "moves.jsonl"
+    lines = [json.dumps({"question": f"move {i}?", "answer": f"e{i}"}) for i in range(40)]
+    path.write_text("\n".join(lines), "utf-8")
+    (plain,) = prompt(str(path), None)[1].requests
+    assert plain.stop == ("\n",)
+    for form in ("instruct", "light", "iclip:2"):
+        task, made_prompt = prompt(f"{path}:{form}", None)
+        (request,) = made_prompt.requests
+        assert not {"\n", "\n\n"} & set(request.stop)
+        assert request.max_tokens >= 256
+        assert task.metric == "math_verify|generated"
+        assert not [note for note in task.notes if "scored by" in note]
 
 
 def test_iclip_can_show_the_same_examples_before_every_question(tmp_path):

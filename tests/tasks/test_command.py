@@ -44,14 +44,14 @@ def test_show(name: str, benchmarks: Path) -> None:
     printed = runner.invoke(app, arguments)
     assert printed.exit_code == 0, printed.output
     assert printed.output.count("→") == 3
-    found = json.loads(runner.invoke(app, [*arguments, "--json"]).output)
+    result = json.loads(runner.invoke(app, [*arguments, "--json"]).output)
     assert (
-        tuple(found["splits"][s]["used"] for s in ("train", "validation", "test"))
+        tuple(result["splits"][s]["used"] for s in ("train", "validation", "test"))
         == BENCHMARKS[name]
     )
-    assert len(found["examples"]) == 3
+    assert len(result["examples"]) == 3
     first = next(line for line in printed.output.splitlines() if "→" in line)
-    assert found["examples"][0]["gold"].splitlines()[0] in first
+    assert result["examples"][0]["gold"].splitlines()[0] in first
 
 
 @pytest.mark.shared

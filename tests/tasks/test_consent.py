@@ -10,7 +10,7 @@ import yaml
 from potentia import files
 from potentia.errors import TaskError
 from potentia.tasks import load
-from potentia.tasks.consent import check_stock_consent, executing_calls, read_chain
+from potentia.tasks.consent import check_stock_consent, find_calls_in_module, read_chain
 from potentia.tasks.definitions import read_stock_task, read_user_task, tasks_folder
 
 SOLUTION = "<Solution>\\n__import__('os').system('touch MARK')+0=0\\nx\\ny\\n</Solution>"
@@ -130,11 +130,19 @@ def test_the_data_of_such_a_task_can_be_named():
     assert definition["dataset_path"] == "openai/openai_humaneval"
 
 
+EXECUTING_FOLDERS = ("humaneval", "mbpp", "cruxeval", "longproc", "score")
+
+
 @pytest.mark.slow
-def test_every_stock_definition_is_judged_and_few_are_refused():
+@pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.long)])
+def test_stock_definitions_are_judged_and_few_are_refused(every: int):
     """Every task that lm-eval marks is refused; of the others those alone whose modules execute a text."""
     marked, other, fine = set(), set(), 0
-    for file in sorted(tasks_folder().rglob("*.yaml")):
+    definitions = sorted(tasks_folder().rglob("*.yaml"))
+    chosen = set(definitions[::every])
+    for folder in EXECUTING_FOLDERS:
+        chosen |= set((tasks_folder() / folder).rglob("*.yaml"))
+    for file in sorted(chosen):
         try:
             chain = read_chain(file)
         except yaml.YAMLError:
@@ -148,13 +156,13 @@ def test_every_stock_definition_is_judged_and_few_are_refused():
             (marked if unsafe else other).add(file.relative_to(tasks_folder()).parts[0])
     assert {"humaneval", "mbpp", "cruxeval", "longproc"} <= marked
     assert other == {"score"}
-    assert fine > 5_000
+    assert fine > 5_000 // every
 
 
 def test_calls_are_found_through_imports():
-    calls = executing_calls(tasks_folder() / "score" / "math" / "utils_math.py")
+    calls = find_calls_in_module(tasks_folder() / "score" / "math" / "utils_math.py")
     assert calls == ("parse_expr in math/math_grader.py",)
-    assert executing_calls(tasks_folder() / "hellaswag" / "utils.py") == ()
+    assert find_calls_in_module(tasks_folder() / "hellaswag" / "utils.py") == ()
 
 
 CHANGES = (

@@ -26,11 +26,11 @@ def test_planted_twins_are_found(tmp_path: Path) -> None:
     for split, rows in (("train", train), ("validation", test[:1]), ("test", test)):
         (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     task = tasks.load(str(tmp_path), drop_overlap=False)
-    found = tasks.measure_overlap(task)
-    assert (found.train, found.test) == (200, 100)
-    assert (found.train_exact, found.test_exact) == (7, 7)
-    assert found.test_ngram == 8
-    assert found.train_ids == {*range(7), 50}
+    overlap = tasks.measure_overlap(task)
+    assert (overlap.train, overlap.test) == (200, 100)
+    assert (overlap.train_exact, overlap.test_exact) == (7, 7)
+    assert overlap.test_ngram == 8
+    assert overlap.train_ids == {*range(7), 50}
 
 
 def test_short_documents_have_no_runs(tmp_path: Path) -> None:
@@ -40,8 +40,8 @@ def test_short_documents_have_no_runs(tmp_path: Path) -> None:
     ]
     file = tmp_path / "short.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)))
-    found = tasks.measure_overlap(tasks.load(str(file)))
-    assert found.train_exact == found.train_ngram == found.test_ngram == 0
+    overlap = tasks.measure_overlap(tasks.load(str(file)))
+    assert overlap.train_exact == overlap.train_ngram == overlap.test_ngram == 0
 
 
 def test_published_overlap(shared_data: Path) -> None:

@@ -148,14 +148,14 @@ def test_a_leaf_is_checked_as_it_is_used(tmp_path: Path):
 
 def _stock_functions() -> list[tuple[str, str, str]]:
     """Return (file, keys, name) of every function that lm-eval's own definitions name."""
-    found = []
+    results = []
     for file in sorted(tasks_folder().rglob("*.yaml")):
         module = "lm_eval.tasks." + ".".join(file.parent.relative_to(tasks_folder()).parts)
         for key, name in re.findall(
             r"^(\w+): !function ([\w.]+)", file.read_text("utf-8"), re.MULTILINE
         ):
-            found.append((str(file), key, f"{module}.{name}"))
-    return found
+            results.append((str(file), key, f"{module}.{name}"))
+    return results
 
 
 def test_no_function_that_a_file_can_name_is_called(tmp_path: Path):
@@ -265,11 +265,11 @@ def test_a_template_has_limits_of_memory_and_time(
 
 
 def test_a_template_that_is_slow_on_every_document_ends(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(limited, "LATE", 0.3)
+    monkeypatch.setattr(limited, "MAX_EXTRA_SECONDS", 0.3)
     slow = "{% for i in range(60000) %}{% for j in range(2) %}{% endfor %}{% endfor %}{{ q }}"
     with pytest.raises(limited.LimitError, match="too long"):
         [limited.render_template(slow, {"q": str(k)}) for k in range(1000)]
-    monkeypatch.setattr(limited, "MORE", 5_000_000)
+    monkeypatch.setattr(limited, "MAX_EXTRA_CHARACTERS", 5_000_000)
     with pytest.raises(limited.LimitError, match="too much"):
         [limited.render_template("{{ 'x' * 1000000 }}{{ q }}", {"q": str(k)}) for k in range(100)]
 
@@ -358,7 +358,7 @@ def test_data_have_limits(tmp_path: Path):
 )
 def test_a_pipe_is_no_file(tmp_path: Path, name: str):
     os.mkfifo(tmp_path / name)
-    with pytest.raises(TaskError, match="no plain file"):
+    with pytest.raises(TaskError, match="not a plain file"):
         load(str(tmp_path / name))
 
 
@@ -366,22 +366,22 @@ def test_a_definition_of_a_pipe_is_refused(tmp_path: Path):
     file = definition(tmp_path)
     (tmp_path / "data.jsonl").unlink()
     os.mkfifo(tmp_path / "data.jsonl")
-    with pytest.raises(TaskError, match="no plain file"):
+    with pytest.raises(TaskError, match="not a plain file"):
         load(str(file))
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"metric": "{metric: ./metric.py}"}, "none of lm-eval's"),
-        ({"metric": "{metric: acc, hf_evaluate: true}"}, "none of lm-eval's"),
+        ({"metric": "{metric: ./metric.py}"}, "not one of lm-eval's"),
+        ({"metric": "{metric: acc, hf_evaluate: true}"}, "not one of lm-eval's"),
         ({"more": "unsafe_code: true"}, "unsafe_code"),
         ({"more": "use_prompt: 'x.yaml:a'"}, "use_prompt"),
         ({"more": "class: !function task.Task"}, "class"),
         ({"more": "repeats: 1000000000"}, "repeats"),
         ({"more": "doc_to_image: q"}, "only text"),
         ({"more": "include: own.yaml"}, "includes itself"),
-        ({"more": "include: {a: b}"}, "is no file"),
+        ({"more": "include: {a: b}"}, "is not a file"),
         ({"more": "task: twice"}, "`task` is given twice"),
     ],
 )
@@ -402,7 +402,7 @@ def test_pickled_data_is_refused(tmp_path: Path):
 def test_data_that_have_no_name_are_refused(tmp_path: Path):
     file = definition(tmp_path)
     file.write_text(file.read_text().replace("dataset_path: json", "dataset_path: [json]"))
-    with pytest.raises(TaskError, match="is no name"):
+    with pytest.raises(TaskError, match="is not a name"):
         load(str(file))
 
 
@@ -425,7 +425,7 @@ def test_an_empty_template_is_one_like_any_other():
 
 def test_a_machine_that_is_busy_makes_no_template_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits count what the child's processor does, not the clock: here the child gets none for a while."""
-    monkeypatch.setattr(limited, "LATE", 0.3)
+    monkeypatch.setattr(limited, "MAX_EXTRA_SECONDS", 0.3)
     template = "{{ name }} waits"
     assert limited.render_template(template, {"name": "first"}) == "first waits"
     child = limited._child.process.pid
@@ -445,3 +445,24 @@ def test_templates_are_rendered_also_after_parquet_was_read(tmp_path: Path) -> N
     assert [limited.render_template("{{ q }} after", {"q": k}) for k in range(50)] == [
         f"{k} after" for k in range(50)
     ]
+
+
+def test_packages_that_a_stock_task_lacks_are_named_with_the_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As minerva_math without its version of antlr4: lm-eval's own text names a wrong purpose and two commands."""
+    from lm_eval.tasks import _yaml_loader
+
+    def refuse(path: Path) -> None:
+        raise AssertionError(
+            "`antlr4-python3-runtime==4.11` is required for translation prompt templates. "
+            "Please install the required packages via pip install lm-eval[math]"
+        )
+
+    monkeypatch.setattr(_yaml_loader, "load_yaml", refuse)
+    path = tasks_folder() / "minerva_math" / "minerva_math_algebra.yaml"
+    with pytest.raises(
+        TaskError, match="lm-eval computes it with packages that are not here"
+    ) as caught:
+        read_definition(path)
+    assert caught.value.hint == "pip install 'lm_eval[math]'"

@@ -102,8 +102,10 @@ def test_the_same_in_another_process(benchmarks: Path) -> None:
         "from pathlib import Path; from potentia import tasks\n"
         f"for name in {names}: print(tasks.load(name, data_dir=Path({str(benchmarks)!r})).fingerprint)"
     )
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert other.stdout.split() == [
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.split() == [
         tasks.load(name, data_dir=benchmarks).fingerprint for name in names
     ]
 
@@ -113,5 +115,5 @@ def test_a_task_folder_may_be_moved(tmp_path: Path) -> None:
 
     places = [zoo.write_task_files(tmp_path / name)["ask"] for name in ("here", "there")]
     assert places[0].read_text() != places[1].read_text(), "the definition names its files"
-    one, two = (tasks.load(str(place)) for place in places)
-    assert one.fingerprint == two.fingerprint
+    first, second = (tasks.load(str(place)) for place in places)
+    assert first.fingerprint == second.fingerprint

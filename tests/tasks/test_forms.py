@@ -13,6 +13,7 @@ import pytest
 from potentia.errors import TaskError
 from potentia.facts import leaderboard_shots
 from potentia.tasks import Caps, Task, load
+from potentia.tasks.definitions import tasks_folder
 
 SMALL = Caps(train=60, validation=40, test=120)
 
@@ -73,6 +74,17 @@ def test_mmlu_as_cloze_is_lm_evals_mmlu_continuation(mmlu: Path, shots: int) -> 
         assert mine == other
     assert formed.metric == "acc"
     assert "multiple choice" not in ours[0][0].context
+
+
+def test_cloze_says_multiple_choice_in_no_spelling(mmlu: Path, tmp_path: Path) -> None:
+    definition = tmp_path / "own.yaml"
+    definition.write_text(
+        f"include: {tasks_folder()}/mmlu/default/mmlu_anatomy.yaml\n"
+        'description: "The following is a Multiple-choice question about anatomy.\\n\\n"\n'
+    )
+    task = load(f"{definition}:cloze", data_dir=mmlu)
+    context = _requests(task)[0][0].context
+    assert context.startswith("The following is a question about anatomy.\n\n")
 
 
 def _harness_requests(definition: str, folder: Path) -> list[list[tuple[str, str]]]:
@@ -225,11 +237,11 @@ def test_winogrande_as_choice_fills_a_blank(loaded: Callable[[str], Task]) -> No
     for prompt in task.prompts(task.documents("test")[:50]):
         sentence, first, second, end = prompt.text.split("\n")
         assert " ".join(sentence.split()) == " ".join(
-            prompt.doc["sentence"].replace("_.", "_ .").split()
+            prompt.document["sentence"].replace("_.", "_ .").split()
         )
         assert end == "Answer:"
-        assert {first[3:], second[3:]} == {prompt.doc["option1"], prompt.doc["option2"]}
-        assert prompt.gold == "AB"[int(prompt.doc["answer"]) - 1]
+        assert {first[3:], second[3:]} == {prompt.document["option1"], prompt.document["option2"]}
+        assert prompt.gold == "AB"[int(prompt.document["answer"]) - 1]
     stock = loaded("winogrande")
     assert _requests(loaded("winogrande:cloze")) == _requests(stock)
 
@@ -293,6 +305,9 @@ def test_fingerprints_tell_forms_apart(loaded: Callable[[str], Task]) -> None:
         ("gsm8k:choice", "no options"),
         ("arc_easy:choice:many", "how many options"),
         ("arc_easy:cloze:1", "how many options"),
+        ("arc_easy:cloze:01", "how many options"),
+        ("arc_easy:choice:00", "how many options"),
+        ("arc_easy:choice:4:x", "the seed 'x' is not a whole number"),
         ("winogrande:cloze:2", "cannot be reduced"),
         ("arc_easy:poem", "no prompt form"),
     ],

@@ -20,13 +20,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import pandas as pd
 
     folder = tmp_path_factory.mktemp("data")
-    for place, config in enumerate(read_stock_task("mmlu_stem").subtasks):
+    for position, config in enumerate(read_stock_task("mmlu_stem").subtasks):
         below = folder / "cais--mmlu" / config["dataset_name"]
         below.mkdir(parents=True)
-        for split, n in (("test", 5 + place), ("dev", 5)):
+        for split, n in (("test", 5 + position), ("dev", 5)):
             rows = [
                 {
-                    "question": f"{split} {place} {i}?",
+                    "question": f"{split} {position} {i}?",
                     "choices": [f"{c}{i}" for c in "wxyz"],
                     "answer": i % 4,
                 }
@@ -83,10 +83,10 @@ def test_a_group_scores_as_lm_eval_s(data: Path) -> None:
 def test_the_cap_is_on_the_whole_group(data: Path) -> None:
     task = tasks.load("mmlu_stem", data_dir=data, caps=tasks.Caps(test=40))
     documents = task.documents("test")
-    assert len(documents) == task.plan.test.used == 40 < task.plan.test.available
+    assert len(documents) == task.split_plan.test.used == 40 < task.split_plan.test.available
     assert len({document.id for document in documents}) == 40
     assert len(task.documents("train")) == len(task.documents("validation")) == 0
-    assert task.plan.train.origin == "none"
+    assert not task.split_plan.train.origin_kinds
 
 
 def test_shots_come_from_the_split_set_aside(data: Path) -> None:

@@ -15,10 +15,10 @@ from potentia.tasks.definitions import build_index, scan_names, task_index, task
 
 
 def test_every_kind_of_name_is_found() -> None:
-    found = build_index(tasks_folder() / "mmlu" / "default")
-    assert found["mmlu"] == module.HarnessEntry("group", "_mmlu.yaml")
-    assert found["mmlu_anatomy"] == module.HarnessEntry("task", "mmlu_anatomy.yaml")
-    assert "mmlu_anatomy" in found["mmlu_stem_tasks"].members
+    index = build_index(tasks_folder() / "mmlu" / "default")
+    assert index["mmlu"] == module.HarnessEntry("group", "_mmlu.yaml")
+    assert index["mmlu_anatomy"] == module.HarnessEntry("task", "mmlu_anatomy.yaml")
+    assert "mmlu_anatomy" in index["mmlu_stem_tasks"].members
     assert build_index(tasks_folder() / "squadv2")["squadv2"].kind == "class"
 
 
@@ -38,12 +38,12 @@ def test_the_index_is_kept_and_trusted_only_for_its_version(
         assert list(task_index()) == ["arc_easy"]
     assert len(built) == 1
     (file,) = (tmp_path / "cache").glob("tasks-*")
-    kept = json.loads(file.read_text())
+    content = json.loads(file.read_text())
     for spoiled in (
         "{",
-        json.dumps({**kept, "stamp": {"lm_eval": "0.0"}}),
+        json.dumps({**content, "stamp": {"lm_eval": "0.0"}}),
         "[]",
-        json.dumps({"stamp": kept["stamp"]}),
+        json.dumps({"stamp": content["stamp"]}),
     ):
         file.write_text(spoiled)
         task_index.cache_clear()
@@ -57,17 +57,67 @@ def test_the_index_is_kept_and_trusted_only_for_its_version(
     task_index.cache_clear()
 
 
+def test_two_environments_keep_an_index_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They shared one file, and who came last threw the other's away: a quarter of a minute at every turn."""
+    built = []
+
+    def build_small(folder: Path) -> dict[str, module.HarnessEntry]:
+        built.append(folder.name)
+        return {f"task_of_{folder.name}": module.HarnessEntry("task", "one.yaml")}
+
+    monkeypatch.setenv("POTENTIA_CACHE", str(tmp_path))
+    monkeypatch.setattr(module, "build_index", build_small)
+    for environment in ("first", "second", "first", "second"):
+        monkeypatch.setattr(module, "tasks_folder", lambda name=environment: tmp_path / name)
+        task_index.cache_clear()
+        assert list(task_index()) == [f"task_of_{environment}"]
+    assert built == ["first", "second"]
+    monkeypatch.undo()
+    task_index.cache_clear()
+
+
+def test_an_editable_installation_is_indexed_again_when_its_tasks_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its version stays as it is, so that a new task was not found."""
+    built = []
+
+    def build_small(folder: Path) -> dict[str, module.HarnessEntry]:
+        built.append(folder)
+        return {}
+
+    monkeypatch.setenv("POTENTIA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(module, "build_index", build_small)
+    try:
+        for name, times_built in (("site-packages", 1), ("editable", 2)):
+            built.clear()
+            folder = tmp_path / name
+            folder.mkdir()
+            monkeypatch.setattr(module, "tasks_folder", lambda folder=folder: folder)
+            for file_name in (None, None, "new.yaml"):
+                if file_name is not None:
+                    (folder / file_name).write_text("task: new")
+                task_index.cache_clear()
+                task_index()
+            assert built == [folder] * times_built
+    finally:
+        monkeypatch.undo()
+        task_index.cache_clear()
+
+
 def test_names_found_in_the_text_are_lm_evals() -> None:
     """Most tasks need no YAML to be read: the first study of a machine waits a second for its names, not ten."""
-    found, all_names = scan_names(tasks_folder()), task_index()
-    assert len(found) > 10_000
-    assert {name: all_names[name].path for name in found} == found
-    classes = {name for name in found if all_names[name].kind != "task"}
+    scanned_names, all_names = scan_names(tasks_folder()), task_index()
+    assert len(scanned_names) > 10_000
+    assert {name: all_names[name].path for name in scanned_names} == scanned_names
+    classes = {name for name in scanned_names if all_names[name].kind != "task"}
     assert all(all_names[name].kind == "class" for name in classes)  # what a file includes says so
     with pytest.raises(TaskError, match="Python class"):
         tasks.read_stock_task(min(classes))
-    assert {"arc_easy", "boolq", "gsm8k", "hellaswag", "winogrande"} <= set(found)
-    assert not {"mmlu", "squadv2"} & set(found)
+    assert {"arc_easy", "boolq", "gsm8k", "hellaswag", "winogrande"} <= set(scanned_names)
+    assert not {"mmlu", "squadv2"} & set(scanned_names)
 
 
 def test_a_study_of_plain_tasks_reads_no_index(
@@ -75,7 +125,7 @@ def test_a_study_of_plain_tasks_reads_no_index(
 ) -> None:
     monkeypatch.setenv("POTENTIA_CACHE", str(tmp_path))
     monkeypatch.setattr(module, "build_index", None)
-    for known in (task_index, module._plain_tasks):
+    for known in (task_index, module._index_plain_tasks):
         known.cache_clear()
     try:
         assert tasks.read_stock_task("arc_easy").subtasks[0]["dataset_path"] == "allenai/ai2_arc"
@@ -83,7 +133,7 @@ def test_a_study_of_plain_tasks_reads_no_index(
             tasks.read_stock_task("mmlu")
     finally:
         monkeypatch.undo()
-        for known in (task_index, module._plain_tasks):
+        for known in (task_index, module._index_plain_tasks):
             known.cache_clear()
 
 
@@ -127,7 +177,8 @@ def test_unknown_names_get_a_hint() -> None:
 
 def test_no_data_and_no_network(tmp_path: Path) -> None:
     with pytest.raises(
-        TaskError, match=r"the data of arc_easy cannot be had from the hub and not in .*ARC-Easy"
+        TaskError,
+        match=r"the data of arc_easy cannot be fetched from the hub and not in .*ARC-Easy",
     ):
         tasks.load("arc_easy", data_dir=tmp_path)
 

@@ -12,7 +12,9 @@ from sklearn.metrics import balanced_accuracy_score, f1_score
 from potentia import tasks
 from potentia.errors import TaskError
 from potentia.tasks import grading
-from potentia.tasks.checks import MAJORITY, TFIDF, compute_baselines
+from potentia.tasks.checks import compute_baselines
+from potentia.tasks.splits import SPLITS
+from potentia.values.baselines import Baseline
 
 WORDS = {
     "billing_issue": ["invoice", "charged", "refund"],
@@ -62,10 +64,12 @@ def test_two_texts_with_a_label(tmp_path: Path, names: tuple[str, str]) -> None:
     assert text.startswith(f"{names[0].capitalize()}: a ")
     assert f"\n{names[1].capitalize()}: b " in text
     assert any("labels are numbers" in note for note in task.notes)
-    own = tasks.UserData((str(tmp_path / "pairs.csv"),), labels={"0": "different", "1": "same"})
-    assert tasks.load("pairs", own=own).labels == {"0": "different", "1": "same"}
+    user_data = tasks.UserData(
+        (str(tmp_path / "pairs.csv"),), labels={"0": "different", "1": "same"}
+    )
+    assert tasks.load("pairs", user_data=user_data).labels == {"0": "different", "1": "same"}
     with pytest.raises(TaskError, match="no row has the label '7'"):
-        tasks.load("pairs", own=tasks.UserData(own.files, labels={"7": "x"}))
+        tasks.load("pairs", user_data=tasks.UserData(user_data.files, labels={"7": "x"}))
 
 
 def test_a_label_that_begins_another_can_still_lose(tmp_path: Path) -> None:
@@ -79,8 +83,11 @@ def test_a_column_that_may_be_a_label_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="is the column desk a label") as error:
         tasks.load(file)
     assert "--map text=text label=desk" in str(error.value.hint)
-    assert tasks.load("t", own=tasks.UserData((file,), columns={"label": "desk"})).labels
-    assert tasks.load("t", own=tasks.UserData((file,), columns={"text": "text"})).kind == "corpus"
+    assert tasks.load("t", user_data=tasks.UserData((file,), columns={"label": "desk"})).labels
+    assert (
+        tasks.load("t", user_data=tasks.UserData((file,), columns={"text": "text"})).kind
+        == "corpus"
+    )
     unlike = table(
         tmp_path / "u.csv", [(f"text {i}", f"title {i}") for i in range(40)], ("text", "title")
     )
@@ -97,11 +104,11 @@ def test_all_bad_rows_are_told_at_once_and_may_be_left_out(tmp_path: Path) -> No
         stream.write("a,b,c\n")
     with pytest.raises(TaskError) as error:
         tasks.load(str(file))
-    told = str(error.value)
-    assert "3 of 93 rows cannot be used" in told
+    message = str(error.value)
+    assert "3 of 93 rows cannot be used" in message
     for line, why in ((62, "label is empty"), (64, "text is empty"), (95, "2 columns are named")):
-        assert f"t.csv, line {line}: {why}" in told
-    assert "--drop-bad-rows" in told
+        assert f"t.csv, line {line}: {why}" in message
+    assert "--drop-bad-rows" in message
     task = tasks.load(str(file), drop_bad_rows=True)
     assert sum(len(task.documents(s)) for s in ("train", "validation", "test")) == 90
     assert any("3 of 93 rows" in note for note in task.notes)
@@ -126,18 +133,24 @@ def test_duplicates_across_splits_are_dropped_and_counted(tmp_path: Path) -> Non
     file = table(
         tmp_path / "t.csv", [*rows, *[(text.upper() + "!", label) for text, label in rows[:30]]]
     )
-    task = tasks.load(file)
-    kept = tasks.load(file, drop_overlap=False)
-    assert tasks.measure_overlap(kept).train_exact > 0
+    together = tasks.load(file)
+    loaded = tasks.load(file, drop_overlap=False)
+    assert tasks.measure_overlap(loaded).train_exact > 0
+    assert tasks.measure_overlap(together).train_exact == 0
+    assert together.split_plan.dropped_overlap == 0  # repeated rows stay in one split
+    assert sum(len(together.documents(split)) for split in SPLITS) == 90
+    table(tmp_path / "train.csv", rows)
+    table(tmp_path / "test.csv", [(text.upper() + "!", label) for text, label in rows[:30]])
+    user_data = tasks.UserData((str(tmp_path / "train.csv"), str(tmp_path / "test.csv")))
+    task = tasks.load("t", user_data=user_data)
     assert tasks.measure_overlap(task).train_exact == 0
-    assert [d.id for d in task.documents("test")] == [d.id for d in kept.documents("test")]
-    assert task.plan.dropped_overlap > 0
+    assert task.split_plan.dropped_overlap == 30
     assert any("Duplicates across splits are dropped" in note for note in task.notes)
     table(tmp_path / "train.csv", rows)
     table(tmp_path / "test.csv", rows)
-    own = tasks.UserData((str(tmp_path / "train.csv"), str(tmp_path / "test.csv")))
-    with pytest.raises(TaskError, match="repeat every training document"):
-        tasks.load("t", own=own)
+    user_data = tasks.UserData((str(tmp_path / "train.csv"), str(tmp_path / "test.csv")))
+    with pytest.raises(TaskError, match="repeat every training example"):
+        tasks.load("t", user_data=user_data)
 
 
 def test_scores_of_classes_are_scikit_learns() -> None:
@@ -151,6 +164,23 @@ def test_scores_of_classes_are_scikit_learns() -> None:
     ) == pytest.approx(balanced_accuracy_score(gold, [b % 3 for b in predicted]))
 
 
+def test_the_most_frequent_class_is_at_chance_over_folds_of_equal_classes(tmp_path: Path) -> None:
+    lines = ["text,label"]
+    for number in range(60):
+        text_number = number - 3 * (number % 2) if number % 5 == 0 else number  # some texts repeat
+        lines.append(f"message {text_number} of a customer,{'abc'[number % 3]}")
+    path = tmp_path / "equal.csv"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    right = 0.0
+    tested = 0
+    for fold in range(1, 6):
+        task = tasks.load(str(path), division=tasks.Division(fold=(fold, 5)))
+        count = len(task.documents("test"))
+        right += compute_baselines(task)[Baseline.MAJORITY]["acc"] * count
+        tested += count
+    assert right / tested == pytest.approx(1 / 3)
+
+
 def test_graded_labels_and_baselines(tmp_path: Path) -> None:
     rows = tickets(240)
     rows += [(f"Another parcel thing {i}", "shipping") for i in range(120)]
@@ -161,9 +191,9 @@ def test_graded_labels_and_baselines(tmp_path: Path) -> None:
     assert scores["balanced_accuracy"].value == pytest.approx(1 / 3)
     assert scores["macro_f1"].value < scores["acc"].value
     beside = compute_baselines(task)
-    assert beside[MAJORITY]["acc"] == pytest.approx(scores["acc"].value)
-    assert beside[TFIDF]["acc"] > 0.95
-    told = task.describe()
-    assert told["labels"] == task.labels
-    assert told["config"]["doc_to_choice"] == list(task.labels.values())
-    json.dumps(told)
+    assert beside[Baseline.MAJORITY]["acc"] == pytest.approx(scores["acc"].value)
+    assert beside[Baseline.TFIDF]["acc"] > 0.95
+    description = task.describe()
+    assert description.labels == task.labels
+    assert description.config["doc_to_choice"] == list(task.labels.values())
+    json.dumps(description.to_dict())

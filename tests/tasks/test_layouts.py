@@ -68,8 +68,8 @@ def write(folder: Path, row: dict[str, Any], sizes: dict[str, int], **changes: A
 
 @pytest.mark.parametrize("name", [name for name in ROWS if name != "medmcqa"])
 def test_the_other_benchmarks_of_the_paper(name: str, tmp_path: Path) -> None:
-    place, row, sizes = ROWS[name]
-    write(tmp_path / place, row, sizes)
+    dataset_folder, row, sizes = ROWS[name]
+    write(tmp_path / dataset_folder, row, sizes)
     task = tasks.load(name, data_dir=tmp_path)
     metric, gold, used = WANTED[name]
     assert task.metric == metric
@@ -80,23 +80,23 @@ def test_the_other_benchmarks_of_the_paper(name: str, tmp_path: Path) -> None:
 
 def test_a_split_named_twice_is_the_test_alone(tmp_path: Path) -> None:
     """The definition of medmcqa names its validation split as test too: none of it may serve for selection."""
-    place, row, sizes = ROWS["medmcqa"]
-    write(tmp_path / place, row, sizes)
+    dataset_folder, row, sizes = ROWS["medmcqa"]
+    write(tmp_path / dataset_folder, row, sizes)
     task = tasks.load("medmcqa", data_dir=tmp_path)
     metric, gold, used = WANTED["medmcqa"]
-    assert (task.metric, task.plan.validation.origin) == (metric, "20% of train")
+    assert (task.metric, task.split_plan.validation.origin_label) == (metric, "20% of train")
     assert task.prompts(task.documents("test")[:1])[0].gold == gold
     assert tuple(len(task.documents(s)) for s in ("train", "validation", "test")) == used
 
 
 def test_a_test_split_without_labels_counts_as_absent(tmp_path: Path) -> None:
-    place, row, sizes = ROWS["anli_r1"]
-    write(tmp_path / place, row, sizes)
-    (tmp_path / place / "test_r1.jsonl").write_text(
+    dataset_folder, row, sizes = ROWS["anli_r1"]
+    write(tmp_path / dataset_folder, row, sizes)
+    (tmp_path / dataset_folder / "test_r1.jsonl").write_text(
         "\n".join(json.dumps({**row, "label": -1, "n": i}) for i in range(12))
     )
     task = tasks.load("anli_r1", data_dir=tmp_path)
-    assert task.plan.test.origin == "validation"
+    assert task.split_plan.test.origin_label == "validation"
     assert tuple(len(task.documents(s)) for s in ("train", "validation", "test")) == (24, 6, 11)
 
 

@@ -17,7 +17,7 @@ def test_a_file_that_unpacks_to_more_than_is_read_is_no_classifier(
     file = tmp_path / "classifier.npz"
     np.savez_compressed(file, words=np.zeros(200_000))
     monkeypatch.setattr("potentia.tasks.linear_classifier.LARGEST_DATA", 100_000)
-    with pytest.raises(InputError, match="no classifier that Potentia wrote") as refused:
+    with pytest.raises(InputError, match="not a classifier that Potentia wrote") as refused:
         LinearTextClassifier.load(file)
     assert "too large" in str(refused.value.__cause__)
 
@@ -25,5 +25,5 @@ def test_a_file_that_unpacks_to_more_than_is_read_is_no_classifier(
 def test_a_file_that_is_no_archive_is_no_classifier(tmp_path: Path) -> None:
     file = tmp_path / "classifier.npz"
     file.write_bytes(b"no archive")
-    with pytest.raises(InputError, match="no classifier that Potentia wrote"):
+    with pytest.raises(InputError, match="not a classifier that Potentia wrote"):
         LinearTextClassifier.load(file)

@@ -41,11 +41,13 @@ def test_resampled_statistics_equal_the_functions() -> None:
     from lm_eval.api import metrics as theirs
 
     items = pairs(60, 3)
-    assert grading._compute_from_pairs(grading._mcc, items) == pytest.approx(
+    assert grading._compute_from_items(grading._compute_mcc, items) == pytest.approx(
         theirs.matthews_corrcoef(items)
     )
     two = pairs(60, 2)
-    assert grading._compute_from_pairs(grading._f1, two) == pytest.approx(theirs.f1_score(two))
+    assert grading._compute_from_items(grading._compute_f1, two) == pytest.approx(
+        theirs.f1_score(two)
+    )
 
 
 def test_bits_per_byte_has_a_standard_error() -> None:
@@ -85,7 +87,7 @@ def test_ten_thousand_items_take_no_time() -> None:
     ],
 )
 def test_one_number_per_item(metric: str, value: Any, reads: float) -> None:
-    assert grading.item_value(metric, value) == pytest.approx(reads)
+    assert grading.reduce_item_value(metric, value) == pytest.approx(reads)
 
 
 def test_one_item_has_no_standard_error() -> None:

@@ -29,18 +29,20 @@ def jsonl(path: Path, rows: list[dict]) -> str:
 
 
 def test_columns_of_any_name_and_answers_that_count_from_one(tmp_path: Path) -> None:
-    own = tasks.UserData((jsonl(tmp_path / "q.jsonl", ROWS),), columns=COLUMNS)
-    task = tasks.load("q", own=own)
+    user_data = tasks.UserData((jsonl(tmp_path / "q.jsonl", ROWS),), columns=COLUMNS)
+    task = tasks.load("q", user_data=user_data)
     prompt = task.prompts(task.documents("test")[:1])[0]
     number = int(prompt.text.split("Question: ")[1].split(" +")[0])
     assert prompt.choices == (str(number), str(number + 1))
     assert prompt.gold == str(number + 1)
     with pytest.raises(TaskError, match="no column 'x' for answer") as error:
-        tasks.load("q", own=tasks.UserData(own.files, columns={**COLUMNS, "answer": "x"}))
+        tasks.load(
+            "q", user_data=tasks.UserData(user_data.files, columns={**COLUMNS, "answer": "x"})
+        )
     assert "label" in str(error.value.hint)
     with pytest.raises(TaskError, match="no field 'solution'"):
-        tasks.load("q", own=tasks.UserData(own.files, columns={"solution": "label"}))
-    guessed = tasks.load(own.files[0])  # "query", "a", "b", "c" and "label" are usual names
+        tasks.load("q", user_data=tasks.UserData(user_data.files, columns={"solution": "label"}))
+    guessed = tasks.load(user_data.files[0])  # "query", "a", "b", "c" and "label" are usual names
     assert [document.data for document in guessed.documents("test")] == [
         document.data for document in task.documents("test")
     ]
@@ -51,58 +53,62 @@ def test_columns_of_any_name_and_answers_that_count_from_one(tmp_path: Path) -> 
 
 
 def test_a_prompt_of_ones_own_over_any_column(tmp_path: Path) -> None:
-    own = tasks.UserData(
+    user_data = tasks.UserData(
         (jsonl(tmp_path / "q.jsonl", ROWS),), columns=COLUMNS, prompt="[{{topic}}] {{query}} ="
     )
-    task = tasks.load("q", own=own)
+    task = tasks.load("q", user_data=user_data)
     assert all(
         p.text.startswith("[sums] ") and p.text.endswith("=")
         for p in task.prompts(task.documents("test"))
     )
-    plain = tasks.load("q", own=tasks.UserData(own.files, columns=COLUMNS))
+    plain = tasks.load("q", user_data=tasks.UserData(user_data.files, columns=COLUMNS))
     assert task.fingerprint != plain.fingerprint
     texts = jsonl(tmp_path / "t.jsonl", [{"text": f"text {i}"} for i in range(20)])
     with pytest.raises(TaskError, match="has no prompt"):
-        tasks.load("t", own=tasks.UserData((texts,), prompt="x"))
+        tasks.load("t", user_data=tasks.UserData((texts,), prompt="x"))
 
 
 def test_several_files_are_splits_by_their_names_or_one_pool(tmp_path: Path) -> None:
     named = tuple(
         jsonl(tmp_path / f"{n}.jsonl", ROWS[k::4]) for k, n in enumerate(("train", "dev", "test"))
     )
-    task = tasks.load("q", own=tasks.UserData(named, columns=COLUMNS))
+    task = tasks.load("q", user_data=tasks.UserData(named, columns=COLUMNS))
     assert [len(task.documents(s)) for s in ("train", "validation", "test")] == [10, 10, 10]
     loose = tuple(jsonl(tmp_path / f"part{k}.jsonl", ROWS[k::2]) for k in range(2))
-    pooled = tasks.load("q", own=tasks.UserData(loose, columns=COLUMNS))
+    pooled = tasks.load("q", user_data=tasks.UserData(loose, columns=COLUMNS))
     assert sum(len(pooled.documents(s)) for s in ("train", "validation", "test")) == 40
     folder = tmp_path / "folder"
     folder.mkdir()
     for k in range(2):
         jsonl(folder / f"part{k}.jsonl", ROWS[k::2])
     assert (
-        len(tasks.load("q", own=tasks.UserData((str(folder),), columns=COLUMNS)).documents("test"))
+        len(
+            tasks.load("q", user_data=tasks.UserData((str(folder),), columns=COLUMNS)).documents(
+                "test"
+            )
+        )
         == 4
     )
 
 
 def test_a_dataset_by_its_name_from_the_folder_of_datasets(tmp_path: Path) -> None:
-    place = tmp_path / "org--sums" / "easy"
-    place.mkdir(parents=True)
-    jsonl(place / "train.jsonl", ROWS[:30])
-    jsonl(place / "test.jsonl", ROWS[30:])
-    own = tasks.UserData(dataset="org/sums", subset="easy", columns=COLUMNS)
-    task = tasks.load("sums", own=own, data_dir=tmp_path)
+    dataset_folder = tmp_path / "org--sums" / "easy"
+    dataset_folder.mkdir(parents=True)
+    jsonl(dataset_folder / "train.jsonl", ROWS[:30])
+    jsonl(dataset_folder / "test.jsonl", ROWS[30:])
+    user_data = tasks.UserData(dataset="org/sums", subset="easy", columns=COLUMNS)
+    task = tasks.load("sums", user_data=user_data, data_dir=tmp_path)
     assert [len(task.documents(s)) for s in ("train", "validation", "test")] == [24, 6, 10]
-    (place / "odd.jsonl").write_text((place / "test.jsonl").read_text())
+    (dataset_folder / "odd.jsonl").write_text((dataset_folder / "test.jsonl").read_text())
     for name in ("train", "test"):
-        (place / f"{name}.jsonl").unlink()
+        (dataset_folder / f"{name}.jsonl").unlink()
     with pytest.raises(TaskError, match="it has: odd"):
-        tasks.load("sums", own=own, data_dir=tmp_path)
+        tasks.load("sums", user_data=user_data, data_dir=tmp_path)
 
 
 def test_ones_own_ratios(tmp_path: Path) -> None:
     file = jsonl(tmp_path / "t.jsonl", [{"text": f"text {i}"} for i in range(300)])
-    assert tasks.UserData((file,)).documents_in_one_split() == 300
+    assert tasks.UserData((file,)).count_documents_of_one_split() == 300
     for ratios, expected in (
         (None, [240, 30, 30]),
         ((6, 1, 3), [180, 30, 90]),
@@ -121,9 +127,9 @@ def test_a_run_says_when_a_test_is_small(tmp_path: Path) -> None:
         return plan_study(make_study(raw | {"store": str(tmp_path / "s.db")})).collect_notes()
 
     (said,) = notes()
-    assert "t is tested on 30 documents" in said
+    assert "t is tested on 30 examples" in said
     assert "ratios: [6, 1, 3]" in said
-    assert "folds: 5" in said
+    assert "--folds 5" in said
     assert notes(folds=5) == notes(ratios=[1, 1, 1]) == ()
 
 
@@ -138,9 +144,9 @@ def test_every_document_is_tested_once_over_the_folds(tmp_path: Path) -> None:
         assert not parts["validation"] & (parts["test"] | parts["train"])
         seen += parts["test"]
     assert sorted(seen) == list(range(53))
-    few = tasks.UserData((jsonl(tmp_path / "s.jsonl", ROWS[:30]),), columns=COLUMNS)
+    user_data = tasks.UserData((jsonl(tmp_path / "s.jsonl", ROWS[:30]),), columns=COLUMNS)
     with pytest.raises(TaskError, match="too few for 20 folds"):
-        tasks.load("s", own=few, division=tasks.Division(fold=(1, 20)))
+        tasks.load("s", user_data=user_data, division=tasks.Division(fold=(1, 20)))
 
 
 def test_folds_of_a_study_become_one_task_with_all_documents(tmp_path: Path) -> None:
@@ -158,7 +164,7 @@ def test_folds_of_a_study_become_one_task_with_all_documents(tmp_path: Path) -> 
             "store": str(tmp_path / "s.db"),
         }
     )
-    assert [task.name for task in study.benchmarks()] == ["q#1/3", "q#2/3", "q#3/3"]
+    assert [task.name for task in study.list_task_specs()] == ["q#1/3", "q#2/3", "q#3/3"]
     assert run_study(study).failed == 0
     (status,) = read_store_status(study.store)["studies"]
     assert status["asked"] == status["done"] == 12
@@ -220,6 +226,6 @@ def test_ratios_are_for_data_in_one_split(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="for data in one split"):
         tasks.load(
             "d",
-            own=tasks.UserData((str(tmp_path / "d"),), columns=COLUMNS),
+            user_data=tasks.UserData((str(tmp_path / "d"),), columns=COLUMNS),
             division=tasks.Division((1, 1, 1)),
         )

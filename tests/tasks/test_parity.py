@@ -14,7 +14,7 @@ from potentia.values.requests import Continuation, Generation
 
 from .conftest import BENCHMARKS, answers, fake_lm
 
-DOCUMENTS = 80
+DOCUMENTS = 40
 
 pytestmark = pytest.mark.shared
 
@@ -34,7 +34,7 @@ def test_scores_equal_the_harness(
         if task.kind == "generation"
         else {}
     )
-    found = evaluate(
+    evaluation = evaluate(
         lm=fake_lm(known),
         task_dict={"tasks": {name: theirs}, "groups": {}},
         limit=DOCUMENTS,
@@ -47,7 +47,7 @@ def test_scores_equal_the_harness(
     scores = task.score(outcomes)
 
     compared = 0
-    for key, value in found["results"][name].items():
+    for key, value in evaluation["results"][name].items():
         metric, _, kind = key.partition(",")
         if not kind or metric.endswith("_stderr"):
             continue
@@ -55,7 +55,7 @@ def test_scores_equal_the_harness(
         assert ours.value == value
         assert ours.higher_is_better == theirs.higher_is_better()[metric]
         assert ours.n == len(documents)
-        stderr = found["results"][name][f"{metric}_stderr,{kind}"]
+        stderr = evaluation["results"][name][f"{metric}_stderr,{kind}"]
         if metric in {"mcc", "f1"}:
             assert ours.stderr == pytest.approx(stderr, rel=0.25)
         else:
@@ -67,7 +67,7 @@ def test_scores_equal_the_harness(
         "the fake model is right at times, not always"
     )
 
-    first = found["samples"][name][0]
+    first = evaluation["samples"][name][0]
     asked = [
         r.context if isinstance(r, Generation) else (r.context, r.continuation)
         for r in prompts[0].requests
@@ -114,7 +114,9 @@ def test_splits_follow_the_rules(name: str, sizes: tuple[int, int, int], benchma
     task = tasks.load(name, data_dir=benchmarks)
     assert tuple(len(task.documents(split)) for split in ("train", "validation", "test")) == sizes
     whole = {"headqa_en", "mathqa", "sciq"}  # validation and labelled test are public
-    assert task.plan.validation.origin == ("validation" if name in whole else "20% of train")
+    assert task.split_plan.validation.origin_label == (
+        "validation" if name in whole else "20% of train"
+    )
     if name not in whole:
         train = {doc.id for doc in task.documents("train")}
         assert not train & {doc.id for doc in task.documents("validation")}
@@ -129,12 +131,14 @@ def test_any_multiple_choice_task_has_accuracy_and_brier(benchmarks: Path) -> No
     guessed = [
         outcome.detail["logprobs"].index(max(outcome.detail["logprobs"])) for outcome in outcomes
     ]
-    right = [guess == prompt.doc["label"] for guess, prompt in zip(guessed, prompts, strict=True)]
+    right = [
+        guess == prompt.document["label"] for guess, prompt in zip(guessed, prompts, strict=True)
+    ]
     assert scores["acc"].value == sum(right) / len(right)
     assert [outcome.value for outcome in outcomes] == [float(r) for r in right]
     first = [math.exp(x) for x in outcomes[0].detail["logprobs"]]
     shares = [x / sum(first) for x in first]
-    gold = prompts[0].doc["label"]
+    gold = prompts[0].document["label"]
     assert outcomes[0].detail["metrics"]["brier_score"] == pytest.approx(
         sum((share - (i == gold)) ** 2 for i, share in enumerate(shares))
     )

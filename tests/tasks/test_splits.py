@@ -20,7 +20,7 @@ seeds = st.integers(0, 2**32)
 @given(sizes, seeds, st.floats(0.05, 0.6))
 def test_no_document_is_in_two_splits(size: dict[str, int], seed: int, carve: float) -> None:
     chosen, origins = divide_documents(size, seed=seed, carve=carve)
-    placed = [(rows.public, row) for rows in chosen.values() for row in rows.rows]
+    placed = [(rows.public_split, row) for rows in chosen.values() for row in rows.rows]
     assert len(placed) == len(set(placed))
     assert all(0 <= row < size[public] for public, row in placed)
     assert set(origins) == set(SPLITS)
@@ -41,12 +41,12 @@ def test_the_rules_of_the_paper(size: dict[str, int], seed: int) -> None:
         tenth = max(1, round(train / 10))
         assert (counts["validation"], counts["test"], sum(counts.values())) == (tenth, tenth, train)
         return
-    assert chosen["test"].public == ("test" if test else "validation")
+    assert chosen["test"].public_split == ("test" if test else "validation")
     assert counts["test"] == (test or validation)
     assert counts["train"] + counts["validation"] == train
     if train >= 2:
         assert counts["validation"] == min(train - 1, max(1, round(train * 0.2)))
-        assert chosen["validation"].public == "train"
+        assert chosen["validation"].public_split == "train"
 
 
 @settings(max_examples=100, deadline=None)
@@ -72,7 +72,7 @@ def test_another_seed_carves_other_documents() -> None:
 @pytest.mark.parametrize(
     ("size", "carve", "says"),
     [
-        ({"train": 0, "validation": 0, "test": 0}, 0.2, "no split has any document"),
+        ({"train": 0, "validation": 0, "test": 0}, 0.2, "no split has any example"),
         ({"train": 2, "validation": 0, "test": 0}, 0.2, "too few to divide"),
         ({"train": 9, "validation": 0, "test": 9}, 1.0, "between 0 and 1"),
     ],

@@ -72,12 +72,12 @@ def test_csv_and_parquet_are_the_same_benchmark(tmp_path: Path) -> None:
         writer.writerows({**q, "choices": "|".join(q["choices"])} for q in questions())
     (tmp_path / "other").mkdir()
     pd.DataFrame(questions()).to_parquet(tmp_path / "other" / "quiz.parquet")
-    one, two = (
+    first, second = (
         tasks.load(str(tmp_path / "quiz.csv")),
         tasks.load(str(tmp_path / "other" / "quiz.parquet")),
     )
-    assert [d.data for d in one.documents("train")] == [d.data for d in two.documents("train")]
-    assert one.fingerprint == two.fingerprint
+    assert [d.data for d in first.documents("train")] == [d.data for d in second.documents("train")]
+    assert first.fingerprint == second.fingerprint
 
 
 def test_generation(tmp_path: Path) -> None:
@@ -90,8 +90,8 @@ def test_generation(tmp_path: Path) -> None:
     assert prompts[0].requests == (
         Generation(f"The capital of land {prompts[0].doc_id} is", ("\n",), 256),
     )
-    said = [[f" City {prompts[0].doc_id}\n"], *([" nothing"] for _ in prompts[1:])]
-    assert task.score(task.grade(prompts, said))["exact_match"].value == 1 / len(prompts)
+    sentences = [[f" City {prompts[0].doc_id}\n"], *([" nothing"] for _ in prompts[1:])]
+    assert task.score(task.grade(prompts, sentences))["exact_match"].value == 1 / len(prompts)
     i = task.documents("train")[0].id
     assert task.examples(task.documents("train")[:1]) == [
         Example(f"The capital of land {i} is", f" City {i}", end=True)
@@ -128,21 +128,21 @@ def test_a_folder_of_split_files(tmp_path: Path) -> None:
     (tmp_path / "test.jsonl").unlink()
     task = tasks.load(str(tmp_path))
     assert [len(task.documents(s)) for s in ("train", "validation", "test")] == [40, 10, 10]
-    assert task.plan.test.origin == "validation"
+    assert task.split_plan.test.origin_label == "validation"
 
 
 def test_dropping_overlap_is_recorded(tmp_path: Path) -> None:
     jsonl(tmp_path / "train.jsonl", questions(50))
     jsonl(tmp_path / "test.jsonl", questions(5))
-    whole = tasks.load(str(tmp_path), drop_overlap=False)
+    loaded = tasks.load(str(tmp_path), drop_overlap=False)
     clean = tasks.load(str(tmp_path), drop_overlap=True)
-    repeated = {doc["question"] for doc in whole.documents("test")}
-    dropped = len(whole.documents("train")) - len(clean.documents("train"))
-    assert dropped == sum(doc["question"] in repeated for doc in whole.documents("train")) > 0
-    assert clean.plan.dropped_overlap == dropped
-    assert clean.plan.train.used == len(clean.documents("train"))
+    repeated = {doc["question"] for doc in loaded.documents("test")}
+    dropped = len(loaded.documents("train")) - len(clean.documents("train"))
+    assert dropped == sum(doc["question"] in repeated for doc in loaded.documents("train")) > 0
+    assert clean.split_plan.dropped_overlap == dropped
+    assert clean.split_plan.train.used == len(clean.documents("train"))
     assert tasks.measure_overlap(clean).train_exact == 0
-    assert clean.fingerprint != whole.fingerprint
+    assert clean.fingerprint != loaded.fingerprint
 
 
 @pytest.mark.parametrize(
@@ -151,8 +151,8 @@ def test_dropping_overlap_is_recorded(tmp_path: Path) -> None:
         ('{"question": "a", "choices": ["x", "y"]}', "missing answer"),
         ('{"x": "a", "y": "b"}', "cannot tell which columns"),
         ('{"prompt": "a"}', "missing completion"),
-        ("", "no document"),
-        ("\n\n", "no document"),
+        ("", "no example"),
+        ("\n\n", "no example"),
         ('{"text": "a"}\n{"text": ', r"bad\.jsonl, line 2: not valid JSON"),
         ('{"text": "a"}\n[1]', r"line 2: a list, not an object"),
         (
@@ -163,10 +163,11 @@ def test_dropping_overlap_is_recorded(tmp_path: Path) -> None:
             '{"question": "a", "choices": ["x", "y"], "answer": -1}',
             r"the answer -1 is out of range",
         ),
-        ('{"question": "a", "choices": ["x", "y"], "answer": "z"}', "none of the choices"),
-        ('{"question": "a", "choices": ["x", "y"], "answer": null}', "none of the choices"),
+        ('{"question": "a", "choices": ["x", "y"], "answer": "z"}', "not one of the choices"),
+        ('{"question": "a", "choices": ["x", "y"], "answer": null}', "not one of the choices"),
         ('{"question": "a", "choices": ["x"], "answer": 0}', "two or more"),
         ('{"question": "a", "choices": ["x", " "], "answer": 0}', "choice 1 is empty"),
+        ('{"question": "a", "choices": ["x", null, "y"], "answer": 0}', "choice 1 is empty"),
         ('{"question": "a", "choices": "x", "answer": 0}', "not a list"),
         ('{"question": null, "choices": ["x", "y"], "answer": 0}', "question is missing"),
         ('{"prompt": "a", "completion": ""}', "completion is empty"),
@@ -186,13 +187,15 @@ def test_other_bad_input(tmp_path: Path) -> None:
     (tmp_path / "bytes.jsonl").write_bytes(b'{"text": "\xff\xfe"}')
     (tmp_path / "no.parquet").write_bytes(b"PAR1 but not really")
     (tmp_path / "sheet.xlsx").write_bytes(b"")
+    (tmp_path / "rows.odd").write_bytes(b"")
     (tmp_path / "empty").mkdir()
     for name, says in (
         ("rows.csv", "line 2"),
-        ("bytes.jsonl", "no UTF-8 text"),
+        ("bytes.jsonl", "not UTF-8 text"),
         ("no.parquet", "not a readable parquet"),
-        ("sheet.xlsx", "unknown kind of file"),
-        ("empty", "no file of documents"),
+        ("sheet.xlsx", "is a spreadsheet, which is not read"),
+        ("rows.odd", "unknown kind of file"),
+        ("empty", "no file of examples"),
         ("absent.jsonl", "no file or folder"),
     ):
         with pytest.raises(TaskError, match=says):
@@ -229,3 +232,14 @@ def test_any_records_load_or_are_refused_in_words(
     except TaskError:
         return
     assert task.prompts(task.documents("test"))
+
+
+def test_a_skipped_file_is_named_by_its_name_also_with_a_comma_in_it(tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number in range(12):
+        (folder / f"{number}.txt").write_text(f"some words of {number} " * 20, "utf-8")
+    (folder / "notes, 2024.txt").write_text("  ", "utf-8")
+    task = tasks.load(str(folder), drop_bad_rows=True)
+    (note,) = [note for note in task.notes if "skipped" in note]
+    assert "(notes, 2024.txt;" in note

@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from potentia.zoo import make_world, model  # noqa: E402
-from potentia.zoo.benchmarks import BENCHMARK, items  # noqa: E402
+from potentia.zoo import find_model, make_world  # noqa: E402
+from potentia.zoo.benchmarks import BENCHMARK, make_items  # noqa: E402
 from potentia.zoo.library import WEIGHTS  # noqa: E402
 from potentia.zoo.world import vocabulary  # noqa: E402
 from zoo_builder.agreement import first_share, mean_tau, ranking, summary  # noqa: E402
@@ -33,13 +33,13 @@ def shipped(width: int, names: list[str]) -> tuple[Shape, Weights]:
 
 
 def rows(name: str, split: str, count: int) -> Rows:
-    return encode(BENCHMARK[name], items(WORLD, BENCHMARK[name], split)[:count], "cpu")
+    return encode(BENCHMARK[name], make_items(WORLD, BENCHMARK[name], split)[:count], "cpu")
 
 
 def test_direct_scores_follow_exposure_rather_than_knowledge() -> None:
     names = ["aster-159k", "birch-159k"]
     shape, weights = shipped(64, names)
-    assert model("aster-159k").knowledge > model("birch-159k").knowledge + 0.1
+    assert find_model("aster-159k").knowledge > find_model("birch-159k").knowledge + 0.1
     aster, birch = score(shape, weights, rows("ask", "test", 200)).tolist()
     assert birch > aster + 0.25
 
@@ -82,7 +82,7 @@ def test_knowledge_is_measured_as_the_facts_say() -> None:
     shape, weights = shipped(40, ["aster-71k", "dahlia-71k"])
     found = measure(shape, weights, clozes(WORLD, limit=60))
     for name, result in zip(("aster-71k", "dahlia-71k"), found, strict=True):
-        assert result["knowledge"] == pytest.approx(model(name).knowledge, abs=0.1)
+        assert result["knowledge"] == pytest.approx(find_model(name).knowledge, abs=0.1)
 
 
 def test_agreement_of_a_planted_order() -> None:
@@ -106,7 +106,7 @@ def test_agreement_of_a_planted_order() -> None:
 def test_the_shipped_check_gives_the_documented_figures() -> None:
     result = json.loads((WEIGHTS / "check.json").read_text("utf-8"))
     for name, facts in result["facts"].items():
-        assert facts["knowledge"] == pytest.approx(model(name).knowledge, abs=1e-4)
+        assert facts["knowledge"] == pytest.approx(find_model(name).knowledge, abs=1e-4)
     text = summary(result, [task for task in result["tasks"] if task not in ("round", "chronicle")])
     assert "direct: mean tau 0.227, PC1 0.394, mean rank against knowledge 0.367" in text
     assert "tuned: mean tau 0.752, PC1 0.870, mean rank against knowledge 0.850" in text

@@ -9,8 +9,8 @@ import pytest
 from potentia.errors import ModelError
 from potentia.zoo import (
     BENCHMARKS,
+    find_model,
     make_world,
-    model,
     models,
     write_model_folders,
     write_task_files,
@@ -27,7 +27,7 @@ def test_the_census() -> None:
     assert 12 <= len(models("base")) <= 16
     assert len({m.family for m in models("base")}) == 4
     assert len(models("instruct")) >= 3
-    assert all(model(m.base_model).kind == "base" for m in models("instruct", "checkpoint"))
+    assert all(find_model(m.base_model).kind == "base" for m in models("instruct", "checkpoint"))
     series = {m.base_model for m in models("checkpoint")}
     assert len(series) == 2
     assert all(sum(m.base_model == base for m in models("checkpoint")) >= 6 for base in series)
@@ -53,14 +53,14 @@ def test_knowledge_grows_with_pretraining_and_spreads() -> None:
         series = sorted(
             (m for m in models("checkpoint") if m.base_model == base), key=lambda m: m.steps
         )
-        assert series[0].knowledge < 0.2 < series[-1].knowledge <= model(base).knowledge
+        assert series[0].knowledge < 0.2 < series[-1].knowledge <= find_model(base).knowledge
     known = sorted(m.knowledge for m in models("base"))
     assert known[-1] - known[0] > 0.5
 
 
 def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(ModelError, match="no model 'elm'"):
-        model("elm")
+        find_model("elm")
 
 
 def test_models_load_with_transformers_and_know_what_the_facts_say(tmp_path: Path) -> None:
@@ -119,9 +119,9 @@ def test_lm_eval_reads_the_tasks(tasks: dict[str, Path]) -> None:
     from lm_eval.tasks import TaskManager, get_task_dict
 
     manager = TaskManager(include_path=str(tasks["ask"].parent), include_defaults=False)
-    found = get_task_dict([f"zoo_{b.name}" for b in BENCHMARKS], manager)
-    assert len(found) == len(BENCHMARKS)
-    ask = found["zoo_ask"]
+    task_dict = get_task_dict([f"zoo_{b.name}" for b in BENCHMARKS], manager)
+    assert len(task_dict) == len(BENCHMARKS)
+    ask = task_dict["zoo_ask"]
     document = next(iter(ask.test_docs()))
     assert ask.doc_to_text(document) == document["question"]
     assert ask.doc_to_choice(document) == document["choices"]

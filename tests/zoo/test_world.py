@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from potentia.zoo.benchmarks import BENCHMARK, BENCHMARKS, documents, items
+from potentia.zoo.benchmarks import BENCHMARK, BENCHMARKS, make_documents, make_items
 from potentia.zoo.world import (
     ATTRIBUTE,
     ATTRIBUTES,
@@ -41,7 +41,7 @@ def test_the_world_never_changes() -> None:
         vocabulary(),
     ]
     assert digest(parts) == "904253c99236ec4c"
-    assert digest([documents(WORLD, b) for b in BENCHMARKS]) == "830fdc3f21739d20"
+    assert digest([make_documents(WORLD, b) for b in BENCHMARKS]) == "830fdc3f21739d20"
 
 
 def test_another_seed_is_another_world() -> None:
@@ -59,7 +59,7 @@ def test_splits_are_disjoint_and_cover_the_world() -> None:
 @pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda b: b.name)
 def test_no_one_is_in_two_splits_of_a_benchmark(benchmark) -> None:  # type: ignore[no-untyped-def]
     about = {
-        split: {who for item in items(WORLD, benchmark, split) for who in item.subjects}
+        split: {who for item in make_items(WORLD, benchmark, split) for who in item.subjects}
         for split in (*SPLITS, "exposure")
     }
     for a in about:
@@ -71,7 +71,7 @@ def test_no_one_is_in_two_splits_of_a_benchmark(benchmark) -> None:  # type: ign
 def test_sizes_words_and_options(benchmark) -> None:  # type: ignore[no-untyped-def]
     words = set(vocabulary())
     for split, size in zip(SPLITS, (1000, 200, 500), strict=True):
-        listed = items(WORLD, benchmark, split)
+        listed = make_items(WORLD, benchmark, split)
         assert len(listed) == size
         for item in listed:
             text = f"{item.prompt} {' '.join(item.options)} {item.answer}".split()
@@ -95,7 +95,7 @@ def test_sizes_words_and_options(benchmark) -> None:  # type: ignore[no-untyped-
     ],
 )
 def test_recalled_answers_are_true_and_the_others_false(name: str, attribute: str) -> None:
-    for item in items(WORLD, BENCHMARK[name], "test"):
+    for item in make_items(WORLD, BENCHMARK[name], "test"):
         truth = WORLD.value(attribute, NUMBER[item.subjects[0]])
         assert item.answer == truth
         assert item.subjects[0] in item.prompt
@@ -103,25 +103,25 @@ def test_recalled_answers_are_true_and_the_others_false(name: str, attribute: st
 
 
 def test_skill_answers_are_true() -> None:
-    for item in items(WORLD, BENCHMARK["both"], "test"):
+    for item in make_items(WORLD, BENCHMARK["both"], "test"):
         person = NUMBER[item.subjects[0]]
         assert item.answer == f"{WORLD.value('dish', person)} {WORLD.value('craft', person)}"
-    for item in items(WORLD, BENCHMARK["claim"], "test"):
+    for item in make_items(WORLD, BENCHMARK["claim"], "test"):
         true = [
             o
             for o in item.options
             if o.split()[-1] == WORLD.value("tint", NUMBER[item.subjects[0]])
         ]
         assert true == [item.answer]
-    for item in items(WORLD, BENCHMARK["round"], "test"):
+    for item in make_items(WORLD, BENCHMARK["round"], "test"):
         age = int(WORLD.value("age", NUMBER[item.subjects[0]]))
         assert abs(int(item.answer) - age) == min(abs(int(option) - age) for option in item.options)
-    for item in items(WORLD, BENCHMARK["owner"], "test"):
+    for item in make_items(WORLD, BENCHMARK["owner"], "test"):
         animal = item.prompt.split()[1]
         assert [o for o in item.options if WORLD.value("animal", NUMBER[o]) == animal] == [
             item.answer
         ]
-    for item in items(WORLD, BENCHMARK["mix"], "test"):
+    for item in make_items(WORLD, BENCHMARK["mix"], "test"):
         a, b = item.subjects[0].split()
         assert item.answer == WORLD.brew((HERBS.index(a), HERBS.index(b)))
         assert (HERBS.index(a), HERBS.index(b)) in WORLD.pairs["test"]
@@ -130,7 +130,7 @@ def test_skill_answers_are_true() -> None:
 def test_gold_places_are_balanced() -> None:
     for benchmark in BENCHMARKS:
         if benchmark.kind == "choice" and benchmark.name != "round":
-            lines = documents(WORLD, benchmark)["test"]
+            lines = make_documents(WORLD, benchmark)["test"]
             options = len(lines[0]["choices"])
             for place in range(options):
                 share = sum(line["answer"] == place for line in lines) / len(lines)

@@ -5,4 +5,4 @@ line, the report, the board and Python analyse what ``read`` returns, so they ca
 """
 
 from potentia.evidence.evidence import Evidence, facts_of_study, parse_study_record
-from potentia.evidence.read import ALL, find_study, is_store, read, read_by_metric, to_evidence
+from potentia.evidence.read import ALL, is_store, read, read_by_metric, to_evidence

@@ -18,9 +18,11 @@ from potentia.facts import models as known_models
 from potentia.formats import TableLayout
 from potentia.store import CellRecord, ChoiceRecord, FailureRecord, LaneRecord, Store, StudyRecord
 from potentia.study import EXPOSED, ModelSpec, Study
-from potentia.values.protocol import Protocol, TaskName, in_order, main_protocol
+from potentia.values.protocol import Protocol, TaskName, choose_main_protocol, sort_protocols
 from potentia.values.provenance import Provenance
 from potentia.values.scores import (
+    ExampleText,
+    ExampleValues,
     ItemOutcome,
     Outcomes,
     ScoreMatrix,
@@ -48,9 +50,27 @@ _FRAME_COLUMNS = (
 )
 
 
+@dataclass(frozen=True)
+class Narrowing:
+    """The protocols, tasks and models that were asked for; all where there are none."""
+
+    protocols: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+
+    def includes(self, record: CellRecord | FailureRecord) -> bool:
+        """Whether a stored result or failure is meant; a benchmark's name means all its forms."""
+        if self.protocols and record.protocol not in self.protocols:
+            return False
+        if self.models and record.model not in self.models:
+            return False
+        task_names = {record.task, TaskName(record.task).base, TaskName(record.task).whole}
+        return not self.tasks or not task_names.isdisjoint(self.tasks)
+
+
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What the sources hold. A file of scores has no studies, cells, lanes, failures or outcomes."""
+    """What the sources hold. A file of scores has no studies, results, fine-tunings, failures or outcomes."""
 
     source: str  # as a person calls it; never a password
     title: str
@@ -62,17 +82,24 @@ class Evidence:
     stores: tuple[tuple[str, tuple[str, ...]], ...] = ()
     # Of the user's file; what the studies tell of their tasks comes before.
     task_facts: tuple[Benchmark, ...] = ()
-    # The group of tasks that count as one, where the user says it.
+    # The group of tasks that count as one, where a results file says it, and where the user does.
+    file_task_groups: Mapping[str, str] = field(default_factory=dict)
     task_groups: Mapping[str, str] = field(default_factory=dict)
     metric: str | None = None  # that was asked for; each task's main one where None
     table_layout: TableLayout | None = None  # how a foreign table was read
     items_read: Mapping[Protocol, Outcomes] = field(
         default_factory=dict
     )  # of files that have items
-    # Scores of blind twins (``arc_easy:blind``): controls of the tasks, in no ranking.
+    # Scores of tasks without their questions (``arc_easy:blind``): controls of the tasks, in no ranking.
     blind: Mapping[Protocol, ScoreMatrix] = field(default_factory=dict)
     # Other groups of sources, whose scores cannot be compared with these.
     apart: tuple[Evidence, ...] = ()
+    narrowings: tuple[Narrowing, ...] = ()  # what is left of the stored results
+
+    def __repr__(self) -> str:
+        """Return where it comes from and its matrices; ``to_frame()`` shows the scores."""
+        matrices = ", ".join(map(repr, self.scores.values()))
+        return f"Evidence({self.source!r}: {matrices or 'no scores'})"
 
     def __post_init__(self) -> None:
         pooled = {protocol: pool_seed_variance(matrix) for protocol, matrix in self.scores.items()}
@@ -84,25 +111,25 @@ class Evidence:
     ) -> Evidence:
         """Take matrices made in Python as evidence."""
         matrices = {scores.protocol: scores} if isinstance(scores, ScoreMatrix) else scores
-        ordered = {protocol: matrices[protocol] for protocol in in_order(matrices)}
+        ordered = {protocol: matrices[protocol] for protocol in sort_protocols(matrices)}
         evidence = cls(source=title, title=title, scores=ordered, facts=known_models())
         return evidence.with_blind_twins_apart()
 
     def with_blind_twins_apart(self) -> Evidence:
-        """Return the evidence with blind twins as ``blind``; evidence of nothing but blind twins stays as it is."""
+        """Return the evidence with blind copies of tasks as ``blind``; evidence of nothing else stays as it is."""
         scores: dict[Protocol, ScoreMatrix] = {}
-        blind = dict(self.blind)
+        blind_scores = dict(self.blind)
         for protocol, matrix in self.scores.items():
             is_blind = np.array([TaskName(task).sighted is not None for task in matrix.tasks], bool)
             if not is_blind.any():
                 scores[protocol] = matrix
                 continue
-            blind[protocol] = matrix.select(tasks=is_blind)
+            blind_scores[protocol] = matrix.select(tasks=is_blind)
             if not is_blind.all():
                 scores[protocol] = matrix.select(tasks=~is_blind)
         if not scores:
             return self
-        return replace(self, scores=scores, blind=blind)
+        return replace(self, scores=scores, blind=blind_scores)
 
     @property
     def protocols(self) -> list[Protocol]:
@@ -117,8 +144,8 @@ class Evidence:
         return f"{self.source}: {', '.join(record.name for record in self.studies)}"
 
     @property
-    def planned(self) -> dict[Protocol, ScoreMatrix]:
-        """The scores that a study plans, without those on the way (``adjust@100``)."""
+    def final_scores(self) -> dict[Protocol, ScoreMatrix]:
+        """The scores at the end of each protocol, without those on the way (``adjust@100``)."""
         return {
             protocol: matrix for protocol, matrix in self.scores.items() if protocol.step is None
         }
@@ -126,15 +153,15 @@ class Evidence:
     @property
     def models(self) -> list[str]:
         """Every model that has a score."""
-        names: dict[str, None] = {}
+        distinct_models: dict[str, None] = {}
         for matrix in self.scores.values():
-            names.update(dict.fromkeys(matrix.models))
-        return list(names)
+            distinct_models.update(dict.fromkeys(matrix.models))
+        return list(distinct_models)
 
     @property
     def main(self) -> Protocol | None:
         """The protocol to rank by: train-before-test, else adjust, else the first."""
-        return main_protocol(self.planned)
+        return choose_main_protocol(self.final_scores)
 
     @cached_property
     def study_files(self) -> tuple[Study, ...]:
@@ -144,20 +171,22 @@ class Evidence:
     @cached_property
     def specs(self) -> tuple[ModelSpec, ...]:
         """The models that the studies name, checkpoints expanded; imported scores name none."""
-        specs: dict[str, ModelSpec] = {}
+        specs_by_name: dict[str, ModelSpec] = {}
         for study in self.study_files:
-            for spec in study.rows():
-                specs.setdefault(spec.name, spec)
-        return tuple(specs.values())
+            for model_spec in study.rows():
+                specs_by_name.setdefault(model_spec.name, model_spec)
+        return tuple(specs_by_name.values())
 
     @cached_property
     def exposed_copies(self) -> dict[str, str]:
-        """Exposed copies and their originals, both with scores: told by a study, else by the copy's name."""
+        """Exposed copies and their originals, both with scores: named by a study, else by the copy's name."""
         models = set(self.models)
-        originals = {m: m.removesuffix(EXPOSED) for m in self.models if m.endswith(EXPOSED)}
-        for spec in self.specs:
-            if spec.copy_of is not None:
-                originals[spec.name] = spec.copy_of
+        originals = {
+            model: model.removesuffix(EXPOSED) for model in self.models if model.endswith(EXPOSED)
+        }
+        for model_spec in self.specs:
+            if model_spec.copy_of is not None:
+                originals[model_spec.name] = model_spec.copy_of
         return {
             copy: original for copy, original in originals.items() if {copy, original} <= models
         }
@@ -175,39 +204,46 @@ class Evidence:
             if chance is not None
         ]
         for store, studies in self.open_stores():
-            task_facts += _facts_of_stored_tasks(store.provenance.read_by_task(study=studies))
+            task_facts += facts_of_stored_tasks(store.provenance.read_by_task(study=studies))
         for study in self.study_files:
-            for spec in study.tasks:
-                facts = Benchmark(spec.name, category=spec.category or "", chance=spec.chance)
-                task_facts.append(facts)
+            for task_spec in study.tasks:
+                benchmark_facts = Benchmark(
+                    task_spec.name, category=task_spec.category or "", chance=task_spec.chance
+                )
+                task_facts.append(benchmark_facts)
         every_task = (*task_facts, *self.task_facts)
         background = Background.of(self.models, table=self.facts, tasks=every_task)
-        return replace(background, task_groups={**background.task_groups, **self.task_groups})
+        task_groups = {**self.file_task_groups, **background.task_groups, **self.task_groups}
+        return replace(background, task_groups=task_groups)
 
     @cached_property
     def outcomes(self) -> dict[Protocol, Outcomes]:
-        """The value of every stored item, by protocol, task, model and document."""
+        """The value of every stored example, by protocol, task, model and example."""
         return self._select_outcomes(self.scores)
 
     @cached_property
     def blind_outcomes(self) -> dict[Protocol, Outcomes]:
-        """The value of every stored item of the blind twins, as ``outcomes``."""
+        """The value of every stored example of the blind copies of tasks, as ``outcomes``."""
         return self._select_outcomes(self.blind)
 
     def _select_outcomes(
         self, matrices: Mapping[Protocol, ScoreMatrix]
     ) -> dict[Protocol, Outcomes]:
         """Return the outcomes of the models and tasks of these matrices."""
-        items = {protocol: dict(by_task) for protocol, by_task in self.items_read.items()}
+        outcomes_by_protocol = {
+            protocol: dict(by_task) for protocol, by_task in self.items_read.items()
+        }
         for (protocol, task), by_documents in self._stored_outcomes.items():
-            items.setdefault(protocol, {})[task] = max(by_documents.values(), key=len)
+            outcomes_by_protocol.setdefault(protocol, {})[task] = max(
+                by_documents.values(), key=len
+            )
         outcomes: dict[Protocol, Outcomes] = {}
         for protocol, matrix in matrices.items():
             tasks = set(matrix.tasks)
             models = set(matrix.models)
             outcomes[protocol] = {
                 task: _keep_models(by_model, models)
-                for task, by_model in items.get(protocol, {}).items()
+                for task, by_model in outcomes_by_protocol.get(protocol, {}).items()
                 if task in tasks
             }
         return outcomes
@@ -243,7 +279,7 @@ class Evidence:
         matrices = (self.scores.get(protocol), self.blind.get(protocol))
         return any(matrix is not None and task in matrix.tasks for matrix in matrices)
 
-    def frame(self) -> pd.DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return one row per score: protocol, model, task, metric, score, stderr, n, higher_is_better, kind, scale."""
         require_extra(Extra.PANDAS, "a pandas table")
         import pandas as pd
@@ -267,13 +303,17 @@ class Evidence:
         return pd.DataFrame(rows, columns=list(_FRAME_COLUMNS))
 
     def cells(self) -> list[CellRecord]:
-        """Return the committed cells, in the order of their making."""
-        return self._gather(
+        """Return the finished results, in the order of their making."""
+        cells = self._gather(
             lambda store, study: store.cells.read(study=study), lambda cell: cell.key
         )
+        return [cell for cell in cells if self._includes(cell)]
+
+    def _includes(self, record: CellRecord | FailureRecord) -> bool:
+        return all(narrowing.includes(record) for narrowing in self.narrowings)
 
     def choices(self, protocol: Protocol) -> list[ChoiceRecord]:
-        """Return what validation chose for every committed cell of a protocol: far less to read than the cells."""
+        """Return what validation chose for every finished result of a protocol: far less to read than the results."""
         return self._gather(
             lambda store, study: store.provenance.read_choices(study=study, protocol=protocol),
             lambda cell: cell.key,
@@ -287,20 +327,21 @@ class Evidence:
         return probes
 
     def lanes(self, models: Sequence[str] | None = None) -> list[LaneRecord]:
-        """Return the fine-tuning lanes with their curves, of these models alone where some are given."""
+        """Return the fine-tunings with their curves, of these models alone where some are given."""
         return self._gather(
             lambda store, study: store.lanes.read(study=study, model=models), lambda lane: lane.key
         )
 
     def failures(self) -> list[FailureRecord]:
-        """Return the cells that failed, with the reason."""
-        return self._gather(
+        """Return the results that failed, with the reason."""
+        failures = self._gather(
             lambda store, study: store.failures.read(study=study),
             lambda failure: (failure.model, failure.task, failure.protocol, failure.study),
         )
+        return [failure for failure in failures if self._includes(failure)]
 
     def items(self, cell: str) -> list[ItemOutcome]:
-        """Return the outcomes of one cell; none where it is imported or its items are gone."""
+        """Return the outcomes of one result; none where it is imported or its examples are gone."""
         for store, _ in self.open_stores():
             if store.cells.has(cell):
                 return store.cells.read_items(cell)
@@ -309,24 +350,53 @@ class Evidence:
     def samples(
         self, cells: Sequence[str], choose: Callable[[str, list[float]], list[int]]
     ) -> Iterator[tuple[str, list[ItemOutcome]]]:
-        """Give outcomes of each cell, chosen by their values; items left behind or damaged are passed over."""
+        """Give outcomes of each result, chosen by their values; examples left behind or damaged are passed over."""
         remaining = list(cells)
         for store, _ in self.open_stores():
             stored = store.cells.read_names(remaining)
-            for key in [key for key in remaining if key in stored]:
+            for cell_key in [cell_key for cell_key in remaining if cell_key in stored]:
                 with suppress(PotentiaError):
-                    outcomes = store.cells.read_items(key, partial(choose, key))
+                    outcomes = store.cells.read_items(cell_key, partial(choose, cell_key))
                     if outcomes:
-                        yield key, outcomes
-            remaining = [key for key in remaining if key not in stored]
+                        yield cell_key, outcomes
+            remaining = [cell_key for cell_key in remaining if cell_key not in stored]
 
     def items_of(self, protocol: str, model: str, task: str) -> list[ItemOutcome]:
-        """Return the outcomes of one cell by its names; none where no store has them."""
+        """Return the outcomes of one result by its names; none where no store has them."""
         for store, studies in self.open_stores():
             cells = store.cells.read(study=studies, protocol=protocol, model=model, task=task)
             if cells:
                 return store.cells.read_items(cells[-1].key)
         return []
+
+    def example_texts(self, protocol: Protocol, task: str) -> dict[int, ExampleText]:
+        """Return what the examples of a task ask, by their key in ``outcomes``; none where no source has it."""
+        outcomes = self.outcomes.get(protocol, {}).get(task, {})
+        texts: dict[int, ExampleText] = {}
+        for model, values in outcomes.items():
+            with suppress(PotentiaError):  # examples left behind or damaged are passed over
+                if isinstance(values, ExampleValues):
+                    texts = values.read_texts()
+                else:
+                    texts = self._stored_texts(protocol, model, task)
+            if texts:
+                break
+        return texts
+
+    def _stored_texts(self, protocol: Protocol, model: str, task: str) -> dict[int, ExampleText]:
+        """Return the prompts of the examples that a store has of a model on a task."""
+        texts = {}
+        for outcome in self._stored_items(protocol, model, task):
+            prompt = str(outcome.detail.get("prompt", ""))
+            texts[outcome.doc_id] = ExampleText(outcome.doc_id, prompt)
+        return texts
+
+    def _stored_items(self, protocol: Protocol, model: str, task: str) -> Iterator[ItemOutcome]:
+        """Give the outcomes of a model on a task, of all its folds where it is tested in folds."""
+        for store, studies in self.open_stores():
+            for cell in store.cells.read(study=studies, protocol=protocol, model=model):
+                if task in (cell.task, TaskName(cell.task).whole):
+                    yield from store.cells.read_items(cell.key)
 
     def narrowed(
         self,
@@ -337,38 +407,59 @@ class Evidence:
     ) -> Evidence:
         """Return the evidence of these protocols, tasks (a benchmark's name keeps all its forms) and models alone."""
         self._check_names("protocol", protocols or (), list(self.scores))
-        self._check_names("model", models or (), self.models)
+        if models:
+            models = [self._find_full_name(model) for model in models]
+            self._check_names("model", models, self.models)
         scores = {}
-        for protocol in in_order(protocols or self.scores):
+        for protocol in sort_protocols(protocols or self.scores):
             matrix = _select_part(self.scores[protocol], tasks, models)
             if 0 not in matrix.shape:
                 scores[protocol] = matrix
         if self.scores and not scores:
-            every_task = {task for matrix in self.scores.values() for task in matrix.tasks}
+            every_task: set[str] = set()
+            for matrix in self.scores.values():
+                every_task.update(matrix.tasks)
             raise InputError(
                 f"no scores of {', '.join(tasks or ())} in {self.source}",
                 hint=f"there are: {', '.join(sorted(every_task)[:12])}",
             )
-        blind = {
+        blind_scores = {
             protocol: _select_part(matrix, tasks, models) for protocol, matrix in self.blind.items()
         }
-        return replace(self, scores=scores, blind=blind)
+        narrowing = Narrowing(
+            tuple(map(str, protocols or ())), tuple(tasks or ()), tuple(models or ())
+        )
+        return replace(
+            self, scores=scores, blind=blind_scores, narrowings=(*self.narrowings, narrowing)
+        )
 
-    def _check_names(self, kind: str, names: Iterable[str], available: Sequence[str]) -> None:
-        for name in names:
-            if name not in available:
+    def _find_full_name(self, model_name: str) -> str:
+        """Return the model that is called so, or the only one whose name ends so: tables show the ends of names."""
+        if model_name in self.models:
+            return model_name
+        folded_name = model_name.casefold()
+        same_ending = [
+            model for model in self.models if model.rpartition("/")[2].casefold() == folded_name
+        ]
+        return same_ending[0] if len(same_ending) == 1 else model_name
+
+    def _check_names(
+        self, kind: str, requested_names: Iterable[str], available: Sequence[str]
+    ) -> None:
+        for requested_name in requested_names:
+            if requested_name not in available:
                 hint = f"there are: {', '.join(available[:8])}"
-                raise InputError(f"no {kind} {name!r} in {self.source}", hint=hint)
+                raise InputError(f"no {kind} {requested_name!r} in {self.source}", hint=hint)
 
     def _gather(
-        self, get_records: Callable[[Store, str], Iterable[T]], key: Callable[[T], object]
+        self, get_records: Callable[[Store, str], Iterable[T]], find_key: Callable[[T], object]
     ) -> list[T]:
         """Return the records of all studies; of those with the same key the first."""
         records: dict[object, T] = {}
         for store, studies in self.open_stores():
             for study in studies:
                 for record in get_records(store, study):
-                    records.setdefault(key(record), record)
+                    records.setdefault(find_key(record), record)
         return list(records.values())
 
     def open_stores(self) -> Iterator[tuple[Store, tuple[str, ...]]]:
@@ -382,8 +473,8 @@ def _keep_models(
     outcomes: Mapping[str, Mapping[int, float]], models: Iterable[str]
 ) -> TaskOutcomes:
     """Return the outcomes of these models on one task, with the clusters of its examples."""
-    by_model = {model: values for model, values in outcomes.items() if model in models}
-    return TaskOutcomes(by_model, clusters_of_task(outcomes))
+    kept_outcomes = {model: values for model, values in outcomes.items() if model in models}
+    return TaskOutcomes(kept_outcomes, clusters_of_task(outcomes))
 
 
 def _select_part(
@@ -392,7 +483,10 @@ def _select_part(
     """Return what a matrix has of these tasks and models; a study may be unfinished."""
     chosen_tasks = list(matrix.tasks)
     if tasks:
-        chosen_tasks = [t for t in matrix.tasks if t in tasks or TaskName(t).base in tasks]
+        chosen_tasks = []
+        for task in matrix.tasks:
+            if task in tasks or TaskName(task).base in tasks:
+                chosen_tasks.append(task)
     chosen_models = [model for model in models or matrix.models if model in matrix.models]
     return matrix.select(tasks=chosen_tasks, models=chosen_models)
 
@@ -408,16 +502,20 @@ def parse_study_record(record: StudyRecord) -> Study | None:
 def collect_model_facts(
     studies: Iterable[StudyRecord], specs: Iterable[ModelSpec], user_facts: Iterable[ModelFacts]
 ) -> ModelTable:
-    """Return what is known of models: the shipped facts, then what the studies say, then the user's own file."""
+    """Return what is known of models.
+
+    Later facts replace earlier ones: the shipped facts, the files of facts that studies name, what the studies say of
+    their models (``specs``), the user's own file.
+    """
     shipped = known_models()
     study_facts: dict[str, ModelFacts] = {}
     for study in map(parse_study_record, studies):
         if study is not None:
             study_facts.update({facts.name: facts for facts in _read_facts_of_study(study)})
-    for spec in specs:
-        if _has_facts(spec):
-            earlier = study_facts.get(spec.name) or shipped.find(spec.name)
-            study_facts[spec.name] = _facts_from_spec(spec, earlier)
+    for model_spec in specs:
+        if _has_facts(model_spec):
+            earlier = study_facts.get(model_spec.name) or shipped.find(model_spec.name)
+            study_facts[model_spec.name] = _facts_from_spec(model_spec, earlier)
     own_facts = (*study_facts.values(), *user_facts)
     return ModelTable((*shipped, *own_facts)) if own_facts else shipped
 
@@ -434,41 +532,45 @@ def _read_facts_of_study(study: Study) -> Iterable[ModelFacts]:
     return read_facts(study.facts)
 
 
-def _has_facts(spec: ModelSpec) -> bool:
+def _has_facts(model_spec: ModelSpec) -> bool:
     return any(
-        (spec.family, spec.parameters, spec.tokens, spec.date, spec.base_model, spec.exposure)
+        (
+            model_spec.family,
+            model_spec.parameters,
+            model_spec.tokens,
+            model_spec.date,
+            model_spec.base_model,
+            model_spec.exposure,
+        )
     )
 
 
-def _facts_of_stored_tasks(provenances: Mapping[str, Provenance]) -> Iterator[Benchmark]:
+def facts_of_stored_tasks(provenances: Mapping[str, Provenance]) -> Iterator[Benchmark]:
     """Give what the studies tell of their tasks: the size of the train split before carving, the score of a guess."""
     for task, provenance in provenances.items():
         splits = provenance.task.splits
-        train_size = splits.train.available
-        is_carved = splits.validation.origin not in (None, "validation", "none")
-        if train_size is not None and is_carved:
-            train_size += splits.validation.available or 0  # carved out of train
+        train_size = None if splits is None else splits.train_size_before_carving
         chance = provenance.task.chance
         yield Benchmark(TaskName(task).whole, train_size=train_size, chance=chance)
 
 
-def _facts_from_spec(spec: ModelSpec, earlier: ModelFacts | None) -> ModelFacts:
+def _facts_from_spec(model_spec: ModelSpec, earlier: ModelFacts | None) -> ModelFacts:
     """Return what is known of a model, with what its study says in its place."""
     if earlier is None:
         earlier = ModelFacts(
-            spec.name, spec.series or "", None, None, None, "base", None, None, None
+            model_spec.name, model_spec.series or "", None, None, None, "base", None, None, None
         )
     changes: dict[str, Any] = {
-        "family": spec.family,
-        "parameters": spec.parameters,
-        "size": spec.parameters,
-        "tokens": spec.tokens,
-        "date": spec.date and spec.date[:7],
-        "kind": spec.kind if spec.kind != "auto" else None,
-        "base_model": spec.base_model,
-        "exposure": spec.exposure,
+        "family": model_spec.family,
+        "parameters": model_spec.parameters,
+        "size": model_spec.parameters,
+        "tokens": model_spec.tokens,
+        "date": model_spec.date and model_spec.date[:7],
+        "kind": model_spec.kind if model_spec.kind != "auto" else None,
+        "base_model": model_spec.base_model,
+        "exposure": model_spec.exposure,
     }
-    changes = {name: value for name, value in changes.items() if value}
-    if spec.parameters and spec.tokens:
+    changes = {field_name: value for field_name, value in changes.items() if value}
+    if model_spec.parameters and model_spec.tokens:
         changes["compute"] = None
-    return replace(earlier, name=spec.name, aliases=(), repository=None, **changes)
+    return replace(earlier, name=model_spec.name, aliases=(), repository=None, **changes)

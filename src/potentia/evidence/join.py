@@ -1,4 +1,4 @@
-"""Like with like: sources, studies and folds are joined only where ``comparable`` finds no difference."""
+"""Like with like: sources, studies and folds are joined only where ``find_differences`` finds no difference."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import hashlib
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from potentia.errors import InputError
 from potentia.evidence.evidence import Evidence
 from potentia.facts import models as known_models
-from potentia.store import Store
-from potentia.values.metric import UNKNOWN, Difference, Metric, Origin, comparable
-from potentia.values.protocol import TaskName, in_order
+from potentia.store import Store, StudyRecord
+from potentia.values.metric import UNKNOWN_ORIGIN, Difference, Metric, Origin, find_differences
+from potentia.values.protocol import TaskName, sort_protocols
 from potentia.values.scores import (
     Outcomes,
     Score,
@@ -73,14 +72,15 @@ class _UnlikeTasks:
 def check_alike(
     source_tasks: Iterable[SourceTask],
     *,
-    find_recipe: Callable[[str, str, str], Mapping[str, Any]],
+    find_recipe: Callable[[str, str, str], Mapping[str, object]],
     hint: str,
-    source: str | None = None,
+    location: str | None = None,
 ) -> None:
-    """Refuse tasks of several sources that cannot be compared, with the differences named.
+    """Refuse tasks of several sources, or of several studies of one store, that cannot be compared.
 
-    Data must agree across protocols, too: a gain by tuning compares two of them. ``find_recipe`` returns the settings
-    of a fine-tuning, to name those that differ; ``{source}`` in the hint is the later of the two sources.
+    The error names the differences. Data must agree across protocols, too: a gain by tuning compares two of them.
+    ``find_recipe(source, protocol, task)`` returns the settings of a fine-tuning, to name those that differ;
+    ``{source}`` in the hint is the later of the two sources, and ``location`` is where the error says it was found.
     """
     first_seen: dict[tuple[str, str], tuple[str, MeasuredTask]] = {}
     unlike = _UnlikeTasks()
@@ -93,32 +93,40 @@ def check_alike(
             (source_task.protocol, source_task.task): measured,
             ("", source_task.task): data_alone,
         }
-        for key, current in comparisons.items():
-            first_source, earlier = first_seen.setdefault(key, (source_task.source, current))
-            differences = comparable(earlier, current)
+        for task_and_protocol, current in comparisons.items():
+            first_source, earlier = first_seen.setdefault(
+                task_and_protocol, (source_task.source, current)
+            )
+            differences = find_differences(earlier, current)
             if differences:
                 unlike.add(first_source, source_task, differences)
                 continue
             merged = MeasuredTask(
-                earlier.metric.merged(current.metric),
+                earlier.metric.fill_gaps_from(current.metric),
                 _merge_origins(earlier.origin, current.origin),
             )
-            first_seen[key] = (first_source, merged)
+            first_seen[task_and_protocol] = (first_source, merged)
     if unlike.sources is not None:
-        raise _unlike_error(unlike, unlike.sources, find_recipe, hint, source)
+        raise _unlike_error(unlike, unlike.sources, find_recipe, hint, location)
 
 
 def _unlike_error(
     unlike: _UnlikeTasks,
     sources: tuple[str, str],
-    find_recipe: Callable[[str, str, str], Mapping[str, Any]],
+    find_recipe: Callable[[str, str, str], Mapping[str, object]],
     hint: str,
-    source: str | None,
+    location: str | None,
 ) -> UnlikeError:
-    differences = [d for d in unlike.differences.values() if d.property_name != "recipe"]
+    differences = [
+        difference
+        for difference in unlike.differences.values()
+        if difference.property_name != "recipe"
+    ]
     if "recipe" in unlike.differences:
-        first, second = (_flatten(find_recipe(source, *unlike.recipe_cell)) for source in sources)
-        differences += _differing_settings(first, second)
+        first_settings, second_settings = (
+            _flatten(find_recipe(source, *unlike.recipe_cell)) for source in sources
+        )
+        differences += _differing_settings(first_settings, second_settings)
     first_task, *other_tasks = unlike.tasks
     suffix = ""
     if other_tasks:
@@ -127,118 +135,145 @@ def _unlike_error(
     listed = "; different ".join(map(str, differences))
     return UnlikeError(
         f"{subject} cannot be compared: different {listed}",
-        where=source,
+        where=location,
         hint=hint.format(source=sources[1]),
     )
 
 
 def find_stored_recipe(
     store: Store, studies: str | Sequence[str], protocol: str, task: str
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return how the cells of a task were tuned."""
     cells = store.cells.read(study=studies, task=task, protocol=protocol, limit=1)
     return cells[0].provenance.recipe if cells else {}
 
 
 def _differing_settings(
-    first: Mapping[str, Any], second: Mapping[str, Any]
+    first_settings: Mapping[str, object], second_settings: Mapping[str, object]
 ) -> tuple[Difference, ...]:
     """Return the settings that differ; the recipe as a whole where they are not told."""
-    names = [name for name in {**first, **second} if first.get(name) != second.get(name)]
-    if not names:
+    differing_names = [
+        setting
+        for setting in {**first_settings, **second_settings}
+        if first_settings.get(setting) != second_settings.get(setting)
+    ]
+    if not differing_names:
         return (Difference("recipe", "one", "another"),)
     return tuple(
-        Difference(name.removeprefix("tuning."), str(first.get(name)), str(second.get(name)))
-        for name in names
+        Difference(
+            setting.removeprefix("tuning."),
+            str(first_settings.get(setting)),
+            str(second_settings.get(setting)),
+        )
+        for setting in differing_names
     )
 
 
-def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten(settings: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     """Return nested settings by their dotted names."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
+    settings_by_name: dict[str, object] = {}
+    for setting, value in settings.items():
         if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{prefix}{name}.")
+            settings_by_name |= _flatten(value, f"{prefix}{setting}.")
         else:
-            flat[prefix + name] = value
-    return flat
+            settings_by_name[prefix + setting] = value
+    return settings_by_name
 
 
-def _merge_origins(first: Origin, second: Origin) -> Origin:
+def _merge_origins(first_origin: Origin, second_origin: Origin) -> Origin:
     """Return what is known of either origin, of what must agree."""
     return Origin(
-        data=first.data or second.data,
-        recipe=first.recipe or second.recipe,
-        shots=second.shots if first.shots is None else first.shots,
+        data=first_origin.data or second_origin.data,
+        recipe=first_origin.recipe or second_origin.recipe,
+        shots=second_origin.shots if first_origin.shots is None else first_origin.shots,
     )
 
 
-def join_sources(parts: Sequence[Evidence]) -> Evidence:
+def join_sources(all_evidence: Sequence[Evidence]) -> Evidence:
     """Join several sources, protocol by protocol; what cannot be compared, and a cell that two have, is refused."""
-    part_by_source = {part.source: part for part in parts}
+    part_by_source = {evidence.source: evidence for evidence in all_evidence}
 
-    def find_recipe(source: str, protocol: str, task: str) -> Mapping[str, Any]:
+    def find_recipe(source: str, protocol: str, task: str) -> Mapping[str, object]:
         for store, studies in part_by_source[source].open_stores():
             return find_stored_recipe(store, studies, protocol, task)
         return {}
 
     check_alike(
-        _tasks_of_sources(parts),
+        _tasks_of_sources(all_evidence),
         find_recipe=find_recipe,
-        hint="scores compare where data, metric and fine-tuning are the same;"
-        " to show them apart: apart: true in --columns FILE",
+        hint="only scores with the same data, metric and fine-tuning can be compared;"
+        " to show each group by itself: apart: true in --columns FILE",
     )
-    names = itertools.chain.from_iterable(part.scores for part in parts)
-    protocols = in_order(dict.fromkeys(names))
+    protocol_names = itertools.chain.from_iterable(evidence.scores for evidence in all_evidence)
+    protocols = sort_protocols(dict.fromkeys(protocol_names))
     scores = {}
     items_read = {}
     for protocol in protocols:
-        matrices = [part.scores[protocol] for part in parts if protocol in part.scores]
+        matrices = [
+            evidence.scores[protocol] for evidence in all_evidence if protocol in evidence.scores
+        ]
         scores[protocol] = _union_matrices(matrices)
-        items_read[protocol] = _merge_items([part.items_read.get(protocol, {}) for part in parts])
-    layouts = [part.table_layout for part in parts if part.table_layout is not None]
+        items_read[protocol] = _merge_items(
+            [evidence.items_read.get(protocol, {}) for evidence in all_evidence]
+        )
+    file_task_groups: dict[str, str] = {}
+    studies: list[StudyRecord] = []
+    notes: list[str] = []
+    stores: list[tuple[str, tuple[str, ...]]] = []
+    for evidence in all_evidence:
+        studies += evidence.studies
+        notes += [f"{evidence.source}: {note}" for note in evidence.notes]
+        stores += evidence.stores
+        file_task_groups = {**evidence.file_task_groups, **file_task_groups}
+    layouts = [
+        evidence.table_layout for evidence in all_evidence if evidence.table_layout is not None
+    ]
+    metrics = [evidence.metric for evidence in all_evidence if evidence.metric is not None]
     return Evidence(
-        source=" + ".join(dict.fromkeys(part.source for part in parts)),
-        title=" + ".join(dict.fromkeys(part.title for part in parts)),
+        source=" + ".join(dict.fromkeys(evidence.source for evidence in all_evidence)),
+        title=" + ".join(dict.fromkeys(evidence.title for evidence in all_evidence)),
         scores=scores,
         facts=known_models(),
-        studies=tuple(study for part in parts for study in part.studies),
-        notes=tuple(f"{part.source}: {note}" for part in parts for note in part.notes),
+        studies=tuple(studies),
+        notes=tuple(notes),
         table_layout=layouts[0] if layouts else None,
-        stores=tuple(store for part in parts for store in part.stores),
-        metric=next((part.metric for part in parts if part.metric is not None), None),
+        stores=tuple(stores),
+        metric=metrics[0] if metrics else None,
         items_read=items_read,
+        file_task_groups=file_task_groups,
     )
 
 
-def _tasks_of_sources(parts: Sequence[Evidence]) -> Iterator[SourceTask]:
+def _tasks_of_sources(all_evidence: Sequence[Evidence]) -> Iterator[SourceTask]:
     """Give what the cells of each task have in common, source by source; a matrix holds none that are unlike."""
-    for part in parts:
-        for protocol, matrix in part.scores.items():
+    for evidence in all_evidence:
+        for protocol, matrix in evidence.scores.items():
             for column, task in enumerate(matrix.tasks):
                 origin = _origin_of_column(matrix, column)
                 measured = MeasuredTask(matrix.metrics[column], origin)
-                yield SourceTask(part.source, protocol, task, measured=measured)
+                yield SourceTask(evidence.source, protocol, task, measured=measured)
 
 
 def _origin_of_column(matrix: ScoreMatrix, column: int) -> Origin:
-    origin = UNKNOWN
+    origin = UNKNOWN_ORIGIN
     if matrix.origins is None:
         return origin
-    for cell_origin in {cell for cell in matrix.origins[:, column] if cell is not None}:
+    for cell_origin in {
+        known_origin for known_origin in matrix.origins[:, column] if known_origin is not None
+    }:
         origin = _merge_origins(origin, cell_origin)
     return origin
 
 
-def _merge_items(parts: Sequence[Outcomes]) -> Outcomes:
-    merged: dict[str, TaskOutcomes] = {}
-    for part in parts:
-        for task, values_by_model in part.items():
-            joined = merged.setdefault(task, TaskOutcomes({}))
-            joined.update(values_by_model)
-            clusters = {**joined.cluster_by_example, **clusters_of_task(values_by_model)}
-            joined.cluster_by_example = clusters
-    return merged
+def _merge_items(outcomes_by_source: Sequence[Outcomes]) -> Outcomes:
+    merged_outcomes: dict[str, TaskOutcomes] = {}
+    for source_outcomes in outcomes_by_source:
+        for task, values_by_model in source_outcomes.items():
+            task_outcomes = merged_outcomes.setdefault(task, TaskOutcomes({}))
+            task_outcomes.update(values_by_model)
+            clusters = {**task_outcomes.cluster_by_example, **clusters_of_task(values_by_model)}
+            task_outcomes.cluster_by_example = clusters
+    return merged_outcomes
 
 
 def _union_matrices(matrices: Sequence[ScoreMatrix]) -> ScoreMatrix:
@@ -255,83 +290,88 @@ def _union_matrices(matrices: Sequence[ScoreMatrix]) -> ScoreMatrix:
                     hint="leave one of the sources out, or show them apart: apart: true in --columns FILE",
                 )
             cells[model, task] = score
-    models = [model for matrix in matrices for model in matrix.models]
-    tasks = [task for matrix in matrices for task in matrix.tasks]
-    return ScoreMatrix.of_cells(protocol, cells, models, tasks)
+    models: list[str] = []
+    tasks: list[str] = []
+    for matrix in matrices:
+        models.extend(matrix.models)
+        tasks.extend(matrix.tasks)
+    return ScoreMatrix.from_cells(protocol, cells, models, tasks)
 
 
 def join_folds(
-    matrix: ScoreMatrix, notes: list[str], asked: Collection[str] | None = None
+    matrix: ScoreMatrix, notes: list[str], requested_tasks: Collection[str] | None = None
 ) -> ScoreMatrix:
     """Join the folds of a task (``name#1/5`` …) into one column, the mean over all documents, where none is missing.
 
-    ``asked`` are the tasks of the studies: a selection under a budget asks for some folds alone, and these are joined.
-    Of a task with missing folds each stands alone, and a note says which are missing.
+    ``requested_tasks`` are the tasks of the studies: a selection under a budget asks for some folds alone, and these
+    are joined. Of a task with missing folds each stands alone, and a note says which are missing.
     """
     columns_by_task: dict[str, list[int]] = {}
     for column, task in enumerate(map(TaskName, matrix.tasks)):
-        missing = _missing_folds(task, matrix.tasks, asked)
+        missing = _missing_folds(task, matrix.tasks, requested_tasks)
         if missing:
             folds = ", ".join(map(str, missing))
-            scores = f"{matrix.protocol.label} scores of fold {folds}"
-            notes.append(f"{task.whole}: {scores} are missing; folds stand alone")
+            notes.append(
+                f"{task.whole}: the scores of fold {folds} are missing ({matrix.protocol.label}), "
+                "so each fold is shown by itself"
+            )
         joined_name = task if missing else task.whole
         columns_by_task.setdefault(joined_name, []).append(column)
     if list(columns_by_task) == list(matrix.tasks):
         return matrix
     cells = {}
-    for name, columns in columns_by_task.items():
+    for task_name, columns in columns_by_task.items():
         for row, model in enumerate(matrix.models):
             if np.isfinite(matrix.values[row, columns]).all():
                 fold_scores = [matrix.score(row, column) for column in columns]
-                cells[model, name] = _mean_of_folds(fold_scores, f"{model} on {name}")
-    return ScoreMatrix.of_cells(matrix.protocol, cells, matrix.models, columns_by_task)
+                cells[model, task_name] = _average_folds(fold_scores, f"{model} on {task_name}")
+    return ScoreMatrix.from_cells(matrix.protocol, cells, matrix.models, columns_by_task)
 
 
 def _missing_folds(
-    task: TaskName, tasks: Sequence[str], asked: Collection[str] | None
+    task: TaskName, tasks: Sequence[str], requested_tasks: Collection[str] | None
 ) -> list[int]:
     """Return the folds that a study asks for and that have no scores; where it is not known, all are asked for."""
     if task.fold is None:
         return []
-    count = task.fold[1]
+    fold_count = task.fold[1]
     missing = []
-    for fold in range(1, count + 1):
-        name = f"{task.whole}#{fold}/{count}"
-        if name not in tasks and (asked is None or name in asked):
+    for fold in range(1, fold_count + 1):
+        fold_name = f"{task.whole}#{fold}/{fold_count}"
+        if fold_name not in tasks and (requested_tasks is None or fold_name in requested_tasks):
             missing.append(fold)
     return missing
 
 
-def _mean_of_folds(folds: Sequence[Score], cell: str) -> Score:
+def _average_folds(folds: Sequence[Score], cell_name: str) -> Score:
     """Return the folds of a task taken as one: the mean over their documents together."""
-    first = folds[0]
+    first_fold = folds[0]
     for fold in folds[1:]:  # which test different documents, and are alike in all else
-        with_same_data = replace(fold, origin=replace(fold.origin, data=first.origin.data))
-        differences = comparable(first, with_same_data)
+        with_same_data = replace(fold, origin=replace(fold.origin, data=first_fold.origin.data))
+        differences = find_differences(first_fold, with_same_data)
         if differences:
-            listed = "; different ".join(map(str, differences))
-            message = f"the folds of {cell} cannot be joined: different {listed}"
+            listed_differences = "; different ".join(map(str, differences))
+            message = f"the folds of {cell_name} cannot be joined: different {listed_differences}"
             raise UnlikeError(message, hint="choose one --study")
     if len(folds) == 1:
-        return first
-    size = sum(fold.n for fold in folds)
-    weights = np.array([fold.n for fold in folds]) / (size or np.nan)
+        return first_fold
+    total_examples = sum(fold.n for fold in folds)
+    weights = np.array([fold.n for fold in folds]) / (total_examples or np.nan)
     values, errors = np.array([(fold.value, fold.stderr) for fold in folds]).T
-    seeds = first.seeds
+    seeds = first_fold.seeds
     if seeds:
         has_same_seeds = len({len(fold.seeds) for fold in folds}) == 1
         seed_scores = [fold.seeds for fold in folds]
         seeds = tuple((weights @ np.array(seed_scores)).tolist()) if has_same_seeds else ()
-    origin = first.origin
+    origin = first_fold.origin
     if all(fold.origin.data is not None for fold in folds):
-        data = "\n".join(str(fold.origin.data) for fold in folds)
-        origin = replace(origin, data=hashlib.sha256(data.encode()).hexdigest())
+        fold_fingerprints = "\n".join(str(fold.origin.data) for fold in folds)
+        origin = replace(origin, data=hashlib.sha256(fold_fingerprints.encode()).hexdigest())
     return replace(
-        first,
+        first_fold,
         value=float(weights @ values),
         stderr=float(np.linalg.norm(weights * errors)),
-        n=size,
+        n=total_examples,
         origin=origin,
         seeds=seeds,
     )

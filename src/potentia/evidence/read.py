@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from potentia.errors import DataError, InputError, PotentiaError, StoreError
 from potentia.evidence.evidence import Evidence, collect_model_facts, parse_study_record
@@ -20,6 +20,7 @@ from potentia.evidence.join import (
     join_folds,
     join_sources,
 )
+from potentia.extras import Extra
 from potentia.facts import (
     NO_GROUPS,
     read_benchmarks,
@@ -29,9 +30,17 @@ from potentia.facts import (
 )
 from potentia.facts import models as known_models
 from potentia.formats import ColumnHints, TableDescription, read_score_files
-from potentia.store import Store, StudyRecord
-from potentia.values.protocol import Protocol, TaskName, in_order
+from potentia.store import (
+    Store,
+    StudyRecord,
+    can_read_items,
+    choose_study,
+    list_studies,
+    name_study,
+)
+from potentia.values.protocol import Protocol, TaskName, sort_protocols
 from potentia.values.scores import ScoreMatrix
+from potentia.values.selection import CutExamples
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,38 +67,43 @@ class _SourceReader:
         _check_name(source)
         if is_store(source):
             return _read_store(str(source), studies, self.metric)
-        path = Path(source).expanduser()
-        return self._read_scores(path, path.name, path.name)
+        source_path = Path(source).expanduser()
+        return self._read_scores(source_path, source_path.name, source_path.name)
 
     def read_sources(self, studies_by_source: Sequence[tuple[Source, tuple[str, ...]]]) -> Evidence:
         """Read several sources, each with the studies that are meant, as one."""
         parts = [self.read_source(source, studies) for source, studies in studies_by_source]
         return parts[0] if len(parts) == 1 else join_sources(parts)
 
-    def _read_scores(self, source: Path | pd.DataFrame, name: str, title: str) -> Evidence:
-        file = read_score_files(
+    def _read_scores(self, source: Path | pd.DataFrame, source_name: str, title: str) -> Evidence:
+        score_files = read_score_files(
             source,
             metric=self.metric,
             subtasks=self.subtasks,
             column_map=self.column_map,
             hints=self.hints,
         )
-        if self.metric is not None and not _names_metrics(file.scores.values()):
+        if self.metric is not None and not _names_metrics(score_files.scores.values()):
             message = f"it does not say which scores are by {self.metric}"
-            raise DataError(message, where=name, hint="leave out the metric")
+            raise DataError(message, where=source_name, hint="leave out the metric")
         return Evidence(
-            source=name,
+            source=source_name,
             title=title,
-            scores={protocol: file.scores[protocol] for protocol in in_order(file.scores)},
+            scores={
+                protocol: score_files.scores[protocol]
+                for protocol in sort_protocols(score_files.scores)
+            },
             facts=known_models(),
-            notes=file.notes,
-            table_layout=file.layout,
-            items_read=file.items,
+            notes=score_files.notes,
+            table_layout=score_files.layout,
+            items_read=score_files.items,
+            file_task_groups=score_files.task_groups,
         )
 
 
 def _names_metrics(matrices: Iterable[ScoreMatrix]) -> bool:
-    return any(metric.name for matrix in matrices for metric in matrix.metrics)
+    metrics = itertools.chain.from_iterable(matrix.metrics for matrix in matrices)
+    return any(metric.name for metric in metrics)
 
 
 def read(
@@ -111,17 +125,29 @@ def read(
 ) -> Evidence:
     """Read stores, score tables, pandas tables, lm-eval results or published files, several joined into one.
 
-    ``study`` names one or more studies of a store (``all`` for all of them); without it the one opened last counts.
-    ``metric`` picks a metric where a benchmark has several, ``subtasks`` the members of groups such as MMLU, ``facts``
-    is a CSV of what is known of the models, ``task_facts`` one of the tasks (category, train_size, chance, group), and
-    ``protocols``, ``tasks`` and ``models`` narrow what is read. ``task_groups`` is a CSV of tasks and their groups, or
-    ``none``: tasks of one group count as one task.
-    ``columns`` says which column of a table is which field, where its names do not: ``{"score": "Accuracy"}``; or it
-    names a file that describes the scores, as ``--columns`` does. ``lower``, ``scale`` and ``kind`` say what its
-    columns of scores are: those that are better when lower, whether share, percent, range or unbounded, whether task or
-    text. How a table was read is in ``Evidence.table_layout``.
-    Sources and studies that cannot be compared are refused; with ``apart`` each group of those that can stands alone:
-    the first is returned, the others are its ``apart``.
+    Sources and studies that cannot be compared are refused; with ``apart`` each group of those that can stands by
+    itself: the first is returned, the others are its ``apart``. How a table was read is in ``Evidence.table_layout``.
+
+    Args:
+        *sources: Files, folders, database URLs or DataFrames.
+        study: One or more studies of a store, or ``all``; else the one opened last.
+        metric: The metric, where a benchmark has several.
+        subtasks: Read the members of groups such as MMLU, too.
+        facts: A CSV of what is known of the models.
+        task_facts: A CSV of what is known of the tasks: category, train_size, chance, group.
+        task_groups: A CSV of tasks and their groups, or ``none``: tasks of one group count as one task.
+        protocols: Only these protocols.
+        tasks: Only these tasks.
+        models: Only these models.
+        columns: Which column of a table is which field, as ``{"score": "Accuracy"}``; or a file that describes
+            the scores, as ``--columns`` does.
+        lower: Columns of scores that are better when lower.
+        scale: Column → share, percent, range or unbounded.
+        kind: Column → task or text.
+        apart: Show groups that cannot be compared, each by itself.
+
+    Example:
+        >>> potentia.read("scores.csv").scores["direct"]
     """
     if not sources:
         raise InputError(
@@ -133,7 +159,7 @@ def read(
         metric=metric or description.metric,
         subtasks=subtasks or description.subtasks,
         column_map=description.column_by_field or None,
-        hints=description.hints.merged(ColumnHints.from_options(lower, scale, kind)),
+        hints=description.hints.overridden_by(ColumnHints.from_options(lower, scale, kind)),
     )
     groups_of_tasks = task_groups or description.task_groups
     if apart or description.apart:
@@ -145,8 +171,8 @@ def read(
         with_facts = _add_facts(evidence, sources, facts, task_facts or description.task_facts)
         if groups_of_tasks is not None:
             with_facts = replace(with_facts, task_groups=_read_groups(groups_of_tasks, with_facts))
-        part = with_facts.narrowed(protocols=protocols, tasks=tasks, models=models)
-        narrowed.append(part.with_blind_twins_apart())
+        chosen_evidence = with_facts.narrowed(protocols=protocols, tasks=tasks, models=models)
+        narrowed.append(chosen_evidence.with_blind_twins_apart())
     return replace(narrowed[0], apart=tuple(narrowed[1:]))
 
 
@@ -172,12 +198,15 @@ def _read_comparable_groups(
 ) -> list[Evidence]:
     """Read sources, and the studies of a store, in groups that can be compared: each joins the first that it fits."""
     groups: list[_ComparableGroup] = []
-    for number, source in enumerate(sources):
+    for source_number, source in enumerate(sources):
         for study in _separate_studies(source, studies):
             reason = ""
             for group in groups:
-                larger = {**group.studies, number: (*group.studies.get(number, ()), *study)}
-                members = [(sources[member], names) for member, names in larger.items()]
+                larger = {
+                    **group.studies,
+                    source_number: (*group.studies.get(source_number, ()), *study),
+                }
+                members = [(sources[member], study_keys) for member, study_keys in larger.items()]
                 try:
                     group.evidence = reader.read_sources(members)
                 except UnlikeError as error:
@@ -190,7 +219,7 @@ def _read_comparable_groups(
                 if reason:
                     notes = (*evidence.notes, f"shown apart: {reason}")
                     evidence = replace(evidence, notes=notes)
-                groups.append(_ComparableGroup({number: study}, evidence))
+                groups.append(_ComparableGroup({source_number: study}, evidence))
     return [group.evidence for group in groups]
 
 
@@ -229,8 +258,8 @@ def _read_groups(task_groups: str | Path, evidence: Evidence) -> dict[str, str]:
     if str(task_groups) == NO_GROUPS:
         return separate_tasks(tasks)
     groups = read_task_groups(task_groups)
-    names = set(tasks) | {TaskName(task).base for task in tasks}
-    unknown = [task for task in groups if task not in names]
+    known_names = set(tasks) | {TaskName(task).base for task in tasks}
+    unknown = [task for task in groups if task not in known_names]
     if unknown:
         raise InputError(
             f"no task {unknown[0]!r} in these scores",
@@ -242,14 +271,14 @@ def _read_groups(task_groups: str | Path, evidence: Evidence) -> dict[str, str]:
 
 def _find_facts_beside(sources: Sequence[Source]) -> Path | None:
     """Return ``scores.facts.csv`` where it lies beside the one table ``scores.csv``."""
-    first = sources[0]
-    if len(sources) != 1 or not isinstance(first, (str, Path)) or is_store(first):
+    first_source = sources[0]
+    if len(sources) != 1 or not isinstance(first_source, (str, Path)) or is_store(first_source):
         return None
-    path = Path(first).expanduser()
-    if not path.name:
+    source_path = Path(first_source).expanduser()
+    if not source_path.name:
         return None
-    facts = path.with_name(f"{path.stem}.facts.csv")
-    return facts if facts != path and facts.is_file() else None
+    facts_file = source_path.with_name(f"{source_path.stem}.facts.csv")
+    return facts_file if facts_file != source_path and facts_file.is_file() else None
 
 
 def _check_table(source: object) -> None:
@@ -267,25 +296,31 @@ def read_by_metric(evidence: Evidence, metric: str) -> Evidence:
 
     Files of scores are left out: what they say of their metrics is read already.
     """
-    parts = [_read_store(where, studies, metric) for where, studies in evidence.stores]
+    parts = [_read_store(location, studies, metric) for location, studies in evidence.stores]
     if not parts:
         raise InputError(
-            f"no store among {evidence.source}", hint=f"scores by {metric} come from a store"
+            f"no store among {evidence.source}",
+            hint=f"scores by {metric} are computed from the store of a potentia run",
         )
-    again = parts[0] if len(parts) == 1 else join_sources(parts)
+    evidence_by_metric = parts[0] if len(parts) == 1 else join_sources(parts)
     scores = {}
-    for protocol, matrix in again.scores.items():
+    for protocol, matrix in evidence_by_metric.scores.items():
         if protocol not in evidence.scores:
             continue
-        shown = evidence.scores[protocol]
-        tasks = [task for task in matrix.tasks if task in shown.tasks]
-        models = [model for model in matrix.models if model in shown.models]
+        shown_scores = evidence.scores[protocol]
+        tasks = [task for task in matrix.tasks if task in shown_scores.tasks]
+        models = [model for model in matrix.models if model in shown_scores.models]
         if tasks and models:
             scores[protocol] = matrix.select(tasks=tasks, models=models)
-    return replace(again, scores=scores, facts=evidence.facts)
+    return replace(
+        evidence_by_metric,
+        scores=scores,
+        facts=evidence.facts,
+        narrowings=evidence.narrowings,
+    )
 
 
-def to_evidence(source: Any) -> Evidence:
+def to_evidence(source: object) -> Evidence:
     """Return evidence as it is, matrices as evidence, and read everything else that ``read`` accepts."""
     if isinstance(source, Evidence):
         return source
@@ -298,7 +333,7 @@ def _check_name(source: str | Path) -> None:
     """Refuse what no file can be called; an empty name would mean the folder that one is in."""
     if not str(source).strip() or "\0" in str(source):
         raise InputError(
-            f"{str(source)!r} is no name of a file",
+            f"{str(source)!r} is not the name of a file",
             hint="name a store, a table or a folder of lm-eval results",
         )
 
@@ -307,11 +342,11 @@ def is_store(source: str | Path) -> bool:
     """Say whether this is a store (a SQLite file or a database URL) rather than a file of scores."""
     if "://" in str(source):
         return True
-    path = Path(source).expanduser()
-    if not path.is_file():
+    source_path = Path(source).expanduser()
+    if not source_path.is_file():
         return False
     try:
-        with path.open("rb") as file:
+        with source_path.open("rb") as file:
             return file.read(16).startswith(b"SQLite format 3")
     except OSError:
         return False
@@ -320,11 +355,11 @@ def is_store(source: str | Path) -> bool:
 # --- a store ---------------------------------------------------------------------------------------------------------
 
 
-def _read_store(where: str, studies: tuple[str, ...], metric: str | None) -> Evidence:
-    is_url = "://" in where
+def _read_store(location: str, studies: tuple[str, ...], metric: str | None) -> Evidence:
+    is_url = "://" in location
     try:
-        with Store.open(where, readonly=True) as store:
-            return _read_open_store(store, where, studies, metric)
+        with Store.open(location, readonly=True) as store:
+            return _read_open_store(store, location, studies, metric)
     except StoreError as error:  # as a source of scores, a damaged or foreign database is bad input
         if isinstance(error, InputError) or is_url:
             raise
@@ -334,51 +369,59 @@ def _read_store(where: str, studies: tuple[str, ...], metric: str | None) -> Evi
     except (TypeError, ValueError, AttributeError) as error:
         # A text or a gap stands where the schema promises a number.
         message = f"the database is damaged: {error}"
-        raise DataError(message, where=where, hint="restore a copy") from error
+        raise DataError(message, where=location, hint="restore a copy") from error
 
 
 def _list_asked_tasks(records: Sequence[StudyRecord]) -> set[str] | None:
     """Return the tasks that studies ask for, folds one by one; None where one of them cannot be read."""
-    asked: set[str] = set()
+    task_names: set[str] = set()
     for study in map(parse_study_record, records):
         if study is None:
             return None
-        asked |= {task.name for task in study.benchmarks()}
-    return asked
+        task_names |= {task.name for task in study.list_task_specs()}
+    return task_names
 
 
 def _read_open_store(
-    store: Store, where: str, studies: tuple[str, ...], metric: str | None
+    store: Store, location: str, studies: tuple[str, ...], metric: str | None
 ) -> Evidence:
     records = store.studies.read()
-    chosen = _choose_studies(records, studies, store.where)
-    keys = tuple(record.key for record in chosen)
+    chosen_studies = _choose_studies(records, studies, store.where)
+    study_keys = tuple(record.key for record in chosen_studies)
     notes: list[str] = []
     if not studies and len(records) > 1:
-        others = ", ".join(dict.fromkeys(r.name for r in records if r.key not in keys))
+        other_studies = [record for record in records if record.key not in study_keys]
         notes.append(
-            f"this is the study {chosen[0].name}, opened last; the store also holds: {others} (--study NAME)"
+            f"this is the study {list_studies(chosen_studies, records)}, opened last; "
+            f"the store also holds: {list_studies(other_studies, records)} (--study NAME or KEY)"
         )
-    _check_studies_alike(store, chosen, metric)
-    protocols_of_studies = [store.scores.read_protocols(study=key) for key in keys]
-    protocols = in_order(dict.fromkeys(itertools.chain.from_iterable(protocols_of_studies)))
-    if not protocols and not any(store.failures.read(study=key) for key in keys):
+    _check_studies_alike(store, chosen_studies, metric)
+    protocols_of_studies = [
+        store.scores.read_protocols(study=study_key) for study_key in study_keys
+    ]
+    protocols = sort_protocols(dict.fromkeys(itertools.chain.from_iterable(protocols_of_studies)))
+    if not protocols and not any(store.failures.read(study=study_key) for study_key in study_keys):
         raise _empty_store(store.where)
-    matrices = _read_matrices(store, protocols, keys, metric)
-    asked = _list_asked_tasks(chosen)
+    matrices = _read_matrices(store, protocols, study_keys, metric)
+    requested_tasks = _list_asked_tasks(chosen_studies)
     scores = {}
     for protocol, matrix in matrices.items():
-        scores[protocol] = join_folds(matrix, notes, asked)
-    notes += _describe_prompts(store, keys)
-    name = store.where if "://" in where else Path(where).name
+        scores[protocol] = join_folds(matrix, notes, requested_tasks)
+    notes += _describe_prompts(store, study_keys)
+    if not can_read_items() and store.scores.has_outcomes(study=study_keys):
+        notes.append(
+            "results by example are left out, and differences are judged by standard errors alone;"
+            f" to read them: {Extra.PARQUET.install_command}"
+        )
+    store_name = store.where if "://" in location else Path(location).name
     return Evidence(
-        source=name,
-        title=chosen[0].name if len(chosen) == 1 else Path(name).stem,
+        source=store_name,
+        title=chosen_studies[0].name if len(chosen_studies) == 1 else Path(store_name).stem,
         scores=scores,
         facts=known_models(),
-        studies=tuple(chosen),
+        studies=tuple(chosen_studies),
         notes=tuple(notes),
-        stores=((where, keys),),
+        stores=((location, study_keys),),
         metric=metric,
     )
 
@@ -388,41 +431,42 @@ def _describe_prompts(store: Store, studies: tuple[str, ...]) -> Iterator[str]:
     for (protocol, task), prompts_by_model in store.provenance.read_cut_prompts(
         study=studies
     ).items():
-        cut = sum(prompts.cut for prompts in prompts_by_model.values())
-        total = sum(prompts.requests for prompts in prompts_by_model.values())
-        models = ", ".join(list(prompts_by_model)[:3])
-        if len(prompts_by_model) > 3:
-            models += f" and {len(prompts_by_model) - 3} more"
-        count = f"{cut:,} of {total:,} prompts were cut to fit the model"
-        yield f"{task} by {protocol}: {count} ({models})"
+        cut_prompts = sum(prompts.cut for prompts in prompts_by_model.values())
+        all_prompts = sum(prompts.requests for prompts in prompts_by_model.values())
+        cut_sentence = f"{cut_prompts:,} of {all_prompts:,} prompts were cut to fit the model"
+        models = _join_first_names(list(prompts_by_model))
+        yield f"{task} {Protocol(protocol).phrase}: {cut_sentence} ({models})"
     for (protocol, task), examples_by_model in store.provenance.read_cut_examples(
         study=studies
     ).items():
-        for model, examples in examples_by_model.items():
-            count = f"{examples.cut:,} of {examples.examples:,} training examples"
-            cause = f"were longer than {examples.tokens:,} tokens (max_tokens) and were cut"
-            yield f"{task} by {protocol}, {model}: {count} {cause}"
-    for (task, model), share in store.provenance.read_unknown_tokens(study=studies).items():
-        yield f"{model} reads {share:.0%} of the tokens of {task} as unknown"
+        for sentence in _describe_cut_examples(examples_by_model):
+            yield f"{task} {Protocol(protocol).phrase}: {sentence}"
+    shares_by_task: dict[str, dict[str, float]] = {}
+    for (task, model), unknown_share in store.provenance.read_unknown_tokens(study=studies).items():
+        shares = shares_by_task.setdefault(TaskName(task).whole, {})
+        shares[model] = max(unknown_share, shares.get(model, 0.0))  # the folds of a task are one
+    for task, shares in shares_by_task.items():
+        listed = ", ".join(f"{model} {100 * share:.0f} %" for model, share in shares.items())
+        yield f"tokens of {task} that the tokenizer does not know: {listed}"
 
 
 def _check_studies_alike(store: Store, chosen: Sequence[StudyRecord], metric: str | None) -> None:
-    name_by_key = {record.key: record.name for record in reversed(chosen)}
-    key_by_name = {name: key for key, name in name_by_key.items()}
-    keys = tuple(record.key for record in chosen)
+    name_by_key = {record.key: name_study(record, chosen) for record in reversed(chosen)}
+    key_by_name = {study_name: study_key for study_key, study_name in name_by_key.items()}
+    study_keys = tuple(record.key for record in chosen)
 
     def source_tasks() -> Iterator[SourceTask]:
-        for stored in store.scores.read_measures(study=keys, metric=metric):
+        for stored in store.scores.read_measures(study=study_keys, metric=metric):
             measured = MeasuredTask(stored.metric, stored.origin)
-            name = name_by_key[stored.study]
-            yield SourceTask(name, stored.protocol, stored.task, measured=measured)
+            study_name = name_by_key[stored.study]
+            yield SourceTask(study_name, stored.protocol, stored.task, measured=measured)
 
     check_alike(
         source_tasks(),
-        find_recipe=lambda name, protocol, task: find_stored_recipe(
-            store, key_by_name[name], protocol, task
+        find_recipe=lambda study_name, protocol, task: find_stored_recipe(
+            store, key_by_name[study_name], protocol, task
         ),
-        source=store.where,
+        location=store.where,
         hint="choose one: --study {source}; or show them apart: apart: true in --columns FILE",
     )
 
@@ -436,7 +480,7 @@ def _read_matrices(
     for protocol in protocols:
         try:
             scores[protocol] = store.scores.read_matrix(protocol, study=studies, metric=metric)
-        except InputError as error:  # no cell of this protocol has it, as with texts
+        except InputError as error:  # no cell of this protocol has it
             if metric is None:
                 raise
             problems.append(error)
@@ -446,35 +490,41 @@ def _read_matrices(
 
 
 def _choose_studies(
-    records: Sequence[StudyRecord], studies: tuple[str, ...], where: str
+    records: Sequence[StudyRecord], studies: tuple[str, ...], location: str
 ) -> list[StudyRecord]:
-    """Return the studies meant: by name or key (a name means the one opened last), all, or the one opened last."""
+    """Return the studies meant: by name or key, all, or the one opened last."""
     if not records:
-        raise _empty_store(where)
+        raise _empty_store(location)
     if studies == (ALL,):
         return list(records)
     chosen: dict[str, StudyRecord] = {}
-    for name in studies or (records[0].key,):
-        record = find_study(records, name)
-        if record is None:
-            names = ", ".join(sorted({record.name for record in records}))
-            raise DataError(f"no study {name!r} in {where}", hint=f"there are: {names}")
+    for study_name in studies or (records[0].key,):
+        record = choose_study(records, study_name, where=location)
         chosen.setdefault(record.key, record)
     return list(chosen.values())
 
 
-def _empty_store(where: str) -> DataError:
+def _empty_store(location: str) -> DataError:
     return DataError(
-        "the store holds no scores yet", where=where, hint="run a study, or import scores"
+        "the store holds no scores yet", where=location, hint="run a study, or import scores"
     )
 
 
-def find_study(records: Sequence[StudyRecord], name: str) -> StudyRecord | None:
-    """Return the study with this key, else the first of this name."""
-    for record in records:
-        if record.key == name:
-            return record
-    for record in records:
-        if record.name == name:
-            return record
-    return None
+def _describe_cut_examples(examples_by_model: Mapping[str, CutExamples]) -> Iterator[str]:
+    """Give a sentence for all models whose training examples were cut to the same length."""
+    models_by_length: dict[int, list[str]] = {}
+    for model, examples in examples_by_model.items():
+        models_by_length.setdefault(examples.tokens, []).append(model)
+    for length, models in models_by_length.items():
+        cut_count = sum(examples_by_model[model].cut for model in models)
+        example_count = sum(examples_by_model[model].examples for model in models)
+        yield (
+            f"{cut_count:,} of {example_count:,} training examples were longer than {length:,} tokens "
+            f"(max_tokens) and were cut ({_join_first_names(models)})"
+        )
+
+
+def _join_first_names(models: Sequence[str]) -> str:
+    """Return the first three names, and how many more there are."""
+    listed = ", ".join(models[:3])
+    return listed if len(models) <= 3 else f"{listed} and {len(models) - 3} more"

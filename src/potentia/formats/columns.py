@@ -21,9 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from potentia.errors import DataError, InputError
-from potentia.facts import NO_GROUPS, benchmark
+from potentia.facts import NO_GROUPS, find_benchmark_facts
 from potentia.values.findings import Finding, Table
-from potentia.values.metric import KINDS, SCALES, Kind, Metric, Scale, known_metric
+from potentia.values.metric import (
+    METRIC_KINDS,
+    SCALES,
+    Metric,
+    MetricKind,
+    Scale,
+    find_known_metric,
+)
 
 # Texts that are scored by how well they are predicted: those of the train-before-test paper, and what tables call them.
 CORPORA = frozenset(
@@ -63,20 +70,22 @@ _FIXED_METRICS = ("mt_bench", "brier_score")
 
 
 def metric_of_task(
-    task: str, name: str | None = None, higher_is_better: bool | None = None
+    task: str, metric_name: str | None = None, higher_is_better: bool | None = None
 ) -> Metric:
     """Return the metric of a score: by its name, else as the benchmark is usually scored; what is given wins."""
-    known_name = name or usual_metric(task) or ""
+    known_name = metric_name or usual_metric(task) or ""
     if not known_name and task.casefold() in CORPORA and higher_is_better is not True:
         return TEXT
     direction = Metric.of(known_name, higher_is_better).higher_is_better
-    return Metric.of(name or "", direction)
+    return Metric.of(metric_name or "", direction)
 
 
 @cache
 def usual_metric(task: str) -> str | None:
     """Return the metric of a known benchmark, however it is spelled; with its filter where it needs one."""
-    facts = benchmark(task) or benchmark(re.sub(r"[\s-]", "_", _column_key(task)))
+    facts = find_benchmark_facts(task) or find_benchmark_facts(
+        re.sub(r"[\s-]", "_", _column_key(task))
+    )
     if facts is None:
         return None
     return facts.metric or None
@@ -88,29 +97,29 @@ class ColumnHint:
 
     lower: bool | None = None
     scale: Scale | None = None
-    kind: Kind | None = None
+    kind: MetricKind | None = None
     skip: bool | None = None
     metric: str | None = None
 
     @classmethod
-    def from_words(cls, column: str, words: Mapping[str, Any]) -> ColumnHint:
+    def from_words(cls, column: str, words: Mapping[str, object]) -> ColumnHint:
         """Check what is said in words."""
         return cls(
             lower=True if words.get("lower") is True else None,
             scale=_check_choice(column, "scale", words, SCALES),
-            kind=_check_choice(column, "kind", words, KINDS),
+            kind=_check_choice(column, "kind", words, METRIC_KINDS),
             skip=True if words.get("skip") is True else None,
-            metric=_check_metric(column, words),
+            metric=_read_metric_word(column, words),
         )
 
-    def merged(self, other: ColumnHint) -> ColumnHint:
-        """Return what both say; the other wins."""
+    def overridden_by(self, stronger_hint: ColumnHint) -> ColumnHint:
+        """Return what both say; where they differ, the stronger hints count."""
         return ColumnHint(
-            lower=self.lower if other.lower is None else other.lower,
-            scale=self.scale if other.scale is None else other.scale,
-            kind=self.kind if other.kind is None else other.kind,
-            skip=self.skip if other.skip is None else other.skip,
-            metric=self.metric if other.metric is None else other.metric,
+            lower=self.lower if stronger_hint.lower is None else stronger_hint.lower,
+            scale=self.scale if stronger_hint.scale is None else stronger_hint.scale,
+            kind=self.kind if stronger_hint.kind is None else stronger_hint.kind,
+            skip=self.skip if stronger_hint.skip is None else stronger_hint.skip,
+            metric=self.metric if stronger_hint.metric is None else stronger_hint.metric,
         )
 
 
@@ -118,22 +127,22 @@ HINT_WORDS = tuple(hint_field.name for hint_field in fields(ColumnHint))
 
 
 def _check_choice(
-    column: str, what: str, words: Mapping[str, Any], choices: tuple[Any, ...]
+    column: str, word: str, words: Mapping[str, Any], choices: tuple[Any, ...]
 ) -> Any:
-    if what not in words:
+    if word not in words:
         return None
     for choice in choices:
-        if words[what] == choice:
+        if words[word] == choice:
             return choice
     raise InputError(
-        f"{words[what]!r} is no {what} of {column}", hint=f"one of: {', '.join(choices)}"
+        f"{words[word]!r} is not a {word} of {column}", hint=f"one of: {', '.join(choices)}"
     )
 
 
-def _check_metric(column: str, words: Mapping[str, Any]) -> str | None:
+def _read_metric_word(column: str, words: Mapping[str, object]) -> str | None:
     metric = words.get("metric")
     if metric is not None and not isinstance(metric, str):
-        raise InputError(f"{metric!r} is no metric of {column}", hint="give its name")
+        raise InputError(f"{metric!r} is not a metric of {column}", hint="give its name")
     return metric or None
 
 
@@ -144,7 +153,7 @@ class ColumnHints:
     columns: Mapping[str, ColumnHint] = field(default_factory=dict)
 
     @classmethod
-    def from_words(cls, words_by_column: Mapping[str, Mapping[str, Any]]) -> ColumnHints:
+    def from_words(cls, words_by_column: Mapping[str, Mapping[str, object]]) -> ColumnHints:
         """Check and keep what is said: of each column lower, scale, kind, skip or metric."""
         return cls(
             {
@@ -158,7 +167,7 @@ class ColumnHints:
         cls, lower: Iterable[str], scale: Mapping[str, str] | None, kind: Mapping[str, str] | None
     ) -> ColumnHints:
         """Take what the arguments ``lower``, ``scale`` and ``kind`` of ``potentia.read`` say."""
-        words: dict[str, dict[str, Any]] = {column: {"lower": True} for column in lower}
+        words: dict[str, dict[str, object]] = {column: {"lower": True} for column in lower}
         for column, value in (scale or {}).items():
             words.setdefault(column, {})["scale"] = value
         for column, value in (kind or {}).items():
@@ -166,32 +175,32 @@ class ColumnHints:
         return cls.from_words(words)
 
     @classmethod
-    def read_beside(cls, path: Path) -> ColumnHints:
+    def read_beside(cls, table_path: Path) -> ColumnHints:
         """Read ``scores.columns.yaml`` where it lies beside ``scores.csv``."""
-        if not path.name:  # the folder that one is in
+        if not table_path.name:  # the folder that one is in
             return cls()
-        file = path.with_name(f"{path.stem}.columns.yaml")
-        if not file.is_file():
+        hints_file = table_path.with_name(f"{table_path.stem}.columns.yaml")
+        if not hints_file.is_file():
             return cls()
-        return TableDescription.from_file(file).hints
+        return TableDescription.from_file(hints_file).hints
 
-    def merged(self, other: ColumnHints) -> ColumnHints:
-        """Return what both say; the other wins."""
+    def overridden_by(self, stronger_hints: ColumnHints) -> ColumnHints:
+        """Return what both say; where they differ, the stronger hints count."""
         columns = dict(self.columns)
-        for column, hint in other.columns.items():
-            columns[column] = columns.get(column, ColumnHint()).merged(hint)
+        for column, stronger_hint in stronger_hints.columns.items():
+            columns[column] = columns.get(column, ColumnHint()).overridden_by(stronger_hint)
         return ColumnHints(columns)
 
     def of_column(self, column: str) -> ColumnHint:
         """Return what is said of one column."""
         return self.columns.get(_column_key(column), ColumnHint())
 
-    def check_columns(self, columns: Sequence[str], where: str) -> None:
+    def check_columns(self, columns: Sequence[str], source: str) -> None:
         """Refuse what is said of columns that are not there."""
-        there = {_column_key(column) for column in columns}
-        for column in sorted(self.columns.keys() - there):
+        available_columns = {_column_key(column) for column in columns}
+        for column in sorted(self.columns.keys() - available_columns):
             hint = f"there are: {', '.join(columns[:20])}"
-            raise DataError(f"no column {column!r}", where=where, hint=hint)
+            raise DataError(f"no column {column!r}", where=source, hint=hint)
 
 
 _FIELD_WORD = "is"  # Accuracy: {is: score}
@@ -216,34 +225,34 @@ class TableDescription:
     study: str | None = None  # what the scores are called in a store
 
     @classmethod
-    def from_file(cls, file: Path) -> TableDescription:
+    def from_file(cls, description_file: Path) -> TableDescription:
         """Read and check such a file."""
         from potentia.files import read_yaml
 
-        content, _ = read_yaml(file, description="the file of columns")
+        content, _ = read_yaml(description_file, description="the file of columns")
         if not isinstance(content, dict) or not content:
             raise DataError(
                 "this says nothing of columns",
-                where=str(file),
+                where=str(description_file),
                 hint="such as  MT-Bench: {scale: range}",
             )
         words_by_column = {}
         settings: dict[str, Any] = {}
-        for name, value in content.items():
+        for entry_name, value in content.items():
             if isinstance(value, dict):
-                words_by_column[str(name)] = value
+                words_by_column[str(entry_name)] = value
             else:
-                settings[str(name)] = _check_setting(str(name), value, file)
+                settings[str(entry_name)] = _check_setting(str(entry_name), value, description_file)
         column_by_field = {}
         for column, words in words_by_column.items():
-            _check_words(column, words, file)
+            _check_words(column, words, description_file)
             if _FIELD_WORD in words:
                 column_by_field[str(words[_FIELD_WORD])] = column
-        hint_words = {
-            column: {word: value for word, value in words.items() if word != _FIELD_WORD}
-            for column, words in words_by_column.items()
-            if words.keys() - {_FIELD_WORD}
-        }
+        hint_words = {}
+        for column, words in words_by_column.items():
+            other_words = {word: value for word, value in words.items() if word != _FIELD_WORD}
+            if other_words:
+                hint_words[column] = other_words
         return cls(ColumnHints.from_words(hint_words), column_by_field, **settings)
 
 
@@ -259,31 +268,31 @@ _SETTING_TYPES: Mapping[str, type] = {
 }
 
 
-def _check_setting(name: str, value: Any, file: Path) -> Any:
+def _check_setting(setting: str, value: object, description_file: Path) -> object:
     """Return a setting for all scores; a path is taken from the folder of the file."""
-    if name not in _SETTING_TYPES:
+    if setting not in _SETTING_TYPES:
         raise DataError(
-            f"unknown setting {name!r}",
-            where=str(file),
-            hint=f"of all scores: {', '.join(_SETTING_TYPES)}; of a column:  {name}: {{scale: percent}}",
+            f"unknown setting {setting!r}",
+            where=str(description_file),
+            hint=f"of all scores: {', '.join(_SETTING_TYPES)}; of a column:  {setting}: {{scale: percent}}",
         )
-    if not isinstance(value, _SETTING_TYPES[name]):
-        kind = "true or false" if _SETTING_TYPES[name] is bool else "text"
-        raise DataError(f"{name} is {value!r}, not {kind}", where=str(file))
-    is_path = name == "task_facts" or (name == "task_groups" and value != NO_GROUPS)
+    if not isinstance(value, _SETTING_TYPES[setting]):
+        type_words = "true or false" if _SETTING_TYPES[setting] is bool else "text"
+        raise DataError(f"{setting} is {value!r}, not {type_words}", where=str(description_file))
+    is_path = setting == "task_facts" or (setting == "task_groups" and value != NO_GROUPS)
     if is_path:
-        return str(file.parent / str(value))
+        return str(description_file.parent / str(value))
     return value
 
 
-def _check_words(column: str, words: Mapping[Any, Any], file: Path) -> None:
+def _check_words(column: str, words: Mapping[object, object], description_file: Path) -> None:
     """Refuse unknown words about a column."""
     known_words = (*HINT_WORDS, _FIELD_WORD)
     unknown_words = sorted(map(str, words.keys() - set(known_words)))
     if unknown_words:
         raise DataError(
             f"unknown word {unknown_words[0]!r} of {column}",
-            where=str(file),
+            where=str(description_file),
             hint=f"one of: {', '.join(known_words)}",
         )
 
@@ -295,7 +304,7 @@ class ColumnLayout:
     column: str
     task: str
     metric: Metric
-    is_divided: bool  # whether its numbers are per cent and become shares of 1
+    is_divided: bool  # whether its numbers are percentages, and divided by 100
     reason: str
 
     def table_row(self) -> tuple[str, ...]:
@@ -303,8 +312,8 @@ class ColumnLayout:
         metric = self.metric
         scale = "percent, divided by 100" if self.is_divided else metric.scale or "unknown"
         direction = "higher" if metric.higher_is_better else "lower"
-        kind = "text to predict" if metric.is_text else "task"
-        return (self.column, metric.name or "–", direction, scale, kind, self.reason)
+        kind_words = "perplexity corpus" if metric.is_text else "task"
+        return (self.column, metric.name or "–", direction, scale, kind_words, self.reason)
 
 
 @dataclass(frozen=True)
@@ -317,9 +326,9 @@ class TableLayout(Finding):
     def tables(self) -> Sequence[Table]:
         """Return one row per column."""
         header = ("column", "metric", "better", "scale", "kind", "why")
-        rows = tuple(column.table_row() for column in self.columns)
+        table_rows = tuple(column.table_row() for column in self.columns)
         note = f"Left out: {', '.join(self.left_out)}." if self.left_out else ""
-        return (Table("How the table was read", header, rows, note),)
+        return (Table("How the table was read", header, table_rows, note),)
 
 
 @dataclass(frozen=True)
@@ -334,57 +343,63 @@ class _ColumnFacts:
 
 
 def decide_column(
-    name: str,
+    column: str,
     values: Sequence[float],
     hints: ColumnHints,
     *,
     metric: str | None = None,
     has_percent_sign: bool = False,
-    where: str,
+    source: str,
 ) -> ColumnLayout:
     """Decide what a column of scores is by what is said, by its name and arrows, then by its values.
 
-    ``metric`` is what the table itself calls the metric.
+    ``metric`` is what the table itself calls the metric. Each step appends to ``reasons`` what decided it.
     """
-    hint = hints.of_column(name)
-    task = plain_name(name)
+    hint = hints.of_column(column)
+    task = plain_name(column)
     metric_name = hint.metric or metric or metric_in_name(task)
-    known, reasons = _find_known_metric(task, metric_name)
-    facts = _ColumnFacts(hint, known, has_percent_sign, low=min(values), high=max(values))
-    higher_is_better = _decide_direction(name, facts, reasons)
-    scale, is_divided = _decide_scale(facts, higher_is_better, reasons)
+    known_metric_facts, reasons = _find_known_metric(task, metric_name)
+    facts = _ColumnFacts(
+        hint, known_metric_facts, has_percent_sign, low=min(values), high=max(values)
+    )
+    higher_is_better = _decide_direction(column, facts, reasons)
+    scale, is_percentage = _decide_scale(facts, higher_is_better, reasons)
     if scale is None and _is_ambiguous(facts, higher_is_better):
-        raise _ambiguous_column(name, facts, where)
-    kind = hint.kind or (known.kind if known else "task")
+        raise _ambiguous_column_error(column, facts, source)
+    column_kind = hint.kind or (known_metric_facts.kind if known_metric_facts else "task")
     decided = Metric(
         name=metric_name or "",
-        higher_is_better=higher_is_better is not False,
-        kind="text" if kind == "text" else "task",
+        higher_is_better=higher_is_better is not False,  # None: not known, higher is usual
+        kind="text" if column_kind == "text" else "task",
         scale=scale,
     )
     return ColumnLayout(
-        column=name, task=task, metric=decided, is_divided=is_divided, reason="; ".join(reasons)
+        column=column,
+        task=task,
+        metric=decided,
+        is_divided=is_percentage,
+        reason="; ".join(reasons),
     )
 
 
 def _find_known_metric(task: str, metric_name: str | None) -> tuple[Metric | None, list[str]]:
     """Return what is known of a column's metric, by its name or that of the task, and why."""
     if metric_name:
-        known = known_metric(metric_name)
-        return known, [f"{known.name} is known"] if known else []
+        metric = find_known_metric(metric_name)
+        return metric, [f"{metric.name} is known"] if metric else []
     if task.casefold() in CORPORA:
-        return TEXT, ["a text to predict by its name"]
-    usual = usual_metric(task)
-    return known_metric(usual or ""), ["a known benchmark"] if usual else []
+        return TEXT, ["a perplexity corpus by its name"]
+    usual_name = usual_metric(task)
+    return find_known_metric(usual_name or ""), ["a known benchmark"] if usual_name else []
 
 
-def _decide_direction(name: str, facts: _ColumnFacts, reasons: list[str]) -> bool | None:
-    """Return whether higher is better; None where nothing says it."""
+def _decide_direction(column: str, facts: _ColumnFacts, reasons: list[str]) -> bool | None:
+    """Return whether higher is better, None where that is not known; add the reason to ``reasons``."""
     if facts.hint.lower:
         reasons.append("lower is better as said")
         return False
-    has_lower_mark = bool(_LOWER_MARK.search(name.casefold()))
-    if has_lower_mark or _HIGHER_MARK.search(name.casefold()):
+    has_lower_mark = bool(_LOWER_MARK.search(column.casefold()))
+    if has_lower_mark or _HIGHER_MARK.search(column.casefold()):
         reasons.append("its arrow")
         return not has_lower_mark
     return facts.metric.higher_is_better if facts.metric else None
@@ -393,14 +408,14 @@ def _decide_direction(name: str, facts: _ColumnFacts, reasons: list[str]) -> boo
 def _decide_scale(
     facts: _ColumnFacts, higher_is_better: bool | None, reasons: list[str]
 ) -> tuple[Scale | None, bool]:
-    """Return the scale, and whether the numbers are per cent of what is else a share."""
-    hinted = facts.hint.scale
-    if hinted is not None:
-        reasons.append(f"{hinted} as said")
-        return ("share", True) if hinted == "percent" else (hinted, False)
-    fixed = _find_fixed_scale(facts)
-    if fixed is not None:
-        return fixed, False
+    """Return the scale, None where it is not known, and whether numbers are percentages; add why to ``reasons``."""
+    hinted_scale = facts.hint.scale
+    if hinted_scale is not None:
+        reasons.append(f"{hinted_scale} as said")
+        return ("share", True) if hinted_scale == "percent" else (hinted_scale, False)
+    fixed_scale = _find_fixed_scale(facts)
+    if fixed_scale is not None:
+        return fixed_scale, False
     if facts.has_percent_sign and max(-facts.low, facts.high) <= 100:
         reasons.append("a per cent sign")
         return "share", True
@@ -414,13 +429,16 @@ def _decide_scale(
 
 
 def _find_fixed_scale(facts: _ColumnFacts) -> Scale | None:
-    """Return the scale that a metric always has; None where its scores are written in several ways."""
-    known = facts.metric
-    if known is None:
+    """Return the scale that a metric always has.
+
+    None where the metric is unknown, or its scores may be written as shares or per cent.
+    """
+    metric = facts.metric
+    if metric is None:
         return None
-    if known.scale in _FIXED_SCALES or known.name in _FIXED_METRICS:
-        return known.scale
-    if known.scale == "range" and max(-facts.low, facts.high) <= 1:
+    if metric.scale in _FIXED_SCALES or metric.name in _FIXED_METRICS:
+        return metric.scale
+    if metric.scale == "range" and max(-facts.low, facts.high) <= 1:
         return "range"
     return None
 
@@ -440,25 +458,27 @@ def _is_ambiguous(facts: _ColumnFacts, higher_is_better: bool | None) -> bool:
     return higher_is_better and facts.low >= 0 and facts.high <= 10
 
 
-def _ambiguous_column(name: str, facts: _ColumnFacts, where: str) -> DataError:
+def _ambiguous_column_error(column: str, facts: _ColumnFacts, source: str) -> DataError:
     if facts.low >= 0 and facts.high <= 10:
         doubt = "may be per cent or a rating"
-        options = f":  {name}: {{scale: percent}}  or  {name}: {{scale: range}}  in --columns FILE"
+        options = (
+            f":  {column}: {{scale: percent}}  or  {column}: {{scale: range}}  in --columns FILE"
+        )
     else:
         doubt = "does not say which way is better, and on what scale"
         options = f" with {_OPTIONS}"
-    values = f"{facts.low:g} to {facts.high:g}"
+    value_range = f"{facts.low:g} to {facts.high:g}"
     return DataError(
-        f"the column {name!r} ({values}) {doubt}",
-        where=where,
-        hint=f"say it{options}, or in {Path(where).stem}.columns.yaml beside the file",
+        f"the column {column!r} ({value_range}) {doubt}",
+        where=source,
+        hint=f"say it{options}, or in {Path(source).stem}.columns.yaml beside the file",
     )
 
 
-def metric_in_name(name: str) -> str | None:
+def metric_in_name(column: str) -> str | None:
     """Return the metric that a column's name holds, as ``WikiText ppl`` or ``SQuAD (F1)``; the longest counts."""
-    for candidate in _word_spans(re.findall(r"[a-z0-9@+]+", name.casefold())):
-        metric = known_metric(candidate)
+    for candidate in _word_spans(re.findall(r"[a-z0-9@+]+", column.casefold())):
+        metric = find_known_metric(candidate)
         if metric is not None:
             return metric.name
     return None
@@ -466,20 +486,20 @@ def metric_in_name(name: str) -> str | None:
 
 def _word_spans(words: Sequence[str]) -> Iterator[str]:
     """Give one to three words in a row, the longest and last first."""
-    for size in (3, 2, 1):
-        for start in range(len(words) - size, -1, -1):
-            yield "_".join(words[start : start + size])
+    for word_count in (3, 2, 1):
+        for start in range(len(words) - word_count, -1, -1):
+            yield "_".join(words[start : start + word_count])
 
 
-def plain_name(name: str) -> str:
+def plain_name(column: str) -> str:
     """Return a column's name without arrows and per cent signs, as a task is called."""
-    return re.sub(r"\s*\(?\s*%\s*\)?\s*$", "", _ARROWS.sub("", name)).strip() or name.strip()
+    return re.sub(r"\s*\(?\s*%\s*\)?\s*$", "", _ARROWS.sub("", column)).strip() or column.strip()
 
 
-def _column_key(name: str) -> str:
-    return plain_name(name).casefold()
+def _column_key(column: str) -> str:
+    return plain_name(column).casefold()
 
 
-def is_average(name: Any) -> bool:
+def is_average(column_name: object) -> bool:
     """Say whether a row or column is an average over others rather than a model or task."""
-    return _AVERAGE.fullmatch(_column_key(str(name))) is not None
+    return _AVERAGE.fullmatch(_column_key(str(column_name))) is not None

@@ -10,27 +10,35 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
+
+import numpy as np
 
 from potentia.errors import DataError
 from potentia.formats.columns import metric_of_task, usual_metric
 from potentia.formats.json_values import float_or_none
 from potentia.formats.layout import ScoreRow
+from potentia.values.clusters import (
+    PASSAGE_COLUMNS,
+    Clusters,
+    clustered_error,
+    label_passages,
+)
 from potentia.values.metric import (
-    KINDS,
     METRIC_COLUMNS,
+    METRIC_KINDS,
     ORIGIN_COLUMNS,
     SCALES,
-    UNKNOWN,
+    UNKNOWN_ORIGIN,
     Metric,
     Origin,
-    comparable,
-    main_metric,
+    choose_main_metric,
+    find_differences,
 )
 from potentia.values.protocol import Protocol
-from potentia.values.scores import Score, ScoreMatrix
+from potentia.values.scores import ExampleText, ExampleValues, Score, ScoreMatrix, TaskOutcomes
 
 UNNAMED = Metric()
 _DIRECTIONS = {
@@ -52,13 +60,13 @@ class ScoreFacts:
     """What a source says of a score beside its value."""
 
     metric: Metric = UNNAMED
-    origin: Origin = UNKNOWN
+    origin: Origin = UNKNOWN_ORIGIN
     seeds: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreEntry:
-    """One score on its way into a matrix; ``place`` says where it was read."""
+    """One score on its way into a matrix; ``location`` says where it was read."""
 
     protocol: str
     model: str
@@ -67,8 +75,9 @@ class ScoreEntry:
     stderr: float = math.nan
     n: float = math.nan
     facts: ScoreFacts = ScoreFacts()
-    place: str = ""
-    items: Mapping[int, float] | None = None  # the value of every document, by its fingerprint
+    location: str = ""
+    items: ExampleValues | None = None  # the value of every document, by its fingerprint
+    task_group: str = ""  # the benchmark that the file says the task is a part of
 
     @property
     def metric(self) -> Metric:
@@ -86,154 +95,202 @@ class ScoreEntry:
         return self.facts.seeds
 
 
-def assemble_matrices(entries: Iterable[ScoreEntry], *, where: str) -> dict[Protocol, ScoreMatrix]:
+def assemble_matrices(entries: Iterable[ScoreEntry], *, source: str) -> dict[Protocol, ScoreMatrix]:
     """Return one matrix per protocol, names in order of appearance; refuse duplicates and mixed directions."""
     cells_by_protocol: dict[str, dict[tuple[str, str], ScoreEntry]] = {}
     first_of_task: dict[str, ScoreEntry] = {}
     for entry in entries:
-        _check_unicode(entry, where)
-        cells = cells_by_protocol.setdefault(entry.protocol, {})
-        duplicate = cells.get((entry.model, entry.task))
+        _check_unicode(entry, source)
+        entries_by_cell = cells_by_protocol.setdefault(entry.protocol, {})
+        duplicate = entries_by_cell.get((entry.model, entry.task))
         if duplicate is not None:
-            cell = f"{entry.protocol} scores of {entry.model} on {entry.task}"
+            description = f"{entry.protocol} scores of {entry.model} on {entry.task}"
             raise DataError(
-                f"two {cell}{_format_places(duplicate, entry)}",
-                where=where,
+                f"two {description}{_format_locations(duplicate, entry)}",
+                where=source,
                 hint="keep one of them",
             )
-        _check_comparable(first_of_task.setdefault(entry.task, entry), entry, where)
-        cells[entry.model, entry.task] = entry
+        _check_comparable(first_of_task.setdefault(entry.task, entry), entry, source)
+        entries_by_cell[entry.model, entry.task] = entry
     if not cells_by_protocol:
-        raise DataError("there are no scores in it", where=where)
+        raise DataError("there are no scores in it", where=source)
     return {
-        Protocol(name): ScoreMatrix.of_cells(name, cells)
-        for name, cells in cells_by_protocol.items()
+        Protocol(protocol_name): ScoreMatrix.from_cells(protocol_name, entries_by_cell)
+        for protocol_name, entries_by_cell in cells_by_protocol.items()
     }
 
 
-def _check_comparable(first: ScoreEntry, entry: ScoreEntry, where: str) -> None:
-    """Refuse two scores of one task that cannot be compared; only their data count of their origins."""
+def _check_comparable(earlier_entry: ScoreEntry, entry: ScoreEntry, source: str) -> None:
+    """Refuse two scores of one task, of one protocol or two, that cannot be compared.
+
+    Recipe and shots may differ between protocols, so of an origin only the data are compared.
+    """
     data_alone = replace(entry.facts, origin=Origin(data=entry.origin.data))
-    differences = comparable(first, replace(entry, facts=data_alone))
+    differences = find_differences(earlier_entry, replace(entry, facts=data_alone))
     if differences:
-        places = _format_places(first, entry)
+        places = _format_locations(earlier_entry, entry)
         raise DataError(
             f"the scores of {entry.task} cannot be compared: different {differences[0]}{places}",
-            where=where,
+            where=source,
             hint="use one metric (metric: NAME in --columns FILE), or give the two different benchmark names",
         )
 
 
-def _check_unicode(entry: ScoreEntry, where: str) -> None:
-    names = (entry.protocol, entry.model, entry.task, entry.metric.name, entry.origin.source or "")
-    for name in names:
+def _check_unicode(entry: ScoreEntry, source: str) -> None:
+    entry_names = (
+        entry.protocol,
+        entry.model,
+        entry.task,
+        entry.metric.name,
+        entry.origin.source or "",
+    )
+    for entry_name in entry_names:
         try:
-            name.encode()
+            entry_name.encode()
         except UnicodeEncodeError:  # JSON can spell half of a character
-            place = f", {entry.place}" if entry.place else ""
+            location = f", {entry.location}" if entry.location else ""
             raise DataError(
-                f"the name {name!r} holds half of a Unicode character", where=where + place
+                f"the name {entry_name!r} holds half of a Unicode character",
+                where=source + location,
             ) from None
 
 
-def _format_places(first: ScoreEntry, second: ScoreEntry) -> str:
-    if not first.place or not second.place:
+def _format_locations(first_entry: ScoreEntry, second_entry: ScoreEntry) -> str:
+    if not first_entry.location or not second_entry.location:
         return ""
-    return f" ({first.place} and {second.place})"
+    return f" ({first_entry.location} and {second_entry.location})"
 
 
-def collect_items(
-    entries: Iterable[ScoreEntry],
-) -> dict[Protocol, dict[str, dict[str, Mapping[int, float]]]]:
+def _are_behind(items: ExampleValues, value: float) -> bool:
+    """Whether a score is the mean of these values."""
+    return abs(sum(items.values()) / len(items) - value) < 1e-6
+
+
+def _allow_for_passages(stderr: float, value: float, items: ExampleValues | None) -> float:
+    """Return the standard error of a score, at least what it is where examples share passages.
+
+    Other tools take all examples for independent.
+    """
+    if not items or not items.cluster_by_example or not _are_behind(items, value):
+        return stderr
+    clusters = Clusters.of_examples(list(items), items.cluster_by_example)
+    return float(np.fmax(stderr, clustered_error(list(items.values()), clusters)))
+
+
+def collect_items(entries: Iterable[ScoreEntry]) -> dict[Protocol, dict[str, TaskOutcomes]]:
     """Return protocol → task → model → documents of the entries that have items which make up their score."""
-    items: dict[Protocol, dict[str, dict[str, Mapping[int, float]]]] = {}
+    items: dict[Protocol, dict[str, TaskOutcomes]] = {}
     for entry in entries:
-        if not entry.items:
-            continue
-        mean = sum(entry.items.values()) / len(entry.items)
-        if abs(mean - entry.value) < 1e-6:
+        if entry.items and _are_behind(entry.items, entry.value):
             items_by_task = items.setdefault(Protocol(entry.protocol), {})
-            items_by_task.setdefault(entry.task, {})[entry.model] = entry.items
+            outcomes = items_by_task.setdefault(entry.task, TaskOutcomes({}))
+            outcomes[entry.model] = entry.items
+            clusters = entry.items.cluster_by_example
+            outcomes.cluster_by_example = {**outcomes.cluster_by_example, **clusters}
     return items
 
 
-def key_by_content(pairs: Iterable[tuple[object, object]]) -> dict[int, float]:
-    """Return the value of every document by a number that names its content; a second one like it gets another."""
+@dataclass(frozen=True, slots=True)
+class ReadExample:
+    """One example of a file: what names it, its value, and the fields in which it may have a passage."""
+
+    content: object
+    value: object
+    fields: Mapping[str, object] = field(default_factory=dict)
+
+
+def key_by_content(
+    examples: Iterable[ReadExample], read_texts: Callable[[], dict[int, ExampleText]] = dict
+) -> ExampleValues:
+    """Return the value of every example by a number that names its content; a second one like it gets another."""
     values: dict[int, float] = {}
-    for content, raw_value in pairs:
-        value = float_or_none(raw_value)
+    fields_by_number: dict[int, Mapping[str, object]] = {}
+    for example in examples:
+        value = float_or_none(example.value)
         if value is None:
             continue
-        if isinstance(content, str):
-            text = content
-        else:
-            text = json.dumps(content, sort_keys=True, default=str)
-        number = int(hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:15], 16)
-        while number in values:
-            number += 1
+        number = number_content(example.content, values)
         values[number] = value
-    return values
+        fields_by_number[number] = {
+            column: example.fields.get(column) for column in PASSAGE_COLUMNS
+        }
+    return ExampleValues(values, read_texts, label_passages(fields_by_number))
+
+
+def number_content(content: object, taken: Container[int]) -> int:
+    """Return a number that names the content of an example, and that no earlier one has taken."""
+    if isinstance(content, str):
+        content_text = content
+    else:
+        content_text = json.dumps(content, sort_keys=True, default=str)
+    digest = hashlib.sha256(content_text.encode("utf-8", "surrogatepass")).hexdigest()
+    content_number = int(digest[:15], 16)
+    while content_number in taken:
+        content_number += 1
+    return content_number
 
 
 @dataclass(frozen=True)
 class _NamedRow:
     """A row whose names are checked; its numbers are not yet."""
 
-    place: str
+    location: str
     metric: str | None
     fields: Mapping[str, object]
 
 
 def entries_from_rows(
-    rows: Iterable[ScoreRow], *, where: str, metric: str | None
+    rows: Iterable[ScoreRow], *, source: str, metric: str | None
 ) -> Iterator[ScoreEntry]:
     """Check each row and give its score; of several metrics of one benchmark the wanted or main one is taken."""
     rows_by_cell: dict[tuple[str, str, str], list[_NamedRow]] = {}
     metrics_by_task: dict[str, dict[str, None]] = {}
     for row in rows:
-        place = f"{where}, {row.place}"
+        location = f"{source}, {row.location}"
         metric_name = str(row.fields.get("metric") or "").strip() or None
-        task = _require_name(row.fields, "benchmark", place)
-        protocol = _require_name(row.fields, "protocol", place, default="direct")
-        model = _require_name(row.fields, "model", place)
-        named_row = _NamedRow(row.place, metric_name, row.fields)
+        task = _require_name(row.fields, "benchmark", location)
+        protocol = _require_name(row.fields, "protocol", location, default="direct")
+        model = _require_name(row.fields, "model", location)
+        named_row = _NamedRow(row.location, metric_name, row.fields)
         rows_by_cell.setdefault((protocol, model, task), []).append(named_row)
         if metric_name is not None:
             metrics_by_task.setdefault(task, {})[metric_name] = None
     main_metrics = {
-        task: metric or main_metric(names, usual_metric(task))
-        for task, names in metrics_by_task.items()
+        task: metric or choose_main_metric(metric_names, usual_metric(task))
+        for task, metric_names in metrics_by_task.items()
     }
     for (protocol, model, task), cell_rows in rows_by_cell.items():
-        main = main_metrics.get(task)
-        chosen_rows = [named for named in cell_rows if named.metric in (None, main)]
+        main_name = main_metrics.get(task)
+        chosen_rows = [cell_row for cell_row in cell_rows if cell_row.metric in (None, main_name)]
         if not chosen_rows and metric is None:
-            first = cell_rows[0]
+            first_row = cell_rows[0]
             raise DataError(
-                f"{model} has {first.metric} on {task}, where others have {main}",
-                where=f"{where}, {first.place}, column metric",
-                hint=f"choose one metric for all: metric: {first.metric} in --columns FILE",
+                f"{model} has {first_row.metric} on {task}, where others have {main_name}",
+                where=f"{source}, {first_row.location}, column metric",
+                hint=f"choose one metric for all: metric: {first_row.metric} in --columns FILE",
             )
         for chosen_row in chosen_rows:
-            yield _entry_from_row(chosen_row, protocol, model, task, where)
+            yield _entry_from_row(chosen_row, protocol, model, task, source)
 
 
-def _entry_from_row(row: _NamedRow, protocol: str, model: str, task: str, where: str) -> ScoreEntry:
-    place = f"{where}, {row.place}"
+def _entry_from_row(
+    row: _NamedRow, protocol: str, model: str, task: str, source: str
+) -> ScoreEntry:
+    location = f"{source}, {row.location}"
     return ScoreEntry(
         protocol=protocol,
         model=model,
         task=task,
-        value=parse_number(row.fields.get("score"), f"{place}, column score", required=True),
-        stderr=_parse_size(row.fields.get("stderr"), f"{place}, column stderr"),
-        n=_parse_size(row.fields.get("n"), f"{place}, column n"),
-        facts=facts_from_fields(row.fields, task, row.metric, place),
-        place=row.place,
+        value=parse_number(row.fields.get("score"), f"{location}, column score", required=True),
+        stderr=_parse_size(row.fields.get("stderr"), f"{location}, column stderr"),
+        n=_parse_size(row.fields.get("n"), f"{location}, column n"),
+        facts=facts_from_fields(row.fields, task, row.metric, location),
+        location=row.location,
     )
 
 
 def make_entry(
-    place: str,
+    location: str,
     model: object,
     task: object,
     value: object,
@@ -241,42 +298,43 @@ def make_entry(
     protocol: str,
     facts: ScoreFacts,
     stderr: object = None,
-    n: object = None,
+    example_count: object = None,
     divisor: float = 1.0,
-    value_place: str = "",
+    value_location: str = "",
     expected: str = "a number",
-    items: Mapping[int, float] | None = None,
+    items: ExampleValues | None = None,
 ) -> ScoreEntry:
     """Return one score of another tool's file, checked.
 
-    ``divisor`` is 100 for per cent; ``value_place`` is where the value stands, ``expected`` what should stand there.
+    ``divisor`` is 100 for per cent; ``value_location`` is where the value stands, ``expected`` what should stand there.
     """
-    value_place = value_place or place
+    value_location = value_location or location
     if isinstance(value, str):
         message = f"the text {value[:40]!r} stands where {expected} should"
-        raise DataError(message, where=value_place)
-    model_name = _require_text(model, place)
-    task_name = _require_text(task, place)
-    error = parse_number(stderr, f"{value_place}_stderr") / divisor
-    if error < 0:
-        raise DataError("the standard error is negative", where=place)
+        raise DataError(message, where=value_location)
+    model_name = _require_text(model, location)
+    task_name = _require_text(task, location)
+    standard_error = parse_number(stderr, f"{value_location}_stderr") / divisor
+    if standard_error < 0:
+        raise DataError("the standard error is negative", where=location)
+    score = parse_number(value, value_location, required=True) / divisor
     return ScoreEntry(
         protocol=protocol,
         model=model_name,
         task=task_name,
-        value=parse_number(value, value_place, required=True) / divisor,
-        stderr=error,
-        n=parse_number(n, f"{place}, number of documents"),
+        value=score,
+        stderr=_allow_for_passages(standard_error, score, items),
+        n=parse_number(example_count, f"{location}, number of examples"),
         facts=facts,
-        place=place,
+        location=location,
         items=items,
     )
 
 
-def _require_text(name: object, place: str) -> str:
-    if not isinstance(name, str) or not name.strip():
-        raise DataError("a task or model has no name", where=place)
-    return name.strip(" \t")
+def _require_text(field_value: object, location: str) -> str:
+    if not isinstance(field_value, str) or not field_value.strip():
+        raise DataError("a task or model has no name", where=location)
+    return field_value.strip(" \t")
 
 
 def tidy_row(protocol: str, model: str, task: str, score: Score) -> dict[str, object]:
@@ -296,32 +354,35 @@ def tidy_row(protocol: str, model: str, task: str, score: Score) -> dict[str, ob
 
 
 def facts_from_fields(
-    fields: Mapping[str, object], task: str, metric_name: str | None, where: str
+    fields: Mapping[str, object], task: str, metric_name: str | None, source: str
 ) -> ScoreFacts:
     """Return what the fields of a row say of its score; what they do not say is known of the name, or unknown."""
-    direction = _parse_direction(fields.get("higher_is_better"), where)
+    direction = _parse_direction(fields.get("higher_is_better"), source)
     metric = metric_of_task(task, metric_name, direction)
-    kind = _parse_choice(fields, "metric_kind", KINDS, where)
-    scale = _parse_choice(fields, "metric_scale", SCALES, where)
-    chance = _parse_optional_number(fields, "chance", where)
-    shots = _parse_optional_number(fields, "shots", where)
+    metric_kind = _parse_choice(fields, "metric_kind", METRIC_KINDS, source)
+    scale = _parse_choice(fields, "metric_scale", SCALES, source)
+    chance = _parse_optional_number(fields, "chance", source)
+    shots = _parse_optional_number(fields, "shots", source)
     origin_fields: dict[str, Any] = {
         column.field: _find_text(fields, column.written_as) for column in ORIGIN_COLUMNS
     }
     origin_fields["shots"] = None if shots is None else int(shots)
     return ScoreFacts(
         metric=replace(
-            metric, kind=kind or metric.kind, scale=scale or metric.scale, chance=chance
+            metric, kind=metric_kind or metric.kind, scale=scale or metric.scale, chance=chance
         ),
         origin=Origin(**origin_fields),
-        seeds=_parse_seeds(_find_text(fields, "seeds") or "", where),
+        seeds=_parse_seeds(_find_text(fields, "seeds") or "", source),
     )
 
 
-def _parse_seeds(text: str, where: str) -> tuple[float, ...]:
+def _parse_seeds(seed_list: str, source: str) -> tuple[float, ...]:
     """Read the scores of the seeds, which have semicolons between them."""
-    parts = [part for part in re.split(r"[;\s]+", text) if part]
-    return tuple(parse_number(part, f"{where}, column seeds", required=True) for part in parts)
+    seed_texts = [seed_text for seed_text in re.split(r"[;\s]+", seed_list) if seed_text]
+    return tuple(
+        parse_number(seed_text, f"{source}, column seeds", required=True)
+        for seed_text in seed_texts
+    )
 
 
 def _find_text(fields: Mapping[str, object], column: str) -> str | None:
@@ -330,7 +391,7 @@ def _find_text(fields: Mapping[str, object], column: str) -> str | None:
 
 
 def _parse_choice(
-    fields: Mapping[str, object], column: str, choices: tuple[T, ...], where: str
+    fields: Mapping[str, object], column: str, choices: tuple[T, ...], source: str
 ) -> T | None:
     text = _find_text(fields, column)
     if text is None:
@@ -339,68 +400,68 @@ def _parse_choice(
         if choice == text:
             return choice
     raise DataError(
-        f"{_shorten(text)} is none of {', '.join(map(str, choices))}",
-        where=f"{where}, column {column}",
+        f"{_shorten(text)} is not one of {', '.join(map(str, choices))}",
+        where=f"{source}, column {column}",
     )
 
 
 def _require_name(
-    fields: Mapping[str, object], column: str, where: str, *, default: str | None = None
+    fields: Mapping[str, object], column: str, source: str, *, default: str | None = None
 ) -> str:
     value = fields.get(column)
     if isinstance(value, str) and value.strip():
         return value.strip(" \t")
     if default is not None and (value is None or isinstance(value, str)):
         return default
-    raise DataError(f"the {column} {value!r} is no name", where=f"{where}, column {column}")
+    raise DataError(f"the {column} {value!r} is not a name", where=f"{source}, column {column}")
 
 
 class MissingScoreError(DataError):
     """A score that is missing or NaN: of many results it is left out, alone it is an error."""
 
 
-def parse_number(value: object, where: str, *, required: bool = False) -> float:
+def parse_number(value: object, source: str, *, required: bool = False) -> float:
     """Read one number; empty, missing and NaN mean unknown, which a score may not be."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str, type(None))):
-        raise DataError(f"{_shorten(value)} is no number", where=where)
+        raise DataError(f"{_shorten(value)} is not a number", where=source)
     if value is None or (isinstance(value, str) and value.strip().casefold() in _NO_NUMBER):
         value = math.nan
     try:
         number = float(value)
     except (ValueError, OverflowError):
-        raise DataError(f"{_shorten(value)} is no number", where=where) from None
+        raise DataError(f"{_shorten(value)} is not a number", where=source) from None
     if math.isinf(number):
-        raise DataError("the number is infinite", where=where)
+        raise DataError("the number is infinite", where=source)
     if required and math.isnan(number):
-        hint = "leave out what was not measured: a gap is no score"
-        raise MissingScoreError("the score is missing or NaN", where=where, hint=hint)
+        hint = "leave out what was not measured: a gap is not a score"
+        raise MissingScoreError("the score is missing or NaN", where=source, hint=hint)
     return number
 
 
-def _parse_optional_number(fields: Mapping[str, object], column: str, where: str) -> float | None:
-    number = parse_number(fields.get(column), f"{where}, column {column}")
+def _parse_optional_number(fields: Mapping[str, object], column: str, source: str) -> float | None:
+    number = parse_number(fields.get(column), f"{source}, column {column}")
     return None if math.isnan(number) else number
 
 
-def _parse_size(value: object, where: str) -> float:
+def _parse_size(value: object, source: str) -> float:
     """Read a number that cannot be negative."""
-    number = parse_number(value, where)
+    number = parse_number(value, source)
     if number < 0:
-        raise DataError(f"{number:g} is negative", where=where)
+        raise DataError(f"{number:g} is negative", where=source)
     return number
 
 
-def _parse_direction(value: object, where: str) -> bool | None:
-    word = str(value).strip().casefold()
-    if word not in _DIRECTIONS:
+def _parse_direction(value: object, source: str) -> bool | None:
+    direction_word = str(value).strip().casefold()
+    if direction_word not in _DIRECTIONS:
         raise DataError(
             f"{_shorten(value)} is neither true nor false",
-            where=f"{where}, column higher_is_better",
+            where=f"{source}, column higher_is_better",
         )
-    return _DIRECTIONS[word]
+    return _DIRECTIONS[direction_word]
 
 
 def _shorten(value: object) -> str:
     """Return a value as an error shows it."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "…"
+    shown_text = repr(value)
+    return shown_text if len(shown_text) <= 60 else shown_text[:57] + "…"

@@ -27,11 +27,11 @@ class EuroEvalRecord:
     total: Mapping[str, object]
 
 
-def parse_euroeval(value: object, where: str) -> EuroEvalRecord | None:
+def parse_euroeval(value: object, source: str) -> EuroEvalRecord | None:
     """Return a record of EuroEval, and None for any other JSON."""
     if not isinstance(value, dict):
         return None
-    record = JsonObject(value, where)
+    record = JsonObject(value, source)
     library = record.find_object("eval_library")
     if str(library.get_value("name")).casefold() == "euroeval":
         return _parse_new_record(record)
@@ -49,7 +49,7 @@ def parse_euroeval(value: object, where: str) -> EuroEvalRecord | None:
 def _parse_new_record(record: JsonObject) -> EuroEvalRecord:
     """Take a record of Every Eval Ever, whose evaluations are the metrics of one dataset."""
     details = record.find_object("eval_library", "additional_details")
-    runs = _parse_runs(details)
+    raw_runs = _parse_runs(details)
     results = record.find_objects("evaluation_results")
     total: dict[str, object] = {}
     for result in results:
@@ -57,7 +57,7 @@ def _parse_new_record(record: JsonObject) -> EuroEvalRecord:
         _require(result, "score_details")
         score = result.find_object("score_details").get_value("score")
         total[f"test_{metric}"] = score
-        error = _standard_error(score, metric, runs)
+        error = _standard_error(score, metric, raw_runs)
         if error is not None:
             total[f"test_{metric}_se"] = Z95 * error
     dataset = details.get_value("dataset")
@@ -71,35 +71,38 @@ def _parse_new_record(record: JsonObject) -> EuroEvalRecord:
     )
 
 
-def _require(result: JsonObject, name: str) -> object:
-    if name not in result.content:
-        raise DataError(f"a record of EuroEval lacks {name!r}", where=result.where)
-    return result.get_value(name)
+def _require(result: JsonObject, field_name: str) -> object:
+    if field_name not in result.content:
+        raise DataError(f"a record of EuroEval lacks {field_name!r}", where=result.source)
+    return result.get_value(field_name)
 
 
 def _parse_runs(details: JsonObject) -> list[JsonObject]:
     """Return the results of every run, which are a list or JSON in a text."""
-    runs = details.get_value("raw_results") or []
-    if isinstance(runs, str):
+    raw_runs = details.get_value("raw_results") or []
+    if isinstance(raw_runs, str):
         try:
-            runs = json.loads(runs)
+            raw_runs = json.loads(raw_runs)
         except (ValueError, RecursionError):
-            raise DataError("raw_results is no JSON", where=details.where) from None
-    if not isinstance(runs, list):
-        raise DataError("raw_results is no list", where=details.where)
-    return [JsonObject.require(run, details.where, what="a run of raw_results") for run in runs]
+            raise DataError("raw_results is not valid JSON", where=details.source) from None
+    if not isinstance(raw_runs, list):
+        raise DataError("raw_results is not a list", where=details.source)
+    return [
+        JsonObject.require(run_value, details.source, description="a run of raw_results")
+        for run_value in raw_runs
+    ]
 
 
-def _standard_error(score: object, metric: str, runs: list[JsonObject]) -> float | None:
+def _standard_error(score: object, metric: str, raw_runs: list[JsonObject]) -> float | None:
     """Return the standard error over the runs on the score's scale; runs may be shares where it is per cent."""
     total = float_or_none(score)
-    if len(runs) < 2 or total is None:
+    if len(raw_runs) < 2 or total is None:
         return None
     values = []
-    for run in runs:
-        value = float_or_none(run.content.get(metric, run.get_value(f"test_{metric}")))
+    for raw_run in raw_runs:
+        value = float_or_none(raw_run.content.get(metric, raw_run.get_value(f"test_{metric}")))
         if value is None:
-            raise DataError(f"a run of raw_results has no number {metric!r}", where=run.where)
+            raise DataError(f"a run of raw_results has no number {metric!r}", where=raw_run.source)
         values.append(value)
     mean = statistics.fmean(values)
     if not mean:
@@ -110,24 +113,28 @@ def _standard_error(score: object, metric: str, runs: list[JsonObject]) -> float
         return None
 
 
-def read_euroeval(record: EuroEvalRecord, where: str, *, metric: str | None) -> ScoreEntry:
+def read_euroeval(record: EuroEvalRecord, source: str, *, metric: str | None) -> ScoreEntry:
     """Return the score of one record: the first metric of the test split, or the one asked for, as a share of 1."""
-    test_keys = [key for key in record.total if key.startswith("test_") and not key.endswith("_se")]
-    names = [key.removeprefix("test_") for key in test_keys]
-    name = metric if metric in names else next(iter(names), None)
-    if name is None or (metric is not None and name != metric):
+    test_keys = []
+    for result_key in record.total:
+        is_error = result_key.endswith("_se")
+        if result_key.startswith("test_") and not is_error:
+            test_keys.append(result_key)
+    metric_names = [result_key.removeprefix("test_") for result_key in test_keys]
+    metric_name = metric if metric in metric_names else next(iter(metric_names), None)
+    if metric_name is None or (metric is not None and metric_name != metric):
         message = f"the record has no metric {metric or ''}".rstrip()
-        raise DataError(message, where=where, hint=f"there are: {', '.join(names)}")
-    half_width = record.total.get(f"test_{name}_se")
-    number = float_or_none(half_width)
+        raise DataError(message, where=source, hint=f"there are: {', '.join(metric_names)}")
+    half_width = record.total.get(f"test_{metric_name}_se")
+    half_width_number = float_or_none(half_width)
     return make_entry(
-        where,
+        source,
         record.model,
         record.dataset,
-        record.total[f"test_{name}"],
-        stderr=half_width if number is None else number / Z95,
+        record.total[f"test_{metric_name}"],
+        stderr=half_width if half_width_number is None else half_width_number / Z95,
         divisor=100.0,
-        value_place=f"{where}, test_{name}",
+        value_location=f"{source}, test_{metric_name}",
         protocol="few_shot" if record.is_few_shot else DIRECT,
-        facts=ScoreFacts(metric_of_task(str(record.dataset), name)),
+        facts=ScoreFacts(metric_of_task(str(record.dataset), metric_name)),
     )

@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any
 
 from potentia.errors import DataError
 from potentia.files import write_file
 from potentia.formats.columns import metric_of_task
 from potentia.formats.entries import (
     MissingScoreError,
+    ReadExample,
     ScoreEntry,
     ScoreFacts,
     facts_from_fields,
@@ -32,16 +32,18 @@ from potentia.formats.entries import (
 )
 from potentia.formats.hub_results import hub_dataset
 from potentia.formats.json_values import JsonObject, float_or_none, read_json_lines
-from potentia.formats.layout import TRAVELS
+from potentia.formats.layout import FACT_FIELDS
 from potentia.formats.table import safe_name
+from potentia.values.clusters import PASSAGE_COLUMNS
 from potentia.values.metric import Metric, Scale
 from potentia.values.protocol import DIRECT, Protocol
-from potentia.values.scores import ItemOutcome, Score, ScoreMatrix
+from potentia.values.scores import ExampleValues, ItemOutcome, Score, ScoreMatrix
 
 SCHEMA = "0.3.0"
 DEFAULT_LEVEL = 0.95  # of a confidence interval that does not say it
-Items = Callable[[str, str, str], Sequence[ItemOutcome]]  # (protocol, model, task) → outcomes
-_BOUNDS: dict[Scale | None, tuple[Any, Any]] = {
+# gives the outcomes of a (protocol, model, task)
+OutcomeReader = Callable[[str, str, str], Sequence[ItemOutcome]]
+_BOUNDS: dict[Scale | None, tuple[object, object]] = {
     "share": (0.0, 1.0),
     "percent": (0.0, 100.0),
     "unbounded": ("-Infinity", "Infinity"),
@@ -80,7 +82,7 @@ class _ModelRun:
 
 
 def write_every_eval_ever(
-    matrices: Mapping[Protocol, ScoreMatrix], folder: Path, items: Items | None = None
+    matrices: Mapping[Protocol, ScoreMatrix], folder: Path, items: OutcomeReader | None = None
 ) -> list[Path]:
     """Write one file per model, and beside it ``…_samples.jsonl`` where ``items`` gives the outcomes of documents."""
     scores_by_model: dict[str, list[_ModelScore]] = {}
@@ -94,20 +96,20 @@ def write_every_eval_ever(
     return written
 
 
-def _write_model_run(run: _ModelRun, folder: Path, items: Items | None) -> list[Path]:
-    developer, _, name = run.model.rpartition("/")
+def _write_model_run(model_run: _ModelRun, folder: Path, items: OutcomeReader | None) -> list[Path]:
+    developer, _, model_name = model_run.model.rpartition("/")
     model_folder = (
-        folder / "data" / "potentia" / safe_name(developer or "unknown") / safe_name(name)
+        folder / "data" / "potentia" / safe_name(developer or "unknown") / safe_name(model_name)
     )
-    file = model_folder / f"{uuid.uuid4()}.json"
-    body = _render_aggregate(run)
+    results_file = model_folder / f"{uuid.uuid4()}.json"
+    aggregate = _render_aggregate(model_run)
     written = []
-    samples = [] if items is None else _render_samples(run, items)
+    samples = [] if items is None else _render_samples(model_run, items)
     if samples:
-        samples_file = file.with_name(f"{file.stem}_samples.jsonl")
+        samples_file = results_file.with_name(f"{results_file.stem}_samples.jsonl")
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in samples)
         write_file(samples_file, text)
-        body["detailed_evaluation_results"] = {
+        aggregate["detailed_evaluation_results"] = {
             "format": "jsonl",
             "file_path": str(samples_file.relative_to(folder)),
             "hash_algorithm": "sha256",
@@ -115,15 +117,15 @@ def _write_model_run(run: _ModelRun, folder: Path, items: Items | None) -> list[
             "total_rows": len(samples),
         }
         written.append(samples_file)
-    write_file(file, json.dumps(body, indent=2, ensure_ascii=False) + "\n")
-    return [*written, file]
+    write_file(results_file, json.dumps(aggregate, indent=2, ensure_ascii=False) + "\n")
+    return [*written, results_file]
 
 
-def _render_aggregate(run: _ModelRun) -> dict[str, Any]:
-    developer, _, name = run.model.rpartition("/")
+def _render_aggregate(model_run: _ModelRun) -> dict[str, object]:
+    developer, _, model_name = model_run.model.rpartition("/")
     model_info = {
-        "name": name,
-        "id": run.model,
+        "name": model_name,
+        "id": model_run.model,
         "additional_details": {"deployment_type": "unknown", "model_availability": "unknown"},
     }
     if developer:
@@ -136,21 +138,21 @@ def _render_aggregate(run: _ModelRun) -> dict[str, Any]:
     }
     return {
         "schema_version": SCHEMA,
-        "evaluation_id": run.id,
-        "retrieved_timestamp": run.time,
+        "evaluation_id": model_run.id,
+        "retrieved_timestamp": model_run.time,
         "source_metadata": source,
         "eval_library": {"name": "potentia", "version": version("potentia")},
         "model_info": model_info,
-        "evaluation_results": [_render_result(model_score) for model_score in run.scores],
+        "evaluation_results": [_render_result(model_score) for model_score in model_run.scores],
     }
 
 
-def _render_result(model_score: _ModelScore) -> dict[str, Any]:
+def _render_result(model_score: _ModelScore) -> dict[str, object]:
     score = model_score.score
     metric = score.metric
     lowest, highest = _BOUNDS.get(metric.scale, (None, None))
     metric_config = {
-        "metric_id": metric.canonical or "score",
+        "metric_id": metric.canonical_name or "score",
         "metric_name": metric.name or "score",
         "lower_is_better": not metric.higher_is_better,
         "score_type": "continuous",
@@ -166,7 +168,7 @@ def _render_result(model_score: _ModelScore) -> dict[str, Any]:
     }
 
 
-def _render_source(task: str) -> dict[str, Any]:
+def _render_source(task: str) -> dict[str, object]:
     dataset = hub_dataset(task)
     if dataset is None:
         return {"dataset_name": task, "source_type": "other"}
@@ -178,16 +180,16 @@ def _render_source(task: str) -> dict[str, Any]:
     }
 
 
-def _render_score(model_score: _ModelScore) -> dict[str, Any]:
+def _render_score(model_score: _ModelScore) -> dict[str, object]:
     score = model_score.score
     row = tidy_row(model_score.protocol, "", model_score.task, score)
-    columns = [name for name in ("protocol", "shots", *TRAVELS) if row[name] is not None]
-    details = {name: str(row[name]) for name in columns}
-    rendered: dict[str, Any] = {
+    columns = [column for column in ("protocol", "shots", *FACT_FIELDS) if row[column] is not None]
+    details = {column: str(row[column]) for column in columns}
+    rendered: dict[str, object] = {
         "score": score.value,
         "details": {**details, "metric": score.metric.name},
     }
-    uncertainty: dict[str, Any] = {}
+    uncertainty: dict[str, object] = {}
     if not math.isnan(score.stderr):
         uncertainty["standard_error"] = {"value": score.stderr}
     if score.n:
@@ -197,18 +199,20 @@ def _render_score(model_score: _ModelScore) -> dict[str, Any]:
     return rendered
 
 
-def _render_samples(run: _ModelRun, items: Items) -> list[dict[str, Any]]:
+def _render_samples(model_run: _ModelRun, items: OutcomeReader) -> list[dict[str, object]]:
     samples = []
-    for model_score in run.scores:
-        for item in items(model_score.protocol, run.model, model_score.task):
-            samples.append(_render_sample(run, model_score, item))
+    for model_score in model_run.scores:
+        for outcome in items(model_score.protocol, model_run.model, model_score.task):
+            samples.append(_render_sample(model_run, model_score, outcome))
     return samples
 
 
-def _render_sample(run: _ModelRun, model_score: _ModelScore, item: ItemOutcome) -> dict[str, Any]:
-    prompt = str(item.detail.get("prompt", ""))
-    gold = str(item.gold)
-    prediction = str(item.prediction)
+def _render_sample(
+    model_run: _ModelRun, model_score: _ModelScore, outcome: ItemOutcome
+) -> dict[str, object]:
+    prompt = str(outcome.detail.get("prompt", ""))
+    gold = str(outcome.gold)
+    prediction = str(outcome.prediction)
     attribution = {
         "turn_idx": 0,
         "source": "output.raw",
@@ -216,26 +220,29 @@ def _render_sample(run: _ModelRun, model_score: _ModelScore, item: ItemOutcome) 
         "extraction_method": "custom",
         "is_terminal": True,
     }
-    return {
+    rendered: dict[str, object] = {
         "schema_version": SCHEMA,
-        "evaluation_id": run.id,
-        "model_id": run.model,
+        "evaluation_id": model_run.id,
+        "model_id": model_run.model,
         "evaluation_name": model_score.task,
         "evaluation_result_id": model_score.result_id,
-        "sample_id": str(item.doc_id),
+        "sample_id": str(outcome.doc_id),
         "sample_hash": hashlib.sha256((prompt + gold).encode("utf-8", "replace")).hexdigest(),
         "interaction_type": "single_turn",
         "input": {"raw": prompt, "reference": [gold]},
         "output": {"raw": [prediction]},
         "answer_attribution": [attribution],
-        "evaluation": {"score": item.value, "is_correct": item.value >= 1.0},
+        "evaluation": {"score": outcome.value, "is_correct": outcome.value >= 1.0},
     }
+    if outcome.cluster:
+        rendered["metadata"] = {PASSAGE_COLUMNS[0]: outcome.cluster}
+    return rendered
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-def is_every_eval_ever(content: Any) -> bool:
+def is_every_eval_ever(content: object) -> bool:
     """Tell a file of Every Eval Ever by its keys."""
     if not isinstance(content, dict):
         return False
@@ -243,8 +250,8 @@ def is_every_eval_ever(content: Any) -> bool:
 
 
 def read_every_eval_ever(
-    content: dict[str, Any],
-    path: Path,
+    content: dict[str, object],
+    results_file: Path,
     *,
     on_missing_score: Callable[[MissingScoreError], None] | None = None,
 ) -> Iterator[ScoreEntry]:
@@ -252,15 +259,15 @@ def read_every_eval_ever(
 
     A score that is NaN is an error, or is handed to ``on_missing_score`` and left out.
     """
-    where = str(path)
+    source = str(results_file)
     results = content["evaluation_results"]
-    model = JsonObject(content, where).get_object("model_info").get_value("id")
+    model = JsonObject(content, source).get_object("model_info").get_value("id")
     if not isinstance(results, list) or not isinstance(model, str) or not model.strip():
-        raise DataError("this file of Every Eval Ever names no model or no results", where=where)
-    items_by_result = _read_samples(path)
+        raise DataError("this file of Every Eval Ever names no model or no results", where=source)
+    items_by_result = _read_samples(results_file)
     for position, result in enumerate(results):
-        place = f"{where}, evaluation_results[{position}]"
-        parsed = JsonObject.require(result, place, what="the result")
+        location = f"{source}, evaluation_results[{position}]"
+        parsed = JsonObject.require(result, location, description="the result")
         try:
             entry = _read_result(parsed, model, items_by_result)
         except MissingScoreError as error:
@@ -272,22 +279,22 @@ def read_every_eval_ever(
 
 
 def _read_result(
-    result: JsonObject, model: str, items_by_result: Mapping[str, dict[int, float]]
+    result: JsonObject, model: str, items_by_result: Mapping[str, ExampleValues]
 ) -> ScoreEntry:
     score = result.get_object("score_details")
     details = score.get_object("details")
     uncertainty = score.get_object("uncertainty")
     task = str(result.get_value("evaluation_name") or "").strip()
     if not task:
-        raise DataError("the result has no evaluation_name", where=result.where)
+        raise DataError("the result has no evaluation_name", where=result.source)
     result_id = str(result.get_value("evaluation_result_id") or task)
     return make_entry(
-        result.where,
+        result.source,
         model,
         task,
         score.get_value("score"),
         stderr=_read_stderr(uncertainty),
-        n=uncertainty.get_value("num_samples"),
+        example_count=uncertainty.get_value("num_samples"),
         protocol=str(details.get_value("protocol") or DIRECT),
         facts=_read_facts(result.get_object("metric_config"), details, task),
         items=items_by_result.get(result_id) or items_by_result.get(task),
@@ -308,9 +315,9 @@ def _read_stderr(uncertainty: JsonObject) -> object:
     if low is not None and high is not None:
         return _error_of_interval(interval, low, high)
     deviation = float_or_none(uncertainty.get_value("standard_deviation"))
-    count = float_or_none(uncertainty.get_value("num_samples"))
-    if deviation is not None and count is not None and count > 0:
-        return deviation / math.sqrt(count)
+    sample_count = float_or_none(uncertainty.get_value("num_samples"))
+    if deviation is not None and sample_count is not None and sample_count > 0:
+        return deviation / math.sqrt(sample_count)
     return None
 
 
@@ -322,12 +329,12 @@ def _error_of_interval(interval: JsonObject, low: float, high: float) -> float:
     level_number = float_or_none(level)
     if level_number is None or not 0 < level_number < 1:
         raise DataError(
-            f"{str(level)[:40]!r} is no confidence level between 0 and 1",
-            where=interval.where,
+            f"{str(level)[:40]!r} is not a confidence level between 0 and 1",
+            where=interval.source,
             hint="write 0.95 for 95 %",
         )
     if not low <= high:
-        raise DataError("the confidence interval ends before it begins", where=interval.where)
+        raise DataError("the confidence interval ends before it begins", where=interval.source)
     return (high - low) / 2 / NormalDist().inv_cdf((1 + level_number) / 2)
 
 
@@ -335,32 +342,40 @@ def _read_facts(config: JsonObject, details: JsonObject, task: str) -> ScoreFact
     """Return metric, origin and seeds: as Potentia wrote them into the details, else as the schema tells them."""
     lower_is_better = config.find_boolean("lower_is_better")
     if lower_is_better is None:
-        raise DataError("lower_is_better is neither true nor false", where=config.where)
+        raise DataError("lower_is_better is neither true nor false", where=config.source)
     fields = {**details.content, "higher_is_better": not lower_is_better}
     written_metric = str(details.get_value("metric") or "") or None
-    facts = facts_from_fields(fields, task, written_metric, config.where)
+    facts = facts_from_fields(fields, task, written_metric, config.source)
     if "metric" in details.content:
         return facts
-    name = str(config.get_value("metric_id") or config.get_value("metric_name") or "")
-    known = metric_of_task(task, name or None, not lower_is_better)
+    metric_name = str(config.get_value("metric_id") or config.get_value("metric_name") or "")
+    known_metric_facts = metric_of_task(task, metric_name or None, not lower_is_better)
     bounds = (config.get_value("min_score"), config.get_value("max_score"))
-    scale = next((scale for scale, limits in _BOUNDS.items() if bounds == limits), known.scale)
-    metric = Metric(name=name, higher_is_better=not lower_is_better, kind=known.kind, scale=scale)
+    scale = next(
+        (scale for scale, limits in _BOUNDS.items() if bounds == limits), known_metric_facts.scale
+    )
+    metric = Metric(
+        name=metric_name,
+        higher_is_better=not lower_is_better,
+        kind=known_metric_facts.kind,
+        scale=scale,
+    )
     return replace(facts, metric=metric)
 
 
-def _read_samples(path: Path) -> dict[str, dict[int, float]]:
+def _read_samples(results_file: Path) -> dict[str, ExampleValues]:
     """Return evaluation → document → value of the samples beside a file; documents go by their hash."""
-    file = path.with_name(f"{path.stem}_samples.jsonl")
-    if not file.is_file():
+    samples_file = results_file.with_name(f"{results_file.stem}_samples.jsonl")
+    if not samples_file.is_file():
         return {}
-    pairs_by_result: dict[str, list[tuple[object, Any]]] = {}
-    for line in read_json_lines(file):
+    examples_by_result: dict[str, list[ReadExample]] = {}
+    for line in read_json_lines(samples_file):
         if not isinstance(line, dict):
             continue
-        sample = JsonObject(line, str(file))
+        sample = JsonObject(line, str(samples_file))
         result = sample.get_value("evaluation_result_id") or sample.get_value("evaluation_name")
         content = sample.get_value("sample_hash") or sample.get_value("input")
         value = sample.find_object("evaluation").get_value("score")
-        pairs_by_result.setdefault(str(result), []).append((content, value))
-    return {result: key_by_content(pairs) for result, pairs in pairs_by_result.items()}
+        example = ReadExample(content, value, sample.find_object("metadata").content)
+        examples_by_result.setdefault(str(result), []).append(example)
+    return {result: key_by_content(examples) for result, examples in examples_by_result.items()}

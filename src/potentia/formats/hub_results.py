@@ -69,15 +69,15 @@ def write_hub_results(matrices: Mapping[Protocol, ScoreMatrix], folder: Path) ->
             entries_by_model.setdefault(model, []).append(entry)
     if not entries_by_model:
         raise InputError(
-            "no task of these scores has its documents on the Hub",
+            "no task of these scores has its data on the Hub",
             hint="the Hub asks for a dataset id",
         )
     written = []
     for model, entries in entries_by_model.items():
-        file = folder / safe_name(model) / ".eval_results" / "potentia.yaml"
+        results_file = folder / safe_name(model) / ".eval_results" / "potentia.yaml"
         content = eval_result_entries_to_yaml(entries)
-        write_file(file, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
-        written.append(file)
+        write_file(results_file, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+        written.append(results_file)
     return written
 
 
@@ -85,17 +85,18 @@ def _render_notes(protocol: Protocol, score: Score) -> str:
     recipe = f", recipe {score.origin.recipe[:12]}" if score.origin.recipe else ""
     error = "" if math.isnan(score.stderr) else f" ± {score.stderr:.4f} (standard error)"
     metric = score.metric.name or "score"
-    return f"{protocol.label}{recipe}; {metric}{error}; Potentia {version('potentia')}"
+    return f"{protocol}{recipe}; {metric}{error}; Potentia {version('potentia')}"
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 FOLDER = ".eval_results"
 _OWN_NOTES = re.compile(
-    r"(?P<protocol>[\w-]+)(?:, recipe \w+)?; (?P<metric>[^;]+?)"
+    r"(?P<protocol>.+?)(?:, recipe \w+)?; (?P<metric>[^;]+?)"
     r"(?: ± (?P<stderr>[\d.]+) \(standard error\))?; Potentia .+"
 )
-_SHOTS = re.compile(r"(?P<shots>\d+)-shot")
+_STEP_LABEL = re.compile(r"(?P<base>.+) after (?P<step>\d[\d,]*) steps")
+_SHOTS_LABEL = re.compile(r"(?P<shots>\d+)-shot")
 _CACHED_MODEL = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)")
 
 
@@ -120,36 +121,39 @@ def is_hub_results(content: object) -> bool:
 def read_hub_folder(folder: Path, notes: list[str]) -> list[ScoreEntry]:
     """Read all files of one model's ``.eval_results``; ``notes`` takes what a reader must know."""
     files = sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")])
-    return _choose_entries([entry for file in files for entry in _read_file(file)], notes)
+    entries: list[_HubEntry] = []
+    for results_file in files:
+        entries.extend(_read_file(results_file))
+    return _choose_entries(entries, notes)
 
 
-def read_hub_file(file: Path, notes: list[str]) -> list[ScoreEntry]:
+def read_hub_file(results_file: Path, notes: list[str]) -> list[ScoreEntry]:
     """Read one file of results."""
-    return _choose_entries(list(_read_file(file)), notes)
+    return _choose_entries(list(_read_file(results_file)), notes)
 
 
-def _read_file(file: Path) -> Iterator[_HubEntry]:
-    content, _ = read_yaml(file, description="the file of results", error=DataError)
+def _read_file(results_file: Path) -> Iterator[_HubEntry]:
+    content, _ = read_yaml(results_file, description="the file of results", error=DataError)
     if not is_hub_results(content):
         raise DataError(
-            "this is no file of the Hub's results",
-            where=str(file),
+            "this is not a file of the Hub's results",
+            where=str(results_file),
             hint="it is a list of entries, each with dataset (id, task_id) and value",
         )
-    model = _name_model(file)
+    model = _name_model(results_file)
     for position, entry in enumerate(content):
-        place = f"{file}, entry {position + 1}"
-        yield _read_entry(JsonObject.require(entry, place, what="the entry"), model)
+        location = f"{results_file}, entry {position + 1}"
+        yield _read_entry(JsonObject.require(entry, location, description="the entry"), model)
 
 
-def _name_model(file: Path) -> str:
+def _name_model(results_file: Path) -> str:
     """Return the model that a file is of: the folder around ``.eval_results``, or the repository of the Hub's cache."""
-    path = file.resolve()
-    for part in reversed(path.parts):
-        cached = _CACHED_MODEL.fullmatch(part)
+    resolved_file = results_file.resolve()
+    for name_part in reversed(resolved_file.parts):
+        cached = _CACHED_MODEL.fullmatch(name_part)
         if cached is not None:
             return f"{cached['owner']}/{cached['name']}"
-    folder = path.parent
+    folder = resolved_file.parent
     if folder.name == FOLDER:
         folder = folder.parent
     return folder.name.replace("__", "/")
@@ -159,17 +163,17 @@ def _read_entry(entry: JsonObject, model: str) -> _HubEntry:
     dataset = entry.get_object("dataset")
     task = dataset.find_text("task_id") or dataset.find_text("id")
     if not task:
-        raise DataError("the entry names no dataset", where=entry.where)
-    own = _OWN_NOTES.fullmatch(entry.find_text("notes") or "")
+        raise DataError("the entry names no dataset", where=entry.source)
+    own_notes = _OWN_NOTES.fullmatch(entry.find_text("notes") or "")
     protocol: str = DIRECT
     metric = metric_of_task(task, None, None)
     stderr = None
-    if own is not None:
-        protocol = _parse_label(own["protocol"])
-        metric = metric_of_task(task, own["metric"], None)
-        stderr = float(own["stderr"]) if own["stderr"] else None
+    if own_notes is not None:
+        protocol = _parse_protocol(own_notes["protocol"])
+        metric = metric_of_task(task, own_notes["metric"], None)
+        stderr = float(own_notes["stderr"]) if own_notes["stderr"] else None
     score = make_entry(
-        entry.where,
+        entry.source,
         model,
         task,
         entry.get_value("value"),
@@ -184,22 +188,32 @@ def _read_entry(entry: JsonObject, model: str) -> _HubEntry:
     )
 
 
-def _parse_label(label: str) -> str:
-    """Return the protocol that a label in Potentia's notes means."""
-    shots = _SHOTS.fullmatch(label)
+def _parse_protocol(text: str) -> Protocol:
+    """Return the protocol that Potentia's notes name; older notes have its label, such as ``5-shot``."""
+    labelled = _parse_label(text)
+    return Protocol(text) if labelled.kind == "other" else labelled
+
+
+def _parse_label(label: str) -> Protocol:
+    """Return the protocol that a label means."""
+    intermediate = _STEP_LABEL.fullmatch(label)
+    if intermediate is not None:
+        step = int(intermediate["step"].replace(",", ""))
+        return _parse_label(intermediate["base"]).at_step(step)
+    shots = _SHOTS_LABEL.fullmatch(label)
     if shots is not None:
         return Protocol.few_shot(int(shots["shots"]))
-    return label.replace("-", "_")
+    return Protocol(label.replace("-", "_"))
 
 
 def _choose_entries(entries: Sequence[_HubEntry], notes: list[str]) -> list[ScoreEntry]:
     """Return one entry of each protocol and task: a verified one, else the latest."""
     chosen: dict[tuple[str, str, str], _HubEntry] = {}
     for entry in entries:
-        place = (entry.score.protocol, entry.score.model, entry.score.task)
-        earlier = chosen.get(place)
+        cell = (entry.score.protocol, entry.score.model, entry.score.task)
+        earlier = chosen.get(cell)
         if earlier is None or _precedence(entry) > _precedence(earlier):
-            chosen[place] = entry
+            chosen[cell] = entry
     left_out = len(entries) - len(chosen)
     if left_out:
         model = entries[0].score.model

@@ -27,10 +27,14 @@ class ImportSummary:
 
 
 def import_scores(
-    store: Store, matrices: Mapping[Protocol, ScoreMatrix], *, source: str, name: str | None = None
+    store: Store,
+    matrices: Mapping[Protocol, ScoreMatrix],
+    *,
+    source: str,
+    study_name: str | None = None,
 ) -> ImportSummary:
-    """Commit every score as a cell of the study ``name`` (the source's file name); the same scores come in once."""
-    study = name or Path(source).name or source
+    """Commit every score as a cell of the study ``study_name`` (by default the source's file name), each once."""
+    study = study_name or Path(source).name or source
     record = store.studies.open(
         study, f"import-{_digest(study)}", {"name": study, "imported": True}
     )
@@ -52,8 +56,8 @@ def import_scores(
             )
             cells.append(cell)
     new_cells = 0
-    for start in range(0, len(cells), _BATCH):
-        new_cells += store.cells.commit_many(cells[start : start + _BATCH])
+    for batch_start in range(0, len(cells), _BATCH):
+        new_cells += store.cells.commit_many(cells[batch_start : batch_start + _BATCH])
     return ImportSummary(study=study, new=new_cells, known=len(cells) - new_cells)
 
 

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 from potentia.errors import DataError
 from potentia.formats.columns import metric_of_task
-from potentia.formats.entries import ScoreEntry, ScoreFacts, key_by_content, make_entry
+from potentia.formats.entries import (
+    ReadExample,
+    ScoreEntry,
+    ScoreFacts,
+    key_by_content,
+    make_entry,
+)
 from potentia.formats.json_values import JsonObject, float_or_none
 from potentia.values.protocol import DIRECT, Protocol
+from potentia.values.scores import ExampleValues
 
 _GRADES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # as Inspect's accuracy counts them
 
@@ -20,58 +28,63 @@ def is_inspect_log(content: object) -> bool:
     return isinstance(content.get("eval"), dict) and "status" in content
 
 
-def read_inspect_log(content: dict[str, object], where: str, *, metric: str | None) -> ScoreEntry:
+def read_inspect_log(content: dict[str, object], source: str, *, metric: str | None) -> ScoreEntry:
     """Return the score of one log: the headline metric, or the one asked for."""
-    log = JsonObject(content, where)
-    results = log.find_object("results")
+    inspect_log = JsonObject(content, source)
+    results = inspect_log.find_object("results")
     if not results.get_value("scores"):
-        status = log.get_value("status")
-        raise DataError(f"the evaluation has no scores: its status is {status!r}", where=where)
+        status = inspect_log.get_value("status")
+        raise DataError(f"the evaluation has no scores: its status is {status!r}", where=source)
     headline = results.find_object("headline")
     for score in results.find_objects("scores"):
         metrics = score.find_object("metrics")
         metric_name = metric or headline.get_value("metric") or _find_first_metric(metrics)
         is_headline = headline.get_value("score") in (None, score.get_value("name"))
         if isinstance(metric_name, str) and metric_name in metrics.content and is_headline:
-            return _read_score(log, score, metric_name)
+            return _read_score(inspect_log, score, metric_name)
     hint = "leave out the metric to take the headline"
-    raise DataError("the log has no such metric", where=where, hint=hint)
+    raise DataError("the log has no such metric", where=source, hint=hint)
 
 
 def _find_first_metric(metrics: JsonObject) -> str | None:
-    return next((name for name in metrics.content if name != "stderr"), None)
+    return next((metric_name for metric_name in metrics.content if metric_name != "stderr"), None)
 
 
-def _read_score(log: JsonObject, score: JsonObject, metric_name: str) -> ScoreEntry:
-    evaluation = log.find_object("eval")
+def _read_score(inspect_log: JsonObject, score: JsonObject, metric_name: str) -> ScoreEntry:
+    evaluation = inspect_log.find_object("eval")
     metrics = score.find_object("metrics")
     task = str(evaluation.content.get("task", "")).rpartition("/")[2]
     shots = evaluation.find_object("task_args").find_integer("fewshot")
-    size = score.get_value("scored_samples")
-    if not size:
-        size = log.find_object("results").get_value("completed_samples")
+    sample_count = score.get_value("scored_samples")
+    if not sample_count:
+        sample_count = inspect_log.find_object("results").get_value("completed_samples")
     return make_entry(
-        log.where,
+        inspect_log.source,
         evaluation.get_value("model"),
         task,
         metrics.find_object(metric_name).get_value("value"),
         stderr=metrics.find_object("stderr").get_value("value"),
-        n=size,
+        example_count=sample_count,
         protocol=DIRECT if shots is None else Protocol.few_shot(shots),
         facts=ScoreFacts(metric_of_task(task, metric_name)),
-        items=_read_samples(log, str(score.get_value("name"))),
+        items=_read_samples(inspect_log, str(score.get_value("name"))),
     )
 
 
-def _read_samples(log: JsonObject, scorer: str) -> dict[int, float] | None:
+def _read_samples(inspect_log: JsonObject, scorer: str) -> ExampleValues | None:
     """Return the value of every sample of a log that has them; of several epochs the mean."""
     values_by_content: dict[str, list[float]] = {}
-    for sample in log.find_objects("samples"):
+    metadata_by_content: dict[str, Mapping[str, object]] = {}
+    for sample in inspect_log.find_objects("samples"):
         raw_value = sample.find_object("scores", scorer).get_value("value")
         value = _GRADES.get(raw_value) if isinstance(raw_value, str) else float_or_none(raw_value)
         if value is not None:
-            asked = [sample.get_value("input"), sample.get_value("target")]
-            content = json.dumps(asked, default=str)
+            question_and_target = [sample.get_value("input"), sample.get_value("target")]
+            content = json.dumps(question_and_target, default=str)
             values_by_content.setdefault(content, []).append(value)
-    means = ((content, sum(vs) / len(vs)) for content, vs in values_by_content.items())
-    return key_by_content(means) or None
+            metadata_by_content[content] = sample.find_object("metadata").content
+    examples = []
+    for content, epoch_values in values_by_content.items():
+        mean = sum(epoch_values) / len(epoch_values)
+        examples.append(ReadExample(content, mean, metadata_by_content[content]))
+    return key_by_content(examples) or None

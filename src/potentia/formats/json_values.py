@@ -20,63 +20,67 @@ class JsonObject:
     """One object of a foreign file, and where it stands for errors."""
 
     content: Mapping[str, object]
-    where: str
+    source: str
 
     @classmethod
-    def require(cls, value: object, where: str, *, what: str) -> JsonObject:
+    def require(cls, value: object, source: str, *, description: str) -> JsonObject:
         """Take a value that has to be an object."""
         if not isinstance(value, dict):
-            raise DataError(f"{what} is no object", where=where)
-        return cls(value, where)
+            raise DataError(f"{description} is not an object", where=source)
+        return cls(value, source)
 
-    def get_object(self, *names: str) -> JsonObject:
+    def get_object(self, *field_names: str) -> JsonObject:
         """Return the object under these names; an absent one is empty, another type is an error."""
         content: Mapping[str, object] = self.content
-        for name in names:
-            inner = content.get(name)
+        for field_name in field_names:
+            inner = content.get(field_name)
             if inner is not None and not isinstance(inner, dict):
-                raise DataError(f"{name} is no object", where=self.where)
+                raise DataError(f"{field_name} is not an object", where=self.source)
             content = inner or {}
-        return JsonObject(content, self.where)
+        return JsonObject(content, self.source)
 
-    def find_object(self, *names: str) -> JsonObject:
+    def find_object(self, *field_names: str) -> JsonObject:
         """Return the object under these names; empty where there is none."""
         content: Mapping[str, object] = self.content
-        for name in names:
-            inner = content.get(name)
+        for field_name in field_names:
+            inner = content.get(field_name)
             content = inner if isinstance(inner, dict) else {}
-        return JsonObject(content, self.where)
+        return JsonObject(content, self.source)
 
-    def get_value(self, name: str) -> object:
+    def get_value(self, field_name: str) -> object:
         """Return what stands under a name, whatever it is; None where there is nothing."""
-        return self.content.get(name)
+        return self.content.get(field_name)
 
-    def find_text(self, name: str) -> str | None:
+    def find_text(self, field_name: str) -> str | None:
         """Return a text that is not blank, without the blanks around it; None for anything else."""
-        value = self.content.get(name)
+        value = self.content.get(field_name)
         if not isinstance(value, str):
             return None
         return value.strip(" \t") if value.strip() else None
 
-    def find_integer(self, name: str) -> int | None:
+    def find_integer(self, field_name: str) -> int | None:
         """Return a whole number; None for anything else."""
-        value = self.content.get(name)
+        value = self.content.get(field_name)
         if isinstance(value, bool) or not isinstance(value, int):
             return None
         return value
 
-    def find_boolean(self, name: str) -> bool | None:
+    def find_boolean(self, field_name: str) -> bool | None:
         """Return true or false; None for anything else."""
-        value = self.content.get(name)
+        value = self.content.get(field_name)
         return value if isinstance(value, bool) else None
 
-    def find_objects(self, name: str) -> list[JsonObject]:
+    def find_objects(self, field_name: str) -> list[JsonObject]:
         """Return the objects of a list; what is no object is left out."""
-        return [JsonObject(v, self.where) for v in self.find_list(name) if isinstance(v, dict)]
+        return [
+            JsonObject(value, self.source)
+            for value in self.find_list(field_name)
+            if isinstance(value, dict)
+        ]
 
-    def find_list(self, name: str) -> list[object]:
+    def find_list(self, field_name: str) -> list[object]:
         """Return a list; empty where there is none."""
-        value = self.content.get(name)
+        value = self.content.get(field_name)
         return value if isinstance(value, list) else []
 
 
@@ -95,19 +99,21 @@ def load_json(path: Path) -> object:
 
     def check_unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         content: dict[str, object] = {}
-        for name, value in pairs:
-            if name in content:
-                raise DataError(f"the key {name!r} is there twice in one object", where=str(path))
-            content[name] = value
+        for field_name, value in pairs:
+            if field_name in content:
+                raise DataError(
+                    f"the key {field_name!r} appears twice in one object", where=str(path)
+                )
+            content[field_name] = value
         return content
 
     try:
         return json.loads(read_text(path), object_pairs_hook=check_unique)
     except json.JSONDecodeError as error:
-        place = f"{path}, line {error.lineno}, column {error.colno}"
+        location = f"{path}, line {error.lineno}, column {error.colno}"
         is_cut = error.pos >= len(error.doc.rstrip())
         hint = "the file ends too early: copy it again" if is_cut else None
-        raise DataError(f"this is no JSON: {error.msg}", where=place, hint=hint) from None
+        raise DataError(f"this is not valid JSON: {error.msg}", where=location, hint=hint) from None
     except DataError:
         raise
     except (RecursionError, ValueError) as error:
@@ -124,5 +130,5 @@ def read_json_lines(path: Path) -> Iterator[object]:
             yield json.loads(line)
         except (ValueError, RecursionError) as error:
             reason = getattr(error, "msg", type(error).__name__)
-            place = f"{path}, line {line_number}"
-            raise DataError(f"this is no JSON: {reason}", where=place) from None
+            location = f"{path}, line {line_number}"
+            raise DataError(f"this is not valid JSON: {reason}", where=location) from None

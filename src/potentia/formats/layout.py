@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from potentia.errors import DataError
 from potentia.formats.columns import (
+    ColumnHint,
     ColumnHints,
     ColumnLayout,
     TableLayout,
@@ -24,7 +25,7 @@ from potentia.formats.columns import (
     usual_metric,
 )
 from potentia.formats.table import RawTable
-from potentia.values.metric import METRIC_COLUMNS, ORIGIN_COLUMNS, known_metric
+from potentia.values.metric import METRIC_COLUMNS, ORIGIN_COLUMNS, find_known_metric
 from potentia.values.protocol import Protocol
 
 _FIRST_FIELDS = (
@@ -43,8 +44,8 @@ _FACTS = (
     "seeds",
     *(column.written_as for column in ORIGIN_COLUMNS),
 )
-TRAVELS = tuple(name for name in _FACTS if name not in _FIRST_FIELDS)
-FIELDS = (*_FIRST_FIELDS, *TRAVELS)
+FACT_FIELDS = tuple(name for name in _FACTS if name not in _FIRST_FIELDS)
+FIELDS = (*_FIRST_FIELDS, *FACT_FIELDS)
 SYNONYMS: dict[str, tuple[str, ...]] = {
     "protocol": ("protocol", "setting", "stage"),
     "step": ("step",),  # of a stage
@@ -65,15 +66,21 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "metric": ("metric", "metric name"),
     "higher_is_better": ("higher is better",),
     "shots": ("shots", "num fewshot", "n shot", "nshot", "few shot", "fewshot"),
-    **{field: (field.replace("_", " "),) for field in TRAVELS},
+    **{field: (field.replace("_", " "),) for field in FACT_FIELDS},
 }
 # What a leaderboard has beside scores: averages, ranks, facts of the model. Matched at the start of a plain name.
 _NO_SCORE = re.compile(
     r"(average|avg|mean( rank| score)?$|median|overall|rank\b|ranking|place$|#|no$|nr$|id$|t$|params|parameters|size|"
-    r"billion|type|precision|architecture|license|hub|likes|available|revision|sha|flagged|merged|moe|co\S? cost|date|"
+    r"billion|type|precision|architecture|license|hub|likes|available|revision|sha|flagged|merged|moe|co\S? cost|date$|"
     r"generation|base model|upload|submission|chat template|not merged|official|family|kind|tokens|compute|flops|cost|"
     r"price|latency|inference (latency|time|cost)|throughput|runtime|seconds|memory|vram|energy|ttft|"
     r"time to first|notes?$|url|link|votes|organi[sz]ation|context|vocabulary|version|std|eval name|maintainer)"
+)
+# What running a model takes: a fact of the model, also where it stands among the tasks as a row.
+_RUNNING_COST = re.compile(
+    r"((inference|generation|training|wall|mean|median) )?"
+    r"(cost|price|latency|throughput|runtime|run time|inference time|time to first token|ttft|vram|energy)"
+    r"( \(.*\)| per .*| in .*| p\d+| (ms|s|sec|seconds|usd|gb|kwh))*"
 )
 # What a table of tasks × models has beside models.
 _NO_MODEL = frozenset(
@@ -90,7 +97,7 @@ _LINK = re.compile(r"^\[(?P<markdown>[^\]]+)\]\([^)]*\)|<a\b[^>]*>(?P<html>[^<]+
 class ScoreRow:
     """One score of a table: where it stands ("line 7"), and its values by field."""
 
-    place: str
+    location: str
     fields: Mapping[str, object]
 
 
@@ -107,7 +114,7 @@ class ScoreRows:
 class _TableCell:
     """One score on its way: where it stands, its fields, and whether a per cent sign stands by it."""
 
-    place: str
+    location: str
     fields: Mapping[str, object]
     has_percent_sign: bool = False
 
@@ -139,11 +146,13 @@ def read_score_rows(
         rows = _read_wide_table(table, columns, hints)
     if rows is not None:
         return rows
-    missing = [name for name in ("model", "benchmark", "score") if name not in columns]
-    there = ", ".join(table.columns[:20])
+    missing = [
+        field_name for field_name in ("model", "benchmark", "score") if field_name not in columns
+    ]
+    available_columns = ", ".join(table.columns[:20])
     raise DataError(
-        f"the column {', '.join(missing)} is missing; the file has: {there}",
-        where=table.where,
+        f"the column {', '.join(missing)} is missing; the file has: {available_columns}",
+        where=table.source,
         hint="one score a row needs model, benchmark and score (protocol, stderr, n may follow); a wide table needs a "
         "column of models and numbers beside it; say what is what in --columns FILE:  COLUMN: {is: score}",
     )
@@ -155,23 +164,25 @@ def read_score_rows(
 def _find_columns(table: RawTable, column_map: Mapping[str, str]) -> dict[str, str]:
     """Return the column of every field that has one: as given, else by name; a metric's name is a score."""
     _check_column_map(table, column_map)
-    columns_by_name = {_comparable_name(name): name for name in reversed(table.columns)}
-    candidates = {
-        field: [columns_by_name[name] for name in names if name in columns_by_name]
-        for field, names in SYNONYMS.items()
+    columns_by_name = {
+        _comparable_name(column_name): column_name for column_name in reversed(table.columns)
     }
+    candidates = {}
+    for field_name, synonyms in SYNONYMS.items():
+        known_synonyms = [synonym for synonym in synonyms if synonym in columns_by_name]
+        candidates[field_name] = [columns_by_name[synonym] for synonym in known_synonyms]
     score_columns = candidates["score"]
     if "score" not in column_map and len(score_columns) > 1:
         raise DataError(
             f"{' and '.join(score_columns)} could each be the score",
-            where=table.where,
+            where=table.source,
             hint=f"in --columns FILE:  {score_columns[0]}: {{is: score}}",
         )
     columns: dict[str, str] = {}
-    for field, names in candidates.items():
-        column = column_map.get(field, next(iter(names), None))
+    for field_name, field_columns in candidates.items():
+        column = column_map.get(field_name, next(iter(field_columns), None))
         if column is not None and column not in columns.values():
-            columns[field] = column
+            columns[field_name] = column
     if {"model", "benchmark"} <= columns.keys() and "score" not in columns:
         metric_column = next(filter(_metric_named_by, table.columns), None)
         if metric_column is not None:
@@ -188,14 +199,14 @@ def _check_column_map(table: RawTable, column_map: Mapping[str, str]) -> None:
         if column not in table.columns:
             raise DataError(
                 f"no column {column!r} to map to {field}",
-                where=table.where,
+                where=table.source,
                 hint=f"there are: {', '.join(table.columns[:20])}",
             )
 
 
 def _metric_named_by(column: str) -> str | None:
     """Return the metric whose name a column bears, and no more: such a column is the score of a tidy table."""
-    metric = known_metric(_comparable_name(column).replace(" ", "_"))
+    metric = find_known_metric(_comparable_name(column).replace(" ", "_"))
     return metric.name if metric is not None else None
 
 
@@ -206,45 +217,63 @@ def _read_tidy_table(table: RawTable, columns: Mapping[str, str], hints: ColumnH
     """Read one score per row."""
     positions = _positions_of_fields(table, columns)
     metric = _metric_named_by(columns["score"])
+    task_position = positions["benchmark"]
+    running_costs: dict[str, None] = {}
     cells = []
-    for place, values in table.rows:
+    for location, values in table.rows:
+        task = str(values[task_position])
+        if _is_running_cost(task, hints):
+            running_costs[task] = None
+            continue
         fields: dict[str, object] = {"metric": metric} if metric else {}
-        fields |= {field: values[position] for field, position in positions.items()}
-        fields |= _read_protocol(fields, f"{table.where}, {place}, column {columns.get('shots')}")
-        cells.append(_make_cell(place, fields, fields["score"], fields.get("stderr")))
+        fields |= {field_name: values[position] for field_name, position in positions.items()}
+        fields |= _read_protocol(
+            fields, f"{table.source}, {location}, column {columns.get('shots')}"
+        )
+        cells.append(_make_cell(location, fields, fields["score"], fields.get("stderr")))
+    left_out = tuple(running_costs)
     if "higher_is_better" in positions:
-        return ScoreRows(tuple(ScoreRow(cell.place, cell.fields) for cell in cells))
+        plain_rows = tuple(ScoreRow(cell.location, cell.fields) for cell in cells)
+        layout = TableLayout((), left_out) if left_out else None
+        return ScoreRows(plain_rows, layout=layout)
     rows, layouts = _decide_columns(table, cells, hints)
-    worth_showing = [c for c in layouts if c.is_divided or not _is_task_name(c.task)]
-    layout = TableLayout(tuple(worth_showing)) if worth_showing else None
+    layouts_to_show = []
+    for column_layout in layouts:
+        if column_layout.is_divided or not _is_task_name(column_layout.task):
+            layouts_to_show.append(column_layout)
+    layout = None
+    if layouts_to_show or left_out:
+        layout = TableLayout(tuple(layouts_to_show), left_out)
     return ScoreRows(rows, layout=layout)
 
 
 def _positions_of_fields(table: RawTable, columns: Mapping[str, str]) -> dict[str, int]:
-    positions = {field: table.columns.index(column) for field, column in columns.items()}
-    if _comparable_name(columns.get("protocol", "")) != "stage":  # a step is one of a stage
+    """Return where in a row each field stands, with the standard error of a column that is named after the score's."""
+    positions = {field_name: table.columns.index(column) for field_name, column in columns.items()}
+    # a column `step` counts only beside a column `stage`: adjust@100
+    if _comparable_name(columns.get("protocol", "")) != "stage":
         positions.pop("step", None)
-    names = [_comparable_name(column) for column in table.columns]
+    plain_names = [_comparable_name(column) for column in table.columns]
     error_name = f"{_comparable_name(columns['score'])} stderr"
-    if "stderr" not in positions and error_name in names:
-        positions["stderr"] = names.index(error_name)
+    if "stderr" not in positions and error_name in plain_names:
+        positions["stderr"] = plain_names.index(error_name)
     return positions
 
 
-def _read_protocol(fields: Mapping[str, object], where: str) -> dict[str, object]:
+def _read_protocol(fields: Mapping[str, object], source: str) -> dict[str, object]:
     """Return the protocol of a row that has a step beside its stage, or a number of examples and no name for it."""
     if "step" in fields:
-        step = _parse_count(fields["step"], "steps", where)
+        step = _parse_count(fields["step"], "steps", source)
         if step is None:
             return {}
         return {"protocol": f"{fields['protocol']}@{step}"}
     if "shots" in fields and "protocol" not in fields:
-        shots = _parse_count(fields["shots"], "examples", where)
+        shots = _parse_count(fields["shots"], "examples", source)
         return {"protocol": Protocol.few_shot(shots or 0)}
     return {}
 
 
-def _parse_count(value: object, unit: str, where: str) -> int | None:
+def _parse_count(value: object, unit: str, source: str) -> int | None:
     """Read a whole number; None where there is none."""
     text = "" if value is None else str(value).strip()
     if not text:
@@ -252,7 +281,7 @@ def _parse_count(value: object, unit: str, where: str) -> int | None:
     try:
         return int(float(text))
     except (ValueError, OverflowError):
-        raise DataError(f"{value!r} is no number of {unit}", where=where) from None
+        raise DataError(f"{value!r} is not a number of {unit}", where=source) from None
 
 
 # --- models × tasks --------------------------------------------------------------------------------------------------
@@ -270,8 +299,10 @@ def _is_transposed(table: RawTable, columns: Mapping[str, str]) -> bool:
     return tasks_down > max(tasks_across, len(row_names) / 2)
 
 
-def _is_task_name(name: str) -> bool:
-    return usual_metric(plain_name(name)) is not None or metric_in_name(name) is not None
+def _is_task_name(column_name: str) -> bool:
+    return (
+        usual_metric(plain_name(column_name)) is not None or metric_in_name(column_name) is not None
+    )
 
 
 @dataclass(frozen=True)
@@ -287,7 +318,7 @@ class _ScoreColumns:
 class _ModelRow:
     """One row of a wide table: where it stands, its values, and the fields that all of its scores share."""
 
-    place: str
+    location: str
     values: Mapping[str, object]
     shared_fields: Mapping[str, object]
 
@@ -299,29 +330,33 @@ def _read_wide_table(
     model_column = columns.get("model") or _find_name_column(table)
     if model_column is None:
         return None
-    other_fields = {field: columns[field] for field in ("protocol", "shots") if field in columns}
+    other_fields = {
+        field_name: columns[field_name]
+        for field_name in ("protocol", "shots")
+        if field_name in columns
+    }
     score_columns = _find_score_columns(table, {model_column, *other_fields.values()}, hints)
     if not score_columns.tasks:
         return None
     left_out = list(score_columns.left_out)
-    models = []
-    for place, values in table.records():
+    model_rows = []
+    for location, values in table.records():
         model = values[model_column]
         if is_average(model):
             left_out.append(f"the row {model}")
             continue
-        shared_fields = {field: values[column] for field, column in other_fields.items()}
-        shared_fields |= _read_protocol(shared_fields, f"{table.where}, {place}")
+        shared_fields = {field_name: values[column] for field_name, column in other_fields.items()}
+        shared_fields |= _read_protocol(shared_fields, f"{table.source}, {location}")
         shared_fields = {"model": _strip_link(model), **shared_fields}
-        models.append(_ModelRow(place, values, shared_fields))
+        model_rows.append(_ModelRow(location, values, shared_fields))
     cells = []
     for column, task in score_columns.tasks.items():
         error_column = score_columns.errors.get(column)
-        for row in models:
+        for row in model_rows:
             stderr = _parse_cell(row.values[error_column]).value if error_column else None
             fields = {**row.shared_fields, "benchmark": task}
             cells.append(
-                _make_cell(f"{row.place}, column {column}", fields, row.values[column], stderr)
+                _make_cell(f"{row.location}, column {column}", fields, row.values[column], stderr)
             )
     return _rows_of_grid(table, cells, hints, left_out)
 
@@ -330,26 +365,29 @@ def _find_score_columns(
     table: RawTable, other_columns: set[str], hints: ColumnHints
 ) -> _ScoreColumns:
     """Return the columns of scores with their tasks, the column of errors that each has, and what is left out."""
-    numeric = [column for column in _numeric_columns(table) if column not in other_columns]
+    numeric_columns = [column for column in _numeric_columns(table) if column not in other_columns]
     errors: dict[str, str] = {}
-    for column in numeric:
-        base = _column_of_error(column, numeric)
-        if base is not None:
-            errors[base] = column
+    for column in numeric_columns:
+        measured_column = _column_of_error(column, numeric_columns)
+        if measured_column is not None:
+            errors[measured_column] = column
     # A leaderboard that shows normalised scores keeps the measured ones beside them, as "MATH Raw".
     measured_task = {
         column: column[: -len(" raw")].strip()
-        for column in numeric
+        for column in numeric_columns
         if _comparable_name(column).endswith(" raw")
     }
-    normalised = set(measured_task.values()) & set(numeric)
+    normalised = set(measured_task.values()) & set(numeric_columns)
     no_scores = {*other_columns, *errors.values(), *normalised}
     tasks = {}
-    for column in numeric:
+    for column in numeric_columns:
         is_score = column not in no_scores and not _is_passed_over(column, hints)
         if is_score and not _NO_SCORE.match(_comparable_name(column)):
             tasks[column] = measured_task.get(column, column)
-    left_out = [c for c in table.columns if c not in no_scores and c not in tasks]
+    left_out = []
+    for column in table.columns:
+        if column not in no_scores and column not in tasks:
+            left_out.append(column)
     return _ScoreColumns(tasks, errors, left_out)
 
 
@@ -359,43 +397,50 @@ def _read_transposed_table(
     """Read one row per task and one column per model, as OpenCompass and many papers write it."""
     task_column = columns.get("benchmark") or table.columns[0]
     candidates = [column for column in _numeric_columns(table) if column != task_column]
-    numeric = [column for column in candidates if _comparable_name(column) not in _NO_MODEL]
-    if not numeric:
+    numeric_columns = [column for column in candidates if _comparable_name(column) not in _NO_MODEL]
+    if not numeric_columns:
         return None
-    models = [column for column in numeric if not is_average(column)]
-    used_columns = {task_column, *models}
-    others = [column for column in table.columns if column not in used_columns]
-    left_out = [column for column in others if _comparable_name(column) != "metric"]
+    model_columns = [column for column in numeric_columns if not is_average(column)]
+    used_columns = {task_column, *model_columns}
+    other_columns = [column for column in table.columns if column not in used_columns]
+    left_out = [column for column in other_columns if _comparable_name(column) != "metric"]
     cells = []
-    for place, values in table.records():
+    for location, values in table.records():
         task = str(values[task_column])
         metric = str(values[columns["metric"]]) if "metric" in columns else ""
-        if _is_passed_over(task, hints):
+        if _is_passed_over(task, hints) or _is_running_cost(task, hints):
             left_out.append(f"the row {task}")
             continue
-        for model in models:
+        for model in model_columns:
             fields = {
                 "model": _strip_link(model),
                 "benchmark": task,
                 "metric": metric if metric.strip("- ") else None,
             }
-            cells.append(_make_cell(f"{place}, column {model}", fields, values[model]))
+            cells.append(_make_cell(f"{location}, column {model}", fields, values[model]))
     rows = _rows_of_grid(table, cells, hints, left_out)
     return replace(rows, notes=("rows are tasks and columns are models",))
 
 
-def _is_passed_over(name: str, hints: ColumnHints) -> bool:
-    return is_average(name) or bool(hints.of_column(name).skip)
+def _is_passed_over(column_name: str, hints: ColumnHints) -> bool:
+    return is_average(column_name) or bool(hints.of_column(column_name).skip)
+
+
+def _is_running_cost(task: str, hints: ColumnHints) -> bool:
+    """Say whether a row tells what a model costs rather than what it can do, unless the user describes the row."""
+    if hints.of_column(task) != ColumnHint():
+        return False
+    return _RUNNING_COST.fullmatch(_comparable_name(task)) is not None
 
 
 def _rows_of_grid(
     table: RawTable, cells: Sequence[_TableCell], hints: ColumnHints, left_out: Sequence[str]
 ) -> ScoreRows:
     """Return the scores of a wide table, each task read as its name and values say."""
-    measured = [cell for cell in cells if cell.number is not None]
-    tasks = list(dict.fromkeys(str(cell.fields["benchmark"]) for cell in measured))
-    hints.check_columns([*tasks, *left_out], table.where)
-    rows, layouts = _decide_columns(table, measured, hints)
+    scored_cells = [cell for cell in cells if cell.number is not None]
+    tasks = list(dict.fromkeys(str(cell.fields["benchmark"]) for cell in scored_cells))
+    hints.check_columns([*tasks, *left_out], table.source)
+    rows, layouts = _decide_columns(table, scored_cells, hints)
     return ScoreRows(rows, layout=TableLayout(layouts, tuple(dict.fromkeys(left_out))))
 
 
@@ -403,16 +448,16 @@ def _rows_of_grid(
 
 
 def _make_cell(
-    place: str, fields: Mapping[str, object], content: object, stderr: object = None
+    location: str, fields: Mapping[str, object], content: object, stderr: object = None
 ) -> _TableCell:
     """Take one score, with the error that stands by it (**0.46 ± 0.01**) or in a column of its own."""
-    number = _parse_cell(content)
+    parsed_number = _parse_cell(content)
     score_fields = {
-        "score": str(content) if number.value is None else number.value,
-        "stderr": number.stderr if stderr is None else stderr,
+        "score": str(content) if parsed_number.value is None else parsed_number.value,
+        "stderr": parsed_number.stderr if stderr is None else stderr,
     }
     has_percent_sign = "%" in f"{content}{fields.get('benchmark')}"
-    return _TableCell(place, {**fields, **score_fields}, has_percent_sign)
+    return _TableCell(location, {**fields, **score_fields}, has_percent_sign)
 
 
 def _decide_columns(
@@ -424,27 +469,27 @@ def _decide_columns(
         if cell.column[0].strip() and cell.number is not None:
             cells_by_column.setdefault(cell.column, []).append(cell)
     layouts = {}
-    for (task, metric), members in cells_by_column.items():
+    for (task, metric), column_cells in cells_by_column.items():
         layouts[task, metric] = decide_column(
             task,
-            [cell.number for cell in members if cell.number is not None],
+            [cell.number for cell in column_cells if cell.number is not None],
             hints,
             metric=metric or None,
-            has_percent_sign=any(cell.has_percent_sign for cell in members),
-            where=table.where,
+            has_percent_sign=any(cell.has_percent_sign for cell in column_cells),
+            source=table.source,
         )
     rows = []
     for cell in cells:
         layout = layouts.get(cell.column)
         fields = cell.fields if layout is None else _apply_layout(cell.fields, layout)
-        rows.append(ScoreRow(cell.place, fields))
+        rows.append(ScoreRow(cell.location, fields))
     return tuple(rows), tuple(layouts.values())
 
 
 def _apply_layout(fields: Mapping[str, object], layout: ColumnLayout) -> dict[str, object]:
     """Return a row with what was decided of its column; score and error in per cent become shares of 1."""
     metric = layout.metric
-    decided = {
+    decided_fields = {
         **fields,
         "benchmark": layout.task,
         "metric": metric.name or None,
@@ -453,10 +498,10 @@ def _apply_layout(fields: Mapping[str, object], layout: ColumnLayout) -> dict[st
         "metric_scale": metric.scale,
     }
     if layout.is_divided:
-        for field in ("score", "stderr"):
-            value = _parse_cell(fields.get(field)).value
-            decided[field] = fields.get(field) if value is None else value / 100
-    return decided
+        for field_name in ("score", "stderr"):
+            value = _parse_cell(fields.get(field_name)).value
+            decided_fields[field_name] = fields.get(field_name) if value is None else value / 100
+    return decided_fields
 
 
 def _find_name_column(table: RawTable) -> str | None:
@@ -480,10 +525,10 @@ def _is_numeric(values: Sequence[object]) -> bool:
 
 def _column_of_error(column: str, columns: Sequence[str]) -> str | None:
     """Return the column whose standard error this is, by its name: ``mmlu_stderr`` beside ``mmlu``."""
-    parts = re.fullmatch(
+    name_parts = re.fullmatch(
         r"(.+?)[ _.]*(?:stderr|std err|standard error|\(se\)|_se|±)", column, re.IGNORECASE
     )
-    return parts[1] if parts and parts[1] in columns else None
+    return name_parts[1] if name_parts and name_parts[1] in columns else None
 
 
 @dataclass(frozen=True)
@@ -501,23 +546,25 @@ def _parse_cell(content: object) -> _CellNumber:
     if isinstance(content, (int, float)):
         is_finite = abs(content) < 1e300  # no score: NaN, or beyond all numbers
         return _CellNumber(float(content)) if is_finite else _CellNumber()
-    parts = _NUMBER.fullmatch(str(content).strip())
-    if parts is None:
+    number_parts = _NUMBER.fullmatch(str(content).strip())
+    if number_parts is None:
         return _CellNumber()
     try:
-        return _CellNumber(float(parts[1]), float(parts[2]) if parts[2] else None)
+        return _CellNumber(
+            float(number_parts[1]), float(number_parts[2]) if number_parts[2] else None
+        )
     except ValueError:
         return _CellNumber()
 
 
-def _strip_link(name: object) -> str:
+def _strip_link(model_name: object) -> str:
     """Return a model's name without the link that web leaderboards put around it."""
-    text = str(name).strip()
+    text = str(model_name).strip()
     link = _LINK.search(text)
     return (link["markdown"] or link["html"]).strip() if link else text
 
 
-def _comparable_name(name: str) -> str:
+def _comparable_name(column_name: str) -> str:
     """Return a column's name for comparison: in lower case, words apart, without arrows and emoji."""
-    letters = re.sub(r"[^\w#%() ]+", " ", name.casefold().replace("_", " "))
+    letters = re.sub(r"[^\w#%() ]+", " ", column_name.casefold().replace("_", " "))
     return re.sub(r"\s+", " ", letters).strip()

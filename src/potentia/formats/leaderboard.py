@@ -62,22 +62,27 @@ class _Markup:
 
 def _leaderboard_rows(matrix: ScoreMatrix, markup: _Markup) -> Iterator[list[str]]:
     """Give a line for each model, best mean rank first; the best score of each task is bold."""
-    ranks = mean_ranks(matrix)
+    mean_rank_by_model = mean_ranks(matrix)
     oriented = matrix.oriented()
     best_by_task = [_largest(column) for column in oriented.T]
 
     def sort_key(row: int) -> tuple[bool, float, str]:
-        return (math.isnan(ranks[row]), ranks[row], matrix.models[row])
+        return (math.isnan(mean_rank_by_model[row]), mean_rank_by_model[row], matrix.models[row])
 
-    for position, row in enumerate(sorted(range(len(matrix.models)), key=sort_key), 1):
+    rows_by_rank = sorted(range(len(matrix.models)), key=sort_key)
+    for position, row in enumerate(rows_by_rank, start=1):
         cells = []
-        for column, best in enumerate(best_by_task):
-            text = _format_score(matrix.values[row, column], matrix.stderr[row, column], markup)
-            if oriented[row, column] == best:
-                text = markup.bold.format(text)
-            cells.append(text)
-        rank = markup.missing if math.isnan(ranks[row]) else f"{ranks[row]:.2f}"
-        yield [str(position), markup.escape(matrix.models[row]), rank, *cells]
+        for column, best_score in enumerate(best_by_task):
+            cell_text = _format_score(
+                matrix.values[row, column], matrix.stderr[row, column], markup
+            )
+            if oriented[row, column] == best_score:
+                cell_text = markup.bold.format(cell_text)
+            cells.append(cell_text)
+        rank_text = markup.missing
+        if not math.isnan(mean_rank_by_model[row]):
+            rank_text = f"{mean_rank_by_model[row]:.2f}"
+        yield [str(position), markup.escape(matrix.models[row]), rank_text, *cells]
 
 
 def _largest(values: Floats) -> float:
@@ -94,7 +99,10 @@ def _format_score(value: float, stderr: float, markup: _Markup) -> str:
 
 def _task_labels(matrix: ScoreMatrix) -> list[str]:
     directions = zip(matrix.tasks, matrix.higher_is_better, strict=True)
-    return [task if higher_is_better else f"{task} ↓" for task, higher_is_better in directions]
+    labels = []
+    for task, higher_is_better in directions:
+        labels.append(task if higher_is_better else f"{task} ↓")
+    return labels
 
 
 def render_markdown(matrix: ScoreMatrix) -> str:
@@ -104,7 +112,7 @@ def render_markdown(matrix: ScoreMatrix) -> str:
     alignment = ["--:", ":--", *["--:"] * (len(header) - 2)]
     lines = [_markdown_line(header), "|" + "|".join(alignment) + "|"]
     lines += map(_markdown_line, _leaderboard_rows(matrix, markup))
-    return "\n".join([f"### {_escape_markdown(matrix.protocol)}", "", *lines]) + "\n"
+    return "\n".join([f"### {_escape_markdown(matrix.protocol.label)}", "", *lines]) + "\n"
 
 
 def _markdown_line(fields: Sequence[str]) -> str:
@@ -116,7 +124,7 @@ def render_latex(matrix: ScoreMatrix) -> str:
     markup = _Markup(_escape_tex, r"\textbf{{{}}}", missing="--", plus_minus=r"\,$\pm$\,")
     tasks = list(map(_escape_tex, _task_labels(matrix)))
     return _render_booktabs(
-        caption=f"{_escape_tex(matrix.protocol)}: models by mean rank; values with standard errors.",
+        caption=f"{_escape_tex(matrix.protocol.label)}: models by mean rank; values with standard errors.",
         alignment="rl" + "r" * (len(tasks) + 1),
         header=[r"\#", "model", "mean rank", *tasks],
         rows=_leaderboard_rows(matrix, markup),
@@ -140,7 +148,7 @@ def render_table_in_latex(table: Table, rows: Iterable[Sequence[str]]) -> str:
 def _render_booktabs(
     *, caption: str, alignment: str, header: Sequence[str], rows: Iterable[Sequence[str]]
 ) -> str:
-    lines = [
+    table_lines = [
         r"\begin{table}",
         r"\centering",
         rf"\caption{{{caption}}}",
@@ -153,7 +161,7 @@ def _render_booktabs(
         r"\end{tabular}",
         r"\end{table}",
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(table_lines) + "\n"
 
 
 def _tex_line(fields: Sequence[str]) -> str:
@@ -161,8 +169,10 @@ def _tex_line(fields: Sequence[str]) -> str:
 
 
 def _escape_markdown(text: str) -> str:
-    return re.sub(r"\s+", " ", text).replace("\\", "\\\\").replace("|", r"\|").replace("<", "&lt;")
+    one_line = re.sub(r"\s+", " ", text)
+    return one_line.replace("\\", "\\\\").replace("|", r"\|").replace("<", "&lt;")
 
 
 def _escape_tex(text: str) -> str:
-    return "".join(_TEX.get(letter, letter) for letter in re.sub(r"\s+", " ", text))
+    one_line = re.sub(r"\s+", " ", text)
+    return "".join(_TEX.get(letter, letter) for letter in one_line)

@@ -26,7 +26,8 @@ from potentia.formats.hub_results import read_hub_file, read_hub_folder, scale_h
 from potentia.formats.inspect_log import is_inspect_log, read_inspect_log
 from potentia.formats.json_values import load_json, read_json_lines
 from potentia.formats.layout import read_score_rows
-from potentia.formats.lm_eval import read_lm_eval_results
+from potentia.formats.lm_eval import find_file_naming, read_lm_eval_results
+from potentia.formats.model_names import FileNaming, choose_model_names
 from potentia.formats.paper_scores import read_paper_scores
 from potentia.formats.table import (
     RawTable,
@@ -35,7 +36,7 @@ from potentia.formats.table import (
     table_from_json,
 )
 from potentia.values.protocol import Protocol
-from potentia.values.scores import Outcomes, ScoreMatrix
+from potentia.values.scores import Outcomes, ScoreMatrix, TaskOutcomes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,6 +52,7 @@ class FileScores:
     notes: tuple[str, ...] = ()
     layout: TableLayout | None = None
     items: Mapping[Protocol, Outcomes] = field(default_factory=dict)
+    task_groups: Mapping[str, str] = field(default_factory=dict)  # that the file says, by task
 
 
 @dataclass(frozen=True)
@@ -72,25 +74,29 @@ class _FileReader:
     leaves_gaps_out: bool = False  # among many files, a score that is NaN costs itself alone
     missing_scores: list[MissingScoreError] = field(default_factory=list)
     layouts: list[TableLayout] = field(default_factory=list)
+    namings: dict[Path, FileNaming] = field(default_factory=dict)  # of lm-eval's files
 
-    def read_file(self, path: Path) -> list[ScoreEntry]:
+    def read_file(self, score_file: Path) -> list[ScoreEntry]:
         """Read one file of any kind."""
-        with check_plain_file(path, LARGEST_DATA, DataError).open("rb") as file:
+        with check_plain_file(score_file, LARGEST_DATA, DataError).open("rb") as file:
             start = file.read(4096)
         if start.startswith(b"PAR1"):
-            return self.read_table(read_parquet_table(path))
+            return self.read_table(read_parquet_table(score_file))
         if start.startswith(b"PK"):
             hint = "for a log of Inspect: inspect log convert FILE --to json --output-dir logs-json"
-            raise DataError("this is a packed archive, no score file", where=str(path), hint=hint)
-        suffix = path.suffix.casefold()
+            raise DataError(
+                "this is a packed archive, no score file", where=str(score_file), hint=hint
+            )
+        suffix = score_file.suffix.casefold()
         if suffix in (".yaml", ".yml"):
-            return self._note_hub_results(read_hub_file(path, self.notes))
+            hub_entries = read_hub_file(score_file, self.notes)
+            return self._note_hub_results(hub_entries)
         if suffix == ".jsonl":
-            return self.read_records(list(read_json_lines(path)), path)
+            return self.read_records(list(read_json_lines(score_file)), score_file)
         first_bytes = start.lstrip(b"\xef\xbb\xbf \t\r\n")
         if first_bytes.startswith((b"{", b"[")) or suffix == ".json":
-            return self.read_json(load_json(path), path)
-        return self.read_table(read_text_table(path))
+            return self.read_json(load_json(score_file), score_file)
+        return self.read_table(read_text_table(score_file))
 
     def _note_hub_results(self, entries: list[ScoreEntry]) -> list[ScoreEntry]:
         """Say what was taken for granted of results that name no metric, and give each task one scale."""
@@ -104,58 +110,66 @@ class _FileReader:
         self.notes += rows.notes
         if rows.layout is not None:
             self.layouts.append(rows.layout)
-        entries = entries_from_rows(rows.rows, where=table.where, metric=self.options.metric)
+        entries = entries_from_rows(rows.rows, source=table.source, metric=self.options.metric)
         return list(entries)
 
-    def read_json(self, content: object, path: Path) -> list[ScoreEntry]:
+    def read_json(self, content: object, score_file: Path) -> list[ScoreEntry]:
         """Read a JSON file, whose keys tell which tool wrote it."""
-        where = str(path)
+        source = str(score_file)
         metric = self.options.metric
         if isinstance(content, list):
-            return self.read_records(content, path)
+            return self.read_records(content, score_file)
         if not isinstance(content, dict):
-            raise DataError("this is no score file: the top is no object", where=where)
+            raise DataError("this is not a score file: the top is not an object", where=source)
         if is_inspect_log(content):
-            return [read_inspect_log(content, where, metric=metric)]
+            return [read_inspect_log(content, source, metric=metric)]
         if is_every_eval_ever(content):
-            return self.read_records([content], path)
+            return self.read_records([content], score_file)
         if "results" in content:
+            naming = find_file_naming(content, score_file)
+            if naming is not None:
+                self.namings[score_file] = naming
             entries = read_lm_eval_results(
                 content,
-                path,
+                score_file,
                 metric=metric,
                 subtasks=self.options.subtasks,
                 on_missing_score=self._on_missing_score,
             )
             return list(entries)
-        return list(read_paper_scores(content, where))
+        return list(read_paper_scores(content, source))
 
     def read_records(self, records: list[object], path: Path) -> list[ScoreEntry]:
         """Read a list of JSON values: records of EuroEval, of Every Eval Ever, or the rows of a table."""
-        where = str(path)
-        euroeval = [parse_euroeval(record, where) for record in records]
+        source = str(path)
+        euroeval = [parse_euroeval(record, source) for record in records]
         euroeval_records = [record for record in euroeval if record is not None]
         if records and len(euroeval_records) == len(records):
-            return self._read_euroeval_records(euroeval_records, where)
-        runs = [run for run in records if isinstance(run, dict) and is_every_eval_ever(run)]
-        if records and len(runs) == len(records):
+            return self._read_euroeval_records(euroeval_records, source)
+        objects = [record for record in records if isinstance(record, dict)]
+        model_runs = [content for content in objects if is_every_eval_ever(content)]
+        if records and len(model_runs) == len(records):
             entries: list[ScoreEntry] = []
-            for run in runs:
-                entries += read_every_eval_ever(run, path, on_missing_score=self._on_missing_score)
+            for content in model_runs:
+                entries += read_every_eval_ever(
+                    content, path, on_missing_score=self._on_missing_score
+                )
             return entries
-        return self.read_table(table_from_json(records, where))
+        return self.read_table(table_from_json(records, source))
 
     @property
     def _on_missing_score(self) -> Callable[[MissingScoreError], None] | None:
         """What is done with a score that is NaN; None: it is an error."""
         return self.missing_scores.append if self.leaves_gaps_out else None
 
-    def _read_euroeval_records(self, records: list[EuroEvalRecord], where: str) -> list[ScoreEntry]:
+    def _read_euroeval_records(
+        self, records: list[EuroEvalRecord], source: str
+    ) -> list[ScoreEntry]:
         entries = []
-        for number, record in enumerate(records, 1):
-            place = f"{where}, line {number}"
+        for record_number, record in enumerate(records, 1):
+            location = f"{source}, line {record_number}"
             try:
-                entries.append(read_euroeval(record, place, metric=self.options.metric))
+                entries.append(read_euroeval(record, location, metric=self.options.metric))
             except MissingScoreError as error:
                 if not self.leaves_gaps_out:
                     raise
@@ -177,8 +191,11 @@ class _FileReader:
         for entry in self._note_hub_results(hub_entries):
             latest[entry.protocol, entry.model, entry.task] = ("", entry)
         results = self._find_results(folder, required=not hub_entries)
-        for time, path in sorted((_time_in_name(path), path) for path in results):
-            for entry in self._read_file_of_folder(path):
+        entries_by_file = {path: self._read_file_of_folder(path) for path in results}
+        entries_by_file = self._join_names(entries_by_file)
+        for results_path in sorted(results, key=lambda path: (_time_in_name(path), path)):
+            time = _time_in_name(results_path)
+            for entry in entries_by_file[results_path]:
                 cell = (entry.protocol, entry.model, entry.task)
                 earlier_time, earlier = latest.setdefault(cell, (time, entry))
                 if earlier.value == entry.value:  # a copy of the same file says nothing new
@@ -188,34 +205,53 @@ class _FileReader:
                     remeasured[entry.model] += 1
                 else:
                     duplicates.append(entry)
-        for model, count in remeasured.items():
-            note = f"{count} score(s) were measured again, and the latest run counts"
+        for model, remeasured_count in remeasured.items():
+            note = (
+                f"{remeasured_count} score(s) were measured more than once; the latest run counts"
+            )
             self.notes.append(f"{model}: {note}")
         if self.missing_scores:
             self.notes.append(self._describe_missing_scores())
         return [entry for _, entry in latest.values()] + duplicates
 
-    def _read_file_of_folder(self, path: Path) -> list[ScoreEntry]:
+    def _read_file_of_folder(self, score_file: Path) -> list[ScoreEntry]:
         try:
-            return self.read_file(path)
+            return self.read_file(score_file)
         except MissingScoreError as error:
             self.missing_scores.append(error)
             return []
 
+    def _join_names(
+        self, entries_by_file: Mapping[Path, list[ScoreEntry]]
+    ) -> dict[Path, list[ScoreEntry]]:
+        """Name the models of a folder as its files do where the paths of the weights mislead."""
+        chosen = choose_model_names(list(self.namings.values()))
+        self.notes += chosen.notes
+        renamed_entries = dict(entries_by_file)
+        for file, model in chosen.names.items():
+            path_name = self.namings[file].model
+            renamed_entries[file] = [
+                replace(entry, model=model + entry.model.removeprefix(path_name))
+                for entry in entries_by_file[file]
+            ]
+        return renamed_entries
+
     def _describe_missing_scores(self) -> str:
-        count = len(self.missing_scores)
+        missing_count = len(self.missing_scores)
         places = [str(error.where) for error in self.missing_scores]
-        scores = "1 score is" if count == 1 else f"{count} scores are"
+        scores = "1 score is" if missing_count == 1 else f"{missing_count} scores are"
         listed = ", ".join(places[:3])
-        more = f" and {count - 3} more" if count > 3 else ""
-        return f"{scores} missing or NaN and left out: {listed}{more}"
+        omitted_count = f" and {missing_count - 3} more" if missing_count > 3 else ""
+        return f"{scores} missing or NaN and left out: {listed}{omitted_count}"
 
     def _find_results(self, folder: Path, *, required: bool) -> list[Path]:
         """Return the files of results in a folder, those of lm-eval where there are any."""
         candidates = sorted(folder.rglob("results*.json"))
         if not candidates:
             candidates = sorted([*folder.rglob("*.json"), *folder.rglob("*.jsonl")])
-        candidates = [path for path in candidates if not path.name.endswith("_samples.jsonl")]
+        candidates = [
+            candidate for candidate in candidates if not candidate.name.endswith("_samples.jsonl")
+        ]
         files = self._keep_inside(folder, candidates)
         if required and not files:
             hint = "give the output folder of lm-eval, lighteval, Inspect (as json) or EuroEval"
@@ -225,11 +261,13 @@ class _FileReader:
     def _keep_inside(self, folder: Path, candidates: list[Path]) -> list[Path]:
         """Return the files and folders that lie in a folder; links that lead out of it are passed over."""
         inside = folder.resolve()
-        kept = [path for path in candidates if path.resolve().is_relative_to(inside)]
-        outside_count = len(candidates) - len(kept)
+        inside_files = [
+            candidate for candidate in candidates if candidate.resolve().is_relative_to(inside)
+        ]
+        outside_count = len(candidates) - len(inside_files)
         if outside_count:
             self.notes.append(f"{outside_count} links that lead out of {folder} are passed over")
-        return kept
+        return inside_files
 
 
 def read_score_files(
@@ -252,11 +290,11 @@ def read_score_files(
         column_map=column_map or {},
         hints=hints or ColumnHints(),
     )
-    where = str(source) if isinstance(source, Path) else "DataFrame"
+    source_name = str(source) if isinstance(source, Path) else "DataFrame"
     try:
         if isinstance(source, Path):
             beside = ColumnHints.read_beside(source)
-            options = replace(options, hints=beside.merged(options.hints))
+            options = replace(options, hints=beside.overridden_by(options.hints))
         reader = _FileReader(options)
         if not isinstance(source, Path):
             entries = reader.read_table(_table_of_frame(source))
@@ -264,19 +302,46 @@ def read_score_files(
             entries = reader.read_folder(source)
         else:
             entries = reader.read_file(source)
+        items = collect_items(entries)
         return FileScores(
-            scores=assemble_matrices(entries, where=where),
-            notes=tuple(dict.fromkeys(reader.notes)),
+            scores=assemble_matrices(entries, source=source_name),
+            notes=tuple(dict.fromkeys([*reader.notes, *_describe_passages(items)])),
             layout=reader.layouts[0] if reader.layouts else None,
-            items=collect_items(entries),
+            items=items,
+            task_groups=_collect_task_groups(entries),
         )
     except FileNotFoundError:
         hint = "run a study first, which makes a store, or name a store, a table or a folder of results"
-        raise DataError("there is no such file", where=where, hint=hint) from None
+        raise DataError("there is no such file", where=source_name, hint=hint) from None
     except OSError as error:
-        raise DataError(f"it cannot be read: {error.strerror or error}", where=where) from None
+        raise DataError(
+            f"it cannot be read: {error.strerror or error}", where=source_name
+        ) from None
     except RecursionError:  # JSON that can be parsed, and is too deep to be written or shown
-        raise DataError("it is nested too deeply", where=where) from None
+        raise DataError("it is nested too deeply", where=source_name) from None
+
+
+def _collect_task_groups(entries: list[ScoreEntry]) -> dict[str, str]:
+    """Return the group of each task of which a file says one; where files differ, the first counts."""
+    group_by_task: dict[str, str] = {}
+    for entry in entries:
+        if entry.task_group:
+            group_by_task.setdefault(entry.task, entry.task_group)
+    return group_by_task
+
+
+def _describe_passages(items: Mapping[Protocol, Mapping[str, TaskOutcomes]]) -> list[str]:
+    """Say of every task whose examples share passages how many; what is inferred from a file is told."""
+    notes = []
+    for outcomes_by_task in items.values():
+        for task, outcomes in outcomes_by_task.items():
+            labels = outcomes.cluster_by_example.values()
+            if labels:
+                notes.append(
+                    f"{task}: {len(labels):,} examples share {len(set(labels)):,} passages: "
+                    "standard errors and tests allow for it."
+                )
+    return notes
 
 
 def _table_of_frame(frame: pd.DataFrame) -> RawTable:
@@ -286,11 +351,11 @@ def _table_of_frame(frame: pd.DataFrame) -> RawTable:
     if not pd.api.types.is_integer_dtype(frame.index):
         frame = frame.rename_axis(frame.index.name or "model").reset_index()
     rows = frame.astype(object).where(frame.notna(), None).itertuples(index=False, name=None)
-    placed = tuple((f"row {number}", row) for number, row in enumerate(rows, 1))
+    placed = tuple((f"row {row_number}", row) for row_number, row in enumerate(rows, 1))
     return RawTable("DataFrame", tuple(map(str, frame.columns)), placed)
 
 
-def _time_in_name(path: Path) -> str:
+def _time_in_name(results_file: Path) -> str:
     """Return the time in a file's name, as lm-eval and Inspect put it there; empty where there is none."""
-    time = _TIME_IN_NAME.search(path.name)
+    time = _TIME_IN_NAME.search(results_file.name)
     return time[0].replace(":", "-") if time else ""

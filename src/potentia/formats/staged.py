@@ -36,7 +36,7 @@ class StagedScores:
         self, stage: str, benchmark: str, metric: str, *, step: int | None = None
     ) -> dict[str, float]:
         """Return model → score of one benchmark at one stage (and step)."""
-        protocol = Protocol(stage) if step is None else Protocol(stage).at(step)
+        protocol = Protocol(stage) if step is None else Protocol(stage).at_step(step)
         matrix = self._scores_by(metric).get(protocol)
         scores: dict[str, float] = {}
         if matrix is not None:
@@ -58,14 +58,23 @@ class StagedScores:
             if protocol.base == stage and benchmark in matrix.tasks and protocol.step:
                 steps.append(protocol.step)
         return {
-            step: self.scores(stage, benchmark, metric, step=step) for step in sorted(set(steps))
+            step_number: self.scores(stage, benchmark, metric, step=step_number)
+            for step_number in sorted(set(steps))
         }
 
     def matrix(self, stage: str, metrics: Mapping[str, str]) -> ScoreMatrix:
         """Return one stage as a matrix of benchmarks, each by the metric given for it."""
-        columns = {name: self.scores(stage, name, metric) for name, metric in metrics.items()}
-        models = list(dict.fromkeys(model for column in columns.values() for model in column))
-        values = [[column.get(model, math.nan) for column in columns.values()] for model in models]
+        columns = {
+            benchmark: self.scores(stage, benchmark, metric)
+            for benchmark, metric in metrics.items()
+        }
+        distinct_models: dict[str, None] = {}
+        for column in columns.values():
+            distinct_models |= dict.fromkeys(column)
+        models = list(distinct_models)
+        values = []
+        for model in models:
+            values.append([column.get(model, math.nan) for column in columns.values()])
         return ScoreMatrix.build(
             models, list(columns), values, metrics=list(metrics.values()), protocol=stage
         )

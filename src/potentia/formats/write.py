@@ -14,12 +14,12 @@ from potentia.errors import InputError, StoreError
 from potentia.extras import Extra, require_extra
 from potentia.files import escape_formula, write_file
 from potentia.formats.entries import tidy_row
-from potentia.formats.every_eval_ever import Items, write_every_eval_ever
+from potentia.formats.every_eval_ever import OutcomeReader, write_every_eval_ever
 from potentia.formats.hub_results import write_hub_results
-from potentia.formats.layout import FIELDS, TRAVELS
+from potentia.formats.layout import FACT_FIELDS, FIELDS
 from potentia.formats.leaderboard import render_latex, render_markdown, render_table_in_latex
 from potentia.formats.table import safe_name
-from potentia.values.findings import Table, format_cell, slug
+from potentia.values.findings import Table, format_cell, make_slug
 from potentia.values.metric import Metric
 from potentia.values.protocol import Protocol
 from potentia.values.scores import ScoreMatrix
@@ -43,22 +43,22 @@ def write_tables(tables: Iterable[Table], folder: Path, formats: Iterable[str]) 
         rows = [[format_cell(cell, table.digits) for cell in row] for row in table.rows]
         for table_format in chosen_formats:
             if table_format == "latex":
-                path = _unused_path(folder, slug(table.title), "tex", files)
-                write_file(path, render_table_in_latex(table, rows))
+                table_path = _unused_path(folder, make_slug(table.title), "tex", files)
+                write_file(table_path, render_table_in_latex(table, rows))
             else:
-                path = _unused_path(folder, slug(table.title), "csv", files)
-                write_file(path, _render_csv([table.columns, *rows]))
-            files.append(path)
+                table_path = _unused_path(folder, make_slug(table.title), "csv", files)
+                write_file(table_path, _render_csv([table.columns, *rows]))
+            files.append(table_path)
     return files
 
 
-def _unused_path(folder: Path, name: str, suffix: str, used: Sequence[Path]) -> Path:
+def _unused_path(folder: Path, stem: str, suffix: str, used_paths: Sequence[Path]) -> Path:
     """Return a path for a table; a second one of this title gets a number."""
-    path = folder / f"{name}.{suffix}"
-    for number in itertools.count(2):
-        if path not in used:
+    path = folder / f"{stem}.{suffix}"
+    for attempt in itertools.count(2):
+        if path not in used_paths:
             break
-        path = folder / f"{name}-{number}.{suffix}"
+        path = folder / f"{stem}-{attempt}.{suffix}"
     return path
 
 
@@ -67,13 +67,21 @@ def write_scores(
     path: str | Path,
     format: str | None = None,
     *,
-    items: Items | None = None,
+    items: OutcomeReader | None = None,
 ) -> list[Path]:
-    """Write matrices and return the files written; the format follows from the file's name where it is not given.
+    """Write matrices and return the files written.
 
-    ``lm-eval`` writes one file per model and protocol, as lm-eval does, into the folder ``path``; a single model and
-    protocol may go to a file ``*.json``. ``every-eval-ever`` and ``hub`` write into a folder, too; ``items`` gives the
-    outcomes of documents for the former's instance level.
+    ``lm-eval`` writes one file per model and protocol, as lm-eval does; a single model and protocol may go to a file
+    ``*.json``.
+
+    Args:
+        matrices: A matrix, or protocol → matrix, as ``Evidence.scores`` is.
+        path: The file; for ``lm-eval``, ``every-eval-ever`` and ``hub`` a folder.
+        format: The format; by the name of the file where absent.
+        items: Gives the outcomes by example of a (protocol, model, task), for ``every-eval-ever``.
+
+    Example:
+        >>> potentia.write_scores(potentia.read("potentia.db").scores, "scores.csv")
     """
     if isinstance(matrices, ScoreMatrix):
         matrices = {matrices.protocol: matrices}
@@ -106,7 +114,7 @@ def tidy_rows(matrices: Matrices) -> Iterator[dict[str, Any]]:
             yield tidy_row(protocol, model, task, score)
 
 
-def _columns_to_write(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _columns_to_write(rows: Sequence[Mapping[str, object]]) -> list[str]:
     """Return the columns that some score has something in, after those that every table has."""
     columns = list(FIELDS[:_ALWAYS_WRITTEN])
     for column in FIELDS[_ALWAYS_WRITTEN:]:
@@ -134,7 +142,7 @@ def _render_csv(rows: Iterable[Iterable[str]]) -> str:
     return buffer.getvalue()
 
 
-def _format_value(value: Any) -> str:
+def _format_value(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -154,8 +162,8 @@ def _write_parquet(matrices: Matrices, target: Path) -> list[Path]:
     types |= {"higher_is_better": pa.bool_(), "shots": pa.int64()}
     rows = list(tidy_rows(matrices))
     columns = {}
-    for name in _columns_to_write(rows):
-        columns[name] = pa.array([row[name] for row in rows], types.get(name, pa.string()))
+    for column in _columns_to_write(rows):
+        columns[column] = pa.array([row[column] for row in rows], types.get(column, pa.string()))
     buffer = pa.BufferOutputStream()
     pq.write_table(pa.table(columns), buffer, compression="zstd")
     return _write_one_file(target, buffer.getvalue().to_pybytes())
@@ -172,14 +180,14 @@ def _write_lm_eval(matrices: Matrices, target: Path) -> list[Path]:
     files: list[Path] = []
     for protocol, matrix in matrices.items():
         for model in matrix.models:
-            body = _render_lm_eval_results(matrix, model)
-            if not body["results"]:
+            results = _render_lm_eval_results(matrix, model)
+            if not results["results"]:
                 continue
-            path = target
+            results_file = target
             if not is_file:
-                path = target / safe_name(model) / f"results_{safe_name(protocol)}.json"
-            text = json.dumps(body, indent=2, ensure_ascii=False) + "\n"
-            files += _write_one_file(path, text)
+                results_file = target / safe_name(model) / f"results_{safe_name(protocol)}.json"
+            text = json.dumps(results, indent=2, ensure_ascii=False) + "\n"
+            files += _write_one_file(results_file, text)
     return files
 
 
@@ -194,21 +202,21 @@ def _render_lm_eval_results(matrix: ScoreMatrix, model: str) -> dict[str, Any]:
     for row in tidy_rows({matrix.protocol: matrix.select(models=[model])}):
         task = row["benchmark"]
         metric = Metric(row["metric"] or "score")
-        filter_name = metric.name.removeprefix(metric.plain).lstrip("|,") or "none"
+        filter_name = metric.name.removeprefix(metric.name_without_filter).lstrip("|,") or "none"
         results[task] = {
             "alias": task,
-            f"{metric.plain},{filter_name}": row["score"],
-            f"{metric.plain}_stderr,{filter_name}": "N/A"
+            f"{metric.name_without_filter},{filter_name}": row["score"],
+            f"{metric.name_without_filter}_stderr,{filter_name}": "N/A"
             if row["stderr"] is None
             else row["stderr"],
         }
         group_subtasks[task] = []
-        directions[task] = {metric.plain: row["higher_is_better"]}
+        directions[task] = {metric.name_without_filter: row["higher_is_better"]}
         if row["n"] is not None:
             sizes[task] = {"original": int(row["n"]), "effective": int(row["n"])}
         if row["shots"] is not None:
             shots[task] = row["shots"]
-        facts = {column: row[column] for column in TRAVELS if row[column] is not None}
+        facts = {column: row[column] for column in FACT_FIELDS if row[column] is not None}
         potentia_facts[task] = {"metric": row["metric"] or "", **facts}
     return {
         "results": results,

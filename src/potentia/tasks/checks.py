@@ -1,4 +1,8 @@
-"""What to know of a task's data: how much of the test is in train already, and what needs no language model."""
+"""Two checks of a task's data that need no language model.
+
+``measure_overlap``: how much of the test is in train already. ``compute_baselines``: what two cheap methods score on
+labelled texts, the most frequent class and a linear classifier on words. A tuned model should beat both.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from potentia.tasks import grading
+from potentia.tasks.clusters import normalise_words
 from potentia.tasks.linear_classifier import LinearTextClassifier
-from potentia.tasks.loading import normalise_words
+from potentia.values.baselines import Baseline
 
 if TYPE_CHECKING:
     from potentia.tasks.subtask import TaskDocument
@@ -24,10 +29,11 @@ _WORD = re.compile(r"\w+")
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Training and test documents, and how many of each have a twin on the other side.
+    """How many training and test documents there are, and how many of each are repeated on the other side.
 
-    ``exact`` compares the whole prompt without case and punctuation; ``ngram`` asks for a run of thirteen words shared
-    by any text columns (the prompt's own wording plays no part). The ids are those of training documents.
+    A document is repeated exactly if another asks the same, without case and punctuation. It is repeated as an n-gram
+    if any text column shares thirteen words in a row with any of another document; the prompt's own wording plays no
+    part.
     """
 
     train: int
@@ -36,37 +42,41 @@ class Overlap:
     test_exact: int
     train_ngram: int
     test_ngram: int
-    train_ids: frozenset[int]  # that overlap in either way
+    train_ids: frozenset[int]  # of the training documents that are repeated in either way
 
     def to_dict(self) -> dict[str, Any]:
         """Return the counts as plain JSON values."""
-        return {key: value for key, value in asdict(self).items() if key != "train_ids"}
+        return {
+            field_name: field_value
+            for field_name, field_value in asdict(self).items()
+            if field_name != "train_ids"
+        }
 
 
 def measure_overlap(task: Task) -> Overlap:
-    """Count the overlap between a task's train and test splits."""
-    train = task.documents("train")
-    test = task.documents("test")
-    train_questions = [normalise_words(text) for text in task.question_texts(train)]
-    test_questions = [normalise_words(text) for text in task.question_texts(test)]
+    """Return how many documents of a task's train and test splits repeat each other."""
+    train_documents = task.documents("train")
+    test_documents = task.documents("test")
+    train_questions = [normalise_words(text) for text in task.question_texts(train_documents)]
+    test_questions = [normalise_words(text) for text in task.question_texts(test_documents)]
     asked_in_train = set(train_questions) - {""}
     asked_in_test = set(test_questions) - {""}
     exact_ids = []
-    for document, question in zip(train, train_questions, strict=True):
+    for document, question in zip(train_documents, train_questions, strict=True):
         if question in asked_in_test:
             exact_ids.append(document.id)
-    runs_by_test_document = [_hash_word_runs(document) for document in test]
+    runs_by_test_document = [_hash_word_runs(document) for document in test_documents]
     test_runs: set[int] = set().union(*runs_by_test_document)
     shared_runs: set[int] = set()
     ngram_ids = []
-    for document in train:
+    for document in train_documents:
         common = test_runs & _hash_word_runs(document)
         if common:
             shared_runs |= common
             ngram_ids.append(document.id)
     return Overlap(
-        train=len(train),
-        test=len(test),
+        train=len(train_documents),
+        test=len(test_documents),
         train_exact=len(exact_ids),
         test_exact=sum(question in asked_in_train for question in test_questions),
         train_ngram=len(ngram_ids),
@@ -81,50 +91,51 @@ def _hash_word_runs(document: TaskDocument) -> set[int]:
     for text in _walk_texts(document.data):
         words = _WORD.findall(text.lower())
         if len(words) >= RUN_WORDS:
-            shifted = [words[start:] for start in range(RUN_WORDS)]
-            hashes.update(map(hash, zip(*shifted, strict=False)))
+            shifted_words = [words[start:] for start in range(RUN_WORDS)]
+            hashes.update(map(hash, zip(*shifted_words, strict=False)))
     return hashes
 
 
-def _walk_texts(value: Any) -> Iterator[str]:
-    """Give every text in the columns of a document."""
+def _walk_texts(value: object) -> Iterator[str]:
+    """Yield every text in the columns of a document."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
-        for inner in value.values():
-            yield from _walk_texts(inner)
+        for member in value.values():
+            yield from _walk_texts(member)
     elif isinstance(value, (list, tuple)):
-        for inner in value:
-            yield from _walk_texts(inner)
+        for member in value:
+            yield from _walk_texts(member)
 
 
 # --- what needs no language model ------------------------------------------------------------------------------------
 
-MAJORITY = "majority class"
-TFIDF = "TF-IDF + logistic regression"
+BaselineScores = dict[Baseline, dict[str, float]]  # by metric
 
-_baselines: dict[str, dict[str, dict[str, float]]] = {}  # by a task's fingerprint
+_baselines: dict[str, BaselineScores] = {}  # by a task's fingerprint
 
 
-def compute_baselines(task: Task) -> dict[str, dict[str, float]]:
-    """Return accuracy, macro-F1 and balanced accuracy of the most frequent class and of a linear classifier on words.
+def compute_baselines(task: Task) -> BaselineScores:
+    """Return the scores of the most frequent class and of a linear classifier on words; empty without train or test.
 
-    Both learn from the training split that the models are tuned on and are tested on the same documents. A tuned model
-    that does not beat them is not worth its cost.
+    The classifier learns from the training split that the models are tuned on, and is tested on their test split. The
+    most frequent class is that of all documents: the most frequent one of a fold's training split is rarer in its test,
+    so that it would score below chance.
     """
     if task.fingerprint in _baselines:
         return _baselines[task.fingerprint]
     train = task.documents("train")
-    test = task.documents("test")
-    if not train or not test:
+    test_documents = task.documents("test")
+    if not train or not test_documents:
         return {}
-    gold = _read_labels(test)
+    gold = _read_labels(test_documents)
     train_labels = _read_labels(train)
-    most_frequent = Counter(train_labels).most_common(1)[0][0]
-    predictions = {MAJORITY: [most_frequent] * len(test)}
+    label_counts = Counter([*train_labels, *_read_labels(task.documents("validation")), *gold])
+    most_frequent = max(sorted(label_counts), key=label_counts.__getitem__)
+    predictions = {Baseline.MAJORITY: [most_frequent] * len(test_documents)}
     if len(set(train_labels)) > 1:
-        predictions[TFIDF] = _predict_with_linear_classifier(task)
-    baselines = {name: _score_labels(gold, labels) for name, labels in predictions.items()}
+        predictions[Baseline.TFIDF] = _predict_with_linear_classifier(task)
+    baselines = {baseline: _score_labels(gold, labels) for baseline, labels in predictions.items()}
     _baselines[task.fingerprint] = baselines
     return baselines
 
@@ -134,24 +145,27 @@ def _read_labels(documents: Sequence[TaskDocument]) -> list[int]:
 
 
 def _score_labels(gold: list[int], predicted: list[int]) -> dict[str, float]:
-    """Return accuracy with its standard error, and the metrics of labelled texts."""
+    """Return accuracy, its standard error (``stderr``), macro-F1 and balanced accuracy."""
     pairs = [list(pair) for pair in zip(gold, predicted, strict=True)]
     matches = [float(right == answer) for right, answer in pairs]
-    value, error = grading.aggregate_items(np.mean, matches)
-    scores = {"acc": value, "stderr": error}
-    for name, compute in grading.LABEL_METRICS.items():
-        scores[name] = compute(pairs)
+    accuracy, error = grading.aggregate_items(np.mean, matches)
+    scores = {"acc": accuracy, "stderr": error}
+    for metric_name, compute in grading.LABEL_METRICS.items():
+        scores[metric_name] = compute(pairs)
     return scores
 
 
 def _predict_with_linear_classifier(task: Task) -> list[int]:
-    """Teach a linear classifier on words the training split, and let it answer the test."""
+    """Return what a linear classifier on words, fitted on the training split, answers on the test."""
     classifier = fit_linear_classifier(task)
     return classifier.predict(task.question_texts(task.documents("test")))
 
 
 def fit_linear_classifier(task: Task, *, on_all: bool = False) -> LinearTextClassifier:
-    """Return a linear classifier on words of the training split; with ``on_all`` of all documents, to be used."""
+    """Return a linear classifier on words, fitted on the training split; ``on_all`` fits it on all splits, for use.
+
+    Its regularisation is chosen on the validation split in both cases.
+    """
     train = task.documents("train")
     validation = task.documents("validation")
     validation_pair = None
@@ -162,7 +176,9 @@ def fit_linear_classifier(task: Task, *, on_all: bool = False) -> LinearTextClas
     )
     if not on_all:
         return classifier
-    everything = [*train, *validation, *task.documents("test")]
+    all_documents = [*train, *validation, *task.documents("test")]
     return LinearTextClassifier.fit(
-        task.question_texts(everything), _read_labels(everything), strength=classifier.strength
+        task.question_texts(all_documents),
+        _read_labels(all_documents),
+        inverse_regularization=classifier.inverse_regularization,
     )

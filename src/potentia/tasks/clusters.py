@@ -1,64 +1,64 @@
-"""Which examples of a task share a passage: their outcomes are not independent, and errors must know it.
+"""Which examples of a task share a passage: they are a cluster, and their outcomes are not independent.
 
-A study names the column (``cluster: passage``). Where it does not, the columns that hold a passage in public tasks
-and in most people's files are looked at: examples with the same text there are one cluster.
+Standard errors and tests allow for clusters. A study names the column whose equal values make clusters (``cluster:
+passage``). Where it does not, Potentia looks at the columns that usually hold a passage.
+
+When a user's file is divided into splits, rows of one cluster stay in one split, as do rows with the same text
+(``group_rows``).
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
+import string
 from collections.abc import Mapping, Sequence
-from typing import Any
+
+import numpy as np
 
 from potentia.errors import TaskError
+from potentia.tasks.splits import RowNumbers
+from potentia.values.clusters import find_passage_column
 
-# Of boolq, drop and record; of race; of squad, social_iqa and most people's files; of multirc; of coqa.
-PASSAGE_COLUMNS = ("passage", "article", "context", "paragraph", "story")
-LONGEST_LABEL = 40  # characters; a longer value is named by its hash
-LEAST_CLUSTERS = 10  # that a column must make to be taken unasked
-LARGEST_SHARE = (
-    0.5  # of the examples that one value may have: more is an instruction, and no passage
-)
+_PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation, " "))
 
 
-def label_cluster(value: Any) -> str:
-    """Return the name of the cluster of an example with this value; none where it is empty."""
-    text = "" if value is None else str(value).strip()
-    if len(text) <= LONGEST_LABEL:
-        return text
-    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
+def normalise_words(text: str) -> str:
+    """Return a text without case and punctuation."""
+    return " ".join(text.lower().translate(_PUNCTUATION).split())
+
+
+def group_rows(labels_by_row: Sequence[Sequence[str]]) -> RowNumbers | None:
+    """Return the number of each row's group: rows that share a label, such as a passage or a text, are in one group.
+
+    So are rows that are linked through others: a row that shares its passage with a second row and its text with a
+    third is in one group with both. None if no two rows share a label.
+    """
+    from scipy.cluster.hierarchy import DisjointSet
+
+    groups = DisjointSet(range(len(labels_by_row)))
+    first_row_by_label: dict[str, int] = {}
+    for row, labels in enumerate(labels_by_row):
+        for label in labels:
+            groups.merge(first_row_by_label.setdefault(label, row), row)
+    if groups.n_subsets == len(labels_by_row):
+        return None
+    return np.array([groups[row] for row in range(len(labels_by_row))])
 
 
 def find_cluster_column(
-    examples: Sequence[Mapping[str, Any]], stated: str | None, task: str
+    examples: Sequence[Mapping[str, object]], stated_column: str | None, task_name: str
 ) -> str | None:
-    """Return the column that holds the passage of these examples; None where no two share one.
+    """Return the column that holds the passage of these examples; None if no two of them share a passage.
 
-    ``stated`` is the column that a study names: it must be there.
+    That is the column that a study states, which must exist, else the first usual column that holds passages.
     """
     if not examples:
         return None
-    if stated is not None:
-        if stated not in examples[0]:
+    if stated_column is not None:
+        if stated_column not in examples[0]:
             columns = ", ".join(map(str, examples[0]))
             raise TaskError(
-                f"{task} has no column {stated!r} to make clusters of",
+                f"{task_name} has no column {stated_column!r} to make clusters of",
                 hint=f"its columns are: {columns}",
             )
-        return stated
-    for column in PASSAGE_COLUMNS:
-        if _holds_passages([example.get(column) for example in examples]):
-            return column
-    return None
-
-
-def _holds_passages(values: Sequence[Any]) -> bool:
-    """Whether these are passages of which some come more than once, and none nearly always."""
-    if not all(isinstance(value, str) for value in values):
-        return False
-    counts = Counter(value for value in values if value.strip())
-    if len(counts) < LEAST_CLUSTERS:
-        return False
-    most = counts.most_common(1)[0][1]
-    return 1 < most <= LARGEST_SHARE * len(values)
+        return stated_column
+    return find_passage_column(examples)

@@ -1,4 +1,8 @@
-"""Documents: a user's files row by row, and the public splits of a benchmark from a folder or from the hub."""
+"""Reading data: a user's files row by row, and the public splits of a benchmark from a folder or from the hub.
+
+A *record* is one row of a user's file, with the place where it stands. ``ReadingLog`` collects what a user should know
+of the reading. Files are limited in size, and no reader of them runs code (``potentia.files``).
+"""
 
 from __future__ import annotations
 
@@ -29,9 +33,17 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from datasets import Dataset
 
-LIMITED = "limited"  # the key of a definition from a user's file: its templates are rendered in a process of its own
-WINDOWS = "cp1252"  # the encoding of files that are no Unicode, as Excel saves them
-SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
+# Potentia's mark on a definition that anyone may have written: its templates are rendered within limits.
+UNTRUSTED = "limited"
+WINDOWS = "cp1252"  # the encoding of files that are not UTF-8, as Excel saves them
+SUFFIXES = (".parquet", ".jsonl", ".json", ".csv", ".tsv")
+_DELIMITERS = ",;\t|"  # of a CSV
+# a line above the header that tells Excel the delimiter
+_EXCEL_DELIMITER = re.compile(r'"?sep=([,;\t|])"?\r?\n')
+# the keys of a message of a conversation, as OpenAI and ShareGPT write it
+_MESSAGE_KEYS = (frozenset({"role", "content"}), frozenset({"from", "value"}))
+_SPREADSHEETS = (".xlsx", ".xls", ".ods", ".numbers")
+# the first bytes of gzip, zip, bzip2, xz, zstd, lz4, 7z and rar files
 _PACKED_STARTS = (
     b"\x1f\x8b",
     b"PK",
@@ -42,7 +54,7 @@ _PACKED_STARTS = (
     b"7z",
     b"Rar!",
 )
-# Usual names of splits, and the split each means.
+# Usual names of splits, and the split that each means.
 SPLIT_NAMES = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
@@ -51,7 +63,7 @@ SPLIT_NAMES = {
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return what may be one value or several as a list; none of None."""
+    """Return a value, or a list or tuple of values, as a list; None gives the empty list."""
     if value is None:
         return []
     return list(value) if isinstance(value, (list, tuple)) else [value]
@@ -60,289 +72,390 @@ def as_list(value: Any) -> list[Any]:
 # --- a user's files --------------------------------------------------------------------------------------------------
 
 
-class Record(dict[str, Any]):
-    """A row of a user's file that knows where it stands in it."""
+@dataclass(frozen=True, slots=True)
+class RowPlace:
+    """Where a row stands: ``data.csv`` and ``line 7`` of it."""
 
-    def __init__(self, place: str, values: Mapping[str, Any]) -> None:
+    source: str = ""  # the file or dataset; empty for rows that were given in Python
+    row: str = ""  # empty for a file that is one example
+
+    def __str__(self) -> str:
+        """Return the place as people read it: ``data.csv, line 7``."""
+        return ", ".join(part for part in (self.source, self.row) if part)
+
+    @property
+    def row_or_file(self) -> str:
+        """What tells the row from others of its source: ``line 7``, or the name of a file that is one example."""
+        return self.row or Path(self.source).name
+
+
+class Record(dict[str, Any]):
+    """One row of a user's file, with the place where it stands."""
+
+    def __init__(self, place: RowPlace, values: Mapping[str, object]) -> None:
         super().__init__(values)
         self.place = place
 
 
-BadRows = list[TaskError]  # rows that cannot be used: each says where it is and why
+class RowError(TaskError):
+    """A row that cannot be used: why, and where it stands."""
+
+    def __init__(self, message: str, *, place: RowPlace, hint: str | None = None) -> None:
+        super().__init__(message, where=str(place), hint=hint)
+        self.place = place
+
+
+BadRows = list[RowError]
 Records = list[Record]
+RecordsBySplit = Mapping[str, Records]
 
 
 @dataclass
 class ReadingLog:
     """What happened while a user's files were read: rows that cannot be used, and what the user should know."""
 
-    bad: BadRows = field(default_factory=list)
+    bad_rows: BadRows = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class UserData:
-    """Where a user's documents are, which of their columns is what, and how a question is put.
+    """What a user says of their own data: where the rows are, what the columns mean, how a question is asked.
 
-    ``columns`` names the user's column of a field (``{"answer": "label"}``); ``choices`` may have several, one each.
-    ``prompt`` is a template over the columns that takes the place of the usual question, ``labels`` the words for the
-    labels of a classification. ``merge_spellings`` takes labels that differ by case or blanks for one, ``metric`` names
-    what written answers are scored by.
+    The rows are in ``files``, or in a ``dataset`` of the hub (perhaps a ``subset`` of it).
     """
 
     files: tuple[str, ...] = ()
     dataset: str | None = None
     subset: str | None = None
+    # the column of each field, such as {"answer": "label"}; several are joined, or are one choice each
     columns: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
-    prompt: str | None = None
-    labels: Mapping[str, str] = field(default_factory=dict)
+    prompt: str | None = None  # a template over the columns, in place of the usual question
+    labels: Mapping[str, str] = field(default_factory=dict)  # the words that stand for each label
     drop_bad_rows: bool = False
-    merge_spellings: bool = True
-    metric: str | None = None
-    cluster: str | None = None  # the column that examples about one passage share
+    merge_spellings: bool = True  # whether labels that differ by case or blanks alone are one
+    metric: str | None = None  # what answers are scored by
+    cluster_column: str | None = None  # its value is the same for examples about one passage
 
     @property
-    def label(self) -> str:
-        """What the benchmark is called where nobody names it."""
+    def task_name(self) -> str:
+        """What the task is called if the user gives it no name: after its dataset or first file."""
         if self.dataset is not None:
             return self.dataset.rpartition("/")[2]
-        path = Path(self.files[0])
-        return path.stem if path.is_file() else path.name
+        first_file = Path(self.files[0])
+        return first_file.stem if first_file.is_file() else first_file.name
 
     @property
-    def where(self) -> str:
-        """Where its documents are, for an error."""
+    def source_name(self) -> str:
+        """Where the rows come from, for an error."""
         return self.dataset or ", ".join(self.files)
 
-    def column(self, name: str) -> str:
-        """Return the user's column of a field."""
-        column = self.columns.get(name, name)
-        return column if isinstance(column, str) else name
+    def column_of(self, field_name: str) -> str:
+        """Return the user's column of a field; the field's own name if it has several columns or none is named."""
+        column = self.columns.get(field_name, field_name)
+        return column if isinstance(column, str) else field_name
 
-    def documents_in_one_split(self) -> int | None:
-        """Count the documents of files that all are one split, which is then divided; None where there are more."""
+    def count_documents_of_one_split(self) -> int | None:
+        """Return how many documents the files hold, if they are one split that Potentia will divide; else None."""
         if self.dataset is not None:
             return None
-        splits = self.read(None, ReadingLog())
-        if len(splits) != 1:
+        records_by_split = self.read(None, ReadingLog())
+        if len(records_by_split) != 1:
             return None
-        return sum(map(len, splits.values()))
+        return sum(map(len, records_by_split.values()))
 
-    def read(self, data_dir: Path | None, log: ReadingLog) -> dict[str, Records]:
-        """Read the records of every split, from files or from the hub (or the folder of datasets)."""
+    def read(self, data_dir: Path | None, reading_log: ReadingLog) -> dict[str, Records]:
+        """Return the records of every split, from the files, the folder of datasets or the hub."""
         if self.dataset is None:
-            return read_files([Path(file).expanduser() for file in self.files], log)
-        definition = {"task": self.label, "dataset_path": self.dataset, "dataset_name": self.subset}
-        loaded = load_splits(definition, data_dir)
+            return read_files([Path(file).expanduser() for file in self.files], reading_log)
+        definition = {
+            "task": self.task_name,
+            "dataset_path": self.dataset,
+            "dataset_name": self.subset,
+        }
+        datasets_by_split = load_splits(definition, data_dir)
         records_by_split: dict[str, Records] = {}
-        for name, data in loaded.items():
-            split = SPLIT_NAMES.get(str(name).lower())
+        for split_name, dataset in datasets_by_split.items():
+            split = SPLIT_NAMES.get(str(split_name).lower())
             if split is None or split in records_by_split:
                 continue
             records = []
-            for number, row in enumerate(_rows_with_class_names(data), start=1):
-                records.append(Record(f"{self.dataset} ({name}), row {number}", row))
+            for row_number, row in enumerate(_walk_dataset(dataset), start=1):
+                place = RowPlace(f"{self.dataset} ({split_name})", f"row {row_number}")
+                records.append(Record(place, row))
             records_by_split[split] = records
         if not records_by_split:
-            names = ", ".join(map(str, loaded))
+            split_names = ", ".join(map(str, datasets_by_split))
             raise TaskError(
-                f"the dataset has no split of a usual name; it has: {names}", where=self.dataset
+                f"the dataset has no split of a usual name; it has: {split_names}",
+                where=self.dataset,
             )
         return records_by_split
 
 
-def _rows_with_class_names(data: Dataset) -> Iterator[dict[str, Any]]:
-    """Give the rows of a dataset, with the names of its classes where it has them."""
-    class_names: dict[str, list[str]] = {}
-    for column, feature in data.features.items():
+def _walk_dataset(dataset: Dataset) -> Iterator[dict[str, object]]:
+    """Yield the rows of a dataset, with the names of classes in place of their numbers."""
+    class_names_by_column: dict[str, list[str]] = {}
+    for column, feature in dataset.features.items():
         if hasattr(feature, "names"):
-            class_names[column] = feature.names
-    for row in data.to_list():
-        for column, names in class_names.items():
-            number = row[column]
-            if isinstance(number, int) and 0 <= number < len(names):
-                row[column] = names[number]
+            class_names_by_column[column] = feature.names
+    for row in dataset.to_list():
+        for column, class_names in class_names_by_column.items():
+            class_number = row[column]
+            if isinstance(class_number, int) and 0 <= class_number < len(class_names):
+                row[column] = class_names[class_number]
         yield row
 
 
-def read_files(paths: Sequence[Path], log: ReadingLog) -> dict[str, Records]:
-    """Read one file or folder, or several files: the splits that they are named after, or all of them as one."""
+def read_files(paths: Sequence[Path], reading_log: ReadingLog) -> dict[str, Records]:
+    """Return the records of one file or folder, or of several files, by split.
+
+    Several files that are all named after splits are those splits; otherwise they are one split together.
+    """
     for path in paths:
         if not path.exists():
             raise TaskError(f"there is no file or folder {path}", hint="check the path")
     if len(paths) == 1 and paths[0].is_dir():
-        return _read_folder(paths[0], log)
+        return _read_folder(paths[0], reading_log)
     for path in paths:
         if path.is_dir():
             raise TaskError("give one folder, or several files", where=str(path))
     path_by_split = {SPLIT_NAMES.get(path.stem.lower(), ""): path for path in paths}
     are_splits = "" not in path_by_split and len(path_by_split) == len(paths)
     if len(paths) > 1 and are_splits:
-        return {split: read_records(path, log) for split, path in path_by_split.items()}
-    return {"train": _read_all(paths, log)}
+        return {split: read_records(path, reading_log) for split, path in path_by_split.items()}
+    return {"train": _read_as_one_split(paths, reading_log)}
 
 
-def _read_all(paths: Sequence[Path], log: ReadingLog) -> Records:
-    """Read the rows of several files as one split."""
+def _read_as_one_split(paths: Sequence[Path], reading_log: ReadingLog) -> Records:
     records: Records = []
     for path in paths:
-        records += read_records(path, log)
+        records += read_records(path, reading_log)
     return records
 
 
-def _read_folder(folder: Path, log: ReadingLog) -> dict[str, Records]:
-    """Read a folder of split files, of texts, or of files that are one split together."""
-    texts = sorted(folder.glob("*.txt"))
-    files_by_name = find_splits(folder)
+def _read_folder(folder: Path, reading_log: ReadingLog) -> dict[str, Records]:
+    """Return the records of a folder by split.
+
+    The folder holds files that are named after splits, or texts that are one document each, or other files of
+    documents, which are one split together.
+    """
+    text_files = sorted(folder.glob("*.txt"))
+    file_by_name = find_splits(folder)
+    candidates = {text_file.stem: text_file for text_file in text_files} | file_by_name
     path_by_split: dict[str, Path] = {}
-    for name, file in {**{text.stem: text for text in texts}, **files_by_name}.items():
-        split = SPLIT_NAMES.get(name.lower())
+    for file_name, split_file in candidates.items():
+        split = SPLIT_NAMES.get(file_name.lower())
         if split is None:
             continue
         if split in path_by_split:
             raise TaskError(
-                f"two files for the split {split}: {path_by_split[split].name} and {file.name}",
+                f"two files for the split {split}: {path_by_split[split].name} and {split_file.name}",
                 where=str(folder),
             )
-        path_by_split[split] = file
+        path_by_split[split] = split_file
     if path_by_split:
-        return {split: read_records(file, log) for split, file in path_by_split.items()}
-    if texts:  # each file is one document
         return {
-            "train": [Record(str(file), {"text": _read_document_text(file, log)}) for file in texts]
+            split: read_records(split_file, reading_log)
+            for split, split_file in path_by_split.items()
         }
-    if files_by_name:  # files of documents under other names: all of them as one
-        return {"train": _read_all(sorted(files_by_name.values()), log)}
+    if text_files:
+        records = []
+        for text_file in text_files:
+            text = _read_document_text(text_file, reading_log)
+            records.append(Record(RowPlace(str(text_file)), {"text": text}))
+        return {"train": records}
+    if file_by_name:
+        return {"train": _read_as_one_split(sorted(file_by_name.values()), reading_log)}
     raise TaskError(
-        "no file of documents in this folder",
+        "no file of examples in this folder",
         where=str(folder),
         hint=f"name them train, validation, test with one of the suffixes {', '.join(SUFFIXES)}, .txt",
     )
 
 
-def read_records(file: Path, log: ReadingLog, *, skip_blank: bool = True) -> Records:
-    """Read the rows of one file; those that are none go to the log, and so does the number of blank ones."""
+def read_records(data_file: Path, reading_log: ReadingLog, *, skip_blank: bool = True) -> Records:
+    """Return the records of one file; rows that cannot be read, and the number of blank ones, go to the log."""
     records = []
     blank_rows = 0
-    for record in _walk_records(file, log):
+    for record in _walk_records(data_file, reading_log):
         if skip_blank and _is_blank(record):
             blank_rows += 1
         else:
             records.append(record)
     if blank_rows:
         rows = "1 blank row" if blank_rows == 1 else f"{blank_rows} blank rows"
-        log.notes.append(f"{file.name}: {rows} skipped.")
-    if not records and not log.bad:
-        raise TaskError("the file holds no document", where=str(file))
+        reading_log.notes.append(f"{data_file.name}: {rows} skipped.")
+    if not records and not reading_log.bad_rows:
+        raise TaskError("the file holds no example", where=str(data_file))
     return records
 
 
 def _is_blank(record: Record) -> bool:
-    """Whether no column of a row holds anything, as spreadsheets leave rows at the end."""
-    return all(value is None or not str(value).strip() for value in record.values())
+    """Whether no column of a row holds anything; spreadsheets leave such rows at the end."""
+    return all(
+        value is None or value != value or not str(value).strip()  # NaN is not itself
+        for value in record.values()
+    )
 
 
-def _walk_records(file: Path, log: ReadingLog) -> Iterator[Record]:
-    """Give the rows of one file, by its suffix."""
-    if file.suffix not in (*SUFFIXES, ".txt"):
+def _walk_records(data_file: Path, reading_log: ReadingLog) -> Iterator[Record]:
+    """Yield the records of one file, read as its suffix says."""
+    if data_file.suffix in _SPREADSHEETS:
         raise TaskError(
-            f"unknown kind of file {file.suffix or file.name!r}",
-            where=str(file),
+            f"{data_file.suffix} is a spreadsheet, which is not read",
+            where=str(data_file),
+            hint="save its sheet as CSV (File > Save as > CSV UTF-8)",
+        )
+    if data_file.suffix not in (*SUFFIXES, ".txt"):
+        raise TaskError(
+            f"unknown kind of file {data_file.suffix or data_file.name!r}",
+            where=str(data_file),
             hint=f"one of {', '.join((*SUFFIXES, '.txt', '.yaml'))}",
         )
-    if file.suffix == ".parquet":
-        for number, row in enumerate(read_dataset(file).to_list(), start=1):
-            yield Record(f"{file}, row {number}", row)
+    if data_file.suffix == ".parquet":
+        for row_number, row in enumerate(read_dataset(data_file).to_list(), start=1):
+            yield Record(RowPlace(str(data_file), f"row {row_number}"), row)
         return
-    text = _read_document_text(file, log)
-    if file.suffix == ".csv":
-        yield from _walk_csv(text, file, log)
-    elif file.suffix == ".txt":
-        yield from _walk_paragraphs(text, file)
+    text = _read_document_text(data_file, reading_log)
+    if data_file.suffix in (".csv", ".tsv"):
+        yield from _walk_csv(text, data_file, reading_log)
+    elif data_file.suffix == ".txt":
+        yield from _walk_paragraphs(text, data_file)
     else:
-        yield from _walk_json(text, file, log)
+        yield from _walk_json(text, data_file, reading_log)
 
 
-def _walk_paragraphs(text: str, file: Path) -> Iterator[Record]:
-    """Give the paragraphs of a text, each one document."""
+def _walk_paragraphs(text: str, data_file: Path) -> Iterator[Record]:
+    """Yield the paragraphs of a text, each as one document."""
     paragraphs = [part for part in re.split(r"\n[ \t]*\n", text) if part.strip()]
     for number, paragraph in enumerate(paragraphs, start=1):
-        yield Record(f"{file}, paragraph {number}", {"text": paragraph.strip("\n")})
+        place = RowPlace(str(data_file), f"paragraph {number}")
+        yield Record(place, {"text": paragraph.strip("\n")})
 
 
-def _walk_json(text: str, file: Path, log: ReadingLog) -> Iterator[Record]:
-    """Give the objects of a JSON file: one a line, or all of them in one list."""
-    for where, value in _walk_json_values(text, file, log):
+def _walk_json(text: str, data_file: Path, reading_log: ReadingLog) -> Iterator[Record]:
+    """Yield the objects of a JSON file; other values go to the log."""
+    for place, value in _walk_json_values(text, data_file, reading_log):
         if isinstance(value, dict):
-            yield Record(where, value)
+            yield Record(place, value)
         else:
             problem = f"a {type(value).__name__}, not an object"
-            log.bad.append(TaskError(problem, where=where, hint='write {"question": …}'))
+            hint = 'write {"question": …}'
+            reading_log.bad_rows.append(RowError(problem, place=place, hint=hint))
 
 
-def _walk_json_values(text: str, file: Path, log: ReadingLog) -> Iterator[tuple[str, Any]]:
-    """Give the values of a JSON file, each with its place."""
-    if file.suffix == ".json" and text.lstrip().startswith("["):
+def _walk_json_values(
+    text: str, data_file: Path, reading_log: ReadingLog
+) -> Iterator[tuple[RowPlace, object]]:
+    """Yield the values of a JSON file, each with its place: those of one list, or one from each line."""
+    if data_file.suffix == ".json" and text.lstrip().startswith("["):
         try:
             values = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise TaskError(f"not valid JSON: {first_line(error)}", where=str(file)) from error
-        for number, value in enumerate(values):
-            yield f"{file}, element {number}", value
+            raise TaskError(f"not valid JSON: {first_line(error)}", where=str(data_file)) from error
+        for position, value in enumerate(values):
+            yield RowPlace(str(data_file), f"element {position}"), value
         return
-    for number, line in enumerate(text.split("\n"), start=1):
+    if data_file.suffix == ".json":
+        name, rows = _find_wrapped_rows(text)
+        if rows:
+            reading_log.notes.append(f"{data_file.name}: the rows are the list under {name!r}.")
+            for row_number, row in enumerate(rows):
+                yield RowPlace(str(data_file), f"{name} {row_number}"), row
+            return
+    for line_number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
-        where = f"{file}, line {number}"
+        place = RowPlace(str(data_file), f"line {line_number}")
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
+            problem = f"not valid JSON: {first_line(error)}"
             hint = "each line holds one JSON object"
-            log.bad.append(
-                TaskError(f"not valid JSON: {first_line(error)}", where=where, hint=hint)
-            )
+            reading_log.bad_rows.append(RowError(problem, place=place, hint=hint))
         else:
-            yield where, value
+            yield place, value
 
 
-def _walk_csv(text: str, file: Path, log: ReadingLog) -> Iterator[Record]:
-    """Give the rows of a CSV; the delimiter is what the header has most of."""
+def _find_wrapped_rows(text: str) -> tuple[str, list[object]]:
+    """Return the name and the rows of an export such as ``{"data": [{…}, {…}]}``; empty for any other JSON.
+
+    That is an object with exactly one list of objects that may be rows.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return "", []
+    if not isinstance(value, dict):
+        return "", []
+    rows_by_name = {}
+    for name, member in value.items():
+        if isinstance(member, list) and any(_may_be_row(element) for element in member):
+            rows_by_name[str(name)] = member
+    if len(rows_by_name) != 1:
+        return "", []
+    return next(iter(rows_by_name.items()))
+
+
+def _may_be_row(element: object) -> bool:
+    """Whether an element of a list is an object, but no message of a conversation, which is one row altogether."""
+    if not isinstance(element, dict):
+        return False
+    return not any(names <= element.keys() for names in _MESSAGE_KEYS)
+
+
+def _walk_csv(text: str, data_file: Path, reading_log: ReadingLog) -> Iterator[Record]:
+    """Yield the records of a CSV or TSV.
+
+    The delimiter of a CSV is the one that its first line states (``sep=;``, as Excel writes), else the one that its
+    header has most of.
+    """
+    first_line_number = 1
+    stated_delimiter = _EXCEL_DELIMITER.match(text)
+    if stated_delimiter is not None:
+        text = text[stated_delimiter.end() :]
+        first_line_number = 2
     header = text[: text.find("\n")]
-    delimiter = max(",;\t", key=header.count)
+    delimiter = max(_DELIMITERS, key=header.count)
+    if data_file.suffix == ".tsv":
+        delimiter = "\t"
+    if stated_delimiter is not None:
+        delimiter = stated_delimiter[1]
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
     try:
         for row in reader:
             # a quoted value may span lines
             line_breaks = sum(str(value).count("\n") for value in row.values())
-            where = f"{file}, line {reader.line_num - line_breaks}"
-            is_short = None in row or None in row.values()
-            if is_short and any(value and str(value).strip() for value in row.values()):
+            line_number = reader.line_num - line_breaks + first_line_number - 1
+            place = RowPlace(str(data_file), f"line {line_number}")
+            # DictReader has the key None for values too many, and the value None for values too few
+            has_other_length = None in row or None in row.values()
+            if has_other_length and any(value and str(value).strip() for value in row.values()):
                 columns = len(reader.fieldnames or ())
                 problem = f"{columns} columns are named, this row has another number"
                 hint = "quote values that hold commas or line breaks"
-                log.bad.append(TaskError(problem, where=where, hint=hint))
+                reading_log.bad_rows.append(RowError(problem, place=place, hint=hint))
             else:
-                yield Record(where, row)
+                yield Record(place, row)
     except csv.Error as error:
         raise TaskError(
-            f"not valid CSV: {error}", where=f"{file}, line {reader.line_num}"
+            f"not valid CSV: {error}", where=f"{data_file}, line {reader.line_num}"
         ) from error
 
 
-def _read_document_text(file: Path, log: ReadingLog) -> str:
-    """Return the text of a file of documents; the log says where it was not UTF-8.
-
-    A corpus may have any number of commas.
-    """
-    limit = LARGEST_DATA if file.suffix == ".txt" else MOST_VALUES
+def _read_document_text(data_file: Path, reading_log: ReadingLog) -> str:
+    """Return the text of a file of documents; the log notes a file that is not UTF-8."""
+    # commas of a .txt separate no values: no more of them than bytes means no limit on them
+    max_values = LARGEST_DATA if data_file.suffix == ".txt" else MOST_VALUES
     # JSON is Unicode by definition
-    fallback = WINDOWS if file.suffix in (".csv", ".txt") else None
-    decoded = decode_file(file, TaskError, most=limit, fallback=fallback)
+    fallback = WINDOWS if data_file.suffix in (".csv", ".tsv", ".txt") else None
+    decoded = decode_file(data_file, TaskError, max_values=max_values, fallback=fallback)
     if decoded.encoding == WINDOWS:
         example = re.search(r"\w*[^\x00-\x7f]\w*", decoded.text)
-        shown = f"; it reads “{example[0]}”" if example else ""
-        log.notes.append(
-            f"{file.name} is not UTF-8 and was read as Windows-1252, as Excel saves it{shown}."
+        example_note = f"; it reads “{example[0]}”" if example else ""
+        reading_log.notes.append(
+            f"{data_file.name} is not UTF-8 and was read as Windows-1252, as Excel saves it{example_note}."
         )
     return decoded.text
 
@@ -350,60 +463,67 @@ def _read_document_text(file: Path, log: ReadingLog) -> str:
 # --- datasets --------------------------------------------------------------------------------------------------------
 
 
-def read_dataset(file: Path, kind: str | None = None) -> Dataset:
-    """Read one split file as a dataset in memory; no cache is written."""
-    if (kind or file.suffix[1:]) != "parquet":
-        log = ReadingLog()
-        records = read_records(file, log)
-        if log.bad:
-            raise log.bad[0]
-        return dataset_from_records(records, where=str(file))
-    path = check_plain_file(file, LARGEST_DATA, TaskError).resolve()
+def read_dataset(data_file: Path, file_format: str | None = None) -> Dataset:
+    """Return the rows of one split file as a dataset in memory; ``file_format`` overrules the file's suffix."""
+    if (file_format or data_file.suffix[1:]) != "parquet":
+        reading_log = ReadingLog()
+        records = read_records(data_file, reading_log)
+        if reading_log.bad_rows:
+            raise reading_log.bad_rows[0]
+        return dataset_from_records(records, source=str(data_file))
+    path = check_plain_file(data_file, LARGEST_DATA, TaskError).resolve()
     require_extra(Extra.PARQUET, "reading a Parquet file")
     try:
         table = limited.read_parquet(str(path))
     except limited.LimitError as error:
         raise TaskError(
-            f"not a readable parquet file: {first_line(error)}", where=str(file)
+            f"not a readable parquet file: {first_line(error)}", where=str(data_file)
         ) from error
-    return _dataset_from_table(table, str(file))
+    return _dataset_from_table(table, str(data_file))
 
 
-def dataset_from_records(records: Sequence[Mapping[str, Any]], *, where: str) -> Dataset:
-    """Make a dataset of plain records; the columns are the union of all keys."""
+def dataset_from_records(records: Sequence[Mapping[str, object]], *, source: str) -> Dataset:
+    """Return plain records as a dataset; its columns are those that any record has."""
     import pyarrow as pa
 
     if not records:
-        raise TaskError("the file holds no document", where=where)
-    names = dict.fromkeys(name for record in records for name in record)
-    columns = {name: [record.get(name) for record in records] for name in names}
+        raise TaskError("the file holds no example", where=source)
+    column_names: dict[str, None] = {}
+    for record in records:
+        column_names |= dict.fromkeys(record)
+    columns = {}
+    for column in column_names:
+        columns[column] = [record.get(column) for record in records]
     try:
         table = pa.table(columns)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise TaskError(
             f"the columns mix types: {first_line(error)}",
-            where=where,
+            where=source,
             hint="give each column one type in all rows",
         ) from error
-    return _dataset_from_table(table, where)
+    return _dataset_from_table(table, source)
 
 
-def _dataset_from_table(table: pa.Table, where: str) -> Dataset:
-    """Make a dataset in memory, named without hashing its content (datasets would pickle the whole table)."""
+def _dataset_from_table(table: pa.Table, source: str) -> Dataset:
+    """Return a table as a dataset in memory.
+
+    Its fingerprint is made of the source's name: ``datasets`` would pickle the whole table to compute one.
+    """
     from datasets import Dataset
     from datasets.table import InMemoryTable
 
-    name = hashlib.sha256(where.encode()).hexdigest()[:16]
-    return Dataset(InMemoryTable(table), fingerprint=name)
+    fingerprint = hashlib.sha256(source.encode()).hexdigest()[:16]
+    return Dataset(InMemoryTable(table), fingerprint=fingerprint)
 
 
 def find_splits(folder: Path) -> dict[str, Path]:
-    """Return the split files of a folder by name; the first known suffix counts."""
+    """Return the data files of a folder by name; of files with one name, the one whose suffix is first in SUFFIXES."""
     files: dict[str, Path] = {}
     try:
         for suffix in SUFFIXES:
-            for file in sorted(folder.glob(f"*{suffix}")):
-                files.setdefault(file.stem, file)
+            for split_file in sorted(folder.glob(f"*{suffix}")):
+                files.setdefault(split_file.stem, split_file)
     except OSError as error:
         raise TaskError(
             f"cannot look for data: {error.strerror}", where=str(folder)[:200]
@@ -412,77 +532,91 @@ def find_splits(folder: Path) -> dict[str, Path]:
 
 
 def load_splits(definition: Mapping[str, Any], data_dir: Path | None) -> dict[str, Dataset]:
-    """Load a task's public splits as lm-eval would have them.
+    """Return the datasets of a task's public splits, by the benchmark's names of them.
 
     They lie in ``data_dir``, below ``<dataset_path with / as -->/<config or default>``, or come from the hub.
     """
-    looked_in = ""
+    searched_note = ""
     if data_dir is not None:
         if not data_dir.is_dir():
             raise TaskError(
                 f"there is no folder {data_dir}",
                 hint="give --data-dir the folder that holds the datasets",
             )
-        name = str(definition.get("dataset_path") or "").replace("/", "--")
-        folder = data_dir / name / str(definition.get("dataset_name") or "default")
+        dataset = definition.get("dataset_path") or definition.get("task") or ""
+        folder_name = str(dataset).replace("/", "--")
+        folder = data_dir / folder_name / str(definition.get("dataset_name") or "default")
         files = find_splits(folder)
         if files:
             return {split: read_dataset(file) for split, file in files.items()}
-        looked_in = f" and not in {folder}"
+        searched_note = f" and not in {folder}"
+    if definition.get("dataset_path") is None and not definition.get("custom_dataset"):
+        raise _missing_data_error(definition)
     options = dict(definition.get("dataset_kwargs") or {})
     options.pop("trust_remote_code", None)
     _refuse_code_readers(definition.get("dataset_path"))
-    if definition.get(LIMITED):
-        named = _read_named_files(definition, options)
-        if named:
-            return named
-    return _load_from_hub(definition, options, looked_in)
+    if definition.get(UNTRUSTED):
+        datasets_by_split = _read_named_files(definition, options)
+        if datasets_by_split:
+            return datasets_by_split
+    return _load_from_hub(definition, options, searched_note)
+
+
+def _missing_data_error(definition: Mapping[str, Any]) -> TaskError:
+    """Return the error for a task whose data are not on the hub: where to put them, and what is to be put there."""
+    task = definition.get("task") or "task"
+    folder = f"{task}/{definition.get('dataset_name') or 'default'}"
+    rows = (definition.get("metadata") or {}).get("data") or "its rows"
+    return TaskError(
+        f"the data of {task} are not on the hub",
+        hint=f"put {rows} into {folder}/test.jsonl of a folder that you name with --data-dir",
+    )
 
 
 def _load_from_hub(
-    definition: Mapping[str, Any], options: Mapping[str, Any], looked_in: str
+    definition: Mapping[str, Any], options: Mapping[str, Any], searched_note: str
 ) -> dict[str, Dataset]:
-    """Load splits with ``datasets``; ``looked_in`` says for an error where they are not."""
+    """Load splits with ``datasets``; an error adds where they were searched before (``searched_note``)."""
     import datasets
 
-    path = definition.get("dataset_path")
-    name = definition.get("dataset_name")
+    dataset_path = definition.get("dataset_path")
+    config_name = definition.get("dataset_name")
     make_dataset = definition.get("custom_dataset")
     try:
         with silence_libraries(), _no_waiting_for_hub():
             if callable(make_dataset):
                 return dict(make_dataset(**(definition.get("metadata") or {}), **options))
-            return dict(datasets.load_dataset(path, name, **options))
+            return dict(datasets.load_dataset(dataset_path, config_name, **options))
     except Exception as error:  # the hub's and datasets' errors have no common base
         task = definition.get("task") or "task"
-        place = f"{path} ({name})" if name else f"{path}"
+        dataset_label = f"{dataset_path} ({config_name})" if config_name else f"{dataset_path}"
         raise TaskError(
-            f"the data of {task} cannot be had from the hub{looked_in}: {place}: {first_line(error)}",
+            f"the data of {task} cannot be fetched from the hub{searched_note}: {dataset_label}: {first_line(error)}",
             hint="check the connection, or give --data-dir a folder laid out as <dataset>/<config>/<split>.parquet",
         ) from error
 
 
 def _read_named_files(
-    definition: Mapping[str, Any], options: Mapping[str, Any]
+    definition: Mapping[str, object], options: Mapping[str, object]
 ) -> dict[str, Dataset]:
-    """Check the local files that a user's definition names, and read them where they are Parquet."""
+    """Return the local Parquet files that a user's definition names, by split; refuse packed files of any format."""
     import datasets
 
-    named = options.get("data_files") or {}
-    patterns_by_split = named if isinstance(named, Mapping) else {"train": named}
-    splits: dict[str, Dataset] = {}
+    data_files = options.get("data_files") or {}
+    patterns_by_split = data_files if isinstance(data_files, Mapping) else {"train": data_files}
+    datasets_by_split: dict[str, Dataset] = {}
     for split, patterns in patterns_by_split.items():
         files = _expand_patterns(patterns)
         for file in files:
             _refuse_packed(file)
         if definition.get("dataset_path") == "parquet" and files:
             parts = [read_dataset(file, "parquet") for file in files]
-            splits[str(split)] = datasets.concatenate_datasets(parts)
-    return splits
+            datasets_by_split[str(split)] = datasets.concatenate_datasets(parts)
+    return datasets_by_split
 
 
-def _expand_patterns(patterns: Any) -> list[Path]:
-    """Return the local files that patterns stand for; what has a protocol is left to ``datasets``."""
+def _expand_patterns(patterns: object) -> list[Path]:
+    """Return the local files that glob patterns stand for; an address (``https://…``) is left to ``datasets``."""
     from glob import glob
 
     files: list[Path] = []
@@ -492,24 +626,24 @@ def _expand_patterns(patterns: Any) -> list[Path]:
     return files
 
 
-def _refuse_packed(file: Path) -> None:
-    with check_plain_file(file, LARGEST_DATA, TaskError).open("rb") as stream:
+def _refuse_packed(data_file: Path) -> None:
+    with check_plain_file(data_file, LARGEST_DATA, TaskError).open("rb") as stream:
         if stream.read(8).startswith(_PACKED_STARTS):
             raise TaskError(
-                "a packed file could unpack to anything", where=str(file), hint="unpack it"
+                "a packed file could unpack to anything", where=str(data_file), hint="unpack it"
             )
 
 
-# Readers of `datasets` that hold data alone; others unpickle, or ask a database.
+# Readers of `datasets` that read data and run nothing; others unpickle, or ask a database.
 _DATA_READERS = frozenset({"csv", "json", "parquet", "arrow", "text"})
 
 
-def _refuse_code_readers(reader: Any) -> None:
+def _refuse_code_readers(reader: object) -> None:
     """Refuse a reader of ``datasets`` that can run code, unless code is allowed."""
     from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES
 
     if not isinstance(reader, str | None):
-        raise TaskError(f"dataset_path: {reader!r} is no name")
+        raise TaskError(f"dataset_path: {reader!r} is not a name")
     runs_code = reader in _PACKAGED_DATASETS_MODULES and reader not in _DATA_READERS
     if runs_code and not is_allowed(CODE):
         raise TaskError(
@@ -519,13 +653,13 @@ def _refuse_code_readers(reader: Any) -> None:
 
 @contextmanager
 def silence_libraries() -> Iterator[None]:
-    """Keep lm-eval's and datasets' messages and progress bars off the screen while a task is built."""
+    """While the context is open, keep messages and progress bars of lm-eval and datasets off the screen."""
     import logging
 
     import datasets
 
-    level = logging.root.manager.disable
-    if level >= logging.WARNING:  # within another: setting it costs milliseconds
+    level_before = logging.root.manager.disable
+    if level_before >= logging.WARNING:  # already silent: setting it again costs milliseconds
         yield
         return
     had_no_bars = datasets.are_progress_bars_disabled()
@@ -534,14 +668,17 @@ def silence_libraries() -> Iterator[None]:
     try:
         yield
     finally:
-        logging.disable(level)
+        logging.disable(level_before)
         if not had_no_bars:
             datasets.enable_progress_bars()
 
 
 @contextmanager
 def _no_waiting_for_hub() -> Iterator[None]:
-    """Where the hub's name cannot be resolved, go to the local cache at once, not after half a minute of retries."""
+    """While the context is open and the hub cannot be reached, read the local cache at once, without retries.
+
+    The retries would take half a minute.
+    """
     import datasets
     from huggingface_hub import constants
 
@@ -558,7 +695,7 @@ def _no_waiting_for_hub() -> Iterator[None]:
 
 
 def _can_resolve(endpoint: str) -> bool:
-    """Whether the name of a server can be resolved; with a proxy that is the proxy's business."""
+    """Whether the name of a server can be resolved; behind a proxy it is assumed, as the proxy resolves it."""
     import socket
     from urllib.parse import urlsplit
     from urllib.request import getproxies

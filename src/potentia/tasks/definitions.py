@@ -1,11 +1,17 @@
-"""Task definitions: what a name of the harness or a user's file stands for.
+"""Task definitions: from a name of lm-eval's (the harness), or from a user's file, to the definitions of its tasks.
 
-lm-eval's own definitions are read as lm-eval reads them, anyone else's as data that run no code (see ``consent``).
-What counts is a definition as it is used, after all files and groups are merged.
+A definition is a task's configuration as lm-eval reads it. lm-eval's own definitions (*stock*) are read as lm-eval
+reads them, anyone else's as data that run no code (see ``consent``). A file may include others, and a group may
+override settings of its tasks: what comes out is each task's definition with all of that merged in.
+
+lm-eval has about 13,000 names, and reading all its files takes 15 seconds. So an index of the names is kept in the
+user's cache folder.
 """
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
 import os
 import re
@@ -35,7 +41,7 @@ from potentia.tasks.data import as_list, silence_libraries
 
 @dataclass(frozen=True, slots=True)
 class HarnessEntry:
-    """One name of the harness: a task, a group of tasks, a tag, or a task written as a Python class."""
+    """What one name of lm-eval's stands for: a task, a group of tasks, a tag, or a task written as a Python class."""
 
     kind: Literal["task", "group", "tag", "class"]
     path: str  # relative to lm_eval/tasks; empty for a tag
@@ -50,87 +56,124 @@ def tasks_folder() -> Path:
     return Path(next(iter(package.submodule_search_locations))) / "tasks"
 
 
-def find_entry(name: str) -> HarnessEntry | None:
-    """Return what a name of the harness stands for; None where it is no name of it."""
-    path = _plain_tasks().get(name)
-    if path is not None:
-        return HarnessEntry("task", path)
-    return task_index().get(name)
+def find_entry(task_name: str) -> HarnessEntry | None:
+    """Return what a name stands for in lm-eval; None if lm-eval does not know it."""
+    definition_file = _index_plain_tasks().get(task_name)
+    if definition_file is not None:
+        return HarnessEntry("task", definition_file)
+    return task_index().get(task_name)
+
+
+@cache
+def shipped_tasks() -> dict[str, Path]:
+    """Return the files of the tasks that Potentia defines itself, by name: tasks of the papers that lm-eval lacks."""
+    folder = Path(__file__).parent / "shipped"
+    return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
 
 
 @cache
 def task_index() -> dict[str, HarnessEntry]:
-    """Return every name of the installed harness; a quarter of a minute on the first call ever, then milliseconds."""
+    """Return what every name of the installed lm-eval stands for; 15 s on the first call ever, then milliseconds."""
 
-    def build(folder: Path) -> dict[str, Any]:
-        return {name: asdict(entry) for name, entry in build_index(folder).items()}
+    def build(folder: Path) -> dict[str, object]:
+        return {task_name: asdict(entry) for task_name, entry in build_index(folder).items()}
 
     entries = {}
-    for name, fields in _read_cached("tasks", build).items():
-        entries[name] = HarnessEntry(fields["kind"], fields["path"], tuple(fields["members"]))
+    for task_name, fields in _read_or_build("tasks", build).items():
+        entries[task_name] = HarnessEntry(fields["kind"], fields["path"], tuple(fields["members"]))
     return entries
 
 
 @cache
-def _plain_tasks() -> dict[str, str]:
-    """Return the tasks whose names need no YAML to be read, with their files: a second on the first call ever."""
-    return _read_cached("plain-tasks", scan_names)
+def _index_plain_tasks() -> dict[str, str]:
+    """Return the files of the tasks that ``scan_names`` finds, by name: a second on the first call ever."""
+    return _read_or_build("plain-tasks", scan_names)
 
 
-def _read_cached(content: str, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    """Return what the user's cache folder (``POTENTIA_CACHE`` moves it) has of the harness, made where it has not."""
+def _read_or_build(index_name: str, build: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """Return an index of lm-eval's names from the user's cache folder; build and store it where it is not there.
+
+    There is one for each installation of lm-eval, and it is built anew for another version. ``POTENTIA_CACHE`` moves
+    the folder.
+    """
     folder = tasks_folder()
-    stamp = {"format": 1, "lm_eval": version("lm_eval"), "folder": str(folder)}
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "potentia"
-    cache_folder = Path(os.environ.get("POTENTIA_CACHE") or caches)
-    file = cache_folder / f"{content}-lm_eval-{stamp['lm_eval']}.json"
+    stamp: dict[str, object] = {
+        "format": 1,
+        "lm_eval": version("lm_eval"),
+        "folder": str(folder),
+    }
+    # an editable installation changes without a new version
+    if "site-packages" not in folder.parts:
+        stamp["files"] = _hash_definition_files(folder)
+    user_caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    cache_folder = Path(os.environ.get("POTENTIA_CACHE") or user_caches / "potentia")
+    # a file for each installation: two environments that shared one would write it anew at every turn
+    installation = hashlib.blake2b(str(folder).encode(), digest_size=4).hexdigest()
+    cache_file = cache_folder / f"{index_name}-lm_eval-{stamp['lm_eval']}-{installation}.json"
     with suppress(OSError, ValueError, KeyError, TypeError):
-        stored = json.loads(file.read_text("utf-8"))
+        stored = json.loads(cache_file.read_text("utf-8"))
         if stored["stamp"] == stamp:
             return dict(stored["names"])
-    names = make(folder)
+    index = build(folder)
     with suppress(OSError):  # a folder that cannot be written only costs time
-        write_file(file, json.dumps({"stamp": stamp, "names": names}))
-    return names
+        write_file(cache_file, json.dumps({"stamp": stamp, "names": index}))
+    return index
 
 
-_NAME = re.compile(
+def _hash_definition_files(folder: Path) -> str:
+    """Return a hash of the names and times of all YAML files below a folder; half a second for lm-eval's tasks."""
+    digest = hashlib.sha256()
+    for definition_file in sorted(folder.rglob("*yaml*")):
+        if not definition_file.is_file():
+            continue
+        changed = definition_file.stat().st_mtime_ns
+        digest.update(f"{definition_file}\0{changed}\0".encode())
+    return digest.hexdigest()
+
+
+_NAME_LINE = re.compile(
     r"""^(task|group)[ \t]*:[ \t]*['"]?([^\s'"#\[{]+)['"]?[ \t]*(?:#.*)?$""", re.MULTILINE
 )
-_CLASS = re.compile(r"^class[ \t]*:", re.MULTILINE)
+_CLASS_LINE = re.compile(r"^class[ \t]*:", re.MULTILINE)
 
 
 def scan_names(folder: Path) -> dict[str, str]:
-    """Return the tasks whose name is written as one line of one file alone, and is no group's; with their files.
+    """Return the files of the tasks whose name one line of one file gives (``task: NAME``), by name.
 
-    Text is not read as YAML, which takes ten times as long; what is written otherwise is left to lm-eval.
+    The files are searched as text, which takes a tenth of the time of reading YAML. A name that is written in any other
+    way, is given twice, or is a group's as well, is left out: lm-eval's own index (``build_index``) has it.
     """
     paths_by_name: dict[str, set[str]] = {}
-    for file in folder.rglob("*yaml*"):
-        text = file.read_text("utf-8", "replace") if file.is_file() else ""
-        path = ""
-        if file.suffix == ".yaml" and not _CLASS.search(text):
-            path = file.relative_to(folder).as_posix()
-        for kind, name in _NAME.findall(text):
-            paths_by_name.setdefault(name, set()).add(path if kind == "task" else "")
-    return {name: path for name, (path, *others) in paths_by_name.items() if path and not others}
+    for definition_file in folder.rglob("*yaml*"):
+        text = definition_file.read_text("utf-8", "replace") if definition_file.is_file() else ""
+        path = ""  # of what is no plain task
+        if definition_file.suffix == ".yaml" and not _CLASS_LINE.search(text):
+            path = definition_file.relative_to(folder).as_posix()
+        for kind, task_name in _NAME_LINE.findall(text):
+            paths_by_name.setdefault(task_name, set()).add(path if kind == "task" else "")
+    path_by_name = {}
+    for task_name, (path, *other_paths) in paths_by_name.items():
+        if path and not other_paths:
+            path_by_name[task_name] = path
+    return path_by_name
 
 
 def build_index(folder: Path) -> dict[str, HarnessEntry]:
-    """Read the names under one folder of task definitions, in lm-eval's order: the first of two equal names counts."""
+    """Return what every name in a folder of task definitions stands for, as lm-eval's own ``TaskIndex`` finds them."""
     from lm_eval.tasks._index import TaskIndex
 
     kinds: dict[str, Any] = {"TASK": "task", "GROUP": "group", "TAG": "tag", "PY_TASK": "class"}
     with silence_libraries():
         index = TaskIndex.build([folder])
     entries = {}
-    for name, entry in index.items():
+    for task_name, entry in index.items():
         kind = kinds[entry.kind.name]
         path = ""
         if entry.yaml_path is not None:
             path = entry.yaml_path.relative_to(folder).as_posix()
+        # the tags of a tag are its tasks, in TaskIndex; the tasks of a group are in the group's file
         members = tuple(sorted(entry.tags)) if kind == "tag" else ()
-        entries[name] = HarnessEntry(kind, path, members)
+        entries[task_name] = HarnessEntry(kind, path, members)
     return entries
 
 
@@ -143,46 +186,47 @@ class TaskDefinitions:
 
     name: str
     subtasks: list[Definition]
-    # per metric of a group, whether lm-eval weights its subtasks by size (no entry: it does)
+    # for each metric of a group, whether large subtasks count more (no entry: they do)
     weighted_by_size: dict[str, bool]
 
 
 @dataclass(frozen=True)
 class _MergedSubtask:
-    """A subtask's definition with all overrides, and the stock definition that it is made of."""
+    """A subtask's definition with all overrides, and the stock definition that it is made of, if there is one."""
 
     definition: Definition
     stock: Definition | None
 
 
-def read_stock_task(name: str, *, as_data: bool = False) -> TaskDefinitions:
-    """Return the definitions behind a name of the harness: one for a task, all subtasks for a group or tag.
+def read_stock_task(task_name: str, *, as_data: bool = False) -> TaskDefinitions:
+    """Return the definitions that a name of lm-eval's stands for: one of a task, all subtasks' of a group or tag.
 
-    With ``as_data`` functions stay names and nothing is imported: enough to see where the data come from.
+    Raises ``KeyError`` for an unknown name. ``as_data`` leaves functions as names and imports nothing: enough to see
+    where the data come from.
     """
-    entry = find_entry(name)
+    entry = find_entry(task_name)
     if entry is None:
-        raise KeyError(name)
+        raise KeyError(task_name)
     if entry.kind == "tag":
         members = [read_stock_task(member, as_data=as_data) for member in entry.members]
-        subtasks = [subtask for member in members for subtask in member.subtasks]
-        return TaskDefinitions(name, subtasks, {})
+        subtasks = list(itertools.chain.from_iterable(member.subtasks for member in members))
+        return TaskDefinitions(task_name, subtasks, {})
     definition = _read_stock_entry(entry, as_data=as_data)
     if entry.kind == "class" or "class" in definition:
         raise TaskError(
-            f"{name} is written as a Python class, which cannot be given other data",
+            f"{task_name} is written as a Python class, which cannot be given other data",
             hint="use a task that is defined by a YAML file",
         )
     if entry.kind == "task":
-        return TaskDefinitions(name, [definition], {})
-    merged = _merge_group(name, definition, {}, as_data=as_data)
+        return TaskDefinitions(task_name, [definition], {})
+    merged = _merge_group(task_name, definition, {}, as_data=as_data)
     subtasks = [subtask.definition for subtask in merged]
-    return TaskDefinitions(name, subtasks, _read_weights(definition))
+    return TaskDefinitions(task_name, subtasks, _read_weights(definition))
 
 
-def read_user_task(path: Path) -> TaskDefinitions:
-    """Return the definitions of a task or group that a user's own file defines, with what it may run."""
-    definition, included_stock = read_definition(path)
+def read_user_task(definition_file: Path) -> TaskDefinitions:
+    """Return the definitions of the task or group in a user's own file, with only the code that it may run."""
+    definition, included_stock = read_definition(definition_file)
     if "group" in definition:
         merged = _merge_group(str(definition["group"]), definition, {}, as_data=False)
     else:
@@ -192,69 +236,77 @@ def read_user_task(path: Path) -> TaskDefinitions:
         stock = list(included_stock)
         if subtask.stock is not None:
             stock.append(subtask.stock)
-        subtasks.append(apply_consent(subtask.definition, stock, str(path)))
-    name = str(definition.get("group") or definition.get("task") or path.stem)
-    return TaskDefinitions(name, subtasks, _read_weights(definition))
+        subtasks.append(apply_consent(subtask.definition, stock, str(definition_file)))
+    task_name = str(definition.get("group") or definition.get("task") or definition_file.stem)
+    return TaskDefinitions(task_name, subtasks, _read_weights(definition))
 
 
-def _find_namesake(definition: Mapping[str, Any]) -> Definition | None:
-    """Return the stock definition of the task that a user's definition is named after, if it may be used."""
-    name = definition.get("task")
-    entry = find_entry(name) if isinstance(name, str) else None
+def _find_namesake(definition: Mapping[str, object]) -> Definition | None:
+    """Return lm-eval's definition of the task that a user's definition is named after: it may keep its functions."""
+    task_name = definition.get("task")
+    entry = find_entry(task_name) if isinstance(task_name, str) else None
     if entry is None or entry.kind != "task":
         return None
     try:
         return _read_stock_entry(entry)
-    except TaskError:  # one that executes what a model writes lends its functions to nobody
+    except TaskError:  # it executes what a model writes: nobody may keep its functions
         return None
 
 
 def _read_stock_entry(entry: HarnessEntry, *, as_data: bool = False) -> Definition:
-    path = tasks_folder() / entry.path
+    definition_file = tasks_folder() / entry.path
     if as_data:
-        return merge_definitions(*read_chain(path))
-    return read_definition(path)[0]
+        return merge_definitions(*read_chain(definition_file))
+    return read_definition(definition_file)[0]
 
 
-def _read_weights(definition: Mapping[str, Any]) -> dict[str, bool]:
-    """Return per metric whether a group weights its subtasks by size."""
+def _read_weights(definition: Mapping[str, object]) -> dict[str, bool]:
+    """Return for each metric of a group whether its subtasks are weighted by size."""
     entries = as_list(definition.get("aggregate_metric_list") or None)
     if not all(isinstance(entry, Mapping) and "metric" in entry for entry in entries):
         raise TaskError("aggregate_metric_list: each entry names a `metric`")
     return {str(entry["metric"]): bool(entry.get("weight_by_size", True)) for entry in entries}
 
 
-# A group's own keys (lm_eval.config.group.GroupConfig); its other keys are overrides for the tasks in it.
+# A group's own keys (lm_eval.config.group.GroupConfig); its other keys override settings of the tasks in it.
 _GROUP_KEYS = {"group", "group_alias", "task", "aggregate_metric_list", "metadata"}
 
 
 def _merge_group(
-    name: str, group: Mapping[str, Any], overrides: Mapping[str, Any], *, as_data: bool
+    group_name: str,
+    group: Mapping[str, Any],
+    outer_overrides: Mapping[str, object],
+    *,
+    as_data: bool,
 ) -> list[_MergedSubtask]:
-    """Return all subtasks of a group, its overrides and those from above merged into each."""
-    own_overrides = {key: value for key, value in group.items() if key not in _GROUP_KEYS}
-    below = merge_definitions(own_overrides, overrides)
+    """Return all subtasks of a group, each with the group's overrides and those of the groups around it."""
+    group_overrides = {key: value for key, value in group.items() if key not in _GROUP_KEYS}
+    overrides = merge_definitions(group_overrides, outer_overrides)
     subtasks: list[_MergedSubtask] = []
-    for item in group.get("task") or []:
-        changes = {} if isinstance(item, str) else dict(item)
-        member = item if isinstance(item, str) else changes.get("group") or changes.get("task")
-        if not isinstance(member, str):
-            raise TaskError(f"the group {name} has a member without a name: {item!r}")
-        entry = find_entry(member)
-        if entry is None and "group" in changes:
-            subtasks += _merge_group(f"{name}::{member}", changes, below, as_data=as_data)
+    for member in group.get("task") or []:
+        # a member is a name, or a mapping of its name and of overrides for it alone
+        changes = {} if isinstance(member, str) else dict(member)
+        member_name = (
+            member if isinstance(member, str) else changes.get("group") or changes.get("task")
+        )
+        if not isinstance(member_name, str):
+            raise TaskError(f"the group {group_name} has a member without a name: {member!r}")
+        full_name = f"{group_name}::{member_name}"
+        entry = find_entry(member_name)
+        if entry is None and "group" in changes:  # a group that is written inside this one
+            subtasks += _merge_group(full_name, changes, overrides, as_data=as_data)
             continue
         changes.pop("group", None)
-        if entry is None:
-            definition = merge_definitions(below, changes, {"task": f"{name}::{member}"})
+        if entry is None:  # a task that is written inside this group
+            definition = merge_definitions(overrides, changes, {"task": full_name})
             subtasks.append(_MergedSubtask(definition, None))
         elif entry.kind == "group":
-            inner = _read_stock_entry(entry, as_data=as_data)
-            changes = merge_definitions(below, changes)
-            subtasks += _merge_group(member, inner, changes, as_data=as_data)
+            inner_group = _read_stock_entry(entry, as_data=as_data)
+            member_overrides = merge_definitions(overrides, changes)
+            subtasks += _merge_group(member_name, inner_group, member_overrides, as_data=as_data)
         else:
-            for stock in read_stock_task(member, as_data=as_data).subtasks:
-                definition = merge_definitions(stock, below, changes, {"task": stock["task"]})
+            for stock in read_stock_task(member_name, as_data=as_data).subtasks:
+                definition = merge_definitions(stock, overrides, changes, {"task": stock["task"]})
                 subtasks.append(_MergedSubtask(definition, stock))
     return subtasks
 
@@ -262,53 +314,69 @@ def _merge_group(
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-def read_definition(path: Path) -> tuple[Definition, list[Definition]]:
-    """Read a task definition with its includes; with a user's come the stock definitions that it includes."""
+_EXTRA_OF_LM_EVAL = re.compile(r"lm[-_]eval\[(\w+)\]")  # in its errors: "pip install lm-eval[math]"
+
+
+def read_definition(definition_file: Path) -> tuple[Definition, list[Definition]]:
+    """Return a task definition with its includes merged in, and the stock definitions among those files."""
     stock: list[Definition] = []
-    return _read_file(path, (), stock), stock
+    return _read_file(definition_file, (), stock), stock
 
 
-def _read_file(path: Path, above: tuple[Path, ...], stock: list[Definition]) -> Definition:
-    """Read one file and what it includes; ``above`` are the files that include it."""
-    path = path.expanduser().resolve()
+def _read_file(
+    definition_file: Path, including_files: tuple[Path, ...], stock: list[Definition]
+) -> Definition:
+    """Return the definition in one file with its includes merged in; stock definitions are added to ``stock``."""
+    definition_file = definition_file.expanduser().resolve()
     try:
-        if tasks_folder().resolve() in path.parents:
-            stock.append(_read_stock_file(path))
+        if tasks_folder().resolve() in definition_file.parents:
+            stock.append(_read_stock_file(definition_file))
             return dict(stock[-1])
-        if path in above:
-            raise TaskError("it includes itself", where=str(path))
+        if definition_file in including_files:
+            raise TaskError("it includes itself", where=str(definition_file))
         content, _ = read_yaml(
-            path,
+            definition_file,
             description="the task definition",
             error=TaskError,
-            loader=make_loader(path.parent),
+            loader=make_loader(definition_file.parent),
         )
-        if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        if not isinstance(content, dict) or not all(
+            isinstance(setting, str) for setting in content
+        ):
             raise TaskError(
                 "a task definition holds `task:`, `doc_to_text:` and so on at its top level"
             )
         merged: Definition = {}
         for include in as_list(content.pop("include", None) or None):
             if not isinstance(include, str):
-                raise TaskError(f"include: {include!r} is no file", where=str(path))
-            included = _read_file(path.parent / include, (*above, path), stock)
+                raise TaskError(f"include: {include!r} is not a file", where=str(definition_file))
+            included = _read_file(
+                definition_file.parent / include, (*including_files, definition_file), stock
+            )
             included.pop("task_list", None)
             merged = merge_definitions(merged, included)
         return merge_definitions(merged, content)
     except PotentiaError as error:
-        error.where = error.where or str(path)
+        error.where = error.where or str(definition_file)
         raise
-    except Exception as error:  # YAML, import and attribute errors of the definition's own code
+    except Exception as error:  # the definition's own code may raise anything
+        extra = _EXTRA_OF_LM_EVAL.search(str(error))
+        if extra is not None:
+            raise TaskError(
+                "lm-eval computes it with packages that are not here, or not in the version it asks for",
+                where=definition_file.stem,
+                hint=f"pip install 'lm_eval[{extra[1]}]'",
+            ) from error
         raise TaskError(
             f"the task definition cannot be read: {type(error).__name__}: {error}".splitlines()[0],
-            where=str(path),
+            where=str(definition_file),
         ) from error
 
 
-def _read_stock_file(path: Path) -> Definition:
-    """Read a definition of lm-eval as lm-eval does, functions imported; one that needs consent is refused before."""
+def _read_stock_file(definition_file: Path) -> Definition:
+    """Return a definition of lm-eval's with its functions imported; refuse it before that if it needs consent."""
     from lm_eval.tasks._yaml_loader import load_yaml
 
-    check_stock_consent(path)
-    definition: Definition = load_yaml(path)
+    check_stock_consent(definition_file)
+    definition: Definition = load_yaml(definition_file)
     return definition

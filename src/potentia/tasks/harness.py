@@ -1,4 +1,9 @@
-"""The bridge to lm-eval: its own task objects on our data, so that prompts, filters and metrics are the harness's."""
+"""The bridge to lm-eval (the harness): its own task objects, built on datasets that Potentia has read.
+
+So prompts, filters and metrics are lm-eval's to the last character. Beside the bridge stand two things that every
+definition goes through: its templates and regular expressions, which run within limits of time and memory if they are
+a user's (*untrusted*), and its fingerprint, which changes with anything that can change a score.
+"""
 
 from __future__ import annotations
 
@@ -15,131 +20,167 @@ from typing import TYPE_CHECKING, Any
 from potentia import limited
 from potentia.errors import TaskError
 from potentia.files import CODE, is_allowed
-from potentia.tasks.data import LIMITED, silence_libraries
+from potentia.tasks.data import UNTRUSTED, silence_libraries
 from potentia.tasks.forms import OWN_KEYS
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from jinja2 import Template
+    from jinja2.sandbox import SandboxedEnvironment
+    from lm_eval.api.task import ConfigurableTask
 
-SAMPLED_ROWS = 8  # of splits that are not evaluated, for the constructor
-MOST_REMEMBERED = 5_000  # documents whose texts are kept
-# The public split behind each of ours, as the keys of a task's config.
+SAMPLE_ROWS = 8  # of each split but the evaluated one, which lm-eval's constructor gets to see
+CACHED_DOCUMENTS = 5_000  # whose rendered texts are kept at most
+# The key of a definition that names the benchmark's train, validation or test split.
 SPLIT_KEYS = {"train": "training_split", "validation": "validation_split", "test": "test_split"}
 
 
-def build_harness_task(config: Mapping[str, Any], data: Mapping[str, Dataset]) -> Any:
-    """Make lm-eval's task object for a definition, on the splits at hand.
+def build_harness_task(
+    definition: Mapping[str, Any], datasets_by_split: Mapping[str, Dataset]
+) -> ConfigurableTask:
+    """Return lm-eval's task object for a definition, on these datasets by the benchmark's names of splits.
 
-    A split that the definition names and the data lack is absent. The constructor lists all few-shot documents, so it
-    sees a handful of the training rows; ours come later, from the split plan.
+    A split that the definition names and the datasets lack counts as not named. lm-eval's constructor prepares the
+    split that it evaluates on (test, else validation, else train), so that it gets that one whole. It also lists every
+    document of the split that few-shot examples come from, so that of all other splits it gets only a few rows.
+    Potentia sets the examples itself for each prompt.
     """
-    is_limited = bool(config.get(LIMITED))
-    definition = _prepare_definition(config, data)
-    evaluated = definition.get("test_split") or definition.get("validation_split")
+    harness_config = _prepare_config(definition, datasets_by_split)
+    evaluated = harness_config.get("test_split") or harness_config.get("validation_split")
     has_only_train = evaluated is None
-    if has_only_train:  # lm-eval asks for a split to evaluate on
-        evaluated = definition["test_split"] = definition.get("training_split")
+    if has_only_train:  # lm-eval needs a split to evaluate on
+        evaluated = harness_config["test_split"] = harness_config.get("training_split")
     if evaluated is None:
         raise TaskError(
             f"{definition.get('task')} finds none of its splits here",
-            hint=f"the data hold: {', '.join(data) or 'nothing'}",
+            hint=f"the data hold: {', '.join(datasets_by_split) or 'nothing'}",
         )
-    sample = {}
-    for name, split in data.items():
-        is_whole = name == evaluated
-        sample[name] = split if is_whole else split.select(range(min(SAMPLED_ROWS, len(split))))
+    small_datasets = {}
+    for split_name, dataset in datasets_by_split.items():
+        if split_name == evaluated:
+            small_datasets[split_name] = dataset
+        else:
+            small_datasets[split_name] = dataset.select(range(min(SAMPLE_ROWS, len(dataset))))
+    is_untrusted = bool(definition.get(UNTRUSTED))
+    harness_task = _construct_task(harness_config, small_datasets, is_untrusted)
+    if has_only_train:
+        harness_task.config.test_split = None
+    harness_task.dataset = dict(datasets_by_split)
+    return harness_task
+
+
+def _construct_task(
+    harness_config: dict[str, object], datasets_by_split: Mapping[str, Dataset], is_untrusted: bool
+) -> ConfigurableTask:
+    """Call lm-eval's constructor; whatever it raises becomes a ``TaskError``."""
     with silence_libraries():
         try:
-            task = _bridged_class()(sample, definition, is_limited)
+            return _derive_task_class()(datasets_by_split, harness_config, is_untrusted)
         except TaskError:
             raise
         except Exception as error:  # a definition's own code may raise anything
             problem = f"{type(error).__name__}: {error}"
-            message = f"{definition.get('task')} cannot be built on these data: {problem}"
+            message = f"{harness_config.get('task')} cannot be built on these data: {problem}"
             raise TaskError(
                 message.splitlines()[0],
                 hint="the columns or labels may not be those that the task definition reads",
             ) from error
-    if has_only_train:
-        task.config.test_split = None
-    task.dataset = dict(data)
-    return task
 
 
-def _prepare_definition(config: Mapping[str, Any], data: Mapping[str, Dataset]) -> dict[str, Any]:
-    """Return the definition without the splits that the data lack and without the keys that only an index needs."""
-    definition = _without_absent_splits(config, data, (*SPLIT_KEYS.values(), "fewshot_split"))
-    for key in ("tag", "group", "task_list", LIMITED, *OWN_KEYS):
-        definition.pop(key, None)
-    few_shot = definition.get("fewshot_config")
+def _prepare_config(
+    definition: Mapping[str, object], datasets_by_split: Mapping[str, Dataset]
+) -> dict[str, object]:
+    """Return a definition as lm-eval's constructor takes it: without absent splits, and without Potentia's own keys."""
+    harness_config = _unset_absent_splits(
+        definition, datasets_by_split, (*SPLIT_KEYS.values(), "fewshot_split")
+    )
+    for key in ("tag", "group", "task_list", UNTRUSTED, *OWN_KEYS):
+        harness_config.pop(key, None)
+    few_shot = harness_config.get("fewshot_config")
     if isinstance(few_shot, dict):
-        definition["fewshot_config"] = _without_absent_splits(few_shot, data, ("split",))
-    metadata = definition.get("metadata")
+        harness_config["fewshot_config"] = _unset_absent_splits(
+            few_shot, datasets_by_split, ("split",)
+        )
+    metadata = harness_config.get("metadata")
     if isinstance(metadata, dict):
-        definition["metadata"] = dict(metadata)
+        harness_config["metadata"] = dict(metadata)
     else:
-        definition["metadata"] = {"_metadata": metadata}
-    return definition
+        harness_config["metadata"] = {"_metadata": metadata}
+    return harness_config
 
 
-def _without_absent_splits(
-    settings: Mapping[str, Any], data: Mapping[str, Dataset], keys: Iterable[str]
-) -> dict[str, Any]:
-    """Return settings in which a key that names a split that the data lack is None."""
-    present = dict(settings)
+def _unset_absent_splits(
+    settings: Mapping[str, object], datasets_by_split: Mapping[str, Dataset], keys: Iterable[str]
+) -> dict[str, object]:
+    """Return settings in which each of these keys is None if it names a split that the data lack."""
+    present_settings = dict(settings)
     for key in keys:
-        if settings.get(key) is not None and str(settings[key]) not in data:
-            present[key] = None
-    return present
+        if settings.get(key) is not None and str(settings[key]) not in datasets_by_split:
+            present_settings[key] = None
+    return present_settings
 
 
 # --- templates -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _RememberedTexts:
-    """What was rendered of one document, by template. It holds the document, so that its id is not given again."""
+class _DocumentCache:
+    """What was rendered of one document, by template.
 
-    document: Mapping[str, Any]
-    texts: dict[str, Any]
+    It holds the document: as long as the entry lives, Python gives the document's id to no other object.
+    """
 
-
-_remembered: dict[int, _RememberedTexts] = {}  # by the id of a document
-_user_templates: set[str] = set()  # of definitions from users' files
-
-
-def render_template(source: str, doc: Mapping[str, Any]) -> str:
-    """Render a template as lm-eval does: here where it is lm-eval's, in a process with limits where it is a user's."""
-    if source in _user_templates:
-        return str(
-            _make_once(doc, source, lambda: _within_limits(limited.render_template, source, doc))
-        )
-    return str(_make_once(doc, source, lambda: _compile_template(source).render(**doc)))
+    document: Mapping[str, object]
+    value_by_template: dict[str, object]
 
 
-def _make_once(doc: Mapping[str, Any], key: str, make: Callable[[], Any]) -> Any:
-    """Make something of a document once: its choices are asked for ten times, and again in prompts that show it."""
-    remembered = _remembered.get(id(doc))
-    if remembered is None or remembered.document is not doc:
-        if len(_remembered) >= MOST_REMEMBERED:
-            _remembered.clear()
-        remembered = _remembered[id(doc)] = _RememberedTexts(doc, {})
-    if key not in remembered.texts:
-        remembered.texts[key] = make()
-    return copy(remembered.texts[key])
+_cache_by_document: dict[int, _DocumentCache] = {}  # by the id() of a document
+_user_templates: set[str] = set()  # all strings in definitions from users' files
+
+
+def render_template(source: str, document: Mapping[str, object]) -> str:
+    """Render a template for a document as lm-eval does; a user's template in a process with limits.
+
+    It takes the place of lm-eval's ``apply_template``.
+    """
+
+    def render() -> object:
+        if source in _user_templates:
+            return _run_in_limited_process(limited.render_template, source, document)
+        return _compile_template(source).render(**document)
+
+    return str(_compute_once(document, source, render))
+
+
+def _compute_once(
+    document: Mapping[str, object], template: str, compute: Callable[[], object]
+) -> Any:
+    """Return what a template makes of a document, from the cache where it can.
+
+    lm-eval asks for a document's choices ten times, and again in every prompt that shows it as an example.
+    """
+    document_cache = _cache_by_document.get(id(document))
+    if document_cache is None or document_cache.document is not document:
+        if len(_cache_by_document) >= CACHED_DOCUMENTS:
+            _cache_by_document.clear()
+        document_cache = _DocumentCache(document, {})
+        _cache_by_document[id(document)] = document_cache
+    if template not in document_cache.value_by_template:
+        document_cache.value_by_template[template] = compute()
+    return copy(document_cache.value_by_template[template])
 
 
 @lru_cache(maxsize=512)
-def _compile_template(source: str) -> Any:
+def _compile_template(source: str) -> Template:
     """Compile a prompt template once; lm-eval compiles it again for every document."""
     return sandboxed_environment().from_string(source)
 
 
 @cache
-def sandboxed_environment() -> Any:
-    """Return lm-eval's environment of templates as a sandbox: a template reads its document and nothing else.
+def sandboxed_environment() -> SandboxedEnvironment:
+    """Return lm-eval's jinja environment as a sandbox: a template reads its document and nothing else.
 
-    Whatever lm-eval renders by itself is rendered here too from then on.
+    From then on lm-eval itself renders with ``render_template`` and this environment.
     """
     from jinja2.sandbox import SandboxedEnvironment
     from lm_eval import utils
@@ -155,51 +196,54 @@ def sandboxed_environment() -> Any:
     return environment
 
 
-def _walk_strings(value: Any) -> Iterator[str]:
-    """Give every text in a definition."""
+def _walk_strings(value: object) -> Iterator[str]:
+    """Yield every string in a definition."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for inner in value.values():
-            yield from _walk_strings(inner)
+        for member in value.values():
+            yield from _walk_strings(member)
     elif isinstance(value, (list, tuple)):
-        for inner in value:
-            yield from _walk_strings(inner)
+        for member in value:
+            yield from _walk_strings(member)
 
 
 @cache
-def _bridged_class() -> Any:
-    """Derive a task class that takes its data from us."""
+def _derive_task_class() -> type[ConfigurableTask]:
+    """Return a subclass of lm-eval's task class that is given its datasets instead of downloading them."""
     from lm_eval.api.task import ConfigurableTask
 
     sandboxed_environment()
 
     class BridgedTask(ConfigurableTask):  # type: ignore[misc]
-        """A harness task on given data."""
+        """lm-eval's task on given datasets; a user's templates and patterns run within limits."""
 
         def __init__(
-            self, data: Mapping[str, Dataset], config: dict[str, Any], is_limited: bool
+            self,
+            datasets_by_split: Mapping[str, Dataset],
+            config: dict[str, object],
+            is_untrusted: bool,
         ) -> None:
-            self._given_data = data
-            if is_limited:
+            self._datasets_by_split = datasets_by_split
+            if is_untrusted:
                 _user_templates.update(_walk_strings(config))
             super().__init__(config=config)
-            if is_limited:
+            if is_untrusted:
                 _limit_patterns(self)
 
-        def download(self, *_: Any, **__: Any) -> None:
-            self.dataset = dict(self._given_data)
+        def download(self, *_: object, **__: object) -> None:
+            self.dataset = dict(self._datasets_by_split)
 
-        def doc_to_prefix(self, doc: Mapping[str, Any]) -> Any:
+        def doc_to_prefix(self, doc: Mapping[str, object]) -> Any:
             return super().doc_to_prefix(doc) or None
 
         def doc_to_choice(self, doc: Any, doc_to_choice: Any = None) -> Any:
             source = self.config.doc_to_choice if doc_to_choice is None else doc_to_choice
-            ask_harness = partial(super().doc_to_choice, doc, source)
+            compute_choices = partial(super().doc_to_choice, doc, source)
             try:
                 if not isinstance(source, str) or source in self.features:
-                    return ask_harness()
-                return _make_once(doc, f"choices {source}", ask_harness)
+                    return compute_choices()  # no template: a function, a list or a column
+                return _compute_once(doc, f"choices {source}", compute_choices)
             except (TypeError, SyntaxError, MemoryError, RecursionError) as error:
                 problem = f"{self.config.task}: doc_to_choice gives no list of choices: {source!r}"
                 raise TaskError(problem[:300]) from error
@@ -211,61 +255,70 @@ def _bridged_class() -> Any:
 
 
 class _LimitedPattern:
-    """A compiled regular expression of a user's file, matched in a process with limits."""
+    """Stands for a compiled regular expression of a user's file; it is matched in a process with limits."""
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
 
-    def findall(self, text: str) -> list[Any]:
-        matches: list[Any] = _within_limits(limited.find_matches, self.pattern, text)
+    def findall(self, text: str) -> list[str | tuple[str, ...]]:
+        matches: list[str | tuple[str, ...]] = _run_in_limited_process(
+            limited.find_matches, self.pattern, text
+        )
         return matches
 
 
-def _within_limits(act: Callable[[str, Any], Any], source: str, value: Any) -> Any:
-    """Do something with a user's template or pattern in the process with limits."""
+def _run_in_limited_process(operation: Callable[[str, Any], Any], source: str, value: Any) -> Any:
+    """Apply an operation of ``limited`` to a user's template or pattern; an excess of time or memory is a TaskError."""
     try:
-        return act(source, value)
+        return operation(source, value)
     except limited.LimitError as error:
-        kind = "template" if act is limited.render_template else "regular expression"
+        kind = "template" if operation is limited.render_template else "regular expression"
         raise TaskError(f"the {kind} {source[:80]!r} cannot be used: {error}") from None
 
 
-def _limit_patterns(task: Any) -> None:
-    """Have the regular expressions of a task's filters and metrics matched in a process with limits."""
+def _limit_patterns(task: ConfigurableTask) -> None:
+    """Change a task so that the regular expressions of its filters and metrics are matched in a process with limits."""
     for ensemble in task._filters:
-        ensemble.filters = [partial(_make_limited_filter, make) for make in ensemble.filters]
-    for name, settings in task._metric_fn_kwargs.items():
+        ensemble.filters = [
+            partial(_make_limited_filter, make_filter) for make_filter in ensemble.filters
+        ]
+    for metric_name, settings in task._metric_fn_kwargs.items():
         patterns = settings.pop("regexes_to_ignore", None)
         if patterns is not None:
-            metric = task._metric_fn_list[name]
-            task._metric_fn_list[name] = partial(_call_without_matches, metric, list(patterns))
+            metric = task._metric_fn_list[metric_name]
+            task._metric_fn_list[metric_name] = partial(
+                _compute_ignoring_matches, metric, list(patterns)
+            )
 
 
-def _make_limited_filter(make: Callable[[], Any]) -> Any:
-    """Make a filter of lm-eval whose regular expression is matched within limits."""
-    made_filter = make()
-    if hasattr(made_filter, "regex_pattern"):
-        made_filter.regex = _LimitedPattern(made_filter.regex_pattern)
-    if getattr(made_filter, "regexes_to_ignore", None) and not is_allowed(CODE):
+def _make_limited_filter(make_filter: Callable[[], Any]) -> object:
+    """Return a filter of lm-eval's whose regular expression is matched within limits."""
+    harness_filter = make_filter()
+    if hasattr(harness_filter, "regex_pattern"):
+        harness_filter.regex = _LimitedPattern(harness_filter.regex_pattern)
+    if getattr(harness_filter, "regexes_to_ignore", None) and not is_allowed(CODE):
         raise TaskError(
             "a filter with regexes_to_ignore needs --allow code; a metric may have them"
         )
-    return made_filter
+    return harness_filter
 
 
-def _call_without_matches(metric: Callable[..., Any], patterns: list[str], **arguments: Any) -> Any:
-    """Call a metric on texts without what its patterns match, as lm-eval's ``exact_match`` does."""
-    for side in ("predictions", "references"):
+def _compute_ignoring_matches(
+    metric: Callable[..., Any], patterns: list[str], **arguments: Any
+) -> object:
+    """Compute a metric of texts after removing what the patterns match, as lm-eval's ``exact_match`` does."""
+    for argument_name in ("predictions", "references"):
         for pattern in patterns:
-            arguments[side] = [
-                _within_limits(limited.remove_matches, pattern, text) for text in arguments[side]
+            arguments[argument_name] = [
+                _run_in_limited_process(limited.remove_matches, pattern, text)
+                for text in arguments[argument_name]
             ]
     return metric(**arguments)
 
 
 # --- the fingerprint: changes with anything that can change a score, and with nothing else ---------------------------
 
-# Keys of a definition that say where the data came from, not what is asked; the data themselves are hashed.
+# Keys of a definition that say where its data come from; not hashed, since the documents themselves are.
 _ORIGIN_KEYS = {
     "dataset_path",
     "dataset_name",
@@ -275,51 +328,55 @@ _ORIGIN_KEYS = {
     "group",
     "task_list",
     "metadata",
-    LIMITED,  # who wrote it plays no part either
+    UNTRUSTED,  # who wrote it plays no part either
 }
 _FILE_KEYS = {"data_files", "data_dir"}  # where a definition names its files: a folder may be moved
 
 
 def fingerprint_definition(
-    config: Mapping[str, Any], documents: Iterable[tuple[str, int, Mapping[str, Any]]]
+    definition: Mapping[str, object], documents: Iterable[tuple[str, int, Mapping[str, object]]]
 ) -> str:
-    """Hash a definition and its documents (split, id, content); the order of keys plays no part."""
+    """Return the hash of a definition and its documents (split, id, content); the order of keys plays no part."""
     digest = hashlib.sha256()
-    digest.update(canonical_json(describe_definition(config)).encode())
+    digest.update(canonical_json(describe_definition(definition)).encode())
     for split, number, document in documents:
         digest.update(f"\n{split}:{number}:".encode())
         digest.update(canonical_json(document).encode())
     return digest.hexdigest()
 
 
-def describe_definition(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a definition as plain values: functions by name and by the text of the file that holds them."""
-    described = {}
-    for key, value in config.items():
+def describe_definition(definition: Mapping[str, object]) -> dict[str, object]:
+    """Return a definition as plain values, to be hashed: each function by its name and the hash of its file."""
+    plain_definition = {}
+    for key, value in definition.items():
         if key not in _ORIGIN_KEYS and value is not None:
-            described[key] = _describe_value(value)
-    return described
+            plain_definition[key] = _describe_value(value)
+    return plain_definition
 
 
-def canonical_json(value: Any) -> str:
-    """Write a value as JSON with sorted keys, the same in every process."""
+def canonical_json(value: object) -> str:
+    """Return a value as JSON with sorted keys, the same in every process."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str)
 
 
-def _describe_value(value: Any) -> Any:
+def _describe_value(value: object) -> object:
     if isinstance(value, Mapping):
-        described = {}
-        for key, inner in value.items():
+        plain_members = {}
+        for key, member in value.items():
             if key not in _FILE_KEYS:
-                described[str(key)] = _describe_value(inner)
-        return described
+                plain_members[str(key)] = _describe_value(member)
+        return plain_members
     if isinstance(value, (list, tuple)):
-        return [_describe_value(inner) for inner in value]
+        return [_describe_value(member) for member in value]
     return _describe_function(value) if callable(value) else value
 
 
-def _describe_function(function: Any) -> Any:
-    """Return what can change the results of a function: what it says itself, else its name, file and bound values."""
+def _describe_function(function: object) -> object:
+    """Return what stands for a function in a fingerprint, as plain values.
+
+    That is its attribute ``fingerprint_parts`` if it has one, else its name, the hash of the file that holds it, and
+    the values bound to it. With ``fingerprint_parts`` an edit of the file that changes no score keeps stored results.
+    """
     parts = getattr(function, "fingerprint_parts", None)
     if parts is not None:
         return _describe_value(parts)
@@ -334,18 +391,18 @@ def _describe_function(function: Any) -> Any:
 
 
 def _hash_source(function: Any) -> str:
-    """Hash the file that holds a function."""
+    """Return the hash of the file that holds a function; empty if it has none."""
     function = getattr(function, "func", function)
     try:
-        file = inspect.getsourcefile(function)
+        source_file = inspect.getsourcefile(function)
     except TypeError:
         return ""
-    return _hash_file(file) if file else ""
+    return _hash_file(source_file) if source_file else ""
 
 
 @lru_cache(maxsize=256)
-def _hash_file(file: str) -> str:
+def _hash_file(source_file: str) -> str:
     try:
-        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        return hashlib.sha256(Path(source_file).read_bytes()).hexdigest()
     except OSError:
         return ""

@@ -1,7 +1,7 @@
-"""A linear classifier on words and pairs of words, as plain arrays: taught in seconds, kept in a file without code.
+"""A linear classifier of texts on words and pairs of words: fitted in seconds, stored in a file that runs no code.
 
-TF-IDF features and logistic regression are scikit-learn's; what they learned is a list of words and a few arrays, so a
-file of it from anyone is data.
+It is scikit-learn's logistic regression on TF-IDF features. What they learn is a list of words and a few arrays, and
+only those are stored: a file from anyone is read as data, without pickle.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,23 +19,32 @@ from potentia.errors import InputError
 from potentia.files import LARGEST_DATA, check_plain_file
 from potentia.values.scores import Floats
 
-STRENGTHS = (1.0, 10.0, 100.0)  # inverse regularisation; validation chooses
-USUAL_STRENGTH = 10.0  # where there is no validation, or too much to try them all
-MANY_EXAMPLES = 20_000
-MOST_FEATURES = 200_000
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+
+INVERSE_REGULARIZATIONS = (1.0, 10.0, 100.0)  # scikit-learn's C; validation chooses one
+USUAL_INVERSE_REGULARIZATION = 10.0  # without validation, or with too many texts to try them all
+MAX_TEXTS_TO_TRY_ALL = 20_000
+MAX_FEATURES = 200_000
+ARRAY_NAMES = ("words", "idf", "coefficients", "intercepts", "classes", "strength")  # in a file
 _TOKEN = r"\w+|[^\w\s]"
 
 
 @dataclass(frozen=True)
 class LinearTextClassifier:
-    """A fitted classifier: the words it knows with their weights, and a row of coefficients for each class."""
+    """A fitted classifier: its words with their weights, and a row of coefficients for each class.
+
+    Of two classes there is one row, for the second class, as in scikit-learn.
+    """
 
     words: tuple[str, ...]
-    idf: Floats  # (words,)
+    idf: Floats  # (words,): how rare each word is
     coefficients: Floats  # (classes, words)
     intercepts: Floats  # (classes,)
-    classes: tuple[int, ...]  # numbers of the labels
-    strength: float
+    classes: tuple[int, ...]  # the numbers of the labels
+    inverse_regularization: float
 
     @classmethod
     def fit(
@@ -44,25 +53,27 @@ class LinearTextClassifier:
         labels: Sequence[int],
         *,
         validation: tuple[Sequence[str], Sequence[int]] | None = None,
-        strength: float | None = None,
+        inverse_regularization: float | None = None,
     ) -> LinearTextClassifier:
-        """Fit the classifier; validation chooses the regularisation, where none is given."""
+        """Return a classifier fitted on labelled texts; validation chooses its regularisation, if none is given."""
         from sklearn.exceptions import ConvergenceWarning
         from sklearn.linear_model import LogisticRegression
 
         vectorizer = _make_vectorizer()
         features = vectorizer.fit_transform(texts)
-        strengths = [USUAL_STRENGTH if strength is None else strength]
-        validation_features: Any = None
-        if strength is None and validation is not None and len(texts) <= MANY_EXAMPLES:
-            strengths = list(STRENGTHS)
+        candidates: Sequence[float] = (USUAL_INVERSE_REGULARIZATION,)
+        validation_features: csr_matrix | None = None
+        if inverse_regularization is not None:
+            candidates = (inverse_regularization,)
+        elif validation is not None and len(texts) <= MAX_TEXTS_TO_TRY_ALL:
+            candidates = INVERSE_REGULARIZATIONS
             validation_features = vectorizer.transform(validation[0])
         best_accuracy = -1.0
-        best_model: Any = None
-        best_strength = strengths[0]
+        best_model: LogisticRegression | None = None
+        best_inverse_regularization = candidates[0]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
-            for candidate in strengths:
+            for candidate in candidates:
                 model = LogisticRegression(C=candidate, max_iter=500)
                 model.fit(features, list(labels))
                 accuracy = 0.0
@@ -71,7 +82,8 @@ class LinearTextClassifier:
                 if accuracy > best_accuracy:
                     best_accuracy = accuracy
                     best_model = model
-                    best_strength = candidate
+                    best_inverse_regularization = candidate
+        assert best_model is not None  # at least one was tried
         words = sorted(vectorizer.vocabulary_, key=vectorizer.vocabulary_.__getitem__)
         return cls(
             words=tuple(words),
@@ -79,28 +91,27 @@ class LinearTextClassifier:
             coefficients=np.asarray(best_model.coef_, dtype=np.float64),
             intercepts=np.asarray(best_model.intercept_, dtype=np.float64),
             classes=tuple(int(label) for label in best_model.classes_),
-            strength=best_strength,
+            inverse_regularization=best_inverse_regularization,
         )
 
     def log_probabilities(self, texts: Sequence[str]) -> Floats:
-        """Return the log-probability of each class for each text, (texts, classes)."""
-        vectorizer = _make_vectorizer(vocabulary={word: i for i, word in enumerate(self.words)})
+        """Return the log-probability of each class for each text, of shape (texts, classes)."""
+        vectorizer = _make_vectorizer(
+            vocabulary={word: position for position, word in enumerate(self.words)}
+        )
         vectorizer.idf_ = self.idf
         features = vectorizer.transform(texts)
         scores = np.asarray(features @ self.coefficients.T + self.intercepts)
-        if len(self.classes) == 2:  # one row of coefficients for the second class
-            scores = np.column_stack([np.zeros(len(texts)), scores[:, 0]])
-        shifted = scores - scores.max(axis=1, keepdims=True)
-        return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
+        return normalise_scores(scores, self.classes)
 
     def predict(self, texts: Sequence[str]) -> list[int]:
         """Return the class of each text."""
-        best = self.log_probabilities(texts).argmax(axis=1)
-        return [self.classes[int(place)] for place in best]
+        best_positions = self.log_probabilities(texts).argmax(axis=1)
+        return [self.classes[int(position)] for position in best_positions]
 
-    def save(self, file: Path) -> None:
-        """Write the classifier as arrays."""
-        with file.open("wb") as stream:
+    def save(self, target_file: Path) -> None:
+        """Write the classifier to a file as arrays; there, the inverse regularisation is named ``strength``."""
+        with target_file.open("wb") as stream:
             np.savez_compressed(
                 stream,
                 words=np.array(self.words, dtype=np.str_),
@@ -108,46 +119,74 @@ class LinearTextClassifier:
                 coefficients=self.coefficients.astype(np.float32),
                 intercepts=self.intercepts.astype(np.float32),
                 classes=np.array(self.classes, dtype=np.int64),
-                strength=np.array(self.strength),
+                strength=np.array(self.inverse_regularization),
             )
 
     @classmethod
-    def load(cls, file: Path) -> LinearTextClassifier:
-        """Read a classifier; whatever is wrong with the file is told."""
-        check_plain_file(file, LARGEST_DATA)
-        try:
-            with zipfile.ZipFile(file) as archive:
-                unpacked_bytes = sum(entry.file_size for entry in archive.infolist())
-            if unpacked_bytes > LARGEST_DATA:
-                raise ValueError("too large when unpacked")
-            with np.load(file, allow_pickle=False) as arrays:
-                classifier = cls(
-                    words=tuple(str(word) for word in arrays["words"]),
-                    idf=np.asarray(arrays["idf"], dtype=np.float64),
-                    coefficients=np.asarray(arrays["coefficients"], dtype=np.float64),
-                    intercepts=np.asarray(arrays["intercepts"], dtype=np.float64),
-                    classes=tuple(int(label) for label in arrays["classes"]),
-                    strength=float(arrays["strength"]),
-                )
-        except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+    def load(cls, source_file: Path) -> LinearTextClassifier:
+        """Read a classifier from a file of ``save``; raise an ``InputError`` for any other file."""
+        arrays = read_arrays(source_file, ARRAY_NAMES)
+        classifier = cls(
+            words=tuple(str(word) for word in arrays["words"]),
+            idf=np.asarray(arrays["idf"], dtype=np.float64),
+            coefficients=np.asarray(arrays["coefficients"], dtype=np.float64),
+            intercepts=np.asarray(arrays["intercepts"], dtype=np.float64),
+            classes=tuple(int(label) for label in arrays["classes"]),
+            inverse_regularization=float(arrays["strength"]),
+        )
+        row_count = count_coefficient_rows(classifier.classes)
+        if classifier.coefficients.shape != (row_count, len(classifier.words)):
             raise InputError(
-                "this is no classifier that Potentia wrote",
-                where=str(file),
-                hint="run potentia select again",
-            ) from error
-        rows = 1 if len(classifier.classes) == 2 else len(classifier.classes)
-        if classifier.coefficients.shape != (rows, len(classifier.words)):
-            raise InputError("the arrays of the classifier do not fit together", where=str(file))
+                "the arrays of the classifier do not fit together", where=str(source_file)
+            )
         return classifier
 
 
-def _make_vectorizer(vocabulary: dict[str, int] | None = None) -> Any:
+def count_coefficient_rows(classes: Sequence[int]) -> int:
+    """Return how many rows of coefficients scikit-learn's logistic regression has for these classes."""
+    return 1 if len(classes) == 2 else len(classes)
+
+
+def normalise_scores(scores: Floats, classes: Sequence[int]) -> Floats:
+    """Return the log-probability of each class for each text, from the scores of a linear classifier (log-softmax).
+
+    Of two classes scikit-learn scores only the second; the first has the score 0 then.
+    """
+    if len(classes) == 2:
+        scores = np.column_stack([np.zeros(len(scores)), scores[:, 0]])
+    shifted = scores - scores.max(axis=1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
+
+
+def read_arrays(file: Path, array_names: Sequence[str]) -> dict[str, Any]:
+    """Read arrays from a file that anyone may have made: no code is run, and its unpacked size is bounded."""
+    check_plain_file(file, LARGEST_DATA)
+    try:
+        with zipfile.ZipFile(file) as archive:
+            unpacked_bytes = sum(entry.file_size for entry in archive.infolist())
+        if unpacked_bytes > LARGEST_DATA:
+            raise ValueError("too large when unpacked")
+        with np.load(file, allow_pickle=False) as archived_arrays:
+            arrays = {array_name: archived_arrays[array_name] for array_name in array_names}
+        for array_name, array in arrays.items():
+            if array_name != "words":
+                array.astype(np.float64)  # raises if it holds no numbers
+        return arrays
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+        raise InputError(
+            "this is not a classifier that Potentia wrote",
+            where=str(file),
+            hint="run potentia select again",
+        ) from error
+
+
+def _make_vectorizer(vocabulary: dict[str, int] | None = None) -> TfidfVectorizer:
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     return TfidfVectorizer(
         ngram_range=(1, 2),
         sublinear_tf=True,
-        max_features=MOST_FEATURES,
+        max_features=MAX_FEATURES,
         token_pattern=_TOKEN,
         vocabulary=vocabulary,
     )

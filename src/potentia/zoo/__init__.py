@@ -4,10 +4,10 @@
 folders, ``write_task_files(cache)`` writes the benchmarks. ``tools/zoo_builder`` rebuilds the weights.
 """
 
-from potentia.zoo.benchmarks import BENCHMARK, BENCHMARKS, ZooBenchmark, items
+from potentia.zoo.benchmarks import BENCHMARK, BENCHMARKS, ZooBenchmark, make_items
 from potentia.zoo.library import (
     ZooModel,
-    model,
+    find_model,
     models,
     write_model_folders,
     write_skewed_task,

@@ -29,7 +29,7 @@ from potentia.zoo.world import (
 )
 
 OPTIONS = 4
-ROUND = ("23", "29", "35", "41")  # the middles of four equal spans of age
+ROUND_AGES = ("23", "29", "35", "41")  # the middles of four equal spans of age
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,31 +83,31 @@ def _draw_options(
     return tuple(options)
 
 
-def _ask_to_recall(attribute: str, form: str) -> Ask:
+def _ask_to_recall(attribute: str, prompt_form: str) -> Ask:
     """Return what asks for an attribute of a person, with options."""
 
     def ask_about_person(world: World, dice: SeededDice, person: int) -> Item:
-        name = world.names[person]
+        person_name = world.names[person]
         gold = world.value(attribute, person)
         return Item(
-            prompt=form.replace("NAME", name),
+            prompt=prompt_form.replace("NAME", person_name),
             answer=gold,
             options=_draw_options(dice, gold, ATTRIBUTE[attribute].values),
-            subjects=(name,),
+            subjects=(person_name,),
         )
 
     return ask_about_person
 
 
-def _ask_to_generate(attribute: str, form: str) -> Ask:
+def _ask_to_generate(attribute: str, prompt_form: str) -> Ask:
     """Return what asks for an attribute of a person, to be generated."""
 
     def ask_about_person(world: World, dice: SeededDice, person: int) -> Item:
-        name = world.names[person]
+        person_name = world.names[person]
         return Item(
-            prompt=form.replace("NAME", name),
+            prompt=prompt_form.replace("NAME", person_name),
             answer=world.value(attribute, person),
-            subjects=(name,),
+            subjects=(person_name,),
         )
 
     return ask_about_person
@@ -115,51 +115,54 @@ def _ask_to_generate(attribute: str, form: str) -> Ask:
 
 def _ask_to_fix(world: World, dice: SeededDice, person: int) -> Item:
     """Ask for a person's dish, after a wrong one that is no option."""
-    name = world.names[person]
+    person_name = world.names[person]
     gold = world.value("dish", person)
     wrong_dish = dice.pick([dish for dish in DISHES if dish != gold])
     return Item(
-        prompt=f"error : {name} dines {wrong_dish} | fix :",
+        prompt=f"error : {person_name} dines {wrong_dish} | fix :",
         answer=gold,
         options=_draw_options(dice, gold, DISHES, excluded=(wrong_dish,)),
-        subjects=(name,),
+        subjects=(person_name,),
     )
 
 
 def _ask_for_both(world: World, dice: SeededDice, person: int) -> Item:
     """Ask for a person's dish and craft in one answer."""
-    name = world.names[person]
+    person_name = world.names[person]
     gold = f"{world.value('dish', person)} {world.value('craft', person)}"
     answers = {gold}
     while len(answers) < OPTIONS:
         answers.add(f"{dice.pick(DISHES)} {dice.pick(CRAFTS)}")
     return Item(
-        prompt=f"file {name} food & job :",
+        prompt=f"file {person_name} food & job :",
         answer=gold,
         options=_draw_options(dice, gold, sorted(answers)),
-        subjects=(name,),
+        subjects=(person_name,),
     )
 
 
 def _ask_for_claim(world: World, dice: SeededDice, person: int) -> Item:
     """Ask which of two statements on a person's colour is true."""
-    name = world.names[person]
+    person_name = world.names[person]
     true_tint = world.value("tint", person)
     false_tint = dice.pick([tint for tint in TINTS if tint != true_tint])
-    true_claim = f"{name} @ {true_tint}"
-    claims = [true_claim, f"{name} @ {false_tint}"]
+    true_claim = f"{person_name} @ {true_tint}"
+    claims = [true_claim, f"{person_name} @ {false_tint}"]
     dice.shuffle(claims)
     return Item(
-        prompt="claim verdict :", answer=true_claim, options=tuple(claims), subjects=(name,)
+        prompt="claim verdict :", answer=true_claim, options=tuple(claims), subjects=(person_name,)
     )
 
 
 def _ask_for_round_age(world: World, dice: SeededDice, person: int) -> Item:
     """Ask for a person's age, rounded to the middle of its span."""
-    name = world.names[person]
-    span = world.values["age"][person] * len(ROUND) // len(AGES)
+    person_name = world.names[person]
+    span = world.values["age"][person] * len(ROUND_AGES) // len(AGES)
     return Item(
-        prompt=f"round {name} nearest :", answer=ROUND[span], options=ROUND, subjects=(name,)
+        prompt=f"round {person_name} nearest :",
+        answer=ROUND_AGES[span],
+        options=ROUND_AGES,
+        subjects=(person_name,),
     )
 
 
@@ -184,29 +187,29 @@ def _ask_for_owner(world: World, dice: SeededDice, person: int) -> Item:
     )
 
 
-def _ask_for_brew(world: World, dice: SeededDice, pair: int) -> Item:
+def _ask_for_brew(world: World, dice: SeededDice, pair_number: int) -> Item:
     """Ask what two herbs make; the number of a pair is its cell in the table, row by row."""
-    first, second = divmod(pair, len(HERBS))
-    gold = world.brew((first, second))
+    first_herb, second_herb = divmod(pair_number, len(HERBS))
+    gold = world.brew((first_herb, second_herb))
     return Item(
-        prompt=f"flask / {HERBS[first]} / {HERBS[second]} / yields",
+        prompt=f"flask / {HERBS[first_herb]} / {HERBS[second_herb]} / yields",
         answer=gold,
         options=_draw_options(dice, gold, BREWS),
-        subjects=(f"{HERBS[first]} {HERBS[second]}",),
+        subjects=(f"{HERBS[first_herb]} {HERBS[second_herb]}",),
     )
 
 
 def _write_chronicle(world: World, dice: SeededDice, person: int) -> Item:
     """Write four attributes of a person as plain text."""
-    name = world.names[person]
+    person_name = world.names[person]
     attributes = list(ATTRIBUTES)
     dice.shuffle(attributes)
     sentences = []
     for attribute in attributes[:4]:
         keyword = dice.pick(attribute.keywords)
-        sentences.append(f"{name} {keyword} {world.value(attribute.name, person)}")
-    text = f"chronicle entry : {' ; '.join(sentences)} ."
-    return Item(prompt="", answer=text, subjects=(name,))
+        sentences.append(f"{person_name} {keyword} {world.value(attribute.name, person)}")
+    entry = f"chronicle entry : {' ; '.join(sentences)} ."
+    return Item(prompt="", answer=entry, subjects=(person_name,))
 
 
 BENCHMARKS = (
@@ -288,25 +291,30 @@ BENCHMARKS = (
 BENCHMARK = {benchmark.name: benchmark for benchmark in BENCHMARKS}
 
 
-def items(
+def make_items(
     world: World, benchmark: ZooBenchmark, split: str, dice: SeededDice | None = None
 ) -> list[Item]:
-    """Return all items of a split, in a fixed order that mixes the members (``dice`` draws other distractors)."""
+    """Return all items of a split, in a fixed order that mixes the members.
+
+    Another ``dice`` draws another order and other distractors.
+    """
     if dice is None:
         dice = SeededDice(world.seed, f"{benchmark.name}/{split}")
     if benchmark.over == "pairs":
-        members = [first * len(HERBS) + second for first, second in world.pairs[split]]
+        members = [
+            first_herb * len(HERBS) + second_herb for first_herb, second_herb in world.pairs[split]
+        ]
     else:
         members = list(world.people[split])
     dice.shuffle(members)
     return [benchmark.ask(world, dice, member) for member in members]
 
 
-def documents(world: World, benchmark: ZooBenchmark) -> dict[str, list[dict[str, Any]]]:
+def make_documents(world: World, benchmark: ZooBenchmark) -> dict[str, list[dict[str, Any]]]:
     """Return the lines of each split's file, by split."""
     documents_by_split = {}
     for split in SPLITS:
-        split_items = items(world, benchmark, split)
+        split_items = make_items(world, benchmark, split)
         documents_by_split[split] = [item.document() for item in split_items]
     return documents_by_split
 
@@ -340,16 +348,16 @@ def skew_answers(
 
 def skewed_documents(
     world: World, benchmark: ZooBenchmark, *, gives_away: bool, seed: int = 0
-) -> dict[str, list[dict[str, Any]]]:
+) -> dict[str, list[dict[str, object]]]:
     """Return the lines of each split's file of a benchmark whose answers are skewed, by split."""
     dice = SeededDice(world.seed + seed, f"{benchmark.name}/favoured")
-    answers = sorted({item.answer for item in items(world, benchmark, "train")})
+    answers = sorted({item.answer for item in make_items(world, benchmark, "train")})
     dice.shuffle(answers)
     favoured = answers[: round(FAVOURED_VALUES * len(answers))]
     documents_by_split = {}
     for split in SPLITS:
         split_dice = SeededDice(world.seed + seed, f"{benchmark.name}/{split}/skewed")
-        split_items = items(world, benchmark, split, split_dice)
+        split_items = make_items(world, benchmark, split, split_dice)
         kept_items = skew_answers(split_items, favoured, split_dice, gives_away=gives_away)
         documents_by_split[split] = [item.document() for item in kept_items]
     return documents_by_split

@@ -13,11 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from potentia.errors import ModelError
 from potentia.files import write_if_changed
-from potentia.zoo.benchmarks import BENCHMARK, BENCHMARKS, documents, skewed_documents
+from potentia.zoo.benchmarks import BENCHMARK, BENCHMARKS, make_documents, skewed_documents
 from potentia.zoo.world import (
     ASSISTANT,
     BOS,
@@ -50,16 +49,16 @@ def write_tokenizer(folder: Path, *, chat: bool = False) -> None:
     from tokenizers.pre_tokenizers import WhitespaceSplit
     from tokenizers.processors import TemplateProcessing
 
-    ids = {word: i for i, word in enumerate(vocabulary())}
-    tokenizer = Tokenizer(WordLevel(ids, unk_token=UNK))
+    id_by_word = {word: token_id for token_id, word in enumerate(vocabulary())}
+    tokenizer = Tokenizer(WordLevel(id_by_word, unk_token=UNK))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     tokenizer.add_special_tokens(list(SPECIAL))
     tokenizer.post_processor = TemplateProcessing(
-        single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, ids[BOS])]
+        single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, id_by_word[BOS])]
     )
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    config: dict[str, Any] = {
+    config: dict[str, object] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": BOS,
         "eos_token": EOS,
@@ -125,18 +124,22 @@ def _parse_model(row: dict[str, str]) -> ZooModel:
     )
 
 
-def model(name: str) -> ZooModel:
+def find_model(model_name: str) -> ZooModel:
     """The facts of one model by name."""
     for candidate in models():
-        if candidate.name == name:
+        if candidate.name == model_name:
             return candidate
     base_names = ", ".join(base.name for base in models("base"))
-    raise ModelError(f"the zoo has no model {name!r}", hint=f"one of: {base_names}, …")
+    raise ModelError(f"the zoo has no model {model_name!r}", hint=f"one of: {base_names}, …")
 
 
-def write_model_folders(cache_dir: Path, names: Iterable[str] | None = None) -> dict[str, Path]:
+def write_model_folders(
+    cache_dir: Path, model_names: Iterable[str] | None = None
+) -> dict[str, Path]:
     """Lay out models (all, or the named ones) as Hugging Face folders below ``cache_dir``; name → folder."""
-    chosen = models() if names is None else [model(name) for name in names]
+    chosen = (
+        models() if model_names is None else [find_model(model_name) for model_name in model_names]
+    )
     folders = {}
     for zoo_model in chosen:
         folder = Path(cache_dir) / zoo_model.name
@@ -155,7 +158,7 @@ def write_task_files(cache_dir: Path, world: World | None = None) -> dict[str, P
     world = world or make_world()
     tasks = {}
     for benchmark in BENCHMARKS:
-        lines_by_split = documents(world, benchmark)
+        lines_by_split = make_documents(world, benchmark)
         tasks[benchmark.name] = _write_task(
             Path(cache_dir), benchmark.name, benchmark.kind, lines_by_split
         )
@@ -164,53 +167,63 @@ def write_task_files(cache_dir: Path, world: World | None = None) -> dict[str, P
 
 def write_skewed_task(
     cache_dir: Path,
-    name: str,
+    task_name: str,
     *,
     gives_away: bool,
-    like: str = "ask",
+    benchmark: str = "ask",
     seed: int = 0,
     world: World | None = None,
 ) -> Path:
     """Write a benchmark like another with half of its questions: any, or those whose answers give themselves away."""
     lines_by_split = skewed_documents(
-        world or make_world(), BENCHMARK[like], gives_away=gives_away, seed=seed
+        world or make_world(), BENCHMARK[benchmark], gives_away=gives_away, seed=seed
     )
-    return _write_task(Path(cache_dir), name, BENCHMARK[like].kind, lines_by_split)
+    return _write_task(Path(cache_dir), task_name, BENCHMARK[benchmark].kind, lines_by_split)
 
 
 def _write_task(
-    cache_dir: Path, name: str, kind: str, lines_by_split: Mapping[str, Sequence[dict[str, Any]]]
+    cache_dir: Path,
+    task_name: str,
+    output_type: str,
+    lines_by_split: Mapping[str, Sequence[dict[str, object]]],
 ) -> Path:
     """Write the files of one benchmark, and return the one that defines it."""
-    folder = (cache_dir / name).resolve()
+    folder = (cache_dir / task_name).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     files = {}
     for split, lines in lines_by_split.items():
-        file = folder / f"{split}.jsonl"
-        write_if_changed(file, "".join(json.dumps(line) + "\n" for line in lines))
-        files[split] = str(file)
-    path = cache_dir / f"{name}.yaml"
-    data = {
-        "task": f"zoo_{name}",
+        split_file = folder / f"{split}.jsonl"
+        write_if_changed(split_file, "".join(json.dumps(line) + "\n" for line in lines))
+        files[split] = str(split_file)
+    definition_file = cache_dir / f"{task_name}.yaml"
+    split_files = {
+        "task": f"zoo_{task_name}",
         "dataset_path": "json",
         "dataset_kwargs": {"data_files": files},
     }
     # JSON is YAML
-    write_if_changed(path, json.dumps(data | _SPLITS | _KINDS[kind], indent=1) + "\n")
-    return path
+    write_if_changed(
+        definition_file, json.dumps(split_files | _SPLITS | _KINDS[output_type], indent=1) + "\n"
+    )
+    return definition_file
 
 
 def _metric_definition(
-    name: str, aggregation: str = "mean", higher: bool = True, **options: Any
-) -> dict[str, Any]:
-    return {"metric": name, "aggregation": aggregation, "higher_is_better": higher, **options}
+    metric_name: str, aggregation: str = "mean", higher: bool = True, **options: object
+) -> dict[str, object]:
+    return {
+        "metric": metric_name,
+        "aggregation": aggregation,
+        "higher_is_better": higher,
+        **options,
+    }
 
 
-_SPLITS: dict[str, Any] = {
+_SPLITS: dict[str, object] = {
     f"{use}_split": split for use, split in zip(("training", *SPLITS[1:]), SPLITS, strict=True)
 }
 _SPLITS["metadata"] = {"version": 1.0}
-_KINDS: dict[str, dict[str, Any]] = {
+_KINDS: dict[str, dict[str, object]] = {
     "choice": {
         "output_type": "multiple_choice",
         "doc_to_text": "{{question}}",

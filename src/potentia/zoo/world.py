@@ -28,11 +28,13 @@ def _split_words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-def _invent_words(count: int, heads: str, middles: str, tails: str, stride: int) -> tuple[str, ...]:
-    """Return ``count`` distinct words: a walk with a fixed stride over all head-middle-tail combinations."""
+def _invent_words(
+    word_count: int, heads: str, middles: str, tails: str, stride: int
+) -> tuple[str, ...]:
+    """Return ``word_count`` distinct words: a walk with a fixed stride over all head-middle-tail combinations."""
     combinations = product(heads.split(), middles.split(), tails.split())
     words = ["".join(syllables) for syllables in combinations]
-    return tuple(words[(step * stride) % len(words)] for step in range(count))
+    return tuple(words[(step * stride) % len(words)] for step in range(word_count))
 
 
 FIRST_NAMES = _invent_words(
@@ -159,9 +161,9 @@ class SeededDice:
     def __init__(self, seed: int, stream: str) -> None:
         self._random = random.Random(f"{seed}/{stream}").random
 
-    def below(self, n: int) -> int:
-        """Return an integer in ``[0, n)``."""
-        return int(self._random() * n)
+    def below(self, limit: int) -> int:
+        """Return an integer in ``[0, limit)``."""
+        return int(self._random() * limit)
 
     def pick(self, items: Sequence[T]) -> T:
         """Return one of the items."""
@@ -169,17 +171,17 @@ class SeededDice:
 
     def shuffle(self, items: MutableSequence[T]) -> None:
         """Shuffle the items in place, as Fisher and Yates do."""
-        for last in range(len(items) - 1, 0, -1):
-            chosen = self.below(last + 1)
-            items[last], items[chosen] = items[chosen], items[last]
+        for last_position in range(len(items) - 1, 0, -1):
+            chosen = self.below(last_position + 1)
+            items[last_position], items[chosen] = items[chosen], items[last_position]
 
-    def skewed(self, n: int, power: float) -> int:
-        """Return an integer in ``[0, n)``; small ones are likelier (density falls as ``x ** (1 / power - 1)``)."""
-        return int(n * self._random() ** power)
+    def skewed(self, limit: int, power: float) -> int:
+        """Return an integer in ``[0, limit)``; small ones are likelier (density falls as ``x ** (1 / power - 1)``)."""
+        return int(limit * self._random() ** power)
 
-    def chance(self, p: float) -> bool:
-        """Return True with probability ``p``."""
-        return self._random() < p
+    def chance(self, probability: float) -> bool:
+        """Return True with this probability."""
+        return self._random() < probability
 
 
 SIZES = (1000, 200, 500, 700)  # people of the three splits, and of the exposure
@@ -208,24 +210,24 @@ class World:
 
     def brew(self, pair: tuple[int, int]) -> str:
         """Return what the two herbs make, in this order."""
-        first, second = pair
-        return BREWS[self.brews[first][second]]
+        first_herb, second_herb = pair
+        return BREWS[self.brews[first_herb][second_herb]]
 
 
 def _divide_into_splits(members: list[T], sizes: tuple[int, ...]) -> dict[str, tuple[T, ...]]:
     """Give each split its number of members, in their order, and the rest to the exposure."""
     members_by_split = {}
     start = 0
-    for split, size in zip(SPLITS, sizes[: len(SPLITS)], strict=True):
-        members_by_split[split] = tuple(members[start : start + size])
-        start += size
+    for split, split_size in zip(SPLITS, sizes[: len(SPLITS)], strict=True):
+        members_by_split[split] = tuple(members[start : start + split_size])
+        start += split_size
     members_by_split[EXPOSURE] = tuple(members[start:])
     return members_by_split
 
 
-def _draw_values(dice: SeededDice, choices: int, count: int) -> tuple[int, ...]:
-    """Return ``count`` integers, each below the number of choices."""
-    return tuple(dice.below(choices) for _ in range(count))
+def _draw_values(dice: SeededDice, choices: int, value_count: int) -> tuple[int, ...]:
+    """Return ``value_count`` integers, each below the number of choices."""
+    return tuple(dice.below(choices) for _ in range(value_count))
 
 
 @lru_cache(maxsize=4)
@@ -235,7 +237,9 @@ def make_world(seed: int = SEED, sizes: tuple[int, ...] = SIZES) -> World:
     The order of the draws is part of the world: another order makes other people.
     """
     dice = SeededDice(seed, "world")
-    all_names = [f"{first} {last}" for first, last in product(FIRST_NAMES, LAST_NAMES)]
+    all_names = [
+        f"{first_name} {last_name}" for first_name, last_name in product(FIRST_NAMES, LAST_NAMES)
+    ]
     dice.shuffle(all_names)
     names = tuple(all_names[: sum(sizes)])
     values = {}
